@@ -1,0 +1,33 @@
+# Two commands to start with: `make demo` and `make test`. Both set everything up by themselves.
+PYTHON ?= python3.11
+VENV   ?= .venv
+BIN    := $(VENV)/bin
+READY  := $(VENV)/.ready
+
+.PHONY: demo test test-slow check bench clean
+
+demo: $(READY)            ## run the main job
+	$(BIN)/cfel demo
+
+test: $(READY)            ## the tests, under five minutes on two cores
+	$(BIN)/pytest -m "not slow" --cov
+
+test-slow: $(READY)       ## the long tests
+	$(BIN)/pytest -m slow
+
+check: $(READY)           ## style, types, layers
+	$(BIN)/ruff check .
+	$(BIN)/ruff format --check .
+	$(BIN)/mypy
+	$(BIN)/lint-imports
+
+bench: $(READY)           ## measure the solver
+	$(BIN)/cfel bench solver
+
+$(READY): pyproject.toml constraints.txt
+	$(PYTHON) -m venv $(VENV)
+	$(BIN)/pip install --quiet --disable-pip-version-check -c constraints.txt -e '.[dev]'
+	touch $(READY)
+
+clean:
+	rm -rf $(VENV) build dist .mypy_cache .ruff_cache .pytest_cache .hypothesis .coverage .import_linter_cache

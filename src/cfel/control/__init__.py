@@ -1,0 +1,1 @@
+"""Who does how much: the round's optimisation problem, its solution, and the schemes built on it."""

@@ -1,0 +1,1 @@
+"""What a round costs: seconds and joules, pure functions."""

@@ -1,0 +1,44 @@
+"""Names in an experiment file that stand for code: built in, installed as an entry point, or `module:function`.
+
+Every kind of part (scheme, compressor, topology, data set, model, task) is looked up the same way, so that
+adding one from outside the package needs no change inside it. Nothing is looked up at import time.
+"""
+
+import importlib
+from collections.abc import Callable, Mapping
+from importlib.metadata import entry_points
+from typing import Any
+
+from cfel.errors import InputError, unknown_name
+
+
+def resolve(kind: str, name: str, builtin: Mapping[str, Any]) -> Any:  # noqa: ANN401 — a part of any kind
+    """The part called `name`.
+
+    Args:
+        kind: "scheme", "model", ...; entry points of the group `cfel.<kind>` are searched.
+        name: a built-in name, an installed entry point's name, or "module:function".
+        builtin: the parts that come with cfel.
+
+    Raises:
+        InputError: nothing of that name exists, or the module cannot be imported.
+    """
+    if name in builtin:
+        return builtin[name]
+    if ":" in name:
+        return _imported(kind, name)
+    installed = {point.name: point for point in entry_points(group=f"cfel.{kind}")}
+    if name in installed:
+        return installed[name].load()
+    raise InputError(unknown_name(kind, name, [*builtin, *installed, "module:function"]))
+
+
+def _imported(kind: str, name: str) -> Callable[..., Any]:
+    module_name, _, attribute = name.partition(":")
+    try:
+        found = getattr(importlib.import_module(module_name), attribute)
+    except (ImportError, AttributeError, ValueError) as error:
+        raise InputError(f"{kind}: cannot load {name!r}: {error}") from error
+    if not callable(found):
+        raise InputError(f"{kind}: {name!r} is a {type(found).__name__}, not a function")
+    return found  # type: ignore[no-any-return]

@@ -1,0 +1,50 @@
+"""Random streams keyed by (seed, purpose, global round, edge round, device).
+
+A key names one stream for good: who draws from it, when, in which order or in which process changes nothing.
+That is what makes two schemes meet the same conditions, a resumed run equal an undisturbed one, and a
+deployment equal its simulation. There is no global generator anywhere in cfel.
+
+Two shapes of the same idea:
+
+* `generator` — one NumPy generator for one key, for shuffles and small draws;
+* `uniforms` — a (devices × draws) block, where row n belongs to device n whatever the fleet's size, for
+  conditions of a million devices at memory speed.
+"""
+
+import hashlib
+from collections.abc import Sequence
+
+import numpy as np
+from numpy.typing import NDArray
+
+
+def key(seed: int, purpose: str, *index: int) -> int:
+    """A 128-bit integer that names the stream; equal arguments give equal keys on every platform.
+
+    Args:
+        seed: the experiment's seed, any integer.
+        purpose: what the draws are for, e.g. "channel"; different purposes never share a stream.
+        *index: global round, edge round, device, ... as far as they apply.
+    """
+    text = "/".join([str(int(seed)), purpose, *(str(int(i)) for i in index)])
+    return int.from_bytes(hashlib.blake2b(text.encode(), digest_size=16).digest(), "little")
+
+
+def generator(seed: int, purpose: str, *index: int) -> np.random.Generator:
+    """The generator of one stream (see `key` for the arguments)."""
+    return np.random.Generator(np.random.Philox(key=key(seed, purpose, *index)))
+
+
+def uniforms(seed: int, purpose: str, index: Sequence[int], devices: int, draws: int) -> NDArray[np.float64]:
+    """Independent U[0, 1) numbers, one row per device.
+
+    Row n depends on (seed, purpose, index, n, draws) only: a larger fleet has the same first rows.
+
+    Args:
+        seed: the experiment's seed.
+        purpose: what the draws are for.
+        index: global round, edge round, ... as far as they apply.
+        devices: number of rows.
+        draws: numbers per device.
+    """
+    return generator(seed, purpose, *index).random((devices, draws))

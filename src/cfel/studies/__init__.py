@@ -1,0 +1,1 @@
+"""What a person asks for: planning a fleet, benchmarks, comparisons."""

@@ -1,4 +1,4 @@
-"""Names in an experiment file that stand for code: built in, installed as an entry point, or `module:function`.
+"""Names in an experiment file that stand for code: built in, an entry point, or `module:function`.
 
 Every kind of part (scheme, compressor, topology, data set, model, task) is looked up the same way, so that
 adding one from outside the package needs no change inside it. Nothing is looked up at import time.

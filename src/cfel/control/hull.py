@@ -1,0 +1,102 @@
+"""The least objective a fleet can have for a given energy, bounded from below and nearly reached.
+
+Plot every plan of the fleet as a point (energy, objective). The lower convex hull of those points is what
+Lagrangian duality can see: for a price λ the devices' best answers (`Fleet.cheapest`) are the hull's point
+with slope −λ. `search` walks along the hull towards the energy cap with two points, one over the cap and one
+under it. The tangents at points already visited give a valid lower bound, the chord between the two an upper
+estimate, and the walk ends when they meet.
+"""
+
+from dataclasses import dataclass
+
+import numpy as np
+
+from cfel.control.fleet import Choice, Fleet
+
+# Relative distance between chord and tangents at which the walk ends, and a limit no instance came near.
+TOLERANCE = 1e-9
+MOST_STEPS = 100
+# Around the best price the answers just before and just after it are looked up, so that only devices that
+# jump at that very price differ between the two ends.
+NUDGE = 1e-7
+# A fleet larger than this is first priced by a sample of about this size.
+SAMPLE = 8192
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class Bracket:
+    """Two neighbouring points of the hull around the energy cap.
+
+    Attributes:
+        over: needs more than the cap (or just as much, or is the unlimited optimum).
+        under: needs no more than the cap.
+        lower_bound: proven least objective at the cap, divided by A.
+    """
+
+    over: Choice
+    under: Choice
+    lower_bound: float
+
+
+def search(fleet: Fleet, energy_cap: float) -> Bracket:
+    """Walks the hull until the cap lies between two points that the hull joins by a straight line.
+
+    Args:
+        fleet: what the devices can do.
+        energy_cap: joules; at least the energy of the fleet at its lower bounds, else the result's `under`
+            exceeds the cap too.
+    """
+    over, under = _ends(fleet, energy_cap)
+    if over.joules <= energy_cap:
+        return Bracket(over, over, over.objective)
+    bound, price = -np.inf, 0.0
+    for step in range(MOST_STEPS):
+        chord = (under.objective - over.objective) / max(over.joules - under.joules, 1e-300)
+        estimate = over.objective + chord * (over.joules - energy_cap)
+        multiplier = _next_multiplier(over, under, chord, energy_cap, step)
+        point = fleet.cheapest(multiplier)
+        tangent = point.objective + multiplier * (point.joules - energy_cap)
+        if tangent > bound:
+            bound, price = tangent, multiplier
+        over, under = _narrowed(over, under, point, energy_cap)
+        if estimate - bound <= TOLERANCE * abs(estimate):
+            break
+    if fleet.devices <= SAMPLE:
+        for nearby in (price * (1 - NUDGE), price * (1 + NUDGE)):
+            if over.multiplier < nearby < under.multiplier:
+                over, under = _narrowed(over, under, fleet.cheapest(nearby), energy_cap)
+    return Bracket(over, under, min(bound, estimate))
+
+
+def _ends(fleet: Fleet, energy_cap: float) -> tuple[Choice, Choice]:
+    """Two points of the hull to start from; if the first needs no more than the cap, it is the optimum.
+
+    A large fleet is priced by a sample first: the answers a little above and below the sample's price nearly
+    always lie on both sides of the cap. Where they do not, the ends of the hull serve, as for a small fleet.
+    """
+    over, under = None, None
+    stride = fleet.devices // SAMPLE
+    if stride > 1:
+        sample = search(
+            fleet.every(stride), energy_cap / fleet.devices * len(range(0, fleet.devices, stride))
+        )
+        price, margin = sample.over.multiplier, 4.0 / np.sqrt(SAMPLE)
+        for multiplier in (price * (1 - margin), price * (1 + margin)) if price > 0 else ():
+            point = fleet.cheapest(multiplier)
+            if point.joules > energy_cap:
+                over = point
+            elif under is None:
+                under = point
+    return over or fleet.cheapest(0.0), under or fleet.least()
+
+
+def _narrowed(over: Choice, under: Choice, point: Choice, energy_cap: float) -> tuple[Choice, Choice]:
+    return (point, under) if point.joules > energy_cap else (over, point)
+
+
+def _next_multiplier(over: Choice, under: Choice, chord: float, energy_cap: float, step: int) -> float:
+    """The chord's slope finds kinks exactly; between kinks interpolating the price is faster: take turns."""
+    if step % 2 and np.isfinite(under.multiplier):
+        share = (over.joules - energy_cap) / (over.joules - under.joules)
+        return over.multiplier + share * (under.multiplier - over.multiplier)
+    return max(chord, 0.0)

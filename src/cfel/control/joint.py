@@ -1,0 +1,129 @@
+"""P2 solved as it stands, ρ and θ together, with a proof of how good the answer is.
+
+The energy cap is the only thing that couples devices. `hull.search` prices it and returns two neighbouring
+answers, one over the cap and one under it, and a lower bound. They differ in a few devices that jump from
+one line to another; a jump cannot be split, and that is all that stands between the plan and the bound. A
+plan is made from the two answers in steps of growing cost, until its proven gap is small enough:
+
+1. `_mixed`: as many jumps as the energy pays for, the rest spent by moving along lines;
+2. `exchange.spend_left_over`: what is left goes to the device that makes most of it;
+3. `_settled`: the jumps decided, the convex problem that remains is solved anew;
+4. `exchange.exchange`: the jumping devices divide their energy anew with any other device.
+"""
+
+from collections.abc import Iterator
+from dataclasses import dataclass
+
+import numpy as np
+from numpy.typing import NDArray
+
+from cfel.control.exchange import exchange, spend_left_over
+from cfel.control.fleet import Assignment, Candidate, Fleet
+from cfel.control.hull import Bracket, search
+from cfel.control.problem import FloatArray, RoundProblem
+from cfel.control.reach import Limits
+
+# Proven gaps above which the next kind of effort is made.
+SPEND_ABOVE = 1e-6
+SETTLE_ABOVE = 1e-4
+EXCHANGE_ABOVE = 1e-4
+# Jumping devices that divide their energy with others; more than a few jump only in fleets of twins.
+MOST_GIVERS = 4
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class JointResult:
+    """A plan and the proof that goes with it.
+
+    Attributes:
+        rho, theta: the plan.
+        lower_bound: no plan within the limits has a smaller objective.
+        multiplier: what one more joule would be worth, in units of the objective.
+    """
+
+    rho: FloatArray
+    theta: FloatArray
+    lower_bound: float
+    multiplier: float
+
+
+def solve_joint(problem: RoundProblem, limits: Limits) -> JointResult:
+    """The best plan found within the limits, and a bound on every other."""
+    fleet = Fleet.of_problem(problem, limits)
+    bracket = search(fleet, limits.joules)
+    best = _best_plan(fleet, bracket, limits.joules)
+    scale = problem.sigma2 + problem.g2
+    multiplier = min(bracket.over.multiplier, bracket.under.multiplier)
+    bound = min(bracket.lower_bound, best.objective)
+    return JointResult(best.rho, best.theta, scale * bound, scale * multiplier)
+
+
+def _best_plan(fleet: Fleet, bracket: Bracket, energy_cap: float) -> Candidate:
+    """Works on a plan until its gap is small or nothing helps any more."""
+    bound = bracket.lower_bound
+    piece, rho = _mixed(fleet, bracket, energy_cap)
+    best = fleet.candidate(rho, fleet.theta(piece, rho))
+    if best.gap(bound) > SPEND_ABOVE:
+        best = spend_left_over(fleet, energy_cap, best)
+    if best.gap(bound) > SETTLE_ABOVE:
+        settled = _settled(fleet, piece, bracket, energy_cap)
+        plans = [fleet.candidate(rho, fleet.theta(piece, rho)) for piece, rho in settled]
+        best = min([best, *plans], key=lambda plan: plan.objective)
+    if best.gap(bound) > EXCHANGE_ABOVE:
+        jumping = np.flatnonzero(bracket.over.piece != bracket.under.piece)
+        best = exchange(fleet, energy_cap, best, jumping[:MOST_GIVERS])
+    return best
+
+
+def _mixed(fleet: Fleet, bracket: Bracket, energy_cap: float) -> tuple[Assignment, FloatArray]:
+    """From the answer under the cap towards the one over it, as far as the energy goes.
+
+    Devices that jump to another line do so whole, best value per joule first; the others share what is left
+    by moving part of the way along their line.
+    """
+    over, under = bracket.over, bracket.under
+    if over is under:
+        return over.piece, over.rho
+    start = fleet.joules(under.piece, under.rho)
+    extra = fleet.joules(over.piece, over.rho) - start
+    left = energy_cap - float(start.sum())
+    jumps = over.piece != under.piece
+    taken = _affordable(fleet, bracket, extra, np.flatnonzero(jumps), left)
+    left -= float(extra[taken].sum())
+    moving = float(extra[~jumps].sum())
+    share = min(1.0, max(0.0, left) / moving) if moving > 0 else 0.0
+    piece, rho = under.piece.copy(), under.rho + share * (over.rho - under.rho)
+    rho[jumps] = under.rho[jumps]
+    piece[taken], rho[taken] = over.piece[taken], over.rho[taken]
+    return piece, rho
+
+
+def _affordable(
+    fleet: Fleet, bracket: Bracket, extra: FloatArray, jumping: NDArray[np.intp], left: float
+) -> NDArray[np.intp]:
+    """The jumping devices that can be paid for, best value per joule first."""
+    over, under = bracket.over, bracket.under
+    saved = fleet.costs(under.piece, under.rho) - fleet.costs(over.piece, over.rho)
+    worth = saved[jumping] / np.maximum(extra[jumping], 1e-300)
+    ranked = jumping[np.argsort(-worth, kind="stable")]
+    return ranked[np.cumsum(extra[ranked]) <= left]
+
+
+def _settled(
+    fleet: Fleet, piece: Assignment, bracket: Bracket, energy_cap: float
+) -> Iterator[tuple[Assignment, FloatArray]]:
+    """Every device kept on its line, ρ chosen anew: once as given, once with the next jump made as well."""
+    yield from _on_lines(fleet, piece, energy_cap)
+    waiting = np.flatnonzero(piece != bracket.over.piece)
+    if len(waiting):
+        other = piece.copy()
+        other[waiting[0]] = bracket.over.piece[waiting[0]]
+        yield from _on_lines(fleet, other, energy_cap)
+
+
+def _on_lines(fleet: Fleet, piece: Assignment, energy_cap: float) -> Iterator[tuple[Assignment, FloatArray]]:
+    """The exact optimum with every device held on its line, if the cap allows any."""
+    held = fleet.held(piece)
+    bracket = search(held, energy_cap)
+    if bracket.under.joules <= energy_cap:
+        yield piece, _mixed(held, bracket, energy_cap)[1]

@@ -1,0 +1,119 @@
+"""An answer to a `RoundProblem` that proves itself.
+
+Nothing in a `Solution` is taken on trust from the solver but ρ, θ and the lower bound: objective, energy,
+times and residuals are computed anew from the problem as it was asked, and a plan that breaks a limit without
+the solver having said so is refused.
+"""
+
+from dataclasses import dataclass
+
+import numpy as np
+
+from cfel.control.problem import FloatArray, RoundProblem
+from cfel.control.reach import Limits
+from cfel.errors import CfelError
+
+# How much a limit may be exceeded by rounding, relative to the limit.
+ROUNDING = 1e-8
+
+
+class SolverDefectError(CfelError):
+    """A solver returned a plan that breaks its own limits: a defect of cfel, never of the input."""
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class Solution:
+    """Who computes and sends how much in one edge round, and how good that is.
+
+    Attributes:
+        rho: probability of each local step, per device.
+        theta: share of the update that is sent, per device.
+        objective: the P2 sum over devices.
+        lower_bound: no plan within the caps (after stretching) has a smaller objective.
+        feasible: every cap was met as asked.
+        violations: what could not be met, in words; empty when feasible.
+        device_seconds, device_joules: expected cost of every device.
+        time_cap: seconds per cluster that the plan keeps to (stretched where it had to be).
+        energy_cap: joules that the plan keeps to.
+        multiplier: what one more joule would be worth in units of the objective; 0 when energy is plentiful.
+        method: "joint" or "alternating".
+        iterations: passes of Algorithm 3; 0 for "joint".
+    """
+
+    rho: FloatArray
+    theta: FloatArray
+    objective: float
+    lower_bound: float
+    feasible: bool
+    violations: tuple[str, ...]
+    device_seconds: FloatArray
+    device_joules: FloatArray
+    time_cap: FloatArray
+    energy_cap: float
+    multiplier: float
+    method: str
+    iterations: int = 0
+
+    @property
+    def gap(self) -> float:
+        """How much worse than the optimum this can be at most: (objective − lower bound) / |lower bound|."""
+        distance = self.objective - self.lower_bound
+        return distance / abs(self.lower_bound) if self.lower_bound else (np.inf if distance else 0.0)
+
+    @property
+    def joules(self) -> float:
+        """Expected energy of all devices together."""
+        return float(self.device_joules.sum())
+
+    @property
+    def seconds(self) -> float:
+        """Expected time of the slowest device."""
+        return float(self.device_seconds.max())
+
+
+def proven(
+    problem: RoundProblem,
+    limits: Limits,
+    rho: FloatArray,
+    theta: FloatArray,
+    *,
+    lower_bound: float,
+    multiplier: float,
+    method: str,
+    iterations: int = 0,
+) -> Solution:
+    """Builds the solution from a plan after checking the plan against every limit.
+
+    Raises:
+        SolverDefectError: the plan breaks a limit.
+    """
+    rho = np.clip(rho, problem.rho_min, problem.rho_max)
+    theta = np.clip(theta, problem.theta_min, problem.theta_max)
+    seconds, joules = problem.seconds(rho, theta), problem.joules(rho, theta)
+    _refuse_excess("seconds", seconds, limits.seconds)
+    _refuse_excess("joules", np.array([joules.sum()]), np.array([limits.joules]))
+    if limits.battery is not None:
+        _refuse_excess("battery", joules, limits.battery)
+    objective = problem.objective(rho, theta)
+    return Solution(
+        rho=rho,
+        theta=theta,
+        objective=objective,
+        lower_bound=min(lower_bound, objective),
+        feasible=not limits.violations,
+        violations=limits.violations,
+        device_seconds=seconds,
+        device_joules=joules,
+        time_cap=limits.time_cap,
+        energy_cap=limits.joules,
+        multiplier=multiplier,
+        method=method,
+        iterations=iterations,
+    )
+
+
+def _refuse_excess(what: str, used: FloatArray, allowed: FloatArray) -> None:
+    excess = used > allowed * (1.0 + ROUNDING)
+    if excess.any() or np.isnan(used).any():
+        first = int(np.argmax(excess))
+        raise SolverDefectError(f"plan uses {used[first]!r} {what} of {allowed[first]!r} at entry {first}")

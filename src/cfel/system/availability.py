@@ -3,7 +3,6 @@
 Applied on top of any condition model; a device that cannot take part costs nothing.
 """
 
-from collections.abc import Sequence
 from dataclasses import dataclass
 
 import numpy as np
@@ -50,13 +49,13 @@ class Availability:
         return away
 
 
-def _absence(index: int, triple: Sequence[int]) -> tuple[int, int, int]:
+def _absence(index: int, triple: object) -> tuple[int, int, int]:
     field = f"availability.away[{index}]"
-    if len(triple) != 3:
-        raise InputError(f"{field} = {list(triple)!r}: must be device, first and last global round")
+    if not isinstance(triple, list | tuple) or len(triple) != 3:
+        raise InputError(f"{field} = {triple!r}: must be device, first and last global round")
     device, first, last = (checked.whole(field, part, least=0) for part in triple)
     if first > last:
-        raise InputError(f"{field} = {list(triple)!r}: the first round must not be after the last")
+        raise InputError(f"{field} = {triple!r}: the first round must not be after the last")
     return device, first, last
 
 

@@ -4,7 +4,6 @@ Every function returns the value in its final type or raises an `InputError` tha
 offending index, the value and what is allowed. It knows nothing of what the numbers mean.
 """
 
-from collections.abc import Sequence
 from typing import TypeVar
 
 import numpy as np
@@ -105,10 +104,10 @@ def whole(field: str, value: object, *, least: int, most: int | None = None) -> 
     return int(value)  # type: ignore[call-overload, no-any-return]
 
 
-def interval(field: str, value: Sequence[float], *, above: float) -> tuple[float, float]:
+def interval(field: str, value: object, *, above: float) -> tuple[float, float]:
     """A pair (low, high) with above < low ≤ high."""
-    if len(value) != 2:
-        raise InputError(f"{field} = {list(value)!r}: must be two numbers, the lowest and the highest")
+    if not isinstance(value, list | tuple) or len(value) != 2:
+        raise InputError(f"{field} = {value!r}: must be two numbers, the lowest and the highest")
     low, high = (number(f"{field}[{i}]", bound, above=above) for i, bound in enumerate(value))
     if low > high:
         raise InputError(f"{field} = [{low}, {high}]: the lowest must not exceed the highest")

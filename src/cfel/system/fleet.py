@@ -53,6 +53,8 @@ class FleetParameters:
         elif self.battery_joules is not None:
             checked.number("fleet.battery_joules", self.battery_joules, least=0, finite=False)
         self.availability.check_devices(self.devices)
+        if isinstance(self.conditions, HardwareConditions):
+            self.conditions.check_devices(self.devices)
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -100,6 +102,7 @@ class Fleet:
             model_bits: size of one full model, e.g. 32 d.
             spent_joules: joules each device has spent so far; needed for batteries to count.
         """
+        checked.number("model_bits", model_bits, least=0)
         found = self.model.conditions(seed, global_round, edge_round, self.devices, model_bits)
         away = self.availability.is_away(seed, global_round, self.devices)
         if self.battery_joules is not None and spent_joules is not None:

@@ -128,16 +128,25 @@ class HardwareConditions:
     def _known(self) -> dict[str, DeviceClass]:
         return {**DEVICE_CLASSES, **{row.name: row for row in self.extra_classes}}
 
+    def check_devices(self, devices: int) -> None:
+        """Refuses amounts that are neither shares nor counts of that many devices."""
+        total = sum(self.classes.values())
+        if not self._are_counts(devices) and abs(total - 1) > 1e-9:
+            raise InputError(
+                f"conditions.classes: sum to {total:g}, must be 1 (shares) or {devices} (whole counts)"
+            )
+
+    def _are_counts(self, devices: int) -> bool:
+        amounts = self.classes.values()
+        return sum(amounts) == devices and all(float(amount).is_integer() for amount in amounts)
+
     def class_of(self, seed: int, devices: int) -> Integers:
         """For every device the place of its class in `classes`."""
+        self.check_devices(devices)
         amounts = np.array(list(self.classes.values()), dtype=np.float64)
-        if (amounts == np.round(amounts)).all() and amounts.sum() == devices:
+        if self._are_counts(devices):
             dealt = np.repeat(np.arange(amounts.size), amounts.astype(np.int64))
             return np.asarray(generator(seed, "hardware").permutation(dealt), dtype=np.int64)
-        if abs(amounts.sum() - 1) > 1e-9:
-            raise InputError(
-                f"conditions.classes: sum to {amounts.sum():g}, must be 1 (shares) or {devices} (counts)"
-            )
         places = (generator(seed, "hardware").random() + np.arange(devices) * GOLDEN) % 1
         inner = np.cumsum(amounts)[:-1]
         return np.searchsorted(inner, places, side="right").astype(np.int64)

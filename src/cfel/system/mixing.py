@@ -88,8 +88,8 @@ def bias_warning(weights: str, sizes: ArrayLike) -> str | None:
     if weights != "uniform" or counts.size == 0 or counts.min() == counts.max():
         return None
     return (
-        f"topology.weights = 'uniform' with clusters of {counts.min():g} to {counts.max():g} devices: those in "
-        "small clusters count for more in the result; use weights = 'size' to count every device alike"
+        f"topology.weights = 'uniform' with clusters of {counts.min():g} to {counts.max():g} devices: those "
+        "in small clusters count for more in the result; use weights = 'size' to count every device alike"
     )
 
 

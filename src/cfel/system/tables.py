@@ -8,6 +8,7 @@ import csv
 from collections.abc import Collection, Iterator
 from dataclasses import dataclass
 from difflib import get_close_matches
+from itertools import islice
 from pathlib import Path
 
 import numpy as np
@@ -18,7 +19,10 @@ import pyarrow.parquet as pa_parquet
 
 from cfel.errors import FleetFileError
 from cfel.system import checked
-from cfel.system.checked import Floats, Integers
+from cfel.system.checked import Booleans, Floats, Integers
+
+YES = ("1", "1.0", "true")
+NO = ("0", "0.0", "false")
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -71,7 +75,7 @@ class Table:
 
     def wholes(self, column: str) -> Integers:
         """A column of whole numbers ≥ 0."""
-        array = self.floats(column, least=0)
+        array = self.floats(column, least=0, most=2**53)
         odd = array != np.round(array)
         if odd.any():
             raise self.error(column, int(np.argmax(odd)), "a whole number ≥ 0")
@@ -85,9 +89,18 @@ class Table:
             raise self.error(column, int(np.argmin(filled)), "a number or a name")
         return texts
 
+    def truths(self, column: str) -> Booleans:
+        """A column of 1 or 0, true or false, read as text."""
+        texts = pc.utf8_lower(self.texts(column))
+        yes, no = (pc.is_in(texts, pa.array(words)).to_numpy(zero_copy_only=False) for words in (YES, NO))
+        unclear = ~(yes | no)
+        if unclear.any():
+            raise self.error(column, int(np.argmax(unclear)), "1 or 0, true or false")
+        return checked.read_only(yes)
+
     def error(self, column: str, row: int, allowed: str) -> FleetFileError:
         """The error for one cell; `row` counts from 0."""
-        if self.path.suffix.lower() == ".parquet":
+        if _is_parquet(self.path):
             place, value = f"row {row + 1}", repr(self.columns[column][row].as_py())
         else:
             line, fields = _record(self.path, row)
@@ -110,13 +123,12 @@ def read_table(
         FleetFileError: the file cannot be read, or lacks a column, or a number is not one.
     """
     file = Path(path)
-    parquet = file.suffix.lower() == ".parquet"
     try:
-        headings = pa_parquet.read_schema(file).names if parquet else _headings(file)
+        headings = pa_parquet.read_schema(file).names if _is_parquet(file) else _headings(file)[1]
         _check_headings(file, headings, required)
         wanted = [name for name in headings if name.strip() in {*numbers, *texts}]
-        read = _read_parquet if parquet else _read_csv
-        table = read(file, headings, wanted, numbers)
+        read = _read_parquet if _is_parquet(file) else _read_csv
+        table = read(file, wanted, numbers)
     except (OSError, UnicodeDecodeError, pa.ArrowException, csv.Error) as error:
         raise FleetFileError(f"{file}: cannot be read: {error}") from error
     if table.num_rows == 0:
@@ -124,30 +136,39 @@ def read_table(
     return Table(file, table)
 
 
+def _is_parquet(file: Path) -> bool:
+    return file.suffix.lower() == ".parquet"
+
+
 def _check_headings(file: Path, headings: list[str], required: Collection[str]) -> None:
     names = [heading.strip() for heading in headings]
     if not any(names):
         raise FleetFileError(f"{file}: is empty; must have a heading with the columns {', '.join(required)}")
+    place = file if _is_parquet(file) else f"{file}, line {_headings(file)[0]}"
     twice = next((name for name in names if names.count(name) > 1), None)
     if twice is not None:
-        raise FleetFileError(f"{file}, line 1: column {twice!r} occurs twice")
+        raise FleetFileError(f"{place}: column {twice!r} occurs twice")
     for column in required:
         if column not in names:
-            near = get_close_matches(column, names, n=1) or [n for n in names if n.lower() == column.lower()]
+            free = [name for name in names if name not in required]
+            near = [n for n in free if n.lower() == column.lower()] or get_close_matches(column, free, n=1)
             hint = f"; is {near[0]!r} meant?" if near else ""
             found = ", ".join(repr(name) for name in names)
-            raise FleetFileError(f"{file}, line 1: column {column!r} is missing{hint} (found: {found})")
+            raise FleetFileError(f"{place}: column {column!r} is missing{hint} (found: {found})")
 
 
-def _headings(file: Path) -> list[str]:
-    with file.open(encoding="utf-8-sig", newline="") as lines:
-        return next((record for record in csv.reader(lines) if record), [])
+def _headings(file: Path) -> tuple[int, list[str]]:
+    """The heading and its line: 1, unless empty lines come first."""
+    return next(_records(file), (0, []))
 
 
-def _read_csv(file: Path, headings: list[str], wanted: list[str], numbers: Collection[str]) -> pa.Table:
+def _read_csv(file: Path, wanted: list[str], numbers: Collection[str]) -> pa.Table:
     """Numbers straight to float64; if one of them is not a number, look for it."""
     types = {name: pa.float64() if name.strip() in numbers else pa.string() for name in wanted}
-    read = pa_csv.ReadOptions(column_names=headings, skip_rows=_lines_before_data(file))
+    line, headings = _headings(file)
+    if next(islice(_records(file), 1, None), None) is None:
+        return pa.table({})
+    read = pa_csv.ReadOptions(column_names=headings, skip_rows=line)
     convert = pa_csv.ConvertOptions(
         column_types=types, include_columns=wanted, null_values=[""], strings_can_be_null=True
     )
@@ -158,16 +179,12 @@ def _read_csv(file: Path, headings: list[str], wanted: list[str], numbers: Colle
     return _trimmed(table)
 
 
-def _read_parquet(file: Path, _: list[str], wanted: list[str], numbers: Collection[str]) -> pa.Table:
+def _read_parquet(file: Path, wanted: list[str], numbers: Collection[str]) -> pa.Table:
     table = pa_parquet.read_table(file, columns=wanted)
     for place, name in enumerate(wanted):
-        number = name.strip() in numbers
-        if (
-            number
-            and not pa.types.is_integer(table[name].type)
-            and not pa.types.is_floating(table[name].type)
-        ):
-            raise FleetFileError(f"{file}, column {name!r}: is of type {table[name].type}, must be numbers")
+        number, kind = name.strip() in numbers, table[name].type
+        if number and not (pa.types.is_integer(kind) or pa.types.is_floating(kind)):
+            raise FleetFileError(f"{file}, column {name!r}: is of type {kind}, must be numbers")
         table = table.set_column(place, name, table[name].cast(pa.float64() if number else pa.string()))
     return _trimmed(table)
 
@@ -179,27 +196,19 @@ def _trimmed(table: pa.Table) -> pa.Table:
     return table.rename_columns([name.strip() for name in table.column_names])
 
 
-def _lines_before_data(file: Path) -> int:
-    with file.open(encoding="utf-8-sig", newline="") as lines:
-        records = csv.reader(lines)
-        next((record for record in records if record), None)
-        return records.line_num
-
-
 def _records(file: Path) -> Iterator[tuple[int, list[str]]]:
-    """Line number and fields of every record after the heading."""
-    with file.open(encoding="utf-8-sig", newline="") as lines:
+    """Line number and fields of every record that is not empty, the heading first."""
+    with file.open(encoding="utf-8-sig", errors="replace", newline="") as lines:
         records = csv.reader(lines)
-        next((record for record in records if record), None)
         for record in records:
             if record:
                 yield records.line_num, record
 
 
 def _record(file: Path, row: int) -> tuple[int, dict[str, str]]:
-    names = [heading.strip() for heading in _headings(file)]
+    names = [heading.strip() for heading in _headings(file)[1]]
     for place, (line, fields) in enumerate(_records(file)):
-        if place == row:
+        if place == row + 1:
             return line, dict(zip(names, fields, strict=False))
     raise FleetFileError(f"{file}: changed while it was read")
 
@@ -207,17 +216,14 @@ def _record(file: Path, row: int) -> tuple[int, dict[str, str]]:
 def _first_bad_record(
     file: Path, headings: list[str], numbers: Collection[str], reason: str
 ) -> FleetFileError:
-    names = [heading.strip() for heading in headings]
-    for line, fields in _records(file):
-        if len(fields) != len(names):
-            return FleetFileError(
-                f"{file}, line {line}: has {len(fields)} fields, must have {len(names)} as line 1"
-            )
-        for name, field in zip(names, fields, strict=True):
-            if name in numbers and not _is_number(field):
-                return FleetFileError(
-                    f"{file}, line {line}, column {name!r}: {field.strip()!r}: must be a number"
-                )
+    places = {place: name.strip() for place, name in enumerate(headings) if name.strip() in numbers}
+    for line, fields in islice(_records(file), 1, None):
+        if len(fields) != len(headings):
+            return FleetFileError(f"{file}, line {line}: has {len(fields)} fields, must have {len(headings)}")
+        if not all(map(_is_number, map(fields.__getitem__, places))):
+            bad = next(place for place in places if not _is_number(fields[place]))
+            value = fields[bad].strip()
+            return FleetFileError(f"{file}, line {line}, column {places[bad]!r}: {value!r}: must be a number")
     return FleetFileError(f"{file}: cannot be read: {reason}")
 
 

@@ -190,11 +190,10 @@ def _edge(path: str | Path, place: int, fields: list[str]) -> tuple[int, int]:
     return source, target
 
 
-def _pair(index: int, edge: Iterable[int]) -> tuple[int, int]:
-    ends = tuple(edge)
-    if len(ends) != 2:
-        raise InputError(f"topology.edges[{index}] = {ends!r}: must be a pair of cluster numbers")
-    source, target = (checked.whole(f"topology.edges[{index}]", end, least=0) for end in ends)
+def _pair(index: int, edge: object) -> tuple[int, int]:
+    if not isinstance(edge, list | tuple) or len(edge) != 2:
+        raise InputError(f"topology.edges[{index}] = {edge!r}: must be a pair of cluster numbers")
+    source, target = (checked.whole(f"topology.edges[{index}]", end, least=0) for end in edge)
     return source, target
 
 

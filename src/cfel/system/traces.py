@@ -1,24 +1,21 @@
 """Conditions measured elsewhere: one row per device, edge round and global round, from CSV or Parquet.
 
 Columns: `device` (0 … N−1), `mu`, `alpha`, `nu`, `power`, and optionally `round`, `edge_round` (0 … without
-gaps; absent means one only) and `available` (1 or 0). The file must hold every combination once. After its
-last round a trace starts again from its first, and so do the edge rounds within a global round.
+gaps; absent means one only) and `available` (1 or 0, true or false). The file must hold every combination
+once. After its last global round a trace starts again from its first; edge rounds do so likewise.
 """
 
 from dataclasses import dataclass
 from pathlib import Path
 
 import numpy as np
-from numpy.typing import NDArray
 
 from cfel.errors import FleetFileError, InputError
-from cfel.system import checked
 from cfel.system.checked import Booleans, Floats, Integers
 from cfel.system.conditions import Conditions
 from cfel.system.tables import Table, read_table
 
 REQUIRED = ("device", "mu", "alpha", "nu", "power")
-OPTIONAL = ("round", "edge_round", "available")
 
 
 @dataclass(frozen=True, slots=True)
@@ -84,7 +81,7 @@ def read_trace(path: str | Path) -> TraceConditions:
     Raises:
         FleetFileError: names file, line, column and value of the first thing that is wrong.
     """
-    table = read_table(path, REQUIRED, (*REQUIRED, *OPTIONAL), ())
+    table = read_table(path, REQUIRED, (*REQUIRED, "round", "edge_round"), ("available",))
     keys = [table.wholes(name) if table.has(name) else None for name in ("round", "edge_round", "device")]
     whole = [np.zeros(table.rows, dtype=np.int64) if key is None else key for key in keys]
     shape = (int(whole[0].max()) + 1, int(whole[1].max()) + 1, int(whole[2].max()) + 1)
@@ -112,10 +109,11 @@ def _order(table: Table, keys: list[Integers], shape: tuple[int, int, int]) -> I
 def _first_gap(ordered: list[Integers], shape: tuple[int, int, int]) -> str:
     """Rows are distinct and too few, so somewhere the sorted keys leave the sequence 0, 1, 2."""
     rows = ordered[0].size
-    expected: tuple[NDArray[np.int64], ...] = np.unravel_index(np.arange(rows), shape)
-    off = np.logical_or.reduce([have != want for have, want in zip(ordered, expected, strict=True)])
-    first = int(np.argmax(off)) if off.any() else rows
-    at = [int(part) for part in np.unravel_index(first, shape)]
+    edge_rounds_on, devices = np.divmod(np.arange(rows + 1), shape[2])
+    rounds, edge_rounds = np.divmod(edge_rounds_on, shape[1])
+    expected = (rounds, edge_rounds, devices)
+    off = np.logical_or.reduce([have != want[:-1] for have, want in zip(ordered, expected, strict=True)])
+    at = [int(want[np.argmax(off) if off.any() else rows]) for want in expected]
     there = f"round {at[0]}, edge round {at[1]}, device {at[2]}"
     return f"column 'device': no row for {there}; every combination is needed"
 
@@ -123,8 +121,4 @@ def _first_gap(ordered: list[Integers], shape: tuple[int, int, int]) -> str:
 def _available(table: Table, order: Integers) -> Booleans:
     if not table.has("available"):
         return np.ones(table.rows, dtype=bool)
-    given = table.floats("available", least=0, most=1)
-    between = (given != 0) & (given != 1)
-    if between.any():
-        raise table.error("available", int(np.argmax(between)), "1 or 0")
-    return checked.read_only(given[order] == 1)
+    return table.truths("available")[order]

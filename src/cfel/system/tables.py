@@ -217,19 +217,16 @@ def _first_bad_record(
     file: Path, headings: list[str], numbers: Collection[str], reason: str
 ) -> FleetFileError:
     places = {place: name.strip() for place, name in enumerate(headings) if name.strip() in numbers}
-    for line, fields in islice(_records(file), 1, None):
-        if len(fields) != len(headings):
-            return FleetFileError(f"{file}, line {line}: has {len(fields)} fields, must have {len(headings)}")
-        if not all(map(_is_number, map(fields.__getitem__, places))):
-            bad = next(place for place in places if not _is_number(fields[place]))
-            value = fields[bad].strip()
-            return FleetFileError(f"{file}, line {line}, column {places[bad]!r}: {value!r}: must be a number")
-    return FleetFileError(f"{file}: cannot be read: {reason}")
-
-
-def _is_number(field: str) -> bool:
+    line, place, fields = 0, 0, headings
     try:
-        float(field or "nan")
+        for line, fields in islice(_records(file), 1, None):
+            if len(fields) != len(headings):
+                return FleetFileError(
+                    f"{file}, line {line}: has {len(fields)} fields, must have {len(headings)}"
+                )
+            for place in places:
+                float(fields[place] or "nan")
     except ValueError:
-        return False
-    return "_" not in field
+        value = fields[place].strip()
+        return FleetFileError(f"{file}, line {line}, column {places[place]!r}: {value!r}: must be a number")
+    return FleetFileError(f"{file}: cannot be read: {reason}")

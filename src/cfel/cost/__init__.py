@@ -1,1 +1,32 @@
 """What a round costs: seconds and joules, pure functions."""
+
+from cfel.cost.backhaul import PAPER_BITS_PER_SECOND, backhaul_seconds
+from cfel.cost.device import device_joules, device_seconds, realised_joules, realised_seconds
+from cfel.cost.ledger import Ledger, after_edge_round, after_global_round, new_ledger
+from cfel.cost.rounds import (
+    NOBODY,
+    EdgeRoundCost,
+    GlobalRoundCost,
+    cluster_seconds,
+    edge_round_cost,
+    global_round_cost,
+)
+
+__all__ = [
+    "NOBODY",
+    "PAPER_BITS_PER_SECOND",
+    "EdgeRoundCost",
+    "GlobalRoundCost",
+    "Ledger",
+    "after_edge_round",
+    "after_global_round",
+    "backhaul_seconds",
+    "cluster_seconds",
+    "device_joules",
+    "device_seconds",
+    "edge_round_cost",
+    "global_round_cost",
+    "new_ledger",
+    "realised_joules",
+    "realised_seconds",
+]

@@ -1,1 +1,52 @@
 """Who takes part: devices, clusters, the backhaul between edge servers, and their changing conditions."""
+
+from cfel.system.availability import Availability, is_exhausted, joules_left
+from cfel.system.conditions import ConditionModel, Conditions, RandomConditions
+from cfel.system.device_table import DeviceTable, read_devices
+from cfel.system.fleet import ConditionParameters, Fleet, FleetParameters, build_fleet, cluster_sizes
+from cfel.system.hardware import DEVICE_CLASSES, DeviceClass, HardwareConditions
+from cfel.system.mixing import (
+    Backhaul,
+    bias_warning,
+    build_backhaul,
+    check_mixing,
+    metropolis,
+    metropolis_live,
+    target_weights,
+    zeta,
+)
+from cfel.system.topology import TopologyParameters, build_graph, read_edges
+from cfel.system.traces import TraceConditions, TraceParameters, read_trace
+
+__all__ = [
+    "DEVICE_CLASSES",
+    "Availability",
+    "Backhaul",
+    "ConditionModel",
+    "ConditionParameters",
+    "Conditions",
+    "DeviceClass",
+    "DeviceTable",
+    "Fleet",
+    "FleetParameters",
+    "HardwareConditions",
+    "RandomConditions",
+    "TopologyParameters",
+    "TraceConditions",
+    "TraceParameters",
+    "bias_warning",
+    "build_backhaul",
+    "build_fleet",
+    "build_graph",
+    "check_mixing",
+    "cluster_sizes",
+    "is_exhausted",
+    "joules_left",
+    "metropolis",
+    "metropolis_live",
+    "read_devices",
+    "read_edges",
+    "read_trace",
+    "target_weights",
+    "zeta",
+]

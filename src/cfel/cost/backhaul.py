@@ -1,0 +1,50 @@
+"""Seconds of one gossip step: every edge server sends its full model to all its neighbours at once.
+
+This is max over i′ ∈ N_i of T_{i,i′} in the paper's equation (time). Devices play no part in it.
+"""
+
+from collections.abc import Mapping
+
+import networkx as nx
+import numpy as np
+from numpy.typing import NDArray
+
+from cfel.errors import InputError
+from cfel.system import checked
+
+PAPER_BITS_PER_SECOND = 50e6
+"""Rate of every backhaul link in the paper's evaluation."""
+
+
+def backhaul_seconds(
+    graph: "nx.Graph[int]",
+    model_bits: float,
+    bits_per_second: float | Mapping[tuple[int, int], float] = PAPER_BITS_PER_SECOND,
+) -> NDArray[np.float64]:
+    """Seconds per cluster: the full model over its slowest link; 0 for a cluster without a neighbour.
+
+    Args:
+        graph: the backhaul, nodes 0 … m−1.
+        model_bits: size of one full model, ≥ 0.
+        bits_per_second: one rate for all links, > 0, or one per link, keyed by its two ends in any order.
+
+    Raises:
+        InputError: a rate is not positive, or a link has none.
+    """
+    bits = checked.number("model_bits", model_bits, least=0)
+    if not isinstance(bits_per_second, Mapping):
+        rate = checked.number("bits_per_second", bits_per_second, above=0)
+        return np.array([bits / rate if graph.degree(node) else 0.0 for node in range(len(graph))])
+    seconds = np.zeros(len(graph))
+    for ends in graph.edges:
+        for node in ends:
+            seconds[node] = max(seconds[node], bits / _rate(bits_per_second, ends))
+    return seconds
+
+
+def _rate(rates: Mapping[tuple[int, int], float], ends: tuple[int, int]) -> float:
+    there, back = ends, (ends[1], ends[0])
+    if there not in rates and back not in rates:
+        raise InputError(f"bits_per_second: no rate for the link between clusters {ends[0]} and {ends[1]}")
+    rate = rates[there] if there in rates else rates[back]
+    return checked.number(f"bits_per_second[{ends[0]}, {ends[1]}]", rate, above=0)

@@ -1,0 +1,94 @@
+"""What has been spent so far, as far as the caps of the next edge round depend on it.
+
+A ledger is a value: `after_edge_round` and `after_global_round` give a new one. It knows no budgets; those
+and the caps belong to the controller. It goes through JSON unchanged.
+"""
+
+from collections.abc import Mapping
+from dataclasses import asdict, dataclass
+from typing import Any
+
+import numpy as np
+from numpy.typing import ArrayLike
+
+from cfel.cost.rounds import EdgeRoundCost
+from cfel.errors import InputError, unknown_name
+from cfel.system import checked
+
+
+@dataclass(frozen=True, slots=True)
+class Ledger:
+    """Time and energy spent.
+
+    Attributes:
+        seconds: makespans of the finished global rounds, summed.
+        joules: energy of the finished global rounds.
+        elapsed_seconds: per cluster, edge rounds of the current global round so far.
+        elapsed_joules: energy of the current global round so far.
+    """
+
+    seconds: float
+    joules: float
+    elapsed_seconds: tuple[float, ...]
+    elapsed_joules: float
+
+    def __post_init__(self) -> None:
+        for field in ("seconds", "joules", "elapsed_joules"):
+            amount = checked.number(f"ledger.{field}", getattr(self, field), least=0)
+            object.__setattr__(self, field, amount)
+        elapsed = checked.floats("ledger.elapsed_seconds", self.elapsed_seconds, least=0)
+        object.__setattr__(self, "elapsed_seconds", tuple(elapsed.tolist()))
+
+    @property
+    def clusters(self) -> int:
+        """Number of clusters."""
+        return len(self.elapsed_seconds)
+
+    @property
+    def total_joules(self) -> float:
+        """Energy of finished rounds and of the current one."""
+        return self.joules + self.elapsed_joules
+
+    def to_dict(self) -> dict[str, Any]:
+        """Plain numbers and lists; `from_dict` gives back an equal ledger, also by way of JSON."""
+        return {**asdict(self), "elapsed_seconds": list(self.elapsed_seconds)}
+
+    @classmethod
+    def from_dict(cls, fields: Mapping[str, Any]) -> "Ledger":
+        """The ledger that `to_dict` wrote.
+
+        Raises:
+            InputError: a field is missing, unknown or not allowed.
+        """
+        allowed = cls.__dataclass_fields__
+        for name in fields:
+            if name not in allowed:
+                raise InputError(unknown_name("ledger", name, allowed))
+        for name in allowed:
+            if name not in fields:
+                raise InputError(f"ledger.{name}: is missing")
+        return cls(**fields)
+
+
+def new_ledger(clusters: int) -> Ledger:
+    """Nothing spent yet."""
+    return Ledger(0.0, 0.0, (0.0,) * checked.whole("clusters", clusters, least=1), 0.0)
+
+
+def after_edge_round(ledger: Ledger, cost: EdgeRoundCost) -> Ledger:
+    """The ledger with one more edge round of the current global round."""
+    seconds = checked.floats("cost.seconds", cost.seconds, length=ledger.clusters, least=0)
+    elapsed = np.add(ledger.elapsed_seconds, seconds)
+    return Ledger(ledger.seconds, ledger.joules, tuple(elapsed.tolist()), ledger.elapsed_joules + cost.joules)
+
+
+def after_global_round(ledger: Ledger, backhaul_seconds: ArrayLike) -> Ledger:
+    """The ledger once gossip has closed the current global round, ready for the next.
+
+    Args:
+        ledger: after the last edge round.
+        backhaul_seconds: per cluster.
+    """
+    backhaul = checked.floats("backhaul_seconds", backhaul_seconds, length=ledger.clusters, least=0)
+    makespan = float(np.add(ledger.elapsed_seconds, backhaul).max())
+    return Ledger(ledger.seconds + makespan, ledger.total_joules, (0.0,) * ledger.clusters, 0.0)

@@ -1,0 +1,141 @@
+"""What an edge round and a global round cost, and who caused it: the maxima and sums of (time) and (energy).
+
+    global round = max over clusters of ( Σ over edge rounds of max over the cluster's devices + backhaul )
+
+Clusters run side by side within a global round, so an edge round has a time per cluster and none in common.
+"""
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+import numpy as np
+from numpy.typing import ArrayLike, NDArray
+
+from cfel.errors import InputError
+from cfel.system import checked
+from cfel.system.checked import Floats, Integers
+
+NOBODY = -1
+"""In place of a device where none took part."""
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class EdgeRoundCost:
+    """Cost of one edge round.
+
+    Attributes:
+        seconds: per cluster, that of its slowest device; 0 if none took part.
+        slowest_device: per cluster, the device that took longest (the first of several), or `NOBODY`.
+        joules: of all devices together.
+    """
+
+    seconds: Floats
+    slowest_device: Integers
+    joules: float
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class GlobalRoundCost:
+    """Cost of one global round.
+
+    Attributes:
+        seconds: the makespan, that of the slowest cluster with its backhaul.
+        cluster_seconds: per cluster, edge rounds and backhaul together.
+        slowest_cluster: the first of those that took longest.
+        straggler: the device that the slowest cluster waited for longest, over its edge rounds, or `NOBODY`.
+        joules: of all devices together.
+    """
+
+    seconds: float
+    cluster_seconds: Floats
+    slowest_cluster: int
+    straggler: int
+    joules: float
+
+
+def cluster_seconds(device_seconds: ArrayLike, cluster: ArrayLike, clusters: int) -> Floats:
+    """Seconds of each cluster's slowest device; 0 for a cluster without devices.
+
+    Args:
+        device_seconds: one entry per device, ≥ 0; 0 for a device that takes no part.
+        cluster: cluster of every device, 0 … clusters−1.
+        clusters: number of clusters.
+    """
+    seconds = np.asarray(device_seconds, dtype=np.float64)
+    slowest = np.zeros(clusters)
+    np.maximum.at(slowest, _members(cluster, seconds.size, clusters), seconds)
+    return slowest
+
+
+def edge_round_cost(
+    device_seconds: ArrayLike,
+    device_joules: ArrayLike,
+    cluster: ArrayLike,
+    clusters: int,
+    available: NDArray[np.bool_] | None = None,
+) -> EdgeRoundCost:
+    """Cost of one edge round from the cost of its devices.
+
+    Args:
+        device_seconds: one entry per device.
+        device_joules: one entry per device.
+        cluster: cluster of every device.
+        clusters: number of clusters.
+        available: who took part; those who did not cost nothing. None for everybody.
+    """
+    seconds = np.asarray(device_seconds, dtype=np.float64)
+    joules = np.asarray(device_joules, dtype=np.float64)
+    present = np.ones(seconds.size, dtype=bool) if available is None else available
+    member = _members(cluster, seconds.size, clusters)
+    slowest = cluster_seconds(np.where(present, seconds, 0.0), member, clusters)
+    first = _first_device(present & (seconds == slowest[member]), member, clusters)
+    return EdgeRoundCost(slowest, first, float(np.where(present, joules, 0.0).sum()))
+
+
+def global_round_cost(edge_rounds: Sequence[EdgeRoundCost], backhaul_seconds: ArrayLike) -> GlobalRoundCost:
+    """Cost of one global round from its edge rounds and the gossip step at its end.
+
+    Args:
+        edge_rounds: in order; sums run in this order.
+        backhaul_seconds: per cluster.
+    """
+    backhaul = np.asarray(backhaul_seconds, dtype=np.float64)
+    elapsed = np.zeros_like(backhaul)
+    joules = 0.0
+    for cost in edge_rounds:
+        elapsed = elapsed + cost.seconds
+        joules += cost.joules
+    total = elapsed + backhaul
+    slowest = int(np.argmax(total))
+    return GlobalRoundCost(float(total[slowest]), total, slowest, _straggler(edge_rounds, slowest), joules)
+
+
+def _straggler(edge_rounds: Sequence[EdgeRoundCost], cluster: int) -> int:
+    waited: dict[int, float] = {}
+    for cost in edge_rounds:
+        device = int(cost.slowest_device[cluster])
+        if device != NOBODY:
+            waited[device] = waited.get(device, 0.0) + float(cost.seconds[cluster])
+    return min(waited, key=lambda device: (-waited[device], device), default=NOBODY)
+
+
+def _first_device(chosen: NDArray[np.bool_], member: Integers, clusters: int) -> Integers:
+    devices = np.flatnonzero(chosen)
+    first = np.full(clusters, member.size, dtype=np.int64)
+    np.minimum.at(first, member[devices], devices)
+    return np.where(first == member.size, NOBODY, first)
+
+
+def _members(cluster: ArrayLike, devices: int, clusters: int) -> Integers:
+    member = np.asarray(cluster)
+    if member.shape != (devices,) or not np.issubdtype(member.dtype, np.integer):
+        raise InputError(
+            f"cluster: must be {devices} whole numbers, got {member.dtype} of shape {member.shape}"
+        )
+    strange = (member < 0) | (member >= checked.whole("clusters", clusters, least=1))
+    if strange.any():
+        index = int(np.argmax(strange))
+        raise InputError(
+            f"cluster[{index}] = {member[index]!s}: unknown cluster (allowed: 0 to {clusters - 1})"
+        )
+    return member.astype(np.int64, copy=False)

@@ -1,0 +1,76 @@
+"""Who can take part: devices that are away for some global rounds, and batteries that run out.
+
+Applied on top of any condition model; a device that cannot take part costs nothing.
+"""
+
+from dataclasses import dataclass
+
+import numpy as np
+from numpy.typing import ArrayLike
+
+from cfel.errors import InputError
+from cfel.seeding import uniforms
+from cfel.system import checked
+from cfel.system.checked import Booleans, Floats
+
+
+@dataclass(frozen=True, slots=True)
+class Availability:
+    """When devices are away.
+
+    Attributes:
+        away_probability: chance of a device to miss a global round, drawn per device and global round.
+        away: (device, from_round, to_round) triples; the device misses these global rounds, both included.
+    """
+
+    away_probability: float = 0.0
+    away: tuple[tuple[int, int, int], ...] = ()
+
+    def __post_init__(self) -> None:
+        checked.number("availability.away_probability", self.away_probability, least=0, most=1)
+        object.__setattr__(self, "away", tuple(_absence(i, triple) for i, triple in enumerate(self.away)))
+
+    def check_devices(self, devices: int) -> None:
+        """Refuses an absence of a device the fleet does not have."""
+        for i, (device, _, _) in enumerate(self.away):
+            if device >= devices:
+                raise InputError(
+                    f"availability.away[{i}]: unknown device {device} (allowed: 0 to {devices - 1})"
+                )
+
+    def is_away(self, seed: int, global_round: int, devices: int) -> Booleans:
+        """For every device whether it misses this global round."""
+        self.check_devices(devices)
+        away = np.zeros(devices, dtype=bool)
+        if self.away_probability > 0:
+            away = uniforms(seed, "availability", (global_round,), devices, 1)[:, 0] < self.away_probability
+        absent = [device for device, first, last in self.away if first <= global_round <= last]
+        away[absent] = True
+        return away
+
+
+def _absence(index: int, triple: object) -> tuple[int, int, int]:
+    field = f"availability.away[{index}]"
+    if not isinstance(triple, list | tuple) or len(triple) != 3:
+        raise InputError(f"{field} = {triple!r}: must be device, first and last global round")
+    device, first, last = (checked.whole(field, part, least=0) for part in triple)
+    if first > last:
+        raise InputError(f"{field} = {triple!r}: the first round must not be after the last")
+    return device, first, last
+
+
+def joules_left(battery_joules: ArrayLike, spent_joules: ArrayLike) -> Floats:
+    """What each battery still holds, never below 0.
+
+    Args:
+        battery_joules: full charge per device, ≥ 0; infinity for a device on mains power.
+        spent_joules: joules each device has spent so far, ≥ 0.
+    """
+    charge = checked.floats("battery", battery_joules, least=0, finite=False)
+    spent = checked.floats("spent joules", spent_joules, length=charge.size, least=0)
+    return np.maximum(charge - spent, 0.0)
+
+
+def is_exhausted(battery_joules: ArrayLike, spent_joules: ArrayLike) -> Booleans:
+    """For every device whether its battery is empty (see `joules_left`)."""
+    return np.asarray(joules_left(battery_joules, spent_joules) <= 0)

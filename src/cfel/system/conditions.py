@@ -1,0 +1,155 @@
+"""What computing and sending cost each device at one moment, and the paper's random model of it.
+
+A condition model answers `conditions(seed, global_round, edge_round, devices, model_bits)`. The answer is a
+function of these arguments alone, so that all schemes meet the same conditions, and device n has the same
+numbers whatever the fleet's size. Other models: `hardware`, `traces`. Who is away: `availability`.
+"""
+
+from dataclasses import dataclass, replace
+from typing import Protocol
+
+import numpy as np
+from numpy.typing import ArrayLike
+
+from cfel.errors import InputError, unknown_name
+from cfel.seeding import uniforms
+from cfel.system import checked
+from cfel.system.checked import Booleans, Floats
+
+REDRAWS = ("edge_round", "global_round", "never")
+"""How often conditions change."""
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class Conditions:
+    """One edge round's conditions, one entry per device.
+
+    Attributes:
+        mu: seconds per local step, > 0.
+        alpha: joules per local step, ≥ 0.
+        nu: seconds to upload one full model, ≥ 0.
+        power: watts of the radio while sending, ≥ 0.
+        available: whether the device takes part.
+    """
+
+    mu: Floats
+    alpha: Floats
+    nu: Floats
+    power: Floats
+    available: Booleans
+
+    def __post_init__(self) -> None:
+        mu = checked.floats("mu", self.mu, above=0)
+        object.__setattr__(self, "mu", mu)
+        for field in ("alpha", "nu", "power"):
+            object.__setattr__(
+                self, field, checked.floats(field, getattr(self, field), length=mu.size, least=0)
+            )
+        object.__setattr__(self, "available", checked.booleans("available", self.available, length=mu.size))
+
+    @property
+    def devices(self) -> int:
+        """Number of devices, present or not."""
+        return self.mu.size
+
+    def without(self, away: ArrayLike) -> "Conditions":
+        """The same conditions with the devices marked in `away` absent as well."""
+        absent = checked.booleans("away", away, length=self.devices)
+        return replace(self, available=self.available & ~absent)
+
+
+class ConditionModel(Protocol):
+    """Where conditions come from."""
+
+    def conditions(
+        self, seed: int, global_round: int, edge_round: int, devices: int, model_bits: float
+    ) -> Conditions:
+        """Conditions of edge round `edge_round` of global round `global_round`, both counted from 0.
+
+        Args:
+            seed: the experiment's seed.
+            global_round: l.
+            edge_round: r.
+            devices: number of devices.
+            model_bits: size of one full model, e.g. 32 d.
+        """
+        ...
+
+
+def round_index(redraw: str, global_round: int, edge_round: int) -> tuple[int, ...]:
+    """The part of a seeding key that changes as often as `redraw` says."""
+    return {"edge_round": (global_round, edge_round), "global_round": (global_round,), "never": ()}[redraw]
+
+
+def check_redraw(field: str, redraw: str) -> None:
+    """Refuses anything not in `REDRAWS`."""
+    if redraw not in REDRAWS:
+        raise InputError(unknown_name(field, redraw, REDRAWS))
+
+
+@dataclass(frozen=True, slots=True)
+class RandomConditions:
+    """The paper's model: frequency, bandwidth, power and channel gain are random and independent.
+
+    μ = seconds_gigahertz / f, α = alpha_joules · f², ν = bits / (B · log2(1 + p h / N0)) with f, B, p uniform
+    and h exponential.
+
+    Attributes:
+        gigahertz: lowest and highest CPU frequency f.
+        bandwidth_megahertz: lowest and highest bandwidth B.
+        watts: lowest and highest transmission power p.
+        seconds_gigahertz: seconds one local step takes at 1 GHz.
+        alpha_joules: joules one local step takes at 1 GHz (0.15 fits the paper's CIFAR-10, 1.5 its FEMNIST).
+        channel_mean: mean of the channel gain h.
+        channel_floor: least h; 0 is the literal model, in which single uploads can last for hours.
+        noise_watts: noise power N0.
+        redraw: "edge_round" (the paper), "global_round" or "never".
+    """
+
+    gigahertz: tuple[float, float] = (1.0, 2.0)
+    bandwidth_megahertz: tuple[float, float] = (1.0, 5.0)
+    watts: tuple[float, float] = (0.1, 1.0)
+    seconds_gigahertz: float = 150.0
+    alpha_joules: float = 0.15
+    channel_mean: float = 1.0
+    channel_floor: float = 0.01
+    noise_watts: float = 0.01
+    redraw: str = "edge_round"
+
+    def __post_init__(self) -> None:
+        for field in ("gigahertz", "bandwidth_megahertz", "watts"):
+            pair = checked.interval(f"conditions.{field}", getattr(self, field), above=0)
+            object.__setattr__(self, field, pair)
+        for field in ("seconds_gigahertz", "channel_mean", "noise_watts"):
+            checked.number(f"conditions.{field}", getattr(self, field), above=0)
+        for field in ("alpha_joules", "channel_floor"):
+            checked.number(f"conditions.{field}", getattr(self, field), least=0)
+        check_redraw("conditions.redraw", self.redraw)
+
+    def conditions(
+        self, seed: int, global_round: int, edge_round: int, devices: int, model_bits: float
+    ) -> Conditions:
+        """See `ConditionModel`."""
+        index = round_index(self.redraw, global_round, edge_round)
+        draws = uniforms(seed, "conditions", index, devices, 4).T
+        gigahertz = _between(self.gigahertz, draws[0])
+        watts = _between(self.watts, draws[2])
+        rate = self._bits_per_second(_between(self.bandwidth_megahertz, draws[1]), watts, draws[3])
+        return Conditions(
+            mu=self.seconds_gigahertz / gigahertz,
+            alpha=self.alpha_joules * gigahertz**2,
+            nu=model_bits / rate,
+            power=watts,
+            available=np.ones(devices, dtype=bool),
+        )
+
+    def _bits_per_second(self, megahertz: Floats, watts: Floats, draws: Floats) -> Floats:
+        """Shannon's rate; h is exponential by inversion, its draw kept off 0 to keep every rate positive."""
+        gain = -self.channel_mean * np.log1p(-np.maximum(draws, 2.0**-54))
+        signal = watts * np.maximum(gain, self.channel_floor) / self.noise_watts
+        return np.asarray(megahertz * 1e6 * np.log1p(signal) / np.log(2))
+
+
+def _between(bounds: tuple[float, float], draws: Floats) -> Floats:
+    low, high = bounds
+    return low + (high - low) * draws

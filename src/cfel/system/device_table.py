@@ -1,0 +1,135 @@
+"""The device table a person hands in: one row per device, from CSV or Parquet.
+
+Columns `mu`, `alpha`, `nu`, `power` and `cluster` are required; `id` or `name`, `rho_min`, `rho_max`,
+`theta_min`, `theta_max` and `battery` are optional, others are ignored. It describes one moment; conditions
+that change from round to round are a trace (`traces`).
+"""
+
+from dataclasses import dataclass
+from pathlib import Path
+
+import numpy as np
+import pyarrow as pa
+import pyarrow.compute as pc
+from numpy.typing import NDArray
+
+from cfel.system.checked import Floats, Integers, read_only
+from cfel.system.conditions import Conditions
+from cfel.system.tables import Table, read_table
+
+REQUIRED = ("mu", "alpha", "nu", "power", "cluster")
+NUMBERS = ("mu", "alpha", "nu", "power", "rho_min", "rho_max", "theta_min", "theta_max", "battery")
+NAMES = ("id", "name")
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class DeviceTable:
+    """Devices as read from a file, in the file's order.
+
+    Attributes:
+        mu: seconds per local step.
+        alpha: joules per local step.
+        nu: seconds to upload one full model.
+        power: watts while sending.
+        cluster: number of the device's cluster, 0 … m−1.
+        cluster_labels: what the file calls cluster 0, 1, …, in order of first appearance.
+        names: what the file calls the devices, or None if it does not.
+        rho_min, rho_max, theta_min, theta_max: bounds per device, in [0, 1], or None if not in the file.
+        battery_joules: joules per device, infinity for an empty cell, or None if not in the file.
+    """
+
+    mu: Floats
+    alpha: Floats
+    nu: Floats
+    power: Floats
+    cluster: Integers
+    cluster_labels: tuple[str, ...]
+    names: NDArray[np.object_] | None = None
+    rho_min: Floats | None = None
+    rho_max: Floats | None = None
+    theta_min: Floats | None = None
+    theta_max: Floats | None = None
+    battery_joules: Floats | None = None
+
+    @property
+    def devices(self) -> int:
+        """Number of devices."""
+        return self.mu.size
+
+    @property
+    def clusters(self) -> int:
+        """Number of clusters."""
+        return len(self.cluster_labels)
+
+    def name(self, device: int) -> str:
+        """What to call a device: its name in the file, or else its number from 0."""
+        return str(device if self.names is None else self.names[device])
+
+    def conditions(self) -> Conditions:
+        """The table as conditions, everybody present."""
+        return Conditions(self.mu, self.alpha, self.nu, self.power, np.ones(self.devices, dtype=bool))
+
+
+def read_devices(path: str | Path) -> DeviceTable:
+    """Reads a device table (columns: see the module).
+
+    Raises:
+        FleetFileError: names file, line, column and value of the first thing that is wrong.
+    """
+    table = read_table(path, REQUIRED, NUMBERS, ("cluster", *NAMES))
+    mu, alpha, nu, power = (_cost(table, column) for column in REQUIRED[:4])
+    cluster, labels = _clusters(table)
+    rho_min, rho_max = _bounds(table, "rho")
+    theta_min, theta_max = _bounds(table, "theta")
+    return DeviceTable(
+        mu=mu,
+        alpha=alpha,
+        nu=nu,
+        power=power,
+        cluster=cluster,
+        cluster_labels=labels,
+        names=_names(table),
+        rho_min=rho_min,
+        rho_max=rho_max,
+        theta_min=theta_min,
+        theta_max=theta_max,
+        battery_joules=table.floats("battery", least=0, blank=np.inf) if table.has("battery") else None,
+    )
+
+
+def _cost(table: Table, column: str) -> Floats:
+    return table.floats(column, above=0) if column == "mu" else table.floats(column, least=0)
+
+
+def _clusters(table: Table) -> tuple[Integers, tuple[str, ...]]:
+    encoded = table.texts("cluster").dictionary_encode()
+    numbers = encoded.indices.to_numpy(zero_copy_only=False).astype(np.int64)
+    return read_only(numbers), tuple(encoded.dictionary.to_pylist())
+
+
+def _bounds(table: Table, variable: str) -> tuple[Floats | None, Floats | None]:
+    names = (f"{variable}_min", f"{variable}_max")
+    low, high = (table.floats(name, least=0, most=1) if table.has(name) else None for name in names)
+    if low is not None and high is not None and (low > high).any():
+        row = int(np.argmax(low > high))
+        raise table.error(names[0], row, f"at most {names[1]}, which is {high[row]!s} there")
+    return low, high
+
+
+def _names(table: Table) -> NDArray[np.object_] | None:
+    column = next((name for name in NAMES if table.has(name)), None)
+    if column is None:
+        return None
+    texts = table.texts(column)
+    if pc.count_distinct(texts).as_py() != len(texts):
+        raise table.error(column, _second_of_two(texts), "different for every device, it occurs twice")
+    names: NDArray[np.object_] = texts.to_numpy(zero_copy_only=False)
+    return names
+
+
+def _second_of_two(texts: pa.Array) -> int:
+    codes = texts.dictionary_encode().indices.to_numpy(zero_copy_only=False)
+    _, first = np.unique(codes, return_index=True)
+    again = np.ones(codes.size, dtype=bool)
+    again[first] = False
+    return int(np.argmax(again))

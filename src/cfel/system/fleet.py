@@ -1,0 +1,141 @@
+"""The fleet of an experiment: how many devices, in which clusters, under which conditions.
+
+`FleetParameters` is the experiment file's `[fleet]`; `build_fleet` turns it into a `Fleet`, which answers for
+the conditions of any edge round. Tables of devices for one-off planning are in `device_table`.
+"""
+
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+
+import numpy as np
+from numpy.typing import ArrayLike
+
+from cfel.errors import InputError
+from cfel.system import checked
+from cfel.system.availability import Availability, is_exhausted
+from cfel.system.checked import Floats, Integers
+from cfel.system.conditions import ConditionModel, Conditions, RandomConditions
+from cfel.system.hardware import HardwareConditions
+from cfel.system.traces import TraceParameters, read_trace
+
+ConditionParameters = RandomConditions | HardwareConditions | TraceParameters
+
+
+@dataclass(frozen=True, slots=True)
+class FleetParameters:
+    """Devices and clusters.
+
+    Attributes:
+        devices: number of devices N.
+        clusters: number of clusters, dealt as evenly as possible, or the size of each.
+        conditions: where conditions come from.
+        availability: who is away when.
+        battery_joules: charge of every battery, one number for all or one per device; None for mains power.
+    """
+
+    devices: int = 64
+    clusters: int | tuple[int, ...] = 8
+    conditions: ConditionParameters = field(default_factory=RandomConditions)
+    availability: Availability = field(default_factory=Availability)
+    battery_joules: float | tuple[float, ...] | None = None
+
+    def __post_init__(self) -> None:
+        checked.whole("fleet.devices", self.devices, least=1)
+        if isinstance(self.clusters, Sequence):
+            object.__setattr__(self, "clusters", _checked_sizes(self.clusters, self.devices))
+        else:
+            checked.whole("fleet.clusters", self.clusters, least=1, most=self.devices)
+        if isinstance(self.battery_joules, Sequence):
+            battery = checked.floats(
+                "fleet.battery_joules", self.battery_joules, length=self.devices, least=0, finite=False
+            )
+            object.__setattr__(self, "battery_joules", tuple(battery.tolist()))
+        elif self.battery_joules is not None:
+            checked.number("fleet.battery_joules", self.battery_joules, least=0, finite=False)
+        self.availability.check_devices(self.devices)
+        if isinstance(self.conditions, HardwareConditions):
+            self.conditions.check_devices(self.devices)
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class Fleet:
+    """The fleet, built.
+
+    Attributes:
+        cluster: cluster of every device; devices of a cluster have consecutive ids.
+        sizes: devices per cluster.
+        model: where conditions come from.
+        availability: who is away when.
+        battery_joules: charge per device, infinity for mains power; None if nobody has a limit.
+    """
+
+    cluster: Integers
+    sizes: Integers
+    model: ConditionModel
+    availability: Availability
+    battery_joules: Floats | None = None
+
+    @property
+    def devices(self) -> int:
+        """Number of devices N."""
+        return self.cluster.size
+
+    @property
+    def clusters(self) -> int:
+        """Number of clusters m."""
+        return self.sizes.size
+
+    def conditions(
+        self,
+        seed: int,
+        global_round: int,
+        edge_round: int,
+        model_bits: float,
+        spent_joules: ArrayLike | None = None,
+    ) -> Conditions:
+        """Conditions of one edge round, with those absent who are away or whose battery is empty.
+
+        Args:
+            seed: the experiment's seed.
+            global_round: l, from 0.
+            edge_round: r, from 0.
+            model_bits: size of one full model, e.g. 32 d.
+            spent_joules: joules each device has spent so far; needed for batteries to count.
+        """
+        checked.number("model_bits", model_bits, least=0)
+        found = self.model.conditions(seed, global_round, edge_round, self.devices, model_bits)
+        away = self.availability.is_away(seed, global_round, self.devices)
+        if self.battery_joules is not None and spent_joules is not None:
+            away = away | is_exhausted(self.battery_joules, spent_joules)
+        return found.without(away) if away.any() else found
+
+
+def build_fleet(parameters: FleetParameters) -> Fleet:
+    """The fleet that the parameters describe; reads the trace if there is one."""
+    sizes = cluster_sizes(parameters.devices, parameters.clusters)
+    given = parameters.conditions
+    battery = parameters.battery_joules
+    return Fleet(
+        cluster=checked.read_only(np.repeat(np.arange(sizes.size), sizes)),
+        sizes=sizes,
+        model=read_trace(given.file) if isinstance(given, TraceParameters) else given,
+        availability=parameters.availability,
+        battery_joules=None
+        if battery is None
+        else np.broadcast_to(np.asarray(battery, dtype=np.float64), parameters.devices),
+    )
+
+
+def cluster_sizes(devices: int, clusters: int | Sequence[int]) -> Integers:
+    """Devices per cluster: as given, or as even as can be with the larger clusters first."""
+    if isinstance(clusters, Sequence):
+        return checked.read_only(np.array(_checked_sizes(clusters, devices), dtype=np.int64))
+    share, rest = divmod(devices, checked.whole("fleet.clusters", clusters, least=1, most=devices))
+    return checked.read_only(share + (np.arange(clusters) < rest).astype(np.int64))
+
+
+def _checked_sizes(sizes: Sequence[int], devices: int) -> tuple[int, ...]:
+    counts = tuple(checked.whole(f"fleet.clusters[{i}]", size, least=1) for i, size in enumerate(sizes))
+    if sum(counts) != devices:
+        raise InputError(f"fleet.clusters: sizes sum to {sum(counts)}, must be fleet.devices = {devices}")
+    return counts

@@ -1,0 +1,105 @@
+"""The fleet: clusters, and conditions with absences and batteries on top."""
+
+from pathlib import Path
+
+import numpy as np
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from cfel.errors import InputError
+from cfel.system import (
+    Availability,
+    FleetParameters,
+    HardwareConditions,
+    RandomConditions,
+    TraceParameters,
+    build_fleet,
+    cluster_sizes,
+)
+
+
+def test_paper_fleet() -> None:
+    fleet = build_fleet(FleetParameters())
+    assert fleet.sizes.tolist() == [8] * 8
+    assert fleet.cluster[:9].tolist() == [0] * 8 + [1]
+    assert (fleet.devices, fleet.clusters) == (64, 8)
+
+
+@given(devices=st.integers(1, 300), data=st.data())
+def test_clusters_are_as_even_as_can_be(devices: int, data: st.DataObject) -> None:
+    clusters = data.draw(st.integers(1, devices))
+    sizes = cluster_sizes(devices, clusters)
+    assert sizes.sum() == devices
+    assert sizes.max() - sizes.min() <= 1
+    fleet = build_fleet(FleetParameters(devices=devices, clusters=clusters))
+    assert (np.diff(fleet.cluster) >= 0).all()
+    assert np.array_equal(np.bincount(fleet.cluster), sizes)
+
+
+def test_given_sizes() -> None:
+    fleet = build_fleet(FleetParameters(devices=6, clusters=(1, 3, 2)))
+    assert fleet.cluster.tolist() == [0, 1, 1, 1, 2, 2]
+
+
+def test_conditions_are_the_models() -> None:
+    fleet = build_fleet(FleetParameters(devices=5, clusters=2))
+    found = fleet.conditions(3, 1, 2, 1e6)
+    assert np.array_equal(found.nu, RandomConditions().conditions(3, 1, 2, 5, 1e6).nu)
+    assert found.available.all()
+
+
+def test_absences_and_empty_batteries_add_up() -> None:
+    """Device 0 is away in round 1; device 2 has spent its 10 J; device 3 has 0.5 J left."""
+    parameters = FleetParameters(
+        devices=4, clusters=1, availability=Availability(away=((0, 1, 1),)), battery_joules=10.0
+    )
+    fleet = build_fleet(parameters)
+    spent = [0, 0, 10, 9.5]
+    assert fleet.conditions(0, 1, 0, 1e6, spent).available.tolist() == [False, True, False, True]
+    assert fleet.conditions(0, 1, 0, 1e6).available.tolist() == [False, True, True, True]
+    assert fleet.conditions(0, 2, 0, 1e6, spent).available.tolist() == [True, True, False, True]
+
+
+def test_battery_per_device() -> None:
+    fleet = build_fleet(FleetParameters(devices=2, clusters=1, battery_joules=(1.0, np.inf)))
+    assert fleet.conditions(0, 0, 0, 1e6, [2, 2]).available.tolist() == [False, True]
+
+
+def test_trace_is_read_once_and_followed(tmp_path: Path) -> None:
+    file = tmp_path / "trace.csv"
+    file.write_text("device,mu,alpha,nu,power\n0,1,2,3,4\n1,5,6,7,8\n")
+    fleet = build_fleet(FleetParameters(devices=2, clusters=2, conditions=TraceParameters(str(file))))
+    file.unlink()
+    assert fleet.conditions(0, 4, 4, 1e6).nu.tolist() == [3, 7]
+
+
+@pytest.mark.parametrize(
+    ("fields", "reason"),
+    [
+        ({"devices": 0}, r"fleet\.devices = 0"),
+        ({"clusters": 0}, r"fleet\.clusters = 0"),
+        ({"clusters": 65}, r"fleet\.clusters = 65: must be a finite number ≥ 1 and ≤ 64"),
+        ({"clusters": (32, 0, 32)}, r"fleet\.clusters\[1\] = 0"),
+        ({"clusters": (32, 31)}, r"fleet\.clusters: sizes sum to 63, must be fleet\.devices = 64"),
+        ({"battery_joules": -1.0}, r"fleet\.battery_joules = -1\.0: must be a number ≥ 0"),
+        ({"battery_joules": (1.0, 2.0)}, r"fleet\.battery_joules: must have 64 entries, got 2"),
+        ({"availability": Availability(away=((64, 0, 1),))}, "unknown device 64"),
+        ({"conditions": HardwareConditions({"iphone-x": 63}, 1e6)}, r"sum to 63, must be 1 \(shares\) or 64"),
+    ],
+)
+def test_bad_parameters_are_refused(fields: dict[str, object], reason: str) -> None:
+    with pytest.raises(InputError, match=reason):
+        FleetParameters(**fields)  # type: ignore[arg-type]
+
+
+def test_model_bits_must_be_a_size() -> None:
+    with pytest.raises(InputError, match=r"model_bits = -1\.0"):
+        build_fleet(FleetParameters()).conditions(0, 0, 0, -1.0)
+
+
+def test_a_million_devices_at_memory_speed() -> None:
+    """About a quarter of a second on a quiet machine; nothing here loops over devices."""
+    fleet = build_fleet(FleetParameters(devices=10**6, clusters=1000, availability=Availability(0.1)))
+    found = fleet.conditions(0, 0, 0, 1e6)
+    assert found.available.mean() == pytest.approx(0.9, abs=0.005)

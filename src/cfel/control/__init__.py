@@ -7,8 +7,36 @@ This package deals in numbers only: it knows no tensors, no files, no clock.
 """
 
 from cfel.control.alternating import Stopping
+from cfel.control.caps import Budget, Rounds, round_caps
 from cfel.control.problem import RoundProblem
+from cfel.control.rehearsal import RehearsedRound, Setting, expected_use, rehearse
+from cfel.control.scheme import Observation, RoundPlan, Scheme, SchemeParameters
+from cfel.control.schemes import SCHEMES, build_scheme
 from cfel.control.solution import Solution, SolverDefectError
 from cfel.control.solver import solve
+from cfel.control.theory import Bound, Landscape, omega1, theorem_1
 
-__all__ = ["RoundProblem", "Solution", "SolverDefectError", "Stopping", "solve"]
+__all__ = [
+    "SCHEMES",
+    "Bound",
+    "Budget",
+    "Landscape",
+    "Observation",
+    "RehearsedRound",
+    "RoundPlan",
+    "RoundProblem",
+    "Rounds",
+    "Scheme",
+    "SchemeParameters",
+    "Setting",
+    "Solution",
+    "SolverDefectError",
+    "Stopping",
+    "build_scheme",
+    "expected_use",
+    "omega1",
+    "rehearse",
+    "round_caps",
+    "solve",
+    "theorem_1",
+]

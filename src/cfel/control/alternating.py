@@ -10,7 +10,7 @@ from dataclasses import dataclass, replace
 
 import numpy as np
 
-from cfel.control.fleet import Fleet
+from cfel.control.crew import Crew
 from cfel.control.hull import search
 from cfel.control.lines import DeviceTerms
 from cfel.control.problem import FloatArray, RoundProblem
@@ -33,7 +33,7 @@ def solve_alternating(
     A start that breaks the limits is first brought within them (`feasible_start`).
     """
     rho, theta = feasible_start(problem, limits, start)
-    for iteration in range(1, stopping.most_iterations + 1):
+    for iteration in range(1, stopping.most_iterations + 1):  # noqa: B007 — counted, and returned
         new_theta = best_theta(problem, limits, rho)
         new_rho = best_rho(problem, limits, new_theta)
         moved = np.sqrt(np.sum((new_rho - rho) ** 2) + np.sum((new_theta - theta) ** 2))
@@ -99,7 +99,7 @@ def best_rho(problem: RoundProblem, limits: Limits, theta: FloatArray) -> FloatA
     scale = problem.sigma2 + problem.g2
     gradient = problem.g2 / scale if scale > 0 else 0.0
     terms = replace(DeviceTerms.of(problem, limits), theta_min=theta, theta_max=theta)
-    bracket = search(Fleet.of(terms, problem.noise_weight, gradient), limits.joules)
+    bracket = search(Crew.of(terms, problem.noise_weight, gradient), limits.joules)
     over, under = bracket.over, bracket.under
     span = over.joules - under.joules
     share = (limits.joules - under.joules) / span if span > 0 else 0.0

@@ -1,6 +1,6 @@
 """Energy handed from device to device: what is left to gain when the easy part of P2 is done.
 
-With its energy fixed, a device's best (ρ, θ) is known exactly (`Fleet.alone`), so a plan is
+With its energy fixed, a device's best (ρ, θ) is known exactly (`Crew.alone`), so a plan is
 nothing but a division of the energy cap. The value of a device as a function of its energy is not convex, and
 where the hull bridges such a dent the plan made from it leaves energy unused or badly used. Two moves mend
 that, both never making a plan worse:
@@ -12,47 +12,47 @@ that, both never making a plan worse:
 import numpy as np
 from numpy.typing import NDArray
 
-from cfel.control.fleet import Candidate, Fleet
+from cfel.control.crew import Candidate, Crew
 from cfel.control.problem import FloatArray
 
 # How far an exchange goes: grid points and refinements of a division, sweeps over the fleet.
 GRID = 9
-REFINEMENTS = 5
+REFINEMENTS = 4
 SWEEPS = 4
 # A move must gain this share of the objective for another to be tried.
-WORTHWHILE = 1e-6
+WORTHWHILE = 1e-5
 
 
-def spend_left_over(fleet: Fleet, energy_cap: float, start: Candidate) -> Candidate:
+def spend_left_over(crew: Crew, energy_cap: float, start: Candidate) -> Candidate:
     """Gives what is left of the energy to the one device that makes most of it, until nobody gains."""
     best = start
     everyone = np.arange(len(start.rho))
     for _ in range(SWEEPS):
-        spent = fleet.plan_joules(best.rho, best.theta)
+        spent = crew.plan_joules(best.rho, best.theta)
         left = energy_cap - float(spent.sum())
         if left <= 0:
             break
-        better = _best_single_change(fleet, best, fleet.alone(everyone, spent + left))
+        better = _best_single_change(crew, best, crew.alone(everyone, spent + left))
         if best.objective - better.objective <= WORTHWHILE * abs(best.objective):
             break
         best = better
     return best
 
 
-def _best_single_change(fleet: Fleet, best: Candidate, other: Candidate) -> Candidate:
+def _best_single_change(crew: Crew, best: Candidate, other: Candidate) -> Candidate:
     """`best` with the one device taken from `other` that gains most."""
-    gain = fleet.plan_costs(other.rho, other.theta) - fleet.plan_costs(best.rho, best.theta)
+    gain = crew.plan_costs(other.rho, other.theta) - crew.plan_costs(best.rho, best.theta)
     chosen = int(np.argmin(gain))
     rho, theta = best.rho.copy(), best.theta.copy()
     rho[chosen], theta[chosen] = other.rho[chosen], other.theta[chosen]
-    return fleet.candidate(rho, theta)
+    return crew.candidate(rho, theta)
 
 
-def exchange(fleet: Fleet, energy_cap: float, start: Candidate, givers: NDArray[np.intp]) -> Candidate:
+def exchange(crew: Crew, energy_cap: float, start: Candidate, givers: NDArray[np.intp]) -> Candidate:
     """Lets each giver divide its energy anew with the partner where that gains most.
 
     Args:
-        fleet: the devices.
+        crew: the devices.
         energy_cap: joules for all.
         start: a plan within the cap.
         givers: devices whose energy is up for division; the partner may be any other device.
@@ -61,53 +61,53 @@ def exchange(fleet: Fleet, energy_cap: float, start: Candidate, givers: NDArray[
     for _ in range(SWEEPS):
         before = best.objective
         for giver in givers:
-            best = min(best, _divide(fleet, energy_cap, best, int(giver)), key=lambda plan: plan.objective)
+            best = min(best, _divide(crew, energy_cap, best, int(giver)), key=lambda plan: plan.objective)
         if before - best.objective <= WORTHWHILE * abs(before):
             break
     return best
 
 
-def _divide(fleet: Fleet, energy_cap: float, plan: Candidate, giver: int) -> Candidate:
+def _divide(crew: Crew, energy_cap: float, plan: Candidate, giver: int) -> Candidate:
     partners = np.delete(np.arange(len(plan.rho)), giver)
-    spent = fleet.plan_joules(plan.rho, plan.theta)
+    spent = crew.plan_joules(plan.rho, plan.theta)
     left = max(0.0, energy_cap - float(spent.sum()))
     together = spent[partners] + spent[giver] + left
-    shares = _best_shares(fleet, giver, partners, together)
-    rho, theta, cost = _both(fleet, giver, partners, together, shares)
-    chosen = int(np.argmin(cost - fleet.plan_costs(plan.rho, plan.theta)[partners]))
+    shares = _best_shares(crew, giver, partners, together)
+    rho, theta, cost = _both(crew, giver, partners, together, shares)
+    chosen = int(np.argmin(cost - crew.plan_costs(plan.rho, plan.theta)[partners]))
     new_rho, new_theta = plan.rho.copy(), plan.theta.copy()
     pair = [giver, int(partners[chosen])]
     new_rho[pair], new_theta[pair] = rho[:, chosen], theta[:, chosen]
-    return fleet.candidate(new_rho, new_theta)
+    return crew.candidate(new_rho, new_theta)
 
 
-def _best_shares(fleet: Fleet, giver: int, partners: NDArray[np.intp], together: FloatArray) -> FloatArray:
+def _best_shares(crew: Crew, giver: int, partners: NDArray[np.intp], together: FloatArray) -> FloatArray:
     """The giver's energy beside each partner, by a grid that closes in on its best point."""
-    low, high = _least(fleet, np.full_like(partners, giver)), together - _least(fleet, partners)
+    low, high = _least(crew, np.full_like(partners, giver)), together - _least(crew, partners)
     high = np.maximum(low, high)
     floor, ceiling = low, high
     grid = np.linspace(0.0, 1.0, GRID)[:, np.newaxis]
     for _ in range(REFINEMENTS):
         shares = low + grid * (high - low)
         wide = np.broadcast_to(together, shares.shape)
-        _, _, cost = _both(fleet, giver, np.tile(partners, GRID), wide.ravel(), shares.ravel())
-        best = np.take_along_axis(shares, cost.reshape(shares.shape).argmin(axis=0)[np.newaxis], axis=0)[0]
+        _, _, cost = _both(crew, giver, np.tile(partners, GRID), wide.ravel(), shares.ravel())
+        best: FloatArray = shares[cost.reshape(shares.shape).argmin(axis=0), np.arange(len(partners))]
         step = (high - low) / (GRID - 1)
         low, high = np.maximum(floor, best - step), np.minimum(ceiling, best + step)
     return best
 
 
 def _both(
-    fleet: Fleet, giver: int, partners: NDArray[np.intp], together: FloatArray, shares: FloatArray
+    crew: Crew, giver: int, partners: NDArray[np.intp], together: FloatArray, shares: FloatArray
 ) -> tuple[FloatArray, FloatArray, FloatArray]:
     """ρ and θ (giver first, partner second) and the pair's cost, for each division."""
     devices = np.concatenate([np.full_like(partners, giver), partners])
-    pairs = fleet.alone(devices, np.concatenate([shares, together - shares]))
+    pairs = crew.alone(devices, np.concatenate([shares, together - shares]))
     rho, theta = pairs.rho.reshape(2, -1), pairs.theta.reshape(2, -1)
-    return rho, theta, fleet.plan_costs(rho, theta).sum(axis=0)
+    return rho, theta, crew.plan_costs(rho, theta).sum(axis=0)
 
 
-def _least(fleet: Fleet, devices: NDArray[np.intp]) -> FloatArray:
-    terms = fleet.terms
+def _least(crew: Crew, devices: NDArray[np.intp]) -> FloatArray:
+    terms = crew.terms
     steps = terms.rho_min[devices] * terms.step_joules[devices]
     return steps + terms.theta_min[devices] * terms.upload_joules[devices]

@@ -1,7 +1,7 @@
 """The least objective a fleet can have for a given energy, bounded from below and nearly reached.
 
 Plot every plan of the fleet as a point (energy, objective). The lower convex hull of those points is what
-Lagrangian duality can see: for a price λ the devices' best answers (`Fleet.cheapest`) are the hull's point
+Lagrangian duality can see: for a price λ the devices' best answers (`Crew.cheapest`) are the hull's point
 with slope −λ. `search` walks along the hull towards the energy cap with two points, one over the cap and one
 under it. The tangents at points already visited give a valid lower bound, the chord between the two an upper
 estimate, and the walk ends when they meet.
@@ -11,10 +11,10 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from cfel.control.fleet import Choice, Fleet
+from cfel.control.crew import Choice, Crew
 
 # Relative distance between chord and tangents at which the walk ends, and a limit no instance came near.
-TOLERANCE = 1e-9
+TOLERANCE = 1e-8
 MOST_STEPS = 100
 # Around the best price the answers just before and just after it are looked up, so that only devices that
 # jump at that very price differ between the two ends.
@@ -38,56 +38,58 @@ class Bracket:
     lower_bound: float
 
 
-def search(fleet: Fleet, energy_cap: float) -> Bracket:
+def search(crew: Crew, energy_cap: float) -> Bracket:
     """Walks the hull until the cap lies between two points that the hull joins by a straight line.
 
     Args:
-        fleet: what the devices can do.
+        crew: what the devices can do.
         energy_cap: joules; at least the energy of the fleet at its lower bounds, else the result's `under`
             exceeds the cap too.
     """
-    over, under = _ends(fleet, energy_cap)
+    over, under = _ends(crew, energy_cap)
     if over.joules <= energy_cap:
         return Bracket(over, over, over.objective)
-    bound, price = -np.inf, 0.0
+    bound, price = max((_tangent(end, energy_cap), end.multiplier) for end in (over, under))
     for step in range(MOST_STEPS):
         chord = (under.objective - over.objective) / max(over.joules - under.joules, 1e-300)
         estimate = over.objective + chord * (over.joules - energy_cap)
-        multiplier = _next_multiplier(over, under, chord, energy_cap, step)
-        point = fleet.cheapest(multiplier)
-        tangent = point.objective + multiplier * (point.joules - energy_cap)
-        if tangent > bound:
-            bound, price = tangent, multiplier
-        over, under = _narrowed(over, under, point, energy_cap)
         if estimate - bound <= TOLERANCE * abs(estimate):
             break
-    if fleet.devices <= SAMPLE:
+        point = crew.cheapest(_next_multiplier(over, under, chord, energy_cap, step))
+        bound, price = max((bound, price), (_tangent(point, energy_cap), point.multiplier))
+        over, under = _narrowed(over, under, point, energy_cap)
+    if crew.size <= SAMPLE:
         for nearby in (price * (1 - NUDGE), price * (1 + NUDGE)):
             if over.multiplier < nearby < under.multiplier:
-                over, under = _narrowed(over, under, fleet.cheapest(nearby), energy_cap)
+                over, under = _narrowed(over, under, crew.cheapest(nearby), energy_cap)
     return Bracket(over, under, min(bound, estimate))
 
 
-def _ends(fleet: Fleet, energy_cap: float) -> tuple[Choice, Choice]:
+def _ends(crew: Crew, energy_cap: float) -> tuple[Choice, Choice]:
     """Two points of the hull to start from; if the first needs no more than the cap, it is the optimum.
 
     A large fleet is priced by a sample first: the answers a little above and below the sample's price nearly
     always lie on both sides of the cap. Where they do not, the ends of the hull serve, as for a small fleet.
     """
     over, under = None, None
-    stride = fleet.devices // SAMPLE
+    stride = crew.size // SAMPLE
     if stride > 1:
-        sample = search(
-            fleet.every(stride), energy_cap / fleet.devices * len(range(0, fleet.devices, stride))
-        )
+        sample = search(crew.every(stride), energy_cap / crew.size * len(range(0, crew.size, stride)))
         price, margin = sample.over.multiplier, 4.0 / np.sqrt(SAMPLE)
         for multiplier in (price * (1 - margin), price * (1 + margin)) if price > 0 else ():
-            point = fleet.cheapest(multiplier)
+            point = crew.cheapest(multiplier)
             if point.joules > energy_cap:
                 over = point
             elif under is None:
                 under = point
-    return over or fleet.cheapest(0.0), under or fleet.least()
+    return over or crew.cheapest(0.0), under or crew.least()
+
+
+def _tangent(point: Choice, energy_cap: float) -> float:
+    """The dual value: what the hull's tangent at a point says of the least objective at the cap."""
+    if np.isinf(point.multiplier):
+        return -np.inf
+    return point.objective + point.multiplier * (point.joules - energy_cap)
 
 
 def _narrowed(over: Choice, under: Choice, point: Choice, energy_cap: float) -> tuple[Choice, Choice]:

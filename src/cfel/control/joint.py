@@ -17,8 +17,8 @@ from dataclasses import dataclass
 import numpy as np
 from numpy.typing import NDArray
 
+from cfel.control.crew import Assignment, Candidate, Crew
 from cfel.control.exchange import exchange, spend_left_over
-from cfel.control.fleet import Assignment, Candidate, Fleet
 from cfel.control.hull import Bracket, search
 from cfel.control.problem import FloatArray, RoundProblem
 from cfel.control.reach import Limits
@@ -49,33 +49,33 @@ class JointResult:
 
 def solve_joint(problem: RoundProblem, limits: Limits) -> JointResult:
     """The best plan found within the limits, and a bound on every other."""
-    fleet = Fleet.of_problem(problem, limits)
-    bracket = search(fleet, limits.joules)
-    best = _best_plan(fleet, bracket, limits.joules)
+    crew = Crew.of_problem(problem, limits)
+    bracket = search(crew, limits.joules)
+    best = _best_plan(crew, bracket, limits.joules)
     scale = problem.sigma2 + problem.g2
     multiplier = min(bracket.over.multiplier, bracket.under.multiplier)
     bound = min(bracket.lower_bound, best.objective)
     return JointResult(best.rho, best.theta, scale * bound, scale * multiplier)
 
 
-def _best_plan(fleet: Fleet, bracket: Bracket, energy_cap: float) -> Candidate:
+def _best_plan(crew: Crew, bracket: Bracket, energy_cap: float) -> Candidate:
     """Works on a plan until its gap is small or nothing helps any more."""
     bound = bracket.lower_bound
-    piece, rho = _mixed(fleet, bracket, energy_cap)
-    best = fleet.candidate(rho, fleet.theta(piece, rho))
+    piece, rho = _mixed(crew, bracket, energy_cap)
+    best = crew.candidate(rho, crew.theta(piece, rho))
     if best.gap(bound) > SPEND_ABOVE:
-        best = spend_left_over(fleet, energy_cap, best)
+        best = spend_left_over(crew, energy_cap, best)
     if best.gap(bound) > SETTLE_ABOVE:
-        settled = _settled(fleet, piece, bracket, energy_cap)
-        plans = [fleet.candidate(rho, fleet.theta(piece, rho)) for piece, rho in settled]
+        settled = _settled(crew, piece, bracket, energy_cap)
+        plans = [crew.candidate(rho, crew.theta(piece, rho)) for piece, rho in settled]
         best = min([best, *plans], key=lambda plan: plan.objective)
     if best.gap(bound) > EXCHANGE_ABOVE:
         jumping = np.flatnonzero(bracket.over.piece != bracket.under.piece)
-        best = exchange(fleet, energy_cap, best, jumping[:MOST_GIVERS])
+        best = exchange(crew, energy_cap, best, jumping[:MOST_GIVERS])
     return best
 
 
-def _mixed(fleet: Fleet, bracket: Bracket, energy_cap: float) -> tuple[Assignment, FloatArray]:
+def _mixed(crew: Crew, bracket: Bracket, energy_cap: float) -> tuple[Assignment, FloatArray]:
     """From the answer under the cap towards the one over it, as far as the energy goes.
 
     Devices that jump to another line do so whole, best value per joule first; the others share what is left
@@ -84,11 +84,11 @@ def _mixed(fleet: Fleet, bracket: Bracket, energy_cap: float) -> tuple[Assignmen
     over, under = bracket.over, bracket.under
     if over is under:
         return over.piece, over.rho
-    start = fleet.joules(under.piece, under.rho)
-    extra = fleet.joules(over.piece, over.rho) - start
+    start = crew.joules(under.piece, under.rho)
+    extra = crew.joules(over.piece, over.rho) - start
     left = energy_cap - float(start.sum())
     jumps = over.piece != under.piece
-    taken = _affordable(fleet, bracket, extra, np.flatnonzero(jumps), left)
+    taken = _affordable(crew, bracket, extra, np.flatnonzero(jumps), left)
     left -= float(extra[taken].sum())
     moving = float(extra[~jumps].sum())
     share = min(1.0, max(0.0, left) / moving) if moving > 0 else 0.0
@@ -99,31 +99,31 @@ def _mixed(fleet: Fleet, bracket: Bracket, energy_cap: float) -> tuple[Assignmen
 
 
 def _affordable(
-    fleet: Fleet, bracket: Bracket, extra: FloatArray, jumping: NDArray[np.intp], left: float
+    crew: Crew, bracket: Bracket, extra: FloatArray, jumping: NDArray[np.intp], left: float
 ) -> NDArray[np.intp]:
     """The jumping devices that can be paid for, best value per joule first."""
     over, under = bracket.over, bracket.under
-    saved = fleet.costs(under.piece, under.rho) - fleet.costs(over.piece, over.rho)
+    saved = crew.costs(under.piece, under.rho) - crew.costs(over.piece, over.rho)
     worth = saved[jumping] / np.maximum(extra[jumping], 1e-300)
     ranked = jumping[np.argsort(-worth, kind="stable")]
     return ranked[np.cumsum(extra[ranked]) <= left]
 
 
 def _settled(
-    fleet: Fleet, piece: Assignment, bracket: Bracket, energy_cap: float
+    crew: Crew, piece: Assignment, bracket: Bracket, energy_cap: float
 ) -> Iterator[tuple[Assignment, FloatArray]]:
     """Every device kept on its line, ρ chosen anew: once as given, once with the next jump made as well."""
-    yield from _on_lines(fleet, piece, energy_cap)
+    yield from _on_lines(crew, piece, energy_cap)
     waiting = np.flatnonzero(piece != bracket.over.piece)
     if len(waiting):
         other = piece.copy()
         other[waiting[0]] = bracket.over.piece[waiting[0]]
-        yield from _on_lines(fleet, other, energy_cap)
+        yield from _on_lines(crew, other, energy_cap)
 
 
-def _on_lines(fleet: Fleet, piece: Assignment, energy_cap: float) -> Iterator[tuple[Assignment, FloatArray]]:
+def _on_lines(crew: Crew, piece: Assignment, energy_cap: float) -> Iterator[tuple[Assignment, FloatArray]]:
     """The exact optimum with every device held on its line, if the cap allows any."""
-    held = fleet.held(piece)
+    held = crew.held(piece)
     bracket = search(held, energy_cap)
     if bracket.under.joules <= energy_cap:
         yield piece, _mixed(held, bracket, energy_cap)[1]

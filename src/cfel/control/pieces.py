@@ -72,12 +72,12 @@ class Pieces:
     @property
     def devices(self) -> int:
         """Number of devices, N."""
-        return self.low.shape[1]
+        return int(self.low.shape[1])
 
     @property
     def kinds(self) -> int:
         """Number of lines per device, K."""
-        return self.low.shape[0]
+        return int(self.low.shape[0])
 
     def cheapest(self, multiplier: float, rho: FloatArray, piece: NDArray[np.int8]) -> tuple[float, float]:
         """Every device's exact minimum of objective + λ · energy.
@@ -117,7 +117,7 @@ class Pieces:
         """
         low, high, slope = self.low[0], self.high[0], self.joules_slope[0]
         stand = np.clip(-0.5 * self.slope[0] / self.square[0], low, high)
-        return np.where(slope > 0, low, np.where(slope < 0, high, stand))
+        return np.asarray(np.where(slope > 0, low, np.where(slope < 0, high, stand)))
 
     def on(self, piece: NDArray[np.int8]) -> "Pieces":
         """The same fleet with every device held on one line: a convex problem, K = 1."""

@@ -1,22 +1,21 @@
 """One edge round's decision problem: the paper's P2 with the caps already worked out.
 
 `RoundProblem` says what is known about every device and what may be spent; it does not decide anything.
-It checks itself when it is made, so that a solver never meets a bad number. All arrays are float64 and
-read-only, one entry per device unless said otherwise.
+It checks itself when it is made, so that a solver never meets a bad number.
 """
 
 from dataclasses import dataclass
-from typing import Literal, TypeVar
+from typing import Literal
 
 import numpy as np
 from numpy.typing import ArrayLike, NDArray
 
 from cfel.errors import InputError, unknown_name
+from cfel.system import checked
 
 FloatArray = NDArray[np.float64]
 IntArray = NDArray[np.intp]
 Unreachable = Literal["stretch", "minimum"]
-Item = TypeVar("Item", bound=np.generic)
 
 UNREACHABLE = ("stretch", "minimum")
 
@@ -27,6 +26,8 @@ class RoundProblem:
 
     Minimise over (ρ, θ) the sum over devices of w(2−θ)ρ(σ²+G²) + 3(1−ρ)²G², subject to
     ρτμ + θν ≤ time cap of the device's cluster, Σ (ρτα + pθν) ≤ energy cap, and the bounds.
+
+    Arrays have one entry per device unless said otherwise; they are kept as read-only float64.
 
     Attributes:
         tau: local iterations of an edge round, τ ≥ 1.
@@ -68,13 +69,14 @@ class RoundProblem:
     battery: FloatArray | None = None
 
     def __post_init__(self) -> None:
-        self._set("tau", _steps(self.tau))
+        self._set("tau", checked.whole("tau", self.tau, least=1))
         for field in ("sigma2", "g2", "noise_weight"):
-            self._set(field, _number(field, getattr(self, field)))
-        self._set("energy_cap", _cap("energy_cap", self.energy_cap).item())
+            self._set(field, checked.number(field, getattr(self, field), least=0))
+        self._set("energy_cap", _energy_cap(self.energy_cap))
         self._check_devices()
         self._check_clusters()
-        self._check_bounds()
+        self._check_bounds("rho_min", "rho_max")
+        self._check_bounds("theta_min", "theta_max")
         if self.on_unreachable not in UNREACHABLE:
             raise InputError(unknown_name("on_unreachable", self.on_unreachable, UNREACHABLE))
 
@@ -106,106 +108,62 @@ class RoundProblem:
         object.__setattr__(self, field, value)
 
     def _check_devices(self) -> None:
-        devices = np.size(self.mu)
-        if devices == 0:
+        self._set("mu", checked.floats("mu", self.mu, above=0))
+        if self.devices == 0:
             raise InputError("mu: a round needs at least one device, got none")
-        for field in ("mu", "alpha", "nu", "power"):
-            self._set(field, _per_device(field, getattr(self, field), devices))
-            _require(field, getattr(self, field), np.isfinite, "a finite number")
-        _require("mu", self.mu, lambda values: values > 0, "> 0 seconds per step")
         for field in ("alpha", "nu", "power"):
-            _require(field, getattr(self, field), lambda values: values >= 0, "≥ 0")
+            given = getattr(self, field)
+            self._set(field, checked.floats(field, given, length=self.devices, least=0))
         if self.battery is not None:
-            self._set("battery", _per_device("battery", self.battery, devices))
-            _require("battery", self.battery, lambda values: values >= 0, "≥ 0 joules")
+            battery = checked.floats("battery", self.battery, length=self.devices, least=0, finite=False)
+            self._set("battery", battery)
 
     def _check_clusters(self) -> None:
         cluster = np.asarray(self.cluster)
-        if cluster.shape != self.mu.shape:
-            raise InputError(f"cluster: {_shape(cluster)} given for {len(self.mu)} devices")
-        if cluster.dtype.kind not in "iu":
-            raise InputError(f"cluster: must be integers, got an array of {cluster.dtype}")
-        caps = _cap("time_cap", self.time_cap)
-        if caps.ndim == 0:
-            caps = np.full(int(cluster.max()) + 1, caps)
-        if caps.ndim != 1 or len(caps) == 0:
-            raise InputError(f"time_cap: must be a number or one entry per cluster, got shape {caps.shape}")
-        self._set("time_cap", _frozen(caps))
-        self._set("cluster", _frozen(cluster.astype(np.intp)))
-        allowed = f"a cluster from 0 to {len(caps) - 1}, as time_cap has {len(caps)} entries"
-        _require("cluster", self.cluster, lambda values: (values >= 0) & (values < len(caps)), allowed)
+        if cluster.shape != self.mu.shape or cluster.dtype.kind not in "iu":
+            found = f"{cluster.dtype} of shape {cluster.shape}"
+            raise InputError(f"cluster: must be {self.devices} whole numbers, got {found}")
+        caps = _time_caps(self.time_cap, clusters=max(1, int(cluster.max()) + 1))
+        strange = (cluster < 0) | (cluster >= len(caps))
+        if strange.any():
+            first = int(np.argmax(strange))
+            allowed = f"0 to {len(caps) - 1}, as time_cap has {len(caps)} entries"
+            raise InputError(f"cluster[{first}] = {cluster[first]}: unknown cluster (allowed: {allowed})")
+        self._set("cluster", checked.read_only(cluster.astype(np.intp, copy=False)))
+        self._set("time_cap", caps)
 
-    def _check_bounds(self) -> None:
-        for name in ("rho", "theta"):
-            low, high = f"{name}_min", f"{name}_max"
-            for field in (low, high):
-                self._set(field, _bound(field, getattr(self, field), self.devices))
-                inside = "within [0, 1]"
-                _require(field, getattr(self, field), lambda values: (values >= 0) & (values <= 1), inside)
-            upper = getattr(self, high)
-            _require(low, getattr(self, low), lambda values, upper=upper: values <= upper, f"≤ {high}")
-
-
-def _steps(tau: object) -> int:
-    if isinstance(tau, bool) or not isinstance(tau, int | np.integer) or tau < 1:
-        raise InputError(f"tau: must be a whole number ≥ 1, got {tau!r}")
-    return int(tau)
+    def _check_bounds(self, low: str, high: str) -> None:
+        for field in (low, high):
+            self._set(field, _bound(field, getattr(self, field), self.devices))
+        crossed = getattr(self, low) > getattr(self, high)
+        if crossed.any():
+            first = int(np.argmax(crossed))
+            limit = getattr(self, high)[first]
+            raise InputError(
+                f"{low}[{first}] = {getattr(self, low)[first]}: must be ≤ {high}, which is {limit}"
+            )
 
 
-def _number(field: str, value: object) -> float:
-    try:
-        number = float(value)  # type: ignore[arg-type]
-    except (TypeError, ValueError) as error:
-        raise InputError(f"{field}: must be a number, got {value!r}") from error
-    if not (np.isfinite(number) and number >= 0):
-        raise InputError(f"{field}: must be finite and ≥ 0, got {value!r}")
-    return number
+def _energy_cap(value: object) -> float:
+    """One number; negative and +inf have a meaning, −inf and NaN do not."""
+    cap = checked.number("energy_cap", value, finite=False)
+    if cap == -np.inf:
+        raise InputError("energy_cap = -inf: must be a number or +inf")
+    return cap
 
 
-def _array(field: str, values: ArrayLike) -> FloatArray:
-    try:
-        return np.asarray(values, dtype=np.float64)
-    except (TypeError, ValueError) as error:
-        raise InputError(f"{field}: must be numbers: {error}") from error
-
-
-def _cap(field: str, values: ArrayLike) -> FloatArray:
-    """Caps may be negative or +inf; NaN and −inf are mistakes."""
-    caps = _array(field, values)
-    bad = np.isnan(caps) | np.isneginf(caps)
-    if bad.any():
-        place = "" if caps.ndim == 0 else f"[{int(np.argmax(bad))}]"
-        raise InputError(f"{field}{place}: must be a number or +inf, got {caps[bad].flat[0]}")
-    if field == "energy_cap" and caps.ndim:
-        raise InputError(f"energy_cap: must be one number for all devices, got {_shape(caps)}")
+def _time_caps(values: ArrayLike, clusters: int) -> FloatArray:
+    """One cap per cluster; a single number stands for all clusters."""
+    given = np.asarray(values, dtype=np.float64) if np.isscalar(values) else values
+    spread = np.full(clusters, given) if np.ndim(given) == 0 else given
+    caps = checked.floats("time_cap", spread, finite=False)
+    if np.isneginf(caps).any():
+        first = int(np.argmax(np.isneginf(caps)))
+        raise InputError(f"time_cap[{first}] = -inf: must be a number or +inf")
     return caps
 
 
-def _per_device(field: str, values: ArrayLike, devices: int) -> FloatArray:
-    array = _array(field, values)
-    if array.shape != (devices,):
-        raise InputError(f"{field}: {_shape(array)} given for {devices} devices")
-    return _frozen(array)
-
-
 def _bound(field: str, values: ArrayLike, devices: int) -> FloatArray:
-    array = _array(field, values)
-    return np.broadcast_to(array, (devices,)) if array.ndim == 0 else _per_device(field, array, devices)
-
-
-def _require(field: str, values: NDArray[np.generic], rule: object, allowed: str) -> None:
-    """Raises for the first entry that breaks the rule, naming field, index and value."""
-    good = rule(values)  # type: ignore[operator]
-    if not good.all():
-        first = int(np.argmin(good))
-        raise InputError(f"{field}[{first}]: must be {allowed}, got {values[first]}")
-
-
-def _shape(array: NDArray[np.generic]) -> str:
-    return f"{len(array)} entries" if array.ndim == 1 else f"shape {array.shape}"
-
-
-def _frozen(array: NDArray[Item]) -> NDArray[Item]:
-    copy = array.copy()
-    copy.flags.writeable = False
-    return copy
+    if np.ndim(values) == 0:
+        return np.broadcast_to(checked.number(field, values, least=0, most=1), (devices,))
+    return checked.floats(field, values, length=devices, least=0, most=1)

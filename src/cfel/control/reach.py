@@ -50,8 +50,8 @@ def reachable(problem: RoundProblem) -> Limits:
     forced = problem.energy_cap < total * (1 - SLACK)
     if forced:
         words.append(
-            f"energy cap {problem.energy_cap:.6g} J is below the {total:.6g} J that all devices need at their "
-            "lower bounds; everybody gets the lower bounds"
+            f"energy cap {problem.energy_cap:.6g} J is below the {total:.6g} J that the lower bounds need; "
+            "everybody gets the lower bounds"
         )
     joules = max(problem.energy_cap, total)
     return Limits(seconds, battery, joules, time_cap, tuple(words), forced)
@@ -84,8 +84,8 @@ def _minimum_words(problem: RoundProblem, late: np.ndarray, makespan: FloatArray
     counts = np.bincount(problem.cluster[late], minlength=problem.clusters)
     clusters = np.flatnonzero(counts)
     words = [
-        f"cluster {i}: {counts[i]} of its devices cannot meet the time cap {problem.time_cap[i]:.6g} s and drop "
-        f"to their lower bounds (slowest: {makespan[i]:.6g} s)"
+        f"cluster {i}: {counts[i]} of its devices cannot meet the time cap {problem.time_cap[i]:.6g} s and "
+        f"drop to their lower bounds (slowest: {makespan[i]:.6g} s)"
         for i in clusters[:MOST_SENTENCES]
     ]
     return _shortened(words, len(clusters), "clusters")

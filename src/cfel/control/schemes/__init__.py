@@ -1,1 +1,22 @@
-"""One file per scheme."""
+"""The schemes that come with cfel, one file each; none of them knows another."""
+
+from collections.abc import Mapping
+from types import MappingProxyType
+
+from cfel import plugins
+from cfel.control.scheme import Scheme, SchemeBuilder, SchemeParameters
+from cfel.control.schemes.cef import cef
+from cfel.control.schemes.cef_c import cef_c
+from cfel.control.schemes.cef_f import cef_f
+from cfel.control.schemes.hcef import hcef
+from cfel.control.schemes.mll_sgd import mll_sgd
+
+SCHEMES: Mapping[str, SchemeBuilder] = MappingProxyType(
+    {"hcef": hcef, "cef": cef, "cef_f": cef_f, "cef_c": cef_c, "mll_sgd": mll_sgd}
+)
+
+
+def build_scheme(parameters: SchemeParameters) -> Scheme:
+    """The scheme that the parameters name: built in, an entry point, or "module:function"."""
+    builder: SchemeBuilder = plugins.resolve("scheme", parameters.name, SCHEMES)
+    return builder(parameters)

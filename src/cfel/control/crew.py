@@ -1,6 +1,6 @@
 """All devices of a round together, still without the energy cap that couples them.
 
-A fleet is kept in blocks small enough that the solver's temporaries stay in the processor's cache; that, and
+They are kept in blocks small enough that the solver's temporaries stay in the processor's cache; that, and
 nothing else, is why a million devices cost little more per device than ten thousand.
 """
 
@@ -28,7 +28,7 @@ class Choice:
         multiplier: the price λ of a joule, in units of the objective divided by A.
         rho: ρ of every device.
         piece: the line every device is on, an index into its block's `Pieces`.
-        joules: energy of the whole fleet.
+        joules: energy of all devices.
         objective: the P2 sum divided by A.
     """
 
@@ -53,7 +53,7 @@ class Candidate:
 
 
 @dataclass(frozen=True, slots=True, eq=False)
-class Fleet:
+class Crew:
     """The devices of a round and what each can do.
 
     Attributes:
@@ -69,26 +69,26 @@ class Fleet:
     blocks: tuple[Pieces, ...]
 
     @classmethod
-    def of(cls, terms: DeviceTerms, noise: float, gradient: float) -> "Fleet":
+    def of(cls, terms: DeviceTerms, noise: float, gradient: float) -> "Crew":
         """Works out the lines of every device."""
         blocks = (device_pieces(terms.take(block), noise, gradient) for block in _blocks(len(terms.seconds)))
         return cls(terms, noise, gradient, tuple(blocks))
 
     @classmethod
-    def of_problem(cls, problem: RoundProblem, limits: Limits) -> "Fleet":
-        """The fleet of a round under limits it can meet."""
+    def of_problem(cls, problem: RoundProblem, limits: Limits) -> "Crew":
+        """The devices of a round under limits it can meet."""
         scale = problem.sigma2 + problem.g2
         gradient = problem.g2 / scale if scale > 0 else 0.0
         return cls.of(DeviceTerms.of(problem, limits), problem.noise_weight, gradient)
 
     @property
-    def devices(self) -> int:
+    def size(self) -> int:
         """Number of devices, N."""
         return len(self.terms.seconds)
 
     def cheapest(self, multiplier: float) -> Choice:
         """Every device's exact minimum of objective + λ · energy."""
-        rho, piece = np.empty(self.devices), np.empty(self.devices, dtype=np.int8)
+        rho, piece = np.empty(self.size), np.empty(self.size, dtype=np.int8)
         joules = objective = 0.0
         for block, pieces in self._each():
             spent, cost = pieces.cheapest(multiplier, rho[block], piece[block])
@@ -99,15 +99,15 @@ class Fleet:
     def least(self) -> Choice:
         """Every device at its least energy on line 0: the answer to an infinite price."""
         rho = np.concatenate([pieces.least() for pieces in self.blocks])
-        piece = np.zeros(self.devices, dtype=np.int8)
+        piece = np.zeros(self.size, dtype=np.int8)
         joules, objective = float(self.joules(piece, rho).sum()), float(self.costs(piece, rho).sum())
         return Choice(np.inf, rho, piece, joules, objective)
 
-    def every(self, stride: int) -> "Fleet":
+    def every(self, stride: int) -> "Crew":
         """One device in `stride`."""
-        return Fleet.of(self.terms.take(slice(None, None, stride)), self.noise, self.gradient)
+        return Crew.of(self.terms.take(slice(None, None, stride)), self.noise, self.gradient)
 
-    def held(self, piece: Assignment) -> "Fleet":
+    def held(self, piece: Assignment) -> "Crew":
         """The same devices, each kept on one line: a convex problem."""
         blocks = tuple(pieces.on(piece[block]) for block, pieces in self._each())
         return replace(self, blocks=blocks)
@@ -115,7 +115,7 @@ class Fleet:
     def alone(self, devices: NDArray[np.intp], joules: FloatArray) -> Candidate:
         """Each listed device at its best within its own energy; the same device may be listed many times."""
         terms = self.terms.take(devices)
-        own = Fleet.of(replace(terms, joules=np.minimum(joules, terms.joules)), self.noise, self.gradient)
+        own = Crew.of(replace(terms, joules=np.minimum(joules, terms.joules)), self.noise, self.gradient)
         choice = own.cheapest(0.0)
         return Candidate(choice.rho, own.theta(choice.piece, choice.rho), choice.objective)
 
@@ -144,7 +144,7 @@ class Fleet:
         return Candidate(rho, theta, float(self.plan_costs(rho, theta).sum()))
 
     def _each(self) -> Iterator[tuple[slice, Pieces]]:
-        return zip(_blocks(self.devices), self.blocks, strict=True)
+        return zip(_blocks(self.size), self.blocks, strict=True)
 
     def _map(
         self,

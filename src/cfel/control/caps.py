@@ -1,0 +1,87 @@
+"""From a run's total budgets to the caps of the next edge round.
+
+P2 assumes that what remains of the run will cost what this edge round costs. Solved for this round, the
+time constraint leaves cluster i with
+
+    [(T~ − spent) / (φ − l) − elapsed_i − backhaul_i] / (q − r)
+
+seconds, and the energy constraint leaves all devices together with the same expression in joules, without the
+backhaul. A cap can be negative: more has been spent than was foreseen.
+"""
+
+from dataclasses import dataclass
+
+import numpy as np
+
+from cfel.control.problem import FloatArray
+from cfel.cost.ledger import Ledger
+from cfel.errors import InputError
+from cfel.system import checked
+
+
+@dataclass(frozen=True, slots=True)
+class Rounds:
+    """How long a run is.
+
+    Attributes:
+        global_rounds: φ.
+        edge_rounds: q, edge rounds per global round.
+        local_steps: τ, local iterations per edge round.
+    """
+
+    global_rounds: int
+    edge_rounds: int = 5
+    local_steps: int = 5
+
+    def __post_init__(self) -> None:
+        checked.whole("rounds.global", self.global_rounds, least=1)
+        checked.whole("rounds.edge", self.edge_rounds, least=1)
+        checked.whole("rounds.local", self.local_steps, least=1)
+
+    def edge_rounds_left(self, global_round: int, edge_round: int) -> int:
+        """Edge rounds from this one to the end of the run."""
+        return (self.global_rounds - global_round) * self.edge_rounds - edge_round
+
+
+@dataclass(frozen=True, slots=True)
+class Budget:
+    """What a whole run may use: T~ in seconds and E~ in joules, > 0, infinite for no limit."""
+
+    seconds: float = np.inf
+    joules: float = np.inf
+
+    def __post_init__(self) -> None:
+        checked.number("budget.seconds", self.seconds, above=0, finite=False)
+        checked.number("budget.joules", self.joules, above=0, finite=False)
+
+    def shared(self, share: float) -> "Budget":
+        """A share of this budget."""
+        return Budget(self.seconds * share, self.joules * share)
+
+
+def round_caps(
+    budget: Budget,
+    ledger: Ledger,
+    rounds: Rounds,
+    global_round: int,
+    edge_round: int,
+    backhaul_seconds: FloatArray,
+) -> tuple[FloatArray, float]:
+    """Seconds per cluster and joules for all devices in edge round r of global round l.
+
+    Args:
+        budget: of the whole run.
+        ledger: what has been spent.
+        rounds: φ, q and τ.
+        global_round: l, 0 … φ − 1.
+        edge_round: r, 0 … q − 1.
+        backhaul_seconds: what gossip will take at the end of this global round, per cluster.
+    """
+    if not (0 <= global_round < rounds.global_rounds and 0 <= edge_round < rounds.edge_rounds):
+        last = f"({rounds.global_rounds - 1}, {rounds.edge_rounds - 1})"
+        raise InputError(f"round ({global_round}, {edge_round}): must lie within (0, 0) … {last}")
+    rounds_left, edge_rounds_left = rounds.global_rounds - global_round, rounds.edge_rounds - edge_round
+    elapsed = np.asarray(ledger.elapsed_seconds)
+    seconds = (budget.seconds - ledger.seconds) / rounds_left - elapsed - backhaul_seconds
+    joules = (budget.joules - ledger.joules) / rounds_left - ledger.elapsed_joules
+    return seconds / edge_rounds_left, joules / edge_rounds_left

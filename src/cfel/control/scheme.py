@@ -1,0 +1,154 @@
+"""What a scheme is: a frozen pair (init, plan), and what it sees and says.
+
+    state = scheme.init()
+    round_plan, state = scheme.plan(state, observation)
+
+`plan` is pure: the same state and observation give the same plan, on any machine, in the simulator and in a
+deployment. The state is made of plain JSON values, so that it can travel with every plan and wait in a
+checkpoint. Schemes live one per file in `schemes/`; this module knows none of them.
+"""
+
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, field
+from typing import Any
+
+import numpy as np
+
+from cfel.control.caps import Budget, Rounds
+from cfel.control.problem import UNREACHABLE, FloatArray, IntArray, Unreachable
+from cfel.control.solver import METHODS, Method
+from cfel.cost.ledger import Ledger
+from cfel.errors import InputError, unknown_name
+from cfel.system import checked
+from cfel.system.conditions import Conditions
+
+State = Mapping[str, Any]
+
+# With few samples the estimate of G² can come out at or below zero; it is held at this share of σ².
+LEAST_GRADIENT_SHARE = 0.02
+
+
+@dataclass(frozen=True, slots=True)
+class SchemeParameters:
+    """The experiment file's `[scheme]`.
+
+    Attributes:
+        name: a built-in scheme, an entry point's name, or "module:function".
+        rho_min, theta_min: lower bounds of ρ and θ, in (0, 1].
+        solver: "joint" or "alternating" (Algorithm 3).
+        noise_weight: w of P2's first term; the paper prints w = 1.
+        on_unreachable: what to do about caps out of reach, see `RoundProblem`.
+        options: whatever else a particular scheme understands.
+    """
+
+    name: str = "hcef"
+    rho_min: float = 0.1
+    theta_min: float = 0.01
+    solver: Method = "joint"
+    noise_weight: float = 1.0
+    on_unreachable: Unreachable = "stretch"
+    options: Mapping[str, Any] = field(default_factory=dict)
+
+    def __post_init__(self) -> None:
+        checked.number("scheme.rho_min", self.rho_min, above=0, most=1)
+        checked.number("scheme.theta_min", self.theta_min, above=0, most=1)
+        checked.number("scheme.noise_weight", self.noise_weight, least=0)
+        if self.solver not in METHODS:
+            raise InputError(unknown_name("scheme.solver", self.solver, METHODS))
+        if self.on_unreachable not in UNREACHABLE:
+            raise InputError(unknown_name("scheme.on_unreachable", self.on_unreachable, UNREACHABLE))
+
+    def option(self, name: str, default: bool) -> bool:
+        """A switch of a particular scheme."""
+        return bool(self.options.get(name, default))
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class Observation:
+    """What the coordinator knows at the start of an edge round.
+
+    Attributes:
+        global_round, edge_round: l and r, from 0.
+        rounds: φ, q and τ.
+        conditions: μ, α, ν, p of every device and who takes part.
+        cluster: cluster of every device.
+        sigma2, g2: every device's newest estimates of σ² and G².
+        ledger: what has been spent.
+        budget: what may be spent in all.
+        backhaul_seconds: per cluster, for the gossip that ends this global round.
+        battery: joules left in every device, or `None` for mains power.
+    """
+
+    global_round: int
+    edge_round: int
+    rounds: Rounds
+    conditions: Conditions
+    cluster: IntArray
+    sigma2: FloatArray
+    g2: FloatArray
+    ledger: Ledger
+    budget: Budget
+    backhaul_seconds: FloatArray
+    battery: FloatArray | None = None
+
+    @property
+    def clusters(self) -> int:
+        """Number of clusters."""
+        return self.ledger.clusters
+
+    def estimates(self) -> tuple[float, float]:
+        """σ² and G² averaged over the devices that take part (Algorithm 3, lines 2 and 3)."""
+        present = self.conditions.available
+        if not present.any():
+            return 0.0, 0.0
+        sigma2 = max(0.0, float(self.sigma2[present].mean()))
+        return sigma2, max(float(self.g2[present].mean()), LEAST_GRADIENT_SHARE * sigma2)
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class RoundPlan:
+    """What every device is to do in an edge round.
+
+    Attributes:
+        rho, theta: per device; 0 for those who take no part.
+        sigma2, g2: the averages the plan was made with.
+        objective, lower_bound, gap: of P2 for this round.
+        feasible, violations: whether every cap could be met, and if not, what had to give.
+    """
+
+    rho: FloatArray
+    theta: FloatArray
+    sigma2: float
+    g2: float
+    objective: float
+    lower_bound: float
+    gap: float
+    feasible: bool
+    violations: tuple[str, ...]
+
+
+@dataclass(frozen=True, slots=True)
+class Scheme:
+    """How a fleet is controlled.
+
+    Attributes:
+        init: the state before the first round.
+        plan: from state and observation to the plan and the next state.
+    """
+
+    init: Callable[[], State]
+    plan: Callable[[State, Observation], tuple[RoundPlan, State]]
+
+
+SchemeBuilder = Callable[[SchemeParameters], Scheme]
+
+
+def stateless(plan: Callable[[Observation], RoundPlan]) -> Scheme:
+    """A scheme that remembers nothing."""
+    return Scheme(init=dict, plan=lambda state, observation: (plan(observation), state))
+
+
+def nobody(devices: int) -> RoundPlan:
+    """The plan of a round in which no device takes part."""
+    idle = np.zeros(devices)
+    return RoundPlan(idle, idle, 0.0, 0.0, 0.0, 0.0, 0.0, True, ())

@@ -1,0 +1,108 @@
+"""Theorem 1: what it promises for a sequence of plans, term by term, and whether its condition holds.
+
+    (1/φq) Σ E‖∇F(u)‖² ≤ 4(F(u⁰) − F_inf)/(ηφqτ)                      progress
+                        + 8ηL(σ²+G²)/(Nφq) · ΣΣΣ (2−θ)ρ               noise
+                        + 12G²/(Nφq) · ΣΣΣ (1−ρ)²                      skipped steps
+
+    η ≤ min{ 1/(4Lq²τ²Ω₁), ρ(2θ−1)/(2L(2−θ)) for all devices and rounds }
+
+The second condition needs θ > 1/2. Real runs break it; that is reported, never enforced.
+"""
+
+from collections.abc import Iterable
+from dataclasses import dataclass
+
+import numpy as np
+
+from cfel.control.caps import Rounds
+from cfel.control.problem import FloatArray
+from cfel.errors import InputError
+from cfel.system import checked
+
+
+@dataclass(frozen=True, slots=True)
+class Landscape:
+    """What Theorem 1 assumes of the loss.
+
+    Attributes:
+        smoothness: L > 0.
+        initial_gap: F(u⁰) − F_inf ≥ 0.
+        sigma2, g2: bounds σ² and G² ≥ 0.
+        learning_rate: η > 0.
+    """
+
+    smoothness: float
+    initial_gap: float
+    sigma2: float
+    g2: float
+    learning_rate: float
+
+    def __post_init__(self) -> None:
+        checked.number("smoothness", self.smoothness, above=0)
+        checked.number("learning_rate", self.learning_rate, above=0)
+        for field in ("initial_gap", "sigma2", "g2"):
+            checked.number(field, getattr(self, field), least=0)
+
+
+@dataclass(frozen=True, slots=True)
+class Bound:
+    """Theorem 1's right-hand side and its condition on the step size.
+
+    Attributes:
+        progress, noise, skipped: the three terms, in the order of the theorem.
+        topology_limit: 1/(4Lq²τ²Ω₁), the largest η the backhaul allows.
+        plan_limit: the largest η that every plan allows; ≤ 0 when some θ ≤ 1/2.
+        holds: whether η keeps both.
+    """
+
+    progress: float
+    noise: float
+    skipped: float
+    topology_limit: float
+    plan_limit: float
+    holds: bool
+
+    @property
+    def total(self) -> float:
+        """The bound on the mean squared gradient."""
+        return self.progress + self.noise + self.skipped
+
+
+def omega1(zeta: float) -> float:
+    """Ω₁ = 1/(1−ζ²) + 2/(1−ζ) + ζ/(1−ζ)², the price of a thin backhaul; 3 for a complete graph."""
+    if not 0 <= zeta < 1:
+        raise InputError(f"zeta = {zeta!r}: must be within [0, 1), or gossip never agrees")
+    return 1 / (1 - zeta**2) + 2 / (1 - zeta) + zeta / (1 - zeta) ** 2
+
+
+def theorem_1(
+    landscape: Landscape, rounds: Rounds, zeta: float, plans: Iterable[tuple[FloatArray, FloatArray]]
+) -> Bound:
+    """The bound for the plans of a whole run, or of its beginning.
+
+    Args:
+        landscape: L, F(u⁰) − F_inf, σ², G², η.
+        rounds: φ, q, τ; φ counts only for the progress term when all plans are given.
+        zeta: of the backhaul.
+        plans: (ρ, θ) of the devices that took part, one pair per edge round.
+    """
+    rate, smooth = landscape.learning_rate, landscape.smoothness
+    noise, skipped, plan_limit, edge_rounds = 0.0, 0.0, np.inf, 0
+    for rho, theta in plans:
+        edge_rounds += 1
+        if len(rho):
+            noise += float(np.mean((2 - theta) * rho))
+            skipped += float(np.mean((1 - rho) ** 2))
+            plan_limit = min(plan_limit, float(np.min(rho * (2 * theta - 1) / (2 * smooth * (2 - theta)))))
+    if edge_rounds == 0:
+        raise InputError("plans: Theorem 1 needs at least one edge round, got none")
+    steps = rounds.local_steps
+    topology_limit = 1 / (4 * smooth * (rounds.edge_rounds * steps) ** 2 * omega1(zeta))
+    return Bound(
+        progress=4 * landscape.initial_gap / (rate * edge_rounds * steps),
+        noise=8 * rate * smooth * (landscape.sigma2 + landscape.g2) * noise / edge_rounds,
+        skipped=12 * landscape.g2 * skipped / edge_rounds,
+        topology_limit=topology_limit,
+        plan_limit=plan_limit,
+        holds=rate <= min(topology_limit, plan_limit),
+    )

@@ -1,0 +1,34 @@
+"""What keeps each device from doing more: the reading of a plan that a person asks for first."""
+
+import numpy as np
+from numpy.typing import NDArray
+
+from cfel.control import RoundProblem, Solution
+
+# How close to a limit counts as touching it.
+TOUCH = 1e-6
+
+MEANING = {
+    "full": "computes every step and sends everything",
+    "time": "its cluster's time cap is used up",
+    "battery": "its own battery is used up",
+    "energy": "the common energy cap is worth more elsewhere",
+    "noise": "more steps would add more noise than progress",
+    "floor": "at its lower bounds",
+}
+
+
+def binding_limits(problem: RoundProblem, solution: Solution) -> NDArray[np.str_]:
+    """One word of `MEANING` per device."""
+    rho, theta = solution.rho, solution.theta
+    cap = solution.time_cap[problem.cluster]
+    timed = solution.device_seconds >= cap * (1 - TOUCH)
+    full = (rho >= problem.rho_max - TOUCH) & (theta >= problem.theta_max - TOUCH)
+    floor = (rho <= problem.rho_min + TOUCH) & (theta <= problem.theta_min + TOUCH)
+    drained = np.zeros(problem.devices, dtype=bool)
+    if problem.battery is not None:
+        drained = solution.device_joules >= problem.battery * (1 - TOUCH)
+    priced = np.full(problem.devices, solution.multiplier > 0)
+    return np.select(
+        [full, drained, timed, floor, priced], ["full", "battery", "time", "floor", "energy"], default="noise"
+    )

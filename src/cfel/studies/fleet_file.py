@@ -1,0 +1,159 @@
+"""A round problem from a file: a CSV or Parquet table of devices, or a JSON document with everything.
+
+The JSON document holds the fields of `RoundProblem`, with the devices under `devices`, as a list of objects or
+as columns. A table holds the devices only; the rest comes as options. Options go before the document.
+"""
+
+import json
+from collections.abc import Mapping
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+from cfel.control import Budget, RoundProblem, Rounds, round_caps
+from cfel.cost import new_ledger
+from cfel.errors import FleetFileError, InputError, unknown_name
+from cfel.system import read_devices
+
+DEVICE_FIELDS = ("mu", "alpha", "nu", "power", "cluster")
+OPTIONAL_FIELDS = ("rho_min", "rho_max", "theta_min", "theta_max", "battery")
+ROUND_FIELDS = ("tau", "sigma2", "g2", "time_cap", "energy_cap", "noise_weight", "on_unreachable")
+BOUND_FIELDS = ("rho_min", "rho_max", "theta_min", "theta_max")
+DEFAULTS: Mapping[str, Any] = {"tau": 5, "sigma2": 1.0, "g2": 1.0, "time_cap": np.inf, "energy_cap": np.inf}
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class NamedProblem:
+    """A problem together with what its file calls devices and clusters."""
+
+    problem: RoundProblem
+    device_names: tuple[str, ...]
+    cluster_names: tuple[str, ...]
+
+
+@dataclass(frozen=True, slots=True)
+class RunLength:
+    """Total budgets and the number of rounds they are for."""
+
+    time_budget: float
+    energy_budget: float
+    rounds: int
+    edge_rounds: int
+
+    def caps(self, clusters: int) -> dict[str, Any]:
+        """Caps of the first edge round of such a run."""
+        budget = Budget(self.time_budget, self.energy_budget)
+        rounds = Rounds(self.rounds, self.edge_rounds)
+        seconds, joules = round_caps(budget, new_ledger(clusters), rounds, 0, 0, np.zeros(clusters))
+        return {"time_cap": seconds, "energy_cap": joules}
+
+
+def read_problem(
+    path: str | Path, options: Mapping[str, Any], length: RunLength | None = None
+) -> NamedProblem:
+    """Reads devices (and, from JSON, the rest) and makes the problem.
+
+    Args:
+        path: .json, .csv or .parquet.
+        options: fields of `RoundProblem` other than the devices'; they go before the document's.
+        length: total budgets, instead of caps for the round.
+
+    Raises:
+        FleetFileError: the file cannot be used; the message names the place and the value.
+    """
+    is_json = Path(path).suffix.lower() == ".json"
+    fields, device_names, cluster_names = _from_json(path) if is_json else _from_table(path)
+    given = {**DEFAULTS, **fields, **options}
+    if length is not None:
+        given |= length.caps(len(cluster_names))
+    try:
+        problem = RoundProblem(**given)
+    except InputError as error:
+        raise FleetFileError(f"{path}: {error}") from error
+    names = cluster_names if len(cluster_names) == problem.clusters else _numbers(problem.clusters)
+    return NamedProblem(problem, device_names, names)
+
+
+def _from_table(path: str | Path) -> tuple[dict[str, Any], tuple[str, ...], tuple[str, ...]]:
+    table = read_devices(path)
+    fields: dict[str, Any] = {name: getattr(table, name) for name in DEVICE_FIELDS}
+    fields |= {name: getattr(table, name) for name in BOUND_FIELDS if getattr(table, name) is not None}
+    if table.battery_joules is not None:
+        fields["battery"] = table.battery_joules
+    names = _numbers(table.devices) if table.names is None else tuple(table.names.tolist())
+    return fields, names, table.cluster_labels
+
+
+def _from_json(path: str | Path) -> tuple[dict[str, Any], tuple[str, ...], tuple[str, ...]]:
+    document = _document(path)
+    for key in document:
+        if key not in (*ROUND_FIELDS, *BOUND_FIELDS, "devices"):
+            raise FleetFileError(
+                f"{path}: {unknown_name('top level', key, (*ROUND_FIELDS, *BOUND_FIELDS, 'devices'))}"
+            )
+    columns = _columns(path, document.get("devices"))
+    names = columns.pop("name", columns.pop("id", None))
+    device_names = _numbers(len(columns["mu"])) if names is None else tuple(str(name) for name in names)
+    labels = list(dict.fromkeys(str(label) for label in columns["cluster"]))
+    if any(isinstance(label, str) for label in columns["cluster"]):
+        columns["cluster"] = [labels.index(str(label)) for label in columns["cluster"]]
+    else:
+        labels = list(_numbers(_most(path, columns["cluster"]) + 1))
+    rest = {key: _unlimited(key, value) for key, value in document.items() if key != "devices"}
+    if "battery" in columns:
+        columns["battery"] = [np.inf if joules is None else joules for joules in columns["battery"]]
+    return {**rest, **columns}, device_names, tuple(labels)
+
+
+def _document(path: str | Path) -> dict[str, Any]:
+    try:
+        document = json.loads(Path(path).read_text(encoding="utf-8"))
+    except (OSError, UnicodeDecodeError, json.JSONDecodeError) as error:
+        raise FleetFileError(f"{path}: cannot be read: {error}") from error
+    if not isinstance(document, dict):
+        raise FleetFileError(f"{path}: must be an object with `devices`, got a {type(document).__name__}")
+    return document
+
+
+def _columns(path: str | Path, devices: object) -> dict[str, Any]:
+    """The devices as columns, whichever way they were written."""
+    allowed = (*DEVICE_FIELDS, *OPTIONAL_FIELDS, "id", "name")
+    if isinstance(devices, list) and all(isinstance(row, dict) for row in devices):
+        keys = list(dict.fromkeys(key for row in devices for key in row)) or list(DEVICE_FIELDS)
+        for number, row in enumerate(devices):
+            for key in keys:
+                if key not in row:
+                    raise FleetFileError(f"{path}: devices[{number}].{key}: is missing")
+        devices = {key: [row[key] for row in devices] for key in keys}
+    if not isinstance(devices, dict):
+        raise FleetFileError(f"{path}: devices: must be a list of objects or an object of columns")
+    for key in devices:
+        if key not in allowed:
+            raise FleetFileError(f"{path}: {unknown_name('devices', key, allowed)}")
+    for key in DEVICE_FIELDS:
+        if not isinstance(devices.get(key), list):
+            raise FleetFileError(f"{path}: devices.{key}: is missing or not a list")
+    return dict(devices)
+
+
+def _most(path: str | Path, clusters: list[Any]) -> int:
+    for number, cluster in enumerate(clusters):
+        if isinstance(cluster, bool) or not isinstance(cluster, int) or cluster < 0:
+            found = f"devices[{number}].cluster = {cluster!r}"
+            raise FleetFileError(f"{path}: {found}: must be a whole number ≥ 0 or a name")
+    return max(clusters, default=0)
+
+
+def _unlimited(key: str, value: object) -> object:
+    """JSON has no infinity: `null` and "inf" stand for a cap without limit."""
+    if key not in ("time_cap", "energy_cap"):
+        return value
+    if isinstance(value, list):
+        return [_unlimited(key, entry) for entry in value]
+    return np.inf if value is None or value == "inf" else value
+
+
+def _numbers(count: int) -> tuple[str, ...]:
+    return tuple(str(number) for number in range(count))

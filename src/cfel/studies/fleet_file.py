@@ -1,7 +1,7 @@
 """A round problem from a file: a CSV or Parquet table of devices, or a JSON document with everything.
 
-The JSON document holds the fields of `RoundProblem`, with the devices under `devices`, as a list of objects or
-as columns. A table holds the devices only; the rest comes as options. Options go before the document.
+The JSON document holds the fields of `RoundProblem`, with the devices under `devices`, as a list of objects
+or as columns. A table holds the devices only; the rest comes as options. Options go before the document.
 """
 
 import json

@@ -1,0 +1,51 @@
+"""The command line: parse, call, print. The only part of cfel that prints.
+
+Results go to standard output, everything else to standard error. Exit codes: 0 done, 1 failed, 2 wrong usage
+or configuration, 130 interrupted.
+"""
+
+import argparse
+import sys
+from collections.abc import Sequence
+
+from rich.console import Console
+from rich.markup import escape
+
+from cfel import __version__
+from cfel.cli import bench, demo, plan, theory
+from cfel.errors import CfelError, InputError
+
+COMMANDS = (demo, plan, theory, bench)
+
+
+def main(arguments: Sequence[str] | None = None) -> int:
+    """Runs one command and returns its exit code."""
+    errors = Console(stderr=True, highlight=False)
+    parsed = _parser().parse_args(arguments)
+    try:
+        return int(parsed.run(parsed))
+    except InputError as error:
+        errors.print(f"[bold red]error:[/] {escape(str(error))}", soft_wrap=True)
+        return 2
+    except CfelError as error:
+        errors.print(f"[bold red]failed:[/] {escape(str(error))}", soft_wrap=True)
+        return 1
+    except KeyboardInterrupt:
+        errors.print("interrupted")
+        return 130
+    except BrokenPipeError:
+        sys.stderr.close()
+        return 1
+
+
+def _parser() -> argparse.ArgumentParser:
+    parser = argparse.ArgumentParser(
+        prog="cfel",
+        description="Cooperative federated edge learning under time and energy budgets.",
+        epilog="`cfel COMMAND --help` explains a command and gives an example.",
+    )
+    parser.add_argument("--version", action="version", version=f"cfel {__version__}")
+    commands = parser.add_subparsers(title="commands", metavar="COMMAND", required=True)
+    for command in COMMANDS:
+        command.register(commands)
+    return parser

@@ -1,0 +1,77 @@
+"""Theorem 1 for an experiment file: plans from a rehearsal, constants as assumed or by default."""
+
+from collections.abc import Sequence
+from dataclasses import asdict, dataclass
+from pathlib import Path
+from typing import Any
+
+from cfel.control import Bound, Landscape, build_scheme, omega1, rehearse, theorem_1
+from cfel.experiment import load_experiment
+
+
+@dataclass(frozen=True, slots=True)
+class Assumptions:
+    """What Theorem 1 needs and an experiment file does not say.
+
+    Attributes:
+        initial_gap: F(u⁰) − F_inf.
+        sigma2, g2: σ² and G².
+        smoothness: L; `None` for 1/(2η), the case in which P2 is the theorem's bound as printed.
+        learning_rate: η; `None` for the experiment's.
+    """
+
+    initial_gap: float
+    sigma2: float
+    g2: float
+    smoothness: float | None = None
+    learning_rate: float | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class TheoremReport:
+    """The theorem's terms for one experiment, with everything they rest on."""
+
+    name: str
+    scheme: str
+    clusters: int
+    edge_rounds: int
+    zeta: float
+    omega1: float
+    landscape: Landscape
+    bound: Bound
+
+    def to_dict(self) -> dict[str, Any]:
+        """Plain values, the bound's total included."""
+        document = asdict(self)
+        document["bound"]["total"] = self.bound.total
+        return document
+
+
+def report_theorem(path: str | Path, changes: Sequence[str], assumed: Assumptions) -> TheoremReport:
+    """Rehearses the experiment and evaluates the theorem on its plans."""
+    experiment = load_experiment(path, changes)
+    rate = assumed.learning_rate or experiment.local.learning_rate
+    landscape = Landscape(
+        smoothness=1 / (2 * rate) if assumed.smoothness is None else assumed.smoothness,
+        initial_gap=assumed.initial_gap,
+        sigma2=assumed.sigma2,
+        g2=assumed.g2,
+        learning_rate=rate,
+    )
+    setting, backhaul = experiment.setting(assumed.sigma2, assumed.g2)
+    rehearsed = rehearse(setting, build_scheme(experiment.scheme), experiment.budgets(setting))
+    plans = [
+        (plan.rho[now.available], plan.theta[now.available])
+        for each in rehearsed
+        for plan, now in zip(each.plans, each.conditions, strict=True)
+    ]
+    return TheoremReport(
+        name=experiment.name,
+        scheme=experiment.scheme.name,
+        clusters=backhaul.clusters,
+        edge_rounds=len(plans),
+        zeta=backhaul.zeta,
+        omega1=omega1(backhaul.zeta),
+        landscape=landscape,
+        bound=theorem_1(landscape, experiment.rounds, backhaul.zeta, plans),
+    )

@@ -61,9 +61,8 @@ def _print(console: Console, report: TheoremReport) -> None:
         f"assumed: η = {landscape.learning_rate:g}, L = {landscape.smoothness:g}, "
         f"F(u⁰) − F_inf = {landscape.initial_gap:.4g}, σ² = {landscape.sigma2:g}, G² = {landscape.g2:g}"
     )
-    console.print(
-        f"step size: the backhaul needs η ≤ {bound.topology_limit:.3g}, the plans need η ≤ {bound.plan_limit:.3g}"
-    )
+    limits = f"η ≤ {bound.topology_limit:.3g} for the backhaul, η ≤ {bound.plan_limit:.3g} for the plans"
+    console.print(f"step size: {limits}")
     if bound.holds:
         console.print("[green]the step-size condition holds[/]")
     else:

@@ -47,6 +47,9 @@ class Candidate:
     theta: FloatArray
     objective: float
 
+    def __lt__(self, other: "Candidate") -> bool:
+        return self.objective < other.objective
+
     def gap(self, lower_bound: float) -> float:
         """How much worse than a lower bound this can be at most, relatively."""
         return (self.objective - lower_bound) / max(abs(lower_bound), 1e-300)

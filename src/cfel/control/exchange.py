@@ -20,7 +20,7 @@ GRID = 9
 REFINEMENTS = 4
 SWEEPS = 4
 # A move must gain this share of the objective for another to be tried.
-WORTHWHILE = 1e-5
+WORTHWHILE = 1e-6
 
 
 def spend_left_over(crew: Crew, energy_cap: float, start: Candidate) -> Candidate:
@@ -61,36 +61,54 @@ def exchange(crew: Crew, energy_cap: float, start: Candidate, givers: NDArray[np
     for _ in range(SWEEPS):
         before = best.objective
         for giver in givers:
-            best = min(best, _divide(crew, energy_cap, best, int(giver)), key=lambda plan: plan.objective)
+            best = min(best, _divide(crew, energy_cap, best, int(giver)))
         if before - best.objective <= WORTHWHILE * abs(before):
             break
     return best
 
 
 def _divide(crew: Crew, energy_cap: float, plan: Candidate, giver: int) -> Candidate:
+    """The plan after the giver's best exchange with one partner.
+
+    Each pair's division is sought over the whole range, which finds other dents, and close to the present
+    one, which a coarse grid may pass over.
+    """
     partners = np.delete(np.arange(len(plan.rho)), giver)
     spent = crew.plan_joules(plan.rho, plan.theta)
     left = max(0.0, energy_cap - float(spent.sum()))
     together = spent[partners] + spent[giver] + left
-    shares = _best_shares(crew, giver, partners, together)
-    rho, theta, cost = _both(crew, giver, partners, together, shares)
-    chosen = int(np.argmin(cost - crew.plan_costs(plan.rho, plan.theta)[partners]))
-    new_rho, new_theta = plan.rho.copy(), plan.theta.copy()
-    pair = [giver, int(partners[chosen])]
-    new_rho[pair], new_theta[pair] = rho[:, chosen], theta[:, chosen]
-    return crew.candidate(new_rho, new_theta)
+    low = _least(crew, np.full_like(partners, giver))
+    high = np.maximum(low, together - _least(crew, partners))
+    near = (high - low) / GRID
+    before = crew.plan_costs(plan.rho, plan.theta)[partners]
+    best = plan
+    for floor, ceiling in ((low, high), (spent[giver] - near, spent[giver] + near)):
+        floor, ceiling = np.clip(floor, low, high), np.clip(ceiling, low, high)
+        shares = _best_shares(crew, giver, partners, together, floor, ceiling)
+        rho, theta, cost = _both(crew, giver, partners, together, shares)
+        chosen = int(np.argmin(cost - before))
+        new_rho, new_theta = plan.rho.copy(), plan.theta.copy()
+        pair = [giver, int(partners[chosen])]
+        new_rho[pair], new_theta[pair] = rho[:, chosen], theta[:, chosen]
+        best = min(best, crew.candidate(new_rho, new_theta))
+    return best
 
 
-def _best_shares(crew: Crew, giver: int, partners: NDArray[np.intp], together: FloatArray) -> FloatArray:
+def _best_shares(
+    crew: Crew,
+    giver: int,
+    partners: NDArray[np.intp],
+    together: FloatArray,
+    floor: FloatArray,
+    ceiling: FloatArray,
+) -> FloatArray:
     """The giver's energy beside each partner, by a grid that closes in on its best point."""
-    low, high = _least(crew, np.full_like(partners, giver)), together - _least(crew, partners)
-    high = np.maximum(low, high)
-    floor, ceiling = low, high
+    low, high = floor, ceiling
     grid = np.linspace(0.0, 1.0, GRID)[:, np.newaxis]
+    wide = np.tile(together, GRID)
     for _ in range(REFINEMENTS):
         shares = low + grid * (high - low)
-        wide = np.broadcast_to(together, shares.shape)
-        _, _, cost = _both(crew, giver, np.tile(partners, GRID), wide.ravel(), shares.ravel())
+        _, _, cost = _both(crew, giver, np.tile(partners, GRID), wide, shares.ravel())
         best: FloatArray = shares[cost.reshape(shares.shape).argmin(axis=0), np.arange(len(partners))]
         step = (high - low) / (GRID - 1)
         low, high = np.maximum(floor, best - step), np.minimum(ceiling, best + step)

@@ -14,7 +14,7 @@ import numpy as np
 from cfel.control.crew import Choice, Crew
 
 # Relative distance between chord and tangents at which the walk ends, and a limit no instance came near.
-TOLERANCE = 1e-8
+TOLERANCE = 1e-7
 MOST_STEPS = 100
 # Around the best price the answers just before and just after it are looked up, so that only devices that
 # jump at that very price differ between the two ends.
@@ -58,7 +58,7 @@ def search(crew: Crew, energy_cap: float) -> Bracket:
         point = crew.cheapest(_next_multiplier(over, under, chord, energy_cap, step))
         bound, price = max((bound, price), (_tangent(point, energy_cap), point.multiplier))
         over, under = _narrowed(over, under, point, energy_cap)
-    if crew.size <= SAMPLE:
+    if crew.size <= SAMPLE and (over.piece != under.piece).any():
         for nearby in (price * (1 - NUDGE), price * (1 + NUDGE)):
             if over.multiplier < nearby < under.multiplier:
                 over, under = _narrowed(over, under, crew.cheapest(nearby), energy_cap)

@@ -25,10 +25,13 @@ from cfel.control.reach import Limits
 
 # Proven gaps above which the next kind of effort is made.
 SPEND_ABOVE = 1e-6
-SETTLE_ABOVE = 1e-4
-EXCHANGE_ABOVE = 1e-4
-# Jumping devices that divide their energy with others; more than a few jump only in fleets of twins.
+SETTLE_ABOVE = 2e-4
+EXCHANGE_ABOVE = 4e-4
+# In a large fleet only the jumping devices divide their energy with others, and more than a few jump only
+# where devices are twins. In a small one a dent weighs more, so everybody takes part, from every start.
 MOST_GIVERS = 4
+SMALL = 48
+SMALL_ABOVE = 2e-5
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -63,16 +66,20 @@ def _best_plan(crew: Crew, bracket: Bracket, energy_cap: float) -> Candidate:
     bound = bracket.lower_bound
     piece, rho = _mixed(crew, bracket, energy_cap)
     best = crew.candidate(rho, crew.theta(piece, rho))
-    if best.gap(bound) > SPEND_ABOVE:
-        best = spend_left_over(crew, energy_cap, best)
-    if best.gap(bound) > SETTLE_ABOVE:
-        settled = _settled(crew, piece, bracket, energy_cap)
-        plans = [crew.candidate(rho, crew.theta(piece, rho)) for piece, rho in settled]
-        best = min([best, *plans], key=lambda plan: plan.objective)
-    if best.gap(bound) > EXCHANGE_ABOVE:
-        jumping = np.flatnonzero(bracket.over.piece != bracket.under.piece)
-        best = exchange(crew, energy_cap, best, jumping[:MOST_GIVERS])
-    return best
+    if best.gap(bound) <= SPEND_ABOVE:
+        return best
+    best = spend_left_over(crew, energy_cap, best)
+    small = crew.size <= SMALL
+    if best.gap(bound) <= (SMALL_ABOVE if small else SETTLE_ABOVE):
+        return best
+    settled = _settled(crew, piece, bracket, energy_cap)
+    plans = sorted([best, *(crew.candidate(rho, crew.theta(piece, rho)) for piece, rho in settled)])
+    if small:
+        return min(exchange(crew, energy_cap, plan, np.arange(crew.size)) for plan in plans)
+    if plans[0].gap(bound) <= EXCHANGE_ABOVE:
+        return plans[0]
+    jumping = np.flatnonzero(bracket.over.piece != bracket.under.piece)
+    return exchange(crew, energy_cap, plans[0], jumping[:MOST_GIVERS])
 
 
 def _mixed(crew: Crew, bracket: Bracket, energy_cap: float) -> tuple[Assignment, FloatArray]:

@@ -37,10 +37,10 @@ while True:
     number, total = number + 1, total + number + 1
     for value in tensors.values():
         value += number
-    same = dict.fromkeys(("seconds", "joules", "seconds_expected", "joules_expected", "seconds_realised",
-                          "joules_realised", "rho_mean", "theta_mean", "sigma2", "g2", "wall_seconds"), number)
-    record = RoundRecord(round=number, loss=float(total), accuracy=None, gap=None, feasible=True, wire_bytes=0,
-                         model_sha256="0" * 64, **same)
+    numbers = ("seconds", "joules", "seconds_expected", "joules_expected", "seconds_realised",
+               "joules_realised", "rho_mean", "theta_mean", "sigma2", "g2", "wall_seconds")
+    record = RoundRecord(round=number, loss=float(total), accuracy=None, gap=None, feasible=True,
+                         wire_bytes=0, model_sha256="0" * 64, **dict.fromkeys(numbers, number))
     columns = ("edge_round", "device", "cluster", "rho", "theta", "mu", "alpha", "nu", "power", "steps",
                "seconds", "joules")
     writer.append(record, PlanTable(round=number, **dict.fromkeys(columns, np.ones(2))))

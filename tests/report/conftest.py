@@ -6,6 +6,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 
+from cfel.report import write_report
 from cfel.runlog import FleetDescription, PlanTable, RoundRecord, RunWriter, describe_environment
 
 CLUSTERS = 8
@@ -113,6 +114,12 @@ def comparison(tmp_path_factory: pytest.TempPathFactory) -> Path:
                 root / scheme / f"seed-{seed}", scheme, seed, lines, fleet=fleet, plans=True, name="ring of 8"
             )
     return root
+
+
+@pytest.fixture(scope="session")
+def comparison_page(comparison: Path) -> str:
+    """Its page, with the target 0.7."""
+    return write_report(comparison, 0.7).read_text(encoding="utf-8")
 
 
 @pytest.fixture

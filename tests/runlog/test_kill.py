@@ -12,7 +12,7 @@ import pytest
 
 from cfel.runlog import RunDirectory, RunWriter, holds_run
 
-KILLS = 25
+KILLS = 20
 
 # Every round adds its number to a vector of 100 kB in four shards, so that a wrong or mixed checkpoint shows.
 CHILD = """

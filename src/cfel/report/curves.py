@@ -110,9 +110,8 @@ def spread(heights: Sequence[float], distance: float) -> list[float]:
     if not moved:
         return []
     shift = (sum(moved) - sum(heights)) / len(moved)
-    shift = max(shift, moved[-1] - 1.0)
-    shift = min(shift, moved[0])
-    return [height - shift for height in moved]
+    risen = [max(height - shift, place * distance) for place, height in enumerate(moved)]
+    return [min(height, 1.0 - place * distance) for place, height in enumerate(risen[::-1])][::-1]
 
 
 def accuracy_figure(

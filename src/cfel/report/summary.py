@@ -135,4 +135,6 @@ def student(degrees_of_freedom: int) -> float:
     if degrees_of_freedom <= len(_STUDENT):
         return _STUDENT[degrees_of_freedom - 1]
     z, n = _NORMAL, degrees_of_freedom
-    return z + (z**3 + z) / (4 * n) + (5 * z**5 + 16 * z**3 + 3 * z) / (96 * n**2)
+    first, second = (z**3 + z) / 4, (5 * z**5 + 16 * z**3 + 3 * z) / 96
+    third = (3 * z**7 + 19 * z**5 + 17 * z**3 - 15 * z) / 384
+    return z + first / n + second / n**2 + third / n**3

@@ -7,13 +7,13 @@ from pathlib import Path
 
 import numpy as np
 import pytest
-from hypothesis import given
+from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from cfel.report import load_runs
 from cfel.report.backhaul import circle
 from cfel.report.curves import curve, spread
-from cfel.report.devices import _grouped, _most_frequent, _thinned, device_means
+from cfel.report.devices import device_means, grouped_rows, most_frequent, thinned
 from cfel.report.pictures import Picture, draw_pictures, write_pictures
 from cfel.report.style import colour_pairs, scheme_styles
 from cfel.runlog import PlanTable, RoundRecord
@@ -45,6 +45,7 @@ def test_seeds_are_joined_round_by_round(tmp_path: Path, make_run: MakeRun, make
     np.testing.assert_allclose(line.high, [0.3, 0.6])
 
 
+@settings(deadline=None)
 @given(st.lists(st.floats(0, 1), max_size=10).map(sorted))
 def test_names_keep_their_order_their_distance_and_the_panel(heights: list[float]) -> None:
     moved = spread(heights, 0.1)
@@ -70,21 +71,21 @@ def test_device_means_are_over_edge_rounds() -> None:
     np.testing.assert_allclose(device_means(table, "rho", 3), [0.3, np.nan, 0.9])
 
 
-def test_many_rounds_are_thinned_and_many_devices_grouped() -> None:
+def test_many_rounds_arethinned_and_many_devicesgrouped_rows() -> None:
     """500 rounds in at most 200: every third, back from the last; 4 rows in 2: pairs averaged, no gaps."""
-    assert _thinned(range(1, 501), 200)[-2:] == [497, 500]
-    assert len(_thinned(range(1, 501), 200)) == 167
-    assert _thinned([], 200) == []
+    assert thinned(range(1, 501), 200)[-2:] == [497, 500]
+    assert len(thinned(range(1, 501), 200)) == 167
+    assert thinned([], 200) == []
     rows = np.array([[1.0], [3.0], [5.0], [np.nan]])
-    np.testing.assert_allclose(_grouped(rows, 2), [[2.0], [5.0]])
+    np.testing.assert_allclose(grouped_rows(rows, 2), [[2.0], [5.0]])
 
 
 def test_stragglers_are_ranked_and_the_rest_summed() -> None:
     """Ten rounds: device 7 four times, one round without, five others once: shares of all ten."""
-    bars = _most_frequent([7, 7, 3, None, 7, 7, 1, 2, 4, 5], 10, "device")
+    bars = most_frequent([7, 7, 3, None, 7, 7, 1, 2, 4, 5], 10, "device")
     assert bars[0] == ("device 7", 0.4)
     assert bars[1] == ("device 1", 0.1)
-    many = _most_frequent(list(range(20)), 20, "device")
+    many = most_frequent(list(range(20)), 20, "device")
     assert many[-1] == ("12 others", 0.6)
 
 

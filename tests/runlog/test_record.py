@@ -6,7 +6,7 @@ from collections.abc import Callable
 
 import numpy as np
 import pytest
-from hypothesis import given
+from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from cfel.errors import InputError
@@ -41,6 +41,7 @@ records = st.builds(
 )
 
 
+@settings(deadline=None)
 @given(records)
 def test_a_line_gives_back_the_record_to_the_last_bit(record: RoundRecord) -> None:
     """Also NaN and infinities, also words with line breaks; `repr` tells −0.0 from 0.0."""

@@ -6,5 +6,6 @@ No number is computed here that is not in a log already, but for means, interval
 from cfel.report.load import Run, load_run, load_runs
 from cfel.report.page import write_report
 from cfel.report.summary import summarise, write_summary
+from cfel.report.tensorboard import write_events
 
-__all__ = ["Run", "load_run", "load_runs", "summarise", "write_report", "write_summary"]
+__all__ = ["Run", "load_run", "load_runs", "summarise", "write_events", "write_report", "write_summary"]

@@ -39,6 +39,6 @@ def backhaul_figure(fleet: FleetDescription) -> Figure:
 
 def _names(axes: Axes, points: NDArray[np.float64], sizes: NDArray[np.intp]) -> None:
     for number, (point, size) in enumerate(zip(points, sizes, strict=True)):
-        x, y = point * (1.17, 1.27)
+        x, y = point * (1.22, 1.27)
         side = "center" if abs(x) < 0.3 else "left" if x > 0 else "right"
         axes.text(x, y, f"edge {number}\n{size} devices", ha=side, va="center", linespacing=1.1)

@@ -92,6 +92,7 @@ def _name_ends(axes: Axes, curves: Sequence[Curve]) -> None:
             color=line.style.colour,
             fontweight="bold",
             va="center",
+            parse_math=False,
             arrowprops={
                 "arrowstyle": "-",
                 "color": line.style.colour,

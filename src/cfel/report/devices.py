@@ -10,7 +10,7 @@ from matplotlib.ticker import MaxNLocator, PercentFormatter
 from numpy.typing import NDArray
 
 from cfel.report.load import Run
-from cfel.report.style import MUTED, SURFACE, SchemeStyle, new_figure
+from cfel.report.style import GRID, INK, MUTED, SURFACE, SchemeStyle, new_figure
 from cfel.runlog import PlanTable
 
 _MOST_ROUNDS = 200
@@ -20,7 +20,7 @@ _MOST_BARS = 8
 
 def decisions_figure(run: Run) -> Figure | None:
     """Heat maps of ρ and θ, a row per device and a column per round; None without plan tables."""
-    rounds = _thinned(run.directory.plan_rounds(), _MOST_ROUNDS)
+    rounds = thinned(run.directory.plan_rounds(), _MOST_ROUNDS)
     if not rounds:
         return None
     plans = [run.directory.plan(number) for number in rounds]
@@ -30,7 +30,7 @@ def decisions_figure(run: Run) -> Figure | None:
         all_axes, ("rho", "theta"), ("ρ, share of local steps", "θ, share uploaded"), strict=True
     ):
         table = np.stack([device_means(plan, name, run.fleet.devices) for plan in plans], axis=1)
-        _heat_map(axes, _grouped(table[order], _MOST_ROWS), rounds, run)
+        _heat_map(axes, grouped_rows(table[order], _MOST_ROWS), rounds, run)
         axes.set_title(title)
     all_axes[-1].set_xlabel("global round")
     figure.colorbar(all_axes[0].images[0], ax=all_axes, shrink=0.7, pad=0.02).outline.set_visible(False)
@@ -47,13 +47,13 @@ def device_means(plan: PlanTable, name: str, devices: int) -> NDArray[np.float64
     return means
 
 
-def _thinned(numbers: Sequence[int], most: int) -> list[int]:
+def thinned(numbers: Sequence[int], most: int) -> list[int]:
     """At most `most` of the numbers, evenly spread, the last one among them."""
     step = -(-len(numbers) // most) or 1
     return list(numbers[::-1][::step][::-1])
 
 
-def _grouped(table: NDArray[np.float64], most: int) -> NDArray[np.float64]:
+def grouped_rows(table: NDArray[np.float64], most: int) -> NDArray[np.float64]:
     """Neighbouring rows averaged until at most `most` are left: a large fleet has more rows than pixels."""
     if len(table) <= most:
         return table
@@ -80,7 +80,7 @@ def _heat_map(axes: Axes, table: NDArray[np.float64], rounds: Sequence[int], run
 def straggler_figure(run: Run, style: SchemeStyle) -> Figure | None:
     """Share of rounds in which a cluster was the slowest, and a device the one waited for, if known."""
     panels = [
-        (title, _most_frequent(numbers, len(run.records), word))
+        (title, most_frequent(numbers, len(run.records), word))
         for title, word, numbers in (
             ("slowest cluster, share of rounds", "cluster", [r.slowest_cluster for r in run.records]),
             ("device waited for, share of rounds", "device", [r.straggler for r in run.records]),
@@ -96,7 +96,8 @@ def straggler_figure(run: Run, style: SchemeStyle) -> Figure | None:
     return figure
 
 
-def _most_frequent(numbers: Sequence[int | None], rounds: int, word: str) -> list[tuple[str, float]]:
+def most_frequent(numbers: Sequence[int | None], rounds: int, word: str) -> list[tuple[str, float]]:
+    """Shares of all rounds, the largest first; those beyond the first few are summed into one bar."""
     counts = Counter(number for number in numbers if number is not None)
     ranked = sorted(counts.items(), key=lambda item: (-item[1], item[0]))
     bars = [(f"{word} {number}", count / rounds) for number, count in ranked[:_MOST_BARS]]
@@ -107,11 +108,12 @@ def _most_frequent(numbers: Sequence[int | None], rounds: int, word: str) -> lis
 
 def _bars(axes: Axes, shares: Sequence[tuple[str, float]], style: SchemeStyle) -> None:
     labels, values = [label for label, _ in shares], [value for _, value in shares]
-    bars = axes.barh(labels, values, color=style.colour, height=0.7)
+    colours = [GRID if label.endswith("others") else style.colour for label in labels]
+    bars = axes.barh(labels, values, color=colours, height=0.7)
     axes.bar_label(bars, [f"{value:.0%}" for value in values], padding=3, color=MUTED)
     axes.invert_yaxis()
     axes.set_xlim(0.0, max(values) * 1.15)
     axes.xaxis.set_major_formatter(PercentFormatter(1.0, decimals=0))
     axes.xaxis.set_major_locator(MaxNLocator(5))
     axes.grid(visible=False, axis="y")
-    axes.tick_params(axis="y", length=0, labelcolor=style.colour)
+    axes.tick_params(axis="y", length=0, labelcolor=INK)

@@ -10,12 +10,12 @@ from importlib.resources import files
 from pathlib import Path
 from typing import Any
 
-from cfel.errors import RunDirectoryError
 from cfel.report.load import Run, by_scheme, load_runs, stated_target
 from cfel.report.pictures import Picture, draw_pictures, write_pictures
 from cfel.report.style import SchemeStyle, colour_pairs, css_variable, scheme_styles
 from cfel.report.summary import summarise
 from cfel.report.tables import headline, share_text, summary_table
+from cfel.runlog.durable import replace_file
 
 
 def write_report(path: Path, target: float | None = None) -> Path:
@@ -36,10 +36,7 @@ def write_report(path: Path, target: float | None = None) -> Path:
     pictures = draw_pictures(runs, target)
     write_pictures(path / "figures", pictures)
     page = path / "report.html"
-    try:
-        page.write_text(render_page(runs, summarise(runs, target), pictures), encoding="utf-8")
-    except OSError as error:
-        raise RunDirectoryError(f"cannot write {page}: {error.strerror}") from error
+    replace_file(page, render_page(runs, summarise(runs, target), pictures).encode())
     return page
 
 

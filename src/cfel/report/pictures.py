@@ -8,12 +8,12 @@ from pathlib import Path
 
 from matplotlib.figure import Figure
 
-from cfel.errors import RunDirectoryError
 from cfel.report.backhaul import backhaul_figure
 from cfel.report.curves import accuracy_figure, budget_figure, estimates_figure
 from cfel.report.devices import decisions_figure, straggler_figure
 from cfel.report.load import Run, by_scheme
 from cfel.report.style import SchemeStyle, as_inline_svg, as_png, as_svg, drawing, scheme_styles
+from cfel.runlog.durable import replace_file, reported
 
 
 @dataclass(frozen=True, slots=True)
@@ -73,13 +73,11 @@ def write_pictures(directory: Path, pictures: tuple[Picture, ...]) -> None:
     Raises:
         RunDirectoryError: the system refused.
     """
-    try:
+    with reported("create", directory):
         directory.mkdir(exist_ok=True)
-        for picture in pictures:
-            (directory / f"{picture.name}.svg").write_text(picture.svg, encoding="utf-8")
-            (directory / f"{picture.name}.png").write_bytes(picture.png)
-    except OSError as error:
-        raise RunDirectoryError(f"cannot write figures into {directory}: {error.strerror}") from error
+    for picture in pictures:
+        replace_file(directory / f"{picture.name}.svg", picture.svg.encode())
+        replace_file(directory / f"{picture.name}.png", picture.png)
 
 
 def _drawn(plan: _Plan) -> Picture | None:

@@ -12,6 +12,7 @@ from statistics import fmean, stdev
 from typing import Any
 
 from cfel.report.load import Run, by_scheme
+from cfel.runlog.durable import replace_file
 
 REFERENCE = "cef"
 """Gains are over this scheme."""
@@ -71,10 +72,8 @@ def summarise(runs: Sequence[Run], target: float | None) -> dict[str, Any]:
 
 
 def write_summary(path: Path, document: Mapping[str, Any]) -> None:
-    """Writes `summary.json` into the directory `path`."""
-    (path / "summary.json").write_text(
-        json.dumps(document, indent=2, allow_nan=False) + "\n", encoding="utf-8"
-    )
+    """Writes `summary.json` into the directory `path`, whole or not at all."""
+    replace_file(path / "summary.json", (json.dumps(document, indent=2, allow_nan=False) + "\n").encode())
 
 
 def measure(run: Run, target: float | None) -> dict[str, float | None]:

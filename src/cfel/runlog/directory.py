@@ -134,10 +134,11 @@ class RunWriter:
         Raises:
             RunDirectoryError: `path` holds a run already, or cannot be written.
         """
-        if holds_run(path):
+        if holds_run(path) or (path / "checkpoint" / "manifest.json").exists():
             raise RunDirectoryError(f"{path} holds a run already: resume it, or choose another directory")
         with reported("create", path):
             path.mkdir(parents=True, exist_ok=True)
+            sync_directory(path.parent)
         replace_file(path / _EXPERIMENT, experiment_toml.encode())
         replace_file(path / _FLEET, fleet.to_json().encode())
         replace_file(path / _ENVIRONMENT, environment.to_json().encode())

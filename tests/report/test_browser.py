@@ -41,7 +41,7 @@ def browse(page: Path, profile: Path, *options: str) -> str:
 @pytest.mark.parametrize("width", [1280, 390])
 @pytest.mark.parametrize(("scheme", "ground"), [("1", "rgb(244/246/248)"), ("0", "rgb(15/19/23)")])
 def test_the_page_fits(comparison_page: str, tmp_path: Path, width: int, scheme: str, ground: str) -> None:
-    """Width asked for = width laid out = width of the content; 16 figures, none collapsed; light and dark."""
+    """Width asked for = width laid out = width of the content; 12 figures, none collapsed; light and dark."""
     probed = comparison_page.replace("</body>", f"{PROBE}</body>")
     wrapper = tmp_path / "frame.html"
     wrapper.write_text(FRAME % (width, escape(probed)), encoding="utf-8")
@@ -51,7 +51,7 @@ def test_the_page_fits(comparison_page: str, tmp_path: Path, width: int, scheme:
     assert probe is not None
     laid_out, content, outside, figures, least_height, table_overflow, found_ground = probe[1].split()
     assert (laid_out, content, outside) == (str(width), str(width), "0")
-    assert figures == "16"
+    assert figures == "12"
     assert float(least_height) > 100
     assert table_overflow == "0"
     assert found_ground == ground

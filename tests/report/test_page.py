@@ -58,8 +58,8 @@ def test_the_result_comes_first(comparison_page: str) -> None:
         for words in ("HCEF is first", '<table class="summary"', "<figure", "<details>")
     ]
     assert places == sorted(places)
-    assert comparison_page.count("<figure") == 16
-    assert comparison_page.count("<details>") == 10
+    assert comparison_page.count("<figure") == 12
+    assert comparison_page.count("<details>") == 6
     assert "cfel compare tiny.toml" in comparison_page
 
 

@@ -132,7 +132,7 @@ def as_svg(figure: Figure) -> str:
 def as_png(figure: Figure) -> bytes:
     """The figure as a PNG file."""
     buffer = io.BytesIO()
-    figure.savefig(buffer, format="png", dpi=200, metadata={"Software": None})
+    figure.savefig(buffer, format="png", dpi=160, metadata={"Software": None})
     return buffer.getvalue()
 
 

@@ -2,7 +2,7 @@
 
 An event file is a row of records (length, checksum, bytes, checksum); the bytes are protocol buffers with
 four fields in use. Sixty lines of that are less to carry than TensorBoard's own package as a dependency. The
-time of an event is the run's virtual time, so TensorBoard's "relative" axis shows the seconds the paper counts.
+time of an event is the run's virtual time, so TensorBoard's "relative" axis shows the paper's seconds.
 """
 
 import math

@@ -92,7 +92,8 @@ def test_stragglers_are_ranked_and_the_rest_summed() -> None:
 def test_a_scheme_looks_the_same_in_any_company() -> None:
     alone, together = scheme_styles(["mll_sgd"]), scheme_styles(["x:y", "cef", "mll-sgd", "z:w"])
     assert alone["mll_sgd"] == together["mll-sgd"]
-    assert alone["mll_sgd"].label == "MLL-SGD"
+    assert (alone["mll_sgd"].label, alone["mll_sgd"].short) == ("MLL-SGD", "MLL-SGD")
+    assert scheme_styles(["my.package:adaptive_scheme"])["my.package:adaptive_scheme"].short == "adaptive_sc…"
     assert len({style.colour for style in together.values()}) == 4
 
 

@@ -170,6 +170,39 @@ def test_a_run_killed_while_it_was_made_can_be_made_again(tmp_path: Path, make_r
     assert RunDirectory.open(tmp_path).records() == ()
 
 
+def test_a_checkpoint_without_its_log_is_not_overwritten(
+    tmp_path: Path, make_run: MakeRun, make_record: MakeRecord
+) -> None:
+    with make_run(tmp_path) as writer:
+        writer.append(make_record(1))
+        writer.save_checkpoint(Checkpoint(1, {}, {}))
+    (tmp_path / "rounds.jsonl").unlink()
+    with pytest.raises(RunDirectoryError, match="holds a run already"):
+        make_run(tmp_path)
+
+
+def _fail_at_the_last_checkpoint(writer: RunWriter, record: RoundRecord, error: Exception | None) -> None:
+    """Replaces the checkpoint directory by a file, saves a checkpoint, and ends as told."""
+    with writer:
+        writer.append(record)
+        (writer.path / "checkpoint").rmdir()
+        (writer.path / "checkpoint").write_text("")
+        writer.save_checkpoint(Checkpoint(record.round, {"w": np.ones(1)}, {}))
+        if error is not None:
+            raise error
+
+
+def test_a_failed_checkpoint_does_not_hide_what_went_wrong_before(
+    tmp_path: Path, make_run: MakeRun, make_record: MakeRecord
+) -> None:
+    """Leaving because of an error notes the failed checkpoint on it; leaving in peace raises it."""
+    with pytest.raises(KeyError, match="training") as caught:
+        _fail_at_the_last_checkpoint(make_run(tmp_path / "a"), make_record(1), KeyError("training"))
+    assert "last checkpoint could not be written" in caught.value.__notes__[0]
+    with pytest.raises(RunDirectoryError, match="cannot write"):
+        _fail_at_the_last_checkpoint(make_run(tmp_path / "b"), make_record(1), None)
+
+
 def test_two_writers_at_once_are_refused(tmp_path: Path, make_run: MakeRun) -> None:
     with (
         make_run(tmp_path),

@@ -25,8 +25,8 @@ def backhaul_figure(fleet: FleetDescription) -> Figure:
         weight = (fleet.mixing[a][b] + fleet.mixing[b][a]) / 2
         axes.plot(*points[[a, b]].T, color=MUTED, linewidth=0.6 + 4.0 * weight, zorder=1)
     sizes = np.bincount(fleet.cluster, minlength=fleet.clusters)
-    area = 900.0 if fleet.clusters <= _MOST_NAMES // 2 else 250.0
-    areas = area * sizes / max(sizes.max(initial=1), 1)
+    largest = min(700.0, 140_000.0 / max(fleet.clusters, 1) ** 2)  # neighbours on the circle stay apart
+    areas = largest * sizes / max(sizes.max(initial=1), 1)
     axes.scatter(points[:, 0], points[:, 1], s=areas, color=INK, edgecolor=SURFACE, zorder=2)
     if fleet.clusters <= _MOST_NAMES:
         _names(axes, points, sizes)
@@ -41,4 +41,6 @@ def _names(axes: Axes, points: NDArray[np.float64], sizes: NDArray[np.intp]) -> 
     for number, (point, size) in enumerate(zip(points, sizes, strict=True)):
         x, y = point * (1.22, 1.27)
         side = "center" if abs(x) < 0.3 else "left" if x > 0 else "right"
-        axes.text(x, y, f"edge {number}\n{size} devices", ha=side, va="center", linespacing=1.1)
+        axes.text(
+            x, y, f"edge {number}\n{size} device{'s' * int(size != 1)}", ha=side, va="center", linespacing=1.1
+        )

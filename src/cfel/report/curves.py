@@ -84,7 +84,7 @@ def _name_ends(axes: Axes, curves: Sequence[Curve]) -> None:
     heights = spread([float(end[1]) for end, _ in ends], _LABEL_DISTANCE)
     for (end, line), height in zip(ends, heights, strict=True):
         axes.annotate(
-            line.style.label,
+            line.style.short,
             xy=(float(end[0]), float(end[1])),
             xytext=(1.03, height),
             xycoords="axes fraction",
@@ -194,8 +194,9 @@ def budget_figure(groups: Mapping[str, tuple[Run, ...]], styles: Mapping[str, Sc
         axes.yaxis.set_major_formatter(PercentFormatter(1.0, decimals=0))
         _limits(axes, curves, 0.0)
         axes.axhline(0.0, color=MUTED, linewidth=1.2)
+        axes.xaxis.set_major_locator(MaxNLocator(integer=True))
         draw_curves(axes, curves)
-    _right(all_axes[-1], "global round")
+    all_axes[-1].set_xlabel("global round")
     return figure
 
 
@@ -233,6 +234,7 @@ def estimates_figure(
         low, high = min(line.low.min() for line in curves), max(line.high.max() for line in curves)
         axes.set_ylim(low / 1.25, high * 1.25)
         axes.set_xlim(0.0, max(line.x.max() for line in curves) * 1.02 or 1.0)
+        axes.xaxis.set_major_locator(MaxNLocator(integer=True))
         draw_curves(axes, curves)
-    _right(all_axes[-1], "global round")
+    all_axes[-1].set_xlabel("global round")
     return figure

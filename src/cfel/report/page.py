@@ -85,7 +85,7 @@ def _subtitle(runs: tuple[Run, ...], target: float | None) -> str:
     rounds = max((len(run.records) for run in runs), default=0)
     fleet = runs[0].fleet
     parts = [
-        f"{fleet.devices} devices in {fleet.clusters} clusters",
+        f"{fleet.devices:,} devices in {fleet.clusters} clusters",
         f"{schemes} scheme{'s' * (schemes != 1)}",
         f"{seeds} seed{'s' * (seeds != 1)}",
         f"up to {rounds} global rounds",

@@ -4,6 +4,7 @@
     ├── InputError          a value handed in is not allowed (also a ValueError)
     │   ├── FleetFileError      a device table, a trace or an edge list cannot be used
     │   └── ExperimentError     an experiment file cannot be used
+    ├── RunDirectoryError   a run directory cannot be written, read or gone on with
     └── ...                 later layers hang their own branches here
 
 A caller who catches `CfelError` has caught every foreseen failure; anything else is a defect of cfel.
@@ -28,6 +29,10 @@ class FleetFileError(InputError):
 
 class ExperimentError(InputError):
     """An experiment file cannot be used."""
+
+
+class RunDirectoryError(CfelError):
+    """A run directory cannot be written, read or gone on with; what was written before stays."""
 
 
 def unknown_name(what: str, name: object, allowed: Iterable[str]) -> str:

@@ -1,0 +1,46 @@
+"""The backhaul between edge servers, drawn on a circle."""
+
+import numpy as np
+from matplotlib.axes import Axes
+from matplotlib.figure import Figure
+from numpy.typing import NDArray
+
+from cfel.report.style import INK, MUTED, SURFACE, new_figure
+from cfel.runlog import FleetDescription
+
+_MOST_NAMES = 40
+
+
+def circle(count: int) -> NDArray[np.float64]:
+    """Points on the unit circle, the first on top, clockwise; one row per point."""
+    angle = np.pi / 2 - 2 * np.pi * np.arange(count) / max(count, 1)
+    return np.stack([np.cos(angle), np.sin(angle)], axis=1)
+
+
+def backhaul_figure(fleet: FleetDescription) -> Figure:
+    """Edge servers with their number of devices; a link is as thick as its mixing weight."""
+    figure, (axes,) = new_figure(1, 4.2)
+    points = circle(fleet.clusters)
+    for a, b in fleet.edges:
+        weight = (fleet.mixing[a][b] + fleet.mixing[b][a]) / 2
+        axes.plot(*points[[a, b]].T, color=MUTED, linewidth=0.6 + 4.0 * weight, zorder=1)
+    sizes = np.bincount(fleet.cluster, minlength=fleet.clusters)
+    largest = min(700.0, 140_000.0 / max(fleet.clusters, 1) ** 2)  # neighbours on the circle stay apart
+    areas = largest * sizes / max(sizes.max(initial=1), 1)
+    axes.scatter(points[:, 0], points[:, 1], s=areas, color=INK, edgecolor=SURFACE, zorder=2)
+    if fleet.clusters <= _MOST_NAMES:
+        _names(axes, points, sizes)
+    axes.set_aspect("equal")
+    axes.set_axis_off()
+    axes.set_xlim(-1.75, 1.75)
+    axes.set_ylim(-1.45, 1.45)
+    return figure
+
+
+def _names(axes: Axes, points: NDArray[np.float64], sizes: NDArray[np.intp]) -> None:
+    for number, (point, size) in enumerate(zip(points, sizes, strict=True)):
+        x, y = point * (1.22, 1.27)
+        side = "center" if abs(x) < 0.3 else "left" if x > 0 else "right"
+        axes.text(
+            x, y, f"edge {number}\n{size} device{'s' * int(size != 1)}", ha=side, va="center", linespacing=1.1
+        )

@@ -1,0 +1,240 @@
+"""Curves over time, energy and rounds: one line per scheme, a band over its seeds.
+
+Seeds are joined round by round: the line goes through the means, the band from the least to the largest
+value.
+"""
+
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
+
+import numpy as np
+from matplotlib.axes import Axes
+from matplotlib.figure import Figure
+from matplotlib.ticker import EngFormatter, MaxNLocator, PercentFormatter
+from numpy.typing import NDArray
+
+from cfel.report.load import Run
+from cfel.report.style import GRID, MUTED, SchemeStyle, new_figure
+from cfel.runlog import RoundRecord
+
+Value = Callable[[RoundRecord, Run], float | None]
+_LABEL_DISTANCE = 0.085
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class Curve:
+    """One scheme's line.
+
+    Attributes:
+        style: how it is drawn.
+        x: means over seeds.
+        y: means over seeds.
+        low: least value over seeds.
+        high: largest value over seeds.
+    """
+
+    style: SchemeStyle
+    x: NDArray[np.float64]
+    y: NDArray[np.float64]
+    low: NDArray[np.float64]
+    high: NDArray[np.float64]
+
+
+def curve(style: SchemeStyle, runs: Sequence[Run], x: Value, y: Value) -> Curve | None:
+    """The line of one scheme; None when no round has a value in every seed.
+
+    Args:
+        style: how it is drawn.
+        runs: its seeds.
+        x: what goes to the right; a round without it is left out.
+        y: what goes up; likewise.
+    """
+    points = [_points(run, x, y) for run in runs]
+    rounds = sorted(set.intersection(*(set(seed) for seed in points)))
+    if not rounds:
+        return None
+    table = np.array([[seed[number] for number in rounds] for seed in points])
+    xs, ys = table[..., 0], table[..., 1]
+    return Curve(style, xs.mean(axis=0), ys.mean(axis=0), ys.min(axis=0), ys.max(axis=0))
+
+
+def _points(run: Run, x: Value, y: Value) -> dict[int, tuple[float, float]]:
+    found = {}
+    for record in run.records:
+        right, up = x(record, run), y(record, run)
+        if right is not None and up is not None and np.isfinite([right, up]).all():
+            found[record.round] = (right, up)
+    return found
+
+
+def draw_curves(axes: Axes, curves: Sequence[Curve]) -> None:
+    """Lines and bands, each named at its end."""
+    for line in curves:
+        style = line.style
+        axes.fill_between(line.x, line.low, line.high, color=style.colour, alpha=0.16, linewidth=0)
+        axes.plot(line.x, line.y, color=style.colour, linestyle=style.dash)
+        axes.plot(line.x[-1:], line.y[-1:], color=style.colour, marker=style.marker)
+    _name_ends(axes, curves)
+
+
+def _name_ends(axes: Axes, curves: Sequence[Curve]) -> None:
+    """Names to the right of the panel, in the order of the line ends and clear of one another."""
+    to_axes = (axes.transData + axes.transAxes.inverted()).transform
+    ends = sorted(((to_axes((c.x[-1], c.y[-1])), c) for c in curves), key=lambda end: float(end[0][1]))
+    heights = spread([float(end[1]) for end, _ in ends], _LABEL_DISTANCE)
+    for (end, line), height in zip(ends, heights, strict=True):
+        axes.annotate(
+            line.style.short,
+            xy=(float(end[0]), float(end[1])),
+            xytext=(1.03, height),
+            xycoords="axes fraction",
+            textcoords="axes fraction",
+            color=line.style.colour,
+            fontweight="bold",
+            va="center",
+            parse_math=False,
+            arrowprops={
+                "arrowstyle": "-",
+                "color": line.style.colour,
+                "alpha": 0.45,
+                "linewidth": 0.8,
+                "relpos": (0.0, 0.5),
+            },
+        )
+
+
+def spread(heights: Sequence[float], distance: float) -> list[float]:
+    """Moves rising heights apart to at least `distance`, around their middle, within [0, 1] if they fit."""
+    moved: list[float] = []
+    for height in heights:
+        moved.append(max(height, moved[-1] + distance) if moved else height)
+    if not moved:
+        return []
+    shift = (sum(moved) - sum(heights)) / len(moved)
+    risen = [max(height - shift, place * distance) for place, height in enumerate(moved)]
+    return [min(height, 1.0 - place * distance) for place, height in enumerate(risen[::-1])][::-1]
+
+
+def accuracy_figure(
+    groups: Mapping[str, tuple[Run, ...]],
+    styles: Mapping[str, SchemeStyle],
+    x: Value,
+    x_label: str,
+    target: float | None,
+) -> Figure | None:
+    """Accuracy against anything; None when nothing was evaluated.
+
+    Args:
+        groups: runs of each scheme.
+        styles: of each scheme.
+        x: what goes to the right.
+        x_label: its name and unit.
+        target: accuracy to mark, or None.
+    """
+    curves = _curves(groups, styles, x, lambda record, _: record.accuracy)
+    if not curves:
+        return None
+    figure, (axes,) = new_figure(1, 3.5)
+    if target is not None:
+        axes.axhline(target, color=MUTED, linewidth=1.0, linestyle=(0, (2, 2)))
+        axes.annotate(
+            f"target {target:g}",
+            (0.99, target),
+            xycoords=("axes fraction", "data"),
+            color=MUTED,
+            ha="right",
+            va="top",
+        )
+    axes.margins(x=0.01)
+    _limits(axes, curves, target)
+    axes.set_ylabel("accuracy")
+    _right(axes, x_label)
+    draw_curves(axes, curves)
+    return figure
+
+
+def _limits(axes: Axes, curves: Sequence[Curve], target: float | None) -> None:
+    """Fixed before the names are placed, which need to know where a line ends on the panel."""
+    values = np.concatenate([part for line in curves for part in (line.low, line.high)])
+    values = np.append(values, target) if target is not None else values
+    room = 0.05 * float(np.ptp(values)) or 0.05
+    axes.set_ylim(float(values.min()) - room, float(values.max()) + room)
+    rights = np.concatenate([line.x for line in curves])
+    axes.set_xlim(min(0.0, float(rights.min())), float(rights.max()) * 1.02 or 1.0)
+
+
+def _right(axes: Axes, label: str) -> None:
+    axes.set_xlabel(label)
+    if label == "global round":
+        axes.xaxis.set_major_locator(MaxNLocator(integer=True))
+    else:
+        axes.xaxis.set_major_formatter(EngFormatter(sep=""))
+        axes.xaxis.set_major_locator(MaxNLocator(6))
+
+
+def _curves(
+    groups: Mapping[str, tuple[Run, ...]], styles: Mapping[str, SchemeStyle], x: Value, y: Value
+) -> list[Curve]:
+    found = (curve(styles[scheme], runs, x, y) for scheme, runs in groups.items())
+    return [line for line in found if line is not None]
+
+
+def budget_figure(groups: Mapping[str, tuple[Run, ...]], styles: Mapping[str, SchemeStyle]) -> Figure | None:
+    """Share of the time and energy budgets still left after each round; None when there are no budgets."""
+    panels = [
+        (title, curves)
+        for title, left in (("time left", _seconds_left), ("energy left", _joules_left))
+        if (curves := _curves(groups, styles, _round, left))
+    ]
+    if not panels:
+        return None
+    figure, all_axes = new_figure(len(panels), 2.6)
+    for axes, (title, curves) in zip(all_axes, panels, strict=True):
+        axes.set_title(f"{title}, share of the budget")
+        axes.yaxis.set_major_formatter(PercentFormatter(1.0, decimals=0))
+        _limits(axes, curves, 0.0)
+        axes.axhline(0.0, color=MUTED, linewidth=1.2)
+        axes.xaxis.set_major_locator(MaxNLocator(integer=True))
+        draw_curves(axes, curves)
+    all_axes[-1].set_xlabel("global round")
+    return figure
+
+
+def _round(record: RoundRecord, _run: Run) -> float:
+    return float(record.round)
+
+
+def _seconds_left(record: RoundRecord, run: Run) -> float | None:
+    return 1.0 - record.seconds / run.fleet.seconds_budget if run.fleet.seconds_budget else None
+
+
+def _joules_left(record: RoundRecord, run: Run) -> float | None:
+    return 1.0 - record.joules / run.fleet.joules_budget if run.fleet.joules_budget else None
+
+
+def estimates_figure(
+    groups: Mapping[str, tuple[Run, ...]], styles: Mapping[str, SchemeStyle]
+) -> Figure | None:
+    """σ² and G² over rounds, on a logarithmic scale; values that have no logarithm are left out."""
+    panels = [
+        (title, curves)
+        for title, value in (
+            ("gradient noise σ²", lambda record, _: record.sigma2 if record.sigma2 > 0 else None),
+            ("squared gradient norm G²", lambda record, _: record.g2 if record.g2 > 0 else None),
+        )
+        if (curves := _curves(groups, styles, _round, value))
+    ]
+    if not panels:
+        return None
+    figure, all_axes = new_figure(len(panels), 2.6)
+    for axes, (title, curves) in zip(all_axes, panels, strict=True):
+        axes.set_title(title)
+        axes.set_yscale("log")
+        axes.grid(visible=True, which="minor", color=GRID, linewidth=0.3)
+        low, high = min(line.low.min() for line in curves), max(line.high.max() for line in curves)
+        axes.set_ylim(low / 1.25, high * 1.25)
+        axes.set_xlim(0.0, max(line.x.max() for line in curves) * 1.02 or 1.0)
+        axes.xaxis.set_major_locator(MaxNLocator(integer=True))
+        draw_curves(axes, curves)
+    all_axes[-1].set_xlabel("global round")
+    return figure

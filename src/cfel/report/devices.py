@@ -1,0 +1,119 @@
+"""Per-device pictures of one run: ρ and θ over rounds, and who kept the others waiting."""
+
+from collections import Counter
+from collections.abc import Sequence
+
+import numpy as np
+from matplotlib.axes import Axes
+from matplotlib.figure import Figure
+from matplotlib.ticker import MaxNLocator, PercentFormatter
+from numpy.typing import NDArray
+
+from cfel.report.load import Run
+from cfel.report.style import GRID, INK, MUTED, SURFACE, SchemeStyle, new_figure
+from cfel.runlog import PlanTable
+
+_MOST_ROUNDS = 200
+_MOST_ROWS = 256
+_MOST_BARS = 8
+
+
+def decisions_figure(run: Run) -> Figure | None:
+    """Heat maps of ρ and θ, a row per device and a column per round; None without plan tables."""
+    rounds = thinned(run.directory.plan_rounds(), _MOST_ROUNDS)
+    if not rounds:
+        return None
+    plans = [run.directory.plan(number) for number in rounds]
+    order = np.argsort(run.fleet.cluster, kind="stable")
+    figure, all_axes = new_figure(2, 2.9)
+    for axes, name, title in zip(
+        all_axes, ("rho", "theta"), ("ρ, share of local steps", "θ, share uploaded"), strict=True
+    ):
+        table = np.stack([device_means(plan, name, run.fleet.devices) for plan in plans], axis=1)
+        _heat_map(axes, grouped_rows(table[order], _MOST_ROWS), rounds, run)
+        axes.set_title(title)
+    all_axes[-1].set_xlabel("global round")
+    figure.colorbar(all_axes[0].images[0], ax=all_axes, shrink=0.7, pad=0.02).outline.set_visible(False)
+    return figure
+
+
+def device_means(plan: PlanTable, name: str, devices: int) -> NDArray[np.float64]:
+    """Mean of a column over the edge rounds of a global round, for each device; NaN for one that was away."""
+    values: NDArray[np.float64] = getattr(plan, name)
+    total = np.bincount(plan.device, weights=values, minlength=devices)
+    count = np.bincount(plan.device, minlength=devices)
+    means = np.full(devices, np.nan)
+    np.divide(total, count, out=means, where=count > 0)
+    return means
+
+
+def thinned(numbers: Sequence[int], most: int) -> list[int]:
+    """At most `most` of the numbers, evenly spread, the last one among them."""
+    step = -(-len(numbers) // most) or 1
+    return list(numbers[::-1][::step][::-1])
+
+
+def grouped_rows(table: NDArray[np.float64], most: int) -> NDArray[np.float64]:
+    """Neighbouring rows averaged until at most `most` are left: a large fleet has more rows than pixels."""
+    if len(table) <= most:
+        return table
+    blocks = np.array_split(table, most)
+    counts = [np.maximum((~np.isnan(block)).sum(axis=0), 1) for block in blocks]
+    sums = [np.nansum(block, axis=0) for block in blocks]
+    return np.array([total / count for total, count in zip(sums, counts, strict=True)])
+
+
+def _heat_map(axes: Axes, table: NDArray[np.float64], rounds: Sequence[int], run: Run) -> None:
+    extent = (rounds[0] - 0.5, rounds[-1] + 0.5, run.fleet.devices - 0.5, -0.5)
+    axes.imshow(table, aspect="auto", interpolation="none", vmin=0.0, vmax=1.0, cmap="cividis", extent=extent)
+    axes.grid(visible=False)
+    axes.xaxis.set_major_locator(MaxNLocator(6, integer=True))
+    sizes = np.bincount(run.fleet.cluster, minlength=run.fleet.clusters)
+    ends = np.cumsum(sizes)
+    if run.fleet.clusters <= 16:
+        axes.set_yticks(ends - sizes / 2 - 0.5, [str(number) for number in range(run.fleet.clusters)])
+        axes.hlines(ends[:-1] - 0.5, *axes.get_xlim(), color=SURFACE, linewidth=0.8)
+    axes.tick_params(length=0)
+    axes.set_ylabel("device, by cluster")
+
+
+def straggler_figure(run: Run, style: SchemeStyle) -> Figure | None:
+    """Share of rounds in which a cluster was the slowest, and a device the one waited for, if known."""
+    panels = [
+        (title, most_frequent(numbers, len(run.records), word))
+        for title, word, numbers in (
+            ("slowest cluster, share of rounds", "cluster", [r.slowest_cluster for r in run.records]),
+            ("device waited for, share of rounds", "device", [r.straggler for r in run.records]),
+        )
+        if any(number is not None for number in numbers)
+    ]
+    if not panels:
+        return None
+    figure, all_axes = new_figure(len(panels), 2.5)
+    for axes, (title, shares) in zip(all_axes, panels, strict=True):
+        _bars(axes, shares, style)
+        axes.set_title(title)
+    return figure
+
+
+def most_frequent(numbers: Sequence[int | None], rounds: int, word: str) -> list[tuple[str, float]]:
+    """Shares of all rounds, the largest first; those beyond the first few are summed into one bar."""
+    counts = Counter(number for number in numbers if number is not None)
+    ranked = sorted(counts.items(), key=lambda item: (-item[1], item[0]))
+    bars = [(f"{word} {number}", count / rounds) for number, count in ranked[:_MOST_BARS]]
+    if rest := ranked[_MOST_BARS:]:
+        bars.append((f"{len(rest)} others", sum(count for _, count in rest) / rounds))
+    return bars
+
+
+def _bars(axes: Axes, shares: Sequence[tuple[str, float]], style: SchemeStyle) -> None:
+    labels, values = [label for label, _ in shares], [value for _, value in shares]
+    colours = [GRID if label.endswith("others") else style.colour for label in labels]
+    bars = axes.barh(labels, values, color=colours, height=0.7)
+    axes.bar_label(bars, [f"{value:.0%}" for value in values], padding=3, color=MUTED)
+    axes.invert_yaxis()
+    axes.set_xlim(0.0, max(values) * 1.15)
+    axes.xaxis.set_major_formatter(PercentFormatter(1.0, decimals=0))
+    axes.xaxis.set_major_locator(MaxNLocator(5))
+    axes.grid(visible=False, axis="y")
+    axes.tick_params(axis="y", length=0, labelcolor=INK)

@@ -1,0 +1,173 @@
+"""One look for every figure: a fixed colour, marker and dash per scheme, and how a figure becomes SVG or PNG.
+
+Colours follow the scheme, never its place in a list, so a scheme looks the same in every report. They are
+the colour-blind-safe set of Okabe and Ito, some made darker for contrast; marker and dash say the same again.
+Inside the page a figure's colours become CSS variables, so it follows the reader's light or dark preference;
+as a file it is light. No pyplot, nothing here is global; and no `savefig`, which draws every figure twice.
+"""
+
+import io
+import re
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass
+from typing import Any
+
+import matplotlib as mpl
+from matplotlib.axes import Axes
+from matplotlib.backends.backend_agg import FigureCanvasAgg
+from matplotlib.backends.backend_svg import FigureCanvasSVG
+from matplotlib.figure import Figure
+
+INK, MUTED, GRID, SURFACE = "#1b1f24", "#59636e", "#d8dde3", "#ffffff"
+_DARK = {INK: "#e8ebee", MUTED: "#a3adb8", GRID: "#39424d", SURFACE: "#171c22"}
+_WIDTH_INCHES = 5.0
+_PNG_DPI = 160
+_SHORT = 12
+
+
+@dataclass(frozen=True, slots=True)
+class SchemeStyle:
+    """How one scheme is drawn.
+
+    Attributes:
+        label: its name for people.
+        colour: on a light ground.
+        dark: on a dark ground.
+        marker: Matplotlib's letter.
+        dash: Matplotlib's line style.
+    """
+
+    label: str
+    colour: str
+    dark: str
+    marker: str
+    dash: str
+
+    @property
+    def short(self) -> str:
+        """A name that leaves room for the figure: the function of "module:function", cut to a few letters."""
+        name = self.label.rpartition(":")[2]
+        return name if len(name) <= _SHORT else f"{name[: _SHORT - 1]}…"
+
+
+_LOOKS = {
+    "hcef": ("#0072b2", "#58aee6", "o", "-"),
+    "hcef-plus": ("#c24a00", "#ff8a4c", "D", "-"),
+    "cef": ("#4d5560", "#c3c9d1", "s", "--"),
+    "cef-c": ("#b57a00", "#f0b83c", "^", "-."),
+    "cef-f": ("#008a65", "#3cc79d", "v", "-."),
+    "mll-sgd": ("#b5568b", "#e79cc6", "P", ":"),
+}
+_SPARE = (
+    ("#6a51a3", "#ab96e0", "X", "-"),
+    ("#2b8fbd", "#7cc7f2", "*", "--"),
+    ("#7a6a00", "#d9cb52", "<", "-."),
+    ("#a0302c", "#ee8480", ">", ":"),
+)
+
+
+def scheme_styles(schemes: Sequence[str]) -> dict[str, SchemeStyle]:
+    """A style for each scheme; those that do not come with cfel take the spare looks in turn."""
+    spare = 0
+    styles = {}
+    for scheme in schemes:
+        known = scheme.lower().replace("_", "-")
+        look = _LOOKS.get(known)
+        if look is None:
+            look = _SPARE[spare % len(_SPARE)]
+            spare += 1
+        label = known.upper() if known in _LOOKS else scheme
+        styles[scheme] = SchemeStyle(label, *look)
+    return styles
+
+
+def colour_pairs() -> Iterator[tuple[str, str]]:
+    """Every colour a figure may have on a light ground, with its counterpart on a dark one."""
+    yield from _DARK.items()
+    for light, dark, *_ in (*_LOOKS.values(), *_SPARE):
+        yield light, dark
+
+
+@contextmanager
+def drawing(name: str) -> Iterator[None]:
+    """Matplotlib's settings while one figure is drawn and saved; `name` makes its SVG ids its own."""
+    settings: dict[Any, Any] = {
+        "font.family": ["DejaVu Sans"],
+        "font.size": 10.5,
+        "axes.edgecolor": MUTED,
+        "axes.labelcolor": INK,
+        "axes.titlesize": 10.5,
+        "axes.titlelocation": "left",
+        "axes.titlecolor": INK,
+        "axes.spines.top": False,
+        "axes.spines.right": False,
+        "axes.grid": True,
+        "axes.axisbelow": True,
+        "grid.color": GRID,
+        "grid.linewidth": 0.7,
+        "text.color": INK,
+        "xtick.color": MUTED,
+        "ytick.color": MUTED,
+        "figure.facecolor": SURFACE,
+        "axes.facecolor": SURFACE,
+        "savefig.facecolor": SURFACE,
+        "lines.linewidth": 2.0,
+        "lines.markersize": 5.0,
+        "svg.fonttype": "none",
+        "svg.hashsalt": name,
+    }
+    with mpl.rc_context(settings):
+        yield
+
+
+def new_figure(rows: int, panel_inches: float) -> tuple[Figure, list[Axes]]:
+    """A figure of panels one above the other, narrow enough to be read on a phone.
+
+    Args:
+        rows: number of panels.
+        panel_inches: height of each.
+    """
+    figure = Figure(figsize=(_WIDTH_INCHES, rows * panel_inches), layout="constrained")
+    return figure, list(figure.subplots(rows, 1, squeeze=False)[:, 0])
+
+
+def as_svg(figure: Figure) -> str:
+    """The figure as an SVG file; equal figures give equal text."""
+    buffer = io.StringIO()
+    FigureCanvasSVG(figure).print_svg(buffer, metadata={"Date": None})  # type: ignore[no-untyped-call]
+    return buffer.getvalue()
+
+
+def as_png(figure: Figure) -> bytes:
+    """The figure as a PNG file."""
+    buffer = io.BytesIO()
+    figure.set_dpi(_PNG_DPI)
+    FigureCanvasAgg(figure).print_png(buffer, metadata={"Software": None})  # type: ignore[no-untyped-call]
+    return buffer.getvalue()
+
+
+def as_inline_svg(svg: str, name: str, description: str) -> str:
+    """An SVG file as an element for the page: no address in it, ids of its own, colours as CSS variables.
+
+    Args:
+        svg: what `as_svg` gave.
+        name: of the figure, unique on the page.
+        description: for those who cannot see it; already escaped.
+    """
+    svg = svg[svg.index("<svg") :]
+    svg = re.sub(r"<metadata>.*?</metadata>", "", svg, flags=re.DOTALL)
+    svg = re.sub(r' xmlns(:\w+)?="[^"]*"', "", svg)
+    svg = svg.replace("xlink:href", "href")
+    svg = re.sub(r'(\bid="|href="#|url\(#)', rf"\g<1>{name}-", svg)
+    svg = re.sub(r"'DejaVu Sans'(, [^;\"]*)?", "system-ui, sans-serif", svg)
+    svg = re.sub(r'(<svg[^>]*?) width="[^"]*"', r"\1", svg, count=1)
+    svg = re.sub(r'(<svg[^>]*?) height="[^"]*"', r"\1", svg, count=1)
+    for colour, _ in colour_pairs():
+        svg = svg.replace(colour, f"var({css_variable(colour)})")
+    return svg.replace("<svg", f'<svg role="img" aria-label="{description}"', 1)
+
+
+def css_variable(colour: str) -> str:
+    """The CSS variable that stands for a colour."""
+    return f"--c{colour.removeprefix('#')}"

@@ -1,0 +1,139 @@
+"""The summary: what each scheme came to, as the document of `summary.json`.
+
+Means over seeds with 95 % confidence intervals (Student's t), the values of every seed beside them, and gains
+over `cef`. A mean is null as soon as one seed has no value: a mean over the lucky seeds would flatter.
+"""
+
+import json
+import math
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from statistics import fmean, stdev
+from typing import Any
+
+from cfel.report.load import Run, by_scheme
+from cfel.runlog.durable import replace_file
+
+REFERENCE = "cef"
+"""Gains are over this scheme."""
+
+_MEASURED = (
+    "seconds_to_target",
+    "joules_to_target",
+    "final_accuracy",
+    "seconds",
+    "joules",
+    "seconds_budget",
+    "joules_budget",
+)
+_GAINS = (("gain_seconds", "seconds_to_target"), ("gain_joules", "joules_to_target"))
+
+# Two-sided 95 % quantiles of Student's t for 1 to 30 degrees of freedom.
+_STUDENT = (
+    *(12.7062, 4.3027, 3.1824, 2.7764, 2.5706, 2.4469, 2.3646, 2.3060, 2.2622, 2.2281),
+    *(2.2010, 2.1788, 2.1604, 2.1448, 2.1314, 2.1199, 2.1098, 2.1009, 2.0930, 2.0860),
+    *(2.0796, 2.0739, 2.0687, 2.0639, 2.0595, 2.0555, 2.0518, 2.0484, 2.0452, 2.0423),
+)
+_NORMAL = 1.959964
+
+
+def summarise(runs: Sequence[Run], target: float | None) -> dict[str, Any]:
+    """What every scheme came to.
+
+    Args:
+        runs: any number of schemes and seeds.
+        target: accuracy to reach; None leaves everything about the target null.
+
+    Returns:
+        `{"target": …, "schemes": {scheme: {…}}}`. For each scheme: the mean over seeds of each measured value
+        and the gains over `cef` (ratio of the means; above 1 is better than `cef`); `confidence`, the half
+        width of the 95 % interval of each (null below two seeds); `per_seed`, the same values for each seed;
+        `reached`, how many seeds reached the target.
+    """
+    measured = {
+        scheme: {str(run.seed): measure(run, target) for run in members}
+        for scheme, members in by_scheme(tuple(runs)).items()
+    }
+    means = {scheme: _means(seeds) for scheme, seeds in measured.items()}
+    schemes = {}
+    for scheme, seeds in measured.items():
+        per_seed = {
+            seed: {**values, **_gains(measured.get(REFERENCE, {}).get(seed, {}), values)}
+            for seed, values in seeds.items()
+        }
+        schemes[scheme] = {
+            **means[scheme],
+            **_gains(means.get(REFERENCE, {}), means[scheme]),
+            "reached": sum(values["seconds_to_target"] is not None for values in seeds.values()),
+            "confidence": _confidence(per_seed),
+            "per_seed": per_seed,
+        }
+    return {"target": target, "schemes": schemes}
+
+
+def write_summary(path: Path, document: Mapping[str, Any]) -> None:
+    """Writes `summary.json` into the directory `path`, whole or not at all."""
+    replace_file(path / "summary.json", (json.dumps(document, indent=2, allow_nan=False) + "\n").encode())
+
+
+def measure(run: Run, target: float | None) -> dict[str, float | None]:
+    """What one run came to; the target counts as reached at the first evaluated round that has it."""
+    evaluated = [record for record in run.records if _finite(record.accuracy) is not None]
+    reached = next((r for r in evaluated if target is not None and (r.accuracy or 0.0) >= target), None)
+    last = run.records[-1] if run.records else None
+    values = (
+        reached.seconds if reached else None,
+        reached.joules if reached else None,
+        evaluated[-1].accuracy if evaluated else None,
+        last.seconds if last else None,
+        last.joules if last else None,
+        run.fleet.seconds_budget,
+        run.fleet.joules_budget,
+    )
+    return dict(zip(_MEASURED, values, strict=True))
+
+
+def _finite(value: float | None) -> float | None:
+    return value if value is not None and math.isfinite(value) else None
+
+
+def _means(seeds: Mapping[str, Mapping[str, float | None]]) -> dict[str, float | None]:
+    return {name: _mean([values[name] for values in seeds.values()]) for name in _MEASURED}
+
+
+def _mean(values: Sequence[float | None]) -> float | None:
+    present = [value for value in values if value is not None]
+    return fmean(present) if present and len(present) == len(values) else None
+
+
+def _gains(
+    reference: Mapping[str, float | None], values: Mapping[str, float | None]
+) -> dict[str, float | None]:
+    return {gain: _ratio(reference.get(name), values[name]) for gain, name in _GAINS}
+
+
+def _ratio(reference: float | None, value: float | None) -> float | None:
+    return reference / value if reference is not None and value else None
+
+
+def _confidence(per_seed: Mapping[str, Mapping[str, float | None]]) -> dict[str, float | None]:
+    names = (*_MEASURED, *(gain for gain, _ in _GAINS))
+    return {name: half_width([values[name] for values in per_seed.values()]) for name in names}
+
+
+def half_width(values: Sequence[float | None]) -> float | None:
+    """Half the width of the mean's 95 % confidence interval; None below two values or with one missing."""
+    present = [value for value in values if value is not None]
+    if len(present) < 2 or len(present) < len(values):
+        return None
+    return student(len(present) - 1) * stdev(present) / math.sqrt(len(present))
+
+
+def student(degrees_of_freedom: int) -> float:
+    """Two-sided 95 % quantile of Student's t; beyond the table by its expansion around the normal one."""
+    if degrees_of_freedom <= len(_STUDENT):
+        return _STUDENT[degrees_of_freedom - 1]
+    z, n = _NORMAL, degrees_of_freedom
+    first, second = (z**3 + z) / 4, (5 * z**5 + 16 * z**3 + 3 * z) / 96
+    third = (3 * z**7 + 19 * z**5 + 17 * z**3 - 15 * z) / 384
+    return z + first / n + second / n**2 + third / n**3

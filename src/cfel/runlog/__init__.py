@@ -1,0 +1,30 @@
+"""The run directory: what a run leaves behind, and what is needed to go on with it.
+
+Files and bytes only: it knows no model, scheme or clock, and needs no torch. `record` is the line of a round,
+`directory` the whole, `checkpoint` and `background` the tensors.
+"""
+
+from cfel.runlog.background import CheckpointWriter
+from cfel.runlog.checkpoint import Checkpoint, read_checkpoint, write_checkpoint
+from cfel.runlog.directory import RunDirectory, RunWriter, holds_run
+from cfel.runlog.environment import SCHEMA, Environment, describe_environment
+from cfel.runlog.fleet import FleetDescription
+from cfel.runlog.plans import PlanTable
+from cfel.runlog.record import WALL_CLOCK_FIELDS, RoundRecord
+
+__all__ = [
+    "SCHEMA",
+    "WALL_CLOCK_FIELDS",
+    "Checkpoint",
+    "CheckpointWriter",
+    "Environment",
+    "FleetDescription",
+    "PlanTable",
+    "RoundRecord",
+    "RunDirectory",
+    "RunWriter",
+    "describe_environment",
+    "holds_run",
+    "read_checkpoint",
+    "write_checkpoint",
+]

@@ -1,0 +1,233 @@
+"""Checkpoints: named tensors and a JSON state, replaced whole.
+
+    checkpoint/
+    ├── manifest.json                        names the files of the checkpoint, their sizes and SHA-256s
+    ├── generation-00003-00000.safetensors   shards of some 64 MB (one tensor is never split)
+    ├── generation-00003-00001.safetensors
+    └── generation-00003-state.json
+
+A new checkpoint grows as files of the next generation beside the old ones. Renaming the new manifest over
+the old one is the single step that makes it the checkpoint; only then do the old files go. So at every
+instant the manifest names a complete checkpoint, and files it does not name are leftovers of a killed write.
+(Renaming whole directories cannot do this: POSIX does not replace a directory that has files in it.)
+
+Tensors are NumPy arrays here, whatever library they came from; nothing is pickled.
+"""
+
+import hashlib
+import json
+import os
+import re
+from collections.abc import Iterator, Mapping
+from dataclasses import asdict, dataclass
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import safetensors.numpy
+from numpy.typing import NDArray
+from safetensors import SafetensorError
+
+from cfel.errors import InputError, RunDirectoryError
+from cfel.runlog.durable import read_bytes, remove_quietly, replace_file, reported, sync_directory, sync_file
+
+SHARD_BYTES = 64 * 1024**2
+"""Files are closed when they reach this size; bounds what a reader holds twice."""
+
+_KINDS = "biuf"
+_ATTEMPTS = 5
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class Checkpoint:
+    """All that is needed to go on after a round.
+
+    Attributes:
+        round: the last global round that is part of it.
+        tensors: by name; anything NumPy can view as an array of numbers or truth values (a torch tensor has
+            to be detached and on the CPU).
+        state: whatever else, as JSON values; floats come back to the last bit.
+    """
+
+    round: int
+    tensors: Mapping[str, NDArray[Any]]
+    state: Mapping[str, Any]
+
+    def __post_init__(self) -> None:
+        """Views tensors as contiguous arrays; copies none that is one already."""
+        if self.round < 0:
+            raise InputError(f"round: {self.round} is not >= 0")
+        object.__setattr__(
+            self, "tensors", {name: _array(name, value) for name, value in self.tensors.items()}
+        )
+
+    def copied(self) -> "Checkpoint":
+        """The same with tensors of its own, which nobody changes in place."""
+        return Checkpoint(
+            self.round, {name: value.copy() for name, value in self.tensors.items()}, self.state
+        )
+
+
+def _array(name: str, value: object) -> NDArray[Any]:
+    try:
+        array = np.asarray(value, order="C")
+    except (TypeError, ValueError, RuntimeError) as error:
+        raise InputError(f"tensors[{name!r}]: cannot be viewed as an array: {error}") from error
+    if array.dtype.kind not in _KINDS or array.dtype.itemsize > np.dtype(np.float64).itemsize:
+        raise InputError(f"tensors[{name!r}]: type {array.dtype} cannot be stored")
+    return array
+
+
+@dataclass(frozen=True, slots=True)
+class _File:
+    name: str
+    bytes: int
+    sha256: str
+
+
+@dataclass(frozen=True, slots=True)
+class _Manifest:
+    generation: int
+    round: int
+    files: tuple[_File, ...]
+
+
+def write_checkpoint(directory: Path, checkpoint: Checkpoint, shard_bytes: int = SHARD_BYTES) -> None:
+    """Makes `checkpoint` the one in `directory`; needs room for both until it is done.
+
+    Raises:
+        InputError: the state is not JSON.
+        RunDirectoryError: the system refused; the old checkpoint is still there, complete.
+    """
+    old = _read_manifest(directory)
+    generation = old.generation + 1 if old else 0
+    prefix = f"generation-{generation:05d}-"
+    state = _state_bytes(checkpoint.state)
+    try:
+        names = [*_write_shards(directory, prefix, checkpoint.tensors, shard_bytes), f"{prefix}state.json"]
+        replace_file(directory / names[-1], state)
+        manifest = _Manifest(
+            generation, checkpoint.round, tuple(_described(directory / name) for name in names)
+        )
+        replace_file(directory / "manifest.json", json.dumps(asdict(manifest), indent=1).encode())
+    except RunDirectoryError:
+        sweep(directory)
+        raise
+    sweep(directory)
+
+
+def _state_bytes(state: Mapping[str, Any]) -> bytes:
+    try:
+        return json.dumps(dict(state)).encode()
+    except (TypeError, ValueError) as error:
+        raise InputError(f"state: cannot be written as JSON: {error}") from error
+
+
+def _write_shards(
+    directory: Path, prefix: str, tensors: Mapping[str, NDArray[Any]], shard_bytes: int
+) -> Iterator[str]:
+    for index, shard in enumerate(_shards(tensors, shard_bytes)):
+        name = f"{prefix}{index:05d}.safetensors"
+        with reported("write", directory / name):
+            _save(directory / name, shard)
+            sync_file(directory / name)
+        yield name
+    with reported("write", directory):
+        sync_directory(directory)
+
+
+def _save(path: Path, shard: dict[str, NDArray[Any]]) -> None:
+    """Writes without copying a tensor or holding the interpreter lock; a refusal is an `OSError`."""
+    try:
+        safetensors.numpy.save_file(shard, path)
+    except SafetensorError as error:
+        number = re.search(r"os error (\d+)", str(error))
+        if number is None:
+            raise
+        raise OSError(int(number[1]), os.strerror(int(number[1]))) from error
+
+
+def _shards(tensors: Mapping[str, NDArray[Any]], shard_bytes: int) -> Iterator[dict[str, NDArray[Any]]]:
+    shard: dict[str, NDArray[Any]] = {}
+    size = 0
+    for name in sorted(tensors):
+        if shard and size + tensors[name].nbytes > shard_bytes:
+            yield shard
+            shard, size = {}, 0
+        shard[name] = tensors[name]
+        size += tensors[name].nbytes
+    if shard:
+        yield shard
+
+
+def _described(path: Path) -> _File:
+    with reported("read", path), path.open("rb") as file:
+        return _File(path.name, path.stat().st_size, hashlib.file_digest(file, "sha256").hexdigest())
+
+
+def read_checkpoint(directory: Path) -> Checkpoint | None:
+    """The checkpoint in `directory`, every file checked against its SHA-256; None when there is none yet.
+
+    May be called while another process replaces the checkpoint.
+
+    Raises:
+        RunDirectoryError: a file is missing or damaged; the message names it.
+    """
+    for _ in range(_ATTEMPTS):
+        manifest = _read_manifest(directory)
+        if manifest is None:
+            return None
+        try:
+            return _read_files(directory, manifest)
+        except FileNotFoundError as error:
+            missing = error.filename
+            if _read_manifest(directory) == manifest:
+                break
+    raise RunDirectoryError(f"{directory}: {Path(missing).name} of the checkpoint is missing")
+
+
+def _read_files(directory: Path, manifest: _Manifest) -> Checkpoint:
+    tensors: dict[str, NDArray[Any]] = {}
+    state: dict[str, Any] = {}
+    for file in manifest.files:
+        content = _checked(directory / file.name, file)
+        if file.name.endswith(".safetensors"):
+            tensors |= safetensors.numpy.load(content)
+        else:
+            state = json.loads(content)
+    return Checkpoint(manifest.round, tensors, state)
+
+
+def _checked(path: Path, file: _File) -> bytes:
+    try:
+        content = path.read_bytes()
+    except FileNotFoundError:
+        raise
+    except OSError as error:
+        raise RunDirectoryError(f"cannot read {path}: {error.strerror}") from error
+    if len(content) != file.bytes:
+        raise RunDirectoryError(f"{path} is damaged: {len(content)} bytes instead of {file.bytes}")
+    if hashlib.sha256(content).hexdigest() != file.sha256:
+        raise RunDirectoryError(f"{path} is damaged: its SHA-256 is not the one it was written with")
+    return content
+
+
+def _read_manifest(directory: Path) -> _Manifest | None:
+    path = directory / "manifest.json"
+    if not path.exists():
+        return None
+    try:
+        document = json.loads(read_bytes(path))
+        files = tuple(_File(**file) for file in document.pop("files"))
+        return _Manifest(**document, files=files)
+    except (ValueError, TypeError, KeyError, AttributeError) as error:
+        raise RunDirectoryError(f"{path} is damaged: {error}") from error
+
+
+def sweep(directory: Path) -> None:
+    """Removes the files no manifest names: the previous generation, and leftovers of a killed write."""
+    manifest = _read_manifest(directory)
+    kept = {file.name for file in manifest.files} if manifest else set()
+    for path in directory.glob("*"):
+        if path.name not in kept and re.match(r"generation-|\.", path.name):
+            remove_quietly(path)

@@ -1,0 +1,236 @@
+"""The run directory: `RunDirectory` reads it, `RunWriter` makes it and goes on with it.
+
+    DIR/
+    ├── experiment.toml      resolved, as handed in
+    ├── environment.json     versions, commit, machine, schema of this directory
+    ├── fleet.json           clusters, backhaul, mixing weights, budgets
+    ├── rounds.jsonl         one line per global round; its presence is what makes DIR a run directory
+    ├── plans/               one table per global round
+    └── checkpoint/          see `checkpoint`
+
+A reader never changes anything, so it may look at a run that goes on. A writer holds the log's lock. A
+round's table is written before its line, and its line before any checkpoint that contains it: whenever the
+process dies, every logged round has its table and every checkpoint its lines.
+"""
+
+from dataclasses import dataclass
+from pathlib import Path
+from types import TracebackType
+from typing import Self
+
+from cfel.errors import InputError, RunDirectoryError
+from cfel.runlog.background import CheckpointWriter
+from cfel.runlog.checkpoint import SHARD_BYTES, Checkpoint, read_checkpoint, sweep
+from cfel.runlog.durable import read_bytes, remove_quietly, replace_file, reported, sync_directory
+from cfel.runlog.environment import Environment
+from cfel.runlog.fleet import FleetDescription
+from cfel.runlog.log import RoundLog, read_log
+from cfel.runlog.plans import PlanTable, plan_paths, read_plan, write_plan
+from cfel.runlog.record import RoundRecord
+
+_LOG = "rounds.jsonl"
+_EXPERIMENT = "experiment.toml"
+_ENVIRONMENT = "environment.json"
+_FLEET = "fleet.json"
+
+
+def holds_run(path: Path) -> bool:
+    """Whether `path` is a run directory (of any schema)."""
+    return (path / _LOG).is_file()
+
+
+@dataclass(frozen=True, slots=True)
+class RunDirectory:
+    """A run to read, finished or not.
+
+    Attributes:
+        path: the directory.
+    """
+
+    path: Path
+
+    @classmethod
+    def open(cls, path: Path) -> "RunDirectory":
+        """The run in `path`.
+
+        Raises:
+            RunDirectoryError: there is none, or it comes from a newer cfel.
+        """
+        if not path.exists():
+            raise RunDirectoryError(f"{path} does not exist")
+        if not holds_run(path):
+            raise RunDirectoryError(f"{path} holds no run: it has no {_LOG}")
+        run = cls(path)
+        run.environment()
+        return run
+
+    def experiment_toml(self) -> str:
+        """The resolved experiment, as text."""
+        return self._text(_EXPERIMENT)
+
+    def environment(self) -> Environment:
+        """What the run was made with."""
+        return Environment.from_json(self._text(_ENVIRONMENT))
+
+    def fleet(self) -> FleetDescription:
+        """Who took part."""
+        return FleetDescription.from_json(self._text(_FLEET))
+
+    def records(self) -> tuple[RoundRecord, ...]:
+        """The rounds so far; a line that is just being written is passed over."""
+        return read_log(self.path / _LOG).records
+
+    def plan_rounds(self) -> tuple[int, ...]:
+        """The global rounds that have a plan table."""
+        return tuple(number for number, _ in plan_paths(self.path))
+
+    def plan(self, global_round: int) -> PlanTable:
+        """The plan table of one global round."""
+        return read_plan(self.path, global_round)
+
+    def checkpoint(self) -> Checkpoint | None:
+        """The last complete checkpoint, or None."""
+        return read_checkpoint(self.path / "checkpoint")
+
+    def _text(self, name: str) -> str:
+        try:
+            return read_bytes(self.path / name).decode()
+        except UnicodeDecodeError as error:
+            raise RunDirectoryError(f"{self.path / name} is damaged: {error}") from error
+
+
+class RunWriter:
+    """A run that goes on; a context manager, which waits for the last checkpoint on the way out.
+
+    Made by `RunWriter.create` and `RunWriter.resume`.
+
+    Args:
+        path: the directory; its files exist.
+        shard_bytes: size at which a checkpoint file is closed.
+    """
+
+    def __init__(self, path: Path, shard_bytes: int = SHARD_BYTES) -> None:
+        self.path = path
+        with reported("create", path):
+            (path / "plans").mkdir(exist_ok=True)
+            (path / "checkpoint").mkdir(exist_ok=True)
+        self._log = RoundLog(path / _LOG)
+        self._checkpoints = CheckpointWriter(path / "checkpoint", shard_bytes)
+        with reported("create", path):
+            sync_directory(path)
+
+    @classmethod
+    def create(
+        cls,
+        path: Path,
+        *,
+        experiment_toml: str,
+        fleet: FleetDescription,
+        environment: Environment,
+        shard_bytes: int = SHARD_BYTES,
+    ) -> "RunWriter":
+        """Starts a run in `path`, which is created when missing.
+
+        Raises:
+            RunDirectoryError: `path` holds a run already, or cannot be written.
+        """
+        if holds_run(path) or (path / "checkpoint" / "manifest.json").exists():
+            raise RunDirectoryError(f"{path} holds a run already: resume it, or choose another directory")
+        with reported("create", path):
+            path.mkdir(parents=True, exist_ok=True)
+            sync_directory(path.parent)
+        replace_file(path / _EXPERIMENT, experiment_toml.encode())
+        replace_file(path / _FLEET, fleet.to_json().encode())
+        replace_file(path / _ENVIRONMENT, environment.to_json().encode())
+        return cls(path, shard_bytes)
+
+    @classmethod
+    def resume(cls, path: Path, *, shard_bytes: int = SHARD_BYTES) -> "tuple[RunWriter, Checkpoint | None]":
+        """Goes on with the run in `path`: the log then ends with the checkpoint's round.
+
+        Rounds behind the checkpoint are cut off, to be computed again; leftovers of a killed write go too.
+
+        Returns:
+            The writer, and the checkpoint to go on from: None means from the beginning.
+
+        Raises:
+            RunDirectoryError: there is no run, another process is writing it, or a file is damaged; nothing
+                was changed then.
+        """
+        RunDirectory.open(path)
+        writer = cls(path, shard_bytes)
+        try:
+            checkpoint = read_checkpoint(path / "checkpoint")
+            writer._cut(checkpoint.round if checkpoint else None)
+        except RunDirectoryError:
+            writer.close()
+            raise
+        return writer, checkpoint
+
+    def _cut(self, last_round: int | None) -> None:
+        self._log.truncate(last_round)
+        sweep(self.path / "checkpoint")
+        for number, plan in plan_paths(self.path):
+            if last_round is None or number > last_round:
+                remove_quietly(plan)
+        for leftover in (*self.path.glob(".*.tmp"), *(self.path / "plans").glob(".*.tmp")):
+            remove_quietly(leftover)
+
+    @property
+    def last_round(self) -> int | None:
+        """The last logged round; None before the first."""
+        return self._log.last_round
+
+    @property
+    def checkpoint_busy(self) -> bool:
+        """Whether a checkpoint is still being written; saving another one would wait for it."""
+        return self._checkpoints.busy
+
+    def append(self, record: RoundRecord, plan: PlanTable | None = None) -> None:
+        """Logs a round; when this returns, the round survives a power cut.
+
+        Raises:
+            InputError: the plan is of another round.
+            RunDirectoryError: the round does not follow the last one, or the system refused; everything
+                logged before is as it was, and the call may be repeated.
+        """
+        if plan is not None:
+            if plan.round != record.round:
+                raise InputError(f"plan.round: {plan.round}, but the record is of round {record.round}")
+            write_plan(self.path, plan)
+        self._log.append(record)
+
+    def save_checkpoint(self, checkpoint: Checkpoint, *, copy: bool = True) -> None:
+        """Starts writing a checkpoint of the last logged round and returns (see `CheckpointWriter.submit`).
+
+        Raises:
+            InputError: the checkpoint is of another round.
+            RunDirectoryError: the checkpoint before this one could not be written.
+        """
+        if checkpoint.round != self.last_round:
+            raise InputError(f"checkpoint.round: {checkpoint.round}, but the log ends with {self.last_round}")
+        self._checkpoints.submit(checkpoint, copy=copy)
+
+    def wait(self) -> None:
+        """Returns when no checkpoint is in flight; raises if the last one failed."""
+        self._checkpoints.wait()
+
+    def close(self) -> None:
+        """Waits for the last checkpoint and lets the directory go."""
+        try:
+            self._checkpoints.close()
+        finally:
+            self._log.close()
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        try:
+            self.close()
+        except RunDirectoryError as failure:
+            if error is None:
+                raise
+            error.add_note(f"besides, the last checkpoint could not be written: {failure}")

@@ -1,0 +1,142 @@
+"""Environment: what a run was made with, as `environment.json`.
+
+Only looked up, never acted upon; it also carries the schema number of the run directory, because a reader
+meets it first. Nothing here identifies a person or a host.
+"""
+
+import json
+import os
+import platform
+import shutil
+import subprocess
+from collections.abc import Sequence
+from dataclasses import asdict, dataclass
+from importlib.metadata import PackageNotFoundError, version
+from pathlib import Path
+from typing import Any
+
+from cfel.errors import RunDirectoryError
+
+SCHEMA = 1
+"""Layout of a run directory; raised when an older reader would misread a newer directory."""
+
+_PACKAGES = ("cfel", "numpy", "torch", "pyarrow", "safetensors", "ray")
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Environment:
+    """Versions, commit and machine.
+
+    Attributes:
+        schema: layout of the run directory.
+        python: version of the interpreter.
+        packages: versions of what the numbers depend on, those that are installed.
+        commit: commit of the source tree cfel runs from; None when it is an installed package.
+        modified: whether that tree had uncommitted changes; None when there is no commit.
+        cpu: model of the processor.
+        cores: logical cores this process may use.
+        platform: operating system and architecture.
+        command: the command line that made the run, as words.
+        started: when, in ISO 8601; empty when nobody said.
+    """
+
+    schema: int
+    python: str
+    packages: dict[str, str]
+    commit: str | None
+    modified: bool | None
+    cpu: str
+    cores: int
+    platform: str
+    command: tuple[str, ...] = ()
+    started: str = ""
+
+    def to_json(self) -> str:
+        """The document of `environment.json`."""
+        return json.dumps(asdict(self), indent=2, ensure_ascii=False) + "\n"
+
+    @classmethod
+    def from_json(cls, text: str) -> "Environment":
+        """The environment `to_json` wrote.
+
+        Raises:
+            RunDirectoryError: the text is no such document, or comes from a newer cfel.
+        """
+        try:
+            document: dict[str, Any] = json.loads(text)
+            schema = int(document["schema"])
+        except (ValueError, TypeError, KeyError) as error:
+            raise RunDirectoryError(f"environment.json cannot be used: {error!r}") from error
+        if schema > SCHEMA:
+            raise RunDirectoryError(
+                f"this run directory has schema {schema}, this cfel reads up to schema {SCHEMA}: "
+                "please use a newer cfel; nothing was changed"
+            )
+        try:
+            return cls(**{**document, "command": tuple(document.get("command", ()))})
+        except TypeError as error:
+            raise RunDirectoryError(f"environment.json cannot be used: {error}") from error
+
+
+def describe_environment(command: Sequence[str] = (), started: str = "") -> Environment:
+    """The environment of this process.
+
+    Args:
+        command: the command line that makes the run.
+        started: the present time in ISO 8601, if it is to be kept.
+    """
+    commit, modified = _commit(Path(__file__).resolve().parents[1])
+    return Environment(
+        schema=SCHEMA,
+        python=platform.python_version(),
+        packages=_versions(),
+        commit=commit,
+        modified=modified,
+        cpu=_cpu_model(),
+        cores=len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1,
+        platform=f"{platform.system()} {platform.release()} {platform.machine()}",
+        command=tuple(command),
+        started=started,
+    )
+
+
+def _versions() -> dict[str, str]:
+    found = {}
+    for package in _PACKAGES:
+        try:
+            found[package] = version(package)
+        except PackageNotFoundError:
+            continue
+    return found
+
+
+def _cpu_model(source: Path = Path("/proc/cpuinfo")) -> str:
+    try:
+        lines = source.read_text(encoding="utf-8", errors="replace").splitlines()
+    except OSError:
+        lines = []
+    models = (line.partition(":")[2].strip() for line in lines if line.startswith("model name"))
+    return next(models, platform.processor() or platform.machine())
+
+
+def _commit(package: Path) -> tuple[str | None, bool | None]:
+    """Commit of the tree that holds `package` as src/<package>, and whether the tree was changed since."""
+    root = package.parents[1]
+    if package.parent.name != "src" or not (root / ".git").exists():
+        return None, None  # a package installed below somebody's repository is not that repository
+    commit = _git(root, "rev-parse", "HEAD")
+    changes = _git(root, "status", "--porcelain", "--untracked-files=no")
+    return (commit, bool(changes)) if commit else (None, None)
+
+
+def _git(root: Path, *words: str) -> str | None:
+    program = shutil.which("git")
+    if program is None:
+        return None
+    try:
+        done = subprocess.run(  # noqa: S603 — fixed words, no shell
+            [program, "-C", str(root), *words], capture_output=True, text=True, timeout=10, check=True
+        )
+    except (OSError, subprocess.SubprocessError):
+        return None
+    return done.stdout.strip()

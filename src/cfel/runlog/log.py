@@ -1,0 +1,145 @@
+"""rounds.jsonl: appended line by line, each on the device before the next round starts.
+
+A line is there when its newline is. What follows the last newline was being written when the process died;
+a reader passes over it and the next writer cuts it off. Anything else that is no record is an error that
+names its line, never skipped.
+"""
+
+import fcntl
+import os
+from dataclasses import dataclass
+from pathlib import Path
+
+from cfel.errors import InputError, RunDirectoryError
+from cfel.runlog.durable import read_bytes, reported
+from cfel.runlog.record import RoundRecord
+
+
+@dataclass(frozen=True, slots=True)
+class LogContent:
+    """What a log holds.
+
+    Attributes:
+        records: the rounds, in order.
+        ends: byte offset just behind each record's line.
+    """
+
+    records: tuple[RoundRecord, ...]
+    ends: tuple[int, ...]
+
+    def bytes_up_to(self, last_round: int | None) -> int:
+        """Length of the log that ends with `last_round` (None: the empty log)."""
+        kept = [
+            end for record, end in zip(self.records, self.ends, strict=True) if _within(record, last_round)
+        ]
+        return kept[-1] if kept else 0
+
+
+def _within(record: RoundRecord, last_round: int | None) -> bool:
+    return last_round is not None and record.round <= last_round
+
+
+def read_log(path: Path) -> LogContent:
+    """Every whole line of the log; a torn last line is passed over.
+
+    Raises:
+        RunDirectoryError: a whole line is no record, or a round is missing before it.
+    """
+    records: list[RoundRecord] = []
+    ends: list[int] = []
+    offset = 0
+    whole, _, _torn = read_bytes(path).rpartition(b"\n")
+    for number, line in enumerate(whole.split(b"\n") if whole else (), start=1):
+        offset += len(line) + 1
+        records.append(_parsed(path, number, line, records[-1].round if records else None))
+        ends.append(offset)
+    return LogContent(tuple(records), tuple(ends))
+
+
+def _parsed(path: Path, number: int, line: bytes, previous_round: int | None) -> RoundRecord:
+    try:
+        record = RoundRecord.from_json_line(line.decode())
+    except (InputError, UnicodeDecodeError) as error:
+        raise RunDirectoryError(f"{path}, line {number}: {error}; the file was left as it is") from error
+    _check_follows(f"{path}, line {number}", record.round, previous_round)
+    return record
+
+
+def _check_follows(where: str, this_round: int, previous_round: int | None) -> None:
+    if previous_round is not None and this_round != previous_round + 1:
+        raise RunDirectoryError(f"{where}: round {this_round} cannot follow round {previous_round}")
+
+
+class RoundLog:
+    """The log of a run that goes on, held by one process at a time.
+
+    Args:
+        path: the file; it is created when missing.
+
+    Raises:
+        RunDirectoryError: another process is writing it, or it cannot be opened or read.
+    """
+
+    def __init__(self, path: Path) -> None:
+        self._path = path
+        with reported("open", path):
+            self._descriptor = os.open(path, os.O_RDWR | os.O_CREAT | os.O_APPEND, 0o644)
+        try:
+            self._lock()
+            content = read_log(path)
+        except RunDirectoryError:
+            self.close()
+            raise
+        self._length = content.ends[-1] if content.ends else 0
+        self.last_round = content.records[-1].round if content.records else None
+
+    def _lock(self) -> None:
+        try:
+            fcntl.flock(self._descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        except BlockingIOError as error:
+            raise RunDirectoryError(f"{self._path}: another process is writing this run") from error
+
+    def truncate(self, last_round: int | None) -> None:
+        """Cuts the log behind `last_round` (None: everything), and a torn last line in any case."""
+        content = read_log(self._path)
+        if last_round is not None and (self.last_round is None or self.last_round < last_round):
+            raise RunDirectoryError(
+                f"{self._path} ends with round {self.last_round}, but the checkpoint is of round {last_round}"
+                ": lines were lost; the file was left as it is"
+            )
+        self._length = content.bytes_up_to(last_round)
+        with reported("write", self._path):
+            os.ftruncate(self._descriptor, self._length)
+            os.fsync(self._descriptor)
+        self.last_round = last_round if self._length else None
+
+    def append(self, record: RoundRecord) -> None:
+        """Adds one line and returns when it is on the device.
+
+        Raises:
+            RunDirectoryError: the round does not follow the last one, or the system refused; the log then
+                ends with the last whole line, as before.
+        """
+        _check_follows(str(self._path), record.round, self.last_round)
+        line = record.to_json_line().encode()
+        with reported("write", self._path):
+            try:
+                _write_all(self._descriptor, line)
+                os.fsync(self._descriptor)
+            except OSError:
+                os.ftruncate(self._descriptor, self._length)
+                raise
+        self._length += len(line)
+        self.last_round = record.round
+
+    def close(self) -> None:
+        """Lets the file and its lock go; may be called twice."""
+        if self._descriptor >= 0:
+            os.close(self._descriptor)
+            self._descriptor = -1
+
+
+def _write_all(descriptor: int, content: bytes) -> None:
+    rest = memoryview(content)
+    while rest:
+        rest = rest[os.write(descriptor, rest) :]

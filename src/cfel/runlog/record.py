@@ -1,0 +1,165 @@
+"""RoundRecord: what one global round came to, and its one line of JSON.
+
+The line is strict JSON and gives back the same record to the last bit: a number that JSON has no word for
+(a loss that diverged) is written as "nan", "inf" or "-inf". Not a place for per-device numbers: those are
+rows of a plan table (`plans`).
+"""
+
+import json
+import math
+import re
+from collections.abc import Mapping
+from dataclasses import dataclass, fields
+from typing import Any
+
+from cfel.errors import InputError, unknown_name
+
+WALL_CLOCK_FIELDS = ("wall_seconds",)
+"""Fields that differ between two runs of the same experiment; all others are equal to the last bit."""
+
+_NOT_A_JSON_NUMBER = ("nan", "inf", "-inf")
+_CUMULATIVE = (
+    "seconds",
+    "joules",
+    "seconds_expected",
+    "joules_expected",
+    "seconds_realised",
+    "joules_realised",
+)
+_FLOATS = (*_CUMULATIVE, "rho_mean", "theta_mean", "sigma2", "g2", "wall_seconds")
+_OPTIONAL_FLOATS = ("accuracy", "loss", "gap")
+_COUNTS = ("round", "wire_bytes", "devices_taking_part")
+_OPTIONAL_COUNTS = ("straggler", "slowest_cluster")
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class RoundRecord:
+    """One global round.
+
+    Attributes:
+        round: number of the global round; consecutive within a run.
+        seconds: virtual (or real) time since the start, in the account the experiment chose.
+        joules: energy of all devices since the start, in the same account.
+        seconds_expected: time since the start as the controller counts it (the mean of the step draws).
+        joules_expected: energy likewise.
+        seconds_realised: time since the start with the steps really taken.
+        joules_realised: energy likewise.
+        accuracy: the task's metric, larger is better; None when this round was not evaluated.
+        loss: mean training loss of the round; None when nobody took a step.
+        rho_mean: mean of ρ over devices and edge rounds.
+        theta_mean: mean of θ over devices and edge rounds.
+        sigma2: estimate of the gradient noise σ².
+        g2: estimate of the squared gradient norm G².
+        gap: largest proven optimality gap of the round's plans; None when nothing was solved.
+        feasible: whether every plan of the round met its caps.
+        violations: what could not be met, in words.
+        wire_bytes: bytes of this round's uploads and gossip.
+        wall_seconds: real time this round took to compute.
+        model_sha256: SHA-256 of the concatenated SHA-256s of the edge models, in cluster order, as hex.
+        straggler: device the slowest cluster waited for; None when nobody took part.
+        slowest_cluster: cluster that all others waited for.
+        devices_taking_part: devices that took part in at least one edge round.
+    """
+
+    round: int
+    seconds: float
+    joules: float
+    seconds_expected: float
+    joules_expected: float
+    seconds_realised: float
+    joules_realised: float
+    accuracy: float | None
+    loss: float | None
+    rho_mean: float
+    theta_mean: float
+    sigma2: float
+    g2: float
+    gap: float | None
+    feasible: bool
+    wire_bytes: int
+    wall_seconds: float
+    model_sha256: str
+    violations: tuple[str, ...] = ()
+    straggler: int | None = None
+    slowest_cluster: int | None = None
+    devices_taking_part: int = 0
+
+    def __post_init__(self) -> None:
+        """Brings NumPy scalars to plain numbers and refuses what no round can have come to."""
+        for name in (*_FLOATS, *_OPTIONAL_FLOATS):
+            self._set(name, _as_float(name, getattr(self, name), optional=name in _OPTIONAL_FLOATS))
+        for name in (*_COUNTS, *_OPTIONAL_COUNTS):
+            self._set(name, _as_count(name, getattr(self, name), optional=name in _OPTIONAL_COUNTS))
+        for name in _CUMULATIVE:
+            if not 0 <= getattr(self, name) < math.inf:
+                raise InputError(f"{name}: {getattr(self, name)!r} is not a finite number >= 0")
+        self._set("feasible", bool(self.feasible))
+        self._set("violations", tuple(str(words) for words in self.violations))
+        if not re.fullmatch(r"[0-9a-f]{64}", self.model_sha256):
+            raise InputError(f"model_sha256: {self.model_sha256!r} is not 64 lower-case hexadecimal digits")
+
+    def _set(self, name: str, value: object) -> None:
+        object.__setattr__(self, name, value)
+
+    def to_json_line(self) -> str:
+        """The record as one line of JSON, newline included."""
+        document = {field.name: _encoded(getattr(self, field.name)) for field in fields(self)}
+        return json.dumps(document, allow_nan=False, ensure_ascii=False, separators=(",", ":")) + "\n"
+
+    @classmethod
+    def from_json_line(cls, line: str) -> "RoundRecord":
+        """The record `to_json_line` wrote.
+
+        Raises:
+            InputError: the line is no such record; the message names the field.
+        """
+        try:
+            document = json.loads(line)
+        except ValueError as error:
+            raise InputError(f"not a JSON object: {error}") from error
+        if not isinstance(document, dict):
+            raise InputError(f"not a JSON object but {type(document).__name__}")
+        return cls(**_arguments(document))
+
+
+def _arguments(document: Mapping[str, Any]) -> dict[str, Any]:
+    names = {field.name for field in fields(RoundRecord)}
+    required = names - {"violations", "straggler", "slowest_cluster", "devices_taking_part"}
+    for name in document:
+        if name not in names:
+            raise InputError(unknown_name("field", name, names))
+    if missing := sorted(required - document.keys()):
+        raise InputError(f"field {missing[0]!r} is missing")
+    return {name: _decoded(name, value) for name, value in document.items()}
+
+
+def _encoded(value: object) -> object:
+    return repr(value) if isinstance(value, float) and not math.isfinite(value) else value
+
+
+def _decoded(name: str, value: object) -> object:
+    if name in (*_FLOATS, *_OPTIONAL_FLOATS) and value in _NOT_A_JSON_NUMBER:
+        return float(str(value))
+    if name == "violations" and not isinstance(value, list):
+        raise InputError(f"violations: {value!r} is not a list of words")
+    if name == "feasible" and not isinstance(value, bool):
+        raise InputError(f"feasible: {value!r} is not true or false")
+    if name == "model_sha256" and not isinstance(value, str):
+        raise InputError(f"model_sha256: {value!r} is not text")
+    return value
+
+
+def _as_float(name: str, value: Any, *, optional: bool) -> float | None:  # noqa: ANN401 — NumPy scalars too
+    if optional and value is None:
+        return None
+    if isinstance(value, str | bytes | bool) or not hasattr(value, "__float__"):
+        raise InputError(f"{name}: {value!r} is not a number")
+    return float(value)
+
+
+def _as_count(name: str, value: Any, *, optional: bool) -> int | None:  # noqa: ANN401 — NumPy scalars too
+    if optional and value is None:
+        return None
+    if isinstance(value, bool) or not hasattr(value, "__index__") or int(value) < 0:
+        raise InputError(f"{name}: {value!r} is not a whole number >= 0")
+    return int(value)

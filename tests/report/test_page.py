@@ -1,0 +1,119 @@
+"""The page as text: what it says, what it must not contain."""
+
+import re
+from collections.abc import Callable
+from html.parser import HTMLParser
+from pathlib import Path
+
+import pytest
+
+from cfel.errors import RunDirectoryError
+from cfel.report import load_runs, summarise, write_report
+from cfel.report.style import scheme_styles
+from cfel.report.tables import gain_text, headline, joules_text, seconds_text, share_text
+from cfel.runlog import RoundRecord
+
+MakeRun = Callable[..., None]
+MakeRecord = Callable[..., RoundRecord]
+VOID = {"meta", "path", "use", "image", "rect", "line", "br"}
+
+
+class Balance(HTMLParser):
+    """Counts that every element that is opened is closed, in order."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.open: list[str] = []
+
+    def handle_starttag(self, tag: str, attrs: object) -> None:
+        """Remembers an element unless it has no end."""
+        del attrs
+        if tag not in VOID:
+            self.open.append(tag)
+
+    def handle_endtag(self, tag: str) -> None:
+        """Takes it back."""
+        if tag not in VOID:
+            assert self.open.pop() == tag
+
+
+def test_the_page_needs_nothing_from_outside(comparison_page: str) -> None:
+    assert re.findall(r"<script|<link|@import|\bsrc=", comparison_page) == []
+    addresses = re.findall(r'href="([^"]*)', comparison_page)
+    assert all(address.startswith(("#", "data:image/png;base64,")) for address in addresses)
+    without_pictures = re.sub(r'href="data:[^"]*"', "", comparison_page)
+    assert re.findall(r"https?:|//[a-z]", without_pictures) == []
+
+
+def test_the_page_is_balanced(comparison_page: str) -> None:
+    parser = Balance()
+    parser.feed(comparison_page)
+    parser.close()
+    assert parser.open == []
+
+
+def test_the_result_comes_first(comparison_page: str) -> None:
+    places = [
+        comparison_page.index(words)
+        for words in ("HCEF is first", '<table class="summary"', "<figure", "<details>")
+    ]
+    assert places == sorted(places)
+    assert comparison_page.count("<figure") == 12
+    assert comparison_page.count("<details>") == 6
+    assert "cfel compare tiny.toml" in comparison_page
+
+
+def test_files_lie_beside_the_page(comparison: Path, comparison_page: str) -> None:
+    assert comparison_page
+    assert (comparison / "figures" / "accuracy-seconds.svg").exists()
+    assert (comparison / "figures" / "backhaul.png").exists()
+
+
+def test_what_comes_from_files_is_escaped(tmp_path: Path, make_run: MakeRun, make_record: MakeRecord) -> None:
+    """Name, scheme, command line and reasons all try to be a script."""
+    evil = "<script>alert(1)</script> $\\frac{$"
+    line = make_record(1, 0.5, 1.0, 1.0, feasible=False, violations=(evil,), straggler=1, slowest_cluster=0)
+    make_run(
+        tmp_path, evil.replace("\\", "\\\\"), 0, [line], name="a & <script>alert(2)</script>", plans=True
+    )
+    text = write_report(tmp_path, 0.5).read_text(encoding="utf-8")
+    assert "<script" not in text
+    assert "a &amp; &lt;script&gt;" in text
+
+
+def test_a_page_that_cannot_be_written_is_a_clear_error(tmp_path: Path, make_run: MakeRun) -> None:
+    make_run(tmp_path, "cef", 0, [])
+    (tmp_path / "report.html").mkdir()
+    with pytest.raises(RunDirectoryError, match=r"cannot write .*report\.html"):
+        write_report(tmp_path)
+    (tmp_path / "figures").rename(tmp_path / "old")
+    (tmp_path / "figures").write_text("")
+    with pytest.raises(RunDirectoryError, match=r"cannot create .*figures"):
+        write_report(tmp_path)
+
+
+def test_numbers_for_people() -> None:
+    assert seconds_text(27334.4, 811.2) == "27,334 ± 811\N{NO-BREAK SPACE}s"
+    assert seconds_text(None) == "–"
+    assert joules_text(24_800.0) == "24.8\N{NO-BREAK SPACE}kJ"
+    assert joules_text(9_999.0) == "9,999\N{NO-BREAK SPACE}J"
+    assert joules_text(1.5e7) == "15.0\N{NO-BREAK SPACE}MJ"
+    assert share_text(0.7) == "70.0\N{NO-BREAK SPACE}%"
+    assert gain_text(1.888, 0.03) == "1.89 ± 0.03×"
+
+
+def test_the_headline_says_who_was_first_and_what_it_gained(
+    tmp_path: Path, make_run: MakeRun, make_record: MakeRecord
+) -> None:
+    """`hcef` needs 50 s and 4 J where `cef` needs 100 s and 12 J: 2 and 3 times."""
+    for scheme, seconds, joules in (("hcef", 50.0, 4.0), ("cef", 100.0, 12.0)):
+        make_run(tmp_path / scheme, scheme, 0, [make_record(1, 0.6, seconds, joules)])
+    runs, styles = load_runs(tmp_path), scheme_styles(["hcef", "cef"])
+    text = headline(summarise(runs, 0.5), styles).replace("\N{NO-BREAK SPACE}", " ")
+    assert text == (
+        "HCEF is first to reach 50.0 %: after 50.0 s and 4.00 J, "
+        "a gain over CEF of 2.00× in time and 3.00× in energy."
+    )
+    assert headline(summarise(runs, 0.9), styles) == "No scheme reached the target with every seed."
+    assert headline(summarise(runs, None), styles) == ""
+    assert headline(summarise(runs[1:], 0.5), styles).endswith("12.0\N{NO-BREAK SPACE}J.")

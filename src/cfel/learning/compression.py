@@ -41,7 +41,7 @@ class Update(Protocol):
 
 
 Compressor: TypeAlias = Callable[[Tensor, float, int], Update]
-"""(float32 vector on the CPU, theta in (0, 1], 128-bit key of a stream) → update; the vector stays as it is."""
+"""(float32 vector on the CPU, theta in (0, 1], 128-bit key of a stream) → update. The vector is kept."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -188,8 +188,8 @@ def topk(vector: Tensor, theta: float, key: int) -> Update:  # noqa: ARG001
     kept = entries(theta, vector.numel())
     if kept == vector.numel():
         return DenseUpdate(vector.clone())
-    indices = torch.from_numpy(largest(vector.numpy(), kept))
-    return SparseUpdate(vector.numel(), indices, vector.index_select(0, indices))
+    indices, values = largest(vector.numpy(), kept)
+    return SparseUpdate(vector.numel(), torch.from_numpy(indices), torch.from_numpy(values))
 
 
 def randomk(vector: Tensor, theta: float, key: int) -> Update:

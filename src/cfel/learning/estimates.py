@@ -67,13 +67,14 @@ def from_fresh(scatter: Scatter, batches: int) -> Estimates:
     return Estimates(sigma2, squared_norm(scatter.mean) - sigma2 / batches)
 
 
-def from_halves(scatter: Scatter, batch: int, samples: int) -> Estimates:
-    """The estimates from two parts, weighted by their sizes, of one batch drawn without replacement.
+def from_halves(scatter: float, mean_squared: float, batch: int, samples: int) -> Estimates:
+    """The estimates from two parts of one batch drawn without replacement.
 
     Args:
-        scatter: of the two parts; for halves of equal size its scatter is B·‖g_a − g_b‖²/4.
+        scatter: of the parts weighted by their sizes; B·‖g_a − g_b‖²/4 for halves of equal size.
+        mean_squared: ‖ḡ‖² of the whole batch.
         batch: B, samples in the batch, at least 2.
         samples: n, samples of the device, at least B.
     """
-    sigma2 = scatter.scatter / batch * (1 - batch / samples)
-    return Estimates(sigma2, squared_norm(scatter.mean) - sigma2)
+    sigma2 = scatter / batch * (1 - batch / samples)
+    return Estimates(sigma2, mean_squared - sigma2)

@@ -54,7 +54,8 @@ class BlockRotation:
     def _transform(self, vector: Tensor) -> Tensor:
         matrix = hadamard(self.side)
         blocks = vector.view(-1, self.side, self.side)
-        return torch.matmul(torch.matmul(matrix, blocks), matrix).reshape(-1)
+        rotated: Tensor = (matrix @ blocks @ matrix).reshape(-1)
+        return rotated
 
 
 def hadamard(side: int) -> Tensor:

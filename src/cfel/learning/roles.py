@@ -6,8 +6,8 @@
     gossip_mix       each edge model replaced by its weighted average with its neighbours'
 
 The same arguments give the same bits, whichever worker runs them: random streams are keyed, sums run in
-sorted id order, and each worker uses one torch thread. None changes its arguments, the worker's scratch memory
-apart, which carries nothing from one call to the next.
+sorted id order, and each worker uses one torch thread. None changes its arguments but the worker's scratch
+memory, which carries nothing from one call to the next.
 """
 
 import math
@@ -21,11 +21,12 @@ from torch import Tensor
 
 from cfel.errors import InputError
 from cfel.learning.compression import Update
-from cfel.learning.estimates import Estimates, Scatter, from_fresh, from_halves
+from cfel.learning.estimates import Estimates, Scatter, from_fresh
 from cfel.learning.exchange import DeviceOrder, DeviceReport, DeviceState
 from cfel.learning.flat import FlatModel
+from cfel.learning.halves import gradient_and_estimates
 from cfel.learning.selection import kept_energy
-from cfel.learning.sgd import drawn_batches, momentum_step, taken_iterations
+from cfel.learning.sgd import drawn_batches, taken_iterations
 from cfel.learning.task import DeviceData
 from cfel.learning.workspace import Workspace
 from cfel.seeding import generator
@@ -51,7 +52,12 @@ def device_estimate(
 
 
 def device_update(
-    order: DeviceOrder, data: DeviceData, state: DeviceState, workspace: Workspace
+    order: DeviceOrder,
+    data: DeviceData,
+    state: DeviceState,
+    workspace: Workspace,
+    *,
+    give_up_state: bool = False,
 ) -> tuple[DeviceReport, DeviceState]:
     """τ local iterations from the order's model, and the difference compressed (Algorithm 1, lines 6–11).
 
@@ -60,6 +66,7 @@ def device_update(
         data: the device's samples.
         state: what the device remembers; left as it is.
         workspace: the worker's scratch memory.
+        give_up_state: the caller needs `state` no more; its momentum may become the new one's, without a copy.
 
     Returns:
         What to send to the edge server, and what to remember.
@@ -67,7 +74,7 @@ def device_update(
     flat, local = workspace.flat, workspace.local
     flat.load(order.model)
     flat.module.train()
-    momentum = _momentum(state, workspace)
+    momentum = _momentum(state, workspace, give_up_state)
     estimates, losses = _train(order, data, momentum, workspace)
     estimates = estimates or state.estimates
     difference = flat.parameters.cpu() if flat.parameters.is_cuda else flat.parameters
@@ -93,13 +100,12 @@ def device_update(
     )
 
 
-def _momentum(state: DeviceState, workspace: Workspace) -> Tensor | None:
-    """A buffer of the device's own: the state handed in stays as it is."""
+def _momentum(state: DeviceState, workspace: Workspace, give_up_state: bool) -> Tensor | None:
     if not workspace.local.momentum:
         return None
     if state.momentum is None or workspace.local.momentum_state == "reset":
         return torch.zeros_like(workspace.flat.parameters)
-    return state.momentum.to(workspace.device, copy=True)
+    return state.momentum.to(workspace.device, copy=not give_up_state)
 
 
 def _residual(difference: Tensor, update: Update) -> Tensor:
@@ -115,7 +121,8 @@ def _train(
     local = workspace.local
     taken = taken_iterations(local.steps, order.rho, order.tau, order.stream("steps"))
     batches = drawn_batches(data.samples, local.batch, order.tau, order.stream("batches"))
-    buffers = [] if momentum is None else workspace.flat.views(momentum)
+    if momentum is not None:
+        workspace.steps.use_momentum(workspace.flat.views(momentum))
     estimates: Estimates | None = None
     losses: list[float] = []
     for iteration in np.flatnonzero(taken):
@@ -124,25 +131,12 @@ def _train(
         )
         inputs, targets = workspace.batch(data, batches[iteration], draw)
         if not losses and local.estimator == "reuse" and len(targets) > 1:
-            gradient, loss, estimates = _halves(inputs, targets, data.samples, workspace)
+            gradient, loss, estimates = gradient_and_estimates(inputs, targets, data.samples, workspace)
         else:
             gradient, loss = workspace.gradient(inputs, targets)
-        momentum_step(workspace.leaves, gradient, buffers, local)
+        workspace.steps.take(gradient)
         losses.append(loss)
     return estimates, losses
-
-
-def _halves(
-    inputs: Tensor, targets: Tensor, samples: int, workspace: Workspace
-) -> tuple[list[Tensor], float, Estimates]:
-    """A batch's gradient from its two halves, and what their difference tells."""
-    batch, half = len(targets), len(targets) // 2
-    gradient, loss = workspace.gradient(inputs[:half], targets[:half])
-    scatter = Scatter(gradient, half)
-    gradient, other = workspace.gradient(inputs[half:], targets[half:])
-    scatter.add(gradient, batch - half)
-    mean_loss = (half * loss + (batch - half) * other) / batch
-    return scatter.mean, mean_loss, from_halves(scatter, batch, samples)
 
 
 def edge_aggregate(

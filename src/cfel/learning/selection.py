@@ -1,7 +1,6 @@
 """The k entries of largest magnitude, exactly, at memory speed.
 
-`largest` gives the same indices as a full sort by (magnitude descending, index ascending) would: exactly k of
-them, ties going to the lowest index. It works in three steps:
+`largest` gives what a full sort by (magnitude descending, index ascending) would: exactly k entries, ties going to the lowest index. It works in three steps:
 
 1. a sample of some 65,000 entries brackets the k-th magnitude between two numbers, low and high;
 2. one pass over the vector, in pieces that stay in cache, marks everything at or above low;
@@ -26,8 +25,8 @@ _PIECE = 1 << 17
 _SMALL = 1 << 15
 
 
-def largest(vector: Floats, k: int) -> Indices:
-    """The indices, ascending, of the k entries of largest magnitude; ties go to the lowest index.
+def largest(vector: Floats, k: int) -> tuple[Indices, Floats]:
+    """The k entries of largest magnitude: indices, ascending, and values; ties go to the lowest index.
 
     Args:
         vector: float32, one-dimensional, finite.
@@ -40,12 +39,14 @@ def largest(vector: Floats, k: int) -> Indices:
         raise InputError(f"k: must lie in 0 … {vector.size}, got {k}")
     if k == 0 or k == vector.size:
         _check_finite(vector, float(np.abs(vector).sum()))
-        return np.arange(k, dtype=np.int64)
+        return np.arange(k, dtype=np.int64), vector[:k].copy()
     low, high = _bracket(vector, k)
     candidates = _at_least(vector, low, share=k / vector.size)
     if candidates.size < k:
         candidates, high = np.arange(vector.size), np.float32(np.inf)
-    return _exact(candidates, np.abs(vector.take(candidates)), k, high)
+    values = vector.take(candidates)
+    keep = _exact(np.abs(values), k, high)
+    return candidates.compress(keep), values.compress(keep)
 
 
 def kept_energy(vector: Floats, shares: tuple[float, ...]) -> tuple[float, ...]:
@@ -105,19 +106,19 @@ def _at_least(vector: Floats, low: np.float32, share: float) -> Indices:
     return found[: found.size - tail]
 
 
-def _exact(candidates: Indices, magnitudes: Floats, k: int, high: np.float32) -> Indices:
-    """The k largest of the candidates, which contain all of the answer and come in ascending order."""
+def _exact(magnitudes: Floats, k: int, high: np.float32) -> NDArray[np.bool_]:
+    """Marks the k largest of the candidates, which contain all of the answer and come in ascending order."""
     above = magnitudes >= high
     missing = k - int(np.count_nonzero(above))
     band = magnitudes[~above] if missing > 0 else magnitudes
     wanted = missing if missing > 0 else k
     if wanted == band.size:
-        return candidates
+        return np.ones(magnitudes.size, dtype=np.bool_)
     threshold = np.partition(band, band.size - wanted)[band.size - wanted]
     keep = magnitudes > threshold
     ties = np.flatnonzero(magnitudes == threshold)
     keep[ties[: k - int(np.count_nonzero(keep))]] = True
-    return candidates.compress(keep)
+    return keep
 
 
 def _check_finite(vector: Floats, total: float) -> None:

@@ -5,13 +5,14 @@ and τ batches are drawn whether they are used or not: two schemes that take the
 batch. A skipped iteration changes neither the model nor the momentum. What happens to the result is `roles`.
 """
 
+from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Literal, get_args
 
 import numpy as np
 import torch
 from numpy.typing import NDArray
-from torch import Tensor
+from torch import Tensor, nn
 
 from cfel.errors import InputError, unknown_name
 
@@ -79,9 +80,9 @@ def taken_iterations(rule: StepRule, rho: float, tau: int, draw: np.random.Gener
     """
     uniforms = draw.random(tau)
     if rule == "bernoulli":
-        return np.less(uniforms, rho)
+        return np.asarray(uniforms < rho)
     marks = np.floor(np.arange(tau + 1) * rho + uniforms[0])
-    return np.diff(marks).astype(np.bool_)
+    return np.asarray(np.diff(marks) > 0)
 
 
 def drawn_batches(samples: int, batch: int, count: int, draw: np.random.Generator) -> NDArray[np.int64]:
@@ -97,17 +98,39 @@ def drawn_batches(samples: int, batch: int, count: int, draw: np.random.Generato
     return np.concatenate(shuffles).reshape(-1, size)[:count]
 
 
-def momentum_step(
-    parameters: list[Tensor], gradient: list[Tensor], momentum: list[Tensor], local: LocalParameters
-) -> None:
-    """One step in place: m ← βm + g (+ decay·x), x ← x − ηm. The gradient's tensors may be overwritten.
+class MomentumSteps:
+    """m ← βm + g + decay·x, x ← x − ηm in one sweep over memory, on parameters that stay where they are.
 
-    `momentum` is left alone, and may be empty, if β = 0.
+    Args:
+        parameters: the tensors to train, changed in place by each step.
+        local: learning rate η, momentum β and weight decay.
     """
-    if local.weight_decay:
-        torch._foreach_add_(gradient, parameters, alpha=local.weight_decay)
-    if local.momentum:
-        torch._foreach_mul_(momentum, local.momentum)
-        torch._foreach_add_(momentum, gradient)
-        gradient = momentum
-    torch._foreach_add_(parameters, gradient, alpha=-local.learning_rate)
+
+    def __init__(self, parameters: Sequence[nn.Parameter], local: LocalParameters) -> None:
+        self._parameters = tuple(parameters)
+        self._optimiser = torch.optim.SGD(
+            self._parameters,
+            lr=local.learning_rate,
+            momentum=local.momentum,
+            weight_decay=local.weight_decay,
+            fused=True,
+        )
+
+    def use_momentum(self, momentum: Sequence[Tensor]) -> None:
+        """From now on keeps the momentum in these tensors, shaped and strided like the parameters."""
+        for parameter, buffer in zip(self._parameters, momentum, strict=True):
+            self._optimiser.state[parameter] = {"momentum_buffer": buffer}
+
+    def take(self, gradient: Sequence[Tensor]) -> None:
+        """One step along a gradient."""
+        for parameter, part in zip(self._parameters, gradient, strict=True):
+            parameter.grad = _strided_like(part, parameter)
+        self._optimiser.step()
+        self._optimiser.zero_grad(set_to_none=True)
+
+
+def _strided_like(part: Tensor, parameter: Tensor) -> Tensor:
+    """The fused step walks through memory without looking at strides, so they must agree."""
+    if part.stride() == parameter.stride():
+        return part
+    return torch.empty_like(parameter).copy_(part)

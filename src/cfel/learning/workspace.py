@@ -7,10 +7,10 @@ whoever uses it loads a model first.
 import numpy as np
 import torch
 from numpy.typing import NDArray
-from torch import Tensor
+from torch import Tensor, nn
 
 from cfel.learning.compression import Compressor
-from cfel.learning.sgd import LocalParameters
+from cfel.learning.sgd import LocalParameters, MomentumSteps
 from cfel.learning.task import DeviceData, Task
 
 
@@ -30,7 +30,20 @@ class Workspace:
         self.compress = compress
         self.device = chosen_device(device)
         self.flat = task.build(self.device)
-        self.leaves = [leaf.detach() for leaf in self.flat.leaves]
+        self.steps = MomentumSteps(self.flat.leaves, local)
+        self.layers = [
+            layer for layer in self.flat.module.modules() if isinstance(layer, nn.Linear | nn.Conv2d)
+        ]
+        self._places = {id(leaf): place for place, leaf in enumerate(self.flat.leaves)}
+
+    @property
+    def layered(self) -> bool:
+        """Do dense and convolution layers hold all parameters?"""
+        return sum(len(self.places(layer)) for layer in self.layers) == len(self.flat.leaves)
+
+    def places(self, layer: nn.Module) -> list[int]:
+        """Where a layer's own parameters, weight first, stand among the module's."""
+        return [self._places[id(own)] for own in layer.parameters(recurse=False)]
 
     def gradient(self, inputs: Tensor, targets: Tensor) -> tuple[list[Tensor], float]:
         """The gradient of the mean loss over a batch, one tensor per parameter, and that loss."""

@@ -71,7 +71,7 @@ class SparseUpdate:
 
     Attributes:
         size: length of the vector.
-        indices: int64, ascending, without repetition.
+        indices: int32, ascending, without repetition.
         values: float32, one per index.
     """
 

@@ -2,10 +2,11 @@
 
 `reuse` needs the batch's gradient and how far the gradients of its halves lie apart. Two passes over the
 halves give both for any model, but a dense layer of millions of weights is then read and written twice. Where
-all parameters sit in dense and convolution layers one pass is enough. A dense layer's gradient is Σ_i δ_i a_iᵀ
-over the samples i, so ‖Σ_i c_i δ_i a_iᵀ‖² = Σ_ij c_i c_j (δ_i·δ_j)(a_i·a_j) needs two small Gram matrices;
-a convolution's weight gradient is taken for each half by itself, which costs what the whole would. Other
-models (batch norm, recurrence, layers of the user's own) get the two passes. Both agree up to rounding.
+all parameters sit in dense and convolution layers one pass is enough. A dense layer's gradient is
+Σ_i δ_i a_iᵀ over the samples i, so ‖Σ_i c_i δ_i a_iᵀ‖² = Σ_ij c_i c_j (δ_i·δ_j)(a_i·a_j) needs two small
+Gram matrices; a convolution's weight gradient is taken for each half by itself, which costs what the whole
+would. Other models (batch norm, recurrence, layers of the user's own) get the two passes. Both
+agree up to rounding.
 """
 
 from dataclasses import dataclass
@@ -67,13 +68,10 @@ def _one_pass(
     if not _covered(calls, workspace):
         return None
     loss = workspace.task.loss(outputs, targets).mean()
-    dense = [
-        place for call in calls if isinstance(call.layer, nn.Linear) for place in workspace.places(call.layer)
-    ]
-    leaves = workspace.flat.leaves
-    found = torch.autograd.grad(
-        loss, [*(leaves[place] for place in dense), *(call.outputs for call in calls)]
-    )
+    leaves, layers = workspace.flat.leaves, [call.layer for call in calls]
+    dense = [place for layer in layers if isinstance(layer, nn.Linear) for place in workspace.places(layer)]
+    wanted = [*(leaves[place] for place in dense), *(call.outputs for call in calls)]
+    found = torch.autograd.grad(loss, wanted)
     gradient = dict(zip(dense, found[: len(dense)], strict=True))
     batch, half = len(targets), len(targets) // 2
     apart = whole = 0.0
@@ -139,7 +137,7 @@ def _convolution(call: _Call, delta: Tensor) -> tuple[list[Tensor], tuple[float,
 
 def _convolution_gradient(layer: nn.Linear | nn.Conv2d, inputs: Tensor, delta: Tensor) -> list[Tensor]:
     assert isinstance(layer, nn.Conv2d)  # noqa: S101
-    weight = conv2d_weight(
+    weight: Tensor = conv2d_weight(  # type: ignore[no-untyped-call]
         inputs, layer.weight.shape, delta, layer.stride, layer.padding, layer.dilation, layer.groups
     )
     return [weight] if layer.bias is None else [weight, delta.sum((0, 2, 3))]

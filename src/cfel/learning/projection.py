@@ -54,8 +54,7 @@ class BlockRotation:
     def _transform(self, vector: Tensor) -> Tensor:
         matrix = hadamard(self.side)
         blocks = vector.view(-1, self.side, self.side)
-        rotated: Tensor = (matrix @ blocks @ matrix).reshape(-1)
-        return rotated
+        return torch.matmul(torch.matmul(matrix, blocks), matrix).reshape(-1)
 
 
 def hadamard(side: int) -> Tensor:
@@ -63,4 +62,4 @@ def hadamard(side: int) -> Tensor:
     matrix = torch.ones(1, 1)
     while matrix.shape[0] < side:
         matrix = torch.cat([torch.cat([matrix, matrix], 1), torch.cat([matrix, -matrix], 1)])
-    return matrix / side**0.5
+    return matrix.div_(side**0.5)

@@ -66,7 +66,7 @@ def device_update(
         data: the device's samples.
         state: what the device remembers; left as it is.
         workspace: the worker's scratch memory.
-        give_up_state: the caller needs `state` no more; its momentum may become the new one's, without a copy.
+        give_up_state: the caller needs `state` no more; its momentum may become the new one's.
 
     Returns:
         What to send to the edge server, and what to remember.

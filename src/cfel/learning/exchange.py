@@ -47,9 +47,9 @@ class DeviceOrder:
         if self.tau < 1:
             raise InputError(f"tau of device {self.device}: must be at least 1, got {self.tau}")
 
-    def stream(self, purpose: str) -> np.random.Generator:
-        """The device's random stream of this edge round for one purpose."""
-        return generator(self.seed, purpose, self.global_round, self.edge_round, self.device)
+    def stream(self, purpose: str, *index: int) -> np.random.Generator:
+        """The device's random stream of this edge round for one purpose, and one iteration if named."""
+        return generator(self.seed, purpose, self.global_round, self.edge_round, self.device, *index)
 
     def key(self, purpose: str) -> int:
         """The name of that stream."""

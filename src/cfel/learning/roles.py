@@ -29,7 +29,6 @@ from cfel.learning.selection import kept_energy
 from cfel.learning.sgd import drawn_batches, taken_iterations
 from cfel.learning.task import DeviceData
 from cfel.learning.workspace import Workspace
-from cfel.seeding import generator
 
 
 def device_estimate(
@@ -71,30 +70,68 @@ def device_update(
     Returns:
         What to send to the edge server, and what to remember.
     """
-    flat, local = workspace.flat, workspace.local
+    flat = workspace.flat
     flat.load(order.model)
     flat.module.train()
     momentum = _momentum(state, workspace, give_up_state)
     estimates, losses = _train(order, data, momentum, workspace)
-    estimates = estimates or state.estimates
-    difference = flat.parameters.cpu() if flat.parameters.is_cuda else flat.parameters
-    difference.sub_(order.model.parameters)
+    difference = flat.parameters.sub_(order.model.parameters.to(workspace.device)).cpu()
+    return finished(
+        order,
+        data,
+        state,
+        workspace,
+        difference=difference,
+        momentum=None if momentum is None else momentum.cpu(),
+        buffers=flat.buffers.clone().cpu(),
+        estimates=estimates,
+        losses=losses,
+    )
+
+
+def finished(
+    order: DeviceOrder,
+    data: DeviceData,
+    state: DeviceState,
+    workspace: Workspace,
+    *,
+    difference: Tensor,
+    momentum: Tensor | None,
+    buffers: Tensor,
+    estimates: Estimates | None,
+    losses: Sequence[float],
+) -> tuple[DeviceReport, DeviceState]:
+    """Compresses what a device learned, and makes its report and its new state.
+
+    Args:
+        order: what was asked.
+        data: the device's samples.
+        state: what it remembered before.
+        workspace: the worker's scratch memory.
+        difference: what was learned, d numbers on the CPU; overwritten.
+        momentum: the buffer after the last step, or None without momentum.
+        buffers: batch-norm statistics.
+        estimates: new ones, or None if there are none.
+        losses: of the steps taken.
+    """
+    local = workspace.local
     if state.residual is not None:
         difference.add_(state.residual)
     update = workspace.compress(difference, order.theta, order.key("compression"))
+    estimates = estimates or state.estimates
     report = DeviceReport(
         device=order.device,
         update=update,
-        buffers=flat.buffers.clone().cpu(),
+        buffers=buffers,
         sigma2=None if estimates is None else estimates.sigma2,
         g2=None if estimates is None else estimates.g2,
         steps=len(losses),
-        loss=sum(losses) / len(losses) if losses else math.nan,
+        loss=math.fsum(losses) / len(losses) if losses else math.nan,
         samples=data.samples,
         kept_energy=kept_energy(difference.numpy(), local.kept_energy_at) if local.kept_energy_at else (),
     )
     return report, DeviceState(
-        momentum.cpu() if momentum is not None and local.momentum_state == "keep" else None,
+        momentum if local.momentum_state == "keep" else None,
         _residual(difference, update) if local.error_feedback else None,
         estimates,
     )
@@ -126,9 +163,7 @@ def _train(
     estimates: Estimates | None = None
     losses: list[float] = []
     for iteration in np.flatnonzero(taken):
-        draw = generator(
-            order.seed, "augmentation", order.global_round, order.edge_round, order.device, int(iteration)
-        )
+        draw = order.stream("augmentation", int(iteration))
         inputs, targets = workspace.batch(data, batches[iteration], draw)
         if not losses and local.estimator == "reuse" and len(targets) > 1:
             gradient, loss, estimates = gradient_and_estimates(inputs, targets, data.samples, workspace)

@@ -1,8 +1,8 @@
 """CIFAR-10's own file formats: the binary batches and, read without trusting them, the Python ones.
 
 The Python batches are pickles. A pickle can run any code, so these are read by an unpickler that knows four
-names only, each bound to a stand-in of ours that can hold bytes and shapes and do nothing else; any other name
-is refused before anything happens. NumPy's own unpickling is not involved.
+names only, each bound to a stand-in that can hold bytes and shapes and do nothing else; any other name is
+refused before anything happens. NumPy's own unpickling is not involved.
 """
 
 import codecs
@@ -21,7 +21,7 @@ _PIXELS = 3 * 32 * 32
 
 
 def binary_batch(path: Path) -> Labelled:
-    """Images (samples × 3 × 32 × 32) and labels of one `.bin` file: records of a label byte and 3,072 pixels."""
+    """Images (samples × 3 × 32 × 32) and labels of a `.bin` file: records of a label and 3,072 pixels."""
     content = np.frombuffer(path.read_bytes(), dtype=np.uint8)
     if content.size == 0 or content.size % (1 + _PIXELS):
         raise InputError(f"{path}: {content.size} bytes are not a whole number of records of {1 + _PIXELS}")
@@ -49,9 +49,7 @@ def python_batch(path: Path) -> Labelled:
     fields = {k.decode() if isinstance(k, bytes) else k: v for k, v in content.items()}
     data, labels = fields.get("data"), fields.get("labels")
     if not isinstance(data, _Array) or not isinstance(labels, list):
-        raise InputError(
-            f"{path}: needs 'data' (an array) and 'labels' (a list), has {sorted(map(str, fields))}"
-        )
+        raise InputError(f"{path}: needs an array 'data' and a list 'labels', has {sorted(map(str, fields))}")
     if not all(isinstance(label, int) for label in labels):
         raise InputError(f"{path}: 'labels' must be integers")
     images = data.pixels(str(path))

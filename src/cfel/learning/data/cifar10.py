@@ -1,8 +1,8 @@
 """CIFAR-10 from a directory, in any of the three forms it comes in, or from the web.
 
 Looked for in this order, in the directory and below: Parquet as on the Hugging Face hub (`train*.parquet`,
-`test*.parquet` with `img` or `image`, and `label`), the binary version (`data_batch_*.bin`, `test_batch.bin`),
-the Python version (`data_batch_*`, `test_batch`). Without a path the binary version is downloaded.
+`test*.parquet` with `img` or `image`, and `label`), the binary version (`data_batch_?.bin`, `test_batch.bin`)
+and the Python version (`data_batch_?`, `test_batch`). Without a path the binary version is downloaded.
 """
 
 from collections.abc import Callable
@@ -57,28 +57,28 @@ def cifar10(
 
 
 def _found(directory: Path, cache: Path) -> tuple[Labelled, Labelled]:
-    forms: tuple[tuple[str, str, str, Callable[[Path], Labelled]], ...] = (
-        ("train*.parquet", "test*.parquet", "", lambda path: _parquet(path, cache)),
-        ("data_batch_*.bin", "test_batch.bin", "", binary_batch),
-        ("data_batch_*", "test_batch", ".bin", python_batch),
+    forms: tuple[tuple[str, str, Callable[[Path], Labelled]], ...] = (
+        ("train*.parquet", "test*.parquet", lambda path: _parquet(path, cache)),
+        ("data_batch_?.bin", "test_batch.bin", binary_batch),
+        ("data_batch_?", "test_batch", python_batch),
     )
-    for train_pattern, test_pattern, without, read in forms:
-        train = [
-            file for file in sorted(directory.rglob(train_pattern)) if file.suffix != without or not without
-        ]
+    for train_pattern, test_pattern, read in forms:
+        train = sorted(directory.rglob(train_pattern))
         test = sorted(directory.rglob(test_pattern))
         if train and test:
             return _joined([read(file) for file in train]), _joined([read(file) for file in test])
-    looked_for = "; ".join(f"{train} with {test}" for train, test, _, _ in forms)
+    looked_for = "; ".join(f"{train} with {test}" for train, test, _ in forms)
     raise InputError(f"data.path: {directory} holds no CIFAR-10 (looked for {looked_for})")
 
 
 def _parquet(path: Path, cache: Path) -> Labelled:
     names = column_names(path)
     image = "img" if "img" in names else "image"
-    labels = columns(path, [image, "label"])["label"].to_numpy().astype(np.int64)
+    labels = columns(path, ["label"])["label"].to_numpy().astype(np.int64)
     return decoded(path, image, 3, cache), labels
 
 
 def _joined(parts: list[Labelled]) -> Labelled:
+    if len(parts) == 1:
+        return parts[0]
     return np.concatenate([images for images, _ in parts]), np.concatenate([labels for _, labels in parts])

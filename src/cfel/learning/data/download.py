@@ -1,4 +1,4 @@
-"""Fetching an archive for users who are online: checked against its SHA-256, renamed into place when complete.
+"""Fetching an archive for users who are online: checked against its SHA-256, put into place when complete.
 
 Only data archives are fetched, from the address their authors publish. Nothing else in this package uses the
 network, and this is only called when no local path was given.
@@ -60,7 +60,7 @@ def fetched(archive: Archive, target: Path, progress: Progress | None = None, ti
         unpacked.replace(target)
     except (urllib.error.URLError, TimeoutError, OSError, tarfile.TarError) as error:
         raise InputError(
-            f"{archive.url}: cannot be downloaded ({error}); fetch it by hand and name its directory as data.path"
+            f"{archive.url}: cannot be downloaded ({error}); fetch it by hand and set data.path"
         ) from error
     finally:
         file.unlink(missing_ok=True)

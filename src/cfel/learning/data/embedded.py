@@ -3,8 +3,12 @@
 Both are small and made in well under a second; neither touches the network or the disk beyond site-packages.
 """
 
+from importlib.util import find_spec
+from pathlib import Path
+
 import numpy as np
 import torch
+from numpy.typing import NDArray
 
 from cfel.learning.data.dataset import DataSet, Normalisation, class_targets
 from cfel.seeding import generator
@@ -18,12 +22,10 @@ def digits(test_share: float = 0.2) -> DataSet:
     Args:
         test_share: share of the samples kept for testing, in (0, 1).
     """
-    from sklearn.datasets import load_digits
-
-    bunch = load_digits()
-    order = generator(0, "digits split").permutation(len(bunch.target))
-    images = torch.from_numpy((bunch.images * (255 / 16)).round().astype(np.uint8))[:, None]
-    targets = class_targets(bunch.target, 10, "digits")
+    table = _digits_table()
+    order = generator(0, "digits split").permutation(len(table))
+    images = torch.from_numpy((table[:, :64] * (255 / 16)).round().astype(np.uint8)).view(-1, 1, 8, 8)
+    targets = class_targets(table[:, 64].astype(np.int64), 10, "digits")
     test = torch.from_numpy(order[: round(test_share * len(order))])
     train = torch.from_numpy(order[len(test) :])
     pixels = images[train].to(torch.float64) / 255
@@ -54,3 +56,16 @@ def synthetic(
     inputs += torch.from_numpy(draw.standard_normal((samples, *shape), dtype=np.float32)) * noise
     targets, cut = class_targets(labels, classes, "synthetic"), max(1, samples // 6)
     return DataSet("synthetic", inputs[cut:], targets[cut:], inputs[:cut], targets[:cut], classes)
+
+
+def _digits_table() -> NDArray[np.float64]:
+    """Rows of 64 pixels (0 … 16) and the digit; read from the file, as importing scikit-learn is slow."""
+    package = find_spec("sklearn")
+    if package is not None and package.submodule_search_locations:
+        file = Path(package.submodule_search_locations[0]) / "datasets" / "data" / "digits.csv.gz"
+        if file.is_file():
+            return np.loadtxt(file, delimiter=",")
+    from sklearn.datasets import load_digits
+
+    bunch = load_digits()
+    return np.column_stack([bunch.data, bunch.target])

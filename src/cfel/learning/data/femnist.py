@@ -1,7 +1,7 @@
 """FEMNIST from local files: handwritten characters by writer, 28×28 grey images, 62 classes.
 
 Either one or more Parquet files in the schema of `flwrlabs/femnist` on the Hugging Face hub (`image`,
-`writer_id`, `character`, and optionally `leaf_split` = train or test), or the JSON files that LEAF's own tools
+`writer_id`, `character`, and optionally `leaf_split` = train or test), or the JSON files that LEAF's tools
 write, in `train/` and `test/`. Without a given split, a tenth of each writer's samples is kept for testing,
 always the same one. There is no archive of it to download: LEAF builds it from NIST's scans.
 """
@@ -33,8 +33,8 @@ def femnist(path: Path | None = None, *, cache: Path | None = None) -> DataSet:
     """
     if path is None or not path.exists():
         raise InputError(
-            f"data.path: {path} does not exist; FEMNIST comes as Parquet (flwrlabs/femnist on the Hugging Face "
-            "hub) or from LEAF's preprocessing scripts"
+            f"data.path: {path} does not exist; FEMNIST comes as Parquet (flwrlabs/femnist on the Hugging "
+            "Face hub) or from LEAF's preprocessing scripts"
         )
     if path.is_dir() and any((path / "train").glob("*.json")):
         return _from_leaf(path)
@@ -66,7 +66,7 @@ def _is_test(column: pa.ChunkedArray, file: Path) -> NDArray[np.bool_]:
     bad = np.flatnonzero((values != "train") & (values != "test"))
     if bad.size:
         raise InputError(
-            f"{file}: column 'leaf_split', row {bad[0]} is {values[bad[0]]!r}, not 'train' or 'test'"
+            f"{file}: column 'leaf_split', row {bad[0]} is {values[bad[0]]!r}, neither train nor test"
         )
     return np.asarray(values == "test")
 

@@ -2,8 +2,8 @@
 
 For small models a device's work is too little to keep a core busy: most time goes into starting operations.
 Here the models of all devices are the rows of one matrix, and each iteration takes all their gradients with
-one batched forward and backward pass (`torch.func`). Random streams, step rules, estimates and compression are
-those of `roles`, device by device. Models with floating buffers (batch norm) are refused: padding a batch
+one batched forward and backward pass (`torch.func`). Random streams, step rules, estimates and compression
+are those of `roles`, device by device. Models with floating buffers (batch norm) are refused: padding a batch
 would change their statistics.
 """
 

@@ -19,6 +19,11 @@ from cfel.plugins import resolve
 ModelBuilder: TypeAlias = Callable[[tuple[int, ...], int], nn.Module]
 
 
+def _channels_last(x: Tensor) -> Tensor:
+    """Images with their channels innermost in memory; spelled so that `torch.func.vmap` can follow."""
+    return x.permute(0, 2, 3, 1).contiguous().permute(0, 3, 1, 2)
+
+
 class _BasicBlock(nn.Module):
     """Two 3×3 convolutions; the shortcut subsamples and pads with zeros where the shape changes."""
 
@@ -60,7 +65,7 @@ class ResNet20(nn.Module):
 
     def forward(self, x: Tensor) -> Tensor:
         """Scores of a batch."""
-        x = x.contiguous(memory_format=torch.channels_last)
+        x = _channels_last(x)
         x = F.relu(self.norm(self.convolution(x)), inplace=True)
         scores: Tensor = self.dense(self.blocks(x).mean((2, 3)))
         return scores
@@ -94,7 +99,7 @@ class TwoConvolutions(nn.Module):
 
     def forward(self, x: Tensor) -> Tensor:
         """Scores of a batch."""
-        x = x.contiguous(memory_format=torch.channels_last)
+        x = _channels_last(x)
         x = F.relu(F.max_pool2d(self.convolution1(x), 2))  # pooling first spares three quarters
         x = F.relu(F.max_pool2d(self.convolution2(x), 2))
         scores: Tensor = self.dense2(F.relu(self.dense1(x.flatten(1))))

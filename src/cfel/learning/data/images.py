@@ -1,8 +1,8 @@
 """Images from Parquet files in the Hugging Face schema, decoded once and kept.
 
 A column of images is a struct {bytes, path} with PNG (or other) files inside. Decoding 60,000 of them takes
-some fifteen seconds, reading the decoded array a tenth of one. So the array is kept in a cache directory under
-a name made of the file's path, size and time of change; it is written aside and renamed, so that nobody ever
+some fifteen seconds, reading the decoded array a tenth of one. So it is kept in a cache directory under a
+name made of the file's path, size and time of change; it is written aside and renamed, so that nobody ever
 reads half of it. A cache that cannot be written is done without.
 """
 

@@ -39,9 +39,9 @@ def evaluate(model: FlatModel, workspace: Workspace, samples: int | None = None,
         samples: look at a sample of this size, drawn without replacement; None looks at all.
         seed: names the sample; equal seeds give equal samples, so that rounds and schemes compare.
     """
-    data, flat = workspace.task.data, workspace.flat
     if samples is not None and samples < 1:
         raise InputError(f"evaluate_samples: must be at least 1, got {samples}")
+    data, flat = workspace.task.data, workspace.flat
     count = len(data.test_targets)
     places = torch.arange(count)
     if samples is not None and samples < count:

@@ -128,8 +128,9 @@ def _exact(magnitudes: Floats, k: int, high: np.float32) -> NDArray[np.bool_]:
 
 
 def _check_finite(indices: NDArray[np.integer], values: Floats) -> None:
-    if np.isfinite(values.sum()):
-        return
+    with np.errstate(over="ignore", invalid="ignore"):
+        if np.isfinite(values.sum()):
+            return
     bad = np.flatnonzero(~np.isfinite(values))
     if bad.size:
         raise InputError(f"update: entry {indices[bad[0]]} is {values[bad[0]]}; has the training diverged?")

@@ -39,9 +39,10 @@ def _compare(
             torch.testing.assert_close(_dense(report), _dense(batched_report), rtol=1e-3, atol=1e-5)
             assert report.steps == batched_report.steps
             assert report.device == batched_report.device
-            assert (report.sigma2, report.g2) == pytest.approx(
-                (batched_report.sigma2, batched_report.g2), rel=1e-3
-            )
+            assert (report.sigma2 is None) == (batched_report.sigma2 is None)
+            if report.sigma2 is not None:
+                assert report.sigma2 == pytest.approx(batched_report.sigma2, rel=1e-3, abs=1e-6)
+                assert report.g2 == pytest.approx(batched_report.g2, rel=1e-3, abs=1e-6)
             assert report.loss == pytest.approx(batched_report.loss, rel=1e-3, nan_ok=True)
             for name in ("momentum", "residual"):
                 expected, found = getattr(state, name), getattr(batched_state, name)
@@ -59,7 +60,6 @@ def _compare(
         {"momentum": 0.0},
         {"momentum_state": "reset", "steps": "systematic"},
         {"weight_decay": 0.01, "error_feedback": True},
-        {"estimator": "fresh"},
     ],
     ids=str,
 )
@@ -67,8 +67,6 @@ def test_dense_models(
     local: dict[str, object], digits_task: Task, workspace: Build, order: Make, spread: Spread
 ) -> None:
     scratch = workspace(digits_task, "none", batch=20, **local)
-    if local.get("estimator") == "fresh":
-        pytest.skip("nothing is estimated while training")
     _compare(digits_task, scratch, spread(digits_task, 6), order, rho=0.7)
 
 

@@ -251,7 +251,7 @@ def test_where_the_cache_is(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> 
 
 def _letters(path: Path, split: list[object] | None) -> None:
     columns: dict[str, list[object]] = {
-        "writer_id": ["ann"] * 6 + ["bob"] * 5 + ["cy"],
+        "writer_id": [*["ann"] * 6, *["bob"] * 5, "cy"],
         "character": list(range(12)),
     }
     if split is not None:
@@ -379,8 +379,8 @@ def test_a_wrong_or_missing_archive_leaves_nothing(server: tuple[str, Path], tmp
     address, directory = server
     (directory / "evil.tar.gz").write_bytes(b"something else")
     target = tmp_path / "store" / "cifar10"
-    with pytest.raises(InputError, match="SHA-256 is .*, expected 00"):
+    with pytest.raises(InputError, match=r"SHA-256 is .*, expected 00"):
         fetched(Archive(f"{address}/evil.tar.gz", "00"), target)
-    with pytest.raises(InputError, match="cannot be downloaded .*404.*set data.path"):
+    with pytest.raises(InputError, match=r"cannot be downloaded .*404.*set data.path"):
         fetched(Archive(f"{address}/absent.tar.gz", "00"), target)
     assert list(target.parent.iterdir()) == []

@@ -66,7 +66,7 @@ def _is_test(column: pa.ChunkedArray, file: Path) -> NDArray[np.bool_]:
     bad = np.flatnonzero((values != "train") & (values != "test"))
     if bad.size:
         raise InputError(
-            f"{file}: column 'leaf_split', row {bad[0]} is {values[bad[0]]!r}, neither train nor test"
+            f"{file}: column 'leaf_split', row {bad[0]} is {str(values[bad[0]])!r}, neither train nor test"
         )
     return np.asarray(values == "test")
 

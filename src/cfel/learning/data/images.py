@@ -9,6 +9,7 @@ reads half of it. A cache that cannot be written is done without.
 import hashlib
 import io
 import os
+from contextlib import suppress
 from pathlib import Path
 
 import numpy as np
@@ -124,4 +125,5 @@ def _write(kept: Path, images: NDArray[np.uint8]) -> None:
             np.save(file, images, allow_pickle=False)
         aside.replace(kept)
     except OSError:
-        aside.unlink(missing_ok=True)
+        with suppress(OSError):
+            aside.unlink(missing_ok=True)

@@ -14,7 +14,7 @@ from cfel.learning.estimates import Estimates
 from cfel.learning.exchange import DeviceOrder, DeviceState
 from cfel.learning.flat import FlatModel
 from cfel.learning.roles import device_estimate, device_update
-from cfel.learning.sgd import LocalParameters, MomentumSteps, drawn_batches, taken_iterations
+from cfel.learning.sgd import LocalParameters, drawn_batches, momentum_step, taken_iterations
 from cfel.learning.task import DeviceData, Task
 from cfel.learning.workspace import Workspace
 from cfel.seeding import generator
@@ -73,13 +73,11 @@ def test_steps_equal_torch_sgd_whatever_the_strides(momentum: float, decay: floa
     start = torch.randn(4, 3, 2, 2, generator=draw)
     own = nn.Parameter(start.clone().to(memory_format=torch.channels_last))
     theirs = nn.Parameter(start.clone())
-    steps = MomentumSteps([own], local)
-    if momentum:
-        steps.use_momentum([torch.zeros_like(own)])
+    buffers = [torch.zeros_like(own).detach()] if momentum else []
     reference = torch.optim.SGD([theirs], lr=0.1, momentum=momentum, weight_decay=decay, foreach=False)
     for _ in range(3):
         gradient = torch.randn(4, 3, 2, 2, generator=draw)
-        steps.take([gradient.clone()])
+        momentum_step([own], [gradient.clone()], buffers, local)
         theirs.grad = gradient
         reference.step()
     torch.testing.assert_close(own, theirs)

@@ -13,6 +13,7 @@ memory, which carries nothing from one call to the next.
 import math
 from collections.abc import Mapping, Sequence
 from dataclasses import replace
+from functools import partial
 
 import numpy as np
 import torch
@@ -26,7 +27,7 @@ from cfel.learning.exchange import DeviceOrder, DeviceReport, DeviceState
 from cfel.learning.flat import FlatModel
 from cfel.learning.halves import gradient_and_estimates
 from cfel.learning.selection import kept_energy
-from cfel.learning.sgd import drawn_batches, taken_iterations
+from cfel.learning.sgd import drawn_batches, momentum_step, taken_iterations
 from cfel.learning.task import DeviceData
 from cfel.learning.workspace import Workspace
 
@@ -41,7 +42,7 @@ def device_estimate(
     scatter: Scatter | None = None
     for _ in range(local.fresh_batches):
         rows = drawn_batches(data.samples, local.batch, 1, draw)[0]
-        gradient, _ = workspace.gradient(*workspace.batch(data, rows, draw))
+        gradient, _ = workspace.gradient(*workspace.batch(data, rows, lambda: draw))
         if scatter is None:
             scatter = Scatter(gradient)
         else:
@@ -158,18 +159,17 @@ def _train(
     local = workspace.local
     taken = taken_iterations(local.steps, order.rho, order.tau, order.stream("steps"))
     batches = drawn_batches(data.samples, local.batch, order.tau, order.stream("batches"))
-    if momentum is not None:
-        workspace.steps.use_momentum(workspace.flat.views(momentum))
+    buffers = [] if momentum is None else workspace.flat.views(momentum)
     estimates: Estimates | None = None
     losses: list[float] = []
     for iteration in np.flatnonzero(taken):
-        draw = order.stream("augmentation", int(iteration))
-        inputs, targets = workspace.batch(data, batches[iteration], draw)
+        stream = partial(order.stream, "augmentation", int(iteration))
+        inputs, targets = workspace.batch(data, batches[iteration], stream)
         if not losses and local.estimator == "reuse" and len(targets) > 1:
             gradient, loss, estimates = gradient_and_estimates(inputs, targets, data.samples, workspace)
         else:
             gradient, loss = workspace.gradient(inputs, targets)
-        workspace.steps.take(gradient)
+        momentum_step(workspace.flat.leaves, gradient, buffers, local)
         losses.append(loss)
     return estimates, losses
 

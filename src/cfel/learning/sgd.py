@@ -12,7 +12,8 @@ from typing import Literal, get_args
 import numpy as np
 import torch
 from numpy.typing import NDArray
-from torch import Tensor, nn
+from torch import Tensor
+from torch.optim.sgd import sgd
 
 from cfel.errors import InputError, unknown_name
 
@@ -98,35 +99,33 @@ def drawn_batches(samples: int, batch: int, count: int, draw: np.random.Generato
     return np.concatenate(shuffles).reshape(-1, size)[:count]
 
 
-class MomentumSteps:
-    """m ← βm + g + decay·x, x ← x − ηm in one sweep over memory, on parameters that stay where they are.
+def momentum_step(
+    parameters: Sequence[Tensor],
+    gradient: Sequence[Tensor],
+    momentum: Sequence[Tensor],
+    local: LocalParameters,
+) -> None:
+    """One step, in place and in one sweep over memory: m ← βm + g + decay·x, x ← x − ηm.
 
     Args:
-        parameters: the tensors to train, changed in place by each step.
+        parameters: x, one tensor per parameter.
+        gradient: g, likewise; may be overwritten.
+        momentum: m, likewise, strided like the parameters; may be empty if β = 0.
         local: learning rate η, momentum β and weight decay.
     """
-
-    def __init__(self, parameters: Sequence[nn.Parameter], local: LocalParameters) -> None:
-        self._parameters = tuple(parameters)
-        self._optimiser = torch.optim.SGD(
-            self._parameters,
-            lr=local.learning_rate,
-            momentum=local.momentum,
-            weight_decay=local.weight_decay,
+    with torch.no_grad():
+        sgd(
+            list(parameters),
+            [_strided_like(part, parameter) for part, parameter in zip(gradient, parameters, strict=True)],
+            list(momentum) or [None] * len(parameters),
             fused=True,
+            weight_decay=local.weight_decay,
+            momentum=local.momentum,
+            lr=local.learning_rate,
+            dampening=0.0,
+            nesterov=False,
+            maximize=False,
         )
-
-    def use_momentum(self, momentum: Sequence[Tensor]) -> None:
-        """From now on keeps the momentum in these tensors, shaped and strided like the parameters."""
-        for parameter, buffer in zip(self._parameters, momentum, strict=True):
-            self._optimiser.state[parameter] = {"momentum_buffer": buffer}
-
-    def take(self, gradient: Sequence[Tensor]) -> None:
-        """One step along a gradient."""
-        for parameter, part in zip(self._parameters, gradient, strict=True):
-            parameter.grad = _strided_like(part, parameter)
-        self._optimiser.step()
-        self._optimiser.zero_grad(set_to_none=True)
 
 
 def _strided_like(part: Tensor, parameter: Tensor) -> Tensor:

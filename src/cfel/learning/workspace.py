@@ -4,13 +4,15 @@ One per worker, so that nothing large is allocated per device. It carries nothin
 whoever uses it loads a model first.
 """
 
+from collections.abc import Callable
+
 import numpy as np
 import torch
 from numpy.typing import NDArray
 from torch import Tensor, nn
 
 from cfel.learning.compression import Compressor
-from cfel.learning.sgd import LocalParameters, MomentumSteps
+from cfel.learning.sgd import LocalParameters
 from cfel.learning.task import DeviceData, Task
 
 
@@ -30,7 +32,6 @@ class Workspace:
         self.compress = compress
         self.device = chosen_device(device)
         self.flat = task.build(self.device)
-        self.steps = MomentumSteps(self.flat.leaves, local)
         self.layers = [
             layer for layer in self.flat.module.modules() if isinstance(layer, nn.Linear | nn.Conv2d)
         ]
@@ -52,14 +53,17 @@ class Workspace:
         return list(gradient), float(loss.detach())
 
     def batch(
-        self, data: DeviceData, rows: NDArray[np.int64], draw: np.random.Generator
+        self,
+        data: DeviceData,
+        rows: NDArray[np.int64],
+        stream: Callable[[], np.random.Generator],
     ) -> tuple[Tensor, Tensor]:
-        """Augmented, scaled inputs and targets of some of a device's samples."""
+        """Augmented, scaled inputs and targets of some of a device's samples; `stream` is for augmenting."""
         places = torch.from_numpy(data.indices[rows])
         inputs = data.data.train_inputs.index_select(0, places).to(self.device)
         targets = data.data.train_targets.index_select(0, places).to(self.device)
         if self.task.augment is not None:
-            inputs = self.task.augment(inputs, draw)
+            inputs = self.task.augment(inputs, stream())
         return data.data.scaled(inputs), targets
 
 

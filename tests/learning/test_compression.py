@@ -20,6 +20,7 @@ from cfel.learning.compression import (
     quantise,
 )
 from cfel.learning.projection import BlockRotation, hadamard
+from cfel.learning.wire import HEADER_BITS, pack, unpack
 from cfel.seeding import key
 
 KINDS = ("topk", "randomk", "jl", "quantise", "none")
@@ -165,3 +166,35 @@ def test_quantiser_bits() -> None:
     assert int(update.codes.abs().max()) <= 7
     assert isinstance(quantise(vector(10), 0.9, 0), DenseUpdate)
     assert torch.equal(dense(quantise(torch.zeros(5), 0.1, 0)), torch.zeros(5))
+
+
+@pytest.mark.parametrize("kind", KINDS)
+@pytest.mark.parametrize("theta", [0.001, 0.1, 0.4, 1.0])
+@pytest.mark.parametrize("size", [1, 37, 3000])
+def test_the_wire_carries_what_is_counted(kind: str, theta: float, size: int) -> None:
+    """Values and places each fill whole bytes, so up to 14 bits and the header come on top."""
+    update = compressor(kind)(vector(size), theta, 11)
+    content = pack(update)
+    assert update.wire_bits <= 8 * len(content) - HEADER_BITS < update.wire_bits + 15
+    back = unpack(content)
+    assert torch.equal(dense(back), dense(update))
+    assert back.wire_bits == update.wire_bits
+
+
+@pytest.mark.parametrize("kind", KINDS)
+def test_torn_or_foreign_bytes_are_refused(kind: str) -> None:
+    content = pack(compressor(kind)(vector(300), 0.1, 11))
+    for bad in (b"", content[:5], content[:-5], content + b"12345", b"\xff" + content[1:]):
+        with pytest.raises(InputError, match="update"):
+            unpack(bad)
+
+
+def test_indices_out_of_order_are_refused() -> None:
+    bad = SparseUpdate(1000, torch.tensor([5, 3], dtype=torch.int32), torch.ones(2))
+    with pytest.raises(InputError, match="ascending"):
+        unpack(pack(bad))
+
+
+def test_an_update_of_another_kind_has_no_form() -> None:
+    with pytest.raises(InputError, match="a int has no form"):
+        pack(3)  # type: ignore[arg-type]

@@ -1,7 +1,9 @@
 """The role functions: special cases with known answers, and purity."""
 
+import sys
 from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
+from datetime import UTC, datetime
 
 import numpy as np
 import pytest
@@ -10,15 +12,16 @@ import torch.nn.functional as F  # noqa: N812
 from torch import nn
 
 from cfel.errors import InputError
-from cfel.learning.augment import crop_and_flip
+from cfel.learning.augment import augmentation, crop_and_flip
 from cfel.learning.compression import SparseUpdate
-from cfel.learning.data import DataSet
+from cfel.learning.data import DataSet, synthetic
 from cfel.learning.evaluate import evaluate
 from cfel.learning.exchange import DeviceOrder, DeviceReport, DeviceState
 from cfel.learning.flat import FlatModel
+from cfel.learning.models import model_builder
 from cfel.learning.roles import device_estimate, device_update, edge_aggregate, gossip_mix, weighted_model
 from cfel.learning.sgd import drawn_batches
-from cfel.learning.task import DeviceData, Task, initial_model
+from cfel.learning.task import DeviceData, Task, custom_task, initial_model
 from cfel.learning.workers import prepare_process, prepare_thread
 from cfel.learning.workspace import Workspace
 
@@ -430,3 +433,30 @@ def test_a_device_without_samples_is_refused(digits_task: Task) -> None:
         DeviceData(digits_task.data, np.asarray([], dtype=np.int64))
     with pytest.raises(InputError, match="evaluate_samples"):
         evaluate(initial_model(digits_task, 0), None, samples=0)  # type: ignore[arg-type]
+
+
+def own_task(path: object) -> Task:
+    """Named below as "module:function"."""
+    assert path is None
+    return Task(synthetic(30), model_builder("mlp"))
+
+
+def test_a_whole_task_comes_from_outside() -> None:
+    name = f"{__name__}:own_task"
+    sys.modules.setdefault(__name__, sys.modules[own_task.__module__])
+    assert custom_task(name).data.name == "synthetic"
+    with pytest.raises(InputError, match="returned a datetime, not a Task"):
+        custom_task(f"{__name__}:no_task")
+    with pytest.raises(InputError, match="unknown 'nothing'"):
+        custom_task("nothing")
+
+
+def no_task(path: object) -> object:
+    return datetime(2000, 1, 1, tzinfo=UTC) if path is None else None
+
+
+def test_augmentations_by_name() -> None:
+    assert augmentation("none") is None
+    assert callable(augmentation("crop_flip"))
+    with pytest.raises(InputError, match="did you mean 'crop_flip'"):
+        augmentation("cropflip")

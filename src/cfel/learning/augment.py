@@ -4,7 +4,8 @@ An augmentation is a function `(batch, generator) -> batch`. It draws from the g
 nothing else, and it treats the whole batch at once: there is no loop over samples.
 """
 
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
+from types import MappingProxyType
 from typing import TypeAlias
 
 import numpy as np
@@ -12,6 +13,7 @@ import torch
 from torch import Tensor
 
 from cfel.errors import InputError
+from cfel.plugins import resolve
 
 Augmentation: TypeAlias = Callable[[Tensor, np.random.Generator], Tensor]
 
@@ -39,3 +41,14 @@ def crop_and_flip(padding: int = 4) -> Augmentation:
         return padded.view(count, channels, -1).gather(2, place).view_as(batch)
 
     return augment
+
+
+BUILTIN: Mapping[str, Callable[[], Augmentation | None]] = MappingProxyType(
+    {"none": lambda: None, "crop_flip": crop_and_flip}
+)
+
+
+def augmentation(name: str) -> Augmentation | None:
+    """The augmentation called `name`: built in, an entry point `cfel.augmentation`, or "module:function"."""
+    builder: Callable[[], Augmentation | None] = resolve("augmentation", name, BUILTIN)
+    return builder()

@@ -6,7 +6,6 @@ bits for the quantiser. Nothing here remembers anything: error feedback is a res
 An update holds exactly what travels; what both ends can derive from the stream's key does not.
 """
 
-import math
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from types import MappingProxyType
@@ -23,6 +22,7 @@ from cfel.plugins import resolve
 
 FLOAT_BITS = 32
 KEY_BITS = 128
+BUCKET = 1024
 
 
 class Update(Protocol):
@@ -152,7 +152,7 @@ def index_bits(size: int, kept: int) -> int:
     """Bits to tell which `kept` of `size` entries are meant; nothing if all of them are."""
     if kept == size:
         return 0
-    return min(size, kept * max(1, math.ceil(math.log2(size))))
+    return min(size, kept * max(1, (size - 1).bit_length()))
 
 
 def entries(theta: float, size: int) -> int:
@@ -215,7 +215,7 @@ def jl(vector: Tensor, theta: float, key: int) -> Update:
     return SampledUpdate(vector.numel(), key, rotation.forward(vector)[places], rotation)
 
 
-def quantise(vector: Tensor, theta: float, key: int, bucket: int = 1024) -> Update:
+def quantise(vector: Tensor, theta: float, key: int) -> Update:
     """Rounds every entry at random to a grid of 2^(bits−1) − 1 levels a sign, without bias (FedPAQ, QSGD).
 
     bits = round(32·θ), at least 2; above 16 everything is sent as it is. The grid spans the largest
@@ -226,8 +226,8 @@ def quantise(vector: Tensor, theta: float, key: int, bucket: int = 1024) -> Upda
     if bits > 16:
         return DenseUpdate(vector.clone())
     levels = 2 ** (bits - 1) - 1
-    buckets = -(-vector.numel() // bucket)
-    padded = torch.nn.functional.pad(vector, (0, buckets * bucket - vector.numel())).view(buckets, bucket)
+    buckets = -(-vector.numel() // BUCKET)
+    padded = torch.nn.functional.pad(vector, (0, buckets * BUCKET - vector.numel())).view(buckets, BUCKET)
     scales = padded.abs().amax(1).div_(levels)
     noise = np.random.Generator(np.random.Philox(key=key)).random(padded.shape, dtype=np.float32)
     grid = torch.where(scales[:, None] > 0, padded / scales[:, None], 0.0)

@@ -8,6 +8,8 @@ How the training goes about it is `sgd`; what a round asks of a device is `roles
 
 from collections.abc import Callable
 from dataclasses import dataclass
+from pathlib import Path
+from threading import Lock
 from typing import TypeAlias
 
 import numpy as np
@@ -20,7 +22,10 @@ from cfel.learning.augment import Augmentation
 from cfel.learning.data.dataset import DataSet
 from cfel.learning.flat import FlatModel, FlatModule
 from cfel.learning.models import ModelBuilder
+from cfel.plugins import resolve
 from cfel.seeding import key
+
+_GLOBAL_GENERATOR = Lock()
 
 PerSample: TypeAlias = Callable[[Tensor, Tensor], Tensor]
 """(outputs, targets) of a batch → one float per sample."""
@@ -66,8 +71,17 @@ def initial_model(task: Task, seed: int) -> FlatModel:
     return FlatModule(_built(task, key(seed, "initial model"))).read()
 
 
+def custom_task(name: str, path: Path | None = None) -> Task:
+    """A task from outside: an entry point `cfel.task` or "module:function", called with the data's path."""
+    task = resolve("task", name, {})(path)
+    if not isinstance(task, Task):
+        raise InputError(f"task: {name!r} returned a {type(task).__name__}, not a Task")
+    return task
+
+
 def _built(task: Task, seed: int) -> nn.Module:
-    with torch.random.fork_rng(devices=[]):
+    """Layers draw from torch's global generator: one module is built at a time, and the generator put back."""
+    with _GLOBAL_GENERATOR, torch.random.fork_rng(devices=[]):
         torch.manual_seed(seed % 2**63)
         module = task.model(task.data.input_shape, task.data.classes)
     if not isinstance(module, nn.Module):

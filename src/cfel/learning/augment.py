@@ -1,0 +1,54 @@
+"""Random changes to a training batch: the crop and flip that CIFAR training is used to.
+
+An augmentation is a function `(batch, generator) -> batch`. It draws from the generator it is handed and from
+nothing else, and it treats the whole batch at once: there is no loop over samples.
+"""
+
+from collections.abc import Callable, Mapping
+from types import MappingProxyType
+from typing import TypeAlias
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from cfel.errors import InputError
+from cfel.plugins import resolve
+
+Augmentation: TypeAlias = Callable[[Tensor, np.random.Generator], Tensor]
+
+
+def crop_and_flip(padding: int = 4) -> Augmentation:
+    """Shifts each image by up to `padding` pixels each way, filling with zeros, and mirrors every other one.
+
+    Args:
+        padding: pixels of zeros around the image before the crop, ≥ 0.
+    """
+    if padding < 0:
+        raise InputError(f"augmentation: padding must not be negative, got {padding}")
+
+    def augment(batch: Tensor, draw: np.random.Generator) -> Tensor:
+        count, channels, height, width = batch.shape
+        shift = torch.from_numpy(draw.integers(0, 2 * padding + 1, (2, count, 1))).to(batch.device)
+        mirrored = torch.from_numpy(draw.random((count, 1)) < 0.5).to(batch.device)
+        rows = torch.arange(height, device=batch.device) + shift[0]
+        columns = torch.arange(width, device=batch.device).expand(count, width)
+        columns = torch.where(mirrored, width - 1 - columns, columns) + shift[1]
+        wide = width + 2 * padding
+        padded = torch.nn.functional.pad(batch, (padding,) * 4)
+        place = (rows * wide)[:, :, None] + columns[:, None, :]
+        place = place.view(count, 1, height * width).expand(count, channels, height * width)
+        return padded.view(count, channels, -1).gather(2, place).view_as(batch)
+
+    return augment
+
+
+BUILTIN: Mapping[str, Callable[[], Augmentation | None]] = MappingProxyType(
+    {"none": lambda: None, "crop_flip": crop_and_flip}
+)
+
+
+def augmentation(name: str) -> Augmentation | None:
+    """The augmentation called `name`: built in, an entry point `cfel.augmentation`, or "module:function"."""
+    builder: Callable[[], Augmentation | None] = resolve("augmentation", name, BUILTIN)
+    return builder()

@@ -1,0 +1,50 @@
+"""Data sets: what is learned from, in memory, and the loaders that fetch it from local files.
+
+A loader is a function `path -> DataSet`. Another one comes in by entry point (`cfel.data`) or as
+"module:function".
+"""
+
+from collections.abc import Callable, Mapping
+from pathlib import Path
+from types import MappingProxyType
+from typing import TypeAlias
+
+from cfel.learning.data.cifar10 import cifar10
+from cfel.learning.data.dataset import DataSet, Normalisation
+from cfel.learning.data.embedded import digits, synthetic
+from cfel.learning.data.femnist import femnist
+from cfel.plugins import resolve
+
+__all__ = [
+    "BUILTIN",
+    "DataSet",
+    "Loader",
+    "Normalisation",
+    "cifar10",
+    "digits",
+    "femnist",
+    "load",
+    "synthetic",
+]
+
+Loader: TypeAlias = Callable[[Path | None], DataSet]
+
+BUILTIN: Mapping[str, Loader] = MappingProxyType(
+    {
+        "cifar10": cifar10,
+        "digits": lambda _: digits(),
+        "femnist": femnist,
+        "synthetic": lambda _: synthetic(),
+    }
+)
+
+
+def load(name: str, path: Path | None = None) -> DataSet:
+    """The data set called `name`: built in, an entry point `cfel.data`, or "module:function".
+
+    Args:
+        name: which.
+        path: where its files are; None where it needs none.
+    """
+    loader: Loader = resolve("data", name, BUILTIN)
+    return loader(path)

@@ -1,0 +1,118 @@
+"""A data set in memory, frozen: inputs and targets for training and testing, and how to scale them.
+
+Not a loader (its neighbours are) and not a partition: who holds which samples is `partition`'s business.
+"""
+
+from dataclasses import dataclass
+
+import numpy as np
+import torch
+from numpy.typing import NDArray
+from torch import Tensor
+
+from cfel.errors import InputError
+
+
+@dataclass(frozen=True, slots=True)
+class Normalisation:
+    """Per-channel mean and standard deviation of inputs after scaling bytes to [0, 1]."""
+
+    mean: tuple[float, ...]
+    deviation: tuple[float, ...]
+
+    def __post_init__(self) -> None:
+        if len(self.mean) != len(self.deviation) or not self.mean:
+            raise InputError(f"normalisation: {len(self.mean)} means and {len(self.deviation)} deviations")
+        if min(self.deviation) <= 0:
+            raise InputError(f"normalisation.deviation: must be positive, got {self.deviation}")
+
+
+@dataclass(frozen=True, slots=True)
+class DataSet:
+    """Everything a task learns from.
+
+    Attributes:
+        name: as the user knows it.
+        train_inputs: samples × input shape; uint8 images are scaled to [0, 1] and normalised batch by batch,
+            other dtypes are handed to the model as they are.
+        train_targets: one target (or row of targets) per sample.
+        test_inputs: like `train_inputs`.
+        test_targets: like `train_targets`.
+        classes: number of classes, or the model's number of outputs where there are none.
+        normalisation: for uint8 images; None means bytes / 255.
+        train_writers: who wrote each training sample, or None where nobody knows.
+        test_writers: likewise for the test samples.
+    """
+
+    name: str
+    train_inputs: Tensor
+    train_targets: Tensor
+    test_inputs: Tensor
+    test_targets: Tensor
+    classes: int
+    normalisation: Normalisation | None = None
+    train_writers: NDArray[np.int64] | None = None
+    test_writers: NDArray[np.int64] | None = None
+
+    def __post_init__(self) -> None:
+        for part in ("train", "test"):
+            inputs, targets = getattr(self, f"{part}_inputs"), getattr(self, f"{part}_targets")
+            writers = getattr(self, f"{part}_writers")
+            if len(inputs) == 0 or len(inputs) != len(targets):
+                raise InputError(f"{self.name}: {len(inputs)} {part} inputs and {len(targets)} targets")
+            if writers is not None and len(writers) != len(inputs):
+                raise InputError(f"{self.name}: {len(inputs)} {part} inputs and {len(writers)} writers")
+        if self.classes < 1:
+            raise InputError(f"{self.name}: classes must be at least 1, got {self.classes}")
+        if self.train_inputs.shape[1:] != self.test_inputs.shape[1:]:
+            raise InputError(
+                f"{self.name}: train inputs of shape {tuple(self.train_inputs.shape[1:])}, "
+                f"test inputs of shape {tuple(self.test_inputs.shape[1:])}"
+            )
+
+    @property
+    def input_shape(self) -> tuple[int, ...]:
+        """The shape of one sample."""
+        return tuple(self.train_inputs.shape[1:])
+
+    def scaled(self, inputs: Tensor) -> Tensor:
+        """A batch as the model wants it: bytes become normalised float32, other dtypes stay."""
+        if inputs.dtype != torch.uint8:
+            return inputs
+        if self.normalisation is None:
+            return inputs.to(torch.float32).mul_(1 / 255)
+        scale = torch.tensor(self.normalisation.deviation, device=inputs.device).mul_(255).reciprocal_()
+        shift = torch.tensor(self.normalisation.mean, device=inputs.device).mul_(scale).mul_(-255)
+        trailing = (1,) * (inputs.dim() - 2)
+        return inputs.to(torch.float32).mul_(scale.view(-1, *trailing)).add_(shift.view(-1, *trailing))
+
+    def restricted_to_writers(self, writers: NDArray[np.int64]) -> "DataSet":
+        """Only what the given writers wrote, in training and in testing."""
+        if self.train_writers is None or self.test_writers is None:
+            raise InputError(f"{self.name}: it names no writers")
+        train = np.flatnonzero(np.isin(self.train_writers, writers))
+        test = np.flatnonzero(np.isin(self.test_writers, writers))
+        return DataSet(
+            self.name,
+            self.train_inputs[torch.from_numpy(train)],
+            self.train_targets[torch.from_numpy(train)],
+            self.test_inputs[torch.from_numpy(test)],
+            self.test_targets[torch.from_numpy(test)],
+            self.classes,
+            self.normalisation,
+            self.train_writers[train],
+            self.test_writers[test],
+        )
+
+
+def class_targets(labels: NDArray[np.integer] | Tensor, classes: int, where: str) -> Tensor:
+    """Labels as an int64 tensor, after checking that each lies in 0 … classes − 1.
+
+    Raises:
+        InputError: naming `where`, the first offending row and its value.
+    """
+    values = np.asarray(labels)
+    bad = np.flatnonzero((values < 0) | (values >= classes))
+    if bad.size:
+        raise InputError(f"{where}: row {bad[0]} holds label {values[bad[0]]}, allowed are 0 … {classes - 1}")
+    return torch.from_numpy(values.astype(np.int64))

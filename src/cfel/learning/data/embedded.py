@@ -1,0 +1,71 @@
+"""Data that needs no file: scikit-learn's digits, and synthetic clusters of any size.
+
+Both are small and made in well under a second; neither touches the network or the disk beyond site-packages.
+"""
+
+from importlib.util import find_spec
+from pathlib import Path
+
+import numpy as np
+import torch
+from numpy.typing import NDArray
+
+from cfel.learning.data.dataset import DataSet, Normalisation, class_targets
+from cfel.seeding import generator
+
+
+def digits(test_share: float = 0.2) -> DataSet:
+    """The 1,797 handwritten digits of 8×8 pixels that ship inside scikit-learn.
+
+    The split is always the same one, whatever the experiment's seed.
+
+    Args:
+        test_share: share of the samples kept for testing, in (0, 1).
+    """
+    table = _digits_table()
+    order = generator(0, "digits split").permutation(len(table))
+    images = torch.from_numpy((table[:, :64] * (255 / 16)).round().astype(np.uint8)).view(-1, 1, 8, 8)
+    targets = class_targets(table[:, 64].astype(np.int64), 10, "digits")
+    test = torch.from_numpy(order[: round(test_share * len(order))])
+    train = torch.from_numpy(order[len(test) :])
+    pixels = images[train].to(torch.float64) / 255
+    scale = Normalisation((float(pixels.mean()),), (float(pixels.std()),))
+    return DataSet("digits", images[train], targets[train], images[test], targets[test], 10, scale)
+
+
+def synthetic(
+    samples: int = 6000,
+    shape: tuple[int, ...] = (1, 8, 8),
+    classes: int = 10,
+    noise: float = 1.0,
+    seed: int = 0,
+) -> DataSet:
+    """Noisy copies of one random prototype per class, as float32; a sixth is kept for testing.
+
+    Args:
+        samples: number of samples, training and testing together.
+        shape: shape of one sample.
+        classes: number of prototypes.
+        noise: standard deviation of the noise; the prototypes' own is 1.
+        seed: names the draw.
+    """
+    draw = generator(seed, "synthetic data")
+    prototypes = draw.standard_normal((classes, *shape), dtype=np.float32)
+    labels = draw.integers(classes, size=samples)
+    inputs = torch.from_numpy(prototypes[labels])
+    inputs += torch.from_numpy(draw.standard_normal((samples, *shape), dtype=np.float32)) * noise
+    targets, cut = class_targets(labels, classes, "synthetic"), max(1, samples // 6)
+    return DataSet("synthetic", inputs[cut:], targets[cut:], inputs[:cut], targets[:cut], classes)
+
+
+def _digits_table() -> NDArray[np.float64]:
+    """Rows of 64 pixels (0 … 16) and the digit; read from the file, as importing scikit-learn is slow."""
+    package = find_spec("sklearn")
+    if package is not None and package.submodule_search_locations:
+        file = Path(package.submodule_search_locations[0]) / "datasets" / "data" / "digits.csv.gz"
+        if file.is_file():
+            return np.loadtxt(file, delimiter=",")
+    from sklearn.datasets import load_digits
+
+    bunch = load_digits()
+    return np.column_stack([bunch.data, bunch.target])

@@ -1,0 +1,60 @@
+"""How good a model is on the test set: the task's metric and loss, over all of it or over a keyed sample.
+
+Nothing is trained here. Batch-norm layers use their running statistics.
+"""
+
+from dataclasses import dataclass
+
+import torch
+
+from cfel.errors import InputError
+from cfel.learning.flat import FlatModel
+from cfel.learning.workspace import Workspace
+from cfel.seeding import generator
+
+_BATCH = 500
+
+
+@dataclass(frozen=True, slots=True)
+class Evaluation:
+    """Means over the samples looked at.
+
+    Attributes:
+        metric: the task's metric (accuracy: in [0, 1]).
+        loss: the task's loss.
+        samples: how many were looked at.
+    """
+
+    metric: float
+    loss: float
+    samples: int
+
+
+def evaluate(model: FlatModel, workspace: Workspace, samples: int | None = None, seed: int = 0) -> Evaluation:
+    """Tests a model.
+
+    Args:
+        model: the model.
+        workspace: the worker's scratch memory.
+        samples: look at a sample of this size, drawn without replacement; None looks at all.
+        seed: names the sample; equal seeds give equal samples, so that rounds and schemes compare.
+    """
+    if samples is not None and samples < 1:
+        raise InputError(f"evaluate_samples: must be at least 1, got {samples}")
+    data, flat = workspace.task.data, workspace.flat
+    count = len(data.test_targets)
+    places = torch.arange(count)
+    if samples is not None and samples < count:
+        drawn = generator(seed, "test sample").choice(count, samples, replace=False)
+        places = torch.from_numpy(drawn).sort().values
+    flat.load(model)
+    flat.module.eval()
+    metric = loss = 0.0
+    with torch.no_grad():
+        for part in torch.split(places, _BATCH):
+            inputs = data.scaled(data.test_inputs.index_select(0, part).to(workspace.device))
+            targets = data.test_targets.index_select(0, part).to(workspace.device)
+            outputs = flat.module(inputs)
+            metric += float(workspace.task.metric(outputs, targets).double().sum())
+            loss += float(workspace.task.loss(outputs, targets).double().sum())
+    return Evaluation(metric / len(places), loss / len(places), len(places))

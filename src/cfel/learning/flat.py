@@ -1,0 +1,157 @@
+"""A module seen as one flat vector of parameters and one of floating buffers.
+
+`FlatModule` owns the two vectors and a module whose parameters and buffers are views of them, so that loading
+a model is one copy and reading it back is none. It holds no optimiser and no data; what a model *is* lives in
+`FlatModel`, a plain pair of vectors that travels between the roles.
+
+Four-dimensional parameters (convolution kernels) lie channels-last in the vector, because that is the order
+the fast kernels want. The order is part of the flat format; `files` speaks of names and shapes instead.
+"""
+
+import hashlib
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass
+
+import torch
+from torch import Tensor, nn
+
+from cfel.errors import InputError
+
+
+@dataclass(frozen=True, slots=True)
+class FlatModel:
+    """A model's values: nothing here may be changed in place once it has been handed out.
+
+    Attributes:
+        parameters: float32 vector of d trained numbers.
+        buffers: float32 vector of the floating buffers (batch-norm statistics); may be empty.
+    """
+
+    parameters: Tensor
+    buffers: Tensor
+
+    def __post_init__(self) -> None:
+        for name in ("parameters", "buffers"):
+            value: Tensor = getattr(self, name)
+            if value.dim() != 1 or value.dtype != torch.float32:
+                raise InputError(
+                    f"model.{name}: must be a float32 vector, is {value.dtype} {tuple(value.shape)}"
+                )
+
+    def sha256(self) -> bytes:
+        """The digest of both vectors' bytes, parameters first."""
+        digest = hashlib.sha256()
+        for part in (self.parameters, self.buffers):
+            digest.update(part.detach().cpu().contiguous().numpy().data)
+        return digest.digest()
+
+
+def model_sha256(models: Sequence[FlatModel]) -> str:
+    """SHA-256, in hexadecimal, of the concatenated SHA-256s of the edge models in cluster order."""
+    return hashlib.sha256(b"".join(model.sha256() for model in models)).hexdigest()
+
+
+@dataclass(frozen=True, slots=True)
+class Slot:
+    """Where one named tensor lies in a flat vector."""
+
+    name: str
+    shape: tuple[int, ...]
+    start: int
+    stop: int
+
+    def view(self, vector: Tensor) -> Tensor:
+        """The named tensor as a view of `vector`; kernels are strided channels-last."""
+        piece = vector[self.start : self.stop]
+        if len(self.shape) == 4:
+            out, into, height, width = self.shape
+            return piece.view(out, height, width, into).permute(0, 3, 1, 2)
+        return piece.view(self.shape)
+
+
+def slots(named: Iterator[tuple[str, Tensor]]) -> tuple[Slot, ...]:
+    """Lays the named tensors out one behind the other."""
+    laid: list[Slot] = []
+    start = 0
+    for name, value in named:
+        laid.append(Slot(name, tuple(value.shape), start, start + value.numel()))
+        start += value.numel()
+    return tuple(laid)
+
+
+class FlatModule:
+    """A module together with the two vectors its parameters and buffers are views of.
+
+    Args:
+        module: any module with float32 parameters; it is taken over and must not be used otherwise.
+        device: where its vectors live.
+
+    Attributes:
+        parameters: the parameter vector; writing to it changes the module.
+        buffers: the vector of floating buffers.
+        leaves: the module's parameters in slot order, to differentiate by.
+
+    Raises:
+        InputError: the module cannot be trained reproducibly: another dtype, shared parameters, or a layer
+            that draws from torch's global generator.
+    """
+
+    def __init__(self, module: nn.Module, device: torch.device | str = "cpu") -> None:
+        _check(module)
+        self.module = module.to(device)
+        self.parameter_slots = slots(module.named_parameters())
+        self.buffer_slots = slots((n, b) for n, b in module.named_buffers() if b.is_floating_point())
+        self.parameters = _vector(self.parameter_slots, torch.device(device))
+        self.buffers = _vector(self.buffer_slots, torch.device(device))
+        parameters, buffers = dict(module.named_parameters()), dict(module.named_buffers())
+        _adopt(self.parameter_slots, self.parameters, parameters)
+        _adopt(self.buffer_slots, self.buffers, buffers)
+        self.leaves = tuple(parameters[slot.name] for slot in self.parameter_slots)
+
+    def load(self, model: FlatModel) -> None:
+        """Takes over a model's values: one copy per vector."""
+        self._fit("parameters", model.parameters, self.parameters)
+        self._fit("buffers", model.buffers, self.buffers)
+        self.parameters.copy_(model.parameters)
+        self.buffers.copy_(model.buffers)
+
+    def read(self) -> FlatModel:
+        """A copy of the present values, on the CPU."""
+        return FlatModel(self.parameters.clone().cpu(), self.buffers.clone().cpu())
+
+    def views(self, vector: Tensor) -> list[Tensor]:
+        """`vector` (d numbers) cut into tensors shaped and strided like `leaves`."""
+        return [slot.view(vector) for slot in self.parameter_slots]
+
+    @staticmethod
+    def _fit(name: str, given: Tensor, own: Tensor) -> None:
+        if given.numel() != own.numel():
+            raise InputError(f"model.{name}: {given.numel()} numbers given, the model has {own.numel()}")
+
+
+def _vector(laid: tuple[Slot, ...], device: torch.device) -> Tensor:
+    return torch.empty(laid[-1].stop if laid else 0, dtype=torch.float32, device=device)
+
+
+def _adopt(laid: tuple[Slot, ...], vector: Tensor, tensors: Mapping[str, Tensor]) -> None:
+    for slot in laid:
+        view = slot.view(vector)
+        view.copy_(tensors[slot.name].detach())
+        tensors[slot.name].data = view
+
+
+def _check(module: nn.Module) -> None:
+    for name, value in [*module.named_parameters(), *module.named_buffers()]:
+        if value.is_floating_point() and value.dtype != torch.float32:
+            raise InputError(f"model: {name} is {value.dtype}, only float32 can be trained")
+    count = sum(1 for _ in module.named_parameters(remove_duplicate=False))
+    if count != sum(1 for _ in module.named_parameters()):
+        raise InputError("model: parameters shared between layers cannot be laid out flat")
+    if count == 0:
+        raise InputError("model: it has no parameters to train")
+    for name, layer in module.named_modules():
+        if isinstance(layer, nn.modules.dropout._DropoutNd) and layer.p > 0:
+            raise InputError(
+                f"model: layer {name!r} is dropout, which draws from torch's global generator; "
+                "runs could not be repeated bit for bit (leave it out)"
+            )

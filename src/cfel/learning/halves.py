@@ -1,0 +1,143 @@
+"""The gradients of a batch's two halves compared, without computing the batch twice.
+
+`reuse` needs the batch's gradient and how far the gradients of its halves lie apart. Two passes over the
+halves give both for any model, but a dense layer of millions of weights is then read and written twice. Where
+all parameters sit in dense and convolution layers one pass is enough. A dense layer's gradient is
+Σ_i δ_i a_iᵀ over the samples i, so ‖Σ_i c_i δ_i a_iᵀ‖² = Σ_ij c_i c_j (δ_i·δ_j)(a_i·a_j) needs two small
+Gram matrices; a convolution's weight gradient is taken for each half by itself, which costs what the whole
+would. Other models (batch norm, recurrence, layers of the user's own) get the two passes. Both
+agree up to rounding.
+"""
+
+from dataclasses import dataclass
+
+import torch
+from torch import Tensor, nn
+from torch.nn.grad import conv2d_weight
+
+from cfel.learning.estimates import Estimates, Scatter, from_halves, squared_norm
+from cfel.learning.workspace import Workspace
+
+
+@dataclass(frozen=True, slots=True)
+class _Call:
+    """One layer's part in a forward pass."""
+
+    layer: nn.Linear | nn.Conv2d
+    inputs: Tensor
+    outputs: Tensor
+    version: int
+
+
+def gradient_and_estimates(
+    inputs: Tensor, targets: Tensor, samples: int, workspace: Workspace
+) -> tuple[list[Tensor], float, Estimates]:
+    """A batch's gradient and loss, and the estimates of σ² and G² its halves give.
+
+    Args:
+        inputs: a batch of at least 2 of the device's samples, drawn without replacement.
+        targets: theirs.
+        samples: how many samples the device holds.
+        workspace: holds the model.
+    """
+    if workspace.layered:
+        found = _one_pass(inputs, targets, samples, workspace)
+        if found is not None:
+            return found
+    return _two_passes(inputs, targets, samples, workspace)
+
+
+def _two_passes(
+    inputs: Tensor, targets: Tensor, samples: int, workspace: Workspace
+) -> tuple[list[Tensor], float, Estimates]:
+    batch, half = len(targets), len(targets) // 2
+    gradient, loss = workspace.gradient(inputs[:half], targets[:half])
+    scatter = Scatter(gradient, half)
+    gradient, other = workspace.gradient(inputs[half:], targets[half:])
+    scatter.add(gradient, batch - half)
+    mean_loss = (half * loss + (batch - half) * other) / batch
+    estimates = from_halves(scatter.scatter, squared_norm(scatter.mean), batch, samples)
+    return scatter.mean, mean_loss, estimates
+
+
+def _one_pass(
+    inputs: Tensor, targets: Tensor, samples: int, workspace: Workspace
+) -> tuple[list[Tensor], float, Estimates] | None:
+    """None if the forward pass did something the shortcut does not cover."""
+    calls, outputs = _recorded(inputs, workspace)
+    if not _covered(calls, workspace):
+        return None
+    loss = workspace.task.loss(outputs, targets).mean()
+    leaves, layers = workspace.flat.leaves, [call.layer for call in calls]
+    dense = [place for layer in layers if isinstance(layer, nn.Linear) for place in workspace.places(layer)]
+    wanted = [*(leaves[place] for place in dense), *(call.outputs for call in calls)]
+    found = torch.autograd.grad(loss, wanted)
+    gradient = dict(zip(dense, found[: len(dense)], strict=True))
+    batch, half = len(targets), len(targets) // 2
+    apart = whole = 0.0
+    for call, delta in zip(calls, found[len(dense) :], strict=True):
+        if isinstance(call.layer, nn.Linear):
+            norms = _dense_norms(call, delta)
+        else:
+            own, norms = _convolution(call, delta)
+            gradient.update(zip(workspace.places(call.layer), own, strict=True))
+        apart, whole = apart + norms[0], whole + norms[1]
+    scatter = max(apart, 0.0) * half * (batch - half) / batch
+    ordered = [gradient[place] for place in range(len(leaves))]
+    return ordered, float(loss.detach()), from_halves(scatter, whole, batch, samples)
+
+
+def _recorded(inputs: Tensor, workspace: Workspace) -> tuple[list[_Call], Tensor]:
+    """A forward pass that notes what went in and out of every layer."""
+    calls: list[_Call] = []
+
+    def note(layer: nn.Module, given: tuple[Tensor, ...], result: Tensor) -> None:
+        assert isinstance(layer, nn.Linear | nn.Conv2d)  # noqa: S101 — only those are hooked
+        calls.append(_Call(layer, given[0].detach(), result, result._version))
+
+    hooks = [layer.register_forward_hook(note) for layer in workspace.layers]
+    try:
+        outputs: Tensor = workspace.flat.module(inputs)
+    finally:
+        for hook in hooks:
+            hook.remove()
+    return calls, outputs
+
+
+def _covered(calls: list[_Call], workspace: Workspace) -> bool:
+    """Was each layer called just once, on one row or image per sample, its output not overwritten?"""
+    once = {id(call.layer) for call in calls} == {id(layer) for layer in workspace.layers}
+    return (
+        once
+        and len(calls) == len(workspace.layers)
+        and all(call.inputs.dim() == (2 if isinstance(call.layer, nn.Linear) else 4) for call in calls)
+        and all(call.outputs._version == call.version for call in calls)
+    )
+
+
+def _dense_norms(call: _Call, delta: Tensor) -> tuple[float, float]:
+    """‖g_a − g_b‖² and ‖g‖² of a dense layer's parameters, from the Gram matrices over the samples."""
+    batch, half = len(delta), len(delta) // 2
+    signs = torch.full((batch,), batch / half, device=delta.device, dtype=torch.float64)
+    signs[half:] = -batch / (batch - half)
+    bias = 0.0 if call.layer.bias is None else 1.0
+    gram = (delta @ delta.T).double() * ((call.inputs @ call.inputs.T).double() + bias)
+    return float(signs @ gram @ signs), float(gram.sum())
+
+
+def _convolution(call: _Call, delta: Tensor) -> tuple[list[Tensor], tuple[float, float]]:
+    """A convolution's gradient, and ‖g_a − g_b‖² and ‖g‖² of it."""
+    batch, half = len(delta), len(delta) // 2
+    one = _convolution_gradient(call.layer, call.inputs[:half], delta[:half])
+    two = _convolution_gradient(call.layer, call.inputs[half:], delta[half:])
+    apart = [a * (batch / half) - b * (batch / (batch - half)) for a, b in zip(one, two, strict=True)]
+    torch._foreach_add_(one, two)
+    return one, (squared_norm(apart), squared_norm(one))
+
+
+def _convolution_gradient(layer: nn.Linear | nn.Conv2d, inputs: Tensor, delta: Tensor) -> list[Tensor]:
+    assert isinstance(layer, nn.Conv2d)  # noqa: S101
+    weight: Tensor = conv2d_weight(  # type: ignore[no-untyped-call]
+        inputs, layer.weight.shape, delta, layer.stride, layer.padding, layer.dilation, layer.groups
+    )
+    return [weight] if layer.bias is None else [weight, delta.sum((0, 2, 3))]

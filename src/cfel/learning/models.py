@@ -1,0 +1,161 @@
+"""The models that come with cfel, each a builder `(input_shape, classes) -> module`.
+
+Each module takes a float32 batch and gives scores, and puts the batch into its own fastest memory format.
+They are drawn from torch's usual initialisation; `task.initial_model` fixes the generator. Nothing here knows
+of data, loss or training. Another model comes in by entry point (`cfel.model`) or as "module:function".
+"""
+
+from collections.abc import Callable, Mapping
+from types import MappingProxyType
+from typing import TypeAlias
+
+import torch
+import torch.nn.functional as F  # noqa: N812 — the name every torch reader knows
+from torch import Tensor, nn
+
+from cfel.errors import InputError
+from cfel.plugins import resolve
+
+ModelBuilder: TypeAlias = Callable[[tuple[int, ...], int], nn.Module]
+
+
+def _channels_last(x: Tensor) -> Tensor:
+    """Images with their channels innermost in memory; spelled so that `torch.func.vmap` can follow."""
+    return x.permute(0, 2, 3, 1).contiguous().permute(0, 3, 1, 2)
+
+
+class _BasicBlock(nn.Module):
+    """Two 3×3 convolutions; the shortcut subsamples and pads with zeros where the shape changes."""
+
+    def __init__(self, into: int, out: int, stride: int) -> None:
+        super().__init__()
+        self.convolution1 = nn.Conv2d(into, out, 3, stride, 1, bias=False)
+        self.norm1 = nn.BatchNorm2d(out)
+        self.convolution2 = nn.Conv2d(out, out, 3, 1, 1, bias=False)
+        self.norm2 = nn.BatchNorm2d(out)
+        self.stride, self.padding = stride, (out - into) // 2
+
+    def forward(self, x: Tensor) -> Tensor:
+        y = F.relu(self.norm1(self.convolution1(x)), inplace=True)
+        y = self.norm2(self.convolution2(y))
+        if self.padding:
+            x = F.pad(x[:, :, :: self.stride, :: self.stride], (0, 0, 0, 0, self.padding, self.padding))
+        return F.relu(y + x, inplace=True)
+
+
+class ResNet20(nn.Module):
+    """The CIFAR variant of He et al. with parameter-free ("option A") shortcuts."""
+
+    def __init__(self, channels: int, classes: int) -> None:
+        super().__init__()
+        self.convolution = nn.Conv2d(channels, 16, 3, 1, 1, bias=False)
+        self.norm = nn.BatchNorm2d(16)
+        widths = ((16, 16, 1), (16, 32, 2), (32, 64, 2))
+        self.blocks = nn.Sequential(
+            *(
+                _BasicBlock(into if first else out, out, stride if first else 1)
+                for into, out, stride in widths
+                for first in (True, False, False)
+            )
+        )
+        self.dense = nn.Linear(64, classes)
+        for module in self.modules():
+            if isinstance(module, nn.Conv2d):
+                nn.init.kaiming_normal_(module.weight)
+
+    def forward(self, x: Tensor) -> Tensor:
+        """Scores of a batch."""
+        x = _channels_last(x)
+        x = F.relu(self.norm(self.convolution(x)), inplace=True)
+        scores: Tensor = self.dense(self.blocks(x).mean((2, 3)))
+        return scores
+
+
+class TwoConvolutions(nn.Module):
+    """Convolution, pooling, convolution, pooling, dense, dense: LEAF's FEMNIST network and its small sister.
+
+    Args:
+        input_shape: channels, height, width; height and width divisible by 4.
+        classes: number of scores.
+        filters: output channels of the two convolutions.
+        kernel: their side, odd; the image size is kept ("same").
+        hidden: width of the first dense layer.
+    """
+
+    def __init__(
+        self,
+        input_shape: tuple[int, int, int],
+        classes: int,
+        filters: tuple[int, int],
+        kernel: int,
+        hidden: int,
+    ) -> None:
+        super().__init__()
+        channels, height, width = input_shape
+        self.convolution1 = nn.Conv2d(channels, filters[0], kernel, padding=kernel // 2)
+        self.convolution2 = nn.Conv2d(filters[0], filters[1], kernel, padding=kernel // 2)
+        self.dense1 = nn.Linear(filters[1] * (height // 4) * (width // 4), hidden)
+        self.dense2 = nn.Linear(hidden, classes)
+
+    def forward(self, x: Tensor) -> Tensor:
+        """Scores of a batch."""
+        x = _channels_last(x)
+        x = F.relu(F.max_pool2d(self.convolution1(x), 2))  # pooling first spares three quarters
+        x = F.relu(F.max_pool2d(self.convolution2(x), 2))
+        scores: Tensor = self.dense2(F.relu(self.dense1(x.flatten(1))))
+        return scores
+
+
+class Perceptron(nn.Module):
+    """One hidden layer of 64 units over the flattened input."""
+
+    def __init__(self, inputs: int, classes: int, hidden: int = 64) -> None:
+        super().__init__()
+        self.dense1 = nn.Linear(inputs, hidden)
+        self.dense2 = nn.Linear(hidden, classes)
+
+    def forward(self, x: Tensor) -> Tensor:
+        """Scores of a batch."""
+        scores: Tensor = self.dense2(F.relu(self.dense1(x.flatten(1))))
+        return scores
+
+
+def _image(model: str, input_shape: tuple[int, ...], least: int) -> tuple[int, int, int]:
+    if len(input_shape) != 3 or min(input_shape[1:]) < least:
+        raise InputError(
+            f"model {model!r}: inputs must be images (channels, height, width) of at least {least}×{least}, "
+            f"got shape {input_shape}"
+        )
+    channels, height, width = input_shape
+    return channels, height, width
+
+
+def resnet20(input_shape: tuple[int, ...], classes: int) -> nn.Module:
+    """ResNet-20; 269,722 parameters on CIFAR-10."""
+    return ResNet20(_image("resnet20", input_shape, 16)[0], classes)
+
+
+def leaf_cnn(input_shape: tuple[int, ...], classes: int) -> nn.Module:
+    """LEAF's FEMNIST network (32 and 64 filters of 5×5, 2048 units); 6,603,710 parameters on FEMNIST."""
+    return TwoConvolutions(_image("leaf_cnn", input_shape, 8), classes, (32, 64), 5, 2048)
+
+
+def small_cnn(input_shape: tuple[int, ...], classes: int) -> nn.Module:
+    """A network of 167,759 parameters on 3×32×32, 10 classes (16 and 32 filters of 3×3, 79 units)."""
+    return TwoConvolutions(_image("small_cnn", input_shape, 8), classes, (16, 32), 3, 79)
+
+
+def mlp(input_shape: tuple[int, ...], classes: int) -> nn.Module:
+    """A perceptron with one hidden layer of 64 units; 4,810 parameters on the 8×8 digits."""
+    return Perceptron(int(torch.Size(input_shape).numel()), classes)
+
+
+BUILTIN: Mapping[str, ModelBuilder] = MappingProxyType(
+    {"resnet20": resnet20, "leaf_cnn": leaf_cnn, "small_cnn": small_cnn, "mlp": mlp}
+)
+
+
+def model_builder(name: str) -> ModelBuilder:
+    """The builder called `name`: built in, an entry point `cfel.model`, or "module:function"."""
+    builder: ModelBuilder = resolve("model", name, BUILTIN)
+    return builder

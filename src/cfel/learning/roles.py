@@ -1,0 +1,234 @@
+"""What devices and edge servers do: pure functions that simulator and deployment share.
+
+    device_estimate  σ² and G² at the edge model, before the first plan (`fresh`: before every plan)
+    device_update    τ local iterations from the edge model, the difference compressed
+    edge_aggregate   the edge model plus the weighted mean of its devices' updates
+    gossip_mix       each edge model replaced by its weighted average with its neighbours'
+
+The same arguments give the same bits, whichever worker runs them: random streams are keyed, sums run in
+sorted id order, and each worker uses one torch thread. None changes its arguments but the worker's scratch
+memory, which carries nothing from one call to the next.
+"""
+
+import math
+from collections.abc import Mapping, Sequence
+from dataclasses import replace
+from functools import partial
+
+import numpy as np
+import torch
+from numpy.typing import NDArray
+from torch import Tensor
+
+from cfel.errors import InputError
+from cfel.learning.compression import Update
+from cfel.learning.estimates import Estimates, Scatter, from_fresh
+from cfel.learning.exchange import DeviceOrder, DeviceReport, DeviceState
+from cfel.learning.flat import FlatModel
+from cfel.learning.halves import gradient_and_estimates
+from cfel.learning.selection import kept_energy
+from cfel.learning.sgd import drawn_batches, momentum_step, taken_iterations
+from cfel.learning.task import DeviceData
+from cfel.learning.workspace import Workspace
+
+
+def device_estimate(
+    order: DeviceOrder, data: DeviceData, state: DeviceState, workspace: Workspace
+) -> DeviceState:
+    """Fresh estimates of σ² and G² at the order's model, from K extra mini-batches; ρ and θ play no part."""
+    workspace.flat.load(order.model)
+    workspace.flat.module.train()
+    local, draw = workspace.local, order.stream("fresh batches")
+    scatter: Scatter | None = None
+    for _ in range(local.fresh_batches):
+        rows = drawn_batches(data.samples, local.batch, 1, draw)[0]
+        gradient, _ = workspace.gradient(*workspace.batch(data, rows, lambda: draw))
+        if scatter is None:
+            scatter = Scatter(gradient)
+        else:
+            scatter.add(gradient)
+    assert scatter is not None  # noqa: S101 — fresh_batches ≥ 2
+    return replace(state, estimates=from_fresh(scatter, local.fresh_batches))
+
+
+def device_update(
+    order: DeviceOrder,
+    data: DeviceData,
+    state: DeviceState,
+    workspace: Workspace,
+    *,
+    give_up_state: bool = False,
+) -> tuple[DeviceReport, DeviceState]:
+    """τ local iterations from the order's model, and the difference compressed (Algorithm 1, lines 6–11).
+
+    Args:
+        order: what to do.
+        data: the device's samples.
+        state: what the device remembers; left as it is.
+        workspace: the worker's scratch memory.
+        give_up_state: the caller needs `state` no more; its momentum may become the new one's.
+
+    Returns:
+        What to send to the edge server, and what to remember.
+    """
+    flat = workspace.flat
+    flat.load(order.model)
+    flat.module.train()
+    momentum = _momentum(state, workspace, give_up_state)
+    estimates, losses = _train(order, data, momentum, workspace)
+    difference = flat.parameters.sub_(order.model.parameters.to(workspace.device)).cpu()
+    return finished(
+        order,
+        data,
+        state,
+        workspace,
+        difference=difference,
+        momentum=None if momentum is None else momentum.cpu(),
+        buffers=flat.buffers.clone().cpu(),
+        estimates=estimates,
+        losses=losses,
+    )
+
+
+def finished(
+    order: DeviceOrder,
+    data: DeviceData,
+    state: DeviceState,
+    workspace: Workspace,
+    *,
+    difference: Tensor,
+    momentum: Tensor | None,
+    buffers: Tensor,
+    estimates: Estimates | None,
+    losses: Sequence[float],
+) -> tuple[DeviceReport, DeviceState]:
+    """Compresses what a device learned, and makes its report and its new state.
+
+    Args:
+        order: what was asked.
+        data: the device's samples.
+        state: what it remembered before.
+        workspace: the worker's scratch memory.
+        difference: what was learned, d numbers on the CPU; overwritten.
+        momentum: the buffer after the last step, or None without momentum.
+        buffers: batch-norm statistics.
+        estimates: new ones, or None if there are none.
+        losses: of the steps taken.
+    """
+    local = workspace.local
+    if state.residual is not None:
+        difference.add_(state.residual)
+    update = workspace.compress(difference, order.theta, order.key("compression"))
+    estimates = estimates or state.estimates
+    report = DeviceReport(
+        device=order.device,
+        update=update,
+        buffers=buffers,
+        sigma2=None if estimates is None else estimates.sigma2,
+        g2=None if estimates is None else estimates.g2,
+        steps=len(losses),
+        loss=math.fsum(losses) / len(losses) if losses else math.nan,
+        samples=data.samples,
+        kept_energy=kept_energy(difference.numpy(), local.kept_energy_at) if local.kept_energy_at else (),
+    )
+    return report, DeviceState(
+        momentum if local.momentum_state == "keep" else None,
+        _residual(difference, update) if local.error_feedback else None,
+        estimates,
+    )
+
+
+def _momentum(state: DeviceState, workspace: Workspace, give_up_state: bool) -> Tensor | None:
+    if not workspace.local.momentum:
+        return None
+    if state.momentum is None or workspace.local.momentum_state == "reset":
+        return torch.zeros_like(workspace.flat.parameters)
+    return state.momentum.to(workspace.device, copy=not give_up_state)
+
+
+def _residual(difference: Tensor, update: Update) -> Tensor:
+    residual = difference.clone()
+    update.add_to(residual, -1.0)
+    return residual
+
+
+def _train(
+    order: DeviceOrder, data: DeviceData, momentum: Tensor | None, workspace: Workspace
+) -> tuple[Estimates | None, list[float]]:
+    """The iterations that are taken; the first one also gives the estimates if they are to be reused."""
+    local = workspace.local
+    taken = taken_iterations(local.steps, order.rho, order.tau, order.stream("steps"))
+    batches = drawn_batches(data.samples, local.batch, order.tau, order.stream("batches"))
+    buffers = [] if momentum is None else workspace.flat.views(momentum)
+    estimates: Estimates | None = None
+    losses: list[float] = []
+    for iteration in np.flatnonzero(taken):
+        stream = partial(order.stream, "augmentation", int(iteration))
+        inputs, targets = workspace.batch(data, batches[iteration], stream)
+        if not losses and local.estimator == "reuse" and len(targets) > 1:
+            gradient, loss, estimates = gradient_and_estimates(inputs, targets, data.samples, workspace)
+        else:
+            gradient, loss = workspace.gradient(inputs, targets)
+        momentum_step(workspace.flat.leaves, gradient, buffers, local)
+        losses.append(loss)
+    return estimates, losses
+
+
+def edge_aggregate(
+    model: FlatModel, reports: Sequence[DeviceReport], weights: Mapping[int, float] | None = None
+) -> FlatModel:
+    """The edge model plus the weighted mean of the updates (Algorithm 1, line 12).
+
+    Args:
+        model: the model the devices started from; left as it is.
+        reports: of the devices that took part, in any order; none at all leaves the model unchanged.
+        weights: by device id, > 0, scaled here to sum to 1 over those who took part; None means all equal.
+    """
+    ordered = sorted(reports, key=lambda report: report.device)
+    if not ordered:
+        return model
+    raw = [1.0 if weights is None else _weight(weights, report.device) for report in ordered]
+    total = math.fsum(raw)
+    parameters, buffers = model.parameters.clone(), torch.zeros_like(model.buffers)
+    for report, weight in zip(ordered, raw, strict=True):
+        if report.update.size != parameters.numel():
+            raise InputError(
+                f"report of device {report.device}: {report.update.size} entries, the model has "
+                f"{parameters.numel()}"
+            )
+        report.update.add_to(parameters, weight / total)
+        buffers.add_(report.buffers, alpha=weight / total)
+    return FlatModel(parameters, buffers)
+
+
+def _weight(weights: Mapping[int, float], device: int) -> float:
+    weight = weights.get(device, math.nan)
+    if not (weight > 0 and math.isfinite(weight)):
+        raise InputError(f"weights: device {device} must have a positive number, got {weight}")
+    return weight
+
+
+def weighted_model(models: Mapping[int, FlatModel], weights: Mapping[int, float]) -> FlatModel:
+    """Σ over ids of weight · model, summed in ascending id order; zero weights are passed over."""
+    ids = sorted(i for i, weight in weights.items() if weight != 0)
+    if not ids:
+        raise InputError("weights: all of them are zero")
+    parameters = models[ids[0]].parameters * weights[ids[0]]
+    buffers = models[ids[0]].buffers * weights[ids[0]]
+    for i in ids[1:]:
+        parameters.add_(models[i].parameters, alpha=weights[i])
+        buffers.add_(models[i].buffers, alpha=weights[i])
+    return FlatModel(parameters, buffers)
+
+
+def gossip_mix(models: Sequence[FlatModel], mixing: NDArray[np.float64]) -> list[FlatModel]:
+    """One gossip step: y_i ← Σ_j W_ij y_j (Algorithm 1, line 14).
+
+    Args:
+        models: the edge models in cluster order; left as they are.
+        mixing: W, one row per edge server, rows summing to 1.
+    """
+    if mixing.shape != (len(models), len(models)):
+        raise InputError(f"mixing matrix: shape {mixing.shape} for {len(models)} edge models")
+    by_id = dict(enumerate(models))
+    return [weighted_model(by_id, {j: float(w) for j, w in enumerate(row)}) for row in mixing]

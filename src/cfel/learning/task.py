@@ -1,0 +1,111 @@
+"""A task: what is to be learned. Data, model, loss, metric and augmentation in one frozen value.
+
+The default is classification with cross-entropy and accuracy; regression or next-character prediction is
+another `Task` built by a function of the user's, handed in as "module:function". Loss and metric are given
+*per sample*, the mean is taken by whoever asks: so batches can be cut, padded and weighted at will.
+How the training goes about it is `sgd`; what a round asks of a device is `roles`.
+"""
+
+from collections.abc import Callable
+from dataclasses import dataclass
+from pathlib import Path
+from threading import Lock
+from typing import TypeAlias
+
+import numpy as np
+import torch
+import torch.nn.functional as F  # noqa: N812
+from torch import Tensor, nn
+
+from cfel.errors import InputError
+from cfel.learning.augment import Augmentation
+from cfel.learning.data.dataset import DataSet
+from cfel.learning.flat import FlatModel, FlatModule
+from cfel.learning.models import ModelBuilder
+from cfel.plugins import resolve
+from cfel.seeding import key
+
+_GLOBAL_GENERATOR = Lock()
+
+PerSample: TypeAlias = Callable[[Tensor, Tensor], Tensor]
+"""(outputs, targets) of a batch → one float per sample."""
+
+
+def cross_entropy(outputs: Tensor, targets: Tensor) -> Tensor:
+    """The usual loss of classification, per sample."""
+    return F.cross_entropy(outputs, targets, reduction="none")
+
+
+def accuracy(outputs: Tensor, targets: Tensor) -> Tensor:
+    """1 where the highest score is the target's, else 0."""
+    return (outputs.argmax(1) == targets).to(torch.float32)
+
+
+@dataclass(frozen=True, slots=True)
+class Task:
+    """What is learned.
+
+    Attributes:
+        data: what it is learned from.
+        model: builds the module from (input shape, classes).
+        loss: per sample, differentiable.
+        metric: per sample; its mean is what a report calls accuracy, larger is better.
+        augment: changes a training batch, or None.
+        metric_name: for tables and axes.
+    """
+
+    data: DataSet
+    model: ModelBuilder
+    loss: PerSample = cross_entropy
+    metric: PerSample = accuracy
+    augment: Augmentation | None = None
+    metric_name: str = "accuracy"
+
+    def build(self, device: torch.device | str = "cpu") -> FlatModule:
+        """A module of this task with unspecified values; load a model before use."""
+        return FlatModule(_built(self, 0), device)
+
+
+def initial_model(task: Task, seed: int) -> FlatModel:
+    """The model every edge server starts from; a function of the task and the seed alone."""
+    return FlatModule(_built(task, key(seed, "initial model"))).read()
+
+
+def custom_task(name: str, path: Path | None = None) -> Task:
+    """A task from outside: an entry point `cfel.task` or "module:function", called with the data's path."""
+    task = resolve("task", name, {})(path)
+    if not isinstance(task, Task):
+        raise InputError(f"task: {name!r} returned a {type(task).__name__}, not a Task")
+    return task
+
+
+def _built(task: Task, seed: int) -> nn.Module:
+    """Layers draw from torch's global generator: one module is built at a time, and the generator put back."""
+    with _GLOBAL_GENERATOR, torch.random.fork_rng(devices=[]):
+        torch.manual_seed(seed % 2**63)
+        module = task.model(task.data.input_shape, task.data.classes)
+    if not isinstance(module, nn.Module):
+        raise InputError(f"model: the builder returned a {type(module).__name__}, not a torch module")
+    return module
+
+
+@dataclass(frozen=True, slots=True)
+class DeviceData:
+    """What one device holds: some samples of a data set's training part.
+
+    Attributes:
+        data: the data set; only `indices` of its training part are looked at.
+        indices: the device's samples, at least one.
+    """
+
+    data: DataSet
+    indices: np.ndarray[tuple[int], np.dtype[np.int64]]
+
+    def __post_init__(self) -> None:
+        if self.indices.ndim != 1 or self.indices.size == 0:
+            raise InputError(f"a device needs at least one sample, got indices of shape {self.indices.shape}")
+
+    @property
+    def samples(self) -> int:
+        """How many samples the device holds."""
+        return int(self.indices.size)

@@ -1,0 +1,74 @@
+"""A worker's scratch memory, and the two things done with it: fetching a batch, taking a gradient.
+
+One per worker, so that nothing large is allocated per device. It carries nothing from one device to the next:
+whoever uses it loads a model first.
+"""
+
+from collections.abc import Callable
+
+import numpy as np
+import torch
+from numpy.typing import NDArray
+from torch import Tensor, nn
+
+from cfel.learning.compression import Compressor
+from cfel.learning.sgd import LocalParameters
+from cfel.learning.task import DeviceData, Task
+
+
+class Workspace:
+    """A worker's scratch memory: the module and what goes with it. Not to be shared between threads.
+
+    Args:
+        task: what is learned.
+        local: how devices train.
+        compress: the compressor of uploads.
+        device: "cpu", "cuda", ..., or "auto" for a GPU where torch finds one.
+    """
+
+    def __init__(self, task: Task, local: LocalParameters, compress: Compressor, device: str = "cpu") -> None:
+        self.task = task
+        self.local = local
+        self.compress = compress
+        self.device = chosen_device(device)
+        self.flat = task.build(self.device)
+        self.layers = [
+            layer for layer in self.flat.module.modules() if isinstance(layer, nn.Linear | nn.Conv2d)
+        ]
+        self._places = {id(leaf): place for place, leaf in enumerate(self.flat.leaves)}
+
+    @property
+    def layered(self) -> bool:
+        """Do dense and convolution layers hold all parameters?"""
+        return sum(len(self.places(layer)) for layer in self.layers) == len(self.flat.leaves)
+
+    def places(self, layer: nn.Module) -> list[int]:
+        """Where a layer's own parameters, weight first, stand among the module's."""
+        return [self._places[id(own)] for own in layer.parameters(recurse=False)]
+
+    def gradient(self, inputs: Tensor, targets: Tensor) -> tuple[list[Tensor], float]:
+        """The gradient of the mean loss over a batch, one tensor per parameter, and that loss."""
+        loss = self.task.loss(self.flat.module(inputs), targets).mean()
+        gradient = torch.autograd.grad(loss, self.flat.leaves)
+        return list(gradient), float(loss.detach())
+
+    def batch(
+        self,
+        data: DeviceData,
+        rows: NDArray[np.int64],
+        stream: Callable[[], np.random.Generator],
+    ) -> tuple[Tensor, Tensor]:
+        """Augmented, scaled inputs and targets of some of a device's samples; `stream` is for augmenting."""
+        places = torch.from_numpy(data.indices[rows])
+        inputs = data.data.train_inputs.index_select(0, places).to(self.device)
+        targets = data.data.train_targets.index_select(0, places).to(self.device)
+        if self.task.augment is not None:
+            inputs = self.task.augment(inputs, stream())
+        return data.data.scaled(inputs), targets
+
+
+def chosen_device(name: str) -> torch.device:
+    """The torch device called `name`; "auto" is a GPU where torch finds one, else the CPU."""
+    if name != "auto":
+        return torch.device(name)
+    return torch.device("cuda" if torch.cuda.is_available() else "cpu")

@@ -1,0 +1,76 @@
+"""Small tasks and fleets the learning tests share."""
+
+from collections.abc import Callable, Iterator
+from pathlib import Path
+
+import pytest
+import torch
+
+from cfel.learning.compression import compressor
+from cfel.learning.data import digits, synthetic
+from cfel.learning.exchange import DeviceOrder
+from cfel.learning.flat import FlatModel
+from cfel.learning.models import model_builder
+from cfel.learning.partition import PartitionParameters, partition
+from cfel.learning.sgd import LocalParameters
+from cfel.learning.task import DeviceData, Task
+from cfel.learning.workspace import Workspace
+
+
+@pytest.fixture(autouse=True)
+def _one_thread_and_no_global_draws(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
+    """One torch thread, a cache of the test's own, and torch's global generator left where it was."""
+    monkeypatch.setenv("CFEL_CACHE", str(tmp_path / "cache"))
+    torch.set_num_threads(1)
+    before = torch.random.get_rng_state()
+    yield
+    assert torch.equal(before, torch.random.get_rng_state()), "somebody drew from torch's global generator"
+
+
+@pytest.fixture(scope="session")
+def digits_task() -> Task:
+    return Task(digits(), model_builder("mlp"))
+
+
+@pytest.fixture(scope="session")
+def image_task() -> Task:
+    return Task(synthetic(300, (1, 8, 8), classes=4), model_builder("small_cnn"))
+
+
+@pytest.fixture(scope="session")
+def norm_task() -> Task:
+    return Task(synthetic(120, (3, 16, 16), classes=4), model_builder("resnet20"))
+
+
+@pytest.fixture(scope="session")
+def spread() -> Callable[[Task, int], list[DeviceData]]:
+    def deal(task: Task, devices: int) -> list[DeviceData]:
+        data, parts = partition(task.data, devices, PartitionParameters("iid"), 0)
+        return [DeviceData(data, part) for part in parts]
+
+    return deal
+
+
+@pytest.fixture(scope="session")
+def workspace() -> Callable[..., Workspace]:
+    def build(task: Task, kind: str = "topk", **local: object) -> Workspace:
+        return Workspace(task, LocalParameters(**local), compressor(kind))  # type: ignore[arg-type]
+
+    return build
+
+
+@pytest.fixture(scope="session")
+def order() -> Callable[..., DeviceOrder]:
+    def make(
+        model: FlatModel,
+        device: int = 0,
+        *,
+        rho: float = 1.0,
+        theta: float = 1.0,
+        tau: int = 5,
+        edge_round: int = 0,
+        seed: int = 0,
+    ) -> DeviceOrder:
+        return DeviceOrder(seed, 0, edge_round, device, rho, theta, tau, model)
+
+    return make

@@ -1,0 +1,214 @@
+"""The round loop (Algorithm 1): plan, train, aggregate, gossip, count the cost, write it down.
+
+Pure but for the executor: a `RunState` in, outcomes with the next state out. It does no arithmetic on models
+of its own; `learning.roles` does, for the simulator and the deployment alike.
+"""
+
+from collections.abc import Callable, Iterator
+from dataclasses import replace
+from itertools import groupby
+
+import numpy as np
+
+from cfel.control.scheme import Observation, RoundPlan
+from cfel.cost import (
+    after_edge_round,
+    after_global_round,
+    device_joules,
+    device_seconds,
+    edge_round_cost,
+    realised_joules,
+    realised_seconds,
+)
+from cfel.learning.exchange import DeviceOrder, DeviceReport, DeviceState
+from cfel.learning.flat import FlatModel
+from cfel.learning.roles import edge_aggregate, gossip_mix
+from cfel.runlog import RoundRecord
+from cfel.simulation.executors import Executor, Task
+from cfel.simulation.outcome import EdgeRoundOutcome, RoundOutcome, Work
+from cfel.simulation.parameters import SimulationParameters
+from cfel.simulation.records import plan_table, round_record
+from cfel.simulation.state import RunState
+from cfel.system import Conditions
+from cfel.world import World
+
+
+def simulate(
+    world: World,
+    executor: Executor,
+    parameters: SimulationParameters,
+    state: RunState,
+    now: Callable[[], float],
+) -> Iterator[RoundOutcome]:
+    """Runs global rounds until the experiment's end.
+
+    Args:
+        world: what is run.
+        executor: where devices' work is done.
+        parameters: accounts, evaluation and when to stop.
+        state: where to go on from.
+        now: wall-clock seconds, for the log only.
+    """
+    for number in range(state.rounds_done, world.rounds.global_rounds):
+        begin = now()
+        edge_rounds: list[EdgeRoundOutcome] = []
+        for edge_round in range(world.rounds.edge_rounds):
+            state, outcome = run_edge_round(world, executor, parameters, state, edge_round)
+            edge_rounds.append(outcome)
+        state = replace(
+            state,
+            rounds_done=number + 1,
+            models=tuple(gossip_mix(state.models, world.backhaul.weights)),
+            expected=after_global_round(state.expected, world.backhaul_seconds),
+            realised=after_global_round(state.realised, world.backhaul_seconds),
+        )
+        record = round_record(world, executor, parameters, state, edge_rounds, begin, now)
+        yield RoundOutcome(record, plan_table(world, edge_rounds, number + 1), state)
+        if _finished(world, parameters, record):
+            return
+
+
+def run_edge_round(
+    world: World, executor: Executor, parameters: SimulationParameters, state: RunState, edge_round: int
+) -> tuple[RunState, EdgeRoundOutcome]:
+    """One edge round of all clusters: estimate, plan, train, aggregate."""
+    conditions = world.fleet.conditions(
+        world.seed, state.rounds_done, edge_round, world.model_bits, state.spent_joules
+    )
+    state = _estimated(world, executor, state, conditions, edge_round)
+    observation = _observation(world, parameters, state, conditions, edge_round)
+    plan, scheme = world.scheme.plan(state.scheme, observation)
+    tasks = _tasks(world, state, conditions, edge_round, plan)
+    models, devices, work = _trained(world, executor, state, tasks)
+    outcome = _outcome(world, parameters, conditions, plan, work)
+    state = replace(
+        state,
+        models=models,
+        devices=devices,
+        scheme=scheme,
+        expected=after_edge_round(state.expected, outcome.expected),
+        realised=after_edge_round(state.realised, outcome.realised),
+        spent_joules=state.spent_joules + outcome.joules,
+    )
+    return state, outcome
+
+
+def _estimated(
+    world: World, executor: Executor, state: RunState, conditions: Conditions, edge_round: int
+) -> RunState:
+    """The state with fresh estimates where they are needed: for new devices, or for all (`fresh`)."""
+    always = world.local.estimator == "fresh"
+    present = np.flatnonzero(conditions.available)
+    asked = [int(n) for n in present if always or state.devices[n].estimates is None]
+    if not asked:
+        return state
+    tasks = [(_order(world, state, edge_round, n, 1.0, 1.0), state.devices[n]) for n in asked]
+    devices = list(state.devices)
+    for n, remembered in zip(asked, executor.estimates(tasks), strict=True):
+        devices[n] = remembered
+    return replace(state, devices=tuple(devices))
+
+
+def _observation(
+    world: World, parameters: SimulationParameters, state: RunState, conditions: Conditions, edge_round: int
+) -> Observation:
+    known = [device.estimates for device in state.devices]
+    battery = world.fleet.battery_joules
+    return Observation(
+        global_round=state.rounds_done,
+        edge_round=edge_round,
+        rounds=world.rounds,
+        conditions=conditions,
+        cluster=world.fleet.cluster,
+        sigma2=np.array([0.0 if each is None else each.sigma2 for each in known]),
+        g2=np.array([0.0 if each is None else each.g2 for each in known]),
+        ledger=state.expected if parameters.accounting == "expected" else state.realised,
+        budget=world.budget,
+        backhaul_seconds=world.backhaul_seconds,
+        battery=None if battery is None else np.maximum(battery - state.spent_joules, 0.0),
+    )
+
+
+def _tasks(
+    world: World, state: RunState, conditions: Conditions, edge_round: int, plan: RoundPlan
+) -> list[Task]:
+    """Orders for everybody who takes part, by device id and therefore by cluster."""
+    return [
+        (_order(world, state, edge_round, n, float(plan.rho[n]), float(plan.theta[n])), state.devices[n])
+        for n in np.flatnonzero(conditions.available).tolist()
+    ]
+
+
+def _order(
+    world: World, state: RunState, edge_round: int, device: int, rho: float, theta: float
+) -> DeviceOrder:
+    return DeviceOrder(
+        seed=world.seed,
+        global_round=state.rounds_done,
+        edge_round=edge_round,
+        device=device,
+        rho=rho,
+        theta=theta,
+        tau=world.rounds.local_steps,
+        model=state.models[world.fleet.cluster[device]],
+    )
+
+
+def _trained(
+    world: World, executor: Executor, state: RunState, tasks: list[Task]
+) -> tuple[tuple[FlatModel, ...], tuple[DeviceState, ...], list[Work]]:
+    """Trains all devices; each edge server aggregates as soon as its own are done."""
+    models, devices = list(state.models), list(state.devices)
+    work: list[Work] = []
+    for cluster, answers in groupby(executor.updates(tasks), lambda answer: _cluster(world, answer[0])):
+        reports = []
+        for report, remembered in answers:
+            devices[report.device] = remembered
+            reports.append(report)
+        models[cluster] = edge_aggregate(models[cluster], reports)
+        work.extend(Work(each.device, each.steps, each.update.wire_bits, each.loss) for each in reports)
+    return tuple(models), tuple(devices), work
+
+
+def _cluster(world: World, report: DeviceReport) -> int:
+    return int(world.fleet.cluster[report.device])
+
+
+def _outcome(
+    world: World, parameters: SimulationParameters, conditions: Conditions, plan: RoundPlan, work: list[Work]
+) -> EdgeRoundOutcome:
+    """The edge round's cost, expected and realised."""
+    fleet, tau = world.fleet, world.rounds.local_steps
+    steps, wire_bits = np.zeros(fleet.devices), np.zeros(fleet.devices)
+    for each in work:
+        steps[each.device], wire_bits[each.device] = each.steps, each.wire_bits
+    sent = wire_bits / world.model_bits if parameters.uploads == "wire" else plan.theta
+    now, present = conditions, conditions.available
+    expected = (
+        device_seconds(plan.rho, plan.theta, tau, now.mu, now.nu),
+        device_joules(plan.rho, plan.theta, tau, now.alpha, now.nu, now.power),
+    )
+    realised = (
+        realised_seconds(steps, sent, now.mu, now.nu),
+        realised_joules(steps, sent, now.alpha, now.nu, now.power),
+    )
+    seconds, joules = expected if parameters.accounting == "expected" else realised
+    return EdgeRoundOutcome(
+        conditions=conditions,
+        plan=plan,
+        steps=steps,
+        wire_bits=wire_bits,
+        seconds=np.where(present, seconds, 0.0),
+        joules=np.where(present, joules, 0.0),
+        expected=edge_round_cost(*expected, fleet.cluster, fleet.clusters, present),
+        realised=edge_round_cost(*realised, fleet.cluster, fleet.clusters, present),
+        losses=tuple(each.loss for each in work if each.steps),
+    )
+
+
+def _finished(world: World, parameters: SimulationParameters, record: RoundRecord) -> bool:
+    """Whether the run ends here although there are rounds left."""
+    if parameters.stop == "budget":
+        return record.seconds >= world.budget.seconds or record.joules >= world.budget.joules
+    reached = record.accuracy is not None and parameters.target is not None
+    return parameters.stop == "target" and reached and record.accuracy >= parameters.target  # type: ignore[operator]

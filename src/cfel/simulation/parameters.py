@@ -1,0 +1,84 @@
+"""The experiment file's `[simulation]`, and the choice of engine."""
+
+from dataclasses import dataclass
+
+from cfel.errors import InputError, unknown_name
+from cfel.system import checked
+
+ENGINES = ("auto", "threads", "batched")
+ACCOUNTS = ("expected", "realised")
+UPLOADS = ("share", "wire")
+PROBES = ("edge", "mean")
+STOPS = ("rounds", "budget", "target")
+
+# Up to this many parameters starting operations costs more than doing them, and devices train faster side by
+# side than one after the other (`cfel bench simulation`).
+MOST_BATCHED_PARAMETERS = 50_000
+
+
+@dataclass(frozen=True, slots=True)
+class SimulationParameters:
+    """How a simulation is carried out.
+
+    Attributes:
+        engine: "threads" (one device at a time per core), "batched" (devices of a cluster trained as one), or
+            "auto".
+        workers: threads; 0 for one per core. The results do not depend on it.
+        accounting: does the budget count "expected" costs (the paper) or "realised" ones?
+        uploads: realised uploads by the "share" θ of a full model (the paper), or by the bits on the "wire",
+            indices included.
+        evaluate_every: global rounds between evaluations; the last round is always evaluated.
+        evaluate_samples: test samples to look at; 0 for all.
+        evaluate_on: every "edge" model, weighted by its devices (the paper), or the "mean" model only.
+        checkpoint_every: global rounds between checkpoints; 0 for none but the last.
+        stop: after all "rounds", when a "budget" is used up, or when the "target" is reached.
+        target: accuracy to reach; also what tables speak of.
+        device: torch device; "auto" is a GPU where there is one.
+    """
+
+    engine: str = "auto"
+    workers: int = 0
+    accounting: str = "expected"
+    uploads: str = "share"
+    evaluate_every: int = 1
+    evaluate_samples: int = 0
+    evaluate_on: str = "edge"
+    checkpoint_every: int = 1
+    stop: str = "rounds"
+    target: float | None = None
+    device: str = "cpu"
+
+    def __post_init__(self) -> None:
+        for field, allowed in (
+            ("engine", ENGINES),
+            ("accounting", ACCOUNTS),
+            ("uploads", UPLOADS),
+            ("evaluate_on", PROBES),
+            ("stop", STOPS),
+        ):
+            if getattr(self, field) not in allowed:
+                raise InputError(unknown_name(f"simulation.{field}", getattr(self, field), allowed))
+        for field, least in (
+            ("workers", 0),
+            ("evaluate_every", 1),
+            ("evaluate_samples", 0),
+            ("checkpoint_every", 0),
+        ):
+            checked.whole(f"simulation.{field}", getattr(self, field), least=least)
+        if self.target is not None:
+            checked.number("rounds.target", self.target)
+        elif self.stop == "target":
+            raise InputError("rounds.stop = 'target': needs rounds.target, the accuracy to reach")
+
+
+def chosen_engine(engine: str, parameters: int, has_buffers: bool) -> str:
+    """The engine with "auto" resolved: by the model alone, so that an experiment always runs the same way.
+
+    Args:
+        engine: as asked for.
+        parameters: d, of the model.
+        has_buffers: whether the model has batch-norm statistics, which cannot be trained side by side.
+    """
+    if engine != "auto":
+        return engine
+    return "batched" if parameters <= MOST_BATCHED_PARAMETERS and not has_buffers else "threads"

@@ -1,0 +1,53 @@
+"""The built parts of an experiment that the simulator and a deployment both run.
+
+Small on purpose: a World is handed around whole, does nothing by itself and is never changed. What changes in
+the course of a run belongs to whoever drives it.
+"""
+
+from dataclasses import dataclass
+
+from cfel.control import Budget, Rounds, Scheme
+from cfel.control.problem import FloatArray
+from cfel.learning.compression import Compressor
+from cfel.learning.flat import FlatModel
+from cfel.learning.sgd import LocalParameters
+from cfel.learning.task import DeviceData, Task
+from cfel.system import Backhaul, Fleet
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class World:
+    """Everything a run needs.
+
+    Attributes:
+        seed: of every random stream.
+        rounds: φ, q, τ.
+        fleet: devices, clusters and their conditions.
+        backhaul: graph and mixing weights between edge servers.
+        backhaul_seconds: what gossip takes, per cluster.
+        task: what is learned.
+        data: what each device holds, by device id.
+        local: how devices train.
+        compress: how uploads are compressed.
+        scheme: who does how much.
+        budget: what may be spent in all.
+        start: the model every edge server begins with.
+    """
+
+    seed: int
+    rounds: Rounds
+    fleet: Fleet
+    backhaul: Backhaul
+    backhaul_seconds: FloatArray
+    task: Task
+    data: tuple[DeviceData, ...]
+    local: LocalParameters
+    compress: Compressor
+    scheme: Scheme
+    budget: Budget
+    start: FlatModel
+
+    @property
+    def model_bits(self) -> float:
+        """Size of a full upload."""
+        return 32.0 * self.start.parameters.numel()

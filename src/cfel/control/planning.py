@@ -100,4 +100,4 @@ def _battery_share(observation: Observation) -> FloatArray | None:
 
 
 def _of_present(bound: Bound, present: np.ndarray) -> FloatArray:
-    return np.broadcast_to(bound, present.shape)[present]
+    return np.asarray(np.broadcast_to(bound, present.shape)[present])

@@ -117,7 +117,7 @@ def _limit(limits: list[Any], used: Any, allowed: Floats) -> None:
 # --- brute force --------------------------------------------------------------------------------------------
 
 
-def value_of_energy(problem: RoundProblem, device: int, budgets: Floats, places: int = 4001) -> Floats:
+def value_of_energy(problem: RoundProblem, device: int, budgets: Floats, places: int = 2001) -> Floats:
     """One device's least cost for each energy budget, by trying many ρ with the largest θ each allows.
 
     The cost falls with θ, so nothing is lost by taking the largest. +inf where no ρ fits.
@@ -131,8 +131,8 @@ def value_of_energy(problem: RoundProblem, device: int, budgets: Floats, places:
 def brute_force(problem: RoundProblem) -> float:
     """Least objective found for one to three devices; every point tried keeps all limits.
 
-    One device: a grid over ρ. Two: a grid over both ρ and over the division of the energy, closing in on its
-    best point again and again from several places. Three: a grid over divisions of the energy.
+    One device: a grid over ρ. Two: a grid over the division of the energy, finer and finer around its best
+    places, each device solved by a grid over ρ. Three: the same around its best place.
     """
     if problem.devices == 1:
         budget = np.array([problem.energy_cap])
@@ -146,7 +146,7 @@ def _two_devices(problem: RoundProblem) -> float:
     """Grid over the first device's energy, refined around the best few of its places."""
     low, high = _energy_range(problem, 0), _energy_range(problem, 1)
     least, most = low[0], min(low[1], problem.energy_cap - high[0])
-    shares = np.linspace(least, max(least, most), 301)
+    shares = np.linspace(least, max(least, most), 201)
     step, best = shares[1] - shares[0], np.inf
     for _ in range(3):
         left = problem.energy_cap - shares
@@ -158,17 +158,25 @@ def _two_devices(problem: RoundProblem) -> float:
     return best
 
 
-def _three_devices(problem: RoundProblem, parts: int = 240) -> float:
-    """Every division of what the lower bounds leave into `parts` equal parts."""
-    least = np.array([_energy_range(problem, device)[0] for device in range(3)])
-    part = max(0.0, problem.energy_cap * (1 - 1e-12) - least.sum()) / parts
-    budgets = np.arange(parts + 1) * part
-    values = [value_of_energy(problem, n, least[n] + budgets, places=1501) for n in range(3)]
-    best = np.inf
-    for first in range(parts + 1):
-        rest = parts - first
-        pair = values[1][: rest + 1] + values[2][rest::-1]
-        best = min(best, values[0][first] + float(pair.min()))
+def _three_devices(problem: RoundProblem, parts: int = 200) -> float:
+    """Every division of what the lower bounds leave into equal parts, then finer around the best one."""
+    least = [_energy_range(problem, device)[0] for device in range(3)]
+    spare = max(0.0, problem.energy_cap - sum(least))
+    centre, reach, best = np.array([0.5, 0.5]), 0.5, np.inf
+    for _ in range(4):
+        first, second = (np.clip(np.linspace(c - reach, c + reach, parts + 1), 0, 1) for c in centre)
+        third = np.clip(1 - first[:, np.newaxis] - second, 0, None)
+        values = [
+            value_of_energy(problem, n, least[n] + spare * shares, places=2001)
+            for n, shares in enumerate((first, second, np.linspace(0, 1, 4 * parts + 1)))
+        ]
+        # The third device's value is looked up at the next smaller budget, which it can certainly keep to.
+        rest = values[2][np.floor(third * 4 * parts).astype(int)]
+        fits = first[:, np.newaxis] + second <= 1 + 1e-12
+        cost = np.where(fits, values[0][:, np.newaxis] + values[1] + rest, np.inf)
+        place = np.unravel_index(np.argmin(cost), cost.shape)
+        best, centre = min(best, float(cost[place])), np.array([first[place[0]], second[place[1]]])
+        reach = reach / 10
     return best
 
 

@@ -8,7 +8,8 @@ plan is made from the two answers in steps of growing cost, until its proven gap
 1. `_mixed`: as many jumps as the energy pays for, the rest spent by moving along lines;
 2. `exchange.spend_left_over`: what is left goes to the device that makes most of it;
 3. `_settled`: the jumps decided, the convex problem that remains is solved anew;
-4. `exchange.exchange`: the jumping devices divide their energy anew with any other device.
+4. `exchange.exchange`: the jumping devices divide their energy anew with any other device;
+5. `_saved`: the same from a plan in which the next jump is made and another device saves the energy for it.
 """
 
 from collections.abc import Iterator
@@ -18,7 +19,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from cfel.control.crew import Assignment, Candidate, Crew
-from cfel.control.exchange import exchange, spend_left_over
+from cfel.control.exchange import exchange, save_excess, spend_left_over
 from cfel.control.hull import Bracket, search
 from cfel.control.problem import FloatArray, RoundProblem
 from cfel.control.reach import Limits
@@ -27,6 +28,7 @@ from cfel.control.reach import Limits
 SPEND_ABOVE = 1e-6
 SETTLE_ABOVE = 1e-4
 EXCHANGE_ABOVE = 1e-4
+SAVE_ABOVE = 3e-4
 # Jumping devices that divide their energy with others; more than a few jump only in fleets of twins.
 MOST_GIVERS = 4
 
@@ -70,9 +72,31 @@ def _best_plan(crew: Crew, bracket: Bracket, energy_cap: float) -> Candidate:
         plans = [crew.candidate(rho, crew.theta(piece, rho)) for piece, rho in settled]
         best = min([best, *plans], key=lambda plan: plan.objective)
     if best.gap(bound) > EXCHANGE_ABOVE:
-        jumping = np.flatnonzero(bracket.over.piece != bracket.under.piece)
-        best = exchange(crew, energy_cap, best, jumping[:MOST_GIVERS])
+        jumping = np.flatnonzero(bracket.over.piece != bracket.under.piece)[:MOST_GIVERS]
+        best = exchange(crew, energy_cap, best, jumping)
+        if best.gap(bound) > SAVE_ABOVE:
+            other = _saved(crew, bracket, piece, rho, energy_cap, jumping)
+            best = other if other and other.objective < best.objective else best
     return best
+
+
+def _saved(
+    crew: Crew,
+    bracket: Bracket,
+    piece: Assignment,
+    rho: FloatArray,
+    energy_cap: float,
+    jumping: NDArray[np.intp],
+) -> Candidate | None:
+    """The next jump made, the energy for it saved by one device, and exchanges from there."""
+    waiting = np.flatnonzero(piece != bracket.over.piece)[:1]
+    piece, rho = piece.copy(), rho.copy()
+    piece[waiting], rho[waiting] = bracket.over.piece[waiting], bracket.over.rho[waiting]
+    found = save_excess(crew, energy_cap, crew.candidate(rho, crew.theta(piece, rho)))
+    if found is None:
+        return None
+    plan, saver = found
+    return exchange(crew, energy_cap, plan, np.union1d(jumping, saver))
 
 
 def _mixed(crew: Crew, bracket: Bracket, energy_cap: float) -> tuple[Assignment, FloatArray]:

@@ -15,7 +15,6 @@ from cfel.control.pieces import Pieces
 from cfel.control.problem import FloatArray, RoundProblem
 from cfel.control.reach import Limits
 
-
 # A limit is widened by this share: where it leaves room for one ρ only, rounding must not take that away.
 ROUNDING = 1e-12
 

@@ -58,6 +58,8 @@ BAD_FIELDS: list[tuple[dict[str, Any], str]] = [
     ({"cluster": [0, 1, -1]}, "cluster[2] = -1: unknown cluster"),
     ({"cluster": [0, 1]}, "cluster: must be 3 whole numbers"),
     ({"cluster": [0.0, 1.0, 0.0]}, "cluster: must be 3 whole numbers, got float64"),
+    ({"device": [4, 5]}, "device: must be 3 whole numbers"),
+    ({"device": [4.0, 5.0, 6.0]}, "device: must be 3 whole numbers, got float64"),
     ({"time_cap": [10.0, np.nan]}, "time_cap[1] = nan"),
     ({"time_cap": [-np.inf, 20.0]}, "time_cap[0] = -inf"),
     ({"time_cap": np.nan}, "time_cap[0] = nan"),

@@ -175,6 +175,7 @@ def test_free_steps_beside_a_tight_energy_cap() -> None:
 def test_twins_may_be_treated_differently_but_not_badly() -> None:
     """64 identical devices: jumps come in identical steps, and the gap stays small."""
     problem = paper_problem(5, devices=64, ratio=1.0)
-    twins = {field: np.full(64, getattr(problem, field)[0]) for field in ("mu", "alpha", "nu", "power")}
-    solution = solve(replace(problem, **twins))
-    assert solution.gap <= 1e-3
+    mu, alpha, nu, power = (
+        np.full(64, values[0]) for values in (problem.mu, problem.alpha, problem.nu, problem.power)
+    )
+    assert solve(replace(problem, mu=mu, alpha=alpha, nu=nu, power=power)).gap <= 1e-3

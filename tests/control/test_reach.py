@@ -105,6 +105,12 @@ def test_empty_battery_drops_its_device_to_the_lower_bounds() -> None:
     assert solution.device_joules[1] > 4.0
 
 
+def test_devices_are_called_by_the_names_they_were_given() -> None:
+    """Of a larger fleet devices 10, 20, 30 and 40 take part; it is 30 whose battery is low."""
+    named = problem(battery=np.array([9.0, 9.0, 1.5, 9.0]), device=np.array([10, 20, 30, 40]))
+    assert solve(named).violations == ("device 30: battery 1.5 J is below the 4 J of its lower bounds",)
+
+
 def test_every_reason_is_said() -> None:
     solution = solve(problem(time_cap=-1.0, energy_cap=-1.0, battery=np.zeros(4)))
     text = " ".join(solution.violations)

@@ -63,7 +63,10 @@ def test_spending_every_cap_exactly_ends_on_budget(
 
 
 def test_what_one_round_saves_the_later_ones_may_spend() -> None:
-    """100 J for 2 · 2 edge rounds: 25 J each; after spending 5 the next two may spend 45 − … = 45 and 25."""
+    """100 J for 2 global rounds of 2 edge rounds: 50 J for the first, of which 45 are left after spending 5.
+
+    If those are saved too, the second global round has 95 J, 47.5 for each of its edge rounds.
+    """
     rounds, budget = Rounds(2, 2), Budget(joules=100.0)
     ledger = after_edge_round(new_ledger(1), EdgeRoundCost(np.zeros(1), np.zeros(1, dtype=np.int64), 5.0))
     assert round_caps(budget, ledger, rounds, 0, 1, np.zeros(1))[1] == 45.0

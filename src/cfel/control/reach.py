@@ -93,9 +93,10 @@ def _minimum_words(problem: RoundProblem, late: np.ndarray, makespan: FloatArray
 
 def _battery_words(problem: RoundProblem, battery: FloatArray, least: FloatArray) -> list[str]:
     empty = np.flatnonzero(least > battery + SLACK * least)
+    named = empty if problem.device is None else problem.device[empty]
     words = [
-        f"device {n if problem.device is None else problem.device[n]}: battery {battery[n]:.6g} J is below the {least[n]:.6g} J of its lower bounds"
-        for n in empty[:MOST_SENTENCES]
+        f"device {name}: battery {battery[n]:.6g} J is below the {least[n]:.6g} J of its lower bounds"
+        for name, n in zip(named[:MOST_SENTENCES], empty[:MOST_SENTENCES], strict=True)
     ]
     return _shortened(words, len(empty), "devices")
 

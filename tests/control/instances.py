@@ -138,7 +138,7 @@ def wild_problem(
         seed: of the draws.
         devices: N.
         clusters: m, some of them possibly without devices.
-        spreads: how μ, α, ν and p vary over devices, from `SPREADS`.
+        spreads: how μ, α, ν and p vary over devices, from `SPREADS`, or "extreme".
         scales: factors on all seconds and on all joules.
         learning: σ² and G².
         time_shares: caps of the clusters, in turn, as shares of what CEF needs there.
@@ -177,6 +177,8 @@ def _spread(draw: np.random.Generator, typical: Floats, spread: str) -> Floats:
         return np.full_like(typical, typical[0])
     if spread == "wide":
         return typical * 10.0 ** draw.uniform(-3, 3, typical.size)
+    if spread == "extreme":
+        return typical * 10.0 ** draw.uniform(-12, 12, typical.size)
     if spread == "zero":
         return np.zeros_like(typical)
     if spread == "some zero":

@@ -13,7 +13,7 @@ from cfel.control.reach import Limits, reachable
 from cfel.control.solver import Method
 
 from . import reference
-from .instances import PAPER, SEEDS, WILD, paper_problem
+from .instances import PAPER, SEEDS, WILD, paper_problem, wild_problem
 
 ANY = st.one_of(WILD, PAPER)
 ROUNDING = 1e-8
@@ -179,3 +179,112 @@ def test_twins_may_be_treated_differently_but_not_badly() -> None:
         np.full(64, values[0]) for values in (problem.mu, problem.alpha, problem.nu, problem.power)
     )
     assert solve(replace(problem, mu=mu, alpha=alpha, nu=nu, power=power)).gap <= 1e-3
+
+
+AWKWARD: dict[str, dict[str, Any]] = {
+    "a line's end at infinity": {"spreads": ("paper", "zero", "paper", "paper"), "energy_share": 0.6},
+    "tiny θ as a difference of large numbers": {
+        "seed": 533755328,
+        "clusters": 4,
+        "spreads": ("paper", "some zero", "same", "same"),
+        "scales": (1e3, 1e3),
+        "learning": (1e12, 1e12),
+        "time_shares": (0.05, 0.6),
+        "energy_share": 1e-9,
+        "bounds": "whole",
+        "battery": "mixed",
+    },
+    "battery over by a rounding": {
+        "seed": 875688928,
+        "devices": 64,
+        "clusters": 5,
+        "spreads": ("some zero", "some zero", "wide", "same"),
+        "scales": (1e-12, 1e-12),
+        "learning": (0.0, 1.0),
+        "time_shares": (1.2, 0.05),
+        "energy_share": 1e-9,
+        "bounds": "whole",
+        "battery": "almost empty",
+    },
+    "24 decades between devices, energy without limit": {
+        "seed": 756870148,
+        "devices": 8,
+        "clusters": 6,
+        "spreads": ("extreme", "paper", "extreme", "zero"),
+        "scales": (1e-12, 1e-12),
+        "learning": (1.0, 0.0),
+        "time_shares": (1.2, 0.6),
+        "energy_share": np.inf,
+        "battery": "mixed",
+        "noise_weight": 0.1,
+        "on_unreachable": "minimum",
+    },
+    "one ρ left, uploads free": {
+        "seed": 313643975,
+        "devices": 64,
+        "clusters": 4,
+        "spreads": ("same", "same", "zero", "some zero"),
+        "scales": (1.0, 1e-6),
+        "time_shares": (0.05, -1.0),
+        "energy_share": 1.2,
+        "battery": "mixed",
+        "noise_weight": 3.0,
+        "on_unreachable": "minimum",
+    },
+}
+
+
+@pytest.mark.parametrize("name", AWKWARD)
+def test_awkward_rounds(name: str) -> None:
+    """Rounds in which rounding once decided the answer."""
+    plain: dict[str, Any] = {
+        "seed": 0,
+        "devices": 2,
+        "clusters": 1,
+        "spreads": ("paper",) * 4,
+        "scales": (1.0, 1.0),
+        "learning": (0.2, 1.0),
+        "time_shares": (0.6,),
+        "energy_share": 0.6,
+        "bounds": "default",
+        "battery": "none",
+        "noise_weight": 1.0,
+        "on_unreachable": "stretch",
+    }
+    problem = wild_problem(**(plain | AWKWARD[name]))
+    solution, limits = solve(problem), reachable(problem)
+    assert_proven(problem, solution)
+    draw = np.random.default_rng(1)
+    for rho, theta in reference.feasible_plans(problem, limits.seconds, limits.joules, draw, 50):
+        assert solution.lower_bound <= reference.objective(problem, rho, theta) * (1 + ROUNDING)
+
+
+def copies(problem: RoundProblem, count: int, order: np.ndarray) -> RoundProblem:
+    """Many copies of a fleet under as many times its energy, the devices in a given order."""
+    many = {
+        field: np.tile(getattr(problem, field), count)[order]
+        for field in ("mu", "alpha", "nu", "power", "cluster", "rho_min", "rho_max", "theta_min", "theta_max")
+    }
+    changes: dict[str, Any] = {**many, "energy_cap": problem.energy_cap * count}
+    return replace(problem, **changes)
+
+
+@pytest.mark.parametrize("order", ["shuffled", "sorted", "interleaved"])
+def test_large_fleet_is_as_many_small_ones(order: str) -> None:
+    """200 copies of 100 devices: bound and objective are 200 times those of one copy.
+
+    Such a fleet is worked on in blocks and first priced by every other device. Interleaved, those are the
+    upper half by energy only, so that the price is wrong and the search must fall back on the hull's ends.
+    """
+    one = paper_problem(9, devices=100, ratio=0.2)
+    joules = np.tile(one.joules(np.ones(100), np.ones(100)), 200)
+    ranked = np.argsort(-joules, kind="stable")
+    orders = {
+        "shuffled": np.random.default_rng(2).permutation(20_000),
+        "sorted": ranked,
+        "interleaved": ranked.reshape(2, -1).T.ravel(),
+    }
+    small, large = solve(one), solve(copies(one, 200, orders[order]))
+    assert large.lower_bound == pytest.approx(200 * small.lower_bound, rel=1e-6)
+    assert large.objective <= 200 * small.objective * (1 + 1e-6)
+    assert large.gap <= 1e-4

@@ -74,7 +74,7 @@ def _best_plan(crew: Crew, bracket: Bracket, energy_cap: float) -> Candidate:
     if best.gap(bound) > EXCHANGE_ABOVE:
         jumping = np.flatnonzero(bracket.over.piece != bracket.under.piece)[:MOST_GIVERS]
         best = exchange(crew, energy_cap, best, jumping)
-        if best.gap(bound) > SAVE_ABOVE:
+        if jumping.size and best.gap(bound) > SAVE_ABOVE:
             other = _saved(crew, bracket, piece, rho, energy_cap, jumping)
             best = other if other and other.objective < best.objective else best
     return best

@@ -78,7 +78,7 @@ def test_both_sub_problems_agree_with_cvxpy_on_batteries(seed: int) -> None:
 
 
 @given(SEEDS)
-@settings(max_examples=15)
+@settings(max_examples=15, derandomize=True)
 def test_sub_problems_agree_with_cvxpy_on_any_seed(seed: int) -> None:
     draw = np.random.default_rng(seed)
     problem = paper_problem(
@@ -170,7 +170,7 @@ def test_a_pass_of_algorithm_3_never_makes_a_plan_worse(seed: int) -> None:
         stopping = Stopping(tolerance=0.0, most_iterations=passes)
         found = solve(problem, "alternating", start=start, stopping=stopping)
         assert found.iterations <= passes
-        assert found.objective <= last * (1 + 1e-9)
+        assert found.objective <= last * (1 + 1e-7)
         last = found.objective
 
 

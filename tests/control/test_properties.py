@@ -18,6 +18,8 @@ from .instances import PAPER, SEEDS, WILD, paper_problem, wild_problem
 ANY = st.one_of(WILD, PAPER)
 ROUNDING = 1e-8
 """Relative excess that counts as rounding, for limits and for bounds."""
+SEARCHED = 1e-7
+"""How exactly a lower bound is known: the search for it ends at a relative 1e-8."""
 
 
 def assert_proven(problem: RoundProblem, solution: Solution) -> None:
@@ -78,8 +80,8 @@ def test_more_budget_is_never_worse(problem: RoundProblem, factor: float, more_t
         wide = solve(replace(problem, time_cap=problem.time_cap * factor))
     else:
         wide = solve(replace(problem, energy_cap=problem.energy_cap * factor))
-    assert wide.lower_bound <= tight.lower_bound * (1 + ROUNDING)
-    assert wide.objective <= tight.objective * (1 + wide.gap + ROUNDING)
+    assert wide.lower_bound <= tight.lower_bound * (1 + SEARCHED)
+    assert wide.objective <= tight.objective * (1 + wide.gap + SEARCHED)
 
 
 @given(PAPER, st.sampled_from([1e-12, 1e-3, 7.0, 1e12]))
@@ -88,8 +90,10 @@ def test_scaling_both_estimates_scales_the_objective(problem: RoundProblem, fact
     """P2 is linear in (σ², G²) taken together, so the plan stays and the numbers scale."""
     plain = solve(problem)
     scaled = solve(replace(problem, sigma2=problem.sigma2 * factor, g2=problem.g2 * factor))
-    assert scaled.objective == pytest.approx(factor * plain.objective, rel=1e-6)
-    assert scaled.lower_bound == pytest.approx(factor * plain.lower_bound, rel=1e-6)
+    assert scaled.lower_bound == pytest.approx(factor * plain.lower_bound, rel=SEARCHED)
+    assert scaled.objective == pytest.approx(
+        factor * plain.objective, rel=SEARCHED + larger_gap(plain, scaled)
+    )
 
 
 @given(PAPER, st.sampled_from([1e-9, 1e-3, 60.0, 1e9]), st.sampled_from([1e-9, 1e-3, 60.0, 1e9]))
@@ -106,8 +110,13 @@ def test_units_of_time_and_energy_do_not_matter(problem: RoundProblem, seconds: 
         energy_cap=problem.energy_cap * joules,
     )
     plain, changed = solve(problem), solve(other)
-    assert changed.lower_bound == pytest.approx(plain.lower_bound, rel=1e-6)
-    assert changed.objective == pytest.approx(plain.objective, rel=max(1e-6, plain.gap))
+    assert changed.lower_bound == pytest.approx(plain.lower_bound, rel=SEARCHED)
+    assert changed.objective == pytest.approx(plain.objective, rel=SEARCHED + larger_gap(plain, changed))
+
+
+def larger_gap(one: Solution, other: Solution) -> float:
+    """Two plans for one problem may differ by as much as either may be from the optimum."""
+    return max(one.gap, other.gap)
 
 
 def one_device(**fields: Any) -> RoundProblem:

@@ -228,6 +228,19 @@ AWKWARD: dict[str, dict[str, Any]] = {
         "noise_weight": 0.1,
         "on_unreachable": "minimum",
     },
+    "energies too close to tell apart": {
+        "seed": 662525142,
+        "devices": 64,
+        "clusters": 4,
+        "spreads": ("extreme", "some zero", "same", "extreme"),
+        "scales": (1.0, 1e3),
+        "learning": (1e-12, 2e-12),
+        "time_shares": (0.6, 1e-9),
+        "energy_share": 0.3,
+        "battery": "half",
+        "noise_weight": 3.0,
+        "on_unreachable": "minimum",
+    },
     "one ρ left, uploads free": {
         "seed": 313643975,
         "devices": 64,
@@ -263,6 +276,7 @@ def test_awkward_rounds(name: str) -> None:
     problem = wild_problem(**(plain | AWKWARD[name]))
     solution, limits = solve(problem), reachable(problem)
     assert_proven(problem, solution)
+    assert_proven(problem, solve(problem, "alternating"))
     draw = np.random.default_rng(1)
     for rho, theta in reference.feasible_plans(problem, limits.seconds, limits.joules, draw, 50):
         assert solution.lower_bound <= reference.objective(problem, rho, theta) * (1 + ROUNDING)

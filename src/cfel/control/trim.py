@@ -20,6 +20,8 @@ def trimmed(
     """The plan within its bounds and limits: first device by device, then all together for the energy."""
     rho = np.clip(rho, problem.rho_min, problem.rho_max)
     theta = np.clip(theta, problem.theta_min, problem.theta_max)
+    if _fits(problem, limits, rho, theta):
+        return rho, theta
     least = problem.joules(problem.rho_min, problem.theta_min)
     least_seconds = problem.seconds(problem.rho_min, problem.theta_min)
     kept = _share(problem.seconds(rho, theta), least_seconds, limits.seconds)
@@ -28,6 +30,15 @@ def trimmed(
     rho, theta = _drawn(problem, rho, theta, kept)
     total, spent = float(least.sum()), float(problem.joules(rho, theta).sum())
     return _drawn(problem, rho, theta, _share(np.array(spent), np.array(total), np.array(limits.joules)))
+
+
+def _fits(problem: RoundProblem, limits: Limits, rho: FloatArray, theta: FloatArray) -> bool:
+    joules, wider = problem.joules(rho, theta), 1.0 + ROUNDING
+    return bool(
+        joules.sum() <= limits.joules * wider
+        and (problem.seconds(rho, theta) <= limits.seconds * wider).all()
+        and (limits.battery is None or (joules <= limits.battery * wider).all())
+    )
 
 
 def _share(used: FloatArray, least: FloatArray, allowed: FloatArray) -> FloatArray:
@@ -40,7 +51,5 @@ def _share(used: FloatArray, least: FloatArray, allowed: FloatArray) -> FloatArr
 def _drawn(
     problem: RoundProblem, rho: FloatArray, theta: FloatArray, kept: FloatArray
 ) -> tuple[FloatArray, FloatArray]:
-    if (kept >= 1.0).all():
-        return rho, theta
     rho_min, theta_min = problem.rho_min, problem.theta_min
     return rho_min + kept * (rho - rho_min), theta_min + kept * (theta - theta_min)

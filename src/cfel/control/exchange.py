@@ -2,10 +2,11 @@
 
 With its energy fixed, a device's best (ρ, θ) is known exactly (`Crew.alone`), so a plan is
 nothing but a division of the energy cap. The value of a device as a function of its energy is not convex, and
-where the hull bridges such a dent the plan made from it leaves energy unused or badly used. Two moves mend
-that, both never making a plan worse:
+where the hull bridges such a dent the plan made from it leaves energy unused or badly used. Three moves mend
+that:
 
 * `spend_left_over`: unused energy goes to the device that gains most from it;
+* `save_excess`: what a plan uses too much is saved by the device that loses least by it;
 * `exchange`: two devices divide what they have together anew, over a grid that is refined where it is best.
 """
 
@@ -32,17 +33,34 @@ def spend_left_over(crew: Crew, energy_cap: float, start: Candidate) -> Candidat
         left = energy_cap - float(spent.sum())
         if left <= 0:
             break
-        better = _best_single_change(crew, best, crew.alone(everyone, spent + left))
+        other = crew.alone(everyone, spent + left)
+        better = _changed(crew, best, other, _gains_most(crew, best, other, everyone >= 0))
         if best.objective - better.objective <= WORTHWHILE * abs(best.objective):
             break
         best = better
     return best
 
 
-def _best_single_change(crew: Crew, best: Candidate, other: Candidate) -> Candidate:
-    """`best` with the one device taken from `other` that gains most."""
-    gain = crew.plan_costs(other.rho, other.theta) - crew.plan_costs(best.rho, best.theta)
-    chosen = int(np.argmin(gain))
+def save_excess(crew: Crew, energy_cap: float, start: Candidate) -> Candidate | None:
+    """Makes the one device that loses least save what the plan uses too much; `None` if nobody can."""
+    everyone = np.arange(len(start.rho))
+    spent, least = crew.plan_joules(start.rho, start.theta), _least(crew, everyone)
+    allowed = spent - max(0.0, float(spent.sum()) - energy_cap)
+    able = allowed >= least
+    if not able.any():
+        return None
+    other = crew.alone(everyone, np.maximum(allowed, least))
+    return _changed(crew, start, other, _gains_most(crew, start, other, able))
+
+
+def _gains_most(crew: Crew, best: Candidate, other: Candidate, able: NDArray[np.bool_]) -> int:
+    """The device whose change from one plan to the other lowers the objective most."""
+    change = crew.plan_costs(other.rho, other.theta) - crew.plan_costs(best.rho, best.theta)
+    return int(np.argmin(np.where(able, change, np.inf)))
+
+
+def _changed(crew: Crew, best: Candidate, other: Candidate, chosen: int) -> Candidate:
+    """`best` with one device taken from `other`."""
     rho, theta = best.rho.copy(), best.theta.copy()
     rho[chosen], theta[chosen] = other.rho[chosen], other.theta[chosen]
     return crew.candidate(rho, theta)

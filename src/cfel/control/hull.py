@@ -51,9 +51,11 @@ def search(crew: Crew, energy_cap: float) -> Bracket:
         return Bracket(over, over, over.objective)
     bound, price = max((_tangent(end, energy_cap), end.multiplier) for end in (over, under))
     for step in range(MOST_STEPS):
-        chord = (under.objective - over.objective) / max(over.joules - under.joules, 1e-300)
+        span = over.joules - under.joules
+        chord = (under.objective - over.objective) / span if span > 0 else 0.0
         estimate = over.objective + chord * (over.joules - energy_cap)
-        if estimate - bound <= TOLERANCE * abs(estimate):
+        # Without a span the two cannot be told apart any more.
+        if span <= 0 or estimate - bound <= TOLERANCE * abs(estimate):
             break
         point = crew.cheapest(_next_multiplier(over, under, chord, energy_cap, step))
         bound, price = max((bound, price), (_tangent(point, energy_cap), point.multiplier))

@@ -8,7 +8,10 @@ plan is made from the two answers in steps of growing cost, until its proven gap
 1. `_mixed`: as many jumps as the energy pays for, the rest spent by moving along lines;
 2. `exchange.spend_left_over`: what is left goes to the device that makes most of it;
 3. `_settled`: the jumps decided, the convex problem that remains is solved anew;
-4. `exchange.exchange`: the jumping devices divide their energy anew with any other device.
+4. `exchange.exchange`: the jumping devices divide their energy anew with any other device, from the best plan
+   so far and from one in which the next jump is made and another device saves the energy for it.
+
+If the gap is still not small, the fault may lie with the bound, and `branch.sharper_bound` tries to raise it.
 """
 
 from collections.abc import Iterator
@@ -17,8 +20,9 @@ from dataclasses import dataclass
 import numpy as np
 from numpy.typing import NDArray
 
+from cfel.control.branch import sharper_bound
 from cfel.control.crew import Assignment, Candidate, Crew
-from cfel.control.exchange import exchange, spend_left_over
+from cfel.control.exchange import exchange, save_excess, spend_left_over
 from cfel.control.hull import Bracket, search
 from cfel.control.problem import FloatArray, RoundProblem
 from cfel.control.reach import Limits
@@ -27,10 +31,11 @@ from cfel.control.reach import Limits
 SPEND_ABOVE = 1e-6
 SETTLE_ABOVE = 2e-4
 EXCHANGE_ABOVE = 4e-4
+SHARPEN_ABOVE = 8e-4
 # In a large fleet only the jumping devices divide their energy with others, and more than a few jump only
-# where devices are twins. In a small one a dent weighs more, so everybody takes part, from every start.
+# where devices are twins. In a small one a dent weighs more, so everybody takes part, from more starts.
 MOST_GIVERS = 4
-SMALL = 48
+SMALL = 32
 SMALL_ABOVE = 2e-5
 
 
@@ -55,10 +60,12 @@ def solve_joint(problem: RoundProblem, limits: Limits) -> JointResult:
     crew = Crew.of_problem(problem, limits)
     bracket = search(crew, limits.joules)
     best = _best_plan(crew, bracket, limits.joules)
+    bound = bracket.lower_bound
+    if best.gap(bound) > SHARPEN_ABOVE:
+        bound = max(bound, sharper_bound(crew, limits.joules, _jumping(bracket)))
     scale = problem.sigma2 + problem.g2
     multiplier = min(bracket.over.multiplier, bracket.under.multiplier)
-    bound = min(bracket.lower_bound, best.objective)
-    return JointResult(best.rho, best.theta, scale * bound, scale * multiplier)
+    return JointResult(best.rho, best.theta, scale * min(bound, best.objective), scale * multiplier)
 
 
 def _best_plan(crew: Crew, bracket: Bracket, energy_cap: float) -> Candidate:
@@ -66,20 +73,37 @@ def _best_plan(crew: Crew, bracket: Bracket, energy_cap: float) -> Candidate:
     bound = bracket.lower_bound
     piece, rho = _mixed(crew, bracket, energy_cap)
     best = crew.candidate(rho, crew.theta(piece, rho))
-    if best.gap(bound) <= SPEND_ABOVE:
+    if bracket.over is bracket.under or best.gap(bound) <= SPEND_ABOVE:
         return best
     best = spend_left_over(crew, energy_cap, best)
     small = crew.size <= SMALL
     if best.gap(bound) <= (SMALL_ABOVE if small else SETTLE_ABOVE):
         return best
-    settled = _settled(crew, piece, bracket, energy_cap)
-    plans = sorted([best, *(crew.candidate(rho, crew.theta(piece, rho)) for piece, rho in settled)])
-    if small:
-        return min(exchange(crew, energy_cap, plan, np.arange(crew.size)) for plan in plans)
-    if plans[0].gap(bound) <= EXCHANGE_ABOVE:
+    plans = sorted([best, *_settled(crew, piece, bracket, energy_cap)])
+    if plans[0].gap(bound) <= (SMALL_ABOVE if small else EXCHANGE_ABOVE):
         return plans[0]
-    jumping = np.flatnonzero(bracket.over.piece != bracket.under.piece)
-    return exchange(crew, energy_cap, plans[0], jumping[:MOST_GIVERS])
+    plans = [*(plans[:2] if small else plans[:1]), *_saved(crew, bracket, piece, rho, energy_cap)]
+    givers = np.arange(crew.size) if small else _jumping(bracket)[:MOST_GIVERS]
+    return min(exchange(crew, energy_cap, plan, givers) for plan in plans)
+
+
+def _jumping(bracket: Bracket) -> NDArray[np.intp]:
+    """Devices on different lines in the two answers."""
+    return np.flatnonzero(bracket.over.piece != bracket.under.piece)
+
+
+def _saved(
+    crew: Crew, bracket: Bracket, piece: Assignment, rho: FloatArray, energy_cap: float
+) -> Iterator[Candidate]:
+    """The next jump made and the energy for it saved by another device, if one can."""
+    waiting = np.flatnonzero(piece != bracket.over.piece)[:1]
+    if not waiting.size:
+        return
+    piece, rho = piece.copy(), rho.copy()
+    piece[waiting], rho[waiting] = bracket.over.piece[waiting], bracket.over.rho[waiting]
+    found = save_excess(crew, energy_cap, crew.candidate(rho, crew.theta(piece, rho)))
+    if found is not None:
+        yield found
 
 
 def _mixed(crew: Crew, bracket: Bracket, energy_cap: float) -> tuple[Assignment, FloatArray]:
@@ -116,21 +140,20 @@ def _affordable(
     return ranked[np.cumsum(extra[ranked]) <= left]
 
 
-def _settled(
-    crew: Crew, piece: Assignment, bracket: Bracket, energy_cap: float
-) -> Iterator[tuple[Assignment, FloatArray]]:
+def _settled(crew: Crew, piece: Assignment, bracket: Bracket, energy_cap: float) -> Iterator[Candidate]:
     """Every device kept on its line, ρ chosen anew: once as given, once with the next jump made as well."""
     yield from _on_lines(crew, piece, energy_cap)
     waiting = np.flatnonzero(piece != bracket.over.piece)
-    if len(waiting):
+    if waiting.size:
         other = piece.copy()
         other[waiting[0]] = bracket.over.piece[waiting[0]]
         yield from _on_lines(crew, other, energy_cap)
 
 
-def _on_lines(crew: Crew, piece: Assignment, energy_cap: float) -> Iterator[tuple[Assignment, FloatArray]]:
+def _on_lines(crew: Crew, piece: Assignment, energy_cap: float) -> Iterator[Candidate]:
     """The exact optimum with every device held on its line, if the cap allows any."""
     held = crew.held(piece)
     bracket = search(held, energy_cap)
     if bracket.under.joules <= energy_cap:
-        yield piece, _mixed(held, bracket, energy_cap)[1]
+        rho = _mixed(held, bracket, energy_cap)[1]
+        yield crew.candidate(rho, crew.theta(piece, rho))

@@ -15,6 +15,9 @@ from cfel.control.pieces import Pieces
 from cfel.control.problem import FloatArray, RoundProblem
 from cfel.control.reach import Limits
 
+# A limit is widened by this share: where it leaves room for one ρ only, rounding must not take that away.
+ROUNDING = 1e-12
+
 
 class _Limit(NamedTuple):
     """ρ · step + θ · upload ≤ budget."""
@@ -126,8 +129,9 @@ def _lines(terms: DeviceTerms) -> list[_Line]:
 
 def _limits(terms: DeviceTerms) -> list[_Limit]:
     """The limits that can matter to anybody."""
-    time = _Limit(terms.seconds, terms.step_seconds, terms.upload_seconds)
-    energy = _Limit(terms.joules, terms.step_joules, terms.upload_joules)
+    wider = 1.0 + ROUNDING
+    time = _Limit(terms.seconds * wider, terms.step_seconds, terms.upload_seconds)
+    energy = _Limit(terms.joules * wider, terms.step_joules, terms.upload_joules)
     return [limit for limit in (time, energy) if (_most(limit, terms) > limit.budget).any()]
 
 

@@ -56,6 +56,8 @@ class Pieces:
         """
         constant, slope, low, high = lines
         usable = low <= high
+        # Where steps are free a line that cannot be used may begin at infinity; ρ never exceeds 1.
+        low = np.minimum(low, 1.0)
         return cls(
             theta_constant=constant,
             theta_slope=slope,

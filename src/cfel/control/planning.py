@@ -88,6 +88,7 @@ def _problem(
         noise_weight=parameters.noise_weight,
         on_unreachable=parameters.on_unreachable,
         battery=_battery_share(observation) if within_budget else None,
+        device=np.flatnonzero(present),
     )
 
 

@@ -48,6 +48,8 @@ class RoundProblem:
             the cluster's cap to the least makespan it can reach; "minimum" drops only the devices concerned
             to their lower bounds.
         battery: joules each device may spend in this round, ≥ 0 or +inf; `None` for no limit.
+        device: what messages call each device, for a round in which only some of a fleet take part; `None`
+            for 0 … N − 1.
     """
 
     tau: int
@@ -67,6 +69,7 @@ class RoundProblem:
     noise_weight: float = 1.0
     on_unreachable: Unreachable = "stretch"
     battery: FloatArray | None = None
+    device: IntArray | None = None
 
     def __post_init__(self) -> None:
         self._set("tau", checked.whole("tau", self.tau, least=1))
@@ -117,19 +120,24 @@ class RoundProblem:
         if self.battery is not None:
             battery = checked.floats("battery", self.battery, length=self.devices, least=0, finite=False)
             self._set("battery", battery)
+        if self.device is not None:
+            self._set("device", self._whole_numbers("device", np.asarray(self.device)))
+
+    def _whole_numbers(self, field: str, values: np.ndarray) -> IntArray:
+        if values.shape != self.mu.shape or values.dtype.kind not in "iu":
+            found = f"{values.dtype} of shape {values.shape}"
+            raise InputError(f"{field}: must be {self.devices} whole numbers, got {found}")
+        return checked.read_only(values.astype(np.intp, copy=False))
 
     def _check_clusters(self) -> None:
-        cluster = np.asarray(self.cluster)
-        if cluster.shape != self.mu.shape or cluster.dtype.kind not in "iu":
-            found = f"{cluster.dtype} of shape {cluster.shape}"
-            raise InputError(f"cluster: must be {self.devices} whole numbers, got {found}")
+        cluster = self._whole_numbers("cluster", np.asarray(self.cluster))
         caps = _time_caps(self.time_cap, clusters=max(1, int(cluster.max()) + 1))
         strange = (cluster < 0) | (cluster >= len(caps))
         if strange.any():
             first = int(np.argmax(strange))
             allowed = f"0 to {len(caps) - 1}, as time_cap has {len(caps)} entries"
             raise InputError(f"cluster[{first}] = {cluster[first]}: unknown cluster (allowed: {allowed})")
-        self._set("cluster", checked.read_only(cluster.astype(np.intp, copy=False)))
+        self._set("cluster", cluster)
         self._set("time_cap", caps)
 
     def _check_bounds(self, low: str, high: str) -> None:

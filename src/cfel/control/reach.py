@@ -44,7 +44,7 @@ def reachable(problem: RoundProblem) -> Limits:
     seconds, time_cap, words = _time(problem, least_seconds)
     battery = problem.battery
     if battery is not None:
-        words += _battery_words(battery, least_joules)
+        words += _battery_words(problem, battery, least_joules)
         battery = np.maximum(battery, least_joules)
     total = float(least_joules.sum())
     forced = problem.energy_cap < total * (1 - SLACK)
@@ -91,11 +91,12 @@ def _minimum_words(problem: RoundProblem, late: np.ndarray, makespan: FloatArray
     return _shortened(words, len(clusters), "clusters")
 
 
-def _battery_words(battery: FloatArray, least: FloatArray) -> list[str]:
+def _battery_words(problem: RoundProblem, battery: FloatArray, least: FloatArray) -> list[str]:
     empty = np.flatnonzero(least > battery + SLACK * least)
+    named = empty if problem.device is None else problem.device[empty]
     words = [
-        f"device {n}: battery {battery[n]:.6g} J is below the {least[n]:.6g} J of its lower bounds"
-        for n in empty[:MOST_SENTENCES]
+        f"device {name}: battery {battery[n]:.6g} J is below the {least[n]:.6g} J of its lower bounds"
+        for name, n in zip(named[:MOST_SENTENCES], empty[:MOST_SENTENCES], strict=True)
     ]
     return _shortened(words, len(empty), "devices")
 

@@ -10,6 +10,7 @@ from cfel.control.joint import solve_joint
 from cfel.control.problem import FloatArray, RoundProblem
 from cfel.control.reach import Limits, reachable
 from cfel.control.solution import Solution, proven
+from cfel.control.trim import trimmed
 from cfel.errors import InputError, unknown_name
 
 Method = Literal["joint", "alternating"]
@@ -45,6 +46,7 @@ def solve(
     if method == "alternating":
         begin = _start(problem, start)
         rho, theta, iterations = solve_alternating(problem, limits, begin, stopping or Stopping())
+    rho, theta = trimmed(problem, limits, rho, theta)
     return proven(
         problem,
         limits,

@@ -30,7 +30,9 @@ def _relative_speed(observation: Observation) -> FloatArray:
 
 
 def _literal_share(observation: Observation) -> FloatArray:
-    """The printed formula; a device whose steps cost no energy is given the least positive α."""
+    """The printed formula; a device whose steps cost no energy is given the round's least positive α."""
     alpha, present = observation.conditions.alpha, observation.conditions.available
-    worth = 1.0 / np.maximum(alpha, np.finfo(float).tiny)
+    positive = alpha[present & (alpha > 0)]
+    least = float(positive.min()) if positive.size else 1.0
+    worth = least / np.maximum(alpha, least)
     return np.asarray(np.minimum(1.0, worth / worth[present].sum()))

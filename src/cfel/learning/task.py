@@ -80,7 +80,7 @@ def custom_task(name: str, path: Path | None = None) -> Task:
 
 
 def _built(task: Task, seed: int) -> nn.Module:
-    """Layers draw from torch's global generator: one module is built at a time, and the generator put back."""
+    """Layers draw from torch's global generator: one module is built at a time, the generator put back."""
     with _GLOBAL_GENERATOR, torch.random.fork_rng(devices=[]):
         torch.manual_seed(seed % 2**63)
         module = task.model(task.data.input_shape, task.data.classes)

@@ -38,13 +38,14 @@ def _dense(report: DeviceReport) -> torch.Tensor:
 
 def _fedavg(task: Task, devices: list[DeviceData], start: FlatModel, rounds: int, batch: int) -> torch.Tensor:
     """FedAvg in ten lines of plain torch: every device trains, the mean becomes the model."""
-    module, (tau, rate, beta) = task.build().module, (5, 0.05, 0.9)
+    flat, (tau, rate, beta) = task.build(), (5, 0.05, 0.9)
+    module, own = flat.module, flat.leaves
     weights = start.parameters.clone()
     for edge_round in range(rounds):
         trained = []
         for n, data in enumerate(devices):
-            nn.utils.vector_to_parameters(weights.clone(), module.parameters())
-            optimiser = torch.optim.SGD(module.parameters(), lr=rate, momentum=beta)
+            nn.utils.vector_to_parameters(weights.clone(), own)
+            optimiser = torch.optim.SGD(own, lr=rate, momentum=beta)
             stream = DeviceOrder(0, 0, edge_round, n, 1, 1, tau, start).stream("batches")
             for rows in drawn_batches(data.samples, batch, tau, stream):
                 places = torch.from_numpy(data.indices[rows])
@@ -52,7 +53,7 @@ def _fedavg(task: Task, devices: list[DeviceData], start: FlatModel, rounds: int
                 inputs = task.data.scaled(task.data.train_inputs[places])
                 F.cross_entropy(module(inputs), task.data.train_targets[places]).backward()  # type: ignore[no-untyped-call]
                 optimiser.step()
-            trained.append(nn.utils.parameters_to_vector(module.parameters()).detach())
+            trained.append(nn.utils.parameters_to_vector(own).detach())
         weights = torch.stack(trained).mean(0)
     return weights
 

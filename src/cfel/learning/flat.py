@@ -4,12 +4,13 @@
 a model is one copy and reading it back is none. It holds no optimiser and no data; what a model *is* lives in
 `FlatModel`, a plain pair of vectors that travels between the roles.
 
-Four-dimensional parameters (convolution kernels) lie channels-last in the vector, because that is the order
-the fast kernels want. The order is part of the flat format; `files` speaks of names and shapes instead.
+Tensors lie in the vector from the largest to the smallest, so that the large ones start at addresses the fast
+kernels like (a multiple of 64 bytes), and four-dimensional ones (convolution kernels) channels-last, for the
+same reason. That order is part of the flat format; `files` speaks of names and shapes instead.
 """
 
 import hashlib
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 
 import torch
@@ -69,11 +70,11 @@ class Slot:
         return piece.view(self.shape)
 
 
-def slots(named: Iterator[tuple[str, Tensor]]) -> tuple[Slot, ...]:
-    """Lays the named tensors out one behind the other."""
+def slots(named: Iterable[tuple[str, Tensor]]) -> tuple[Slot, ...]:
+    """Lays the named tensors out one behind the other, the largest first."""
     laid: list[Slot] = []
     start = 0
-    for name, value in named:
+    for name, value in sorted(named, key=lambda pair: -pair[1].numel()):
         laid.append(Slot(name, tuple(value.shape), start, start + value.numel()))
         start += value.numel()
     return tuple(laid)

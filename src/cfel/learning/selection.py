@@ -4,11 +4,13 @@
 going to the lowest index. It works in three steps:
 
 1. a sample of some 65,000 entries brackets the k-th magnitude between two numbers, low and high;
-2. one pass over the vector, in pieces that stay in cache, marks everything at or above low;
-3. the exact threshold is found among the few marked entries below high.
+2. one pass over the vector counts what lies at or above high and collects the few entries between: the exact
+   threshold is among them;
+3. a second pass gathers everything at or above the threshold.
 
-Should the sample mislead (all entries equal, structure in the vector), step 3 notices and falls back on a
-partition of all magnitudes; the answer is the same, only later. Compression as such is next door.
+Both passes go in pieces that stay in cache. Should the sample mislead (all entries equal, structure in the
+vector), step 2 notices and all magnitudes are partitioned instead; the answer is the same, only later.
+Compression as such is next door.
 """
 
 from typing import TypeAlias
@@ -41,15 +43,22 @@ def largest(vector: Floats, k: int) -> tuple[Indices, Floats]:
     if vector.size >= 2**31:
         raise InputError(f"vector: {vector.size} entries are more than 32-bit indices reach")
     if k == 0 or k == vector.size:
-        _check_finite(np.arange(vector.size), vector)
+        _check_finite(vector, vector)
         return np.arange(k, dtype=np.int32), vector[:k].copy()
     low, high = _bracket(vector, k)
-    indices, values = _at_least(vector, low, share=k / vector.size)
-    _check_finite(indices, values)
-    if indices.size < k:
-        indices, values, high = np.arange(vector.size, dtype=np.int32), vector, np.float32(np.inf)
-    keep = _exact(np.abs(values), k, high)
-    return indices.compress(keep), values.compress(keep)
+    above, band = _between(vector, low, high)
+    if not 0 < k - above <= band.size:
+        above, band = 0, np.abs(vector)
+    _check_finite(vector, band)
+    threshold = np.partition(band, band.size - (k - above))[band.size - (k - above)]
+    ties = int(np.count_nonzero(band == threshold))
+    excess = above + int(np.count_nonzero(band > threshold)) + ties - k
+    indices, values = _at_least(vector, threshold, k + excess)
+    _check_finite(vector, values)
+    if excess:
+        late = np.flatnonzero(np.abs(values) == threshold)[ties - excess :]
+        indices, values = np.delete(indices, late), np.delete(values, late)
+    return indices, values
 
 
 def kept_energy(vector: Floats, shares: tuple[float, ...]) -> tuple[float, ...]:
@@ -88,49 +97,50 @@ def _bracket(vector: Floats, k: int) -> tuple[np.float32, np.float32]:
     return low, high
 
 
-def _at_least(vector: Floats, low: np.float32, share: float) -> tuple[Indices, Floats]:
-    """The entries of magnitude not less than `low` (so NaN is among them): indices, ascending, and values.
+def _between(vector: Floats, low: np.float32, high: np.float32) -> tuple[int, Floats]:
+    """How many magnitudes are at least `high`, and those from `low` to below it (NaN is among these)."""
+    size = min(_PIECE, vector.size)
+    magnitude, below, above = np.empty(size, np.float32), np.empty(size, np.bool_), np.empty(size, np.bool_)
+    count, band = 0, []
+    for start in range(0, vector.size, size):
+        piece = vector[start : start + size]
+        sized = np.abs(piece, out=magnitude[: piece.size])
+        less = np.less(sized, low, out=below[: piece.size])
+        more = np.greater_equal(sized, high, out=above[: piece.size])
+        count += int(np.count_nonzero(more))
+        band.append(sized.take(np.flatnonzero(np.equal(less, more, out=less))))
+    return count, np.concatenate(band)
+
+
+def _at_least(vector: Floats, threshold: np.float32, count: int) -> tuple[Indices, Floats]:
+    """The `count` entries whose magnitude is at least `threshold`: indices, ascending, and values.
 
     NumPy lists the true entries of a mask without branching, some three times faster, when more than a tenth
     of them are true. A tail of true entries behind the mask takes sparse masks there.
     """
     size = min(_PIECE, vector.size)
-    tail = size // 8 if 0.02 < share < 0.11 else 0
-    magnitude, mask = np.empty(size, dtype=np.float32), np.empty(size + tail, dtype=np.bool_)
+    tail = size // 8 if 0.02 < count / vector.size < 0.11 else 0
+    magnitude, mask = np.empty(size, np.float32), np.empty(size + tail, np.bool_)
     mask[size:] = True
-    indices: list[Indices] = []
-    values: list[Floats] = []
+    indices, values, filled = np.empty(count, np.int32), np.empty(count, np.float32), 0
     for start in range(0, vector.size, size):
         piece = vector[start : start + size]
         sized = np.abs(piece, out=magnitude[: piece.size])
-        np.less(sized, low, out=mask[: piece.size])
-        np.logical_not(mask[: piece.size], out=mask[: piece.size])
+        np.greater_equal(sized, threshold, out=mask[: piece.size])
         mask[piece.size : size] = False
         found = np.flatnonzero(mask)[: -tail or None]
-        values.append(piece.take(found))
-        indices.append(np.add(found, start, dtype=np.int32, casting="unsafe"))
-    return np.concatenate(indices), np.concatenate(values)
+        stop = filled + found.size
+        np.take(piece, found, out=values[filled:stop], mode="clip")
+        np.add(found, start, out=indices[filled:stop], casting="unsafe")
+        filled = stop
+    return indices, values
 
 
-def _exact(magnitudes: Floats, k: int, high: np.float32) -> NDArray[np.bool_]:
-    """Marks the k largest of the candidates, which contain all of the answer and come in ascending order."""
-    above = magnitudes >= high
-    missing = k - int(np.count_nonzero(above))
-    band = magnitudes[~above] if missing > 0 else magnitudes
-    wanted = missing if missing > 0 else k
-    if wanted == band.size:
-        return np.ones(magnitudes.size, dtype=np.bool_)
-    threshold = np.partition(band, band.size - wanted)[band.size - wanted]
-    keep: NDArray[np.bool_] = magnitudes > threshold
-    ties = np.flatnonzero(magnitudes == threshold)
-    keep[ties[: k - int(np.count_nonzero(keep))]] = True
-    return keep
-
-
-def _check_finite(indices: NDArray[np.integer], values: Floats) -> None:
+def _check_finite(vector: Floats, part: Floats) -> None:
+    """Looks closer only if the sum of a part of the vector says that something may be wrong."""
     with np.errstate(over="ignore", invalid="ignore"):
-        if np.isfinite(values.sum()):
+        if np.isfinite(part.sum()):
             return
-    bad = np.flatnonzero(~np.isfinite(values))
+    bad = np.flatnonzero(~np.isfinite(vector))
     if bad.size:
-        raise InputError(f"update: entry {indices[bad[0]]} is {values[bad[0]]}; has the training diverged?")
+        raise InputError(f"update: entry {bad[0]} is {vector[bad[0]]}; has the training diverged?")

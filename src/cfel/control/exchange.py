@@ -22,6 +22,8 @@ REFINEMENTS = 4
 SWEEPS = 4
 # A move must gain this share of the objective for another to be tried.
 WORTHWHILE = 1e-6
+# Energy below this share of the cap is not worth handing out.
+NOTHING = 1e-7
 
 
 def spend_left_over(crew: Crew, energy_cap: float, start: Candidate) -> Candidate:
@@ -31,7 +33,7 @@ def spend_left_over(crew: Crew, energy_cap: float, start: Candidate) -> Candidat
     for _ in range(SWEEPS):
         spent = crew.plan_joules(best.rho, best.theta)
         left = energy_cap - float(spent.sum())
-        if left <= 0:
+        if left <= NOTHING * energy_cap:
             break
         other = crew.alone(everyone, spent + left)
         better = _changed(crew, best, other, _gains_most(crew, best, other, everyone >= 0))

@@ -14,7 +14,7 @@ import numpy as np
 from cfel.control.crew import Choice, Crew
 
 # Relative distance between chord and tangents at which the walk ends, and a limit no instance came near.
-TOLERANCE = 1e-7
+TOLERANCE = 1e-6
 MOST_STEPS = 100
 # Around the best price the answers just before and just after it are looked up, so that only devices that
 # jump at that very price differ between the two ends.

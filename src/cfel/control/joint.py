@@ -6,9 +6,10 @@ one line to another; a jump cannot be split, and that is all that stands between
 plan is made from the two answers in steps of growing cost, until its proven gap is small enough:
 
 1. `_mixed`: as many jumps as the energy pays for, the rest spent by moving along lines;
-2. `exchange.spend_left_over`: what is left goes to the device that makes most of it;
-3. `_settled`: the jumps decided, the convex problem that remains is solved anew;
-4. `exchange.exchange`: the jumping devices divide their energy anew with any other device, from the best plan
+2. `_split`: what is left takes the next jump part of the way;
+3. `exchange.spend_left_over`: or it goes to the device that makes most of it;
+4. `_settled`: the jumps decided, the convex problem that remains is solved anew;
+5. `exchange.exchange`: the jumping devices divide their energy anew with any other device, from the best plan
    so far and from one in which the next jump is made and another device saves the energy for it.
 
 If the gap is still not small, the fault may lie with the bound, and `branch.sharper_bound` tries to raise it.
@@ -28,8 +29,8 @@ from cfel.control.problem import FloatArray, RoundProblem
 from cfel.control.reach import Limits
 
 # Proven gaps above which the next kind of effort is made.
-SPEND_ABOVE = 1e-6
-SETTLE_ABOVE = 2e-4
+SPLIT_ABOVE = 1e-6
+SETTLE_ABOVE = 4e-4
 EXCHANGE_ABOVE = 4e-4
 SHARPEN_ABOVE = 8e-4
 # In a large fleet only the jumping devices divide their energy with others, and more than a few jump only
@@ -72,12 +73,16 @@ def _best_plan(crew: Crew, bracket: Bracket, energy_cap: float) -> Candidate:
     """Works on a plan until its gap is small or nothing helps any more."""
     bound = bracket.lower_bound
     piece, rho = _mixed(crew, bracket, energy_cap)
-    best = crew.candidate(rho, crew.theta(piece, rho))
-    if bracket.over is bracket.under or best.gap(bound) <= SPEND_ABOVE:
-        return best
-    best = spend_left_over(crew, energy_cap, best)
+    whole = crew.candidate(rho, crew.theta(piece, rho))
+    if bracket.over is bracket.under or whole.gap(bound) <= SPLIT_ABOVE:
+        return whole
     small = crew.size <= SMALL
-    if best.gap(bound) <= (SMALL_ABOVE if small else SETTLE_ABOVE):
+    enough = SMALL_ABOVE if small else SETTLE_ABOVE
+    best = min(whole, _split(crew, bracket, piece, whole, energy_cap))
+    if best.gap(bound) <= enough:
+        return best
+    best = min(best, spend_left_over(crew, energy_cap, whole))
+    if best.gap(bound) <= enough:
         return best
     plans = sorted([best, *_settled(crew, piece, bracket, energy_cap)])
     if plans[0].gap(bound) <= (SMALL_ABOVE if small else EXCHANGE_ABOVE):
@@ -85,6 +90,22 @@ def _best_plan(crew: Crew, bracket: Bracket, energy_cap: float) -> Candidate:
     plans = [*(plans[:2] if small else plans[:1]), *_saved(crew, bracket, piece, rho, energy_cap)]
     givers = np.arange(crew.size) if small else _jumping(bracket)[:MOST_GIVERS]
     return min(exchange(crew, energy_cap, plan, givers) for plan in plans)
+
+
+def _split(crew: Crew, bracket: Bracket, piece: Assignment, whole: Candidate, energy_cap: float) -> Candidate:
+    """The plan with the next jump made part of the way, straight across, as far as the energy goes."""
+    over = bracket.over
+    waiting = np.flatnonzero(piece != over.piece)[:1]
+    left = energy_cap - float(crew.plan_joules(whole.rho, whole.theta).sum())
+    rho, theta = whole.rho.copy(), whole.theta.copy()
+    rho_step = over.rho[waiting] - rho[waiting]
+    theta_step = crew.theta(over.piece, over.rho)[waiting] - theta[waiting]
+    terms = crew.terms
+    joules = rho_step * terms.step_joules[waiting] + theta_step * terms.upload_joules[waiting]
+    share = np.clip(left / np.maximum(joules, 1e-300), 0.0, 1.0)
+    rho[waiting] += share * rho_step
+    theta[waiting] += share * theta_step
+    return crew.candidate(rho, theta)
 
 
 def _jumping(bracket: Bracket) -> NDArray[np.intp]:

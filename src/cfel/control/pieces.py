@@ -11,11 +11,15 @@ at most four numbers, and for a fleet it is a few array operations.
 """
 
 from dataclasses import dataclass
+from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
 
 from cfel.control.problem import FloatArray
+
+# Entries up to which NumPy's own argmin over columns is the faster one.
+SHORT = 2048
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -23,7 +27,8 @@ class Pieces:
     """Lines θ = c₀ − c₁ρ, ρ in [low, high], for K kinds of line and N devices; all arrays are K × N.
 
     Along a line the objective is `square`·ρ² + `slope`·ρ + `constant` and the energy is
-    `joules_constant` + `joules_slope`·ρ. A line a device cannot use has `constant` = +inf.
+    `joules_constant` + `joules_slope`·ρ. A line a device cannot use has `constant` = +inf. `turn` is
+    −1/(2 `square`): times the slope at ρ = 0 it gives the bottom of the parabola.
     """
 
     theta_constant: FloatArray
@@ -35,6 +40,7 @@ class Pieces:
     constant: FloatArray
     joules_constant: FloatArray
     joules_slope: FloatArray
+    turn: FloatArray
 
     @classmethod
     def of_lines(
@@ -58,13 +64,15 @@ class Pieces:
         usable = low <= high
         # Where steps are free a line that cannot be used may begin at infinity; ρ never exceeds 1.
         low = np.minimum(low, 1.0)
+        # A vanishing curvature would divide zero by zero; any minimiser of a straight line is an end.
+        square = np.maximum(3.0 * gradient + noise * slope, 1e-200)
         return cls(
             theta_constant=constant,
             theta_slope=slope,
             low=low,
             high=np.maximum(low, high),
-            # A vanishing curvature would divide zero by zero; any minimiser of a straight line is an end.
-            square=np.maximum(3.0 * gradient + noise * slope, 1e-200),
+            square=square,
+            turn=-0.5 / square,
             slope=noise * (2.0 - constant) - 6.0 * gradient,
             constant=np.where(usable, 3.0 * gradient, np.inf),
             joules_constant=upload_joules * constant,
@@ -94,23 +102,20 @@ class Pieces:
         """
         slope = multiplier * self.joules_slope
         slope += self.slope
-        stand = slope / self.square
-        stand *= -0.5
+        stand = slope * self.turn
         np.maximum(stand, self.low, out=stand)
         np.minimum(stand, self.high, out=stand)
-        value = self.square * stand
-        value += slope
-        value *= stand
-        value += self.constant
-        value += multiplier * self.joules_constant
-        best, chosen = _least_row(value)
-        piece[:] = chosen
-        place = _places(chosen, self.devices)
-        np.take(stand, place, out=rho)
         joules = self.joules_slope * stand
         joules += self.joules_constant
-        spent = float(np.take(joules, place).sum())
-        return spent, float(best.sum()) - multiplier * spent
+        cost = self.square * stand
+        cost += self.slope
+        cost *= stand
+        cost += self.constant
+        chosen = _least_row(cost + multiplier * joules)
+        piece[:] = chosen
+        place = _places(chosen, self.devices)
+        stand.take(place, out=rho)
+        return float(np.add.reduce(joules.take(place))), float(np.add.reduce(cost.take(place)))
 
     def least(self) -> FloatArray:
         """ρ for an infinite price: least energy on line 0 (θ at its lower bound, or the only line).
@@ -118,7 +123,7 @@ class Pieces:
         Where ρ costs no energy, ρ is what the objective likes best.
         """
         low, high, slope = self.low[0], self.high[0], self.joules_slope[0]
-        stand = np.clip(-0.5 * self.slope[0] / self.square[0], low, high)
+        stand = np.clip(self.slope[0] * self.turn[0], low, high)
         return np.asarray(np.where(slope > 0, low, np.where(slope < 0, high, stand)))
 
     def on(self, piece: NDArray[np.int8]) -> "Pieces":
@@ -155,23 +160,24 @@ class Pieces:
             self.constant,
             self.joules_constant,
             self.joules_slope,
+            self.turn,
         )
 
 
-def _least_row(value: FloatArray) -> tuple[FloatArray, NDArray[np.int8]]:
-    """The least value of each column and its row; for a few long rows much faster than `argmin(axis=0)`."""
+def _least_row(value: FloatArray) -> NDArray[np.intp]:
+    """The row of each column's least value; `argmin(axis=0)` is slow for a few long rows."""
+    if value.size < SHORT:
+        return np.asarray(value.argmin(axis=0))
     best = value[0]
-    chosen = np.zeros(len(best), dtype=np.int8)
+    chosen = np.zeros(len(best), dtype=np.intp)
     for row in range(1, len(value)):
-        better = value[row] < best
-        chosen[better] = row
+        chosen[value[row] < best] = row
         best = np.minimum(best, value[row])
-    return best, chosen
+    return chosen
 
 
-def _places(row: NDArray[np.int8], columns: int) -> NDArray[np.intp]:
+def _places(row: NDArray[np.signedinteger[Any]], columns: int) -> NDArray[np.intp]:
     """Flat positions of (row[n], n) in an array of that many columns."""
-    place = row.astype(np.intp)
-    place *= columns
+    place: NDArray[np.intp] = np.multiply(row, columns, dtype=np.intp)
     place += np.arange(columns)
     return place

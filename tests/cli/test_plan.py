@@ -65,7 +65,7 @@ def test_options_reach_the_problem(run: Run, one: Path) -> None:
 
 @pytest.mark.parametrize("form", ["parquet", "objects", "columns"])
 def test_every_format_means_the_same(run: Run, fleet: Path, tmp_path: Path, form: str) -> None:
-    options = ("--time-cap", 450, "--energy-cap", 300)
+    options = ("--time-cap", 400, "--energy-cap", 1000)
     expected = run("plan", fleet, *options)
     if form == "parquet":
         file = tmp_path / "fleet.parquet"
@@ -73,7 +73,7 @@ def test_every_format_means_the_same(run: Run, fleet: Path, tmp_path: Path, form
         answer = run("plan", file, *options)
     else:
         file = tmp_path / "fleet.json"
-        file.write_text(as_json(fleet, form == "columns", time_cap=450, energy_cap=300))
+        file.write_text(as_json(fleet, form == "columns", time_cap=400, energy_cap=1000))
         answer = run("plan", file)
     assert (answer.code, answer.out, answer.err) == (0, expected.out, "")
     assert all(name in answer.out for name in ("plant-1", "roof-8", "depot"))

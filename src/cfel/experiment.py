@@ -51,6 +51,7 @@ class ModelParameters:
     parameters: int | None = None
 
     def __post_init__(self) -> None:
+        checked.text("model.name", self.name)
         if self.parameters is not None:
             checked.whole("model.parameters", self.parameters, least=1)
         elif self.name not in MODEL_SIZES:
@@ -105,6 +106,7 @@ class Experiment:
     budget: BudgetParameters = field(default_factory=BudgetParameters)
 
     def __post_init__(self) -> None:
+        checked.text("name", self.name)
         if isinstance(self.seed, bool) or not isinstance(self.seed, int):
             raise InputError(f"seed = {self.seed!r}: must be a whole number")
 
@@ -193,14 +195,14 @@ def _fleet(table: Table) -> FleetParameters:
 
 def _conditions(table: Table) -> RandomConditions | HardwareConditions | TraceParameters:
     kind = table.get("kind", "random")
-    if kind not in CONDITIONS:
+    if not isinstance(kind, str) or kind not in CONDITIONS:
         raise ExperimentError(unknown_name("fleet.conditions.kind", kind, CONDITIONS))
     rest = {key: value for key, value in table.items() if key != "kind"}
     if "extra_classes" in rest:
-        rows = enumerate(rest["extra_classes"])
-        rest["extra_classes"] = [
-            _plain(DeviceClass, f"fleet.conditions.extra_classes[{i}]", row) for i, row in rows
-        ]
+        place = "fleet.conditions.extra_classes"
+        rows = enumerate(checked.entries(place, rest["extra_classes"]))
+        places = ((f"{place}[{i}]", row) for i, row in rows)
+        rest["extra_classes"] = [_plain(DeviceClass, at, _table(at, row)) for at, row in places]
     return _plain(CONDITIONS[kind], "fleet.conditions", rest)
 
 

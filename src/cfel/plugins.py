@@ -26,19 +26,23 @@ def resolve(kind: str, name: str, builtin: Mapping[str, Any]) -> Any:  # noqa: A
     if name in builtin:
         return builtin[name]
     if ":" in name:
-        return _imported(kind, name)
+        return _loaded(kind, name, lambda: _attribute(name))
     installed = {point.name: point for point in entry_points(group=f"cfel.{kind}")}
     if name in installed:
-        return installed[name].load()
+        return _loaded(kind, name, installed[name].load)
     raise InputError(unknown_name(kind, name, [*builtin, *installed, "module:function"]))
 
 
-def _imported(kind: str, name: str) -> Callable[..., Any]:
+def _attribute(name: str) -> object:
     module_name, _, attribute = name.partition(":")
+    return getattr(importlib.import_module(module_name), attribute)
+
+
+def _loaded(kind: str, name: str, load: Callable[[], object]) -> Callable[..., Any]:
     try:
-        found = getattr(importlib.import_module(module_name), attribute)
-    except (ImportError, AttributeError, ValueError) as error:
+        found = load()
+    except (ImportError, AttributeError, TypeError, ValueError) as error:
         raise InputError(f"{kind}: cannot load {name!r}: {error}") from error
     if not callable(found):
         raise InputError(f"{kind}: {name!r} is a {type(found).__name__}, not a function")
-    return found  # type: ignore[no-any-return]
+    return found

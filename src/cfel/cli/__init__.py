@@ -5,6 +5,7 @@ or configuration, 130 interrupted.
 """
 
 import argparse
+import os
 import sys
 from collections.abc import Sequence
 
@@ -23,7 +24,8 @@ def main(arguments: Sequence[str] | None = None) -> int:
     errors = Console(stderr=True, highlight=False)
     parsed = _parser().parse_args(arguments)
     try:
-        return int(parsed.run(parsed))
+        code = int(parsed.run(parsed))
+        sys.stdout.flush()
     except InputError as error:
         errors.print(f"[bold red]error:[/] {escape(str(error))}", soft_wrap=True)
         return 2
@@ -34,8 +36,10 @@ def main(arguments: Sequence[str] | None = None) -> int:
         errors.print("interrupted")
         return 130
     except BrokenPipeError:
-        sys.stderr.close()
+        # Whoever read the output has gone; what is left in the buffer must not fail again at exit.
+        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
         return 1
+    return code
 
 
 def _parser() -> argparse.ArgumentParser:

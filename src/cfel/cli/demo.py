@@ -42,3 +42,6 @@ def _print(console: Console, uses: list[SchemeUse]) -> None:
             f"{100 * use.worst_gap:.3f} %",
         )
     print_table(console, title, table)
+    console.print("[dim]of budget: above 100 % is overspent; only hcef, cef_f and cef_c look at budgets")
+    console.print("[dim]ρ: mean share of local steps taken; θ: mean share of an update sent")
+    console.print("[dim]worst gap: how far from the best possible plan a round was at most")

@@ -12,18 +12,30 @@ from rich.console import Console
 from rich.markup import escape
 from rich.table import Table
 
-from cfel.cli.shared import Commands, add_command, add_json, amount, new_table, print_json, print_table, whole
+from cfel.cli.shared import (
+    Commands,
+    add_command,
+    add_json,
+    amount,
+    count,
+    new_table,
+    positive,
+    print_json,
+    print_table,
+    whole,
+)
 from cfel.control import Solution, solve
 from cfel.errors import FleetFileError, InputError
 from cfel.studies.binding import MEANING, binding_limits
 from cfel.studies.fleet_file import NamedProblem, RunLength, read_problem
 
-EXAMPLE = """  cfel plan devices.csv --tau 5 --sigma2 1 --g2 1 --time-cap 450 --energy-cap 900
+EXAMPLE = """  cfel plan devices.csv --tau 5 --sigma2 2 --time-cap 450 --energy-cap 900
   cfel plan fleet.json --method alternating --json
-  cfel plan devices.csv --time-budget 85000 --energy-budget 15000 --rounds 40 --edge-rounds 5
+  cfel plan devices.csv --time-budget 85000 --energy-budget 15000 --rounds 40
 
-A CSV has the columns mu (s/step), alpha (J/step), nu (s per full upload), power (W) and cluster;
-optional: id, rho_min, rho_max, theta_min, theta_max, battery (J)."""
+A CSV has the columns mu (s/step), alpha (J/step), nu (s per full upload),
+power (W) and cluster; optional: id, rho_min, rho_max, theta_min, theta_max,
+battery (J)."""
 
 OptionTexts = Mapping[str, tuple[Callable[[str], float], str]]
 
@@ -38,11 +50,14 @@ PROBLEM_OPTIONS: OptionTexts = {
     "noise-weight": (amount, "weight of the noise term (default 1, as printed)"),
 }
 LENGTH_OPTIONS: OptionTexts = {
-    "time-budget": (amount, "seconds for a whole run, instead of --time-cap"),
-    "energy-budget": (amount, "joules for a whole run, instead of --energy-cap"),
-    "rounds": (whole, "global rounds of that run"),
+    "time-budget": (positive, "seconds for a whole run, instead of --time-cap"),
+    "energy-budget": (positive, "joules for a whole run, instead of --energy-cap"),
+    "rounds": (whole, "global rounds of that run; needed with a budget"),
     "edge-rounds": (whole, "edge rounds per global round (default 5)"),
 }
+
+UNREACHABLE_HELP = "time caps out of reach: stretch them (default), or drop their devices to the least"
+METHOD_HELP = "joint: best plan with a proof (default); alternating: the paper's Algorithm 3"
 
 
 def register(commands: Commands) -> None:
@@ -51,10 +66,10 @@ def register(commands: Commands) -> None:
     parser.add_argument("fleet", type=Path, metavar="FLEET", help="devices: .csv, .parquet or .json")
     for name, (kind, text) in (*PROBLEM_OPTIONS.items(), *LENGTH_OPTIONS.items()):
         parser.add_argument(f"--{name}", type=kind, help=text, metavar="N")
-    parser.add_argument("--on-unreachable", choices=("stretch", "minimum"), help="caps nobody can meet")
-    parser.add_argument("--method", choices=("joint", "alternating"), default="joint")
-    parser.add_argument("--start", type=amount, metavar="RHO", help="start of --method alternating")
-    parser.add_argument("--rows", type=int, default=20, help="devices to show (default 20)")
+    parser.add_argument("--on-unreachable", choices=("stretch", "minimum"), help=UNREACHABLE_HELP)
+    parser.add_argument("--method", choices=("joint", "alternating"), default="joint", help=METHOD_HELP)
+    parser.add_argument("--start", type=amount, metavar="RHO", help="ρ at which --method alternating starts")
+    parser.add_argument("--rows", type=count, default=20, metavar="N", help="devices to show (default 20)")
     parser.add_argument("--csv", type=Path, metavar="FILE", help="write the whole table to a file")
     add_json(parser)
     parser.set_defaults(run=run)
@@ -63,6 +78,8 @@ def register(commands: Commands) -> None:
 def run(arguments: argparse.Namespace) -> int:
     """Solves and prints."""
     named = read_problem(arguments.fleet, _options(arguments), _length(arguments))
+    if arguments.start is not None and arguments.method != "alternating":
+        raise InputError("--start: only with --method alternating")
     start = None if arguments.start is None else (arguments.start, 1.0)
     solution = solve(named.problem, arguments.method, start)
     if arguments.csv is not None:
@@ -82,6 +99,10 @@ def _options(arguments: argparse.Namespace) -> dict[str, Any]:
 def _length(arguments: argparse.Namespace) -> RunLength | None:
     seconds, joules = arguments.time_budget, arguments.energy_budget
     if seconds is None and joules is None:
+        for option in ("rounds", "edge_rounds"):
+            if getattr(arguments, option) is not None:
+                name = option.replace("_", "-")
+                raise InputError(f"--{name}: only with --time-budget or --energy-budget")
         return None
     if arguments.rounds is None:
         raise InputError("--rounds: needed with --time-budget or --energy-budget")
@@ -93,7 +114,7 @@ def _length(arguments: argparse.Namespace) -> RunLength | None:
         time_budget=np.inf if seconds is None else seconds,
         energy_budget=np.inf if joules is None else joules,
         rounds=arguments.rounds,
-        edge_rounds=arguments.edge_rounds or 5,
+        edge_rounds=5 if arguments.edge_rounds is None else arguments.edge_rounds,
     )
 
 
@@ -119,28 +140,29 @@ def _print(console: Console, named: NamedProblem, solution: Solution, rows: int)
 
 def _print_clusters(console: Console, named: NamedProblem, solution: Solution, rows: int) -> None:
     problem = named.problem
-    table = new_table("cluster", "devices", "cap s", "used s", "slowest", "mean ρ", "mean θ", "J")
-    for number in range(min(problem.clusters, rows)):
+    columns = ("cluster", "devices", "cap s", "used s", "slowest", "mean ρ", "mean θ", "J")
+    table = new_table(*columns, texts=("cluster", "slowest"))
+    present = np.unique(problem.cluster)
+    for number in present[:rows]:
         members = np.flatnonzero(problem.cluster == number)
-        if not len(members):
-            continue
         slowest = members[np.argmax(solution.device_seconds[members])]
         table.add_row(
             escape(named.cluster_names[number]),
             f"{len(members):,}",
-            f"{solution.time_cap[number]:.1f}",
+            _limit(solution.time_cap[number]),
             f"{solution.device_seconds[slowest]:.1f}",
             escape(named.device_names[slowest]),
             f"{solution.rho[members].mean():.3f}",
             f"{solution.theta[members].mean():.3f}",
             f"{solution.device_joules[members].sum():.1f}",
         )
-    _print_some(console, "Clusters", table, problem.clusters)
+    _print_some(console, "Clusters", table, len(present))
 
 
 def _print_devices(console: Console, named: NamedProblem, solution: Solution, rows: int) -> None:
     limits = binding_limits(named.problem, solution)
-    table = new_table("device", "cluster", "ρ", "θ", "seconds", "joules", "limited by")
+    columns = ("device", "cluster", "ρ", "θ", "seconds", "joules", "limited by")
+    table = new_table(*columns, texts=("device", "cluster"))
     for device in range(min(named.problem.devices, rows)):
         table.add_row(
             escape(named.device_names[device]),
@@ -153,8 +175,8 @@ def _print_devices(console: Console, named: NamedProblem, solution: Solution, ro
         )
     _print_some(console, "Devices", table, named.problem.devices)
     words, counts = np.unique(limits, return_counts=True)
-    for word, count in zip(words, counts, strict=True):
-        console.print(f"  [dim]{count:>9,} {word}: {MEANING[str(word)]}[/]")
+    for word, number in zip(words, counts, strict=True):
+        console.print(f"  [dim]{number:>9,} × {word}: {MEANING[str(word)]}[/]")
     console.print()
 
 
@@ -169,7 +191,8 @@ def _print_some(console: Console, title: str, table: Table, total: int) -> None:
 def _print_verdict(console: Console, named: NamedProblem, solution: Solution) -> None:
     asked = named.problem.energy_cap
     console.print(f"time    {solution.seconds:,.1f} s for the slowest device")
-    console.print(f"energy  {solution.joules:,.1f} J of {asked:,.1f} J")
+    allowed = f"of {asked:,.1f} J" if np.isfinite(asked) else "without a limit"
+    console.print(f"energy  {solution.joules:,.1f} J {allowed}")
     console.print(
         f"proof   at most {100 * solution.gap:.4f} % above the best possible plan ({solution.method})"
     )
@@ -177,6 +200,10 @@ def _print_verdict(console: Console, named: NamedProblem, solution: Solution) ->
         console.print("[green]every limit is kept[/]")
     for words in solution.violations:
         console.print(f"[yellow]not met:[/] {escape(_with_names(words, named))}")
+
+
+def _limit(seconds: float) -> str:
+    return f"{seconds:.1f}" if np.isfinite(seconds) else "none"
 
 
 def _with_names(words: str, named: NamedProblem) -> str:

@@ -3,7 +3,9 @@
 import argparse
 import json
 import math
-from typing import Any
+import sys
+from collections.abc import Collection
+from typing import Any, Literal
 
 import numpy as np
 from rich.console import Console
@@ -32,22 +34,50 @@ def add_json(parser: argparse.ArgumentParser) -> None:
 
 def amount(text: str) -> float:
     """A number, with `inf` for no limit; NaN is refused."""
-    value = float(text)
+    try:
+        value = float(text)
+    except ValueError:
+        value = math.nan
     if math.isnan(value):
-        raise ValueError
+        raise argparse.ArgumentTypeError(f"{text!r}: must be a number, or inf for no limit")
+    return value
+
+
+def positive(text: str) -> float:
+    """A number > 0, with `inf` for no limit."""
+    value = amount(text)
+    if value <= 0:
+        raise argparse.ArgumentTypeError(f"{text!r}: must be a number > 0, or inf for no limit")
     return value
 
 
 def whole(text: str) -> int:
-    """A whole number."""
-    return int(text)
+    """A whole number ≥ 1."""
+    return _at_least(text, 1)
+
+
+def count(text: str) -> int:
+    """A whole number ≥ 0."""
+    return _at_least(text, 0)
+
+
+def _at_least(text: str, least: int) -> int:
+    try:
+        value = int(text)
+    except ValueError:
+        value = least - 1
+    if value < least:
+        raise argparse.ArgumentTypeError(f"{text!r}: must be a whole number ≥ {least}")
+    return value
 
 
 def print_json(document: object) -> None:
-    """One JSON document on standard output; infinities and NaN become null, as JSON has neither."""
-    Console(soft_wrap=True, highlight=False, markup=False, emoji=False).print(
-        json.dumps(_plain(document), indent=2, ensure_ascii=False, allow_nan=False), crop=False
-    )
+    """One JSON document on standard output; infinities and NaN become null, as JSON has neither.
+
+    Written past rich, which would look at every one of millions of lines.
+    """
+    json.dump(_plain(document), sys.stdout, indent=2, ensure_ascii=False, allow_nan=False)
+    sys.stdout.write("\n")
 
 
 def print_table(console: Console, title: str, table: Table) -> None:
@@ -56,11 +86,17 @@ def print_table(console: Console, title: str, table: Table) -> None:
     console.print(table, "")
 
 
-def new_table(*columns: str) -> Table:
-    """A table in the house style: first column left, the others right."""
+def new_table(*columns: str, texts: Collection[str] = ()) -> Table:
+    """A table in the house style: first column left, the others right.
+
+    Args:
+        *columns: headings.
+        texts: columns that hold names or words; in a narrow terminal they are folded, never the numbers.
+    """
     table = Table(header_style="dim", box=None)
     for number, column in enumerate(columns):
-        table.add_column(column, justify="left" if number == 0 else "right", no_wrap=True)
+        side: Literal["left", "right"] = "left" if number == 0 else "right"
+        table.add_column(column, justify=side, no_wrap=column not in texts, overflow="fold")
     return table
 
 

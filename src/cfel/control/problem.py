@@ -162,6 +162,8 @@ def _energy_cap(value: object) -> float:
 
 def _time_caps(values: ArrayLike, clusters: int) -> FloatArray:
     """One cap per cluster; a single number stands for all clusters."""
+    if isinstance(values, str | bool):
+        raise InputError(f"time_cap = {values!r}: must be a number")
     given = np.asarray(values, dtype=np.float64) if np.isscalar(values) else values
     spread = np.full(clusters, given) if np.ndim(given) == 0 else given
     caps = checked.floats("time_cap", spread, finite=False)

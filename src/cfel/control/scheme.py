@@ -50,6 +50,9 @@ class SchemeParameters:
     options: Mapping[str, Any] = field(default_factory=dict)
 
     def __post_init__(self) -> None:
+        checked.text("scheme.name", self.name)
+        if not isinstance(self.options, Mapping):
+            raise InputError(f"scheme.options = {self.options!r}: must be a table")
         checked.number("scheme.rho_min", self.rho_min, above=0, most=1)
         checked.number("scheme.theta_min", self.theta_min, above=0, most=1)
         checked.number("scheme.noise_weight", self.noise_weight, least=0)

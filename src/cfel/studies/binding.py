@@ -9,7 +9,7 @@ from cfel.control import RoundProblem, Solution
 TOUCH = 1e-6
 
 MEANING = {
-    "full": "computes every step and sends everything",
+    "full": "at its upper bounds",
     "time": "its cluster's time cap is used up",
     "battery": "its own battery is used up",
     "energy": "the common energy cap is worth more elsewhere",
@@ -28,7 +28,7 @@ def binding_limits(problem: RoundProblem, solution: Solution) -> NDArray[np.str_
     drained = np.zeros(problem.devices, dtype=bool)
     if problem.battery is not None:
         drained = solution.device_joules >= problem.battery * (1 - TOUCH)
-    priced = np.full(problem.devices, solution.multiplier > 0)
+    priced = (solution.multiplier > 0) & (problem.joules(problem.rho_max, problem.theta_max) > 0)
     return np.select(
         [full, drained, timed, floor, priced], ["full", "battery", "time", "floor", "energy"], default="noise"
     )

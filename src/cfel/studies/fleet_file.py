@@ -18,6 +18,7 @@ from cfel.errors import FleetFileError, InputError, unknown_name
 from cfel.system import read_devices
 
 DEVICE_FIELDS = ("mu", "alpha", "nu", "power", "cluster")
+NAME_FIELDS = ("id", "name")
 OPTIONAL_FIELDS = ("rho_min", "rho_max", "theta_min", "theta_max", "battery")
 ROUND_FIELDS = ("tau", "sigma2", "g2", "time_cap", "energy_cap", "noise_weight", "on_unreachable")
 BOUND_FIELDS = ("rho_min", "rho_max", "theta_min", "theta_max")
@@ -94,23 +95,16 @@ def _from_json(path: str | Path) -> tuple[dict[str, Any], tuple[str, ...], tuple
                 f"{path}: {unknown_name('top level', key, (*ROUND_FIELDS, *BOUND_FIELDS, 'devices'))}"
             )
     columns = _columns(path, document.get("devices"))
-    names = columns.pop("name", columns.pop("id", None))
-    device_names = _numbers(len(columns["mu"])) if names is None else tuple(str(name) for name in names)
-    labels = list(dict.fromkeys(str(label) for label in columns["cluster"]))
-    if any(isinstance(label, str) for label in columns["cluster"]):
-        columns["cluster"] = [labels.index(str(label)) for label in columns["cluster"]]
-    else:
-        labels = list(_numbers(_most(path, columns["cluster"]) + 1))
+    device_names = _device_names(path, columns)
+    columns["cluster"], labels = _clusters(path, columns["cluster"])
     rest = {key: _unlimited(key, value) for key, value in document.items() if key != "devices"}
-    if "battery" in columns:
-        columns["battery"] = [np.inf if joules is None else joules for joules in columns["battery"]]
-    return {**rest, **columns}, device_names, tuple(labels)
+    return {**rest, **columns}, device_names, labels
 
 
 def _document(path: str | Path) -> dict[str, Any]:
     try:
         document = json.loads(Path(path).read_text(encoding="utf-8"))
-    except (OSError, UnicodeDecodeError, json.JSONDecodeError) as error:
+    except (OSError, UnicodeDecodeError, json.JSONDecodeError, RecursionError) as error:
         raise FleetFileError(f"{path}: cannot be read: {error}") from error
     if not isinstance(document, dict):
         raise FleetFileError(f"{path}: must be an object with `devices`, got a {type(document).__name__}")
@@ -119,7 +113,7 @@ def _document(path: str | Path) -> dict[str, Any]:
 
 def _columns(path: str | Path, devices: object) -> dict[str, Any]:
     """The devices as columns, whichever way they were written."""
-    allowed = (*DEVICE_FIELDS, *OPTIONAL_FIELDS, "id", "name")
+    allowed = (*DEVICE_FIELDS, *OPTIONAL_FIELDS, *NAME_FIELDS)
     if isinstance(devices, list) and all(isinstance(row, dict) for row in devices):
         keys = list(dict.fromkeys(key for row in devices for key in row)) or list(DEVICE_FIELDS)
         for number, row in enumerate(devices):
@@ -132,18 +126,54 @@ def _columns(path: str | Path, devices: object) -> dict[str, Any]:
     for key in devices:
         if key not in allowed:
             raise FleetFileError(f"{path}: {unknown_name('devices', key, allowed)}")
-    for key in DEVICE_FIELDS:
+    for key in dict.fromkeys((*DEVICE_FIELDS, *devices)):
         if not isinstance(devices.get(key), list):
             raise FleetFileError(f"{path}: devices.{key}: is missing or not a list")
-    return dict(devices)
+        count, found = len(devices["mu"]), len(devices[key])
+        if found != count or not count:
+            wanted = f"as many as mu, {count}" if count else "at least 1"
+            raise FleetFileError(f"{path}: devices.{key}: has {found} entries, must have {wanted}")
+    return {key: _column(path, key, values) for key, values in devices.items()}
 
 
-def _most(path: str | Path, clusters: list[Any]) -> int:
-    for number, cluster in enumerate(clusters):
-        if isinstance(cluster, bool) or not isinstance(cluster, int) or cluster < 0:
+def _column(path: str | Path, key: str, values: list[Any]) -> list[Any]:
+    """One column, with what JSON calls a number where numbers belong; a battery may be `null`, no limit."""
+    if key in ("cluster", *NAME_FIELDS):
+        return values
+    if key == "battery":
+        values = [np.inf if joules is None else joules for joules in values]
+    for number, value in enumerate(values):
+        if isinstance(value, bool) or not isinstance(value, int | float):
+            raise FleetFileError(f"{path}: devices[{number}].{key} = {value!r}: must be a number")
+    return values
+
+
+def _device_names(path: str | Path, columns: dict[str, Any]) -> tuple[str, ...]:
+    """Takes the names out of the columns; devices without a name go by their number."""
+    given = {key: columns.pop(key) for key in NAME_FIELDS if key in columns}
+    if not given:
+        return _numbers(len(columns["mu"]))
+    key, values = next(iter(given.items()))
+    seen: set[str] = set()
+    for number, name in enumerate(map(str, values)):
+        if name in seen:
+            found = f"devices[{number}].{key} = {name!r}"
+            raise FleetFileError(f"{path}: {found}: must be different for every device, it occurs twice")
+        seen.add(name)
+    return tuple(map(str, values))
+
+
+def _clusters(path: str | Path, given: list[Any]) -> tuple[list[int], tuple[str, ...]]:
+    """Clusters by number, and what they are called; names are numbered as they appear."""
+    for number, cluster in enumerate(given):
+        whole = isinstance(cluster, int) and not isinstance(cluster, bool) and cluster >= 0
+        if not whole and not (isinstance(cluster, str) and cluster):
             found = f"devices[{number}].cluster = {cluster!r}"
             raise FleetFileError(f"{path}: {found}: must be a whole number ≥ 0 or a name")
-    return max(clusters, default=0)
+    if not any(isinstance(cluster, str) for cluster in given):
+        return given, _numbers(max(given) + 1)
+    labels = {label: number for number, label in enumerate(dict.fromkeys(map(str, given)))}
+    return [labels[str(cluster)] for cluster in given], tuple(labels)
 
 
 def _unlimited(key: str, value: object) -> object:

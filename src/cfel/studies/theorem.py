@@ -7,6 +7,7 @@ from typing import Any
 
 from cfel.control import Bound, Landscape, build_scheme, omega1, rehearse, theorem_1
 from cfel.experiment import load_experiment
+from cfel.system import checked
 
 
 @dataclass(frozen=True, slots=True)
@@ -48,9 +49,11 @@ class TheoremReport:
 
 
 def report_theorem(path: str | Path, changes: Sequence[str], assumed: Assumptions) -> TheoremReport:
-    """Rehearses the experiment and evaluates the theorem on its plans."""
-    experiment = load_experiment(path, changes)
-    rate = assumed.learning_rate or experiment.local.learning_rate
+    """Rehearses the experiment, a file or the folder it is in, and evaluates the theorem on its plans."""
+    file = Path(path) / "experiment.toml" if Path(path).is_dir() else path
+    experiment = load_experiment(file, changes)
+    rate = experiment.local.learning_rate if assumed.learning_rate is None else assumed.learning_rate
+    checked.number("learning_rate", rate, above=0)
     landscape = Landscape(
         smoothness=1 / (2 * rate) if assumed.smoothness is None else assumed.smoothness,
         initial_gap=assumed.initial_gap,

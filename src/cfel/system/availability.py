@@ -28,7 +28,8 @@ class Availability:
 
     def __post_init__(self) -> None:
         checked.number("availability.away_probability", self.away_probability, least=0, most=1)
-        object.__setattr__(self, "away", tuple(_absence(i, triple) for i, triple in enumerate(self.away)))
+        given = enumerate(checked.entries("availability.away", self.away))
+        object.__setattr__(self, "away", tuple(_absence(i, triple) for i, triple in given))
 
     def check_devices(self, devices: int) -> None:
         """Refuses an absence of a device the fleet does not have."""

@@ -114,6 +114,20 @@ def interval(field: str, value: object, *, above: float) -> tuple[float, float]:
     return low, high
 
 
+def text(field: str, value: object) -> str:
+    """A text that is not empty."""
+    if not isinstance(value, str) or not value:
+        raise InputError(f"{field} = {value!r}: must be text")
+    return value
+
+
+def entries(field: str, value: object) -> tuple[object, ...]:
+    """A list, whatever it holds."""
+    if not isinstance(value, list | tuple):
+        raise InputError(f"{field} = {value!r}: must be a list")
+    return tuple(value)
+
+
 def booleans(field: str, values: ArrayLike, *, length: int) -> Booleans:
     """A read-only vector of truth values."""
     array = np.asarray(values)
@@ -134,7 +148,7 @@ def read_only(array: NDArray[_Entry]) -> NDArray[_Entry]:
 def _vector(field: str, values: ArrayLike, length: int | None) -> Floats:
     try:
         array = np.asarray(values, dtype=np.float64)
-    except (TypeError, ValueError) as error:
+    except (TypeError, ValueError, OverflowError) as error:
         raise InputError(f"{field}{_first_not_a_number(values)}") from error
     if array.ndim != 1:
         raise InputError(f"{field}: must be one row of numbers, got shape {array.shape}")
@@ -148,6 +162,6 @@ def _first_not_a_number(values: ArrayLike) -> str:
     for index, entry in enumerate(entries):
         try:
             float(entry)
-        except (TypeError, ValueError):
+        except (TypeError, ValueError, OverflowError):
             return f"[{index}] = {entry!r}: must be a number"
     return ": must be one row of numbers"

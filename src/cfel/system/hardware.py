@@ -42,6 +42,7 @@ class DeviceClass:
     source: str
 
     def __post_init__(self) -> None:
+        checked.text("device class: name", self.name)
         for field in ("flops_per_second", "uplink_bits_per_second"):
             checked.number(f"device class {self.name!r}: {field}", getattr(self, field), above=0)
         for field in ("compute_watts", "radio_watts"):
@@ -111,6 +112,8 @@ class HardwareConditions:
     extra_classes: tuple[DeviceClass, ...] = ()
 
     def __post_init__(self) -> None:
+        if not isinstance(self.classes, Mapping):
+            raise InputError(f"conditions.classes = {self.classes!r}: must be a table of class and amount")
         object.__setattr__(self, "classes", dict(self.classes))
         object.__setattr__(self, "extra_classes", tuple(self.extra_classes))
         known = self._known()

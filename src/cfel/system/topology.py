@@ -49,12 +49,15 @@ class TopologyParameters:
     def __post_init__(self) -> None:
         if not isinstance(self.kind, str):
             raise InputError(f"topology.kind = {self.kind!r}: must be a name")
+        if self.file is not None:
+            checked.text("topology.file", self.file)
         checked.number("topology.p_edge", self.p_edge, above=0, most=1)
         if self.weights not in WEIGHTS:
             raise InputError(unknown_name("topology.weights", self.weights, WEIGHTS))
         if self.kind == "edges" and (self.file is None) == (not self.edges):
             raise InputError("topology: kind 'edges' needs either `file` or `edges`, one of the two")
-        object.__setattr__(self, "edges", tuple(_pair(i, edge) for i, edge in enumerate(self.edges)))
+        given = enumerate(checked.entries("topology.edges", self.edges))
+        object.__setattr__(self, "edges", tuple(_pair(i, edge) for i, edge in given))
 
 
 Builder = Callable[[TopologyParameters, int, int], "nx.Graph[int]"]

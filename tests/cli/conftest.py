@@ -1,0 +1,79 @@
+"""The command line, called as a function, in a terminal of 80 columns."""
+
+import json
+from collections.abc import Callable
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from cfel.cli import main
+
+HEAD = "id,mu,alpha,nu,power,cluster"
+
+
+@dataclass(frozen=True)
+class Answer:
+    """What a command left behind."""
+
+    code: int
+    out: str
+    err: str
+
+    @property
+    def document(self) -> Any:
+        """Standard output as JSON; anything beside the document makes this fail."""
+        return json.loads(self.out, parse_constant=_refuse)
+
+
+def _refuse(word: str) -> None:
+    raise ValueError(word)
+
+
+Run = Callable[..., Answer]
+Write = Callable[[str, str], Path]
+
+
+@pytest.fixture(autouse=True)
+def _narrow_terminal(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("COLUMNS", "80")
+
+
+@pytest.fixture
+def run(capsys: pytest.CaptureFixture[str]) -> Run:
+    """Runs `cfel` with some arguments."""
+
+    def call(*arguments: object) -> Answer:
+        try:
+            code = main([str(argument) for argument in arguments])
+        except SystemExit as ended:
+            code = int(ended.code or 0)
+        captured = capsys.readouterr()
+        return Answer(code, captured.out, captured.err)
+
+    return call
+
+
+@pytest.fixture
+def write(tmp_path: Path) -> Write:
+    """Writes a file into the test's folder."""
+
+    def call(name: str, text: str) -> Path:
+        file = tmp_path / name
+        file.write_text(text, encoding="utf-8")
+        return file
+
+    return call
+
+
+@pytest.fixture
+def one(write: Write) -> Path:
+    """One device for which everything costs 1."""
+    return write("one.csv", f"{HEAD}\nonly,1,1,1,1,home\n")
+
+
+@pytest.fixture
+def fleet() -> Path:
+    """The example that comes with the repository: 20 devices in 3 clusters."""
+    return Path(__file__).parents[2] / "examples" / "devices.csv"

@@ -1,0 +1,179 @@
+"""The other commands, the help of all of them, and the installed script."""
+
+import json
+import math
+import subprocess
+import sys
+import sysconfig
+from pathlib import Path
+from types import SimpleNamespace
+
+import pytest
+
+from cfel import __version__
+
+from .conftest import Run, Write
+
+COMMANDS = ("demo", "plan", "theory", "bench")
+
+
+def script() -> Path:
+    return Path(sysconfig.get_path("scripts")) / "cfel"
+
+
+@pytest.mark.parametrize("command", COMMANDS)
+def test_help_has_an_example(run: Run, command: str) -> None:
+    answer = run(command, "--help")
+    assert (answer.code, answer.err) == (0, "")
+    assert f"example:\n  cfel {command}" in answer.out
+    assert max(map(len, answer.out.splitlines())) <= 80
+
+
+def test_help_names_every_command(run: Run) -> None:
+    answer = run("--help")
+    assert answer.code == 0
+    assert all(f"\n    {command} " in answer.out for command in COMMANDS)
+    assert "example" in answer.out
+
+
+def test_version(run: Run) -> None:
+    answer = run("--version")
+    assert (answer.code, answer.out) == (0, f"cfel {__version__}\n")
+
+
+@pytest.mark.parametrize("arguments", [[], ["pln"], ["bench", "solvr"]])
+def test_wrong_usage(run: Run, arguments: list[str]) -> None:
+    answer = run(*arguments)
+    assert (answer.code, answer.out) == (2, "")
+    assert answer.err.startswith("usage: cfel")
+
+
+def test_the_script(fleet: Path) -> None:
+    done = subprocess.run(
+        [script(), "plan", fleet, "--time-cap", "400", "--json"], capture_output=True, text=True, check=False
+    )
+    assert (done.returncode, done.stderr) == (0, "")
+    assert len(json.loads(done.stdout)["rho"]) == 20
+    done = subprocess.run([script(), "plan", "none.csv"], capture_output=True, text=True, check=False)
+    assert (done.returncode, done.stdout) == (2, "")
+    assert done.stderr.startswith("error: none.csv: cannot be read")
+
+
+def test_a_reader_that_leaves_early(fleet: Path) -> None:
+    """As with `cfel plan … --json | head -0`: no traceback, and not a success."""
+    code = f"import sys; from cfel.cli import main; sys.exit(main(['plan', {str(fleet)!r}, '--json']))"
+    started = subprocess.Popen(
+        [sys.executable, "-c", code], stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True
+    )
+    assert started.stdout is not None
+    started.stdout.close()
+    started.stdout = None
+    _, errors = started.communicate(timeout=60)
+    assert (started.returncode, errors) == (1, "")
+
+
+def test_demo(run: Run) -> None:
+    """Budgets are 60 % of CEF's use: CEF takes 1/0.6 of them, and HCEF keeps both."""
+    shown = run("demo")
+    found = run("demo", "--json").document
+    assert (shown.code, shown.err) == (0, "")
+    assert max(map(len, shown.out.splitlines())) <= 80
+    assert "…" not in shown.out
+    assert list(found) == ["hcef", "cef", "cef_f", "cef_c", "mll_sgd"]
+    assert found["cef"]["seconds_share"] == pytest.approx(1 / 0.6)
+    assert found["cef"]["joules_share"] == pytest.approx(1 / 0.6)
+    assert (found["cef"]["rho"], found["cef"]["theta"]) == (1, 1)
+    assert 0.95 < found["hcef"]["seconds_share"] <= 1 + 1e-9
+    assert 0.95 < found["hcef"]["joules_share"] <= 1 + 1e-9
+    line = next(line for line in shown.out.splitlines() if line.startswith(" cef "))
+    assert line.split()[2:4] == ["167", "%"]
+
+
+def test_theory(run: Run, write: Write) -> None:
+    """Ring of 8, every weight 1/3: ζ = 1/3 + 2/3 · cos 45° = 0.8047, and Ω₁ from its formula.
+
+    L = 1/(2η) = 10 and (qτ)² = 625, so the backhaul allows η ≤ 1/(4 · 10 · 625 · Ω₁).
+    """
+    zeta = 1 / 3 + math.sqrt(2) / 3
+    omega = 1 / (1 - zeta**2) + 2 / (1 - zeta) + zeta / (1 - zeta) ** 2
+    file = write("experiment.toml", 'name = "[/x]"\n[rounds]\nglobal = 2\n')
+    found = run("theory", file, "--json").document
+    assert found["zeta"] == pytest.approx(zeta)
+    assert found["omega1"] == pytest.approx(omega)
+    assert found["edge_rounds"] == 10
+    assert found["bound"]["topology_limit"] == pytest.approx(1 / (4 * 10 * 625 * omega))
+    assert found["bound"]["progress"] == pytest.approx(4 * math.log(10) / (0.05 * 2 * 25))
+    assert found["bound"]["total"] == sum(found["bound"][name] for name in ("progress", "noise", "skipped"))
+    answer = run("theory", file)
+    assert (answer.code, answer.err) == (0, "")
+    for words in ("[/x]: hcef", "0.8047", f"{omega:.4g}", "progress", "does not hold", "the plans none"):
+        assert words in answer.out
+    assert max(map(len, answer.out.splitlines())) <= 80
+    assert "…" not in answer.out
+    assert run("theory", file.parent).out == answer.out
+
+
+def test_theory_when_the_condition_holds(run: Run, write: Write) -> None:
+    """CEF on one cluster with one step: Ω₁ = 3, η ≤ 1/(12 L) and η ≤ 1/(2 L); L = 1, η = 0.05."""
+    text = '[rounds]\nglobal = 1\nedge = 1\nlocal = 1\n[fleet]\nclusters = 1\n[scheme]\nname = "cef"\n'
+    answer = run("theory", write("e.toml", text), "--smoothness", 1)
+    assert "the backhaul allows η ≤ 0.0833, the plans η ≤ 0.5" in answer.out
+    assert "the step-size condition holds" in answer.out
+
+
+@pytest.mark.parametrize(
+    ("options", "message"),
+    [
+        (["--set", "rounds.glbal=3"], "[rounds]: unknown 'glbal'; did you mean 'global'?"),
+        (["--set", "rounds"], "--set 'rounds': must look like section.key=value"),
+        (["--learning-rate", 0], "learning_rate = 0.0: must be a finite number > 0"),
+        (["--learning-rate", -1], "learning_rate = -1.0: must be a finite number > 0"),
+        (["--g2", -1], "g2 = -1.0: must be a finite number ≥ 0"),
+        (["--set", "scheme.name=hcf"], "scheme: unknown 'hcf'; did you mean 'hcef'?"),
+    ],
+)
+def test_theory_refuses(run: Run, write: Write, options: list[object], message: str) -> None:
+    answer = run("theory", write("e.toml", "rounds.edge = 1\n"), *options)
+    assert (answer.code, answer.out) == (2, "")
+    assert message in answer.err
+
+
+def test_theory_without_a_file(run: Run, tmp_path: Path) -> None:
+    assert "none.toml: cannot be read" in run("theory", tmp_path / "none.toml").err
+    assert "experiment.toml: cannot be read" in run("theory", tmp_path).err
+
+
+def test_bench_prints(run: Run, monkeypatch: pytest.MonkeyPatch) -> None:
+    """With the measuring replaced, everything around it: the table, and the progress kept off it."""
+    from cfel.studies import bench_solver
+
+    tiny = SimpleNamespace(
+        measure_quality=lambda n, seeds, _: bench_solver.Quality(n, seeds, 1e-5, 2e-4, 0, None),
+        measure_speed=lambda n, repeats: bench_solver.Speed(n, n * 1e-7, 1e-6, float(repeats), 1e-4),
+        measure_general_solver=lambda repeats: (0.001, 0.001 * repeats),
+        measure_memory=lambda _: 2.0**30,
+        growth_exponent=bench_solver.growth_exponent,
+        as_document=bench_solver.as_document,
+    )
+    monkeypatch.setattr("cfel.cli.bench.bench_solver", tiny)
+    answer = run("bench", "solver", "--quick")
+    assert answer.code == 0
+    assert "quality, 64 devices" in answer.err
+    assert "time grows as N^1.00" in answer.out
+    assert "1,024 MiB" in answer.out
+    assert "10 times a joint solve" in answer.out
+    assert max(map(len, answer.out.splitlines())) <= 80
+    monkeypatch.setattr(tiny, "measure_general_solver", lambda _: None)
+    assert "CVXPY is not installed" in run("bench", "solver", "--quick").out
+    found = run("bench", "solver", "--json").document
+    assert found["general_solver_ratio"] is None
+    assert [row["devices"] for row in found["speed"]] == [64, 10_000, 100_000, 1_000_000]
+
+
+@pytest.mark.slow
+def test_bench_solver(run: Run) -> None:
+    found = run("bench", "solver", "--quick", "--json").document
+    assert [row["devices"] for row in found["quality"]] == [2, 8, 64, 512]
+    assert all(row["above"] == 0 for row in found["quality"] if row["devices"] >= 64)
+    assert all(row["worst_gap"] >= row["median_gap"] >= 0 for row in found["quality"])
+    assert found["peak_bytes"] > 0

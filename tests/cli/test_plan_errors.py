@@ -1,0 +1,183 @@
+"""What `cfel plan` refuses: the message names the file, the place, the value and what is allowed."""
+
+import json
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from .conftest import Run, Write
+
+HEAD = "mu,alpha,nu,power,cluster"
+DEVICE: dict[str, Any] = {"mu": 1, "alpha": 1, "nu": 1, "power": 1, "cluster": 0}
+COLUMNS: dict[str, Any] = {key: [value] * 2 for key, value in DEVICE.items()}
+
+
+def refused(run: Run, file: Path, *options: object) -> str:
+    """The message without the folder and the word in front; nothing may be on standard output."""
+    answer = run("plan", file, *options)
+    assert (answer.code, answer.out) == (2, "")
+    assert answer.err.startswith("error: ")
+    assert answer.err.count("\n") == 1
+    return answer.err.removeprefix("error: ").replace(f"{file.parent}/", "").strip()
+
+
+@pytest.mark.parametrize(
+    ("text", "message"),
+    [
+        (
+            "mu,alpha,nu,power\n1,1,1,1\n",
+            "f.csv, line 1: column 'cluster' is missing (found: 'mu', 'alpha', 'nu', 'power')",
+        ),
+        (
+            "mu,alfa,nu,power,cluster\n1,1,1,1,0\n",
+            "f.csv, line 1: column 'alpha' is missing; is 'alfa' meant? "
+            "(found: 'mu', 'alfa', 'nu', 'power', 'cluster')",
+        ),
+        (
+            f"{HEAD}\n1,1,1,1,0\n1,NaN,1,1,0\n",
+            "f.csv, line 3, column 'alpha': 'NaN': must be a finite number ≥ 0",
+        ),
+        (f"{HEAD}\n1,1,-3,1,0\n", "f.csv, line 2, column 'nu': '-3': must be a finite number ≥ 0"),
+        (f"{HEAD}\n-1,1,1,1,0\n", "f.csv, line 2, column 'mu': '-1': must be a finite number > 0"),
+        (f"{HEAD}\n1,1,1,fast,0\n", "f.csv, line 2, column 'power': 'fast': must be a number"),
+        (f"{HEAD}\n1,1,1,1,\n", "f.csv, line 2, column 'cluster': '': must be a number or a name"),
+        (f"{HEAD}\n", "f.csv: has a heading but no rows; must have at least 1"),
+        ("", "f.csv: is empty; must have a heading with the columns mu, alpha, nu, power, cluster"),
+        (
+            f"{HEAD},rho_min,rho_max\n1,1,1,1,0,0.9,0.2\n",
+            "f.csv, line 2, column 'rho_min': '0.9': must be at most rho_max, which is 0.2 there",
+        ),
+        (
+            f"id,{HEAD}\na,1,1,1,1,0\na,1,1,1,1,0\n",
+            "f.csv, line 3, column 'id': 'a': must be different for every device, it occurs twice",
+        ),
+    ],
+)
+def test_tables(run: Run, write: Write, text: str, message: str) -> None:
+    assert refused(run, write("f.csv", text)) == message
+
+
+def list_of(**changed: Any) -> dict[str, Any]:
+    """A document whose second device has something changed."""
+    return {"devices": [DEVICE, {**DEVICE, **changed}]}
+
+
+@pytest.mark.parametrize(
+    ("document", "message"),
+    [
+        (list_of(mu=-1), "mu[1] = -1.0: must be a finite number > 0"),
+        (list_of(nu=float("nan")), "nu[1] = nan: must be a finite number ≥ 0"),
+        (list_of(mu="fast"), "devices[1].mu = 'fast': must be a number"),
+        (list_of(mu="3"), "devices[1].mu = '3': must be a number"),
+        (list_of(mu=True), "devices[1].mu = True: must be a number"),
+        (list_of(mu=None), "devices[1].mu = None: must be a number"),
+        (list_of(mu=10**400), f"mu[1] = {10**400}: must be a number"),
+        (list_of(cluster=-1), "devices[1].cluster = -1: must be a whole number ≥ 0 or a name"),
+        (list_of(cluster=0.5), "devices[1].cluster = 0.5: must be a whole number ≥ 0 or a name"),
+        (
+            {"devices": {**COLUMNS, "cluster": ["a", None]}},
+            "devices[1].cluster = None: must be a whole number ≥ 0 or a name",
+        ),
+        (
+            {**list_of(cluster=1), "time_cap": [5.0]},
+            "cluster[1] = 1: unknown cluster (allowed: 0 to 0, as time_cap has 1 entries)",
+        ),
+        (
+            {**list_of(), "rho_min": 0.8, "rho_max": 0.2},
+            "rho_min[0] = 0.8: must be ≤ rho_max, which is 0.2",
+        ),
+        (
+            {"devices": [{**DEVICE, "id": "a"}, {**DEVICE, "id": "a"}]},
+            "devices[1].id = 'a': must be different for every device, it occurs twice",
+        ),
+        (list_of(battery=5), "devices[0].battery: is missing"),
+        ({"devices": [5]}, "devices: must be a list of objects or an object of columns"),
+        ({}, "devices: must be a list of objects or an object of columns"),
+        ({"devices": []}, "devices.mu: has 0 entries, must have at least 1"),
+        ({"devices": {**COLUMNS, "nu": [1]}}, "devices.nu: has 1 entries, must have as many as mu, 2"),
+        ({"devices": {**COLUMNS, "id": ["a"]}}, "devices.id: has 1 entries, must have as many as mu, 2"),
+        ({"devices": {**COLUMNS, "id": "ab"}}, "devices.id: is missing or not a list"),
+        ({"devices": {**COLUMNS, "battery": 5}}, "devices.battery: is missing or not a list"),
+        ({"devices": {"mu": [1]}}, "devices.alpha: is missing or not a list"),
+        ({**list_of(), "time_cap": "soon"}, "time_cap = 'soon': must be a number"),
+        ({**list_of(), "time_cap": True}, "time_cap = True: must be a number"),
+        ({**list_of(), "energy_cap": [1]}, "energy_cap = [1]: must be a number"),
+        ({**list_of(), "tau": 2.5}, "tau = 2.5: must be a finite number ≥ 1, and whole"),
+        (
+            {**list_of(), "on_unreachable": "strech"},
+            "on_unreachable: unknown 'strech'; did you mean 'stretch'? (allowed: minimum, stretch)",
+        ),
+        ([1], "must be an object with `devices`, got a list"),
+    ],
+)
+def test_documents(run: Run, write: Write, document: object, message: str) -> None:
+    assert refused(run, write("f.json", json.dumps(document))) == f"f.json: {message}"
+
+
+def test_unknown_keys_name_the_nearest(run: Run, write: Write) -> None:
+    message = refused(run, write("f.json", json.dumps({**list_of(), "time_cp": 5})))
+    assert message.startswith("f.json: top level: unknown 'time_cp'; did you mean 'time_cap'? (allowed: ")
+    message = refused(run, write("f.json", json.dumps({"devices": {**COLUMNS, "powr": [1, 1]}})))
+    assert message.startswith("f.json: devices: unknown 'powr'; did you mean 'power'? (allowed: alpha, ")
+
+
+@pytest.mark.parametrize("text", ["", "{", "[" * 100_000])
+def test_bad_json(run: Run, write: Write, text: str) -> None:
+    assert refused(run, write("f.json", text)).startswith("f.json: cannot be read: ")
+
+
+@pytest.mark.parametrize("name", ["f.csv", "f.json", "f.parquet", "folder"])
+def test_no_file_or_a_folder(run: Run, tmp_path: Path, name: str) -> None:
+    assert refused(run, tmp_path / name).startswith(f"{name}: cannot be read: ")
+    (tmp_path / name).mkdir()
+    message = refused(run, tmp_path / name)
+    assert message.startswith(f"{name}: cannot be read: ")
+    assert "directory" in message
+
+
+@pytest.mark.parametrize(
+    ("options", "message"),
+    [
+        (["--time-budget", 9], "--rounds: needed with --time-budget or --energy-budget"),
+        (["--rounds", 9], "--rounds: only with --time-budget or --energy-budget"),
+        (["--edge-rounds", 9], "--edge-rounds: only with --time-budget or --energy-budget"),
+        (
+            ["--time-budget", 9, "--rounds", 2, "--time-cap", 3],
+            "--time-cap: give either a cap for the round or a budget for the run",
+        ),
+        (
+            ["--energy-budget", 9, "--rounds", 2, "--energy-cap", 3],
+            "--energy-cap: give either a cap for the round or a budget for the run",
+        ),
+        (["--start", 0.5], "--start: only with --method alternating"),
+        (["--rho-min", 2], "one.csv: rho_min = 2.0: must be a finite number ≥ 0 and ≤ 1"),
+        (["--sigma2", -1], "one.csv: sigma2 = -1.0: must be a finite number ≥ 0"),
+    ],
+)
+def test_options_that_do_not_go(run: Run, one: Path, options: list[object], message: str) -> None:
+    assert refused(run, one, *options) == message
+
+
+def test_a_table_that_cannot_be_written(run: Run, one: Path, tmp_path: Path) -> None:
+    assert refused(run, one, "--csv", tmp_path).startswith(f"{tmp_path}: cannot be written: ")
+
+
+@pytest.mark.parametrize(
+    ("options", "message"),
+    [
+        (["--tau", "2.5"], "argument --tau: '2.5': must be a whole number ≥ 1"),
+        (["--tau", "0"], "argument --tau: '0': must be a whole number ≥ 1"),
+        (["--rows", "-1"], "argument --rows: '-1': must be a whole number ≥ 0"),
+        (["--edge-rounds", "0"], "argument --edge-rounds: '0': must be a whole number ≥ 1"),
+        (["--time-cap", "soon"], "argument --time-cap: 'soon': must be a number, or inf for no limit"),
+        (["--time-cap", "nan"], "argument --time-cap: 'nan': must be a number, or inf for no limit"),
+        (["--time-budget", "-5"], "argument --time-budget: '-5': must be a number > 0, or inf for no limit"),
+        (["--method", "best"], "argument --method: invalid choice: 'best'"),
+        (["--colour"], "unrecognized arguments: --colour"),
+    ],
+)
+def test_wrong_usage(run: Run, one: Path, options: list[str], message: str) -> None:
+    answer = run("plan", one, *options)
+    assert (answer.code, answer.out) == (2, "")
+    assert message in answer.err

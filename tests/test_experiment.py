@@ -1,0 +1,272 @@
+"""Experiment files: presets, what is laid over them, and what is refused."""
+
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from cfel.control import Budget, Rounds, expected_use
+from cfel.errors import ExperimentError, InputError
+from cfel.experiment import PRESETS, Experiment, load_experiment, parse_experiment, preset_experiment
+from cfel.system import Availability, HardwareConditions, RandomConditions, TraceParameters
+
+SMALL = {"rounds": {"global": 2, "edge": 2}, "fleet": {"devices": 6, "clusters": 3}}
+
+
+def loaded(folder: Path, text: str, *changes: str) -> Experiment:
+    file = folder / "experiment.toml"
+    file.write_text(text, encoding="utf-8")
+    return load_experiment(file, changes)
+
+
+def conditions(table: dict[str, Any]) -> Any:
+    return parse_experiment({"fleet": {"conditions": table}}).fleet.conditions
+
+
+@pytest.mark.parametrize(
+    ("name", "rounds", "alpha", "bits", "rate"),
+    [
+        ("demo", Rounds(20, 5, 5), 0.15, 32 * 269_722, 0.05),
+        ("paper-cifar10", Rounds(40, 5, 5), 0.15, 32 * 269_722, 0.05),
+        ("paper-femnist", Rounds(50, 5, 5), 1.5, 32 * 6_603_710, 0.03),
+    ],
+)
+def test_presets(name: str, rounds: Rounds, alpha: float, bits: float, rate: float) -> None:
+    found = preset_experiment(name)
+    assert (found.name, found.seed, found.rounds) == (name, 0, rounds)
+    assert (found.fleet.devices, found.fleet.clusters, found.topology.kind) == (64, 8, "ring")
+    assert found.fleet.conditions == RandomConditions(alpha_joules=alpha)
+    assert (found.model.bits, found.local.learning_rate, found.local.momentum) == (bits, rate, 0.9)
+    assert (found.scheme.name, found.budget.share_of_cef) == ("hcef", 0.6)
+
+
+def test_every_preset_is_listed() -> None:
+    folder = Path(__file__).parents[1] / "src" / "cfel" / "presets"
+    assert sorted(file.stem for file in folder.glob("*.toml")) == sorted(PRESETS)
+
+
+def test_an_empty_file_is_the_demo(tmp_path: Path) -> None:
+    assert loaded(tmp_path, "") == preset_experiment("demo")
+
+
+def test_a_file_is_laid_over_its_preset(tmp_path: Path) -> None:
+    """One key of a table changes that key only, at every depth."""
+    text = """
+        preset = "paper-femnist"
+        name = "mine"
+        [rounds]
+        edge = 3
+        [fleet.conditions]
+        watts = [0.2, 0.4]
+        [scheme]
+        options = {literal = true}
+    """
+    found = loaded(tmp_path, text)
+    assert (found.name, found.rounds) == ("mine", Rounds(50, 3, 5))
+    assert found.fleet.conditions == RandomConditions(alpha_joules=1.5, watts=(0.2, 0.4))
+    assert (found.fleet.devices, found.model.name) == (64, "leaf_cnn")
+    assert (found.scheme.name, found.scheme.option("literal", False)) == ("hcef", True)
+
+
+def test_conditions_of_another_kind_replace_the_presets() -> None:
+    """`alpha_joules` of the preset would be unknown to device classes."""
+    table = {"kind": "classes", "classes": {"iphone-x": 0.5, "jetson-nano": 0.5}, "flops_per_sample": 1e8}
+    found = conditions(table)
+    assert isinstance(found, HardwareConditions)
+    assert (found.classes, found.batch) == ({"iphone-x": 0.5, "jetson-nano": 0.5}, 50)
+    same = conditions({"kind": "random", "watts": [1, 2]})
+    assert same == RandomConditions(alpha_joules=0.15, watts=(1, 2))
+
+
+def test_classes_of_ones_own() -> None:
+    own = {
+        "name": "gateway",
+        "flops_per_second": 1e10,
+        "compute_watts": 5,
+        "radio_watts": 1,
+        "uplink_bits_per_second": 1e6,
+        "source": "measured",
+    }
+    table = {"kind": "classes", "classes": {"gateway": 1}, "flops_per_sample": 1e8, "extra_classes": [own]}
+    found = conditions(table)
+    assert found.extra_classes[0].name == "gateway"
+    now = found.conditions(0, 0, 0, 64, 2e6)
+    assert (now.mu[0], now.alpha[0], now.nu[0]) == pytest.approx((0.5, 2.5, 2.0))
+
+
+def test_absences_and_batteries(tmp_path: Path) -> None:
+    text = """
+        fleet.devices = 4
+        fleet.clusters = [3, 1]
+        fleet.battery_joules = [1.0, 2.0, 3.0, inf]
+        fleet.availability = {away_probability = 0.5, away = [[3, 0, 2]]}
+    """
+    fleet = loaded(tmp_path, text).fleet
+    assert (fleet.clusters, fleet.battery_joules) == ((3, 1), (1, 2, 3, float("inf")))
+    assert fleet.availability == Availability(0.5, ((3, 0, 2),))
+    assert loaded(tmp_path, "fleet.battery_joules = 50").fleet.battery_joules == 50
+
+
+def test_file_names_are_relative_to_the_experiment(tmp_path: Path) -> None:
+    text = """
+        fleet.conditions = {kind = "trace", file = "data/trace.csv"}
+        topology = {kind = "edges", file = "links.txt"}
+    """
+    found = loaded(tmp_path, text)
+    assert found.fleet.conditions == TraceParameters(str(tmp_path / "data" / "trace.csv"))
+    assert found.topology.file == str(tmp_path / "links.txt")
+    elsewhere = tmp_path / "far" / "links.txt"
+    changed = loaded(tmp_path, text, f"topology.file={elsewhere}")
+    assert changed.topology.file == str(elsewhere)
+
+
+@pytest.mark.parametrize(
+    ("change", "path", "value"),
+    [
+        ("rounds.global=3", "rounds.global_rounds", 3),
+        (" rounds.global = 3 ", "rounds.global_rounds", 3),
+        ("scheme.rho_min=0.25", "scheme.rho_min", 0.25),
+        ("scheme.name=cef_f", "scheme.name", "cef_f"),
+        ('scheme.name="cef_f"', "scheme.name", "cef_f"),
+        ("scheme.name=my_module:build", "scheme.name", "my_module:build"),
+        ("name=two words", "name", "two words"),
+        ('name=a "quoted" \\ word', "name", 'a "quoted" \\ word'),
+        ("name=a=b", "name", "a=b"),
+        ("fleet.clusters=[32, 32]", "fleet.clusters", (32, 32)),
+        ("fleet.conditions.watts=[0.5, 0.6]", "fleet.conditions.watts", (0.5, 0.6)),
+        ("scheme.options={literal = true}", "scheme.options", {"literal": True}),
+        ("budget.seconds=inf", "budget.seconds", float("inf")),
+    ],
+)
+def test_assignments(tmp_path: Path, change: str, path: str, value: object) -> None:
+    found: Any = loaded(tmp_path, "name = 'file'\nrounds.global = 9\n", change)
+    for part in path.split("."):
+        found = getattr(found, part)
+    assert found == value
+
+
+def test_the_last_assignment_counts(tmp_path: Path) -> None:
+    found = loaded(tmp_path, "rounds.edge = 2", "rounds.global=3", "rounds.global=4")
+    assert found.rounds == Rounds(4, 2, 5)
+
+
+@pytest.mark.parametrize("change", ["rounds", "=3", " =3", "", "a b=3", "rounds..global=3"])
+def test_malformed_assignments(tmp_path: Path, change: str) -> None:
+    with pytest.raises(ExperimentError, match=r"^--set '"):
+        loaded(tmp_path, "", change)
+
+
+CLASSES = 'fleet.conditions = {kind = "classes", flops_per_sample = 1.0, '
+
+
+@pytest.mark.parametrize(
+    ("text", "message"),
+    [
+        ("round.global = 3", "top level: unknown 'round'; did you mean 'rounds'? (allowed: budget, fleet, "),
+        (
+            "rounds.glbal = 3",
+            "[rounds]: unknown 'glbal'; did you mean 'global'? (allowed: edge, ",
+        ),
+        ("fleet.device = 3", "[fleet]: unknown 'device'; did you mean 'devices'?"),
+        ("fleet.conditions.wats = 3", "[fleet.conditions]: unknown 'wats'; did you mean 'watts'?"),
+        ("fleet.availability.awy = 3", "[fleet.availability]: unknown 'awy'; did you mean 'away'?"),
+        ("scheme.solvr = 'joint'", "[scheme]: unknown 'solvr'; did you mean 'solver'?"),
+        ("preset = 'paper-cifar'", "preset: unknown 'paper-cifar'; did you mean 'paper-cifar10'?"),
+        ("preset = 5", "preset: unknown 5 (allowed: demo, paper-cifar10, paper-femnist)"),
+        (
+            "fleet.conditions.kind = 'clases'",
+            "conditions.kind: unknown 'clases'; did you mean 'classes'?",
+        ),
+        ("fleet.conditions.kind = ['x']", "fleet.conditions.kind: unknown ['x'] (allowed: classes, "),
+        ("scheme.solver = 'jont'", "scheme.solver: unknown 'jont'; did you mean 'joint'?"),
+        ("scheme.on_unreachable = 'min'", "scheme.on_unreachable: unknown 'min'; did you mean 'minimum'?"),
+        ("topology.weights = 'siz'", "topology.weights: unknown 'siz'; did you mean 'size'?"),
+        ("model.name = 'resnet'", "model.name: unknown 'resnet'; did you mean 'resnet20'?"),
+        ("name = 5", "name = 5: must be text"),
+        ("name = ''", "name = '': must be text"),
+        ("seed = 1.5", "seed = 1.5: must be a whole number"),
+        ("seed = true", "seed = True: must be a whole number"),
+        ("rounds = 5", "rounds = 5: must be a table"),
+        ("fleet.conditions = 5", "fleet.conditions = 5: must be a table"),
+        ("fleet.availability = 5", "fleet.availability = 5: must be a table"),
+        ("rounds.global = 0", "rounds.global = 0: must be a finite number ≥ 1, and whole"),
+        ("rounds.global = 'x'", "rounds.global = 'x': must be a finite number ≥ 1, and whole"),
+        ("rounds.edge = 2.5", "rounds.edge = 2.5: must be"),
+        ("fleet.devices = true", "fleet.devices = True: must be"),
+        ("fleet.clusters = [1, 2]", "fleet.clusters: sizes sum to 3, must be fleet.devices = 64"),
+        ("fleet.availability.away = 5", "availability.away = 5: must be a list"),
+        (
+            "fleet.availability.away = [[99, 0, 1]]",
+            "away[0]: unknown device 99 (allowed: 0 to 63)",
+        ),
+        ("fleet.conditions.watts = [2, 1]", "conditions.watts = [2.0, 1.0]: the lowest must not exceed"),
+        ("fleet.conditions = {kind = 'trace'}", "fleet.conditions.file: is missing"),
+        (CLASSES + "classes = 5}", "conditions.classes = 5: must be a table of class and amount"),
+        (CLASSES + "classes = {iphon = 1}}", "conditions.classes: unknown 'iphon'; did you mean 'iphone-x'?"),
+        (CLASSES + "classes = {iphone-x = 1}, extra_classes = 5}", "extra_classes = 5: must be a list"),
+        (CLASSES + "classes = {iphone-x = 1}, extra_classes = [5]}", "extra_classes[0] = 5: must be a table"),
+        (CLASSES + "classes = {a = 1}, extra_classes = [{name = 'a'}]}", "[0].flops_per_second: is missing"),
+        ("topology.edges = 5", "topology.edges = 5: must be a list"),
+        ("topology = {kind = 'edges', file = 5}", "topology.file = 5: must be text"),
+        ("topology.p_edge = 2", "topology.p_edge = 2: must be a finite number > 0 and ≤ 1"),
+        ("model = {name = 5, parameters = 5}", "model.name = 5: must be text"),
+        ("model.parameters = 0", "model.parameters = 0: must be"),
+        ("local.learning_rate = 0", "local.learning_rate = 0: must be a finite number > 0"),
+        ("local.momentum = 2", "local.momentum = 2: must be a finite number ≥ 0 and ≤ 1"),
+        ("scheme.name = 5", "scheme.name = 5: must be text"),
+        ("scheme.options = 5", "scheme.options = 5: must be a table"),
+        ("scheme.rho_min = 0", "scheme.rho_min = 0: must be a finite number > 0 and ≤ 1"),
+        ("budget.seconds = 0", "budget.seconds = 0: must be a number > 0"),
+        ("budget.share_of_cef = 'x'", "budget.share_of_cef = 'x': must be a number > 0"),
+        ("rounds =", "cannot be read: Invalid value"),
+    ],
+)
+def test_refused_with_key_and_value(tmp_path: Path, text: str, message: str) -> None:
+    with pytest.raises(ExperimentError) as caught:
+        loaded(tmp_path, text)
+    assert str(caught.value).startswith(f"{tmp_path / 'experiment.toml'}: ")
+    assert message in str(caught.value)
+
+
+def test_files_that_cannot_be_read(tmp_path: Path) -> None:
+    for file in (tmp_path / "none.toml", tmp_path):
+        with pytest.raises(ExperimentError, match="cannot be read"):
+            load_experiment(file)
+    (tmp_path / "odd.toml").write_bytes(b"\xff\xfe")
+    with pytest.raises(ExperimentError, match="cannot be read"):
+        load_experiment(tmp_path / "odd.toml")
+
+
+def test_an_unknown_scheme_is_found_when_it_is_built() -> None:
+    """The name may be an entry point, so only building it can tell."""
+    from cfel.control import build_scheme
+
+    with pytest.raises(InputError, match="scheme: unknown 'hcf'; did you mean 'hcef'"):
+        build_scheme(parse_experiment({"scheme": {"name": "hcf"}}).scheme)
+
+
+def test_a_share_is_of_what_cef_uses() -> None:
+    experiment = parse_experiment({**SMALL, "budget": {"share_of_cef": 0.6}})
+    setting, _ = experiment.setting()
+    cef = expected_use(setting)
+    found = experiment.budgets(setting)
+    assert found.seconds == pytest.approx(0.6 * cef.seconds, rel=1e-15)
+    assert found.joules == pytest.approx(0.6 * cef.joules, rel=1e-15)
+
+
+def test_numbers_go_before_the_share() -> None:
+    experiment = parse_experiment({**SMALL, "budget": {"seconds": 5.0, "share_of_cef": 0.5}})
+    setting, _ = experiment.setting()
+    found = experiment.budgets(setting)
+    assert found == Budget(5.0, 0.5 * expected_use(setting).joules)
+    assert Experiment().budgets(setting) == Budget(float("inf"), float("inf"))
+
+
+def test_the_setting_is_what_the_file_says() -> None:
+    """Ring of 3, 269722 · 32 bits; each server hears two neighbours."""
+    setting, backhaul = parse_experiment({**SMALL, "seed": 7}).setting(sigma2=2.0, g2=0.5)
+    assert (setting.fleet.devices, setting.fleet.clusters, backhaul.clusters) == (6, 3, 3)
+    assert (setting.seed, setting.sigma2, setting.g2, setting.model_bits) == (7, 2.0, 0.5, 32 * 269_722)
+    assert setting.rounds == Rounds(2, 2, 5)
+    assert setting.backhaul_seconds.shape == (3,)
+    assert backhaul.zeta == pytest.approx(0, abs=1e-12)

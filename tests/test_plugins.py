@@ -1,0 +1,74 @@
+"""Names that stand for code."""
+
+import math
+from importlib.metadata import EntryPoint
+from pathlib import Path
+
+import pytest
+
+from cfel import plugins
+from cfel.errors import InputError
+
+BUILTIN = {"hcef": len, "cef": max}
+
+
+def test_a_built_in_part() -> None:
+    assert plugins.resolve("scheme", "hcef", BUILTIN) is len
+
+
+def test_a_function_of_a_module() -> None:
+    assert plugins.resolve("scheme", "math:sqrt", BUILTIN) is math.sqrt
+
+
+def test_a_module_of_the_user(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    (tmp_path / "my_own_scheme.py").write_text("def build():\n    return 7\n")
+    monkeypatch.syspath_prepend(str(tmp_path))
+    assert plugins.resolve("scheme", "my_own_scheme:build", BUILTIN)() == 7
+
+
+def installed(monkeypatch: pytest.MonkeyPatch, value: str) -> None:
+    """Pretends that a package offers a scheme called `theirs`."""
+
+    def points(group: str) -> list[EntryPoint]:
+        return [EntryPoint("theirs", value, group)] if group == "cfel.scheme" else []
+
+    monkeypatch.setattr(plugins, "entry_points", points)
+
+
+def test_an_entry_point(monkeypatch: pytest.MonkeyPatch) -> None:
+    installed(monkeypatch, "math:sqrt")
+    assert plugins.resolve("scheme", "theirs", BUILTIN) is math.sqrt
+    with pytest.raises(
+        InputError, match=r"^model: unknown 'theirs' \(allowed: cef, hcef, module:function\)$"
+    ):
+        plugins.resolve("model", "theirs", BUILTIN)
+    with pytest.raises(InputError, match="did you mean 'theirs'"):
+        plugins.resolve("scheme", "their", BUILTIN)
+
+
+@pytest.mark.parametrize("value", ["no_such_module_anywhere:f", "math:no_such_function"])
+def test_an_entry_point_that_does_not_load(monkeypatch: pytest.MonkeyPatch, value: str) -> None:
+    installed(monkeypatch, value)
+    with pytest.raises(InputError, match=r"^scheme: cannot load 'theirs': .*no_such_"):
+        plugins.resolve("scheme", "theirs", BUILTIN)
+
+
+@pytest.mark.parametrize(
+    ("name", "message"),
+    [
+        (
+            "hcf",
+            r"^scheme: unknown 'hcf'; did you mean 'hcef'\? \(allowed: cef, hcef, module:function\)$",
+        ),
+        ("", r"^scheme: unknown '' \(allowed: "),
+        ("no_such_module_anywhere:f", r"^scheme: cannot load 'no_such_module_anywhere:f': No module named"),
+        ("math:no_such_function", r"^scheme: cannot load .*no attribute 'no_such_function'"),
+        ("math:", r"^scheme: cannot load 'math:'"),
+        (":f", r"^scheme: cannot load ':f'"),
+        (".relative:f", r"^scheme: cannot load '\.relative:f'"),
+        ("math:pi", r"^scheme: 'math:pi' is a float, not a function$"),
+    ],
+)
+def test_what_cannot_be_found(name: str, message: str) -> None:
+    with pytest.raises(InputError, match=message):
+        plugins.resolve("scheme", name, BUILTIN)

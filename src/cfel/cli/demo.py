@@ -1,47 +1,31 @@
-"""`cfel demo`: the schemes side by side on a generated fleet of 64 devices."""
+"""`cfel demo`: HCEF and the baselines side by side, on data that comes with scikit-learn."""
 
 import argparse
+from pathlib import Path
 
-from rich.console import Console
+from cfel.cli.compare import SCHEMES, compare_and_print, names
+from cfel.cli.run import add_engine, with_engine
+from cfel.cli.shared import Commands, add_changes, add_command, add_json
+from cfel.experiment import preset_experiment
 
-from cfel.cli.shared import Commands, add_command, add_json, new_table, print_json, print_table
-from cfel.studies.rehearsals import SchemeUse, compare_use
-
-EXAMPLE = "  cfel demo"
+EXAMPLE = "  cfel demo --out cfel-demo"
 
 
 def register(commands: Commands) -> None:
     """Adds the command."""
-    parser = add_command(commands, "demo", "plan a run for 64 devices with every scheme", EXAMPLE)
+    parser = add_command(commands, "demo", "compare HCEF with its baselines on 64 devices", EXAMPLE)
+    parser.add_argument(
+        "--out", type=Path, default=Path("cfel-demo"), metavar="DIR", help="default cfel-demo"
+    )
+    parser.add_argument("--resume", action="store_true", help="go on with the demo in DIR")
+    add_engine(parser)
+    add_changes(parser)
     add_json(parser)
-    parser.set_defaults(run=run)
+    parser.set_defaults(run=run, target=None)
 
 
 def run(arguments: argparse.Namespace) -> int:
-    """Rehearses every scheme and prints what it would use."""
-    uses = compare_use("demo")
-    if arguments.json:
-        print_json({use.scheme: use.to_dict() for use in uses})
-    else:
-        _print(Console(highlight=False), uses)
-    return 0
-
-
-def _print(console: Console, uses: list[SchemeUse]) -> None:
-    title = "Plans for 64 devices in 8 clusters on a ring, budgets at 60 % of CEF's use"
-    table = new_table("scheme", "time s", "of budget", "energy J", "of budget", "ρ", "θ", "worst gap")
-    for use in uses:
-        table.add_row(
-            use.scheme,
-            f"{use.seconds:,.0f}",
-            f"{100 * use.seconds_share:.0f} %",
-            f"{use.joules:,.0f}",
-            f"{100 * use.joules_share:.0f} %",
-            f"{use.rho:.2f}",
-            f"{use.theta:.2f}",
-            f"{100 * use.worst_gap:.3f} %",
-        )
-    print_table(console, title, table)
-    console.print("[dim]of budget: above 100 % is overspent; only hcef, cef_f and cef_c look at budgets")
-    console.print("[dim]ρ: mean share of local steps taken; θ: mean share of an update sent")
-    console.print("[dim]worst gap: how far from the best possible plan a round was at most")
+    """Runs the demo."""
+    experiment = with_engine(preset_experiment("demo", arguments.set), arguments.engine)
+    out = arguments.out
+    return compare_and_print(experiment, names(SCHEMES), [experiment.seed], out, arguments)

@@ -27,6 +27,11 @@ def add_command(commands: Commands, name: str, summary: str, example: str) -> ar
     return parser
 
 
+def add_changes(parser: argparse.ArgumentParser) -> None:
+    """The option --set."""
+    parser.add_argument("--set", action="append", default=[], metavar="A.B=VALUE", help="change a key")
+
+
 def add_json(parser: argparse.ArgumentParser) -> None:
     """The option --json."""
     parser.add_argument("--json", action="store_true", help="print one JSON document and nothing else")

@@ -1,0 +1,108 @@
+"""`cfel compare`: several schemes under the same conditions."""
+
+import argparse
+import sys
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any
+
+from rich.console import Console
+from rich.markup import escape
+
+from cfel.cli.progress import RunProgress
+from cfel.cli.run import add_engine, with_engine
+from cfel.cli.shared import (
+    Commands,
+    add_changes,
+    add_command,
+    add_json,
+    amount,
+    new_table,
+    print_json,
+    print_table,
+)
+from cfel.experiment import Experiment, load_experiment
+from cfel.studies.runs import Doing, compare
+
+EXAMPLE = (
+    """  cfel compare experiment.toml --schemes hcef,cef,cef_f --seeds 0,1,2 --target 0.7 --out runs/table"""
+)
+SCHEMES = "hcef,cef,cef_c,cef_f,mll_sgd"
+
+
+def register(commands: Commands) -> None:
+    """Adds the command."""
+    parser = add_command(commands, "compare", "simulate several schemes side by side", EXAMPLE)
+    parser.add_argument("experiment", type=Path, metavar="EXPERIMENT.toml")
+    parser.add_argument(
+        "--schemes", type=names, default=names(SCHEMES), metavar="A,B,…", help=f"default {SCHEMES}"
+    )
+    parser.add_argument("--seeds", type=numbers, metavar="0,1,…", help="default: the experiment's seed")
+    parser.add_argument("--target", type=amount, metavar="ACCURACY", help="default: the experiment's")
+    parser.add_argument("--out", type=Path, metavar="DIR", help="default runs/NAME-compared")
+    parser.add_argument("--resume", action="store_true", help="go on with the runs in DIR")
+    add_engine(parser)
+    add_changes(parser)
+    add_json(parser)
+    parser.set_defaults(run=run)
+
+
+def names(text: str) -> list[str]:
+    """Words between commas."""
+    return [word.strip() for word in text.split(",") if word.strip()]
+
+
+def numbers(text: str) -> list[int]:
+    """Whole numbers between commas."""
+    return [int(word) for word in names(text)]
+
+
+def run(arguments: argparse.Namespace) -> int:
+    """Runs all of them and prints the table."""
+    experiment = with_engine(load_experiment(arguments.experiment, arguments.set), arguments.engine)
+    out: Path = arguments.out or Path("runs") / f"{experiment.name}-compared"
+    seeds = arguments.seeds or [experiment.seed]
+    return compare_and_print(experiment, arguments.schemes, seeds, out, arguments)
+
+
+def compare_and_print(
+    experiment: Experiment, schemes: list[str], seeds: list[int], out: Path, arguments: argparse.Namespace
+) -> int:
+    """The part that `demo` shares."""
+    with RunProgress(experiment.rounds.global_rounds) as progress:
+        doing = Doing(tuple(sys.argv), arguments.resume, progress.on_round)
+        document = compare(experiment, schemes, seeds, out, doing, arguments.target)
+    if arguments.json:
+        print_json(document)
+        return 0
+    console = Console(highlight=False)
+    print_summary(console, document)
+    console.print(f"report: {escape(str(out / 'report.html'))}")
+    return 0
+
+
+def print_summary(console: Console, document: Mapping[str, Any]) -> None:
+    """Time and energy to the target, what of the budgets was used, and the gain over CEF."""
+    target = document["target"]
+    table = new_table("scheme", "time s", "energy kJ", "gain", "gain", "accuracy", "of time", "of energy")
+    for name, row in document["schemes"].items():
+        table.add_row(
+            escape(name),
+            _number(row["seconds_to_target"], "{:,.0f}"),
+            _number(row["joules_to_target"], "{:,.1f}", 1e-3),
+            _number(row["gain_seconds"], "{:.2f}×"),
+            _number(row["gain_joules"], "{:.2f}×"),
+            _number(row["final_accuracy"], "{:.1f} %", 100),
+            _share(row["seconds"], row["seconds_budget"]),
+            _share(row["joules"], row["joules_budget"]),
+        )
+    aim = "no target" if target is None else f"{100 * target:g} %"
+    print_table(console, f"Time and energy to {aim}, gain over CEF, and budget used at the end", table)
+
+
+def _number(value: float | None, form: str, factor: float = 1.0) -> str:
+    return "–" if value is None else form.format(factor * value)
+
+
+def _share(used: float | None, budget: float | None) -> str:
+    return "–" if used is None or not budget else f"{100 * used / budget:.0f} %"

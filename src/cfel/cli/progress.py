@@ -1,0 +1,48 @@
+"""Progress of runs on standard error: a bar, round, accuracy, virtual time and energy, and what is left."""
+
+from types import TracebackType
+from typing import Self
+
+from rich.console import Console
+from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeRemainingColumn
+
+from cfel.runlog import RoundRecord
+
+
+class RunProgress:
+    """A bar per run; a context manager.
+
+    Args:
+        rounds: global rounds of each run.
+        quiet: show nothing.
+    """
+
+    def __init__(self, rounds: int, quiet: bool = False) -> None:
+        self._rounds = rounds
+        self._bars = Progress(
+            TextColumn("{task.description}"),
+            BarColumn(bar_width=16),
+            MofNCompleteColumn(),
+            TextColumn("{task.fields[state]}"),
+            TimeRemainingColumn(compact=True),
+            console=Console(stderr=True),
+            disable=quiet,
+        )
+        self._tasks: dict[str, int] = {}
+
+    def __enter__(self) -> Self:
+        self._bars.start()
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        self._bars.stop()
+
+    def on_round(self, name: str, record: RoundRecord) -> None:
+        """Moves a run's bar."""
+        if name not in self._tasks:
+            self._tasks[name] = self._bars.add_task(name, total=self._rounds, state="")
+        accuracy = "" if record.accuracy is None else f"{100 * record.accuracy:5.1f} %"
+        state = f"{accuracy} {record.seconds:9,.0f} s {record.joules / 1000:7,.1f} kJ"
+        self._bars.update(self._tasks[name], completed=record.round, state=state)  # type: ignore[arg-type]

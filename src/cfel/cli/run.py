@@ -1,0 +1,70 @@
+"""`cfel run`: one simulation."""
+
+import argparse
+import sys
+from dataclasses import replace
+from pathlib import Path
+
+from rich.console import Console
+
+from cfel.cli.progress import RunProgress
+from cfel.cli.shared import Commands, add_changes, add_command, add_json, print_json
+from cfel.experiment import Experiment, load_experiment
+from cfel.report import write_report
+from cfel.simulation import ENGINES
+from cfel.studies.runs import Doing, run_experiment
+
+EXAMPLE = """  cfel run experiment.toml --out runs/first --set rounds.global=10
+  cfel run experiment.toml --out runs/first --resume"""
+
+
+def register(commands: Commands) -> None:
+    """Adds the command."""
+    parser = add_command(commands, "run", "simulate one experiment", EXAMPLE)
+    parser.add_argument("experiment", type=Path, metavar="EXPERIMENT.toml")
+    parser.add_argument("--out", type=Path, metavar="DIR", help="run directory (default runs/NAME)")
+    parser.add_argument("--resume", action="store_true", help="go on with the run in DIR")
+    add_engine(parser)
+    add_changes(parser)
+    add_json(parser)
+    parser.set_defaults(run=run)
+
+
+def add_engine(parser: argparse.ArgumentParser) -> None:
+    """The option --engine."""
+    parser.add_argument("--engine", choices=ENGINES, help="where devices' work is done")
+
+
+def with_engine(experiment: Experiment, engine: str | None) -> Experiment:
+    """The experiment with the engine asked for on the command line."""
+    if engine is None:
+        return experiment
+    return replace(experiment, simulation=replace(experiment.simulation, engine=engine))
+
+
+def run(arguments: argparse.Namespace) -> int:
+    """Runs and reports."""
+    experiment = with_engine(load_experiment(arguments.experiment, arguments.set), arguments.engine)
+    out: Path = arguments.out or Path("runs") / experiment.name
+    with RunProgress(experiment.rounds.global_rounds) as progress:
+        doing = Doing(tuple(sys.argv), arguments.resume, progress.on_round)
+        records = run_experiment(experiment, out, doing)
+    page = write_report(out, experiment.simulation.target)
+    last = records[-1]
+    if arguments.json:
+        print_json(
+            {
+                "directory": str(out),
+                "rounds": len(records),
+                "accuracy": last.accuracy,
+                "seconds": last.seconds,
+                "joules": last.joules,
+                "model_sha256": last.model_sha256,
+            }
+        )
+        return 0
+    console = Console(highlight=False)
+    accuracy = "not evaluated" if last.accuracy is None else f"{100 * last.accuracy:.2f} %"
+    console.print(f"{len(records)} rounds: accuracy {accuracy}, {last.seconds:,.0f} s, {last.joules:,.0f} J")
+    console.print(f"report: {page}")
+    return 0

@@ -1,0 +1,104 @@
+"""What an experiment file means, and the World it describes."""
+
+from dataclasses import dataclass, field, replace
+from pathlib import Path
+
+from cfel.control import Budget, Rounds, SchemeParameters, Setting, build_scheme, expected_use
+from cfel.cost import backhaul_seconds
+from cfel.errors import InputError
+from cfel.experiment.sections import BudgetParameters, CompressionParameters, DataParameters, ModelParameters
+from cfel.learning.augment import augmentation
+from cfel.learning.compression import compressor
+from cfel.learning.data import load
+from cfel.learning.files import load_model
+from cfel.learning.flat import FlatModel
+from cfel.learning.models import model_builder
+from cfel.learning.partition import partition
+from cfel.learning.sgd import LocalParameters
+from cfel.learning.task import DeviceData, Task, custom_task, initial_model
+from cfel.simulation import SimulationParameters, chosen_engine
+from cfel.system import Backhaul, FleetParameters, TopologyParameters, build_backhaul, build_fleet, checked
+from cfel.world import World
+
+
+@dataclass(frozen=True, slots=True)
+class Experiment:
+    """An experiment, every default filled in; one attribute per section of the file."""
+
+    name: str = "experiment"
+    seed: int = 0
+    rounds: Rounds = field(default_factory=lambda: Rounds(40))
+    fleet: FleetParameters = field(default_factory=FleetParameters)
+    topology: TopologyParameters = field(default_factory=TopologyParameters)
+    data: DataParameters = field(default_factory=DataParameters)
+    model: ModelParameters = field(default_factory=ModelParameters)
+    local: LocalParameters = field(default_factory=LocalParameters)
+    scheme: SchemeParameters = field(default_factory=SchemeParameters)
+    compression: CompressionParameters = field(default_factory=CompressionParameters)
+    budget: BudgetParameters = field(default_factory=BudgetParameters)
+    simulation: SimulationParameters = field(default_factory=SimulationParameters)
+
+    def __post_init__(self) -> None:
+        checked.text("name", self.name)
+        if isinstance(self.seed, bool) or not isinstance(self.seed, int):
+            raise InputError(f"seed = {self.seed!r}: must be a whole number")
+
+    def setting(self, sigma2: float = 1.0, g2: float = 1.0) -> tuple[Setting, Backhaul]:
+        """Fleet and backhaul for the controller alone, with σ² and G² assumed as given."""
+        known = self.model.known_size()
+        size = known if known is not None else self._start(self.task()).parameters.numel()
+        fleet = build_fleet(self.fleet)
+        backhaul = build_backhaul(self.topology, fleet.sizes, self.seed)
+        bits = 32.0 * size
+        gossip = backhaul_seconds(backhaul.graph, bits)
+        return Setting(fleet, gossip, self.rounds, self.seed, bits, sigma2, g2), backhaul
+
+    def budgets(self, setting: Setting) -> Budget:
+        """Total budgets in seconds and joules; a number given outright goes before a share of CEF's use."""
+        share = self.budget.share_of_cef
+        limit = Budget() if share is None else expected_use(setting).shared(share)
+        return Budget(self.budget.seconds or limit.seconds, self.budget.joules or limit.joules)
+
+    def task(self) -> Task:
+        """What is learned; loads the data."""
+        if self.data.task is not None:
+            return custom_task(self.data.task, self.data.place())
+        augment = augmentation(self.data.augment)
+        return Task(load(self.data.name, self.data.place()), model_builder(self.model.name), augment=augment)
+
+    def world(self) -> World:
+        """Everything a run needs, built."""
+        task = self.task()
+        data, shares = partition(task.data, self.fleet.devices, self.data.rule(), self.seed)
+        task = replace(task, data=data)
+        start = self._start(task)
+        fleet = build_fleet(self.fleet)
+        backhaul = build_backhaul(self.topology, fleet.sizes, self.seed)
+        bits = 32.0 * start.parameters.numel()
+        gossip = backhaul_seconds(backhaul.graph, bits)
+        setting = Setting(fleet, gossip, self.rounds, self.seed, bits)
+        return World(
+            seed=self.seed,
+            rounds=self.rounds,
+            fleet=fleet,
+            backhaul=backhaul,
+            backhaul_seconds=gossip,
+            task=task,
+            data=tuple(DeviceData(data, indices) for indices in shares),
+            local=replace(self.local, batch=self.data.batch, error_feedback=self.compression.error_feedback),
+            compress=compressor(self.compression.kind),
+            scheme=build_scheme(self.scheme),
+            budget=self.budgets(setting),
+            start=start,
+        )
+
+    def resolved(self, world: World) -> "Experiment":
+        """The experiment with the engine chosen."""
+        size, has_buffers = world.start.parameters.numel(), world.start.buffers.numel() > 0
+        engine = chosen_engine(self.simulation.engine, size, has_buffers)
+        return replace(self, simulation=replace(self.simulation, engine=engine))
+
+    def _start(self, task: Task) -> FlatModel:
+        if self.model.init is None:
+            return initial_model(task, self.seed)
+        return load_model(Path(self.model.init), task.build())

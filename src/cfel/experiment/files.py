@@ -1,0 +1,182 @@
+"""Experiment files: presets, reading, and writing one with every default spelled out."""
+
+import tomllib
+from collections.abc import Sequence
+from importlib.resources import files
+from pathlib import Path
+from typing import Any
+
+import tomli_w
+
+from cfel.control import Rounds, SchemeParameters
+from cfel.errors import ExperimentError, InputError, unknown_name
+from cfel.experiment.document import (
+    Table,
+    as_table,
+    assignment,
+    merged,
+    placed_beside,
+    refuse_unknown,
+    section,
+    table_of,
+)
+from cfel.experiment.experiment import Experiment
+from cfel.experiment.sections import BudgetParameters, CompressionParameters, DataParameters, ModelParameters
+from cfel.learning.sgd import LocalParameters
+from cfel.simulation import SimulationParameters
+from cfel.system import (
+    Availability,
+    DeviceClass,
+    FleetParameters,
+    HardwareConditions,
+    RandomConditions,
+    TopologyParameters,
+    TraceParameters,
+    checked,
+)
+
+PRESETS = ("demo", "paper-cifar10", "paper-femnist", "none")
+CONDITIONS = {"random": RandomConditions, "classes": HardwareConditions, "trace": TraceParameters}
+ROUND_KEYS = {"global": "global_rounds", "edge": "edge_rounds", "local": "local_steps"}
+ENDING_KEYS = ("stop", "target")
+FILE_NAMES = (("topology", "file"), ("fleet", "conditions", "file"), ("data", "path"), ("model", "init"))
+# Fields of `LocalParameters` that stand elsewhere in the file: in [data] and in [compression].
+NOT_LOCAL = ("batch", "error_feedback")
+
+
+def load_experiment(path: str | Path, changes: Sequence[str] = ()) -> Experiment:
+    """Reads an experiment file.
+
+    Args:
+        path: the TOML file.
+        changes: assignments like "rounds.global=3" that go before the file.
+
+    Raises:
+        ExperimentError: the file cannot be read, or something in it is not known or not allowed.
+    """
+    try:
+        document: Table = tomllib.loads(Path(path).read_text(encoding="utf-8"))
+    except (OSError, UnicodeDecodeError, tomllib.TOMLDecodeError) as error:
+        raise ExperimentError(f"{path}: cannot be read: {error}") from error
+    document = placed_beside(document, Path(path).parent, FILE_NAMES)
+    try:
+        return parse_experiment(document, changes)
+    except InputError as error:
+        raise ExperimentError(f"{path}: {error}") from error
+
+
+def preset_experiment(name: str, changes: Sequence[str] = ()) -> Experiment:
+    """The experiment of a preset, changed as given."""
+    return parse_experiment({"preset": name}, changes)
+
+
+def parse_experiment(document: Table, changes: Sequence[str] = ()) -> Experiment:
+    """The experiment that a TOML document and changes to it describe."""
+    for change in changes:
+        document = merged(document, assignment(change))
+    preset = document.get("preset", "demo")
+    if preset not in PRESETS:
+        raise ExperimentError(unknown_name("preset", preset, PRESETS))
+    given = {key: value for key, value in document.items() if key != "preset"}
+    whole = merged(_preset_table(preset), given)
+    parsers: dict[str, Any] = {
+        "rounds": _rounds,
+        "fleet": _fleet,
+        "topology": lambda table: section(TopologyParameters, "topology", table),
+        "data": lambda table: section(DataParameters, "data", table),
+        "model": lambda table: section(ModelParameters, "model", table),
+        "local": _local,
+        "scheme": lambda table: section(SchemeParameters, "scheme", table),
+        "compression": lambda table: section(CompressionParameters, "compression", table),
+        "budget": lambda table: section(BudgetParameters, "budget", table),
+    }
+    refuse_unknown("", whole, ["name", "seed", "simulation", "preset", *parsers])
+    sections: dict[str, Any] = {key: whole[key] for key in ("name", "seed") if key in whole}
+    for name in whole.keys() & parsers.keys():
+        sections[name] = parsers[name](as_table(name, whole[name]))
+    sections["simulation"] = _simulation(whole)
+    return Experiment(**sections)
+
+
+def experiment_toml(experiment: Experiment) -> str:
+    """The experiment as TOML with every default spelled out; reading it gives the same experiment."""
+    ending = {key: getattr(experiment.simulation, key) for key in ENDING_KEYS}
+    ending = {key: value for key, value in ending.items() if value is not None}
+    simulation = table_of(experiment.simulation)
+    local = table_of(experiment.local)
+    document = {
+        "preset": "none",
+        "name": experiment.name,
+        "seed": experiment.seed,
+        "rounds": table_of(experiment.rounds, {field: key for key, field in ROUND_KEYS.items()}) | ending,
+        "fleet": _fleet_table(experiment.fleet),
+        "topology": table_of(experiment.topology),
+        "data": table_of(experiment.data),
+        "model": table_of(experiment.model),
+        "local": {key: value for key, value in local.items() if key not in NOT_LOCAL},
+        "scheme": table_of(experiment.scheme),
+        "compression": table_of(experiment.compression),
+        "budget": table_of(experiment.budget),
+        "simulation": {key: value for key, value in simulation.items() if key not in ENDING_KEYS},
+    }
+    return tomli_w.dumps(document)
+
+
+def _preset_table(name: str) -> Table:
+    if name == "none":
+        return {}
+    return tomllib.loads(files("cfel").joinpath(f"presets/{name}.toml").read_text(encoding="utf-8"))
+
+
+def _rounds(table: Table) -> Rounds:
+    refuse_unknown("rounds", table, [*ROUND_KEYS, *ENDING_KEYS])
+    return Rounds(**{ROUND_KEYS[key]: value for key, value in table.items() if key in ROUND_KEYS})
+
+
+def _simulation(whole: Table) -> SimulationParameters:
+    table = as_table("simulation", whole.get("simulation", {}))
+    for key in ENDING_KEYS:
+        if key in table:
+            raise ExperimentError(f"simulation.{key}: belongs into [rounds]")
+    rounds = as_table("rounds", whole.get("rounds", {}))
+    ending = {key: rounds[key] for key in ENDING_KEYS if key in rounds}
+    return section(SimulationParameters, "simulation", {**table, **ending})
+
+
+def _local(table: Table) -> LocalParameters:
+    for key, home in (("batch", "data"), ("error_feedback", "compression")):
+        if key in table:
+            raise ExperimentError(f"local.{key}: belongs into [{home}]")
+    return section(LocalParameters, "local", table)
+
+
+def _fleet(table: Table) -> FleetParameters:
+    parts = dict(table)
+    if "conditions" in parts:
+        parts["conditions"] = _conditions(as_table("fleet.conditions", parts["conditions"]))
+    if "availability" in parts:
+        away = as_table("fleet.availability", parts["availability"])
+        parts["availability"] = section(Availability, "fleet.availability", away)
+    return section(FleetParameters, "fleet", parts)
+
+
+def _conditions(table: Table) -> RandomConditions | HardwareConditions | TraceParameters:
+    kind = table.get("kind", "random")
+    if not isinstance(kind, str) or kind not in CONDITIONS:
+        raise ExperimentError(unknown_name("fleet.conditions.kind", kind, CONDITIONS))
+    rest = {key: value for key, value in table.items() if key != "kind"}
+    if "extra_classes" in rest:
+        place = "fleet.conditions.extra_classes"
+        rows = enumerate(checked.entries(place, rest["extra_classes"]))
+        places = ((f"{place}[{i}]", row) for i, row in rows)
+        rest["extra_classes"] = [section(DeviceClass, at, as_table(at, row)) for at, row in places]
+    return section(CONDITIONS[kind], "fleet.conditions", rest)
+
+
+def _fleet_table(fleet: FleetParameters) -> dict[str, Any]:
+    kind = next(name for name, parameters in CONDITIONS.items() if isinstance(fleet.conditions, parameters))
+    conditions = table_of(fleet.conditions)
+    if "extra_classes" in conditions:
+        conditions["extra_classes"] = [table_of(row) for row in fleet.conditions.extra_classes]  # type: ignore[union-attr]
+    rest = {key: value for key, value in table_of(fleet).items() if key not in ("conditions", "availability")}
+    return {**rest, "conditions": {"kind": kind, **conditions}, "availability": table_of(fleet.availability)}

@@ -1,0 +1,104 @@
+"""The sections of an experiment file that belong to no other package."""
+
+from dataclasses import dataclass
+from pathlib import Path
+
+from cfel.errors import InputError
+from cfel.learning.partition import PartitionParameters
+from cfel.system import checked
+
+MODEL_SIZES = {"resnet20": 269_722, "leaf_cnn": 6_603_710}
+
+
+@dataclass(frozen=True, slots=True)
+class DataParameters:
+    """The experiment file's `[data]`.
+
+    Attributes:
+        name: a built-in data set, an entry point's name, or "module:function".
+        path: where its files are.
+        partition: "iid", "dirichlet", "writer" or "shards".
+        beta, least, shards: see `PartitionParameters`.
+        batch: samples in a mini-batch.
+        augment: "none", "crop_flip", or a function of one's own.
+        task: a whole task of one's own ("module:function") instead of data set, model and loss.
+    """
+
+    name: str = "digits"
+    path: str | None = None
+    partition: str = "dirichlet"
+    beta: float = 1.0
+    least: int = 2
+    shards: int = 2
+    batch: int = 50
+    augment: str = "none"
+    task: str | None = None
+
+    def __post_init__(self) -> None:
+        checked.whole("data.batch", self.batch, least=1)
+        self.rule()
+
+    def rule(self) -> PartitionParameters:
+        """How samples are spread over devices."""
+        return PartitionParameters(self.partition, self.beta, self.least, self.shards)  # type: ignore[arg-type]
+
+    def place(self) -> Path | None:
+        """Where the files are."""
+        return None if self.path is None else Path(self.path)
+
+
+@dataclass(frozen=True, slots=True)
+class ModelParameters:
+    """The experiment file's `[model]`.
+
+    Attributes:
+        name: a built-in model, an entry point's name, or "module:function".
+        init: a safetensors file to start from, instead of random values.
+        parameters: how many numbers the model has; needed only to plan without data.
+    """
+
+    name: str = "mlp"
+    init: str | None = None
+    parameters: int | None = None
+
+    def __post_init__(self) -> None:
+        checked.text("model.name", self.name)
+        if self.parameters is not None:
+            checked.whole("model.parameters", self.parameters, least=1)
+
+    def known_size(self) -> int | None:
+        """The number of parameters, where it can be told without building the model."""
+        return self.parameters or MODEL_SIZES.get(self.name)
+
+
+@dataclass(frozen=True, slots=True)
+class CompressionParameters:
+    """The experiment file's `[compression]`.
+
+    Attributes:
+        kind: a built-in compressor, an entry point's name, or "module:function".
+        error_feedback: do devices keep what compression dropped, and add it to their next upload?
+    """
+
+    kind: str = "topk"
+    error_feedback: bool = False
+
+    def __post_init__(self) -> None:
+        checked.text("compression.kind", self.kind)
+        if not isinstance(self.error_feedback, bool):
+            raise InputError(f"compression.error_feedback = {self.error_feedback!r}: must be true or false")
+
+
+@dataclass(frozen=True, slots=True)
+class BudgetParameters:
+    """The experiment file's `[budget]`: numbers, or a share of what CEF would use; nothing means no limit."""
+
+    seconds: float | None = None
+    joules: float | None = None
+    share_of_cef: float | None = None
+
+    def __post_init__(self) -> None:
+        for name in ("seconds", "joules", "share_of_cef"):
+            value = getattr(self, name)
+            if value is not None:
+                checked.number(f"budget.{name}", value, above=0, finite=False)

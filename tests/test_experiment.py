@@ -78,6 +78,17 @@ def test_conditions_of_another_kind_replace_the_presets() -> None:
     assert same == RandomConditions(alpha_joules=0.15, watts=(1, 2))
 
 
+def test_another_topology_keeps_the_rest(tmp_path: Path) -> None:
+    """All kinds of backhaul share their keys, so choosing another one must not reset the weights."""
+    found = loaded(tmp_path, "topology = {kind = 'line', weights = 'size'}", "topology.kind=star")
+    assert (found.topology.kind, found.topology.weights) == ("star", "size")
+
+
+def test_naming_the_kind_already_meant_changes_nothing(tmp_path: Path) -> None:
+    found = loaded(tmp_path, "fleet.conditions.watts = [1, 2]", "fleet.conditions.kind=random")
+    assert found.fleet.conditions == RandomConditions(alpha_joules=0.15, watts=(1, 2))
+
+
 def test_classes_of_ones_own() -> None:
     own = {
         "name": "gateway",

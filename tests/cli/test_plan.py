@@ -153,6 +153,8 @@ def test_battery_is_kept(run: Run, write: Write) -> None:
     found = run("plan", file, "--json").document
     assert found["device_joules"] == pytest.approx([3, 13 / 3])
     assert "1 × battery" in shown
+    rows = [{"mu": 1, "alpha": 1, "nu": 1, "power": 1, "cluster": "x", "battery": left} for left in (3, None)]
+    assert run("plan", write("two.json", json.dumps({"devices": rows})), "--json").document == found
 
 
 @pytest.mark.parametrize("length", [1, 60])

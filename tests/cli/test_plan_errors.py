@@ -4,6 +4,8 @@ import json
 from pathlib import Path
 from typing import Any
 
+import pyarrow as pa
+import pyarrow.parquet as pa_parquet
 import pytest
 
 from .conftest import Run, Write
@@ -120,6 +122,16 @@ def test_unknown_keys_name_the_nearest(run: Run, write: Write) -> None:
     assert message.startswith("f.json: top level: unknown 'time_cp'; did you mean 'time_cap'? (allowed: ")
     message = refused(run, write("f.json", json.dumps({"devices": {**COLUMNS, "powr": [1, 1]}})))
     assert message.startswith("f.json: devices: unknown 'powr'; did you mean 'power'? (allowed: alpha, ")
+
+
+def test_parquet(run: Run, tmp_path: Path) -> None:
+    file = tmp_path / "f.parquet"
+    pa_parquet.write_table(pa.table({**COLUMNS, "nu": [1.0, float("nan")]}), file)
+    assert refused(run, file) == "f.parquet, row 2, column 'nu': nan: must be a finite number ≥ 0"
+    pa_parquet.write_table(pa.table({key: COLUMNS[key] for key in ("mu", "nu", "power", "cluster")}), file)
+    assert refused(run, file).startswith("f.parquet: column 'alpha' is missing")
+    pa_parquet.write_table(pa.table(COLUMNS).slice(0, 0), file)
+    assert refused(run, file) == "f.parquet: has a heading but no rows; must have at least 1"
 
 
 @pytest.mark.parametrize("text", ["", "{", "[" * 100_000])

@@ -60,14 +60,21 @@ def refuse_unknown(place: str, table: Table, allowed: Sequence[str] | Mapping[st
 
 
 def merged(below: Table, above: Table) -> dict[str, Any]:
-    """`above` laid over `below`, table by table; a table of another kind replaces the one below."""
+    """`above` laid over `below`, table by table; conditions of another kind replace those below."""
     result = dict(below)
     for key, value in above.items():
         old = result.get(key)
-        both = isinstance(old, Mapping) and isinstance(value, Mapping)
-        same_kind = both and value.get("kind", old.get("kind")) == old.get("kind")  # type: ignore[union-attr]
-        result[key] = merged(old, value) if same_kind else value  # type: ignore[arg-type]
+        if isinstance(old, Mapping) and isinstance(value, Mapping):
+            result[key] = dict(value) if _are_other_conditions(key, old, value) else merged(old, value)
+        else:
+            result[key] = value
     return result
+
+
+def _are_other_conditions(key: str, old: Table, new: Table) -> bool:
+    """Each kind of conditions has keys of its own, so those of another kind mean nothing to it."""
+    kind = old.get("kind", "random")
+    return key == "conditions" and new.get("kind", kind) != kind
 
 
 def assignment(change: str) -> Table:

@@ -16,10 +16,10 @@ from numpy.typing import NDArray
 from cfel.control.crew import Candidate, Crew
 from cfel.control.problem import FloatArray
 
-# How far an exchange goes: grid points and refinements of a division, sweeps over the fleet.
+# How far an exchange goes: grid points and refinements of a division, sweeps over the pairs.
 GRID = 9
 REFINEMENTS = 4
-SWEEPS = 4
+SWEEPS = 8
 # A move must gain this share of the objective for another to be tried.
 WORTHWHILE = 1e-6
 # Energy below this share of the cap is not worth handing out.
@@ -69,78 +69,115 @@ def _changed(crew: Crew, best: Candidate, other: Candidate, chosen: int) -> Cand
 
 
 def exchange(crew: Crew, energy_cap: float, start: Candidate, givers: NDArray[np.intp]) -> Candidate:
-    """Lets each giver divide its energy anew with the partner where that gains most.
+    """Lets pairs of devices divide their energy anew while that gains.
 
     Args:
         crew: the devices.
         energy_cap: joules for all.
         start: a plan within the cap.
-        givers: devices whose energy is up for division; the partner may be any other device.
+        givers: devices of which at least one is in every pair.
     """
+    first, second = _pairs(crew.size, givers)
     best = start
-    for _ in range(SWEEPS):
-        before = best.objective
-        for giver in givers:
-            best = min(best, _divide(crew, energy_cap, best, int(giver)))
-        if before - best.objective <= WORTHWHILE * abs(before):
+    for _ in range(SWEEPS if first.size else 0):
+        better = _divided(crew, energy_cap, best, first, second)
+        if best.objective - better.objective <= WORTHWHILE * abs(best.objective):
             break
+        best = better
     return best
 
 
-def _divide(crew: Crew, energy_cap: float, plan: Candidate, giver: int) -> Candidate:
-    """The plan after the giver's best exchange with one partner.
+def _pairs(size: int, givers: NDArray[np.intp]) -> tuple[NDArray[np.intp], NDArray[np.intp]]:
+    """Every pair with a giver in it, once."""
+    chosen = np.zeros(size, dtype=bool)
+    chosen[givers] = True
+    first, second = np.triu_indices(size, k=1)
+    wanted = chosen[first] | chosen[second]
+    return first[wanted], second[wanted]
+
+
+def _divided(
+    crew: Crew, energy_cap: float, plan: Candidate, first: NDArray[np.intp], second: NDArray[np.intp]
+) -> Candidate:
+    """The plan after the exchanges that gain most.
 
     Each pair's division is sought over the whole range, which finds other dents, and close to the present
-    one, which a coarse grid may pass over.
+    one, which a coarse grid may pass over. Energy left over can be used by one pair only; without any, all
+    pairs that share no device make their exchange.
     """
-    partners = np.delete(np.arange(len(plan.rho)), giver)
     spent = crew.plan_joules(plan.rho, plan.theta)
     left = max(0.0, energy_cap - float(spent.sum()))
-    together = spent[partners] + spent[giver] + left
-    low = _least(crew, np.full_like(partners, giver))
-    high = np.maximum(low, together - _least(crew, partners))
+    together = spent[first] + spent[second] + left
+    low = _least(crew, first)
+    high = np.maximum(low, together - _least(crew, second))
     near = (high - low) / GRID
-    before = crew.plan_costs(plan.rho, plan.theta)[partners]
-    best = plan
-    for floor, ceiling in ((low, high), (spent[giver] - near, spent[giver] + near)):
+    costs = crew.plan_costs(plan.rho, plan.theta)
+    best_gain, best_pair = np.zeros(first.size), np.zeros((4, first.size))
+    for floor, ceiling in ((low, high), (spent[first] - near, spent[first] + near)):
         floor, ceiling = np.clip(floor, low, high), np.clip(ceiling, low, high)
-        shares = _best_shares(crew, giver, partners, together, floor, ceiling)
-        rho, theta, cost = _both(crew, giver, partners, together, shares)
-        chosen = int(np.argmin(cost - before))
-        new_rho, new_theta = plan.rho.copy(), plan.theta.copy()
-        pair = [giver, int(partners[chosen])]
-        new_rho[pair], new_theta[pair] = rho[:, chosen], theta[:, chosen]
-        best = min(best, crew.candidate(new_rho, new_theta))
-    return best
+        shares = _best_shares(crew, first, second, together, floor, ceiling)
+        rho, theta, cost = _both(crew, first, second, together, shares)
+        gain = costs[first] + costs[second] - cost
+        better = gain > best_gain
+        best_gain[better] = gain[better]
+        best_pair[:, better] = np.concatenate([rho, theta])[:, better]
+    alone = left > NOTHING * energy_cap
+    return _applied(crew, plan, first, second, best_gain, best_pair, most=1 if alone else first.size)
+
+
+def _applied(
+    crew: Crew,
+    plan: Candidate,
+    first: NDArray[np.intp],
+    second: NDArray[np.intp],
+    gain: FloatArray,
+    pair: FloatArray,
+    most: int,
+) -> Candidate:
+    """Makes the exchanges that gain, largest first, none with a device that has made one already."""
+    rho, theta = plan.rho.copy(), plan.theta.copy()
+    free = np.ones(crew.size, dtype=bool)
+    for chosen in np.argsort(-gain, kind="stable"):
+        i, j = first[chosen], second[chosen]
+        if gain[chosen] <= 0 or most == 0:
+            break
+        if free[i] and free[j]:
+            free[i] = free[j] = False
+            rho[i], rho[j], theta[i], theta[j] = pair[:, chosen]
+            most -= 1
+    return crew.candidate(rho, theta)
 
 
 def _best_shares(
     crew: Crew,
-    giver: int,
-    partners: NDArray[np.intp],
+    first: NDArray[np.intp],
+    second: NDArray[np.intp],
     together: FloatArray,
     floor: FloatArray,
     ceiling: FloatArray,
 ) -> FloatArray:
-    """The giver's energy beside each partner, by a grid that closes in on its best point."""
+    """The first device's energy in each pair, by a grid that closes in on its best point."""
     low, high = floor, ceiling
     grid = np.linspace(0.0, 1.0, GRID)[:, np.newaxis]
-    wide = np.tile(together, GRID)
+    wide = (np.tile(first, GRID), np.tile(second, GRID), np.tile(together, GRID))
     for _ in range(REFINEMENTS):
         shares = low + grid * (high - low)
-        _, _, cost = _both(crew, giver, np.tile(partners, GRID), wide, shares.ravel())
-        best: FloatArray = shares[cost.reshape(shares.shape).argmin(axis=0), np.arange(len(partners))]
+        _, _, cost = _both(crew, *wide, shares.ravel())
+        best: FloatArray = shares[cost.reshape(shares.shape).argmin(axis=0), np.arange(first.size)]
         step = (high - low) / (GRID - 1)
         low, high = np.maximum(floor, best - step), np.minimum(ceiling, best + step)
     return best
 
 
 def _both(
-    crew: Crew, giver: int, partners: NDArray[np.intp], together: FloatArray, shares: FloatArray
+    crew: Crew,
+    first: NDArray[np.intp],
+    second: NDArray[np.intp],
+    together: FloatArray,
+    shares: FloatArray,
 ) -> tuple[FloatArray, FloatArray, FloatArray]:
-    """ρ and θ (giver first, partner second) and the pair's cost, for each division."""
-    devices = np.concatenate([np.full_like(partners, giver), partners])
-    pairs = crew.alone(devices, np.concatenate([shares, together - shares]))
+    """ρ and θ (first device, second device) and the pair's cost, for each division."""
+    pairs = crew.alone(np.concatenate([first, second]), np.concatenate([shares, together - shares]))
     rho, theta = pairs.rho.reshape(2, -1), pairs.theta.reshape(2, -1)
     return rho, theta, crew.plan_costs(rho, theta).sum(axis=0)
 

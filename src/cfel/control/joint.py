@@ -9,8 +9,9 @@ plan is made from the two answers in steps of growing cost, until its proven gap
 2. `_split`: what is left takes the next jump part of the way;
 3. `exchange.spend_left_over`: or it goes to the device that makes most of it;
 4. `_settled`: the jumps decided, the convex problem that remains is solved anew;
-5. `exchange.exchange`: the jumping devices divide their energy anew with any other device, from the best plan
-   so far and from one in which the next jump is made and another device saves the energy for it.
+5. `fraction.one_off_line`: the same with one jumping device anywhere in its dent;
+6. `exchange.exchange`: the jumping devices divide their energy anew with any other device, from the two best
+   plans so far, one in which the next jump is paid for by another device's saving among them.
 
 If the gap is still not small, the fault may lie with the bound, and `branch.sharper_bound` tries to raise it.
 """
@@ -24,6 +25,7 @@ from numpy.typing import NDArray
 from cfel.control.branch import sharper_bound
 from cfel.control.crew import Assignment, Candidate, Crew
 from cfel.control.exchange import exchange, save_excess, spend_left_over
+from cfel.control.fraction import one_off_line
 from cfel.control.hull import Bracket, search
 from cfel.control.problem import FloatArray, RoundProblem
 from cfel.control.reach import Limits
@@ -33,10 +35,10 @@ SPLIT_ABOVE = 1e-6
 SETTLE_ABOVE = 4e-4
 EXCHANGE_ABOVE = 4e-4
 SHARPEN_ABOVE = 8e-4
-# In a large fleet only the jumping devices divide their energy with others, and more than a few jump only
-# where devices are twins. In a small one a dent weighs more, so everybody takes part, from more starts.
+# More than a few devices jump at once only where they are twins.
 MOST_GIVERS = 4
-SMALL = 32
+# In a small fleet a dent weighs more, so the effort starts sooner.
+SMALL = 48
 SMALL_ABOVE = 2e-5
 
 
@@ -87,9 +89,10 @@ def _best_plan(crew: Crew, bracket: Bracket, energy_cap: float) -> Candidate:
     plans = sorted([best, *_settled(crew, piece, bracket, energy_cap)])
     if plans[0].gap(bound) <= (SMALL_ABOVE if small else EXCHANGE_ABOVE):
         return plans[0]
-    plans = [*(plans[:2] if small else plans[:1]), *_saved(crew, bracket, piece, rho, energy_cap)]
-    givers = np.arange(crew.size) if small else _jumping(bracket)[:MOST_GIVERS]
-    return min(exchange(crew, energy_cap, plan, givers) for plan in plans)
+    jumping = _jumping(bracket)[:MOST_GIVERS]
+    plans.extend(_off_line(crew, energy_cap, piece, jumping))
+    plans.extend(_saved(crew, bracket, piece, rho, energy_cap))
+    return min(exchange(crew, energy_cap, plan, jumping) for plan in sorted(plans)[:2])
 
 
 def _split(crew: Crew, bracket: Bracket, piece: Assignment, whole: Candidate, energy_cap: float) -> Candidate:
@@ -106,6 +109,16 @@ def _split(crew: Crew, bracket: Bracket, piece: Assignment, whole: Candidate, en
     rho[waiting] += share * rho_step
     theta[waiting] += share * theta_step
     return crew.candidate(rho, theta)
+
+
+def _off_line(
+    crew: Crew, energy_cap: float, piece: Assignment, jumping: NDArray[np.intp]
+) -> Iterator[Candidate]:
+    """Each jumping device in its dent, the others at their best beside it."""
+    for device in jumping.tolist() if crew.size > 1 else ():
+        found = one_off_line(crew, energy_cap, piece, device)
+        if found is not None:
+            yield found
 
 
 def _jumping(bracket: Bracket) -> NDArray[np.intp]:

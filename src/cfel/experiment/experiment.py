@@ -42,6 +42,11 @@ class Experiment:
         checked.text("name", self.name)
         if isinstance(self.seed, bool) or not isinstance(self.seed, int):
             raise InputError(f"seed = {self.seed!r}: must be a whole number")
+        if self.data.task is None:
+            model_builder(self.model.name)
+        compressor(self.compression.kind)
+        augmentation(self.data.augment)
+        build_scheme(self.scheme)
 
     def setting(self, sigma2: float = 1.0, g2: float = 1.0) -> tuple[Setting, Backhaul]:
         """Fleet and backhaul for the controller alone, with σ² and G² assumed as given."""

@@ -58,22 +58,20 @@ def load_experiment(path: str | Path, changes: Sequence[str] = ()) -> Experiment
         document: Table = tomllib.loads(Path(path).read_text(encoding="utf-8"))
     except (OSError, UnicodeDecodeError, tomllib.TOMLDecodeError) as error:
         raise ExperimentError(f"{path}: cannot be read: {error}") from error
-    document = placed_beside(document, Path(path).parent, FILE_NAMES)
+    document = _changed(placed_beside(document, Path(path).parent, FILE_NAMES), changes)
     try:
-        return parse_experiment(document, changes)
+        return parse_experiment(document)
     except InputError as error:
         raise ExperimentError(f"{path}: {error}") from error
 
 
 def preset_experiment(name: str, changes: Sequence[str] = ()) -> Experiment:
     """The experiment of a preset, changed as given."""
-    return parse_experiment({"preset": name}, changes)
+    return parse_experiment(_changed({"preset": name}, changes))
 
 
-def parse_experiment(document: Table, changes: Sequence[str] = ()) -> Experiment:
-    """The experiment that a TOML document and changes to it describe."""
-    for change in changes:
-        document = merged(document, assignment(change))
+def parse_experiment(document: Table) -> Experiment:
+    """The experiment that a TOML document describes."""
     preset = document.get("preset", "demo")
     if preset not in PRESETS:
         raise ExperimentError(unknown_name("preset", preset, PRESETS))
@@ -120,6 +118,12 @@ def experiment_toml(experiment: Experiment) -> str:
         "simulation": {key: value for key, value in simulation.items() if key not in ENDING_KEYS},
     }
     return tomli_w.dumps(document)
+
+
+def _changed(document: Table, changes: Sequence[str]) -> Table:
+    for change in changes:
+        document = merged(document, assignment(change))
+    return document
 
 
 def _preset_table(name: str) -> Table:

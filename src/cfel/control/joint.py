@@ -32,8 +32,8 @@ from cfel.control.reach import Limits
 
 # Proven gaps above which the next kind of effort is made.
 SPLIT_ABOVE = 1e-6
-SETTLE_ABOVE = 4e-4
-EXCHANGE_ABOVE = 4e-4
+SETTLE_ABOVE = 1e-4
+EXCHANGE_ABOVE = 2e-4
 SHARPEN_ABOVE = 8e-4
 # More than a few devices jump at once only where they are twins.
 MOST_GIVERS = 4

@@ -1,6 +1,7 @@
 """`cfel demo`: HCEF and the baselines side by side, on data that comes with scikit-learn."""
 
 import argparse
+from itertools import count
 from pathlib import Path
 
 from cfel.cli.compare import SCHEMES, compare_and_print, names
@@ -14,9 +15,7 @@ EXAMPLE = "  cfel demo --out cfel-demo"
 def register(commands: Commands) -> None:
     """Adds the command."""
     parser = add_command(commands, "demo", "compare HCEF with its baselines on 64 devices", EXAMPLE)
-    parser.add_argument(
-        "--out", type=Path, default=Path("cfel-demo"), metavar="DIR", help="default cfel-demo"
-    )
+    parser.add_argument("--out", type=Path, metavar="DIR", help="default cfel-demo, or cfel-demo-2, …")
     parser.add_argument("--resume", action="store_true", help="go on with the demo in DIR")
     add_engine(parser)
     add_changes(parser)
@@ -27,5 +26,11 @@ def register(commands: Commands) -> None:
 def run(arguments: argparse.Namespace) -> int:
     """Runs the demo."""
     experiment = with_engine(preset_experiment("demo", arguments.set), arguments.engine)
-    out = arguments.out
+    out = arguments.out or _free_directory("cfel-demo")
     return compare_and_print(experiment, names(SCHEMES), [experiment.seed], out, arguments)
+
+
+def _free_directory(name: str) -> Path:
+    """The name, or the first of name-2, name-3, … that does not exist: a demo can be repeated at will."""
+    candidates = (Path(name if number == 1 else f"{name}-{number}") for number in count(1))
+    return next(path for path in candidates if not path.exists())

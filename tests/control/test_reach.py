@@ -89,7 +89,16 @@ def test_energy_cap_out_of_reach_gives_everybody_the_lower_bounds(cap: float) ->
     assert not solution.feasible
     assert solution.rho.tolist() == solution.theta.tolist() == [0.5] * 4
     assert (solution.energy_cap, solution.joules) == (16.0, 16.0)
-    assert (solution.gap, solution.multiplier) == (0.0, np.inf)
+    assert solution.gap == pytest.approx(0.0, abs=1e-9)
+    assert solution.multiplier == np.inf
+
+
+def test_a_device_that_costs_no_energy_could_do_better_than_its_lower_bounds() -> None:
+    """Everybody gets the lower bounds by rule; the bound knows that the free device need not."""
+    free = problem(energy_cap=0.0, alpha=np.array([0.0, 1.0, 1.0, 1.0]), power=np.array([0.0, 1.0, 1.0, 1.0]))
+    solution = solve(free)
+    assert solution.rho.tolist() == [0.5] * 4
+    assert solution.lower_bound < solution.objective
 
 
 def test_energy_cap_that_just_suffices_is_met() -> None:

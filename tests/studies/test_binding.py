@@ -22,7 +22,7 @@ def problem(rho_max: float = 1.0, battery: list[float] | None = None, **changed:
         cluster=np.zeros(2, dtype=np.intp),
         time_cap=np.array([given["time_cap"]]),
         energy_cap=given["energy_cap"],
-        rho_max=rho_max,  # type: ignore[arg-type]
+        rho_max=rho_max,
         battery=None if battery is None else np.array(battery),
     )
 

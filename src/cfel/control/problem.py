@@ -5,7 +5,7 @@ It checks itself when it is made, so that a solver never meets a bad number.
 """
 
 from dataclasses import dataclass
-from typing import Literal
+from typing import TYPE_CHECKING, Literal
 
 import numpy as np
 from numpy.typing import ArrayLike, NDArray
@@ -70,6 +70,30 @@ class RoundProblem:
     on_unreachable: Unreachable = "stretch"
     battery: FloatArray | None = None
     device: IntArray | None = None
+
+    if TYPE_CHECKING:
+        # Any numbers may come in; what is kept are arrays.
+        def __init__(
+            self,
+            tau: int,
+            sigma2: float,
+            g2: float,
+            mu: ArrayLike,
+            alpha: ArrayLike,
+            nu: ArrayLike,
+            power: ArrayLike,
+            cluster: ArrayLike,
+            time_cap: ArrayLike,
+            energy_cap: float,
+            rho_min: ArrayLike = 0.1,
+            rho_max: ArrayLike = 1.0,
+            theta_min: ArrayLike = 0.01,
+            theta_max: ArrayLike = 1.0,
+            noise_weight: float = 1.0,
+            on_unreachable: Unreachable = "stretch",
+            battery: ArrayLike | None = None,
+            device: ArrayLike | None = None,
+        ) -> None: ...
 
     def __post_init__(self) -> None:
         self._set("tau", checked.whole("tau", self.tau, least=1))

@@ -60,9 +60,9 @@ def solve(
 
 
 def _forced(problem: RoundProblem, limits: Limits, method: str) -> Solution:
-    """The lower bounds: the one plan left when the energy cap is out of reach, hence its own lower bound."""
+    """The lower bounds, as the energy cap is out of reach; bounded against all plans that use no more."""
     rho, theta = problem.rho_min, problem.theta_min
-    bound = problem.objective(rho, theta)
+    bound = solve_joint(problem, limits).lower_bound
     return proven(problem, limits, rho, theta, lower_bound=bound, multiplier=np.inf, method=method)
 
 

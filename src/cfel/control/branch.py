@@ -19,24 +19,25 @@ CASES = 8
 MOST_DEVICES = 2
 
 
-def sharper_bound(crew: Crew, energy_cap: float, devices: NDArray[np.intp]) -> float:
+def sharper_bound(crew: Crew, energy_cap: float, price: float, devices: NDArray[np.intp]) -> float:
     """The best bound from cutting up the θ of one of the devices; −inf where there is none to cut.
 
     Args:
         crew: the devices.
         energy_cap: joules for all.
+        price: what a joule is about worth.
         devices: those worth cutting up, the first few of which are tried.
     """
-    bounds = [_by_cases(crew, energy_cap, int(device)) for device in devices[:MOST_DEVICES]]
+    bounds = [_by_cases(crew, energy_cap, price, int(device)) for device in devices[:MOST_DEVICES]]
     return max(bounds, default=-np.inf)
 
 
-def _by_cases(crew: Crew, energy_cap: float, device: int) -> float:
+def _by_cases(crew: Crew, energy_cap: float, price: float, device: int) -> float:
     ends = np.linspace(crew.terms.theta_min[device], crew.terms.theta_max[device], CASES + 1)
-    return min(_case(crew, energy_cap, device, low, high) for low, high in pairwise(ends.tolist()))
+    return min(_case(crew, energy_cap, price, device, low, high) for low, high in pairwise(ends.tolist()))
 
 
-def _case(crew: Crew, energy_cap: float, device: int, low: float, high: float) -> float:
+def _case(crew: Crew, energy_cap: float, price: float, device: int, low: float, high: float) -> float:
     """The bound with the device's θ within [low, high]; +inf if no plan is."""
     terms = crew.terms
     theta_min, theta_max = terms.theta_min.copy(), terms.theta_max.copy()
@@ -48,4 +49,4 @@ def _case(crew: Crew, energy_cap: float, device: int, low: float, high: float) -
     if too_slow or too_much:
         return np.inf
     case = Crew.of(replace(terms, theta_min=theta_min, theta_max=theta_max), crew.noise, crew.gradient)
-    return search(case, energy_cap).lower_bound
+    return search(case, energy_cap, price).lower_bound

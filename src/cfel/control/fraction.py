@@ -16,12 +16,15 @@ GRID = 9
 REFINEMENTS = 3
 
 
-def one_off_line(crew: Crew, energy_cap: float, piece: Assignment, device: int) -> Candidate | None:
+def one_off_line(
+    crew: Crew, energy_cap: float, price: float, piece: Assignment, device: int
+) -> Candidate | None:
     """The best plan found with one device anywhere and the others on the given lines, if there is any.
 
     Args:
         crew: the devices, two at least.
         energy_cap: joules for all.
+        price: what a joule is about worth.
         piece: the line of every other device.
         device: the one that is free.
     """
@@ -42,7 +45,7 @@ def one_off_line(crew: Crew, energy_cap: float, piece: Assignment, device: int) 
     floor, ceiling, best = low, high, None
     for _ in range(REFINEMENTS):
         shares = np.linspace(low, high, GRID)
-        plans = [_plan(crew, held, others, device, energy_cap, share) for share in shares]
+        plans = [_plan(crew, held, others, device, energy_cap, price, share) for share in shares]
         chosen = min(range(GRID), key=lambda number: plans[number].objective)
         best = plans[chosen] if best is None else min(best, plans[chosen])
         step = (high - low) / (GRID - 1)
@@ -56,13 +59,14 @@ def _plan(
     others: np.ndarray,
     device: int,
     energy_cap: float,
+    price: float,
     share: float,
 ) -> Candidate:
     """The plan in which the free device has a given share of the energy."""
     rho, theta = np.empty(crew.size), np.empty(crew.size)
     own = crew.alone(np.array([device]), np.array([share]))
     rho[device], theta[device] = own.rho[0], own.theta[0]
-    bracket = search(held, energy_cap - share)
+    bracket = search(held, energy_cap - share, price)
     over, under = bracket.over, bracket.under
     rho[others] = _between(under.rho, over.rho, under.joules, over.joules, energy_cap - share)
     line = np.zeros(len(others), dtype=np.int8)

@@ -21,6 +21,8 @@ MOST_STEPS = 100
 NUDGE = 1e-7
 # A fleet larger than this is first priced by a sample of about this size.
 SAMPLE = 8192
+# How far around a guessed price the two first points are taken: four standard errors of the sample.
+MARGIN = 4.0 / SAMPLE**0.5
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -37,16 +39,22 @@ class Bracket:
     under: Choice
     lower_bound: float
 
+    @property
+    def price(self) -> float:
+        """What a joule is worth here."""
+        return min(self.over.multiplier, self.under.multiplier)
 
-def search(crew: Crew, energy_cap: float) -> Bracket:
+
+def search(crew: Crew, energy_cap: float, guess: float | None = None) -> Bracket:
     """Walks the hull until the cap lies between two points that the hull joins by a straight line.
 
     Args:
         crew: what the devices can do.
         energy_cap: joules; at least the energy of the fleet at its lower bounds, else the result's `under`
             exceeds the cap too.
+        guess: a price thought to be near; saves steps if it is.
     """
-    over, under = _ends(crew, energy_cap)
+    over, under = _ends(crew, energy_cap, guess)
     if over.joules <= energy_cap:
         return Bracket(over, over, over.objective)
     bound, price = max((_tangent(end, energy_cap), end.multiplier) for end in (over, under))
@@ -67,18 +75,19 @@ def search(crew: Crew, energy_cap: float) -> Bracket:
     return Bracket(over, under, min(bound, estimate))
 
 
-def _ends(crew: Crew, energy_cap: float) -> tuple[Choice, Choice]:
+def _ends(crew: Crew, energy_cap: float, guess: float | None) -> tuple[Choice, Choice]:
     """Two points of the hull to start from; if the first needs no more than the cap, it is the optimum.
 
-    A large fleet is priced by a sample first: the answers a little above and below the sample's price nearly
-    always lie on both sides of the cap. Where they do not, the ends of the hull serve, as for a small fleet.
+    A large fleet is priced by a sample first: the answers a little above and below a good guess nearly always
+    lie on both sides of the cap. Where they do not, or there is no guess, the ends of the hull serve.
     """
     over, under = None, None
     stride = crew.size // SAMPLE
-    if stride > 1:
-        sample = search(crew.every(stride), energy_cap / crew.size * len(range(0, crew.size, stride)))
-        price, margin = sample.over.multiplier, 4.0 / np.sqrt(SAMPLE)
-        for multiplier in (price * (1 - margin), price * (1 + margin)) if price > 0 else ():
+    if guess is None and stride > 1:
+        cap = energy_cap / crew.size * len(range(0, crew.size, stride))
+        guess = search(crew.every(stride), cap).over.multiplier
+    if guess:
+        for multiplier in (guess * (1 - MARGIN), guess * (1 + MARGIN)):
             point = crew.cheapest(multiplier)
             if point.joules > energy_cap:
                 over = point

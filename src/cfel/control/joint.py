@@ -32,8 +32,8 @@ from cfel.control.reach import Limits
 
 # Proven gaps above which the next kind of effort is made.
 SPLIT_ABOVE = 1e-6
-SETTLE_ABOVE = 1e-4
-EXCHANGE_ABOVE = 2e-4
+SETTLE_ABOVE = 2e-4
+EXCHANGE_ABOVE = 3e-4
 SHARPEN_ABOVE = 8e-4
 # More than a few devices jump at once only where they are twins.
 MOST_GIVERS = 4
@@ -65,10 +65,9 @@ def solve_joint(problem: RoundProblem, limits: Limits) -> JointResult:
     best = _best_plan(crew, bracket, limits.joules)
     bound = bracket.lower_bound
     if best.gap(bound) > SHARPEN_ABOVE:
-        bound = max(bound, sharper_bound(crew, limits.joules, _jumping(bracket)))
+        bound = max(bound, sharper_bound(crew, limits.joules, bracket.price, _jumping(bracket)))
     scale = problem.sigma2 + problem.g2
-    multiplier = min(bracket.over.multiplier, bracket.under.multiplier)
-    return JointResult(best.rho, best.theta, scale * min(bound, best.objective), scale * multiplier)
+    return JointResult(best.rho, best.theta, scale * min(bound, best.objective), scale * bracket.price)
 
 
 def _best_plan(crew: Crew, bracket: Bracket, energy_cap: float) -> Candidate:
@@ -90,7 +89,7 @@ def _best_plan(crew: Crew, bracket: Bracket, energy_cap: float) -> Candidate:
     if plans[0].gap(bound) <= (SMALL_ABOVE if small else EXCHANGE_ABOVE):
         return plans[0]
     jumping = _jumping(bracket)[:MOST_GIVERS]
-    plans.extend(_off_line(crew, energy_cap, piece, jumping))
+    plans.extend(_off_line(crew, bracket, energy_cap, piece, jumping))
     plans.extend(_saved(crew, bracket, piece, rho, energy_cap))
     return min(exchange(crew, energy_cap, plan, jumping) for plan in sorted(plans)[:2])
 
@@ -112,11 +111,11 @@ def _split(crew: Crew, bracket: Bracket, piece: Assignment, whole: Candidate, en
 
 
 def _off_line(
-    crew: Crew, energy_cap: float, piece: Assignment, jumping: NDArray[np.intp]
+    crew: Crew, bracket: Bracket, energy_cap: float, piece: Assignment, jumping: NDArray[np.intp]
 ) -> Iterator[Candidate]:
     """Each jumping device in its dent, the others at their best beside it."""
     for device in jumping.tolist() if crew.size > 1 else ():
-        found = one_off_line(crew, energy_cap, piece, device)
+        found = one_off_line(crew, energy_cap, bracket.price, piece, device)
         if found is not None:
             yield found
 
@@ -176,18 +175,18 @@ def _affordable(
 
 def _settled(crew: Crew, piece: Assignment, bracket: Bracket, energy_cap: float) -> Iterator[Candidate]:
     """Every device kept on its line, ρ chosen anew: once as given, once with the next jump made as well."""
-    yield from _on_lines(crew, piece, energy_cap)
+    yield from _on_lines(crew, piece, energy_cap, bracket.price)
     waiting = np.flatnonzero(piece != bracket.over.piece)
     if waiting.size:
         other = piece.copy()
         other[waiting[0]] = bracket.over.piece[waiting[0]]
-        yield from _on_lines(crew, other, energy_cap)
+        yield from _on_lines(crew, other, energy_cap, bracket.price)
 
 
-def _on_lines(crew: Crew, piece: Assignment, energy_cap: float) -> Iterator[Candidate]:
-    """The exact optimum with every device held on its line, if the cap allows any."""
+def _on_lines(crew: Crew, piece: Assignment, energy_cap: float, price: float) -> Iterator[Candidate]:
+    """The exact optimum with every device held on its line, if the cap allows any; `price` is a guess."""
     held = crew.held(piece)
-    bracket = search(held, energy_cap)
+    bracket = search(held, energy_cap, price)
     if bracket.under.joules <= energy_cap:
         rho = _mixed(held, bracket, energy_cap)[1]
         yield crew.candidate(rho, crew.theta(piece, rho))

@@ -46,8 +46,8 @@ def test_presets(name: str, rounds: Rounds, alpha: float, size: int | None, rate
     found = preset_experiment(name)
     assert (found.name, found.seed, found.rounds) == (name, 0, rounds)
     assert (found.fleet.devices, found.fleet.clusters, found.topology.kind) == (64, 8, "ring")
-    radios = {"bandwidth_megahertz": NARROW} if name == "demo" else {}
-    assert found.fleet.conditions == RandomConditions(alpha_joules=alpha, **radios)
+    radios = NARROW if name == "demo" else RandomConditions().bandwidth_megahertz
+    assert found.fleet.conditions == RandomConditions(alpha_joules=alpha, bandwidth_megahertz=radios)
     assert (found.model.known_size(), found.local.learning_rate, found.local.momentum) == (size, rate, 0.9)
     assert (found.scheme.name, found.budget.share_of_cef) == ("hcef", 0.6)
 
@@ -397,7 +397,7 @@ def test_numbers_go_before_the_share() -> None:
 
 
 def test_the_setting_is_what_the_file_says() -> None:
-    """Ring of 3; the perceptron's 64·64 + 64 + 64·10 + 10 = 4,810 numbers of 32 bits; each server hears two neighbours."""
+    """Ring of 3: each server hears two neighbours. The perceptron has 64·64 + 64 + 64·10 + 10 = 4,810 numbers."""
     setting, backhaul = parse_experiment({**SMALL, "seed": 7}).setting(sigma2=2.0, g2=0.5)
     assert (setting.fleet.devices, setting.fleet.clusters, backhaul.clusters) == (6, 3, 3)
     assert (setting.seed, setting.sigma2, setting.g2, setting.model_bits) == (7, 2.0, 0.5, 32 * 4810)

@@ -72,7 +72,8 @@ def chosen_device(name: str) -> torch.device:
     """The torch device called `name`; "auto" is a GPU where torch finds one, else the CPU."""
     if name != "auto":
         try:
-            return torch.device(name)
-        except RuntimeError as error:
-            raise InputError(f"simulation.device = {name!r}: no device torch knows") from error
+            return torch.empty(0, device=name).device
+        except (RuntimeError, AssertionError) as error:
+            reason = str(error).partition("\n")[0]
+            raise InputError(f"simulation.device = {name!r}: cannot be used here: {reason}") from error
     return torch.device("cuda" if torch.cuda.is_available() else "cpu")

@@ -100,7 +100,7 @@ def test_error_feedback_sends_what_was_dropped(overheard: Given, engine: str) ->
             topk(overheard[key], order.theta, key).add_to(rest, -1.0)
             assert device.residual is not None
             assert torch.equal(device.residual, rest)
-            assert order.theta < 1
+        assert any(order.theta < 1 for order in executor.orders)
         run_edge_round(world, executor, experiment.simulation, middle, 1)
         sent = [overheard[order.key("compression")] for order in executor.orders[6:]]
         forgetful = replace(middle, devices=tuple(replace(each, residual=None) for each in middle.devices))

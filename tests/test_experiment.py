@@ -397,7 +397,7 @@ def test_numbers_go_before_the_share() -> None:
 
 
 def test_the_setting_is_what_the_file_says() -> None:
-    """Ring of 3: each server hears two neighbours. The perceptron has 64·64 + 64 + 64·10 + 10 = 4,810 numbers."""
+    """Ring of 3: each hears two neighbours. The perceptron has 64·64 + 64 + 64·10 + 10 = 4,810 numbers."""
     setting, backhaul = parse_experiment({**SMALL, "seed": 7}).setting(sigma2=2.0, g2=0.5)
     assert (setting.fleet.devices, setting.fleet.clusters, backhaul.clusters) == (6, 3, 3)
     assert (setting.seed, setting.sigma2, setting.g2, setting.model_bits) == (7, 2.0, 0.5, 32 * 4810)

@@ -54,7 +54,7 @@ def test_evaluation_changes_nothing_else() -> None:
 
 
 def test_stopping_at_a_budget() -> None:
-    """CEF comes to 60 % of its own use after six of ten rounds or so; that round is evaluated, if no other."""
+    """CEF comes to 60 % of its own use after some six of ten rounds; that one is evaluated, if no other."""
     experiment = tiny(
         rounds={"global": 10, "stop": "budget"}, scheme={"name": "cef"}, simulation={"evaluate_every": 100}
     )

@@ -1,6 +1,5 @@
 """`cfel run` killed and interrupted for real, in processes of its own, and resumed."""
 
-import json
 import signal
 import subprocess
 import sys
@@ -11,13 +10,12 @@ import numpy as np
 import pytest
 
 from cfel.experiment import load_experiment
-from cfel.runlog import RunDirectory, holds_run
+from cfel.runlog import RoundRecord, RunDirectory, holds_run
 from cfel.studies.runs import Doing, run_experiment
 
 from .drive import timeless
 
-ROUNDS = 40
-KILLS = 4
+ROUNDS = 20
 CHANGES = [
     f"rounds.global={ROUNDS}",
     "compression.error_feedback=true",
@@ -53,32 +51,41 @@ def end(process: "subprocess.Popen[str]", number: signal.Signals) -> tuple[int, 
     return process.returncode, out, err
 
 
-@pytest.mark.timeout(110)
-def test_killed_at_random_and_resumed(tmp_path: Path) -> None:
+@pytest.fixture(scope="module")
+def undisturbed(tmp_path_factory: pytest.TempPathFactory) -> list[RoundRecord]:
+    out = tmp_path_factory.mktemp("undisturbed") / "run"
+    return run_experiment(load_experiment(EXAMPLE, CHANGES), out, Doing())
+
+
+def finished(out: Path) -> list[RoundRecord]:
+    """The log once the run has been resumed a last time, in this process."""
+    return run_experiment(load_experiment(EXAMPLE, CHANGES), out, Doing(resume=True))
+
+
+@pytest.mark.timeout(300)
+@pytest.mark.parametrize("kills", [2, pytest.param(15, marks=pytest.mark.slow)])
+def test_killed_at_random_and_resumed(tmp_path: Path, undisturbed: list[RoundRecord], kills: int) -> None:
     """The log of a run killed again and again is that of one never killed, wall-clock fields aside."""
-    draw, out = np.random.default_rng(0), tmp_path / "run"
-    killed = 0
-    for number in range(KILLS):
+    draw, out = np.random.default_rng(kills), tmp_path / "run"
+    for number in range(kills):
         process = start(out, "--resume")
-        if number:  # the first is killed while it starts
-            wait_for(process, out, min(ROUNDS - 5, lines(out) % ROUNDS + int(draw.integers(1, 8))))
-        time.sleep(draw.uniform(0, 0.05) if number else 1.5)
-        killed += end(process, signal.SIGKILL)[0] == -signal.SIGKILL
-    code, text, _ = end(start(out, "--resume", "--json"), signal.SIGWINCH)
-    assert (code, json.loads(text)["rounds"]) == (0, ROUNDS)
-    assert killed >= KILLS - 1
-    undisturbed = run_experiment(load_experiment(EXAMPLE, CHANGES), tmp_path / "undisturbed", Doing())
-    found = RunDirectory.open(out)
-    assert timeless(found.records()) == timeless(undisturbed)
-    assert found.plan_rounds() == tuple(range(1, ROUNDS + 1))
+        if number % 3 == 2:  # while it starts
+            time.sleep(draw.uniform(0.5, 3))
+        else:
+            wait_for(process, out, lines(out) + int(draw.integers(1, 2 + ROUNDS // kills)))
+            time.sleep(draw.uniform(0, 0.05))
+        code, text, _ = end(process, signal.SIGKILL)
+        assert (code, text) == (-signal.SIGKILL, "") or lines(out) == ROUNDS
+    assert timeless(finished(out)) == timeless(undisturbed)
+    assert RunDirectory.open(out).plan_rounds() == tuple(range(1, ROUNDS + 1))
 
 
 @pytest.mark.timeout(110)
-def test_interrupted_and_resumed(tmp_path: Path) -> None:
+def test_interrupted_and_resumed(tmp_path: Path, undisturbed: list[RoundRecord]) -> None:
     """Ctrl-C: exit code 130, a checkpoint of the last logged round, and the rest later."""
     out = tmp_path / "run"
     process = start(out)
-    wait_for(process, out, 4)
+    wait_for(process, out, 2)
     code, text, errors = end(process, signal.SIGINT)
     assert (code, text) == (130, "")
     assert "stopping after this round, with a checkpoint; Ctrl-C again stops at once" in errors
@@ -86,25 +93,20 @@ def test_interrupted_and_resumed(tmp_path: Path) -> None:
     assert "Traceback" not in errors
     checkpoint = RunDirectory.open(out).checkpoint()
     assert checkpoint is not None
-    assert 4 <= checkpoint.round == lines(out) < ROUNDS
-    code, text, _ = end(start(out, "--resume", "--json"), signal.SIGWINCH)
-    assert (code, json.loads(text)["rounds"]) == (0, ROUNDS)
+    assert 2 <= checkpoint.round == lines(out) < ROUNDS
+    assert timeless(finished(out)) == timeless(undisturbed)
 
 
 @pytest.mark.timeout(110)
 def test_interrupted_twice(tmp_path: Path) -> None:
     """In a round of thousands of steps nobody wants to wait for the end of."""
     out = tmp_path / "run"
-    process = start(out, "--set", "rounds.local=2000", "--set", "rounds.edge=50")
+    process = start(out, "--set", "rounds.local=300", "--set", "rounds.edge=500")
     deadline = time.monotonic() + 60
     while not holds_run(out) and time.monotonic() < deadline:
         time.sleep(0.01)
-    time.sleep(0.5)
     process.send_signal(signal.SIGINT)
-    time.sleep(0.5)
-    began = time.monotonic()
-    code, _, errors = end(process, signal.SIGINT)
-    assert code == 130
-    assert time.monotonic() - began < 30
+    time.sleep(0.3)
+    code, text, errors = end(process, signal.SIGINT)
+    assert (code, text, lines(out)) == (130, "", 0)
     assert "Traceback" not in errors
-    assert lines(out) == 0

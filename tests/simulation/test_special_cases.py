@@ -27,8 +27,9 @@ def fedavg(world: World, rounds: int, devices: int, steps: int) -> torch.nn.Modu
             for rows in drawn_batches(len(indices), 20, steps, generator(0, "batches", number, 0, device)):
                 places = torch.from_numpy(indices[rows])
                 scores = own(world.task.data.train_inputs[places])
+                loss = torch.nn.functional.cross_entropy(scores, world.task.data.train_targets[places])
                 optimiser.zero_grad()
-                torch.nn.functional.cross_entropy(scores, world.task.data.train_targets[places]).backward()
+                torch.autograd.backward(loss)
                 optimiser.step()
             trained.append(own.state_dict())
         common.load_state_dict({k: sum(each[k] for each in trained) / devices for k in trained[0]})

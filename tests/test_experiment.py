@@ -1,5 +1,7 @@
-"""Experiment files: presets, what is laid over them, and what is refused."""
+"""Experiment files: presets, what is laid over them, what is refused, and what is written back."""
 
+import tomllib
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -7,10 +9,19 @@ import pytest
 
 from cfel.control import Budget, Rounds, expected_use
 from cfel.errors import ExperimentError, InputError
-from cfel.experiment import PRESETS, Experiment, load_experiment, parse_experiment, preset_experiment
+from cfel.experiment import (
+    PRESETS,
+    Experiment,
+    experiment_toml,
+    load_experiment,
+    parse_experiment,
+    preset_experiment,
+)
 from cfel.system import Availability, HardwareConditions, RandomConditions, TraceParameters
 
-SMALL = {"rounds": {"global": 2, "edge": 2}, "fleet": {"devices": 6, "clusters": 3}}
+SMALL: dict[str, Any] = {"rounds": {"global": 2, "edge": 2}, "fleet": {"devices": 6, "clusters": 3}}
+NARROW = (0.0004, 0.002)
+"""The demo's radios, in MHz: its model is small, and should take its time to send all the same."""
 
 
 def loaded(folder: Path, text: str, *changes: str) -> Experiment:
@@ -24,25 +35,31 @@ def conditions(table: dict[str, Any]) -> Any:
 
 
 @pytest.mark.parametrize(
-    ("name", "rounds", "alpha", "bits", "rate"),
+    ("name", "rounds", "alpha", "size", "rate"),
     [
-        ("demo", Rounds(20, 5, 5), 0.15, 32 * 269_722, 0.05),
-        ("paper-cifar10", Rounds(40, 5, 5), 0.15, 32 * 269_722, 0.05),
-        ("paper-femnist", Rounds(50, 5, 5), 1.5, 32 * 6_603_710, 0.03),
+        ("demo", Rounds(20, 5, 5), 0.15, None, 0.05),
+        ("paper-cifar10", Rounds(40, 5, 5), 0.15, 269_722, 0.05),
+        ("paper-femnist", Rounds(50, 5, 5), 1.5, 6_603_710, 0.03),
     ],
 )
-def test_presets(name: str, rounds: Rounds, alpha: float, bits: float, rate: float) -> None:
+def test_presets(name: str, rounds: Rounds, alpha: float, size: int | None, rate: float) -> None:
     found = preset_experiment(name)
     assert (found.name, found.seed, found.rounds) == (name, 0, rounds)
     assert (found.fleet.devices, found.fleet.clusters, found.topology.kind) == (64, 8, "ring")
-    assert found.fleet.conditions == RandomConditions(alpha_joules=alpha)
-    assert (found.model.bits, found.local.learning_rate, found.local.momentum) == (bits, rate, 0.9)
+    radios = NARROW if name == "demo" else RandomConditions().bandwidth_megahertz
+    assert found.fleet.conditions == RandomConditions(alpha_joules=alpha, bandwidth_megahertz=radios)
+    assert (found.model.known_size(), found.local.learning_rate, found.local.momentum) == (size, rate, 0.9)
     assert (found.scheme.name, found.budget.share_of_cef) == ("hcef", 0.6)
 
 
 def test_every_preset_is_listed() -> None:
     folder = Path(__file__).parents[1] / "src" / "cfel" / "presets"
-    assert sorted(file.stem for file in folder.glob("*.toml")) == sorted(PRESETS)
+    assert {*(file.stem for file in folder.glob("*.toml")), "none"} == {*PRESETS}
+
+
+def test_the_empty_preset_is_the_defaults() -> None:
+    """Files with every default spelled out stand on it, so that no later preset can change them."""
+    assert preset_experiment("none") == Experiment()
 
 
 def test_an_empty_file_is_the_demo(tmp_path: Path) -> None:
@@ -75,7 +92,7 @@ def test_conditions_of_another_kind_replace_the_presets() -> None:
     assert isinstance(found, HardwareConditions)
     assert (found.classes, found.batch) == ({"iphone-x": 0.5, "jetson-nano": 0.5}, 50)
     same = conditions({"kind": "random", "watts": [1, 2]})
-    assert same == RandomConditions(alpha_joules=0.15, watts=(1, 2))
+    assert same == RandomConditions(alpha_joules=0.15, watts=(1, 2), bandwidth_megahertz=NARROW)
 
 
 def test_another_topology_keeps_the_rest(tmp_path: Path) -> None:
@@ -86,7 +103,8 @@ def test_another_topology_keeps_the_rest(tmp_path: Path) -> None:
 
 def test_naming_the_kind_already_meant_changes_nothing(tmp_path: Path) -> None:
     found = loaded(tmp_path, "fleet.conditions.watts = [1, 2]", "fleet.conditions.kind=random")
-    assert found.fleet.conditions == RandomConditions(alpha_joules=0.15, watts=(1, 2))
+    expected = RandomConditions(alpha_joules=0.15, watts=(1, 2), bandwidth_megahertz=NARROW)
+    assert found.fleet.conditions == expected
 
 
 def test_classes_of_ones_own() -> None:
@@ -131,6 +149,17 @@ def test_file_names_are_relative_to_the_experiment(tmp_path: Path) -> None:
     assert changed.topology.file == str(elsewhere)
 
 
+def test_file_names_are_absolute_once_read(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """So that the resolved file means the same wherever it is put; --set speaks of the current folder."""
+    monkeypatch.chdir(tmp_path)
+    (tmp_path / "below").mkdir()
+    (tmp_path / "below" / "e.toml").write_text("data.path = 'files'\nmodel.init = 'm.safetensors'")
+    found = load_experiment(Path("below") / "e.toml", ["topology.file=links.txt"])
+    assert found.data.path == str(tmp_path / "below" / "files")
+    assert found.model.init == str(tmp_path / "below" / "m.safetensors")
+    assert found.topology.file == str(tmp_path / "links.txt")
+
+
 @pytest.mark.parametrize(
     ("change", "path", "value"),
     [
@@ -139,7 +168,7 @@ def test_file_names_are_relative_to_the_experiment(tmp_path: Path) -> None:
         ("scheme.rho_min=0.25", "scheme.rho_min", 0.25),
         ("scheme.name=cef_f", "scheme.name", "cef_f"),
         ('scheme.name="cef_f"', "scheme.name", "cef_f"),
-        ("scheme.name=my_module:build", "scheme.name", "my_module:build"),
+        ("scheme.name=cfel.control.schemes.cef:cef", "scheme.name", "cfel.control.schemes.cef:cef"),
         ("name=two words", "name", "two words"),
         ('name=a "quoted" \\ word', "name", 'a "quoted" \\ word'),
         ("name=a=b", "name", "a=b"),
@@ -173,7 +202,10 @@ CLASSES = 'fleet.conditions = {kind = "classes", flops_per_sample = 1.0, '
 @pytest.mark.parametrize(
     ("text", "message"),
     [
-        ("round.global = 3", "top level: unknown 'round'; did you mean 'rounds'? (allowed: budget, fleet, "),
+        (
+            "round.global = 3",
+            "top level: unknown 'round'; did you mean 'rounds'? (allowed: budget, compression, ",
+        ),
         (
             "rounds.glbal = 3",
             "[rounds]: unknown 'glbal'; did you mean 'global'? (allowed: edge, ",
@@ -183,7 +215,7 @@ CLASSES = 'fleet.conditions = {kind = "classes", flops_per_sample = 1.0, '
         ("fleet.availability.awy = 3", "[fleet.availability]: unknown 'awy'; did you mean 'away'?"),
         ("scheme.solvr = 'joint'", "[scheme]: unknown 'solvr'; did you mean 'solver'?"),
         ("preset = 'paper-cifar'", "preset: unknown 'paper-cifar'; did you mean 'paper-cifar10'?"),
-        ("preset = 5", "preset: unknown 5 (allowed: demo, paper-cifar10, paper-femnist)"),
+        ("preset = 5", "preset: unknown 5 (allowed: demo, none, paper-cifar10, paper-femnist)"),
         (
             "fleet.conditions.kind = 'clases'",
             "conditions.kind: unknown 'clases'; did you mean 'classes'?",
@@ -192,7 +224,7 @@ CLASSES = 'fleet.conditions = {kind = "classes", flops_per_sample = 1.0, '
         ("scheme.solver = 'jont'", "scheme.solver: unknown 'jont'; did you mean 'joint'?"),
         ("scheme.on_unreachable = 'min'", "scheme.on_unreachable: unknown 'min'; did you mean 'minimum'?"),
         ("topology.weights = 'siz'", "topology.weights: unknown 'siz'; did you mean 'size'?"),
-        ("model.name = 'resnet'", "model.name: unknown 'resnet'; did you mean 'resnet20'?"),
+        ("model.name = 'resnet'", "model: unknown 'resnet'; did you mean 'resnet20'?"),
         ("name = 5", "name = 5: must be text"),
         ("name = ''", "name = '': must be text"),
         ("seed = 1.5", "seed = 1.5: must be a whole number"),
@@ -223,7 +255,34 @@ CLASSES = 'fleet.conditions = {kind = "classes", flops_per_sample = 1.0, '
         ("model = {name = 5, parameters = 5}", "model.name = 5: must be text"),
         ("model.parameters = 0", "model.parameters = 0: must be"),
         ("local.learning_rate = 0", "local.learning_rate = 0: must be a finite number > 0"),
-        ("local.momentum = 2", "local.momentum = 2: must be a finite number ≥ 0 and ≤ 1"),
+        ("local.momentum = 1", "local.momentum = 1: must be a finite number ≥ 0 and < 1"),
+        ("local.momentum = 'x'", "local.momentum = 'x': must be a finite number ≥ 0 and < 1"),
+        ("local.fresh_batches = 1", "local.fresh_batches = 1: must be a finite number ≥ 2, and whole"),
+        (
+            "local.kept_energy_at = [0.5, 2]",
+            "local.kept_energy_at[1] = 2: must be a finite number ≥ 0 and ≤ 1",
+        ),
+        ("local.steps = 'bernouli'", "local.steps: unknown 'bernouli'; did you mean 'bernoulli'?"),
+        ("local.batch = 5", "local.batch: belongs into [data]"),
+        ("local.error_feedback = true", "local.error_feedback: belongs into [compression]"),
+        ("simulation.stop = 'budget'", "simulation.stop: belongs into [rounds]"),
+        ("simulation.target = 0.5", "simulation.target: belongs into [rounds]"),
+        ("simulation.engine = 'thread'", "simulation.engine: unknown 'thread'; did you mean 'threads'?"),
+        ("simulation.workers = -1", "simulation.workers = -1: must be a finite number ≥ 0, and whole"),
+        ("simulation.evaluate_on = 'edges'", "simulation.evaluate_on: unknown 'edges'; did you mean 'edge'?"),
+        ("simulation.device = 5", "simulation.device = 5: must be text"),
+        ("simulation = 5", "simulation = 5: must be a table"),
+        ("rounds = {stop = 'target', target = 'x'}", "rounds.target = 'x': must be a finite number"),
+        ("data.batch = 0", "data.batch = 0: must be a finite number ≥ 1, and whole"),
+        ("data.name = 5", "data.name = 5: must be text"),
+        ("data.path = 5", "data.path = 5: must be text"),
+        ("data.beta = 'x'", "data.beta = 'x': must be a finite number > 0"),
+        ("data.shards = 0", "data.shards = 0: must be a finite number ≥ 1, and whole"),
+        ("data.partition = 'dirichle'", "data.partition: unknown 'dirichle'; did you mean 'dirichlet'?"),
+        ("data.augment = 'crop'", "augmentation: unknown 'crop'; did you mean 'crop_flip'?"),
+        ("model.init = 5", "model.init = 5: must be text"),
+        ("compression.kind = 'top'", "compression: unknown 'top'; did you mean 'topk'?"),
+        ("compression.error_feedback = 1", "compression.error_feedback = 1: must be true or false"),
         ("scheme.name = 5", "scheme.name = 5: must be text"),
         ("scheme.options = 5", "scheme.options = 5: must be a table"),
         ("scheme.rho_min = 0", "scheme.rho_min = 0: must be a finite number > 0 and ≤ 1"),
@@ -248,12 +307,76 @@ def test_files_that_cannot_be_read(tmp_path: Path) -> None:
         load_experiment(tmp_path / "odd.toml")
 
 
-def test_an_unknown_scheme_is_found_when_it_is_built() -> None:
-    """The name may be an entry point, so only building it can tell."""
-    from cfel.control import build_scheme
-
+def test_an_unknown_scheme_is_found_when_it_is_read() -> None:
+    """Not after the data have been loaded and the fleet been built."""
     with pytest.raises(InputError, match="scheme: unknown 'hcf'; did you mean 'hcef'"):
-        build_scheme(parse_experiment({"scheme": {"name": "hcf"}}).scheme)
+        parse_experiment({"scheme": {"name": "hcf"}})
+
+
+def test_stopping_at_a_target_needs_one() -> None:
+    with pytest.raises(InputError, match=r"rounds.stop = 'target': needs rounds.target"):
+        parse_experiment({"preset": "none", "rounds": {"global": 1, "stop": "target"}})
+
+
+CLASS_TABLE = {
+    "kind": "classes",
+    "classes": {"gateway": 1},
+    "flops_per_sample": 1e8,
+    "extra_classes": [
+        {
+            "name": "gateway",
+            "flops_per_second": 1e10,
+            "compute_watts": 5,
+            "radio_watts": 1,
+            "uplink_bits_per_second": 1e6,
+            "source": "measured",
+        }
+    ],
+}
+
+
+@pytest.mark.parametrize(
+    "document",
+    [
+        *({"preset": name} for name in PRESETS),
+        {"fleet": {"conditions": CLASS_TABLE}},
+        {"fleet": {"conditions": {"kind": "trace", "file": "trace.csv"}}},
+        {"fleet": {"availability": {"away_probability": 0.25, "away": [[3, 0, 2], [0, 1, 1]]}}},
+        {"fleet": {"devices": 3, "clusters": [2, 1], "battery_joules": [1.0, 2.5, float("inf")]}},
+        {"fleet": {"battery_joules": 7}},
+        {"rounds": {"stop": "target", "target": 0.5}},
+        {"rounds": {"stop": "budget"}, "budget": {"seconds": float("inf"), "joules": 0.1}},
+        {"topology": {"kind": "edges", "edges": [[0, 1], [1, 2]], "weights": "size"}},
+        {"scheme": {"name": "mll_sgd", "options": {"literal": True}, "rho_min": 1}},
+        {"data": {"path": "somewhere", "partition": "shards", "shards": 3}, "model": {"parameters": 5}},
+        {"local": {"kept_energy_at": [0.1, 1.0], "steps": "systematic"}, "name": 'a "b" [c]\\ é'},
+        {"compression": {"kind": "jl", "error_feedback": True}, "simulation": {"evaluate_on": "mean"}},
+    ],
+    ids=str,
+)
+def test_what_is_written_reads_back_the_same(document: dict[str, Any]) -> None:
+    experiment = parse_experiment(document)
+    text = experiment_toml(experiment)
+    assert parse_experiment(tomllib.loads(text)) == experiment
+    assert experiment_toml(parse_experiment(tomllib.loads(text))) == text
+
+
+def test_what_is_written_has_every_key() -> None:
+    """But for what is not set, for which TOML has no word."""
+    document = tomllib.loads(experiment_toml(preset_experiment("demo")))
+    assert {"batch", "beta", "augment"} <= document["data"].keys()
+    assert document["rounds"] == {"global": 20, "edge": 5, "local": 5, "stop": "rounds", "target": 0.9}
+    assert not {"stop", "target"} & document["simulation"].keys()
+    assert not {"batch", "error_feedback"} & document["local"].keys()
+
+
+def test_the_engine_is_chosen_by_the_model() -> None:
+    """4,810 parameters are few enough to train side by side; what was asked for stays."""
+    experiment = parse_experiment(SMALL)
+    world = experiment.world()
+    assert experiment.resolved(world).simulation.engine == "batched"
+    asked = replace(experiment, simulation=replace(experiment.simulation, engine="threads"))
+    assert asked.resolved(world).simulation.engine == "threads"
 
 
 def test_a_share_is_of_what_cef_uses() -> None:
@@ -274,10 +397,10 @@ def test_numbers_go_before_the_share() -> None:
 
 
 def test_the_setting_is_what_the_file_says() -> None:
-    """Ring of 3, 269722 · 32 bits; each server hears two neighbours."""
+    """Ring of 3: each hears two neighbours. The perceptron has 64·64 + 64 + 64·10 + 10 = 4,810 numbers."""
     setting, backhaul = parse_experiment({**SMALL, "seed": 7}).setting(sigma2=2.0, g2=0.5)
     assert (setting.fleet.devices, setting.fleet.clusters, backhaul.clusters) == (6, 3, 3)
-    assert (setting.seed, setting.sigma2, setting.g2, setting.model_bits) == (7, 2.0, 0.5, 32 * 269_722)
+    assert (setting.seed, setting.sigma2, setting.g2, setting.model_bits) == (7, 2.0, 0.5, 32 * 4810)
     assert setting.rounds == Rounds(2, 2, 5)
     assert setting.backhaul_seconds.shape == (3,)
     assert backhaul.zeta == pytest.approx(0, abs=1e-12)

@@ -9,8 +9,9 @@ from typing import Any
 from rich.console import Console
 from rich.markup import escape
 
+from cfel.cli.interrupt import interruptible
 from cfel.cli.progress import RunProgress
-from cfel.cli.run import add_engine, with_engine
+from cfel.cli.run import add_engine, read_experiment
 from cfel.cli.shared import (
     Commands,
     add_changes,
@@ -21,7 +22,7 @@ from cfel.cli.shared import (
     print_json,
     print_table,
 )
-from cfel.experiment import Experiment, load_experiment
+from cfel.experiment import Experiment
 from cfel.studies.runs import Doing, compare
 
 EXAMPLE = (
@@ -59,7 +60,7 @@ def numbers(text: str) -> list[int]:
 
 def run(arguments: argparse.Namespace) -> int:
     """Runs all of them and prints the table."""
-    experiment = with_engine(load_experiment(arguments.experiment, arguments.set), arguments.engine)
+    experiment = read_experiment(arguments)
     out: Path = arguments.out or Path("runs") / f"{experiment.name}-compared"
     seeds = arguments.seeds or [experiment.seed]
     return compare_and_print(experiment, arguments.schemes, seeds, out, arguments)
@@ -69,8 +70,8 @@ def compare_and_print(
     experiment: Experiment, schemes: list[str], seeds: list[int], out: Path, arguments: argparse.Namespace
 ) -> int:
     """The part that `demo` shares."""
-    with RunProgress(experiment.rounds.global_rounds) as progress:
-        doing = Doing(tuple(sys.argv), arguments.resume, progress.on_round)
+    with RunProgress(experiment.rounds.global_rounds) as progress, interruptible(progress.say) as interrupted:
+        doing = Doing(tuple(sys.argv), arguments.resume, progress.on_round, interrupted)
         document = compare(experiment, schemes, seeds, out, doing, arguments.target)
     if arguments.json:
         print_json(document)

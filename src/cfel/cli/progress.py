@@ -39,6 +39,10 @@ class RunProgress:
     ) -> None:
         self._bars.stop()
 
+    def say(self, text: str) -> None:
+        """Puts a line above the bars."""
+        self._bars.console.print(text, highlight=False, soft_wrap=True)
+
     def on_round(self, name: str, record: RoundRecord) -> None:
         """Moves a run's bar."""
         if name not in self._tasks:

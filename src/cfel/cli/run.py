@@ -7,8 +7,9 @@ from pathlib import Path
 
 from rich.console import Console
 
+from cfel.cli.interrupt import interruptible
 from cfel.cli.progress import RunProgress
-from cfel.cli.shared import Commands, add_changes, add_command, add_json, print_json
+from cfel.cli.shared import Commands, add_changes, add_command, add_json, import_from, print_json
 from cfel.experiment import Experiment, load_experiment
 from cfel.report import write_report
 from cfel.simulation import ENGINES
@@ -35,6 +36,12 @@ def add_engine(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("--engine", choices=ENGINES, help="where devices' work is done")
 
 
+def read_experiment(arguments: argparse.Namespace) -> Experiment:
+    """The experiment that the arguments name, changed by --set and --engine; its own code lies beside it."""
+    import_from(arguments.experiment.parent)
+    return with_engine(load_experiment(arguments.experiment, arguments.set), arguments.engine)
+
+
 def with_engine(experiment: Experiment, engine: str | None) -> Experiment:
     """The experiment with the engine asked for on the command line."""
     if engine is None:
@@ -44,10 +51,10 @@ def with_engine(experiment: Experiment, engine: str | None) -> Experiment:
 
 def run(arguments: argparse.Namespace) -> int:
     """Runs and reports."""
-    experiment = with_engine(load_experiment(arguments.experiment, arguments.set), arguments.engine)
+    experiment = read_experiment(arguments)
     out: Path = arguments.out or Path("runs") / experiment.name
-    with RunProgress(experiment.rounds.global_rounds) as progress:
-        doing = Doing(tuple(sys.argv), arguments.resume, progress.on_round)
+    with RunProgress(experiment.rounds.global_rounds) as progress, interruptible(progress.say) as interrupted:
+        doing = Doing(tuple(sys.argv), arguments.resume, progress.on_round, interrupted)
         records = run_experiment(experiment, out, doing)
     page = write_report(out, experiment.simulation.target)
     last = records[-1]

@@ -7,7 +7,16 @@ from pathlib import Path
 from rich.console import Console
 from rich.markup import escape
 
-from cfel.cli.shared import Commands, add_command, add_json, amount, new_table, print_json, print_table
+from cfel.cli.shared import (
+    Commands,
+    add_command,
+    add_json,
+    amount,
+    import_from,
+    new_table,
+    print_json,
+    print_table,
+)
 from cfel.control import Bound
 from cfel.studies.theorem import Assumptions, TheoremReport, report_theorem
 
@@ -55,6 +64,7 @@ def run(arguments: argparse.Namespace) -> int:
         g2=arguments.g2,
         learning_rate=arguments.learning_rate,
     )
+    import_from(arguments.experiment if arguments.experiment.is_dir() else arguments.experiment.parent)
     report = report_theorem(arguments.experiment, arguments.set, assumed)
     if arguments.json:
         print_json(report.to_dict())

@@ -39,13 +39,13 @@ def as_table(place: str, value: object) -> Table:
 
 
 def placed_beside(document: Table, folder: Path, places: Sequence[tuple[str, ...]]) -> Table:
-    """The document with relative file names at the given places taken from a folder."""
+    """The document with file names at the given places made absolute, relative ones taken from a folder."""
     for *tables, key in places:
         inner: Any = document
         for name in tables:
             inner = inner.get(name) if isinstance(inner, Mapping) else None
         if isinstance(inner, Mapping) and isinstance(inner.get(key), str):
-            located: Table = {key: str(folder / inner[key])}
+            located: Table = {key: str(folder.absolute() / inner[key])}
             for name in reversed(tables):
                 located = {name: located}
             document = merged(document, located)

@@ -49,7 +49,8 @@ def load_experiment(path: str | Path, changes: Sequence[str] = ()) -> Experiment
 
     Args:
         path: the TOML file.
-        changes: assignments like "rounds.global=3" that go before the file.
+        changes: assignments like "rounds.global=3" that go before the file. File names in them are relative
+            to the current folder, those in the file to the file's.
 
     Raises:
         ExperimentError: the file cannot be read, or something in it is not known or not allowed.
@@ -122,7 +123,7 @@ def experiment_toml(experiment: Experiment) -> str:
 
 def _changed(document: Table, changes: Sequence[str]) -> Table:
     for change in changes:
-        document = merged(document, assignment(change))
+        document = merged(document, placed_beside(assignment(change), Path.cwd(), FILE_NAMES))
     return document
 
 

@@ -36,6 +36,10 @@ class DataParameters:
 
     def __post_init__(self) -> None:
         checked.whole("data.batch", self.batch, least=1)
+        for key in ("name", "augment", "path", "task"):
+            value = getattr(self, key)
+            if value is not None or key in ("name", "augment"):
+                checked.text(f"data.{key}", value)
         self.rule()
 
     def rule(self) -> PartitionParameters:
@@ -63,6 +67,8 @@ class ModelParameters:
 
     def __post_init__(self) -> None:
         checked.text("model.name", self.name)
+        if self.init is not None:
+            checked.text("model.init", self.init)
         if self.parameters is not None:
             checked.whole("model.parameters", self.parameters, least=1)
 

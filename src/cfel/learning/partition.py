@@ -15,6 +15,7 @@ from numpy.typing import NDArray
 from cfel.errors import InputError, unknown_name
 from cfel.learning.data.dataset import DataSet
 from cfel.seeding import generator
+from cfel.system import checked
 
 Indices: TypeAlias = NDArray[np.int64]
 Rule = Literal["iid", "dirichlet", "writer", "shards"]
@@ -39,10 +40,9 @@ class PartitionParameters:
     def __post_init__(self) -> None:
         if self.rule not in get_args(Rule):
             raise InputError(unknown_name("data.partition", self.rule, get_args(Rule)))
-        if not self.beta > 0:
-            raise InputError(f"data.beta: must be positive, got {self.beta}")
-        if self.least < 1 or self.shards < 1:
-            raise InputError(f"data: least ({self.least}) and shards ({self.shards}) must be at least 1")
+        checked.number("data.beta", self.beta, above=0)
+        checked.whole("data.least", self.least, least=1)
+        checked.whole("data.shards", self.shards, least=1)
 
 
 def partition(

@@ -16,6 +16,7 @@ from torch import Tensor
 from torch.optim.sgd import sgd
 
 from cfel.errors import InputError, unknown_name
+from cfel.system import checked
 
 MomentumState = Literal["keep", "reset"]
 StepRule = Literal["bernoulli", "systematic"]
@@ -52,22 +53,16 @@ class LocalParameters:
     kept_energy_at: tuple[float, ...] = ()
 
     def __post_init__(self) -> None:
-        _require(self.learning_rate > 0, "learning_rate", self.learning_rate, "positive")
-        _require(self.batch >= 1, "batch", self.batch, "at least 1")
-        _require(0 <= self.momentum < 1, "momentum", self.momentum, "in [0, 1)")
-        _require(self.weight_decay >= 0, "weight_decay", self.weight_decay, "at least 0")
-        _require(self.fresh_batches >= 2, "fresh_batches", self.fresh_batches, "at least 2")
-        _require(
-            all(0 <= s <= 1 for s in self.kept_energy_at), "kept_energy_at", self.kept_energy_at, "in [0, 1]"
-        )
+        checked.number("local.learning_rate", self.learning_rate, above=0)
+        checked.whole("local.batch", self.batch, least=1)
+        checked.number("local.momentum", self.momentum, least=0, below=1)
+        checked.number("local.weight_decay", self.weight_decay, least=0)
+        checked.whole("local.fresh_batches", self.fresh_batches, least=2)
+        for place, share in enumerate(checked.entries("local.kept_energy_at", self.kept_energy_at)):
+            checked.number(f"local.kept_energy_at[{place}]", share, least=0, most=1)
         for name, kind in (("momentum_state", MomentumState), ("steps", StepRule), ("estimator", Estimator)):
             if getattr(self, name) not in get_args(kind):
                 raise InputError(unknown_name(f"local.{name}", getattr(self, name), get_args(kind)))
-
-
-def _require(holds: bool, name: str, value: object, allowed: str) -> None:
-    if not holds:
-        raise InputError(f"local.{name}: must be {allowed}, got {value}")
 
 
 def taken_iterations(rule: StepRule, rho: float, tau: int, draw: np.random.Generator) -> NDArray[np.bool_]:

@@ -11,6 +11,7 @@ import torch
 from numpy.typing import NDArray
 from torch import Tensor, nn
 
+from cfel.errors import InputError
 from cfel.learning.compression import Compressor
 from cfel.learning.sgd import LocalParameters
 from cfel.learning.task import DeviceData, Task
@@ -70,5 +71,9 @@ class Workspace:
 def chosen_device(name: str) -> torch.device:
     """The torch device called `name`; "auto" is a GPU where torch finds one, else the CPU."""
     if name != "auto":
-        return torch.device(name)
+        try:
+            return torch.empty(0, device=name).device
+        except (RuntimeError, AssertionError) as error:
+            reason = str(error).partition("\n")[0]
+            raise InputError(f"simulation.device = {name!r}: cannot be used here: {reason}") from error
     return torch.device("cuda" if torch.cuda.is_available() else "cpu")

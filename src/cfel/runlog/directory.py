@@ -145,10 +145,17 @@ class RunWriter:
         return cls(path, shard_bytes)
 
     @classmethod
-    def resume(cls, path: Path, *, shard_bytes: int = SHARD_BYTES) -> "tuple[RunWriter, Checkpoint | None]":
+    def resume(
+        cls, path: Path, *, experiment_toml: str | None = None, shard_bytes: int = SHARD_BYTES
+    ) -> "tuple[RunWriter, Checkpoint | None]":
         """Goes on with the run in `path`: the log then ends with the checkpoint's round.
 
         Rounds behind the checkpoint are cut off, to be computed again; leftovers of a killed write go too.
+
+        Args:
+            path: the directory.
+            experiment_toml: replaces the one in the directory; None leaves it.
+            shard_bytes: size at which a checkpoint file is closed.
 
         Returns:
             The writer, and the checkpoint to go on from: None means from the beginning.
@@ -162,6 +169,8 @@ class RunWriter:
         try:
             checkpoint = read_checkpoint(path / "checkpoint")
             writer._cut(checkpoint.round if checkpoint else None)
+            if experiment_toml is not None:
+                replace_file(path / _EXPERIMENT, experiment_toml.encode())
         except RunDirectoryError:
             writer.close()
             raise

@@ -8,7 +8,7 @@ from cfel.simulation.executors import Executor, PoolExecutor
 from cfel.simulation.loop import simulate
 from cfel.simulation.outcome import RoundOutcome
 from cfel.simulation.parameters import ENGINES, SimulationParameters, chosen_engine
-from cfel.simulation.run import Progress, run_in_directory
+from cfel.simulation.run import Progress, Watch, run_in_directory
 from cfel.simulation.state import RunState, initial_state
 
 __all__ = [
@@ -19,6 +19,7 @@ __all__ = [
     "RoundOutcome",
     "RunState",
     "SimulationParameters",
+    "Watch",
     "chosen_engine",
     "initial_state",
     "run_in_directory",

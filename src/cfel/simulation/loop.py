@@ -23,11 +23,10 @@ from cfel.cost import (
 from cfel.learning.exchange import DeviceOrder, DeviceReport, DeviceState
 from cfel.learning.flat import FlatModel
 from cfel.learning.roles import edge_aggregate, gossip_mix
-from cfel.runlog import RoundRecord
 from cfel.simulation.executors import Executor, Task
 from cfel.simulation.outcome import EdgeRoundOutcome, RoundOutcome, Work
 from cfel.simulation.parameters import SimulationParameters
-from cfel.simulation.records import plan_table, round_record
+from cfel.simulation.records import is_last, plan_table, round_record
 from cfel.simulation.state import RunState
 from cfel.system import Conditions
 from cfel.world import World
@@ -49,7 +48,7 @@ def simulate(
         state: where to go on from.
         now: wall-clock seconds, for the log only.
     """
-    for number in range(state.rounds_done, world.rounds.global_rounds):
+    while state.rounds_done < world.rounds.global_rounds:
         begin = now()
         edge_rounds: list[EdgeRoundOutcome] = []
         for edge_round in range(world.rounds.edge_rounds):
@@ -57,14 +56,14 @@ def simulate(
             edge_rounds.append(outcome)
         state = replace(
             state,
-            rounds_done=number + 1,
+            rounds_done=state.rounds_done + 1,
             models=tuple(gossip_mix(state.models, world.backhaul.weights)),
             expected=after_global_round(state.expected, world.backhaul_seconds),
             realised=after_global_round(state.realised, world.backhaul_seconds),
         )
         record = round_record(world, executor, parameters, state, edge_rounds, begin, now)
-        yield RoundOutcome(record, plan_table(world, edge_rounds, number + 1), state)
-        if _finished(world, parameters, record):
+        yield RoundOutcome(record, plan_table(world, edge_rounds, state.rounds_done), state)
+        if is_last(world, parameters, record):
             return
 
 
@@ -204,11 +203,3 @@ def _outcome(
         realised=edge_round_cost(*realised, fleet.cluster, fleet.clusters, present),
         losses=tuple(each.loss for each in work if each.steps),
     )
-
-
-def _finished(world: World, parameters: SimulationParameters, record: RoundRecord) -> bool:
-    """Whether the run ends here although there are rounds left."""
-    if parameters.stop == "budget":
-        return record.seconds >= world.budget.seconds or record.joules >= world.budget.joules
-    reached = record.accuracy is not None and parameters.target is not None
-    return parameters.stop == "target" and reached and record.accuracy >= parameters.target  # type: ignore[operator]

@@ -65,6 +65,7 @@ class SimulationParameters:
             ("checkpoint_every", 0),
         ):
             checked.whole(f"simulation.{field}", getattr(self, field), least=least)
+        checked.text("simulation.device", self.device)
         if self.target is not None:
             checked.number("rounds.target", self.target)
         elif self.stop == "target":

@@ -5,7 +5,7 @@ from collections.abc import Callable, Sequence
 
 import numpy as np
 
-from cfel.cost import global_round_cost
+from cfel.cost import Ledger, global_round_cost
 from cfel.cost.rounds import NOBODY
 from cfel.learning.flat import FlatModel, model_sha256
 from cfel.learning.roles import weighted_model
@@ -42,7 +42,7 @@ def round_record(
         joules_expected=state.expected.joules,
         seconds_realised=state.realised.seconds,
         joules_realised=state.realised.joules,
-        accuracy=_accuracy(world, executor, parameters, state),
+        accuracy=_accuracy(world, executor, parameters, state, ledger),
         loss=math.fsum(losses) / len(losses) if losses else None,
         rho_mean=_mean([plan.rho[who] for plan, who in zip(plans, present, strict=True)]),
         theta_mean=_mean([plan.theta[who] for plan, who in zip(plans, present, strict=True)]),
@@ -91,10 +91,10 @@ def mean_model(world: World, models: Sequence[FlatModel]) -> FlatModel:
 
 
 def _accuracy(
-    world: World, executor: Executor, parameters: SimulationParameters, state: RunState
+    world: World, executor: Executor, parameters: SimulationParameters, state: RunState, ledger: Ledger
 ) -> float | None:
     """The task's metric, averaged over devices, or `None` when this round is not evaluated."""
-    last = state.rounds_done == world.rounds.global_rounds
+    last = state.rounds_done >= world.rounds.global_rounds or _used_up(world, parameters, ledger)
     if state.rounds_done % parameters.evaluate_every and not last:
         return None
     if parameters.evaluate_on == "mean":
@@ -102,6 +102,21 @@ def _accuracy(
     results = executor.evaluations(state.models, parameters.evaluate_samples)
     shares = world.fleet.sizes / world.fleet.devices
     return math.fsum(float(share) * each.metric for share, each in zip(shares, results, strict=True))
+
+
+def is_last(world: World, parameters: SimulationParameters, record: RoundRecord) -> bool:
+    """Whether the run ends with this round: all rounds done, a budget used up, or the target reached."""
+    if record.round >= world.rounds.global_rounds or _used_up(world, parameters, record):
+        return True
+    if parameters.stop != "target" or parameters.target is None or record.accuracy is None:
+        return False
+    return record.accuracy >= parameters.target
+
+
+def _used_up(world: World, parameters: SimulationParameters, spent: Ledger | RoundRecord) -> bool:
+    """Whether the run is to stop at its budgets and has come to one of them."""
+    budget = world.budget
+    return parameters.stop == "budget" and (spent.seconds >= budget.seconds or spent.joules >= budget.joules)
 
 
 def _mean(parts: list[np.ndarray]) -> float:

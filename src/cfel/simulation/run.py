@@ -1,9 +1,13 @@
 """A simulation with its run directory: begun, interrupted, resumed at will."""
 
 import time
+import tomllib
 from collections.abc import Callable
+from dataclasses import dataclass
 from pathlib import Path
+from typing import Any
 
+from cfel.errors import RunDirectoryError
 from cfel.runlog import (
     FleetDescription,
     RoundRecord,
@@ -15,11 +19,37 @@ from cfel.runlog import (
 from cfel.simulation.executors import Executor
 from cfel.simulation.loop import simulate
 from cfel.simulation.parameters import SimulationParameters
-from cfel.simulation.state import from_checkpoint, initial_state, to_checkpoint
+from cfel.simulation.records import is_last
+from cfel.simulation.state import RunState, from_checkpoint, initial_state, to_checkpoint
 from cfel.world import World
 
 Progress = Callable[[RoundRecord], None]
 """Told of every finished round."""
+
+MAY_DIFFER = (
+    "name",
+    "simulation.workers",
+    "simulation.checkpoint_every",
+    "rounds.stop",
+    "rounds.target",
+)
+"""Keys that change no round, only how a run is carried out and when it ends: it may go on with other values.
+
+`rounds.global` is not among them: plans share what is left of the budgets among the rounds that are left.
+"""
+
+
+@dataclass(frozen=True, slots=True)
+class Watch:
+    """Who looks on while a run goes on.
+
+    Attributes:
+        progress: told of every round once it is written.
+        interrupted: asked after every round; true ends the run there, with a checkpoint.
+    """
+
+    progress: Progress | None = None
+    interrupted: Callable[[], bool] = lambda: False
 
 
 def run_in_directory(
@@ -31,7 +61,7 @@ def run_in_directory(
     experiment_toml: str,
     command: list[str],
     resume: bool = False,
-    progress: Progress | None = None,
+    watch: Watch | None = None,
 ) -> list[RoundRecord]:
     """Runs an experiment to its end and leaves the run directory complete.
 
@@ -43,13 +73,19 @@ def run_in_directory(
         experiment_toml: the experiment, resolved.
         command: what was typed, for the record.
         resume: go on with the run that `path` holds, if it holds one.
-        progress: told of every round as it is written.
+        watch: who looks on.
 
     Returns:
         The records of all rounds, those before a resume included.
+
+    Raises:
+        RunDirectoryError: `path` holds a run and `resume` is not set, or it holds one of another experiment;
+            or the system refused to write.
+        KeyboardInterrupt: the run was interrupted; the checkpoint is of the last round in the log.
     """
     if resume and holds_run(path):
-        writer, checkpoint = RunWriter.resume(path)
+        refuse_other_experiment(path, experiment_toml)
+        writer, checkpoint = RunWriter.resume(path, experiment_toml=experiment_toml)
         state = initial_state(world) if checkpoint is None else from_checkpoint(checkpoint, world)
     else:
         environment = describe_environment(
@@ -60,20 +96,66 @@ def run_in_directory(
         )
         state = initial_state(world)
     with writer:
-        last_saved = state.rounds_done
-        for outcome in simulate(world, executor, parameters, state, time.perf_counter):
-            writer.append(outcome.record, outcome.plans)
-            done = outcome.state.rounds_done
-            if parameters.checkpoint_every and done % parameters.checkpoint_every == 0:
-                writer.save_checkpoint(to_checkpoint(outcome.state))
-                last_saved = done
-            if progress is not None:
-                progress(outcome.record)
-            state = outcome.state
-        if last_saved < state.rounds_done:
-            writer.save_checkpoint(to_checkpoint(state))
-        writer.wait()
+        done = RunDirectory.open(path).records()
+        if not (done and is_last(world, parameters, done[-1])):
+            _go_on(world, executor, parameters, state, writer, watch or Watch())
     return list(RunDirectory.open(path).records())
+
+
+def _go_on(
+    world: World,
+    executor: Executor,
+    parameters: SimulationParameters,
+    state: RunState,
+    writer: RunWriter,
+    watch: Watch,
+) -> None:
+    """Runs the rounds that are left, each written before the next begins."""
+    last_saved, stopped = state.rounds_done, False
+    for outcome in simulate(world, executor, parameters, state, time.perf_counter):
+        writer.append(outcome.record, outcome.plans)
+        state, done = outcome.state, outcome.state.rounds_done
+        stopped = watch.interrupted() and not is_last(world, parameters, outcome.record)
+        if stopped or (parameters.checkpoint_every and done % parameters.checkpoint_every == 0):
+            writer.save_checkpoint(to_checkpoint(state))
+            last_saved = done
+        if watch.progress is not None:
+            watch.progress(outcome.record)
+        if stopped:
+            break
+    if last_saved < state.rounds_done:
+        writer.save_checkpoint(to_checkpoint(state))
+    writer.wait()
+    if stopped:
+        raise KeyboardInterrupt
+
+
+def refuse_other_experiment(path: Path, experiment_toml: str) -> None:
+    """Raises unless the run in `path` is of this experiment, up to the keys in `MAY_DIFFER`.
+
+    Raises:
+        RunDirectoryError: naming the first key that differs, and both values.
+    """
+    try:
+        then = _flat(tomllib.loads(RunDirectory.open(path).experiment_toml()))
+    except tomllib.TOMLDecodeError as error:
+        raise RunDirectoryError(f"{path / 'experiment.toml'} is damaged: {error}") from error
+    now = _flat(tomllib.loads(experiment_toml))
+    for key in sorted(then.keys() | now.keys()):
+        before, asked = then.get(key), now.get(key)
+        if key not in MAY_DIFFER and before != asked:
+            raise RunDirectoryError(
+                f"{path} holds a run with {key} = {before!r}, not {asked!r}: "
+                "resume it as it was, or choose another directory"
+            )
+
+
+def _flat(table: dict[str, Any], place: str = "") -> dict[str, Any]:
+    """A document's values by their dotted keys."""
+    values: dict[str, Any] = {}
+    for key, value in table.items():
+        values |= _flat(value, f"{place}{key}.") if isinstance(value, dict) else {f"{place}{key}": value}
+    return values
 
 
 def fleet_description(world: World) -> FleetDescription:

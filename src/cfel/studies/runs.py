@@ -9,7 +9,7 @@ from cfel.errors import InputError
 from cfel.experiment import Experiment, experiment_toml
 from cfel.report import load_runs, summarise, write_report, write_summary
 from cfel.runlog import RoundRecord
-from cfel.simulation import PoolExecutor, run_in_directory
+from cfel.simulation import PoolExecutor, Watch, run_in_directory
 
 OnRound = Callable[[str, RoundRecord], None]
 """Told the run's name and every finished round."""
@@ -23,11 +23,13 @@ class Doing:
         command: what was typed, for the record.
         resume: go on with runs that exist already.
         on_round: told of every round.
+        interrupted: asked after every round; true ends the run there, with a checkpoint.
     """
 
     command: tuple[str, ...] = ()
     resume: bool = False
     on_round: OnRound | None = None
+    interrupted: Callable[[], bool] = lambda: False
 
 
 def run_experiment(experiment: Experiment, out: Path, doing: Doing, name: str = "") -> list[RoundRecord]:
@@ -35,6 +37,7 @@ def run_experiment(experiment: Experiment, out: Path, doing: Doing, name: str = 
     world = experiment.world()
     resolved = experiment.resolved(world)
     tell = doing.on_round
+    progress = None if tell is None else lambda record: tell(name or experiment.name, record)
     with PoolExecutor(world, resolved.simulation) as executor:
         return run_in_directory(
             world,
@@ -44,7 +47,7 @@ def run_experiment(experiment: Experiment, out: Path, doing: Doing, name: str = 
             experiment_toml=experiment_toml(resolved),
             command=list(doing.command),
             resume=doing.resume,
-            progress=None if tell is None else lambda record: tell(name or experiment.name, record),
+            watch=Watch(progress, doing.interrupted),
         )
 
 
@@ -71,10 +74,15 @@ def compare(
     """
     if not schemes or not seeds:
         raise InputError("compare: needs at least one scheme and one seed")
-    for name in dict.fromkeys(schemes):
-        for seed in dict.fromkeys(seeds):
-            one = replace(experiment, seed=seed, scheme=replace(experiment.scheme, name=name))
-            run_experiment(one, out / run_name(name) / f"seed-{seed}", doing, f"{name} (seed {seed})")
+    # All are put together before the first is run: a misspelt scheme should not cost the time of the others.
+    experiments = [
+        replace(experiment, seed=seed, scheme=replace(experiment.scheme, name=name))
+        for name in dict.fromkeys(schemes)
+        for seed in dict.fromkeys(seeds)
+    ]
+    for one in experiments:
+        name, seed = one.scheme.name, one.seed
+        run_experiment(one, out / run_name(name) / f"seed-{seed}", doing, f"{name} (seed {seed})")
     aim = experiment.simulation.target if target is None else target
     document = summarise(load_runs(out), aim)
     write_summary(out, document)

@@ -66,12 +66,16 @@ def first_outside(
 
 
 def range_in_words(
-    *, above: float | None = None, least: float | None = None, most: float | None = None, finite: bool = True
+    *,
+    above: float | None = None,
+    least: float | None = None,
+    most: float | None = None,
+    below: float | None = None,
+    finite: bool = True,
 ) -> str:
-    """The range of `floats`, for an error message."""
-    limits = [
-        f"{sign} {limit:g}" for sign, limit in ((">", above), ("≥", least), ("≤", most)) if limit is not None
-    ]
+    """The range of `number`, for an error message."""
+    signs = ((">", above), ("≥", least), ("≤", most), ("<", below))
+    limits = [f"{sign} {limit:g}" for sign, limit in signs if limit is not None]
     return " ".join(["a finite number" if finite else "a number", " and ".join(limits)]).strip()
 
 
@@ -82,16 +86,15 @@ def number(
     above: float | None = None,
     least: float | None = None,
     most: float | None = None,
+    below: float | None = None,
     finite: bool = True,
 ) -> float:
-    """One real number in a range (see `floats`); a truth value is not a number."""
-    allowed = range_in_words(above=above, least=least, most=most, finite=finite)
+    """One real number in a range (see `floats`) and smaller than `below`; a truth value is not a number."""
+    allowed = range_in_words(above=above, least=least, most=most, below=below, finite=finite)
     if isinstance(value, bool | np.bool_) or not isinstance(value, int | float | np.integer | np.floating):
         raise InputError(f"{field} = {value!r}: must be {allowed}")
-    if (
-        first_outside(np.array([value], float), above=above, least=least, most=most, finite=finite)
-        is not None
-    ):
+    outside = first_outside(np.array([value], float), above=above, least=least, most=most, finite=finite)
+    if outside is not None or (below is not None and not value < below):
         raise InputError(f"{field} = {value!s}: must be {allowed}")
     return float(value)
 

@@ -1,0 +1,73 @@
+"""Small experiments driven through the real round loop, and what the tests look at in the end."""
+
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import asdict
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+from cfel.experiment import Experiment, parse_experiment
+from cfel.experiment.document import merged
+from cfel.learning.exchange import DeviceOrder
+from cfel.runlog import WALL_CLOCK_FIELDS, PlanTable, RoundRecord
+from cfel.simulation import PoolExecutor, RoundOutcome, initial_state, simulate
+from cfel.simulation.executors import Answer, Task
+from cfel.world import World
+
+TINY: Mapping[str, Any] = {
+    "rounds": {"global": 3, "edge": 2, "local": 3},
+    "fleet": {"devices": 6, "clusters": 3},
+    "simulation": {"engine": "threads", "workers": 2},
+}
+
+
+def tiny(*changes: Mapping[str, Any], **sections: Mapping[str, Any] | int) -> Experiment:
+    """Six devices in three clusters on the digits, with some sections changed."""
+    document: Mapping[str, Any] = TINY
+    for change in (*changes, sections):
+        document = merged(document, change)
+    return parse_experiment(document)
+
+
+def outcomes(experiment: Experiment, world: World | None = None) -> list[RoundOutcome]:
+    """Every round of an experiment."""
+    built = world or experiment.world()
+    parameters = experiment.resolved(built).simulation
+    with PoolExecutor(built, parameters) as executor:
+        return list(simulate(built, executor, parameters, initial_state(built), lambda: 0.0))
+
+
+def records(experiment: Experiment) -> list[RoundRecord]:
+    """The log of an experiment."""
+    return [outcome.record for outcome in outcomes(experiment)]
+
+
+def timeless(lines: Sequence[RoundRecord]) -> list[dict[str, Any]]:
+    """Records without what differs between two runs of the same experiment."""
+    return [
+        {key: value for key, value in asdict(line).items() if key not in WALL_CLOCK_FIELDS} for line in lines
+    ]
+
+
+def column(tables: Sequence[PlanTable], name: str) -> NDArray[np.float64]:
+    """One column of the plan tables of all rounds."""
+    return np.concatenate([np.asarray(getattr(table, name), dtype=np.float64) for table in tables])
+
+
+def parameters_of(outcome: RoundOutcome) -> list[NDArray[np.float32]]:
+    """The edge models after a round."""
+    return [model.parameters.numpy() for model in outcome.state.models]
+
+
+class Listening(PoolExecutor):
+    """An executor that remembers every order it was given."""
+
+    def __init__(self, world: World, experiment: Experiment) -> None:
+        super().__init__(world, experiment.resolved(world).simulation)
+        self.orders: list[DeviceOrder] = []
+
+    def updates(self, tasks: Sequence[Task]) -> Iterator[Answer]:
+        """As the executor does."""
+        self.orders += [order for order, _ in tasks]
+        return super().updates(tasks)

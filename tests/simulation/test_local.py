@@ -1,0 +1,203 @@
+"""What devices do in a run: estimates, momentum, residuals, step rules, compressors, and where they begin."""
+
+import sys
+from collections.abc import Callable
+from dataclasses import replace
+from pathlib import Path
+from types import ModuleType
+
+import numpy as np
+import pytest
+import torch
+from torch import Tensor
+
+from cfel.errors import InputError
+from cfel.learning.compression import Update, topk
+from cfel.learning.files import load_model, save_model
+from cfel.learning.roles import device_estimate
+from cfel.learning.workspace import Workspace
+from cfel.simulation import initial_state
+from cfel.simulation.loop import run_edge_round
+
+from .drive import Listening, column, outcomes, records, timeless, tiny
+
+
+def test_estimates_are_reused_but_for_the_first() -> None:
+    """The first plan rests on a fresh estimate; later ones on what the steps told by the way."""
+    reuse, fresh = (records(tiny(local={"estimator": kind})) for kind in ("reuse", "fresh"))
+    assert all(line.sigma2 > 0 and line.g2 > 0 for line in (*reuse, *fresh))
+    assert [line.sigma2 for line in reuse] != [line.sigma2 for line in fresh]
+    one = {"rounds": {"global": 1, "edge": 1}}
+    first, same = (records(tiny(one, local={"estimator": kind}))[0] for kind in ("reuse", "fresh"))
+    assert (first.sigma2, first.g2) == (same.sigma2, same.g2)
+
+
+def test_fresh_estimates_are_made_at_the_edge_model() -> None:
+    """What a device remembers after an edge round is what `device_estimate` gives at its beginning."""
+    experiment = tiny(local={"estimator": "fresh", "fresh_batches": 3}, scheme={"name": "cef"})
+    world = experiment.world()
+    parameters = experiment.resolved(world).simulation
+    with Listening(world, experiment) as executor:
+        state = initial_state(world)
+        for edge_round in range(2):
+            state, outcome = run_edge_round(world, executor, parameters, state, edge_round)
+    workspace = Workspace(world.task, world.local, world.compress)
+    expected = [
+        device_estimate(order, world.data[order.device], state.devices[order.device], workspace).estimates
+        for order in executor.orders[6:]
+    ]
+    assert [each.estimates for each in state.devices] == expected
+    assert outcome.plan.sigma2 == pytest.approx(np.mean([each.sigma2 for each in expected if each]))
+
+
+def test_momentum_is_kept_or_reset() -> None:
+    keep, reset, none = (
+        outcomes(tiny(scheme={"name": "cef"}, local=local))
+        for local in ({"momentum_state": "keep"}, {"momentum_state": "reset"}, {"momentum": 0.0})
+    )
+    assert all(device.momentum is not None for device in keep[-1].state.devices)
+    assert all(device.momentum is None for device in (*reset[-1].state.devices, *none[-1].state.devices))
+    assert len({each[-1].record.model_sha256 for each in (keep, reset, none)}) == 3
+    assert (keep[-1].record.loss or 0) < (reset[-1].record.loss or 0)
+
+
+Given = dict[int, Tensor]
+
+
+@pytest.fixture
+def overheard(monkeypatch: pytest.MonkeyPatch) -> Given:
+    """Every vector handed to a compressor called "overheard:topk", by the key of its stream."""
+    given: Given = {}
+
+    def listening(vector: Tensor, theta: float, key: int) -> Update:
+        given[key] = vector.clone()
+        return topk(vector, theta, key)
+
+    module = ModuleType("overheard")
+    monkeypatch.setattr(module, "topk", listening, raising=False)
+    monkeypatch.setitem(sys.modules, "overheard", module)
+    return given
+
+
+@pytest.mark.parametrize("engine", ["threads", "batched"])
+def test_error_feedback_sends_what_was_dropped(overheard: Given, engine: str) -> None:
+    """Residual = what was to be sent − what was sent; it is added to what is to be sent next.
+
+    The second edge round is run twice from the same state, with the residuals and without them.
+    """
+    experiment = tiny(
+        scheme={"name": "cef_c"},
+        local={"momentum": 0.0},
+        compression={"kind": "overheard:topk", "error_feedback": True},
+        simulation={"engine": engine},
+    )
+    world = experiment.world()
+    with Listening(world, experiment) as executor:
+        middle, _ = run_edge_round(world, executor, experiment.simulation, initial_state(world), 0)
+        for order, device in zip(executor.orders, middle.devices, strict=True):
+            key = order.key("compression")
+            rest = overheard[key].clone()
+            topk(overheard[key], order.theta, key).add_to(rest, -1.0)
+            assert device.residual is not None
+            assert torch.equal(device.residual, rest)
+        assert any(order.theta < 1 for order in executor.orders)
+        run_edge_round(world, executor, experiment.simulation, middle, 1)
+        sent = [overheard[order.key("compression")] for order in executor.orders[6:]]
+        forgetful = replace(middle, devices=tuple(replace(each, residual=None) for each in middle.devices))
+        run_edge_round(world, executor, experiment.simulation, forgetful, 1)
+        learned = [overheard[order.key("compression")] for order in executor.orders[12:]]
+    for device, whole, new in zip(middle.devices, sent, learned, strict=True):
+        assert device.residual is not None
+        torch.testing.assert_close(whole, new + device.residual)
+
+
+def test_systematic_steps() -> None:
+    """⌊ρτ⌋ or ⌈ρτ⌉ of them, whatever is drawn."""
+    experiment = tiny(local={"steps": "systematic"}, rounds={"local": 5})
+    tables = [each.plans for each in outcomes(experiment)]
+    asked, taken = 5 * column(tables, "rho"), column(tables, "steps")
+    assert (np.floor(asked - 1e-9) <= taken).all()
+    assert (taken <= np.ceil(asked + 1e-9)).all()
+    assert len(set(taken)) > 1
+
+
+@pytest.mark.parametrize("kind", ["topk", "randomk", "jl", "quantise", "none"])
+@pytest.mark.parametrize("feedback", [False, True])
+def test_every_compressor_learns(kind: str, feedback: bool) -> None:
+    """From one in ten right to clearly more, at the plans of CEF-C."""
+    compression = {"kind": kind, "error_feedback": feedback}
+    log = records(tiny(rounds={"global": 4}, scheme={"name": "cef_c"}, compression=compression))
+    full = (6 * 2 + 3 * 2) * 4 * 4810
+    assert (log[-1].accuracy or 0) > 0.3
+    assert (log[-1].loss or 0) < 0.9 * (log[0].loss or 0)
+    assert all((line.wire_bytes == full) == (kind == "none") for line in log)
+
+
+def test_starting_from_a_saved_model(tmp_path: Path) -> None:
+    """Saved as it would have begun, the run is the same; saved when trained, it begins better."""
+    plain = tiny()
+    world = plain.world()
+    file = tmp_path / "start.safetensors"
+    save_model(file, world.start, world.task.build())
+    found = outcomes(tiny(model={"init": str(file)}))
+    assert timeless([each.record for each in found]) == timeless(records(plain))
+    save_model(file, found[-1].state.models[0], world.task.build())
+    assert torch.equal(load_model(file, world.task.build()).parameters, found[-1].state.models[0].parameters)
+    better = records(tiny(model={"init": str(file)}))
+    assert (better[0].accuracy or 0) > (found[0].record.accuracy or 0)
+
+
+def test_a_saved_model_must_fit(tmp_path: Path) -> None:
+    world = tiny().world()
+    file = tmp_path / "start.safetensors"
+    save_model(file, world.start, world.task.build())
+    with pytest.raises(InputError, match="the model has shape"):
+        tiny(model={"name": "small_cnn", "init": str(file)}).world()
+    with pytest.raises(InputError, match="cannot be read as safetensors"):
+        tiny(model={"init": str(tmp_path / "none")}).world()
+
+
+def test_batch_norm_runs_in_threads() -> None:
+    """A model with statistics of its own is trained device by device, and they are averaged."""
+    experiment = tiny(
+        rounds={"global": 1, "edge": 1, "local": 1},
+        fleet={"devices": 2, "clusters": 1},
+        data={"name": "images:load", "batch": 4, "partition": "iid"},
+        model={"name": "resnet20"},
+        scheme={"name": "cef"},
+        simulation={"engine": "auto", "evaluate_samples": 4},
+    )
+    world = experiment.world()
+    assert experiment.resolved(world).simulation.engine == "threads"
+    outcome = outcomes(experiment, world)[0]
+    assert outcome.state.models[0].buffers.numel() > 0
+    assert not torch.equal(outcome.state.models[0].buffers, world.start.buffers)
+
+
+@pytest.fixture(autouse=True)
+def _images(monkeypatch: pytest.MonkeyPatch) -> None:
+    """A data set of 16×16 pixels under the name "images:load"."""
+    from cfel.learning.data import DataSet, synthetic
+
+    module = ModuleType("images")
+    load: Callable[[Path | None], DataSet] = lambda _: synthetic(60, (3, 16, 16), classes=4)  # noqa: E731
+    monkeypatch.setattr(module, "load", load, raising=False)
+    monkeypatch.setitem(sys.modules, "images", module)
+
+
+def test_batch_norm_refuses_to_be_batched() -> None:
+    experiment = tiny(
+        rounds={"global": 1},
+        fleet={"devices": 2, "clusters": 1},
+        data={"name": "images:load", "batch": 4, "partition": "iid"},
+        model={"name": "resnet20"},
+        simulation={"engine": "batched"},
+    )
+    with pytest.raises(InputError, match="batch-norm statistics cannot be trained side by side"):
+        outcomes(experiment)
+
+
+@pytest.mark.parametrize("device", ["nonsense", "cuda:99"])
+def test_a_torch_device_that_is_not_there(device: str) -> None:
+    with pytest.raises(InputError, match=f"simulation.device = '{device}'"):
+        outcomes(tiny(simulation={"device": device}))

@@ -2,7 +2,7 @@
 
 For small models a device's work is too little to keep a core busy: most time goes into starting operations.
 Here the models of all devices are the rows of one matrix, and each iteration takes all their gradients with
-one batched forward and backward pass (`torch.func`). Random streams, step rules, estimates and compression
+one batched forward and backward pass. Random streams, step rules, estimates and compression
 are those of `roles`, device by device. Models with floating buffers (batch norm) are refused: padding a batch
 would change their statistics.
 """
@@ -14,7 +14,7 @@ import numpy as np
 import torch
 from numpy.typing import NDArray
 from torch import Tensor
-from torch.func import functional_call, grad_and_value, vmap
+from torch.func import functional_call, vmap
 
 from cfel.errors import InputError
 from cfel.learning.estimates import Estimates, from_halves
@@ -180,18 +180,43 @@ def _shares(sizes: NDArray[np.int64], inputs: Tensor) -> Tensor:
     return torch.from_numpy(shares.astype(np.float32)).to(inputs.device)
 
 
+def _losses(
+    parameters: Tensor, inputs: Tensor, targets: Tensor, workspace: Workspace
+) -> tuple[list[Tensor], Tensor]:
+    """Every row's loss per sample (rows × batch), and what to differentiate it by: one tensor per slot.
+
+    Only the forward pass is vectorised; autograd then goes backwards over batched operations as it would over
+    any others, which starts far fewer of them than differentiating inside `vmap`.
+    """
+    slots = workspace.flat.parameter_slots
+    leaves = [slot.rows(parameters.detach()).requires_grad_() for slot in slots]
+
+    def loss(own: tuple[Tensor, ...], own_inputs: Tensor, own_targets: Tensor) -> Tensor:
+        named = {slot.name: leaf for slot, leaf in zip(slots, own, strict=True)}
+        return workspace.task.loss(
+            functional_call(workspace.flat.module, named, (own_inputs,)), own_targets
+        )
+
+    losses: Tensor = vmap(loss)(tuple(leaves), inputs, targets)
+    return leaves, losses
+
+
+def _gradient(total: Tensor, leaves: list[Tensor], workspace: Workspace, keep_graph: bool = False) -> Tensor:
+    """The gradient of a sum of rows' losses (rows × d)."""
+    found = torch.autograd.grad(total.sum(), leaves, retain_graph=keep_graph)
+    gradient = torch.empty(len(leaves[0]), workspace.flat.parameters.numel(), device=total.device)
+    for slot, part in zip(workspace.flat.parameter_slots, found, strict=True):
+        slot.rows(gradient).copy_(part)
+    return gradient
+
+
 def _gradients(
     parameters: Tensor, inputs: Tensor, targets: Tensor, shares: Tensor, workspace: Workspace
 ) -> tuple[Tensor, Tensor]:
     """Every row's gradient (rows × d) and weighted loss."""
-
-    def loss(vector: Tensor, own_inputs: Tensor, own_targets: Tensor, own_shares: Tensor) -> Tensor:
-        named = {slot.name: slot.view(vector) for slot in workspace.flat.parameter_slots}
-        outputs = functional_call(workspace.flat.module, named, (own_inputs,))
-        return workspace.task.loss(outputs, own_targets) @ own_shares
-
-    gradient, value = vmap(grad_and_value(loss))(parameters, inputs, targets, shares)
-    return gradient, value
+    leaves, losses = _losses(parameters, inputs, targets, workspace)
+    weighted = (losses * shares).sum(1)
+    return _gradient(weighted, leaves, workspace), weighted.detach()
 
 
 def _by_halves(
@@ -199,14 +224,15 @@ def _by_halves(
 ) -> tuple[Tensor, Tensor, Tensor]:
     """Every row's gradient, loss, and the scatter of its two halves' gradients."""
     half = torch.from_numpy(sizes // 2).to(inputs.device)[:, None]
-    shares = _shares(sizes, inputs)
     first = torch.arange(inputs.shape[1], device=inputs.device) < half
-    one, loss_one = _gradients(parameters, inputs, targets, shares * first, workspace)
-    two, loss_two = _gradients(parameters, inputs, targets, shares * ~first, workspace)
+    leaves, losses = _losses(parameters, inputs, targets, workspace)
+    weighted = losses * _shares(sizes, inputs)
+    one = _gradient(weighted * first, leaves, workspace, keep_graph=True)
+    two = _gradient(weighted * ~first, leaves, workspace)
     size = torch.from_numpy(sizes).to(inputs.device)[:, None].to(torch.float32)
     apart = one * (size / half.clamp(min=1)) - two * (size / (size - half))
     scatter = apart.double().square().sum(1) * (half * (size - half) / size)[:, 0]
-    return one.add_(two), loss_one + loss_two, scatter
+    return one.add_(two), weighted.detach().sum(1), scatter
 
 
 def _step(

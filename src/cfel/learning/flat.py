@@ -69,6 +69,14 @@ class Slot:
             return piece.view(out, height, width, into).permute(0, 3, 1, 2)
         return piece.view(self.shape)
 
+    def rows(self, matrix: Tensor) -> Tensor:
+        """The named tensor of every row of `matrix` (models × d), as a view; strided like `view`."""
+        piece = matrix[:, self.start : self.stop]
+        if len(self.shape) == 4:
+            out, into, height, width = self.shape
+            return piece.view(-1, out, height, width, into).permute(0, 1, 4, 2, 3)
+        return piece.view(-1, *self.shape)
+
 
 def slots(named: Iterable[tuple[str, Tensor]]) -> tuple[Slot, ...]:
     """Lays the named tensors out one behind the other, the largest first."""

@@ -3,7 +3,7 @@
 `largest` gives what a full sort by (magnitude descending, index ascending) would: exactly k entries, ties
 going to the lowest index. It works in three steps:
 
-1. a sample of some 65,000 entries brackets the k-th magnitude between two numbers, low and high;
+1. a sample of at most some 65,000 entries brackets the k-th magnitude between two numbers, low and high;
 2. one pass over the vector counts what lies at or above high and collects the few entries between: the exact
    threshold is among them;
 3. a second pass gathers everything at or above the threshold.
@@ -45,6 +45,8 @@ def largest(vector: Floats, k: int) -> tuple[Indices, Floats]:
     if k == 0 or k == vector.size:
         _check_finite(vector, vector)
         return np.arange(k, dtype=np.int32), vector[:k].copy()
+    if vector.size <= _SMALL:
+        return _largest_of_few(vector, k)
     low, high = _bracket(vector, k)
     above, band = _between(vector, low, high)
     if not 0 < k - above <= band.size:
@@ -59,6 +61,19 @@ def largest(vector: Floats, k: int) -> tuple[Indices, Floats]:
         late = np.flatnonzero(np.abs(values) == threshold)[ties - excess :]
         indices, values = np.delete(indices, late), np.delete(values, late)
     return indices, values
+
+
+def _largest_of_few(vector: Floats, k: int) -> tuple[Indices, Floats]:
+    """The same for a vector that fits into cache: everything at once."""
+    magnitude = np.abs(vector)
+    _check_finite(vector, magnitude)
+    place = vector.size - k
+    threshold = np.partition(magnitude, place)[place]
+    found = np.flatnonzero(magnitude >= threshold)
+    if found.size > k:
+        late = np.flatnonzero(magnitude[found] == threshold)[k - found.size :]
+        found = np.delete(found, late)
+    return found.astype(np.int32), vector[found]
 
 
 def kept_energy(vector: Floats, shares: tuple[float, ...]) -> tuple[float, ...]:
@@ -85,9 +100,8 @@ def _stride(size: int) -> int:
 
 def _bracket(vector: Floats, k: int) -> tuple[np.float32, np.float32]:
     """Two magnitudes between which the k-th largest lies, up to four standard deviations of the sample."""
-    if vector.size <= _SMALL:
-        return np.float32(0), np.float32(np.inf)
-    sample = np.abs(vector[:: _stride(vector.size)])
+    # Of smaller vectors a twentieth is enough: sorting the sample must not cost more than what it saves.
+    sample = np.abs(vector[:: max(_stride(vector.size), 21)])
     share = k / vector.size
     rank, slack = share * sample.size, 4 * np.sqrt(share * (1 - share) * sample.size) + 4
     below, above = sample.size - 1 - int(rank + slack), sample.size - 1 - int(rank - slack)

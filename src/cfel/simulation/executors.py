@@ -26,8 +26,9 @@ from cfel.world import World
 
 # Tasks handed out beyond those being worked on, per worker: they keep everybody busy while results are used.
 AHEAD = 2
-# Devices trained as one batched model; beyond this the work is spread over the workers.
-MOST_IN_A_GROUP = 64
+# Devices trained as one batched model: half of the paper's fleet, so that two workers share it. Not to depend
+# on the number of workers, or results would.
+MOST_IN_A_GROUP = 32
 
 Task = tuple[DeviceOrder, DeviceState]
 Answer = tuple[DeviceReport, DeviceState]

@@ -4,12 +4,14 @@ Pure but for the executor: a `RunState` in, outcomes with the next state out. It
 of its own; `learning.roles` does, for the simulator and the deployment alike.
 """
 
+import math
 from collections.abc import Callable, Iterator
 from dataclasses import replace
 from itertools import groupby
 
 import numpy as np
 
+from cfel.control.problem import FloatArray
 from cfel.control.scheme import Observation, RoundPlan
 from cfel.cost import (
     after_edge_round,
@@ -95,12 +97,15 @@ def run_edge_round(
 def _estimated(
     world: World, executor: Executor, state: RunState, conditions: Conditions, edge_round: int
 ) -> RunState:
-    """The state with fresh estimates where they are needed: for new devices, or for all (`fresh`)."""
+    """The state with fresh estimates where they are needed: while there are none at all, or always (`fresh`).
+
+    With `reuse` a device's first steps give its own estimates at no cost. Whoever joins later is taken to be
+    like the others until then, instead of computing two more gradients.
+    """
     always = world.local.estimator == "fresh"
-    present = np.flatnonzero(conditions.available)
-    asked = [int(n) for n in present if always or state.devices[n].estimates is None]
-    if not asked:
+    if not always and any(device.estimates is not None for device in state.devices):
         return state
+    asked = np.flatnonzero(conditions.available).tolist()
     tasks = [(_order(world, state, edge_round, n, 1.0, 1.0), state.devices[n]) for n in asked]
     devices = list(state.devices)
     for n, remembered in zip(asked, executor.estimates(tasks), strict=True):
@@ -111,7 +116,7 @@ def _estimated(
 def _observation(
     world: World, parameters: SimulationParameters, state: RunState, conditions: Conditions, edge_round: int
 ) -> Observation:
-    known = [device.estimates for device in state.devices]
+    sigma2, g2 = _known_estimates(state)
     battery = world.fleet.battery_joules
     return Observation(
         global_round=state.rounds_done,
@@ -119,13 +124,22 @@ def _observation(
         rounds=world.rounds,
         conditions=conditions,
         cluster=world.fleet.cluster,
-        sigma2=np.array([0.0 if each is None else each.sigma2 for each in known]),
-        g2=np.array([0.0 if each is None else each.g2 for each in known]),
+        sigma2=sigma2,
+        g2=g2,
         ledger=state.expected if parameters.accounting == "expected" else state.realised,
         budget=world.budget,
         backhaul_seconds=world.backhaul_seconds,
         battery=None if battery is None else np.maximum(battery - state.spent_joules, 0.0),
     )
+
+
+def _known_estimates(state: RunState) -> tuple[FloatArray, FloatArray]:
+    """Every device's σ² and G²; the mean of the known ones for those that have none yet."""
+    known = [device.estimates for device in state.devices]
+    both = np.array([(math.nan, math.nan) if each is None else (each.sigma2, each.g2) for each in known])
+    missing = np.isnan(both[:, 0])
+    both[missing] = 0.0 if missing.all() else both[~missing].mean(axis=0)
+    return both[:, 0], both[:, 1]
 
 
 def _tasks(

@@ -1,0 +1,69 @@
+"""`cfel bench simulation`: measures the round loop and prints what was found."""
+
+import argparse
+from collections.abc import Sequence
+from dataclasses import replace
+
+from rich.console import Console
+
+from cfel.cli.shared import new_table, print_json, print_table
+from cfel.studies.bench_child import peak_bytes, seconds_to_first_step
+from cfel.studies.bench_settings import LEAF, PERCEPTRON, RESNET, SMALL, BenchSetting
+from cfel.studies.bench_simulation import Pace, Scale, as_document, measure_pace, measure_scale
+
+MOST_DEVICES = 10_000
+
+
+def run(arguments: argparse.Namespace) -> int:
+    """Measures and prints."""
+    progress = Console(stderr=True, highlight=False)
+    paces = []
+    for setting, repeats, steps in _plan(arguments.quick):
+        progress.print(f"[dim]{setting.name} …[/]")
+        paces.append(measure_pace(setting, repeats, steps))
+    progress.print("[dim]fleets …[/]")
+    scales = measure_scale((64, 1000) if arguments.quick else (64, 1000, MOST_DEVICES), 2)
+    start = seconds_to_first_step(2 if arguments.quick else 5)
+    peak = peak_bytes(MOST_DEVICES)
+    if arguments.json:
+        print_json(as_document(paces, scales, start, peak))
+        return 0
+    console = Console(highlight=False)
+    _print_paces(console, paces)
+    _print_scales(console, scales)
+    console.print(f"start to first local step: {start:.2f} s beyond importing torch (aim: below 3)")
+    console.print(f"peak memory with {MOST_DEVICES:,} devices: {peak / 2**20:,.0f} MiB (aim: below 2,048)")
+    return 0
+
+
+def _plan(quick: bool) -> list[tuple[BenchSetting, int, int]]:
+    """Settings with the rounds that count and the bare loop's steps between two of them."""
+    if not quick:
+        return [(PERCEPTRON, 9, 1600), (SMALL, 9, 250), (RESNET, 2, 200), (LEAF, 2, 200)]
+    few = [replace(setting, devices=16, clusters=4, edge_rounds=1) for setting in (RESNET, LEAF)]
+    return [(PERCEPTRON, 5, 800), (SMALL, 5, 250), *((setting, 3, 40) for setting in few)]
+
+
+def _print_paces(console: Console, paces: Sequence[Pace]) -> None:
+    table = new_table("setting", "engine", "ms/step", "bare", "best bare", "ratio", "of minima", "aim")
+    for pace in paces:
+        best = min(pace.bare_milliseconds, key=lambda way: pace.bare_milliseconds[way])
+        table.add_row(
+            pace.name,
+            pace.engine,
+            f"{pace.milliseconds:.3f}",
+            f"{pace.bare_milliseconds[best]:.3f}",
+            best,
+            f"{pace.ratio:.2f}",
+            f"{pace.ratio_of_minima:.2f}",
+            f"≥ {pace.target:.2f}",
+        )
+    print_table(console, "Local steps, all of a round's other work included, and a bare loop's", table)
+
+
+def _print_scales(console: Console, scales: Sequence[Scale]) -> None:
+    table = new_table("devices", "CPU ms per device-step", "relative")
+    for scale in scales:
+        relative = scale.cpu_milliseconds / scales[0].cpu_milliseconds
+        table.add_row(f"{scale.devices:,}", f"{scale.cpu_milliseconds:.3f}", f"{relative:.2f}")
+    print_table(console, "Cost of a device-step (small CNN, τ = 1)", table)

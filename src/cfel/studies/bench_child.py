@@ -1,0 +1,71 @@
+"""Measurements that need a process of their own: how long a run takes to begin, how much memory a fleet needs.
+
+Run as `python -m cfel.studies.bench_child torch|start|memory DEVICES`; a child writes one number to standard
+output. `start` and `torch` count from before the interpreter starts, so the parent keeps the time.
+"""
+
+import resource
+import subprocess
+import sys
+import time
+from dataclasses import replace
+
+DEMO = ("rounds.global=1", "rounds.edge=1", "rounds.local=1", "simulation.evaluate_samples=10")
+IMPORT_TORCH = "import torch"
+
+
+def seconds_to_first_step(repeats: int) -> float:
+    """From nothing to the end of the first local step, beyond what `import torch` takes; least of each.
+
+    The child reads the demo experiment, loads its data and trains; the step itself is part of the time.
+    """
+    torch, start = [], []
+    for _ in range(repeats):
+        torch.append(_seconds(["-c", IMPORT_TORCH]))
+        start.append(_seconds(["-m", "cfel.studies.bench_child", "start"]))
+    return min(start) - min(torch)
+
+
+def peak_bytes(devices: int) -> int:
+    """Peak resident memory of a process that runs a round with the small CNN on that many devices."""
+    command = [sys.executable, "-m", "cfel.studies.bench_child", "memory", str(devices)]
+    done = subprocess.run(command, capture_output=True, text=True, check=True)  # noqa: S603 — ourselves
+    return int(done.stdout)
+
+
+def _seconds(arguments: list[str]) -> float:
+    begin = time.perf_counter()
+    subprocess.run([sys.executable, *arguments], capture_output=True, check=True)  # noqa: S603 — ourselves
+    return time.perf_counter() - begin
+
+
+def take_first_step() -> None:
+    """One local step of the demo's devices, no longer than it takes the first of them."""
+    from cfel.experiment import preset_experiment
+    from cfel.simulation import PoolExecutor, initial_state
+    from cfel.simulation.loop import run_edge_round
+
+    experiment = preset_experiment("demo", DEMO)
+    world = experiment.world()
+    parameters = experiment.resolved(world).simulation
+    with PoolExecutor(world, parameters) as executor:
+        run_edge_round(world, executor, parameters, initial_state(world), 0)
+
+
+def take_a_round(devices: int) -> int:
+    """One global round of one edge round and one step with everybody there; gives the peak in bytes."""
+    from cfel.studies.bench_settings import SMALL, bench_parameters, bench_world
+    from cfel.studies.bench_simulation import timed_rounds
+
+    setting = replace(SMALL, devices=devices, samples=SMALL.batch, local_steps=1, present=None)
+    world = bench_world(setting)
+    with timed_rounds(world, bench_parameters(setting, world)) as rounds:
+        next(rounds)
+    return 1024 * resource.getrusage(resource.RUSAGE_SELF).ru_maxrss
+
+
+if __name__ == "__main__":
+    if sys.argv[1] == "start":
+        take_first_step()
+    else:
+        sys.stdout.write(str(take_a_round(int(sys.argv[2]))))

@@ -7,6 +7,7 @@ from pathlib import Path
 from cfel.cli.compare import SCHEMES, compare_and_print, names
 from cfel.cli.run import add_engine, with_engine
 from cfel.cli.shared import Commands, add_changes, add_command, add_json, import_from
+from cfel.errors import InputError
 from cfel.experiment import preset_experiment
 
 EXAMPLE = "  cfel demo --out cfel-demo"
@@ -27,6 +28,8 @@ def run(arguments: argparse.Namespace) -> int:
     """Runs the demo."""
     import_from()
     experiment = with_engine(preset_experiment("demo", arguments.set), arguments.engine)
+    if arguments.resume and arguments.out is None:
+        raise InputError("--resume: needs --out, the directory of the demo to go on with")
     out = arguments.out or _free_directory("cfel-demo")
     return compare_and_print(experiment, names(SCHEMES), [experiment.seed], out, arguments)
 

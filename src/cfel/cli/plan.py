@@ -111,8 +111,8 @@ def _length(arguments: argparse.Namespace) -> RunLength | None:
             option = cap.replace("_", "-")
             raise InputError(f"--{option}: give either a cap for the round or a budget for the run")
     return RunLength(
-        time_budget=np.inf if seconds is None else seconds,
-        energy_budget=np.inf if joules is None else joules,
+        time_budget=seconds,
+        energy_budget=joules,
         rounds=arguments.rounds,
         edge_rounds=5 if arguments.edge_rounds is None else arguments.edge_rounds,
     )

@@ -91,8 +91,8 @@ def _pairs(size: int, givers: NDArray[np.intp]) -> tuple[NDArray[np.intp], NDArr
     """Every pair with a giver in it, once."""
     chosen = np.zeros(size, dtype=bool)
     chosen[givers] = True
-    first, second = np.triu_indices(size, k=1)
-    wanted = chosen[first] | chosen[second]
+    first, second = np.repeat(givers, size), np.tile(np.arange(size), givers.size)
+    wanted = ~chosen[second] | (second > first)
     return first[wanted], second[wanted]
 
 

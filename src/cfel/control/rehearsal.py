@@ -25,6 +25,7 @@ from cfel.cost import (
     global_round_cost,
     new_ledger,
 )
+from cfel.errors import InputError
 from cfel.system.conditions import Conditions
 from cfel.system.fleet import Fleet
 
@@ -108,4 +109,9 @@ def rehearse(setting: Setting, scheme: Scheme, budget: Budget) -> Iterator[Rehea
 def expected_use(setting: Setting, scheme: str = "cef") -> Budget:
     """What a scheme without limits uses over the whole run, on average over its random steps."""
     *_, last = rehearse(setting, build_scheme(SchemeParameters(name=scheme)), Budget())
+    if not (last.ledger.seconds > 0 and last.ledger.joules > 0):
+        raise InputError(
+            f"budget: a share of what {scheme} uses is nothing, as it uses {last.ledger.seconds:g} s and "
+            f"{last.ledger.joules:g} J; is any device available?"
+        )
     return Budget(last.ledger.seconds, last.ledger.joules)

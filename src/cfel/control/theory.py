@@ -82,7 +82,7 @@ def theorem_1(
 
     Args:
         landscape: L, F(u⁰) − F_inf, σ², G², η.
-        rounds: φ, q, τ; φ counts only for the progress term when all plans are given.
+        rounds: q and τ of the run; φ is what the number of plans makes it.
         zeta: of the backhaul.
         plans: (ρ, θ) of the devices that took part, one pair per edge round.
     """

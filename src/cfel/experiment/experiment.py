@@ -21,6 +21,9 @@ from cfel.system import Backhaul, FleetParameters, TopologyParameters, build_bac
 from cfel.world import World
 
 
+CHOOSING_THETA = ("hcef", "cef_c")
+
+
 @dataclass(frozen=True, slots=True)
 class Experiment:
     """An experiment, every default filled in; one attribute per section of the file."""
@@ -45,6 +48,9 @@ class Experiment:
         if self.data.task is None:
             model_builder(self.model.name)
         compressor(self.compression.kind)
+        if self.compression.kind == "none" and self.scheme.name in CHOOSING_THETA:
+            reason = f"scheme {self.scheme.name!r} chooses how much is sent, and is charged for that"
+            raise InputError(f"compression.kind = 'none': {reason}; choose a compressor")
         augmentation(self.data.augment)
         build_scheme(self.scheme)
 

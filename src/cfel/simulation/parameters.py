@@ -57,7 +57,8 @@ class SimulationParameters:
             ("stop", STOPS),
         ):
             if getattr(self, field) not in allowed:
-                raise InputError(unknown_name(f"simulation.{field}", getattr(self, field), allowed))
+                section = "rounds" if field == "stop" else "simulation"
+                raise InputError(unknown_name(f"{section}.{field}", getattr(self, field), allowed))
         for field, least in (
             ("workers", 0),
             ("evaluate_every", 1),

@@ -29,6 +29,9 @@ def binding_limits(problem: RoundProblem, solution: Solution) -> NDArray[np.str_
     if problem.battery is not None:
         drained = solution.device_joules >= problem.battery * (1 - TOUCH)
     priced = (solution.multiplier > 0) & (problem.joules(problem.rho_max, problem.theta_max) > 0)
+    late = floor & (solution.device_seconds > cap * (1 + TOUCH))
     return np.select(
-        [full, drained, timed, floor, priced], ["full", "battery", "time", "floor", "energy"], default="noise"
+        [full, drained, late, timed, floor, priced],
+        ["full", "battery", "floor", "time", "floor", "energy"],
+        default="noise",
     )

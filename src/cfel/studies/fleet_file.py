@@ -38,17 +38,21 @@ class NamedProblem:
 class RunLength:
     """Total budgets and the number of rounds they are for."""
 
-    time_budget: float
-    energy_budget: float
+    time_budget: float | None
+    energy_budget: float | None
     rounds: int
     edge_rounds: int
 
     def caps(self, clusters: int) -> dict[str, Any]:
-        """Caps of the first edge round of such a run."""
-        budget = Budget(self.time_budget, self.energy_budget)
+        """Caps of the first edge round of such a run, for the budgets that were given."""
+        budget = Budget(
+            np.inf if self.time_budget is None else self.time_budget,
+            np.inf if self.energy_budget is None else self.energy_budget,
+        )
         rounds = Rounds(self.rounds, self.edge_rounds)
         seconds, joules = round_caps(budget, new_ledger(clusters), rounds, 0, 0, np.zeros(clusters))
-        return {"time_cap": seconds, "energy_cap": joules}
+        caps = {} if self.time_budget is None else {"time_cap": seconds}
+        return caps if self.energy_budget is None else {**caps, "energy_cap": joules}
 
 
 def read_problem(

@@ -57,14 +57,16 @@ def test_the_directory_is_complete(done: Path) -> None:
     assert RunDirectory.open(done).environment().command[0] == sys.argv[0]
 
 
-def test_what_is_printed(run: Run, tmp_path: Path) -> None:
-    """The result on standard output, the progress on standard error, both within 80 columns."""
-    answer = run("run", TINY, "--out", tmp_path / "r", *SHORT)
+def test_what_is_printed(run: Run, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """The result on standard output, the progress on standard error; by default below runs/."""
+    monkeypatch.chdir(tmp_path)
+    answer = run("run", TINY, *SHORT)
     assert answer.code == 0
-    first, second = answer.out.replace(str(tmp_path), "").replace("\n/r", "/r").splitlines()
+    first, second = answer.out.splitlines()
     assert first.startswith("2 rounds: accuracy ")
     assert first.endswith(" J")
-    assert second.split() == ["report:", "/r/report.html"]
+    assert second == "report: runs/tiny/report.html"
+    assert (tmp_path / "runs" / "tiny" / "report.html").is_file()
     assert "tiny" in answer.err
     assert "2/2" in answer.err
     assert max(map(len, answer.err.splitlines())) <= 80
@@ -79,12 +81,6 @@ def test_one_document(run: Run, tmp_path: Path) -> None:
     again = run("run", resolved, "--out", tmp_path / "two", "--engine", "threads", "--json").document
     assert {**again, "directory": ""} == {**first, "directory": ""}
     assert (tmp_path / "two" / "experiment.toml").read_text() == resolved.read_text()
-
-
-def test_where_it_goes_by_default(run: Run, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.chdir(tmp_path)
-    assert run("run", TINY, *SHORT, "--json").document["directory"] == "runs/tiny"
-    assert (tmp_path / "runs" / "tiny" / "report.html").is_file()
 
 
 def test_a_run_in_the_way(run: Run, done: Path, tmp_path: Path) -> None:

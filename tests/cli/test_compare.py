@@ -109,7 +109,7 @@ def test_compare_refuses_at_once(run: Run, tmp_path: Path, options: list[str], m
 
 def test_demo(run: Run, tmp_path: Path) -> None:
     """Five schemes on 64 devices; budgets are 60 % of CEF's use, and HCEF keeps both."""
-    options = ("--set", "rounds.global=2", "--set", "rounds.edge=2", "--set", "rounds.target=0.2")
+    options = ("--set", "rounds.global=2", "--set", "rounds.edge=1", "--set", "rounds.target=0.2")
     shown = run("demo", "--out", tmp_path / "demo", *options)
     found = json.loads((tmp_path / "demo" / "summary.json").read_text())["schemes"]
     assert shown.code == 0

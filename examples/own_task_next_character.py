@@ -1,7 +1,7 @@
 r"""A task of one's own: which character comes next in a text?
 
     cfel run examples/tiny.toml --set data.task=own_task_next_character:build --set data.partition=iid \
-        --set rounds.global=10 --set rounds.local=10
+        --set rounds.global=12 --set rounds.local=10
 
 With `--set data.path=FILE` the text is a file's, else it is the one below. A sample is a window of characters
 as whole numbers, its target the one that follows; the model looks each character up in a table and puts a

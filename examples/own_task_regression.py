@@ -40,7 +40,7 @@ def _waves(points: int, noise: float) -> DataSet:
 
 
 def _network(input_shape: tuple[int, ...], outputs: int) -> nn.Module:
-    return nn.Sequential(nn.Linear(input_shape[0], 32), nn.Tanh(), nn.Linear(32, outputs))
+    return nn.Sequential(nn.Linear(input_shape[0], 64), nn.ReLU(), nn.Linear(64, outputs))
 
 
 def _squared_error(outputs: Tensor, targets: Tensor) -> Tensor:

@@ -37,7 +37,7 @@ def conditions(table: dict[str, Any]) -> Any:
 @pytest.mark.parametrize(
     ("name", "rounds", "alpha", "size", "rate"),
     [
-        ("demo", Rounds(20, 5, 5), 0.15, None, 0.05),
+        ("demo", Rounds(20, 5, 5), 1.5, None, 0.02),
         ("paper-cifar10", Rounds(40, 5, 5), 0.15, 269_722, 0.05),
         ("paper-femnist", Rounds(50, 5, 5), 1.5, 6_603_710, 0.03),
     ],
@@ -92,7 +92,7 @@ def test_conditions_of_another_kind_replace_the_presets() -> None:
     assert isinstance(found, HardwareConditions)
     assert (found.classes, found.batch) == ({"iphone-x": 0.5, "jetson-nano": 0.5}, 50)
     same = conditions({"kind": "random", "watts": [1, 2]})
-    assert same == RandomConditions(alpha_joules=0.15, watts=(1, 2), bandwidth_megahertz=NARROW)
+    assert same == RandomConditions(alpha_joules=1.5, watts=(1, 2), bandwidth_megahertz=NARROW)
 
 
 def test_another_topology_keeps_the_rest(tmp_path: Path) -> None:
@@ -103,7 +103,7 @@ def test_another_topology_keeps_the_rest(tmp_path: Path) -> None:
 
 def test_naming_the_kind_already_meant_changes_nothing(tmp_path: Path) -> None:
     found = loaded(tmp_path, "fleet.conditions.watts = [1, 2]", "fleet.conditions.kind=random")
-    expected = RandomConditions(alpha_joules=0.15, watts=(1, 2), bandwidth_megahertz=NARROW)
+    expected = RandomConditions(alpha_joules=1.5, watts=(1, 2), bandwidth_megahertz=NARROW)
     assert found.fleet.conditions == expected
 
 
@@ -365,7 +365,7 @@ def test_what_is_written_has_every_key() -> None:
     """But for what is not set, for which TOML has no word."""
     document = tomllib.loads(experiment_toml(preset_experiment("demo")))
     assert {"batch", "beta", "augment"} <= document["data"].keys()
-    assert document["rounds"] == {"global": 20, "edge": 5, "local": 5, "stop": "rounds", "target": 0.9}
+    assert document["rounds"] == {"global": 20, "edge": 5, "local": 5, "stop": "rounds", "target": 0.92}
     assert not {"stop", "target"} & document["simulation"].keys()
     assert not {"batch", "error_feedback"} & document["local"].keys()
 

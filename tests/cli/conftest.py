@@ -1,6 +1,7 @@
 """The command line, called as a function, in a terminal of 80 columns."""
 
 import json
+import sys
 from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
@@ -38,6 +39,12 @@ Write = Callable[[str, str], Path]
 @pytest.fixture(autouse=True)
 def _narrow_terminal(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("COLUMNS", "80")
+
+
+@pytest.fixture(autouse=True)
+def _own_search_path(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Folders that a command adds to the search path are gone after the test."""
+    monkeypatch.setattr(sys, "path", list(sys.path))
 
 
 @pytest.fixture

@@ -14,7 +14,7 @@ from cfel import __version__
 
 from .conftest import Run, Write
 
-COMMANDS = ("demo", "plan", "theory", "bench")
+COMMANDS = ("demo", "plan", "theory", "run", "compare", "report", "bench")
 
 
 def script() -> Path:
@@ -70,23 +70,6 @@ def test_a_reader_that_leaves_early(fleet: Path) -> None:
     started.stdout = None
     _, errors = started.communicate(timeout=60)
     assert (started.returncode, errors) == (1, "")
-
-
-def test_demo(run: Run) -> None:
-    """Budgets are 60 % of CEF's use: CEF takes 1/0.6 of them, and HCEF keeps both."""
-    shown = run("demo")
-    found = run("demo", "--json").document
-    assert (shown.code, shown.err) == (0, "")
-    assert max(map(len, shown.out.splitlines())) <= 80
-    assert "…" not in shown.out
-    assert list(found) == ["hcef", "cef", "cef_f", "cef_c", "mll_sgd"]
-    assert found["cef"]["seconds_share"] == pytest.approx(1 / 0.6)
-    assert found["cef"]["joules_share"] == pytest.approx(1 / 0.6)
-    assert (found["cef"]["rho"], found["cef"]["theta"]) == (1, 1)
-    assert 0.95 < found["hcef"]["seconds_share"] <= 1 + 1e-9
-    assert 0.95 < found["hcef"]["joules_share"] <= 1 + 1e-9
-    line = next(line for line in shown.out.splitlines() if line.startswith(" cef "))
-    assert line.split()[2:4] == ["167", "%"]
 
 
 def test_theory(run: Run, write: Write) -> None:

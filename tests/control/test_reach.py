@@ -109,7 +109,8 @@ def test_energy_cap_that_just_suffices_is_met() -> None:
 
 def test_empty_battery_drops_its_device_to_the_lower_bounds() -> None:
     solution = solve(problem(battery=np.array([1.5, np.inf, np.inf, np.inf])))
-    assert solution.violations == ("device 0: battery allows 1.5 J in this round, below the 4 J of its lower bounds",)
+    words = "device 0: battery allows 1.5 J in this round, below the 4 J of its lower bounds"
+    assert solution.violations == (words,)
     assert solution.device_joules[0] == pytest.approx(4.0)
     assert solution.device_joules[1] > 4.0
 
@@ -117,7 +118,8 @@ def test_empty_battery_drops_its_device_to_the_lower_bounds() -> None:
 def test_devices_are_called_by_the_names_they_were_given() -> None:
     """Of a larger fleet devices 10, 20, 30 and 40 take part; it is 30 whose battery is low."""
     named = problem(battery=np.array([9.0, 9.0, 1.5, 9.0]), device=np.array([10, 20, 30, 40]))
-    assert solve(named).violations == ("device 30: battery allows 1.5 J in this round, below the 4 J of its lower bounds",)
+    words = "device 30: battery allows 1.5 J in this round, below the 4 J of its lower bounds"
+    assert solve(named).violations == (words,)
 
 
 def test_every_reason_is_said() -> None:

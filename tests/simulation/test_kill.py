@@ -101,7 +101,7 @@ def test_interrupted_and_resumed(tmp_path: Path, undisturbed: list[RoundRecord])
 def test_interrupted_twice(tmp_path: Path) -> None:
     """In a round of thousands of steps nobody wants to wait for the end of."""
     out = tmp_path / "run"
-    process = start(out, "--set", "rounds.local=300", "--set", "rounds.edge=500")
+    process = start(out, "--set", "rounds.local=2000", "--set", "rounds.edge=20")
     deadline = time.monotonic() + 60
     while not holds_run(out) and time.monotonic() < deadline:
         time.sleep(0.01)

@@ -25,9 +25,8 @@ from cfel.cli.shared import (
 from cfel.experiment import Experiment
 from cfel.studies.runs import Doing, compare
 
-EXAMPLE = (
-    """  cfel compare experiment.toml --schemes hcef,cef,cef_f --seeds 0,1,2 --target 0.7 --out runs/table"""
-)
+EXAMPLE = """  cfel compare experiment.toml --seeds 0,1,2 --target 0.7 --out runs/table
+  cfel compare experiment.toml --schemes hcef,cef,my_module:build"""
 SCHEMES = "hcef,cef,cef_c,cef_f,mll_sgd"
 
 
@@ -55,7 +54,10 @@ def names(text: str) -> list[str]:
 
 def numbers(text: str) -> list[int]:
     """Whole numbers between commas."""
-    return [int(word) for word in names(text)]
+    try:
+        return [int(word) for word in names(text)]
+    except ValueError:
+        raise argparse.ArgumentTypeError(f"{text!r}: must be whole numbers between commas") from None
 
 
 def run(arguments: argparse.Namespace) -> int:

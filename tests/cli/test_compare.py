@@ -1,0 +1,150 @@
+"""`cfel compare`, `cfel demo` and `cfel report`."""
+
+import contextlib
+import io
+import json
+import math
+import shutil
+import sys
+from pathlib import Path
+
+import pytest
+
+from .conftest import Run
+
+TINY = Path(__file__).parents[2] / "examples" / "tiny.toml"
+SHORT = ("--set", "rounds.global=2", "--set", "rounds.edge=1")
+COMPARE = ("compare", TINY, "--schemes", "hcef,cef", "--seeds", "0,1", "--target", "0.1", *SHORT)
+
+
+@pytest.fixture(scope="module")
+def printed(tmp_path_factory: pytest.TempPathFactory) -> tuple[Path, str]:
+    """Two schemes, two seeds: where they are, which nobody may change, and what was printed."""
+    from cfel.cli import main
+
+    out = tmp_path_factory.mktemp("compared") / "table"
+    text = io.StringIO()
+    with pytest.MonkeyPatch.context() as patch, contextlib.redirect_stdout(text):
+        patch.setenv("COLUMNS", "80")
+        patch.setattr(sys, "path", list(sys.path))
+        assert main([str(word) for word in (*COMPARE, "--out", out)]) == 0
+    return out, text.getvalue()
+
+
+@pytest.fixture
+def compared(printed: tuple[Path, str]) -> Path:
+    return printed[0]
+
+
+def tidy(text: str) -> None:
+    """A table that fits, with nothing cut off; the path of the report may be as long as it is."""
+    table, _, _ = text.partition("report:")
+    assert max(map(len, table.splitlines())) <= 80
+    assert "…" not in table
+
+
+def test_what_compare_leaves_behind(compared: Path) -> None:
+    assert {file.name for file in compared.iterdir()} == {
+        "cef",
+        "hcef",
+        "summary.json",
+        "report.html",
+        "figures",
+    }
+    for scheme in ("cef", "hcef"):
+        assert {file.name for file in (compared / scheme).iterdir()} == {"seed-0", "seed-1"}
+
+
+def test_means_and_intervals_over_seeds(compared: Path) -> None:
+    """Half the 95 % interval of two values a and b is 12.706 · |a − b| / 2."""
+    document = json.loads((compared / "summary.json").read_text())
+    assert document["target"] == 0.1
+    assert list(document["schemes"]) == ["hcef", "cef"]
+    for row in document["schemes"].values():
+        assert list(row["per_seed"]) == ["0", "1"]
+        for name in ("seconds", "joules", "final_accuracy", "seconds_budget"):
+            one, two = (row["per_seed"][seed][name] for seed in ("0", "1"))
+            assert row[name] == pytest.approx((one + two) / 2)
+            assert row["confidence"][name] == pytest.approx(12.7062 * abs(one - two) / 2)
+    hcef, cef = document["schemes"]["hcef"], document["schemes"]["cef"]
+    assert (cef["gain_seconds"], cef["gain_joules"]) == (1, 1)
+    assert cef["seconds"] / cef["seconds_budget"] == pytest.approx(1 / 0.6)
+    assert hcef["joules"] <= hcef["joules_budget"] * (1 + 1e-9)
+
+
+def test_what_compare_prints(printed: tuple[Path, str]) -> None:
+    _, text = printed
+    for words in ("Time and energy to 10 %", "hcef", "cef", "167 %", "1.00×", "report:"):
+        assert words in text
+    tidy(text)
+
+
+def test_compare_resumes(run: Run, compared: Path, tmp_path: Path) -> None:
+    """Finished runs are not run again, and --json is the summary; without --resume they are in the way."""
+    out = shutil.copytree(compared, tmp_path / "table")
+    answer = run(*COMPARE, "--out", out)
+    assert (answer.code, answer.out) == (1, "")
+    assert "holds a run already" in answer.err
+    answer = run(*COMPARE, "--out", out, "--resume", "--json")
+    assert answer.document == json.loads((compared / "summary.json").read_text())
+
+
+@pytest.mark.parametrize(
+    ("options", "message"),
+    [
+        (["--schemes", "cef,hcf"], "scheme: unknown 'hcf'; did you mean 'hcef'?"),
+        (["--schemes", ""], "compare: needs at least one scheme and one seed"),
+        (["--seeds", "0,x"], "argument --seeds: '0,x': must be whole numbers between commas"),
+        (["--target", "high"], "argument --target: 'high': must be a number"),
+        (["--set", "rounds.glbal=1"], "[rounds]: unknown 'glbal'"),
+    ],
+)
+def test_compare_refuses_at_once(run: Run, tmp_path: Path, options: list[str], message: str) -> None:
+    """Before the first run begins, whichever part is wrong."""
+    answer = run("compare", TINY, "--out", tmp_path / "table", *options)
+    assert (answer.code, answer.out) == (2, "")
+    assert message in answer.err
+    assert not (tmp_path / "table").exists()
+
+
+def test_demo(run: Run, tmp_path: Path) -> None:
+    """Five schemes on 64 devices; budgets are 60 % of CEF's use, and HCEF keeps both."""
+    options = ("--set", "rounds.global=2", "--set", "rounds.edge=1", "--set", "rounds.target=0.2")
+    shown = run("demo", "--out", tmp_path / "demo", *options)
+    found = json.loads((tmp_path / "demo" / "summary.json").read_text())["schemes"]
+    assert shown.code == 0
+    assert "Time and energy to 20 %" in shown.out
+    tidy(shown.out)
+    assert list(found) == ["hcef", "cef", "cef_c", "cef_f", "mll_sgd"]
+    assert found["cef"]["seconds"] / found["cef"]["seconds_budget"] == pytest.approx(1 / 0.6)
+    assert found["cef"]["joules"] / found["cef"]["joules_budget"] == pytest.approx(1 / 0.6)
+    assert found["hcef"]["seconds"] <= found["hcef"]["seconds_budget"] * (1 + 1e-9)
+    assert found["hcef"]["joules"] <= found["hcef"]["joules_budget"] * (1 + 1e-9)
+    assert all(row["final_accuracy"] > 0.1 for row in found.values())
+    assert math.isfinite(found["mll_sgd"]["seconds"])
+    line = next(line for line in shown.out.splitlines() if line.split()[:1] == ["cef"])
+    assert line.split()[-4:] == ["167", "%", "167", "%"]
+    assert (tmp_path / "demo" / "report.html").is_file()
+
+
+def test_report(run: Run, compared: Path, tmp_path: Path) -> None:
+    """Of a comparison and of one run, from the logs alone; --tensorboard adds event files."""
+    out = shutil.copytree(compared, tmp_path / "table")
+    page = (out / "report.html").read_bytes()
+    (out / "report.html").unlink()
+    answer = run("report", out)
+    assert (answer.code, answer.out, answer.err) == (0, f"{out / 'report.html'}\n", "")
+    assert (out / "report.html").read_bytes() == page
+    answer = run("report", out / "cef" / "seed-0", "--target", "0.2", "--tensorboard")
+    assert answer.code == 0
+    first, *events = answer.out.splitlines()
+    assert first == str(out / "cef" / "seed-0" / "report.html")
+    assert events
+    assert all(Path(event).is_file() for event in events)
+
+
+def test_report_of_nothing(run: Run, tmp_path: Path) -> None:
+    answer = run("report", tmp_path)
+    assert (answer.code, answer.out) == (1, "")
+    assert "holds no run" in answer.err
+    assert run("report", tmp_path / "none").code == 1

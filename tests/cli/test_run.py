@@ -1,0 +1,154 @@
+"""`cfel run`: what it leaves behind, what it prints, and how it fails."""
+
+import json
+import shutil
+import sys
+import tomllib
+from pathlib import Path
+
+import pytest
+
+from cfel.runlog import RunDirectory
+
+from .conftest import Run, Write
+
+EXAMPLES = Path(__file__).parents[2] / "examples"
+TINY = EXAMPLES / "tiny.toml"
+SHORT = ("--set", "rounds.global=2", "--set", "rounds.edge=1")
+
+
+@pytest.fixture(scope="module")
+def done(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A finished run to look at; nobody may change it."""
+    from cfel.cli import main
+
+    out = tmp_path_factory.mktemp("done") / "run"
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(sys, "path", list(sys.path))
+        assert main(["run", str(TINY), "--out", str(out), *SHORT]) == 0
+    return out
+
+
+def test_the_directory_is_complete(done: Path) -> None:
+    """As the layout promises, and every default spelled out."""
+    assert {file.name for file in done.iterdir()} == {
+        "experiment.toml",
+        "environment.json",
+        "fleet.json",
+        "rounds.jsonl",
+        "plans",
+        "checkpoint",
+        "report.html",
+        "figures",
+    }
+    resolved = tomllib.loads((done / "experiment.toml").read_text())
+    assert (resolved["preset"], resolved["rounds"]["global"]) == ("none", 2)
+    lines = [json.loads(line) for line in (done / "rounds.jsonl").read_text().splitlines()]
+    assert [line["round"] for line in lines] == [1, 2]
+    promised = "round seconds joules accuracy loss rho_mean theta_mean sigma2 g2 gap feasible wire_bytes"
+    assert {*promised.split(), "wall_seconds", "model_sha256"} <= lines[0].keys()
+    assert sorted(file.name for file in (done / "plans").iterdir()) == [
+        "round-00001.parquet",
+        "round-00002.parquet",
+    ]
+    fleet = json.loads((done / "fleet.json").read_text())
+    assert fleet["cluster"] == [0, 0, 1, 1, 2, 2]
+    assert "<html" in (done / "report.html").read_text()
+    assert RunDirectory.open(done).environment().command[0] == sys.argv[0]
+
+
+def test_what_is_printed(run: Run, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """The result on standard output, the progress on standard error; by default below runs/."""
+    monkeypatch.chdir(tmp_path)
+    answer = run("run", TINY, *SHORT)
+    assert answer.code == 0
+    first, second = answer.out.splitlines()
+    assert first.startswith("2 rounds: accuracy ")
+    assert first.endswith(" J")
+    assert second == "report: runs/tiny/report.html"
+    assert (tmp_path / "runs" / "tiny" / "report.html").is_file()
+    assert "tiny" in answer.err
+    assert "2/2" in answer.err
+    assert max(map(len, answer.err.splitlines())) <= 80
+
+
+def test_one_document(run: Run, tmp_path: Path) -> None:
+    """And the same run again from its own resolved file, by way of --engine."""
+    first = run("run", TINY, "--out", tmp_path / "one", *SHORT, "--json").document
+    assert list(first) == ["directory", "rounds", "accuracy", "seconds", "joules", "model_sha256"]
+    assert (first["directory"], first["rounds"]) == (str(tmp_path / "one"), 2)
+    resolved = tmp_path / "one" / "experiment.toml"
+    again = run("run", resolved, "--out", tmp_path / "two", "--engine", "threads", "--json").document
+    assert {**again, "directory": ""} == {**first, "directory": ""}
+    assert (tmp_path / "two" / "experiment.toml").read_text() == resolved.read_text()
+
+
+def test_a_run_in_the_way(run: Run, done: Path, tmp_path: Path) -> None:
+    """Left as it is without --resume; with it, nothing is left to do; another experiment is refused."""
+    out = shutil.copytree(done, tmp_path / "run")
+    log = (out / "rounds.jsonl").read_bytes()
+    answer = run("run", TINY, "--out", out, *SHORT)
+    assert (answer.code, answer.out) == (1, "")
+    assert "holds a run already: resume it, or choose another directory" in answer.err
+    answer = run("run", TINY, "--out", out, *SHORT, "--set", "seed=7", "--resume")
+    assert (answer.code, answer.out) == (1, "")
+    assert "holds a run with seed = 0, not 7" in answer.err
+    assert run("run", TINY, "--out", out, *SHORT, "--resume", "--json").document["rounds"] == 2
+    assert (out / "rounds.jsonl").read_bytes() == log
+
+
+@pytest.mark.parametrize(
+    ("change", "message"),
+    [
+        ("rounds.glbal=3", "[rounds]: unknown 'glbal'; did you mean 'global'?"),
+        ("local.batch=3", "local.batch: belongs into [data]"),
+        ("scheme.name=hcf", "scheme: unknown 'hcf'; did you mean 'hcef'?"),
+        ("model.name=mpl", "model: unknown 'mpl'; did you mean 'mlp'?"),
+        ("data.name=digit", "data: unknown 'digit'; did you mean 'digits'?"),
+        ("topology.kind=rng", "topology: unknown 'rng'; did you mean 'ring'?"),
+        ("scheme.name=nowhere_to_be:found", "scheme: cannot load 'nowhere_to_be:found': No module named"),
+        ("model.name=own_model:nothing", "model: cannot load 'own_model:nothing': module 'own_model' has no"),
+        ("data.task=own_data:spirals", "task: 'own_data:spirals' returned a DataSet, not a Task"),
+        ("simulation.device=nonsense", "simulation.device = 'nonsense': cannot be used here"),
+        ("fleet.devices=2000", "1438 samples of 'digits' are too few for 2000 devices"),
+    ],
+)
+def test_wrong_configuration(run: Run, tmp_path: Path, change: str, message: str) -> None:
+    """Exit code 2, words on standard error, and no directory left behind."""
+    answer = run("run", TINY, "--out", tmp_path / "r", "--set", change)
+    assert (answer.code, answer.out) == (2, "")
+    assert message in answer.err
+    assert not (tmp_path / "r").exists()
+
+
+def test_wrong_usage(run: Run, tmp_path: Path) -> None:
+    assert run("run").code == 2
+    answer = run("run", TINY, "--engine", "steam")
+    assert answer.code == 2
+    assert "invalid choice: 'steam'" in answer.err
+    assert "cannot be read" in run("run", tmp_path / "none.toml").err
+
+
+def test_a_directory_that_cannot_be_made(run: Run, write: Write) -> None:
+    answer = run("run", TINY, "--out", write("file", "in the way") / "run", *SHORT)
+    assert (answer.code, answer.out) == (1, "")
+    assert answer.err.count("failed: cannot create") == 1
+
+
+def test_code_beside_the_experiment(run: Run, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """A module:function is found beside the experiment file, and in the current folder."""
+    name = "mine_alone"
+    text = (EXAMPLES / "own_scheme.py").read_text(encoding="utf-8")
+    for folder in ("beside", "here"):
+        (tmp_path / folder).mkdir()
+    (tmp_path / "beside" / f"{name}_beside.py").write_text(text, encoding="utf-8")
+    (tmp_path / "here" / f"{name}_here.py").write_text(text, encoding="utf-8")
+    experiment = shutil.copy(TINY, tmp_path / "beside" / "e.toml")
+    monkeypatch.chdir(tmp_path / "here")
+    for place in ("beside", "here"):
+        answer = run("theory", experiment, "--set", f"scheme.name={name}_{place}:build", "--json")
+        assert answer.code == 0, answer.err
+    found = run(
+        "run", experiment, "--set", f"scheme.name={name}_beside:build", "--set", "rounds.global=1", "--json"
+    )
+    assert found.document["rounds"] == 1

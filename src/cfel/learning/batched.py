@@ -193,9 +193,7 @@ def _losses(
 
     def loss(own: tuple[Tensor, ...], own_inputs: Tensor, own_targets: Tensor) -> Tensor:
         named = {slot.name: leaf for slot, leaf in zip(slots, own, strict=True)}
-        return workspace.task.loss(
-            functional_call(workspace.flat.module, named, (own_inputs,)), own_targets
-        )
+        return workspace.task.loss(functional_call(workspace.flat.module, named, (own_inputs,)), own_targets)
 
     losses: Tensor = vmap(loss)(tuple(leaves), inputs, targets)
     return leaves, losses

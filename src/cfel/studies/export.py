@@ -43,7 +43,7 @@ def export_model(directory: Path, to: Path, edge: int | None = None) -> int:
 
 
 def trained_model(directory: Path, edge: int | None = None) -> tuple[int, FlatModel]:
-    """The last checkpoint's round, and one edge model or the mean over devices of all (see `export_model`)."""
+    """The last checkpoint's round, and one edge model or the mean of all, every device counting alike."""
     run = RunDirectory.open(directory)
     checkpoint = run.checkpoint()
     if checkpoint is None:

@@ -13,10 +13,10 @@ from rich.console import Console
 from rich.markup import escape
 
 from cfel import __version__
-from cfel.cli import bench, compare, demo, plan, report, run, theory
+from cfel.cli import bench, compare, demo, export, plan, report, run, theory
 from cfel.errors import CfelError, InputError
 
-COMMANDS = (demo, plan, theory, run, compare, report, bench)
+COMMANDS = (demo, plan, theory, run, compare, report, export, bench)
 
 
 def main(arguments: Sequence[str] | None = None) -> int:

@@ -4,12 +4,11 @@
 going to the lowest index. It works in three steps:
 
 1. a sample of at most some 65,000 entries brackets the k-th magnitude between two numbers, low and high;
-2. one pass over the vector counts what lies at or above high and collects the few entries between: the exact
-   threshold is among them;
-3. a second pass gathers everything at or above the threshold.
+2. one pass over the vector collects the entries not below low: a few more than k;
+3. the exact threshold is found among the few of these that lie below high.
 
-Both passes go in pieces that stay in cache. Should the sample mislead (all entries equal, structure in the
-vector), step 2 notices and all magnitudes are partitioned instead; the answer is the same, only later.
+The pass goes in pieces that stay in cache. Should the sample mislead (structure in the vector), fewer than k
+are found and all magnitudes are partitioned instead; the answer is the same, only later.
 Compression as such is next door.
 """
 
@@ -48,19 +47,13 @@ def largest(vector: Floats, k: int) -> tuple[Indices, Floats]:
     if vector.size <= _SMALL:
         return _largest_of_few(vector, k)
     low, high = _bracket(vector, k)
-    above, band = _between(vector, low, high)
-    if not 0 < k - above <= band.size:
-        above, band = 0, np.abs(vector)
-    _check_finite(vector, band)
-    threshold = np.partition(band, band.size - (k - above))[band.size - (k - above)]
-    ties = int(np.count_nonzero(band == threshold))
-    excess = above + int(np.count_nonzero(band > threshold)) + ties - k
-    indices, values = _at_least(vector, threshold, k + excess)
+    indices, values = _at_least(vector, low, k)
+    if values.size < k:
+        return _largest_of_few(vector, k)
     _check_finite(vector, values)
-    if excess:
-        late = np.flatnonzero(np.abs(values) == threshold)[ties - excess :]
-        indices, values = np.delete(indices, late), np.delete(values, late)
-    return indices, values
+    magnitude = np.abs(values)
+    kept = _kept(magnitude, _smallest(magnitude, values.size - k, high), k)
+    return indices[kept], values[kept]
 
 
 def _largest_of_few(vector: Floats, k: int) -> tuple[Indices, Floats]:
@@ -69,11 +62,24 @@ def _largest_of_few(vector: Floats, k: int) -> tuple[Indices, Floats]:
     _check_finite(vector, magnitude)
     place = vector.size - k
     threshold = np.partition(magnitude, place)[place]
+    found = _kept(magnitude, threshold, k)
+    return found.astype(np.int32), vector[found]
+
+
+def _smallest(magnitude: Floats, place: int, high: np.float32) -> np.float32:
+    """The magnitude that a sort would put at `place`; quick if few lie below `high`, and it is among them."""
+    band = magnitude[magnitude < high]
+    if band.size <= place:
+        band = magnitude
+    return np.float32(np.partition(band, place)[place])
+
+
+def _kept(magnitude: Floats, threshold: np.float32, k: int) -> NDArray[np.int64]:
+    """Places of the k magnitudes at or above the k-th largest; of those equal to it, the first."""
     found = np.flatnonzero(magnitude >= threshold)
     if found.size > k:
-        late = np.flatnonzero(magnitude[found] == threshold)[k - found.size :]
-        found = np.delete(found, late)
-    return found.astype(np.int32), vector[found]
+        found = np.delete(found, np.flatnonzero(magnitude[found] == threshold)[k - found.size :])
+    return found
 
 
 def kept_energy(vector: Floats, shares: tuple[float, ...]) -> tuple[float, ...]:
@@ -99,7 +105,7 @@ def _stride(size: int) -> int:
 
 
 def _bracket(vector: Floats, k: int) -> tuple[np.float32, np.float32]:
-    """Two magnitudes between which the k-th largest lies, up to four standard deviations of the sample."""
+    """Two magnitudes between which the k-th largest lies, up to four standard deviations of a sample."""
     # Of smaller vectors a twentieth is enough: sorting the sample must not cost more than what it saves.
     sample = np.abs(vector[:: max(_stride(vector.size), 21)])
     share = k / vector.size
@@ -111,43 +117,28 @@ def _bracket(vector: Floats, k: int) -> tuple[np.float32, np.float32]:
     return low, high
 
 
-def _between(vector: Floats, low: np.float32, high: np.float32) -> tuple[int, Floats]:
-    """How many magnitudes are at least `high`, and those from `low` to below it (NaN is among these)."""
-    size = min(_PIECE, vector.size)
-    magnitude, below, above = np.empty(size, np.float32), np.empty(size, np.bool_), np.empty(size, np.bool_)
-    count, band = 0, []
-    for start in range(0, vector.size, size):
-        piece = vector[start : start + size]
-        sized = np.abs(piece, out=magnitude[: piece.size])
-        less = np.less(sized, low, out=below[: piece.size])
-        more = np.greater_equal(sized, high, out=above[: piece.size])
-        count += int(np.count_nonzero(more))
-        band.append(sized.take(np.flatnonzero(np.equal(less, more, out=less))))
-    return count, np.concatenate(band)
-
-
-def _at_least(vector: Floats, threshold: np.float32, count: int) -> tuple[Indices, Floats]:
-    """The `count` entries whose magnitude is at least `threshold`: indices, ascending, and values.
+def _at_least(vector: Floats, bound: np.float32, count: int) -> tuple[Indices, Floats]:
+    """The entries whose magnitude is not below `bound`, NaN among them: indices, ascending, and values.
 
     NumPy lists the true entries of a mask without branching, some three times faster, when more than a tenth
-    of them are true. A tail of true entries behind the mask takes sparse masks there.
+    of them are true. A tail of true entries behind the mask takes sparse masks there; `count` is about how
+    many entries will be found.
     """
     size = min(_PIECE, vector.size)
     tail = size // 8 if 0.02 < count / vector.size < 0.11 else 0
     magnitude, mask = np.empty(size, np.float32), np.empty(size + tail, np.bool_)
     mask[size:] = True
-    indices, values, filled = np.empty(count, np.int32), np.empty(count, np.float32), 0
+    indices, values = [], []
     for start in range(0, vector.size, size):
         piece = vector[start : start + size]
-        sized = np.abs(piece, out=magnitude[: piece.size])
-        np.greater_equal(sized, threshold, out=mask[: piece.size])
+        own = mask[: piece.size]
+        np.less(np.abs(piece, out=magnitude[: piece.size]), bound, out=own)
+        np.logical_not(own, out=own)
         mask[piece.size : size] = False
         found = np.flatnonzero(mask)[: -tail or None]
-        stop = filled + found.size
-        np.take(piece, found, out=values[filled:stop], mode="clip")
-        np.add(found, start, out=indices[filled:stop], casting="unsafe")
-        filled = stop
-    return indices, values
+        values.append(piece.take(found))
+        indices.append(np.add(found, start, dtype=np.int32, casting="unsafe"))
+    return np.concatenate(indices), np.concatenate(values)
 
 
 def _check_finite(vector: Floats, part: Floats) -> None:

@@ -83,15 +83,21 @@ def from_checkpoint(checkpoint: Checkpoint, world: World) -> RunState:
     tensors, values = checkpoint.tensors, checkpoint.state
     return RunState(
         rounds_done=checkpoint.round,
-        models=tuple(
-            FlatModel(_tensor(tensors, f"edge/{i}/parameters"), _tensor(tensors, f"edge/{i}/buffers"))
-            for i in range(world.fleet.clusters)
-        ),
+        models=edge_models(checkpoint, world.fleet.clusters),
         devices=tuple(_device(tensors, n) for n in range(world.fleet.devices)),
         scheme=values["scheme"],
         expected=Ledger.from_dict(values["expected"]),
         realised=Ledger.from_dict(values["realised"]),
         spent_joules=np.array(tensors["spent_joules"], dtype=np.float64),
+    )
+
+
+def edge_models(checkpoint: Checkpoint, clusters: int) -> tuple[FlatModel, ...]:
+    """The edge models in a checkpoint, by cluster."""
+    tensors = checkpoint.tensors
+    return tuple(
+        FlatModel(_tensor(tensors, f"edge/{i}/parameters"), _tensor(tensors, f"edge/{i}/buffers"))
+        for i in range(clusters)
     )
 
 

@@ -1,7 +1,7 @@
-"""Measurements that need a process of their own: how long a run takes to begin, how much memory a fleet needs.
+"""Measurements in a process of their own: how long a run takes to begin, how much memory a fleet needs.
 
-Run as `python -m cfel.studies.bench_child torch|start|memory DEVICES`; a child writes one number to standard
-output. `start` and `torch` count from before the interpreter starts, so the parent keeps the time.
+A child is `python -m cfel.studies.bench_child start` or `… memory DEVICES`; the latter writes its peak in
+bytes to standard output, of the former the parent keeps the time.
 """
 
 import resource

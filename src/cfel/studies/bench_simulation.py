@@ -24,7 +24,7 @@ from cfel.world import World
 
 @dataclass(frozen=True, slots=True)
 class Round:
-    """One global round of ours: local steps taken, and seconds by the wall clock and of this process's CPU."""
+    """One global round of ours: local steps, and seconds by the wall clock and of this process's CPU."""
 
     steps: int
     seconds: float

@@ -1,0 +1,43 @@
+"""`cfel export`: the trained model of a run, for use elsewhere."""
+
+import argparse
+from pathlib import Path
+
+from rich.console import Console
+
+from cfel.cli.shared import Commands, add_command, add_json, count, print_json
+from cfel.studies.export import export_model
+
+EXAMPLE = """  cfel export runs/first --to model.safetensors
+  cfel export runs/first --to model.onnx --edge 3"""
+
+
+def register(commands: Commands) -> None:
+    """Adds the command."""
+    parser = add_command(commands, "export", "write the trained model of a run to a file", EXAMPLE)
+    parser.add_argument("directory", type=Path, metavar="DIR")
+    parser.add_argument(
+        "--to",
+        type=Path,
+        required=True,
+        metavar="FILE",
+        help="model.safetensors (names and shapes as in the torch module) or model.onnx (scaled inputs in, "
+        "scores out; needs 'cfel[onnx]')",
+    )
+    parser.add_argument(
+        "--edge", type=count, metavar="N", help="model of edge server N, from 0 (default: the mean of all)"
+    )
+    add_json(parser)
+    parser.set_defaults(run=run)
+
+
+def run(arguments: argparse.Namespace) -> int:
+    """Writes the file and says what is in it."""
+    number = export_model(arguments.directory, arguments.to, arguments.edge)
+    if arguments.json:
+        print_json({"file": str(arguments.to), "round": number, "edge": arguments.edge})
+        return 0
+    whose = "consensus model" if arguments.edge is None else f"model of edge server {arguments.edge}"
+    console = Console(highlight=False)
+    console.print(f"{arguments.to}: {whose} after global round {number}", soft_wrap=True, markup=False)
+    return 0

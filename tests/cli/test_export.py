@@ -1,0 +1,104 @@
+"""`cfel export`: the consensus model of a run, and one edge server's."""
+
+from pathlib import Path
+
+import numpy as np
+import pytest
+import torch
+from safetensors.numpy import load_file
+
+from cfel.learning import onnx_files
+from cfel.learning.data import digits
+from cfel.learning.models import mlp
+
+from .conftest import Run
+
+CHANGES = (
+    "rounds.global=2",
+    "rounds.edge=1",
+    "rounds.local=1",
+    "fleet.devices=5",
+    "fleet.clusters=2",
+    "topology.kind=line",
+    "budget.share_of_cef=0.9",
+)
+
+
+@pytest.fixture(scope="module")
+def finished(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A run of two rounds: three devices in the first cluster, two in the second."""
+    from cfel.experiment import preset_experiment
+    from cfel.studies.runs import Doing, run_experiment
+
+    out = tmp_path_factory.mktemp("export") / "run"
+    run_experiment(preset_experiment("demo", CHANGES), out, Doing())
+    return out
+
+
+def test_the_mean_counts_every_device_alike(run: Run, finished: Path, tmp_path: Path) -> None:
+    """Clusters of three and two devices: 0.6 of the first edge model and 0.4 of the second."""
+    files = []
+    for number, more in enumerate(([], ["--edge", 0], ["--edge", 1])):
+        files.append(tmp_path / f"{number}.safetensors")
+        answer = run("export", finished, "--to", files[-1], *more)
+        assert (answer.code, answer.err) == (0, "")
+        assert "after global round 2" in answer.out
+    mean, one, two = (load_file(file) for file in files)
+    assert set(mean) == set(dict(mlp((1, 8, 8), 10).named_parameters()))
+    for name, value in mean.items():
+        np.testing.assert_allclose(value, 0.6 * one[name] + 0.4 * two[name], rtol=1e-5, atol=1e-7)
+
+
+def test_what_comes_out_goes_in(run: Run, finished: Path, tmp_path: Path) -> None:
+    """The file loads into the bare torch module, and is a starting point for another experiment."""
+    from cfel.experiment import preset_experiment
+
+    file = tmp_path / "model.safetensors"
+    assert run("export", finished, "--to", file, "--json").document == {
+        "file": str(file),
+        "round": 2,
+        "edge": None,
+    }
+    module = mlp((1, 8, 8), 10)
+    module.load_state_dict({name: torch.from_numpy(value) for name, value in load_file(file).items()})
+    start = preset_experiment("demo", (*CHANGES, f'model.init="{file}"')).world().start
+    assert start.parameters.numel() == sum(value.numel() for value in module.parameters())
+
+
+def test_onnx_gives_the_same_scores(run: Run, finished: Path, tmp_path: Path) -> None:
+    """By ONNX's own reference, on more samples than the graph was traced with."""
+    pytest.importorskip("onnxscript", reason="ONNX needs pip install 'cfel[onnx]'")
+    reference = pytest.importorskip("onnx.reference")
+    graph, tensors = tmp_path / "model.onnx", tmp_path / "model.safetensors"
+    for file in (graph, tensors):
+        answer = run("export", finished, "--to", file)
+        assert (answer.code, answer.err) == (0, "")
+    module = mlp((1, 8, 8), 10)
+    module.load_state_dict({name: torch.from_numpy(value) for name, value in load_file(tensors).items()})
+    data = digits()
+    inputs = data.scaled(data.test_inputs[:7])
+    (found,) = reference.ReferenceEvaluator(str(graph)).run(None, {"inputs": inputs.numpy()})
+    np.testing.assert_allclose(found, module(inputs).detach().numpy(), rtol=1e-4, atol=1e-5)
+    assert sorted(file.name for file in tmp_path.iterdir()) == ["model.onnx", "model.safetensors"]
+
+
+def test_without_the_packages(
+    run: Run, finished: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(onnx_files, "find_spec", lambda _: None)
+    answer = run("export", finished, "--to", tmp_path / "model.onnx")
+    assert answer.code == 2
+    assert "pip install 'cfel[onnx]'" in answer.err.replace("\n", " ")
+
+
+def test_what_cannot_be_exported(run: Run, finished: Path, tmp_path: Path) -> None:
+    file = tmp_path / "model.safetensors"
+    for arguments, code, words in (
+        ((finished, "--to", tmp_path / "model.pt"), 2, "unknown '.pt'"),
+        ((finished, "--to", file, "--edge", 2), 2, "edge servers 0 to 1"),
+        ((finished, "--to", tmp_path / "no" / "model.safetensors"), 2, "cannot be written"),
+        ((tmp_path, "--to", file), 1, "holds no run"),
+    ):
+        answer = run("export", *arguments)
+        assert (answer.code, answer.out) == (code, "")
+        assert words in answer.err

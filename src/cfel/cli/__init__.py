@@ -8,21 +8,21 @@ import argparse
 import os
 import sys
 from collections.abc import Sequence
+from importlib import import_module
 
 from rich.console import Console
 from rich.markup import escape
 
 from cfel import __version__
-from cfel.cli import bench, compare, demo, export, plan, report, run, theory
+from cfel.cli.shared import SUMMARIES
 from cfel.errors import CfelError, InputError
-
-COMMANDS = (demo, plan, theory, run, compare, report, export, bench)
 
 
 def main(arguments: Sequence[str] | None = None) -> int:
     """Runs one command and returns its exit code."""
     errors = Console(stderr=True, highlight=False)
-    parsed = _parser().parse_args(arguments)
+    given = sys.argv[1:] if arguments is None else list(arguments)
+    parsed = _parser(given[0] if given else "").parse_args(given)
     try:
         code = int(parsed.run(parsed))
         sys.stdout.flush()
@@ -42,7 +42,8 @@ def main(arguments: Sequence[str] | None = None) -> int:
     return code
 
 
-def _parser() -> argparse.ArgumentParser:
+def _parser(wanted: str) -> argparse.ArgumentParser:
+    """The parser; only the wanted command's module is imported, as some of them take seconds to load."""
     parser = argparse.ArgumentParser(
         prog="cfel",
         description="Cooperative federated edge learning under time and energy budgets.",
@@ -50,6 +51,9 @@ def _parser() -> argparse.ArgumentParser:
     )
     parser.add_argument("--version", action="version", version=f"cfel {__version__}")
     commands = parser.add_subparsers(title="commands", metavar="COMMAND", required=True)
-    for command in COMMANDS:
-        command.register(commands)
+    for name, summary in SUMMARIES.items():
+        if name == wanted:
+            import_module(f"cfel.cli.{name}").register(commands)
+        else:
+            commands.add_parser(name, help=summary)
     return parser

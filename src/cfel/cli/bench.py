@@ -12,7 +12,7 @@ BENCHES = {"simulation": bench_simulation.run, "solver": bench_solver.run}
 
 def register(commands: Commands) -> None:
     """Adds the command."""
-    parser = add_command(commands, "bench", "measure cfel on this machine", EXAMPLE)
+    parser = add_command(commands, "bench", EXAMPLE)
     parser.add_argument("name", choices=BENCHES, help="what to measure")
     parser.add_argument("--quick", action="store_true", help="fewer and smaller instances")
     add_json(parser)

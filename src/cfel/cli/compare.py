@@ -32,7 +32,7 @@ SCHEMES = "hcef,cef,cef_c,cef_f,mll_sgd"
 
 def register(commands: Commands) -> None:
     """Adds the command."""
-    parser = add_command(commands, "compare", "simulate several schemes side by side", EXAMPLE)
+    parser = add_command(commands, "compare", EXAMPLE)
     parser.add_argument("experiment", type=Path, metavar="EXPERIMENT.toml")
     parser.add_argument(
         "--schemes", type=names, default=names(SCHEMES), metavar="A,B,…", help=f"default {SCHEMES}"

@@ -15,7 +15,7 @@ EXAMPLE = "  cfel demo --out cfel-demo"
 
 def register(commands: Commands) -> None:
     """Adds the command."""
-    parser = add_command(commands, "demo", "compare HCEF with its baselines on 64 devices", EXAMPLE)
+    parser = add_command(commands, "demo", EXAMPLE)
     parser.add_argument("--out", type=Path, metavar="DIR", help="default cfel-demo, or cfel-demo-2, …")
     parser.add_argument("--resume", action="store_true", help="go on with the demo in DIR")
     add_engine(parser)

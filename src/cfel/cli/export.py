@@ -14,7 +14,7 @@ EXAMPLE = """  cfel export runs/first --to model.safetensors
 
 def register(commands: Commands) -> None:
     """Adds the command."""
-    parser = add_command(commands, "export", "write the trained model of a run to a file", EXAMPLE)
+    parser = add_command(commands, "export", EXAMPLE)
     parser.add_argument("directory", type=Path, metavar="DIR")
     parser.add_argument(
         "--to",

@@ -62,7 +62,7 @@ METHOD_HELP = "joint: best plan with a proof (default); alternating: the paper's
 
 def register(commands: Commands) -> None:
     """Adds the command."""
-    parser = add_command(commands, "plan", "plan one round for a fleet, with a proof of optimality", EXAMPLE)
+    parser = add_command(commands, "plan", EXAMPLE)
     parser.add_argument("fleet", type=Path, metavar="FLEET", help="devices: .csv, .parquet or .json")
     for name, (kind, text) in (*PROBLEM_OPTIONS.items(), *LENGTH_OPTIONS.items()):
         parser.add_argument(f"--{name}", type=kind, help=text, metavar="N")

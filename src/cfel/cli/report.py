@@ -14,7 +14,7 @@ EXAMPLE = """  cfel report runs/first
 
 def register(commands: Commands) -> None:
     """Adds the command."""
-    parser = add_command(commands, "report", "draw the report of a run or a comparison", EXAMPLE)
+    parser = add_command(commands, "report", EXAMPLE)
     parser.add_argument("directory", type=Path, metavar="DIR")
     parser.add_argument("--target", type=amount, metavar="ACCURACY", help="default: the experiment's")
     parser.add_argument("--tensorboard", action="store_true", help="write TensorBoard event files as well")

@@ -6,6 +6,7 @@ from dataclasses import replace
 from pathlib import Path
 
 from rich.console import Console
+from rich.markup import escape
 
 from cfel.cli.interrupt import interruptible
 from cfel.cli.progress import RunProgress
@@ -14,6 +15,7 @@ from cfel.experiment import Experiment, load_experiment
 from cfel.report import write_report
 from cfel.simulation import ENGINES
 from cfel.studies.runs import Doing, run_experiment
+from cfel.system import bias_warning, cluster_sizes
 
 EXAMPLE = """  cfel run experiment.toml --out runs/first --set rounds.global=10
   cfel run experiment.toml --out runs/first --resume"""
@@ -21,7 +23,7 @@ EXAMPLE = """  cfel run experiment.toml --out runs/first --set rounds.global=10
 
 def register(commands: Commands) -> None:
     """Adds the command."""
-    parser = add_command(commands, "run", "simulate one experiment", EXAMPLE)
+    parser = add_command(commands, "run", EXAMPLE)
     parser.add_argument("experiment", type=Path, metavar="EXPERIMENT.toml")
     parser.add_argument("--out", type=Path, metavar="DIR", help="run directory (default runs/NAME)")
     parser.add_argument("--resume", action="store_true", help="go on with the run in DIR")
@@ -39,7 +41,12 @@ def add_engine(parser: argparse.ArgumentParser) -> None:
 def read_experiment(arguments: argparse.Namespace) -> Experiment:
     """The experiment that the arguments name, changed by --set and --engine; its own code lies beside it."""
     import_from(arguments.experiment.parent)
-    return with_engine(load_experiment(arguments.experiment, arguments.set), arguments.engine)
+    experiment = with_engine(load_experiment(arguments.experiment, arguments.set), arguments.engine)
+    sizes = cluster_sizes(experiment.fleet.devices, experiment.fleet.clusters)
+    warning = bias_warning(experiment.topology.weights, sizes)
+    if warning is not None:
+        Console(stderr=True, highlight=False).print(f"[yellow]warning:[/] {escape(warning)}")
+    return experiment
 
 
 def with_engine(experiment: Experiment, engine: str | None) -> Experiment:

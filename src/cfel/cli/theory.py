@@ -35,7 +35,7 @@ SET_HELP = "change a key of the experiment, e.g. rounds.global=10; may be repeat
 
 def register(commands: Commands) -> None:
     """Adds the command."""
-    parser = add_command(commands, "theory", "evaluate Theorem 1 for an experiment, term by term", EXAMPLE)
+    parser = add_command(commands, "theory", EXAMPLE)
     parser.add_argument("experiment", type=Path, metavar="EXPERIMENT", help="experiment.toml, or its folder")
     parser.add_argument("--set", action="append", default=[], metavar="A.B=VALUE", help=SET_HELP)
     options = {

@@ -95,7 +95,8 @@ def _battery_words(problem: RoundProblem, battery: FloatArray, least: FloatArray
     empty = np.flatnonzero(least > battery + SLACK * least)
     named = empty if problem.device is None else problem.device[empty]
     words = [
-        f"device {name}: battery allows {battery[n]:.6g} J in this round, below the {least[n]:.6g} J of its lower bounds"
+        f"device {name}: battery allows {battery[n]:.6g} J in this round, below the {least[n]:.6g} J of its "
+        "lower bounds"
         for name, n in zip(named[:MOST_SENTENCES], empty[:MOST_SENTENCES], strict=True)
     ]
     return _shortened(words, len(empty), "devices")

@@ -20,7 +20,6 @@ from cfel.simulation import SimulationParameters, chosen_engine
 from cfel.system import Backhaul, FleetParameters, TopologyParameters, build_backhaul, build_fleet, checked
 from cfel.world import World
 
-
 CHOOSING_THETA = ("hcef", "cef_c")
 
 

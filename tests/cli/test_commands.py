@@ -75,7 +75,7 @@ def test_a_reader_that_leaves_early(fleet: Path) -> None:
 def test_theory(run: Run, write: Write) -> None:
     """Ring of 8, every weight 1/3: ζ = 1/3 + 2/3 · cos 45° = 0.8047, and Ω₁ from its formula.
 
-    L = 1/(2η) = 10 and (qτ)² = 625, so the backhaul allows η ≤ 1/(4 · 10 · 625 · Ω₁).
+    L = 1/(2η) = 25 and (qτ)² = 625, so the backhaul allows η ≤ 1/(4 · 25 · 625 · Ω₁).
     """
     zeta = 1 / 3 + math.sqrt(2) / 3
     omega = 1 / (1 - zeta**2) + 2 / (1 - zeta) + zeta / (1 - zeta) ** 2
@@ -84,8 +84,8 @@ def test_theory(run: Run, write: Write) -> None:
     assert found["zeta"] == pytest.approx(zeta)
     assert found["omega1"] == pytest.approx(omega)
     assert found["edge_rounds"] == 10
-    assert found["bound"]["topology_limit"] == pytest.approx(1 / (4 * 10 * 625 * omega))
-    assert found["bound"]["progress"] == pytest.approx(4 * math.log(10) / (0.05 * 2 * 25))
+    assert found["bound"]["topology_limit"] == pytest.approx(1 / (4 * 25 * 625 * omega))
+    assert found["bound"]["progress"] == pytest.approx(4 * math.log(10) / (0.02 * 2 * 25))
     assert found["bound"]["total"] == sum(found["bound"][name] for name in ("progress", "noise", "skipped"))
     answer = run("theory", file)
     assert (answer.code, answer.err) == (0, "")
@@ -97,7 +97,7 @@ def test_theory(run: Run, write: Write) -> None:
 
 
 def test_theory_when_the_condition_holds(run: Run, write: Write) -> None:
-    """CEF on one cluster with one step: Ω₁ = 3, η ≤ 1/(12 L) and η ≤ 1/(2 L); L = 1, η = 0.05."""
+    """CEF on one cluster with one step: Ω₁ = 3, η ≤ 1/(12 L) and η ≤ 1/(2 L); L = 1, η = 0.02."""
     text = '[rounds]\nglobal = 1\nedge = 1\nlocal = 1\n[fleet]\nclusters = 1\n[scheme]\nname = "cef"\n'
     answer = run("theory", write("e.toml", text), "--smoothness", 1)
     assert "the backhaul allows η ≤ 0.0833, the plans η ≤ 0.5" in answer.out
@@ -138,7 +138,7 @@ def test_bench_prints(run: Run, monkeypatch: pytest.MonkeyPatch) -> None:
         growth_exponent=bench_solver.growth_exponent,
         as_document=bench_solver.as_document,
     )
-    monkeypatch.setattr("cfel.cli.bench.bench_solver", tiny)
+    monkeypatch.setattr("cfel.cli.bench_solver.bench_solver", tiny)
     answer = run("bench", "solver", "--quick")
     assert answer.code == 0
     assert "quality, 64 devices" in answer.err

@@ -17,7 +17,9 @@ from cfel.world import World
 
 TINY: Mapping[str, Any] = {
     "rounds": {"global": 3, "edge": 2, "local": 3},
-    "fleet": {"devices": 6, "clusters": 3},
+    "data": {"beta": 1.0},
+    "local": {"learning_rate": 0.05},
+    "fleet": {"devices": 6, "clusters": 3, "conditions": {"alpha_joules": 0.15}},
     "simulation": {"engine": "threads", "workers": 2},
 }
 

@@ -124,13 +124,20 @@ def test_systematic_steps() -> None:
 @pytest.mark.parametrize("kind", ["topk", "randomk", "jl", "quantise", "none"])
 @pytest.mark.parametrize("feedback", [False, True])
 def test_every_compressor_learns(kind: str, feedback: bool) -> None:
-    """From one in ten right to clearly more, at the plans of CEF-C."""
+    """From one in ten right to clearly more, at the plans of CEF-C; without compression at those of CEF."""
     compression = {"kind": kind, "error_feedback": feedback}
-    log = records(tiny(rounds={"global": 4}, scheme={"name": "cef_c"}, compression=compression))
+    scheme = {"name": "cef" if kind == "none" else "cef_c"}
+    log = records(tiny(rounds={"global": 4}, scheme=scheme, compression=compression))
     full = (6 * 2 + 3 * 2) * 4 * 4810
     assert (log[-1].accuracy or 0) > 0.3
     assert (log[-1].loss or 0) < 0.9 * (log[0].loss or 0)
     assert all((line.wire_bytes == full) == (kind == "none") for line in log)
+
+
+def test_a_scheme_that_chooses_what_is_sent_needs_a_compressor() -> None:
+    """It would be charged θν for an upload of everything."""
+    with pytest.raises(InputError, match=r"compression.kind = 'none': scheme 'hcef' chooses how much is sent"):
+        tiny(compression={"kind": "none"})
 
 
 def test_starting_from_a_saved_model(tmp_path: Path) -> None:

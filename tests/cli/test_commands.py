@@ -14,7 +14,7 @@ from cfel import __version__
 
 from .conftest import Run, Write
 
-COMMANDS = ("demo", "plan", "theory", "bench")
+COMMANDS = ("demo", "plan", "theory", "export", "bench")
 
 
 def script() -> Path:

@@ -21,8 +21,9 @@ check: $(READY)           ## style, types, layers
 	$(BIN)/mypy
 	$(BIN)/lint-imports
 
-bench: $(READY)           ## measure the solver
+bench: $(READY)           ## measure the solver and the simulation
 	$(BIN)/cfel bench solver
+	$(BIN)/cfel bench simulation
 
 $(READY): pyproject.toml constraints.txt
 	$(PYTHON) -m venv $(VENV)

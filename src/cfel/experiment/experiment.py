@@ -47,7 +47,8 @@ class Experiment:
         if self.data.task is None:
             model_builder(self.model.name)
         compressor(self.compression.kind)
-        if self.compression.kind == "none" and self.scheme.name in CHOOSING_THETA:
+        chooses = self.scheme.name in CHOOSING_THETA and self.scheme.theta_min < 1
+        if self.compression.kind == "none" and chooses:
             reason = f"scheme {self.scheme.name!r} chooses how much is sent, and is charged for that"
             raise InputError(f"compression.kind = 'none': {reason}; choose a compressor")
         augmentation(self.data.augment)

@@ -20,7 +20,7 @@ def run(arguments: argparse.Namespace) -> int:
         quality.append(bench_solver.measure_quality(devices, 1 if tried else seeds, tried))
     progress.print("[dim]speed …[/]")
     small = bench_solver.measure_speed(64, repeats=40)
-    general = bench_solver.measure_general_solver(10)
+    general = bench_solver.measure_general_solver(30)
     large = [bench_solver.measure_speed(n, repeats=3) for n in (10_000, 100_000, 1_000_000) if n <= largest]
     memory = bench_solver.measure_memory(largest)
     exponent = bench_solver.growth_exponent(large)

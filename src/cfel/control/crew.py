@@ -101,10 +101,10 @@ class Crew:
 
     def least(self) -> Choice:
         """Every device at its least energy on line 0: the answer to an infinite price."""
-        rho = np.concatenate([pieces.least() for pieces in self.blocks])
-        piece = np.zeros(self.size, dtype=np.int8)
-        joules, objective = float(self.joules(piece, rho).sum()), float(self.costs(piece, rho).sum())
-        return Choice(np.inf, rho, piece, joules, objective)
+        answers = [pieces.least() for pieces in self.blocks]
+        rho = np.concatenate([answer[0] for answer in answers])
+        joules, objective = sum(answer[1] for answer in answers), sum(answer[2] for answer in answers)
+        return Choice(np.inf, rho, np.zeros(self.size, dtype=np.int8), joules, objective)
 
     def every(self, stride: int) -> "Crew":
         """One device in `stride`."""

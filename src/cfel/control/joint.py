@@ -167,6 +167,8 @@ def _affordable(
 ) -> NDArray[np.intp]:
     """The jumping devices that can be paid for, best value per joule first."""
     over, under = bracket.over, bracket.under
+    if not jumping.size:
+        return jumping
     saved = crew.costs(under.piece, under.rho) - crew.costs(over.piece, over.rho)
     worth = saved[jumping] / np.maximum(extra[jumping], 1e-300)
     ranked = jumping[np.argsort(-worth, kind="stable")]

@@ -117,14 +117,20 @@ class Pieces:
         stand.take(place, out=rho)
         return float(np.add.reduce(joules.take(place))), float(np.add.reduce(cost.take(place)))
 
-    def least(self) -> FloatArray:
-        """ρ for an infinite price: least energy on line 0 (θ at its lower bound, or the only line).
+    def least(self) -> tuple[FloatArray, float, float]:
+        """Least energy on line 0 (θ at its lower bound, or the only line): the answer to an infinite price.
 
         Where ρ costs no energy, ρ is what the objective likes best.
+
+        Returns:
+            ρ of every device, and energy and objective of all devices together.
         """
         low, high, slope = self.low[0], self.high[0], self.joules_slope[0]
         stand = np.clip(self.slope[0] * self.turn[0], low, high)
-        return np.asarray(np.where(slope > 0, low, np.where(slope < 0, high, stand)))
+        rho = np.where(slope > 0, low, np.where(slope < 0, high, stand))
+        joules = self.joules_constant[0] + slope * rho
+        costs = (self.square[0] * rho + self.slope[0]) * rho + self.constant[0]
+        return rho, float(joules.sum()), float(costs.sum())
 
     def on(self, piece: NDArray[np.int8]) -> "Pieces":
         """The same fleet with every device held on one line: a convex problem, K = 1."""

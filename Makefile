@@ -10,7 +10,7 @@ demo: $(READY)            ## run the main job
 	$(BIN)/cfel demo
 
 test: $(READY)            ## the tests, under five minutes on two cores
-	$(BIN)/pytest -m "not slow" --cov
+	$(BIN)/pytest -m "not slow" -n 2 --cov
 
 test-slow: $(READY)       ## the long tests
 	$(BIN)/pytest -m slow

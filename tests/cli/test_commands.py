@@ -144,7 +144,7 @@ def test_bench_prints(run: Run, monkeypatch: pytest.MonkeyPatch) -> None:
     assert "quality, 64 devices" in answer.err
     assert "time grows as N^1.00" in answer.out
     assert "1,024 MiB" in answer.out
-    assert "10 times a joint solve" in answer.out
+    assert "30 times a joint solve" in answer.out
     assert max(map(len, answer.out.splitlines())) <= 80
     monkeypatch.setattr(tiny, "measure_general_solver", lambda _: None)
     assert "CVXPY is not installed" in run("bench", "solver", "--quick").out

@@ -45,7 +45,7 @@ def _plan(quick: bool) -> list[tuple[BenchSetting, int, int]]:
 
 
 def _print_paces(console: Console, paces: Sequence[Pace]) -> None:
-    table = new_table("setting", "engine", "ms/step", "bare", "best bare", "ratio", "of minima", "aim")
+    table = new_table("setting", "engine", "ms/step", "bare ms", "ratio", "minima", "aim")
     for pace in paces:
         best = min(pace.bare_milliseconds, key=lambda way: pace.bare_milliseconds[way])
         table.add_row(
@@ -53,12 +53,11 @@ def _print_paces(console: Console, paces: Sequence[Pace]) -> None:
             pace.engine,
             f"{pace.milliseconds:.3f}",
             f"{pace.bare_milliseconds[best]:.3f}",
-            best,
             f"{pace.ratio:.2f}",
             f"{pace.ratio_of_minima:.2f}",
             f"≥ {pace.target:.2f}",
         )
-    print_table(console, "Local steps, all of a round's other work included, and a bare loop's", table)
+    print_table(console, "Local steps, all of a round's other work included, and the best bare loop's", table)
 
 
 def _print_scales(console: Console, scales: Sequence[Scale]) -> None:

@@ -39,6 +39,11 @@ class RunState:
     realised: Ledger
     spent_joules: FloatArray
 
+    @property
+    def estimates(self) -> tuple[Estimates | None, ...]:
+        """Every device's newest σ² and G²."""
+        return tuple(device.estimates for device in self.devices)
+
 
 def initial_state(world: World) -> RunState:
     """Before the first round."""
@@ -65,7 +70,7 @@ def to_checkpoint(state: RunState) -> Checkpoint:
             tensor: Tensor | None = getattr(device, name)
             if tensor is not None:
                 tensors[f"device/{number}/{name}"] = tensor.numpy()
-    known = [device.estimates for device in state.devices]
+    known = state.estimates
     tensors["estimates"] = np.array(
         [(np.nan, np.nan) if each is None else (each.sigma2, each.g2) for each in known], dtype=np.float64
     )

@@ -5,7 +5,7 @@ of its own; `learning.roles` does, for the simulator and the deployment alike.
 """
 
 import math
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import replace
 from itertools import groupby
 
@@ -14,7 +14,9 @@ import numpy as np
 from cfel.control.problem import FloatArray
 from cfel.control.scheme import Observation, RoundPlan
 from cfel.cost import (
+    Ledger,
     after_edge_round,
+    after_exchange,
     after_global_round,
     device_joules,
     device_seconds,
@@ -56,17 +58,27 @@ def simulate(
         for edge_round in range(world.rounds.edge_rounds):
             state, outcome = run_edge_round(world, executor, parameters, state, edge_round)
             edge_rounds.append(outcome)
-        state = replace(
-            state,
-            rounds_done=state.rounds_done + 1,
-            models=tuple(gossip_mix(state.models, world.backhaul.weights)),
-            expected=after_global_round(state.expected, world.backhaul_seconds),
-            realised=after_global_round(state.realised, world.backhaul_seconds),
-        )
+            if world.scheme.gossip.is_due_within(edge_round, world.rounds.edge_rounds):
+                state = _exchanged(world, state, after_exchange)
+        state = _exchanged(world, state, after_global_round)
+        state = replace(state, rounds_done=state.rounds_done + 1)
         record = round_record(world, executor, parameters, state, edge_rounds, begin, now)
         yield RoundOutcome(record, plan_table(world, edge_rounds, state.rounds_done), state)
         if is_last(world, parameters, record):
             return
+
+
+def _exchanged(world: World, state: RunState, counted: Callable[[Ledger, FloatArray], Ledger]) -> RunState:
+    """The state after edge servers have exchanged their models; `counted` is what that does to a ledger."""
+    models: Sequence[FlatModel] = state.models
+    for _ in range(world.scheme.gossip.steps):
+        models = gossip_mix(models, world.backhaul.weights)
+    return replace(
+        state,
+        models=tuple(models),
+        expected=counted(state.expected, world.exchange_seconds),
+        realised=counted(state.realised, world.exchange_seconds),
+    )
 
 
 def run_edge_round(
@@ -118,6 +130,7 @@ def _observation(
 ) -> Observation:
     sigma2, g2 = _known_estimates(state)
     battery = world.fleet.battery_joules
+    exchanges = world.scheme.gossip.exchanges_from(edge_round, world.rounds.edge_rounds)
     return Observation(
         global_round=state.rounds_done,
         edge_round=edge_round,
@@ -128,7 +141,7 @@ def _observation(
         g2=g2,
         ledger=state.expected if parameters.accounting == "expected" else state.realised,
         budget=world.budget,
-        backhaul_seconds=world.backhaul_seconds,
+        backhaul_seconds=world.exchange_seconds * exchanges,
         battery=None if battery is None else np.maximum(battery - state.spent_joules, 0.0),
     )
 
@@ -178,9 +191,15 @@ def _trained(
         for report, remembered in answers:
             devices[report.device] = remembered
             reports.append(report)
-        models[cluster] = edge_aggregate(models[cluster], reports)
+        models[cluster] = edge_aggregate(models[cluster], reports, _weights(world, reports))
         work.extend(Work(each.device, each.steps, each.update.wire_bits, each.loss) for each in reports)
     return tuple(models), tuple(devices), work
+
+
+def _weights(world: World, reports: Sequence[DeviceReport]) -> Mapping[int, float] | None:
+    if world.scheme.gossip.weights == "equal":
+        return None
+    return {report.device: float(report.samples) for report in reports}
 
 
 def _cluster(world: World, report: DeviceReport) -> int:
@@ -194,7 +213,8 @@ def _outcome(
     fleet, tau = world.fleet, world.rounds.local_steps
     steps, wire_bits = np.zeros(fleet.devices), np.zeros(fleet.devices)
     for each in work:
-        steps[each.device], wire_bits[each.device] = each.steps, each.wire_bits
+        steps[each.device] = each.steps
+        wire_bits[each.device] = each.wire_bits * world.charged_share
     sent = wire_bits / world.model_bits if parameters.uploads == "wire" else plan.theta
     now, present = conditions, conditions.available
     expected = (

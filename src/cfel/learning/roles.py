@@ -120,6 +120,9 @@ def finished(
         difference.add_(state.residual)
     update = workspace.compress(difference, order.theta, order.key("compression"))
     estimates = estimates or state.estimates
+    kept = kept_energy(difference.numpy(), local.kept_energy_at) if local.kept_energy_at else ()
+    if estimates is not None:
+        estimates = replace(estimates, kept_energy=kept)
     report = DeviceReport(
         device=order.device,
         update=update,
@@ -129,7 +132,7 @@ def finished(
         steps=len(losses),
         loss=math.fsum(losses) / len(losses) if losses else math.nan,
         samples=data.samples,
-        kept_energy=kept_energy(difference.numpy(), local.kept_energy_at) if local.kept_energy_at else (),
+        kept_energy=kept,
     )
     return report, DeviceState(
         momentum if local.momentum_state == "keep" else None,

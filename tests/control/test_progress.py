@@ -72,7 +72,7 @@ def test_large_fleets_have_small_gaps() -> None:
 def test_energy_and_time_are_kept_and_energy_is_used_up() -> None:
     problem = _problem(64, 3, share=0.25)
     solution = solve_progress(problem, _worth())
-    assert solution.device_joules.sum() == pytest.approx(problem.energy_cap, rel=1e-3)
+    assert solution.device_joules.sum() == pytest.approx(problem.energy_cap, rel=5e-3)
     assert (solution.device_seconds <= problem.time_cap[problem.cluster] * (1 + 1e-8)).all()
     assert solution.feasible
 

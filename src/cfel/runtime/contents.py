@@ -1,6 +1,5 @@
 """Models and uploads as message bodies, and the checks that an upload has to pass before it is used."""
 
-import math
 from dataclasses import dataclass
 from typing import Any
 
@@ -10,6 +9,7 @@ from torch import Tensor
 
 from cfel.errors import InputError, RefusedError
 from cfel.learning.compression import Update
+from cfel.learning.estimates import Estimates
 from cfel.learning.exchange import DeviceOrder, DeviceReport
 from cfel.learning.flat import FlatModel
 from cfel.learning.wire import pack, unpack
@@ -49,6 +49,7 @@ def upload(report: DeviceReport, order: DeviceOrder) -> Message:
         "loss": report.loss,
         "samples": report.samples,
         "kept_energy": list(report.kept_energy),
+        "buffers": report.buffers.numel(),
     }
     return Message(header, _bytes(report.buffers) + pack(report.update))
 
@@ -81,12 +82,13 @@ def report_from(message: Message, order: DeviceOrder, clip_norm: float | None = 
     steps = message.whole("steps")
     if steps > order.tau:
         raise RefusedError(f"steps = {steps}: at most {order.tau} were asked")
+    estimates = estimates_in(message)
     return DeviceReport(
         device=order.device,
         update=update if clip_norm is None else clipped(update, clip_norm),
         buffers=buffers,
-        sigma2=estimate(message, "sigma2"),
-        g2=estimate(message, "g2"),
+        sigma2=None if estimates is None else estimates.sigma2,
+        g2=None if estimates is None else estimates.g2,
         steps=steps,
         loss=message.number("loss"),
         samples=message.whole("samples"),
@@ -94,14 +96,18 @@ def report_from(message: Message, order: DeviceOrder, clip_norm: float | None = 
     )
 
 
-def estimate(message: Message, name: str) -> float | None:
-    """σ² or G² of a message: nothing, or a finite number."""
-    if message.header.get(name) is None:
+def estimates_in(message: Message) -> Estimates | None:
+    """σ² and G² of a message: both, or none.
+
+    Raises:
+        RefusedError: they are no such numbers.
+    """
+    if message.header.get("sigma2") is None and message.header.get("g2") is None:
         return None
-    value = message.number(name)
-    if not math.isfinite(value):
-        raise RefusedError(f"{name} = {value}: must be finite")
-    return value
+    try:
+        return Estimates(message.number("sigma2"), message.number("g2"))
+    except InputError as error:
+        raise RefusedError(str(error)) from error
 
 
 @dataclass(frozen=True, slots=True)

@@ -182,13 +182,9 @@ class GrpcCalls:
         most_bytes: largest body of an answer.
     """
 
-    def __init__(
-        self, credentials: Credentials, addresses: Mapping[Identity, str], most_bytes: int
-    ) -> None:
+    def __init__(self, credentials: Credentials, addresses: Mapping[Identity, str], most_bytes: int) -> None:
         self._most_bytes = most_bytes
-        secure = grpc.ssl_channel_credentials(
-            credentials.authority, credentials.key, credentials.certificate
-        )
+        secure = grpc.ssl_channel_credentials(credentials.authority, credentials.key, credentials.certificate)
         self._channels = {
             to: grpc.aio.secure_channel(
                 address, secure, options=(*_CLIENT_OPTIONS, ("grpc.ssl_target_name_override", to.host))

@@ -13,18 +13,16 @@ from cfel.cli.shared import Commands, add_changes, add_command, add_json, print_
 from cfel.report import write_report
 from cfel.studies.federation import Raising, bring_up
 
-EXAMPLE = """  cfel up examples/tiny.toml --out runs/tiny-federation
-  cfel up examples/tiny.toml --out runs/tiny-federation --resume
-  cfel status runs/tiny-federation"""
+EXAMPLE = """  cfel up examples/tiny.toml --out runs/tiny-up
+  cfel up examples/tiny.toml --out runs/tiny-up --resume
+  cfel status runs/tiny-up"""
 
 
 def register(commands: Commands) -> None:
     """Adds the command."""
     parser = add_command(commands, "up", EXAMPLE)
     parser.add_argument("experiment", type=Path, metavar="EXPERIMENT.toml")
-    parser.add_argument(
-        "--out", type=Path, metavar="DIR", help="run directory (default runs/NAME-federation)"
-    )
+    parser.add_argument("--out", type=Path, metavar="DIR", help="run directory (default runs/NAME-up)")
     parser.add_argument("--resume", action="store_true", help="go on with the federation in DIR")
     add_changes(parser)
     add_json(parser)
@@ -34,7 +32,7 @@ def register(commands: Commands) -> None:
 def run(arguments: argparse.Namespace) -> int:
     """Brings the federation up, and reports when it is done."""
     experiment = read_experiment(arguments)
-    out: Path = arguments.out or Path("runs") / f"{experiment.name}-federation"
+    out: Path = arguments.out or Path("runs") / f"{experiment.name}-up"
     fleet = experiment.fleet
     with RunProgress(experiment.rounds.global_rounds) as progress, interruptible(progress.say) as interrupted:
         raising = Raising(

@@ -1,4 +1,4 @@
-"""What the coordinator knows, as a value that travels with every plan: whoever succeeds it goes on from there."""
+"""What the coordinator knows, as a value that travels with every plan; a successor goes on from there."""
 
 import time
 from collections.abc import Mapping

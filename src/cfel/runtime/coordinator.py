@@ -164,7 +164,7 @@ class Coordinator:
         )
 
     async def _global_round(self, control: Control) -> tuple[Control, bool]:
-        """Gossip and the record of a global round; the control to go on from, and whether that was the last."""
+        """Gossip and the record of a global round; the control to go on from, and whether it was the last."""
         world, simulation = self._world, self._simulation
         after = replace(
             control,

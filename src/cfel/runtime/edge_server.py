@@ -1,4 +1,4 @@
-"""An edge server's part: it obeys the coordinator of the highest term, one step at a time, and forgets nothing.
+"""An edge server's part: obeys the coordinator of the highest term, one step at a time, and forgets nothing.
 
     plan   have the devices train, aggregate what arrived             position (l, r) → (l, r + 1)
     fetch  get the neighbours' models for gossip                      at (l, q)
@@ -205,8 +205,7 @@ class EdgeServer:
             return Message(self.state.gossip or {})
         rows = message.header["rows"]
         weights = {j: w for j, w in enumerate(rows[self.number]) if w}
-        missing = [j for j in weights if j != self.number]
-        await asyncio.gather(*(self._fetch_one(at, j) for j in missing))
+        await asyncio.gather(*(self._fetch_one(at, j) for j in weights if j != self.number))
         async with self._busy:
             self._expect(at)
             models = {**self._fetched, self.number: self.state.model}
@@ -301,8 +300,8 @@ class EdgeServer:
     async def _reach(self, at: Position) -> None:
         """Catches up when the others have gone on without it.
 
-        Whoever missed no more than a gossip step keeps its own model, as gossip among the others assumed. After
-        a longer absence its model is out of date, and that of a neighbour takes its place.
+        Whoever missed no more than a gossip step keeps its own model, as gossip among the others assumed.
+        After a longer absence its model is out of date, and that of a neighbour takes its place.
         """
         async with self._busy:
             if self.state.position >= at:

@@ -1,4 +1,4 @@
-"""An edge server's part in the election: feeds `election.step` with time, chance and messages, does what it says."""
+"""An edge server's part in the election: feeds `election.step` with time, chance and messages."""
 
 import asyncio
 import logging

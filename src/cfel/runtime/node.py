@@ -16,7 +16,7 @@ from typing import Any
 import numpy as np
 import torch
 
-from cfel.errors import InputError
+from cfel.errors import DeploymentError, InputError
 from cfel.learning.task import DeviceData
 from cfel.rounds import SimulationParameters
 from cfel.runtime.contents import model_bytes
@@ -224,8 +224,6 @@ async def ask_status(node: Node, seconds: float = 3.0) -> dict[int, Any]:
     calls = GrpcCalls(Credentials.read(node.certificates, node.identity), node.peers(), 0)
 
     async def ask(edge: Identity) -> Any:  # noqa: ANN401
-        from cfel.errors import DeploymentError
-
         try:
             return dict((await calls.call(edge, "status", Message(), seconds)).header)
         except DeploymentError as error:

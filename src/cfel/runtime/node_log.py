@@ -1,4 +1,4 @@
-"""An edge server's copy of the log: lines as the coordinator sent them, and the tables of plans it was told of."""
+"""An edge server's copy of the log: lines and tables of plans as the coordinator sent them."""
 
 from collections.abc import Mapping, Sequence
 from pathlib import Path

@@ -88,9 +88,7 @@ def from_checkpoint(checkpoint: Checkpoint, world: World) -> RunState:
     """The state that `to_checkpoint` wrote."""
     tensors, values = checkpoint.tensors, checkpoint.state
     if "estimates" not in tensors:
-        raise RunDirectoryError(
-            "the run is a deployment's: what devices remember is with them, see `cfel up`"
-        )
+        raise RunDirectoryError("the run is a deployment's: what devices remember is theirs, see `cfel up`")
     return RunState(
         rounds_done=checkpoint.round,
         models=edge_models(checkpoint, world.fleet.clusters),

@@ -40,7 +40,7 @@ def run(arguments: argparse.Namespace) -> int:
             resume=arguments.resume,
             on_round=lambda record: progress.on_round(experiment.name, record),
             interrupted=interrupted,
-            on_start=lambda: progress.say(f"{fleet.devices} devices and their edge servers are starting"),
+            on_start=lambda _: progress.say(f"{fleet.devices} devices and their edge servers are starting"),
             import_from=(arguments.experiment.absolute().parent, Path().absolute()),
         )
         records = bring_up(experiment, out, raising)

@@ -7,8 +7,7 @@ moment: what counts is on the disk before anybody hears of it.
 import asyncio
 import logging
 import time
-from collections.abc import Awaitable, Callable, Mapping
-from contextlib import suppress
+from collections.abc import Callable, Coroutine
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
@@ -20,13 +19,13 @@ from cfel.errors import DeploymentError, InputError
 from cfel.learning.task import DeviceData
 from cfel.rounds import SimulationParameters
 from cfel.runtime.contents import model_bytes
-from cfel.runtime.coordinator import Coordinator, DeposedError
 from cfel.runtime.desk import Desk
 from cfel.runtime.device_agent import DeviceAgent
 from cfel.runtime.edge_server import EdgeServer
 from cfel.runtime.identity import Identity
 from cfel.runtime.member import Member
 from cfel.runtime.messages import Message
+from cfel.runtime.office import Office, WithOwn
 from cfel.runtime.parameters import DeploymentParameters
 from cfel.runtime.status import Snapshot, snapshot
 from cfel.runtime.transport import Calls, Credentials, GrpcCalls, GrpcServer, Method
@@ -36,7 +35,7 @@ from cfel.world import World
 _LOG = logging.getLogger(__name__)
 _FAREWELL_SECONDS = 5.0
 
-Companion = Callable[[Callable[[], Snapshot]], Awaitable[None]]
+Companion = Callable[[Callable[[], Snapshot]], Coroutine[None, None, None]]
 """Runs beside an edge server and may look at its snapshot: the dashboard."""
 
 
@@ -63,16 +62,92 @@ class Node:
         return {Identity("edge", i): address for i, address in enumerate(self.addresses)}
 
 
-class _WithOwn:
-    """Calls where one's own methods are called without a network."""
+class EdgeNode:
+    """All parts of an edge server put together; how they are reached is the caller's business.
 
-    def __init__(self, own: Identity, calls: Calls, methods: Mapping[str, Method]) -> None:
-        self._own, self._calls, self._methods = own, calls, methods
+    Args:
+        world: what is run.
+        simulation: accounts, evaluation, when to stop.
+        deployment: deadlines and limits.
+        number: its cluster.
+        directory: where it keeps what it must not forget.
+        calls: how it reaches other edge servers.
 
-    async def call(self, to: Identity, method: str, message: Message, seconds: float) -> Message:
-        if to == self._own:
-            return await self._methods[method].handle(self._own, message)
-        return await self._calls.call(to, method, message, seconds)
+    Attributes:
+        methods: what it offers to others.
+    """
+
+    def __init__(
+        self,
+        world: World,
+        simulation: SimulationParameters,
+        deployment: DeploymentParameters,
+        number: int,
+        directory: Path,
+        calls: Calls,
+    ) -> None:
+        self.identity = Identity("edge", number)
+        self.methods: dict[str, Method] = {}
+        self.refused: dict[str, int] = {}
+        self._world = world
+        self._workroom = Workroom()
+        reach = WithOwn(self.identity, calls, self.methods)
+        devices = tuple(np.flatnonzero(world.fleet.cluster == number).tolist())
+        self.desk = Desk(devices, world.start, deployment, self._workroom, time.monotonic)
+        self.server = EdgeServer(
+            world,
+            simulation,
+            number,
+            directory,
+            self.desk,
+            reach,
+            self._workroom,
+            deployment.gossip_seconds,
+        )
+        self._office = Office(self.server, reach, self._workroom, world, simulation, deployment)
+        self.member = Member(
+            number,
+            world.fleet.clusters,
+            deployment.election_seconds,
+            directory / "ballot.json",
+            calls,
+            self._on_leader,
+        )
+        self.methods |= {**self.server.methods(), **self.desk.methods(), **self.member.methods()}
+        self.methods["status"] = Method(("edge", "operator"), self._status)
+
+    async def run(self, companion: Companion | None = None) -> None:
+        """Takes part until the experiment is over."""
+        try:
+            async with asyncio.TaskGroup() as group:
+                beside = [group.create_task(self.member.run())]
+                if companion is not None:
+                    beside.append(group.create_task(companion(self.look)))
+                await self.server.finished.wait()
+                await self.desk.finish(_FAREWELL_SECONDS)
+                await self._office.closing()
+                for task in beside:
+                    task.cancel()
+        finally:
+            self._office.leave()
+            self._workroom.close()
+            self.server.log.close()
+
+    def look(self) -> Snapshot:
+        """What it shows of itself."""
+        return snapshot(self._world, self.server, self.desk, self.member, self.refused)
+
+    def on_refusal(self, caller: Identity | None, method: str, reason: str) -> None:
+        """Counts a call that was refused."""
+        self.refused[reason] = self.refused.get(reason, 0) + 1
+        _LOG.warning("refused %s of %s: %s", method, caller, reason)
+
+    def _on_leader(self, term: int, leader: int | None) -> None:
+        self._office.change(term, leader, self.member)
+
+    async def _status(self, caller: Identity, message: Message) -> Message:
+        del caller, message
+        return Message(self.look())
 
 
 async def run_edge(
@@ -88,116 +163,14 @@ async def run_edge(
         raise InputError(f"{node.identity}: {len(node.addresses)} addresses, {world.fleet.clusters} clusters")
     credentials = Credentials.read(node.certificates, node.identity)
     calls = GrpcCalls(credentials, node.peers(), len(model_bytes(world.start)))
-    methods: dict[str, Method] = {}
-    reach = _WithOwn(node.identity, calls, methods)
-    workroom = Workroom()
-    devices = tuple(np.flatnonzero(world.fleet.cluster == number).tolist())
-    desk = Desk(devices, world.start, deployment, workroom, time.monotonic)
-    server = EdgeServer(
-        world, simulation, number, node.directory, desk, reach, workroom, deployment.gossip_seconds
-    )
-    office = _Office(server, reach, workroom, world, simulation, deployment)
-    member = Member(
-        number,
-        world.fleet.clusters,
-        deployment.election_seconds,
-        node.directory / "ballot.json",
-        calls,
-        office.on_leader,
-    )
-    office.member = member
-    refused: dict[str, int] = {}
-
-    def on_refusal(caller: Identity | None, method: str, reason: str) -> None:
-        refused[reason] = refused.get(reason, 0) + 1
-        _LOG.warning("refused %s of %s: %s", method, caller, reason)
-
-    def look() -> Snapshot:
-        return snapshot(world, server, desk, member, refused)
-
-    async def status(caller: Identity, message: Message) -> Message:
-        del caller, message
-        return Message(look())
-
-    methods |= {**server.methods(), **desk.methods(), **member.methods()}
-    methods["status"] = Method(("edge", "operator"), status)
-    listener = GrpcServer(credentials, methods, on_refusal)
+    edge = EdgeNode(world, simulation, deployment, number, node.directory, calls)
+    listener = GrpcServer(credentials, edge.methods, edge.on_refusal)
     await listener.start(node.listen or node.addresses[number])
     try:
-        async with asyncio.TaskGroup() as group:
-            beside = [group.create_task(member.run())]
-            if companion is not None:
-                beside.append(group.create_task(_awaited(companion(look))))
-            await server.finished.wait()
-            await desk.finish(_FAREWELL_SECONDS)
-            await office.finished()
-            for task in beside:
-                task.cancel()
+        await edge.run(companion)
     finally:
-        office.stop()
         await listener.stop(1.0)
         await calls.close()
-        workroom.close()
-        server.log.close()
-
-
-async def _awaited(what: Awaitable[None]) -> None:
-    await what
-
-
-class _Office:
-    """Holds the coordinator's office while this edge server is the leader."""
-
-    def __init__(
-        self,
-        server: EdgeServer,
-        calls: Calls,
-        workroom: Workroom,
-        world: World,
-        simulation: SimulationParameters,
-        deployment: DeploymentParameters,
-    ) -> None:
-        self._server, self._calls, self._workroom = server, calls, workroom
-        self._world, self._simulation, self._deployment = world, simulation, deployment
-        self._term: asyncio.Task[None] | None = None
-        self.member: Member | None = None
-
-    def on_leader(self, term: int, leader: int | None) -> None:
-        """Takes or leaves the office."""
-        self._server.obey(term)
-        self.stop()
-        if leader == self._server.number:
-            self._term = asyncio.get_running_loop().create_task(self._lead(term))
-
-    async def _lead(self, term: int) -> None:
-        member = self.member
-        coordinator = Coordinator(
-            self._world,
-            self._simulation,
-            self._deployment,
-            term,
-            self._calls,
-            self._workroom,
-            lambda: member is not None and member.state.term == term and member.leads(),
-            self._server.number,
-        )
-        while not (member is not None and member.leads()):
-            await asyncio.sleep(0.01)
-        try:
-            await coordinator.lead()
-        except DeposedError as error:
-            _LOG.warning("%s", error)
-
-    async def finished(self) -> None:
-        """Returns when the coordinator, if it is this one, has told everybody."""
-        if self._term is not None:
-            with suppress(asyncio.CancelledError):
-                await self._term
-
-    def stop(self) -> None:
-        """Leaves the office."""
-        if self._term is not None and not self._term.done():
-            self._term.cancel()
 
 
 async def run_device(world: World, deployment: DeploymentParameters, node: Node) -> None:

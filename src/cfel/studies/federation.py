@@ -61,7 +61,7 @@ class Raising:
     resume: bool = False
     on_round: Callable[[RoundRecord], None] = lambda _: None
     interrupted: Callable[[], bool] = lambda: False
-    on_start: Callable[[], None] = lambda: None
+    on_start: Callable[["Processes"], None] = lambda _: None
     import_from: tuple[Path, ...] = ()
 
 
@@ -93,7 +93,7 @@ def bring_up(experiment: Experiment, out: Path, raising: Raising) -> list[RoundR
         merge(out, writer, world, raising.on_round)
         if not _is_over(resolved, world, out):
             with Processes(configurations) as processes:
-                raising.on_start()
+                raising.on_start(processes)
                 _watch(resolved, world, out, writer, processes, raising)
         _keep_models(world, out, writer)
     return list(RunDirectory.open(out).records())

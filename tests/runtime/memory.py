@@ -168,6 +168,7 @@ class Federation:
         await asyncio.wait([task])
 
     def coordinator(self) -> int | None:
+        """Who holds the office now."""
         leading = [
             i for i, node in self.edges.items() if Identity("edge", i) in self._tasks and node.member.leads()
         ]

@@ -150,7 +150,8 @@ class GrpcServer:
         async def serve(requests: AsyncIterator[bytes], context: Any) -> AsyncIterator[bytes]:  # noqa: ANN401
             caller: Identity | None = None
             try:
-                caller = self._admitted(context, name, method)
+                caller = self._identified(context)
+                _admit(caller, name, method)
                 async with asyncio.timeout(RECEIVE_SECONDS):
                     message = await put_together(requests, method.most_bytes)
                 answer = await method.handle(caller, message)
@@ -165,12 +166,14 @@ class GrpcServer:
 
         return serve
 
-    def _admitted(self, context: Any, name: str, method: Method) -> Identity:  # noqa: ANN401
+    def _identified(self, context: Any) -> Identity:  # noqa: ANN401
         (certificate,) = context.auth_context()["x509_pem_cert"]
-        caller = self._doorkeeper.identify(certificate)
-        if caller.role not in method.roles:
-            raise RefusedError(f"{name!r} is not for a {caller.role}")
-        return caller
+        return self._doorkeeper.identify(certificate)
+
+
+def _admit(caller: Identity, name: str, method: Method) -> None:
+    if caller.role not in method.roles:
+        raise RefusedError(f"{name!r} is not for a {caller.role}")
 
 
 class GrpcCalls:

@@ -1,0 +1,69 @@
+"""A federation of real processes over TLS: equal to the simulation, also when killed and interrupted."""
+
+import asyncio
+import os
+import signal
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from cfel.learning.flat import model_sha256
+from cfel.runlog import RoundRecord, RunDirectory
+from cfel.runtime.node import ask_status
+from cfel.simulation.state import edge_models
+from cfel.studies.federation import Processes, Raising, bring_up
+from cfel.studies.node import read_node
+
+from ..simulation.drive import timeless
+from .conftest import deployed
+
+pytestmark = pytest.mark.timeout(240)
+
+
+def run(out: Path, resume: bool = False, **told: Callable[..., Any]) -> list[dict[str, Any]]:
+    return timeless(bring_up(deployed(election_seconds=1.0), out, Raising(resume=resume, **told)))
+
+
+def test_equals_the_simulation(tmp_path: Path, simulated: list[dict[str, Any]]) -> None:
+    seen: list[dict[int, Any]] = []
+
+    def look(record: RoundRecord) -> None:
+        if record.round == 1:
+            node = read_node(tmp_path / "run" / "nodes" / "operator-0.toml").node
+            seen.append(asyncio.run(ask_status(node)))
+
+    assert run(tmp_path / "run", on_round=look) == simulated
+    (answers,) = seen
+    alive = [answer for answer in answers.values() if isinstance(answer, dict)]
+    assert alive, answers
+    assert alive[0]["term"] >= 1
+    assert alive[0]["rounds"] == {"global_rounds": 3, "edge_rounds": 2, "local_steps": 3}
+    directory = RunDirectory.open(tmp_path / "run")
+    assert directory.plan_rounds() == (1, 2, 3)
+    checkpoint = directory.checkpoint()
+    assert checkpoint is not None
+    assert model_sha256(edge_models(checkpoint, 3)) == simulated[-1]["model_sha256"]
+
+
+def test_killed_and_started_again(tmp_path: Path, simulated: list[dict[str, Any]]) -> None:
+    """Kill -9 of one edge server after the other and of a device; all come back, and nothing is different."""
+    started: list[Processes] = []
+
+    def kill(record: RoundRecord) -> None:
+        if record.round == 3:
+            return
+        for name in (f"edge-{record.round - 1}", f"device-{record.round}"):
+            os.kill(started[0].pid(name), signal.SIGKILL)
+
+    assert run(tmp_path / "run", on_start=started.append, on_round=kill) == simulated
+
+
+def test_interrupted_and_resumed(tmp_path: Path, simulated: list[dict[str, Any]]) -> None:
+    out = tmp_path / "run"
+    rounds: list[int] = []
+    with pytest.raises(KeyboardInterrupt):
+        run(out, on_round=lambda record: rounds.append(record.round), interrupted=lambda: bool(rounds))
+    assert len(RunDirectory.open(out).records()) < 3
+    assert run(out, resume=True) == simulated

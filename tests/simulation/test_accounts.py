@@ -9,9 +9,9 @@ import torch
 from cfel.experiment import Experiment
 from cfel.learning.roles import device_update
 from cfel.learning.workspace import Workspace
+from cfel.rounds import EdgeRoundOutcome
 from cfel.simulation import RunState, initial_state
 from cfel.simulation.loop import run_edge_round
-from cfel.simulation.outcome import EdgeRoundOutcome
 from cfel.world import World
 
 from .drive import Listening, column, outcomes, records, tiny

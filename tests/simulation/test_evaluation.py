@@ -6,7 +6,7 @@ import pytest
 
 from cfel.learning.evaluate import evaluate
 from cfel.learning.workspace import Workspace
-from cfel.simulation.records import mean_model
+from cfel.rounds import mean_model
 
 from .drive import outcomes, records, tiny
 

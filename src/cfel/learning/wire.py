@@ -49,14 +49,20 @@ def pack(update: Update) -> bytes:
     raise InputError(f"update: a {type(update).__name__} has no form on the wire")
 
 
-def unpack(content: bytes) -> Update:
+def unpack(content: bytes, expected_size: int | None = None) -> Update:
     """The update that `pack` was given.
 
+    Args:
+        content: the bytes.
+        expected_size: d, for bytes from a stranger: memory is taken only once the header says the same.
+
     Raises:
-        InputError: the bytes are not an update.
+        InputError: the bytes are not an update, or not one of that size.
     """
     try:
         kind, size, count, extra = _HEADER.unpack_from(content)
+        if expected_size is not None and size != expected_size:
+            raise InputError(f"update: {size} entries, the model has {expected_size}")
         return _unpacked(kind, size, count, extra, content[_HEADER.size :])
     except (struct.error, ValueError) as error:
         raise InputError(f"update: {len(content)} bytes that are not one ({error})") from error

@@ -4,10 +4,10 @@
 run directory around it all.
 """
 
+from cfel.rounds import ENGINES, SimulationParameters, chosen_engine
 from cfel.simulation.executors import Executor, PoolExecutor
 from cfel.simulation.loop import simulate
 from cfel.simulation.outcome import RoundOutcome
-from cfel.simulation.parameters import ENGINES, SimulationParameters, chosen_engine
 from cfel.simulation.run import Progress, Watch, run_in_directory
 from cfel.simulation.state import RunState, initial_state
 

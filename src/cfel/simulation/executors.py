@@ -21,7 +21,7 @@ from cfel.learning.flat import FlatModel
 from cfel.learning.roles import device_estimate, device_update
 from cfel.learning.workers import prepare_process, prepare_thread
 from cfel.learning.workspace import Workspace
-from cfel.simulation.parameters import SimulationParameters
+from cfel.rounds import SimulationParameters
 from cfel.world import World
 
 # Tasks handed out beyond those being worked on, per worker: they keep everybody busy while results are used.

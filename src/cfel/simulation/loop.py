@@ -4,31 +4,34 @@ Pure but for the executor: a `RunState` in, outcomes with the next state out. It
 of its own; `learning.roles` does, for the simulator and the deployment alike.
 """
 
-import math
 from collections.abc import Callable, Iterator
 from dataclasses import replace
 from itertools import groupby
 
 import numpy as np
 
-from cfel.control.problem import FloatArray
-from cfel.control.scheme import Observation, RoundPlan
-from cfel.cost import (
-    after_edge_round,
-    after_global_round,
-    device_joules,
-    device_seconds,
-    edge_round_cost,
-    realised_joules,
-    realised_seconds,
-)
+from cfel.control.scheme import RoundPlan
+from cfel.cost import after_edge_round, after_global_round
 from cfel.learning.exchange import DeviceOrder, DeviceReport, DeviceState
-from cfel.learning.flat import FlatModel
+from cfel.learning.flat import FlatModel, model_sha256
 from cfel.learning.roles import edge_aggregate, gossip_mix
+from cfel.rounds import (
+    EdgeRoundOutcome,
+    SimulationParameters,
+    Work,
+    counted,
+    is_evaluated,
+    is_last,
+    mean_metric,
+    mean_model,
+    observed,
+    ordered,
+    plan_table,
+    round_record,
+    wants_estimates,
+)
 from cfel.simulation.executors import Executor, Task
-from cfel.simulation.outcome import EdgeRoundOutcome, RoundOutcome, Work
-from cfel.simulation.parameters import SimulationParameters
-from cfel.simulation.records import is_last, plan_table, round_record
+from cfel.simulation.outcome import RoundOutcome
 from cfel.simulation.state import RunState
 from cfel.system import Conditions
 from cfel.world import World
@@ -63,7 +66,16 @@ def simulate(
             expected=after_global_round(state.expected, world.backhaul_seconds),
             realised=after_global_round(state.realised, world.backhaul_seconds),
         )
-        record = round_record(world, executor, parameters, state, edge_rounds, begin, now)
+        accuracy = _accuracy(world, executor, parameters, state)
+        record = round_record(
+            world,
+            parameters,
+            state,
+            edge_rounds,
+            accuracy=accuracy,
+            model_sha256=model_sha256(state.models),
+            wall_seconds=now() - begin,
+        )
         yield RoundOutcome(record, plan_table(world, edge_rounds, state.rounds_done), state)
         if is_last(world, parameters, record):
             return
@@ -77,11 +89,11 @@ def run_edge_round(
         world.seed, state.rounds_done, edge_round, world.model_bits, state.spent_joules
     )
     state = _estimated(world, executor, state, conditions, edge_round)
-    observation = _observation(world, parameters, state, conditions, edge_round)
+    observation = observed(world, parameters, state, edge_round, conditions, state.estimates)
     plan, scheme = world.scheme.plan(state.scheme, observation)
     tasks = _tasks(world, state, conditions, edge_round, plan)
     models, devices, work = _trained(world, executor, state, tasks)
-    outcome = _outcome(world, parameters, conditions, plan, work)
+    outcome = counted(world, parameters, conditions, plan, work)
     state = replace(
         state,
         models=models,
@@ -97,13 +109,8 @@ def run_edge_round(
 def _estimated(
     world: World, executor: Executor, state: RunState, conditions: Conditions, edge_round: int
 ) -> RunState:
-    """The state with fresh estimates where they are needed: while there are none at all, or always (`fresh`).
-
-    With `reuse` a device's first steps give its own estimates at no cost. Whoever joins later is taken to be
-    like the others until then, instead of computing two more gradients.
-    """
-    always = world.local.estimator == "fresh"
-    if not always and any(device.estimates is not None for device in state.devices):
+    """The state with fresh estimates where they are needed."""
+    if not wants_estimates(world, state.estimates):
         return state
     asked = np.flatnonzero(conditions.available).tolist()
     tasks = [(_order(world, state, edge_round, n, 1.0, 1.0), state.devices[n]) for n in asked]
@@ -111,35 +118,6 @@ def _estimated(
     for n, remembered in zip(asked, executor.estimates(tasks), strict=True):
         devices[n] = remembered
     return replace(state, devices=tuple(devices))
-
-
-def _observation(
-    world: World, parameters: SimulationParameters, state: RunState, conditions: Conditions, edge_round: int
-) -> Observation:
-    sigma2, g2 = _known_estimates(state)
-    battery = world.fleet.battery_joules
-    return Observation(
-        global_round=state.rounds_done,
-        edge_round=edge_round,
-        rounds=world.rounds,
-        conditions=conditions,
-        cluster=world.fleet.cluster,
-        sigma2=sigma2,
-        g2=g2,
-        ledger=state.expected if parameters.accounting == "expected" else state.realised,
-        budget=world.budget,
-        backhaul_seconds=world.backhaul_seconds,
-        battery=None if battery is None else np.maximum(battery - state.spent_joules, 0.0),
-    )
-
-
-def _known_estimates(state: RunState) -> tuple[FloatArray, FloatArray]:
-    """Every device's σ² and G²; the mean of the known ones for those that have none yet."""
-    known = [device.estimates for device in state.devices]
-    both = np.array([(math.nan, math.nan) if each is None else (each.sigma2, each.g2) for each in known])
-    missing = np.isnan(both[:, 0])
-    both[missing] = 0.0 if missing.all() else both[~missing].mean(axis=0)
-    return both[:, 0], both[:, 1]
 
 
 def _tasks(
@@ -155,16 +133,8 @@ def _tasks(
 def _order(
     world: World, state: RunState, edge_round: int, device: int, rho: float, theta: float
 ) -> DeviceOrder:
-    return DeviceOrder(
-        seed=world.seed,
-        global_round=state.rounds_done,
-        edge_round=edge_round,
-        device=device,
-        rho=rho,
-        theta=theta,
-        tau=world.rounds.local_steps,
-        model=state.models[world.fleet.cluster[device]],
-    )
+    model = state.models[world.fleet.cluster[device]]
+    return ordered(world, state.rounds_done, edge_round, device, rho, theta, model)
 
 
 def _trained(
@@ -187,33 +157,13 @@ def _cluster(world: World, report: DeviceReport) -> int:
     return int(world.fleet.cluster[report.device])
 
 
-def _outcome(
-    world: World, parameters: SimulationParameters, conditions: Conditions, plan: RoundPlan, work: list[Work]
-) -> EdgeRoundOutcome:
-    """The edge round's cost, expected and realised."""
-    fleet, tau = world.fleet, world.rounds.local_steps
-    steps, wire_bits = np.zeros(fleet.devices), np.zeros(fleet.devices)
-    for each in work:
-        steps[each.device], wire_bits[each.device] = each.steps, each.wire_bits
-    sent = wire_bits / world.model_bits if parameters.uploads == "wire" else plan.theta
-    now, present = conditions, conditions.available
-    expected = (
-        device_seconds(plan.rho, plan.theta, tau, now.mu, now.nu),
-        device_joules(plan.rho, plan.theta, tau, now.alpha, now.nu, now.power),
-    )
-    realised = (
-        realised_seconds(steps, sent, now.mu, now.nu),
-        realised_joules(steps, sent, now.alpha, now.nu, now.power),
-    )
-    seconds, joules = expected if parameters.accounting == "expected" else realised
-    return EdgeRoundOutcome(
-        conditions=conditions,
-        plan=plan,
-        steps=steps,
-        wire_bits=wire_bits,
-        seconds=np.where(present, seconds, 0.0),
-        joules=np.where(present, joules, 0.0),
-        expected=edge_round_cost(*expected, fleet.cluster, fleet.clusters, present),
-        realised=edge_round_cost(*realised, fleet.cluster, fleet.clusters, present),
-        losses=tuple(each.loss for each in work if each.steps),
-    )
+def _accuracy(
+    world: World, executor: Executor, parameters: SimulationParameters, state: RunState
+) -> float | None:
+    """The task's metric, averaged over devices, or `None` when this round is not evaluated."""
+    if not is_evaluated(world, parameters, state):
+        return None
+    if parameters.evaluate_on == "mean":
+        return executor.evaluations([mean_model(world, state.models)], parameters.evaluate_samples)[0].metric
+    results = executor.evaluations(state.models, parameters.evaluate_samples)
+    return mean_metric(world, [each.metric for each in results])

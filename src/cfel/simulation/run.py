@@ -1,15 +1,12 @@
 """A simulation with its run directory: begun, interrupted, resumed at will."""
 
 import time
-import tomllib
 from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
 
-from cfel.errors import RunDirectoryError
+from cfel.rounds import SimulationParameters, fleet_description, is_last, refuse_other_experiment
 from cfel.runlog import (
-    FleetDescription,
     RoundRecord,
     RunDirectory,
     RunWriter,
@@ -18,25 +15,11 @@ from cfel.runlog import (
 )
 from cfel.simulation.executors import Executor
 from cfel.simulation.loop import simulate
-from cfel.simulation.parameters import SimulationParameters
-from cfel.simulation.records import is_last
 from cfel.simulation.state import RunState, from_checkpoint, initial_state, to_checkpoint
 from cfel.world import World
 
 Progress = Callable[[RoundRecord], None]
 """Told of every finished round."""
-
-MAY_DIFFER = (
-    "name",
-    "simulation.workers",
-    "simulation.checkpoint_every",
-    "rounds.stop",
-    "rounds.target",
-)
-"""Keys that change no round, only how a run is carried out and when it ends: it may go on with other values.
-
-`rounds.global` is not among them: plans share what is left of the budgets among the rounds that are left.
-"""
 
 
 @dataclass(frozen=True, slots=True)
@@ -128,42 +111,3 @@ def _go_on(
     writer.wait()
     if stopped:
         raise KeyboardInterrupt
-
-
-def refuse_other_experiment(path: Path, experiment_toml: str) -> None:
-    """Raises unless the run in `path` is of this experiment, up to the keys in `MAY_DIFFER`.
-
-    Raises:
-        RunDirectoryError: naming the first key that differs, and both values.
-    """
-    try:
-        then = _flat(tomllib.loads(RunDirectory.open(path).experiment_toml()))
-    except tomllib.TOMLDecodeError as error:
-        raise RunDirectoryError(f"{path / 'experiment.toml'} is damaged: {error}") from error
-    now = _flat(tomllib.loads(experiment_toml))
-    for key in sorted(then.keys() | now.keys()):
-        before, asked = then.get(key), now.get(key)
-        if key not in MAY_DIFFER and before != asked:
-            raise RunDirectoryError(
-                f"{path} holds a run with {key} = {before!r}, not {asked!r}: "
-                "resume it as it was, or choose another directory"
-            )
-
-
-def _flat(table: dict[str, Any], place: str = "") -> dict[str, Any]:
-    """A document's values by their dotted keys."""
-    values: dict[str, Any] = {}
-    for key, value in table.items():
-        values |= _flat(value, f"{place}{key}.") if isinstance(value, dict) else {f"{place}{key}": value}
-    return values
-
-
-def fleet_description(world: World) -> FleetDescription:
-    """Clusters, backhaul and budgets, as a report needs them."""
-    return FleetDescription(
-        cluster=tuple(world.fleet.cluster.tolist()),
-        edges=tuple(world.backhaul.edges),
-        mixing=tuple(tuple(row) for row in world.backhaul.weights.tolist()),
-        seconds_budget=world.budget.seconds,
-        joules_budget=world.budget.joules,
-    )

@@ -11,6 +11,7 @@ from torch import Tensor
 from cfel.control.problem import FloatArray
 from cfel.control.scheme import State
 from cfel.cost import Ledger, new_ledger
+from cfel.errors import RunDirectoryError
 from cfel.learning.estimates import Estimates
 from cfel.learning.exchange import DeviceState
 from cfel.learning.flat import FlatModel
@@ -39,6 +40,11 @@ class RunState:
     realised: Ledger
     spent_joules: FloatArray
 
+    @property
+    def estimates(self) -> tuple[Estimates | None, ...]:
+        """Every device's newest σ² and G²."""
+        return tuple(device.estimates for device in self.devices)
+
 
 def initial_state(world: World) -> RunState:
     """Before the first round."""
@@ -65,7 +71,7 @@ def to_checkpoint(state: RunState) -> Checkpoint:
             tensor: Tensor | None = getattr(device, name)
             if tensor is not None:
                 tensors[f"device/{number}/{name}"] = tensor.numpy()
-    known = [device.estimates for device in state.devices]
+    known = state.estimates
     tensors["estimates"] = np.array(
         [(np.nan, np.nan) if each is None else (each.sigma2, each.g2) for each in known], dtype=np.float64
     )
@@ -81,6 +87,8 @@ def to_checkpoint(state: RunState) -> Checkpoint:
 def from_checkpoint(checkpoint: Checkpoint, world: World) -> RunState:
     """The state that `to_checkpoint` wrote."""
     tensors, values = checkpoint.tensors, checkpoint.state
+    if "estimates" not in tensors:
+        raise RunDirectoryError("the run is a deployment's: what devices remember is theirs, see `cfel up`")
     return RunState(
         rounds_done=checkpoint.round,
         models=edge_models(checkpoint, world.fleet.clusters),

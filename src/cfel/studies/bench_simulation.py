@@ -14,9 +14,9 @@ from pathlib import Path
 from tempfile import TemporaryDirectory
 from typing import Any
 
+from cfel.rounds import fleet_description
 from cfel.runlog import RunWriter, describe_environment
 from cfel.simulation import PoolExecutor, SimulationParameters, initial_state, simulate
-from cfel.simulation.run import fleet_description
 from cfel.studies.bare_loop import WAYS, Timed
 from cfel.studies.bench_settings import SMALL, BenchSetting, bench_parameters, bench_world
 from cfel.world import World

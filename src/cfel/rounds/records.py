@@ -7,42 +7,51 @@ import numpy as np
 
 from cfel.cost import Ledger, global_round_cost
 from cfel.cost.rounds import NOBODY
-from cfel.learning.flat import FlatModel, model_sha256
+from cfel.learning.flat import FlatModel
 from cfel.learning.roles import weighted_model
+from cfel.rounds.outcome import EdgeRoundOutcome, Spent
+from cfel.rounds.parameters import SimulationParameters
 from cfel.runlog import PlanTable, RoundRecord
-from cfel.simulation.executors import Executor
-from cfel.simulation.outcome import EdgeRoundOutcome
-from cfel.simulation.parameters import SimulationParameters
-from cfel.simulation.state import RunState
 from cfel.world import World
 
 
 def round_record(
     world: World,
-    executor: Executor,
     parameters: SimulationParameters,
-    state: RunState,
+    spent: Spent,
     edge_rounds: Sequence[EdgeRoundOutcome],
-    begin: float,
-    now: Callable[[], float],
+    *,
+    accuracy: float | None,
+    model_sha256: str,
+    wall_seconds: float,
 ) -> RoundRecord:
-    """The log's line for a round that gossip has just closed; evaluates the models where it is time to."""
+    """The log's line for a round that gossip has just closed.
+
+    Args:
+        world: what is run.
+        parameters: which account counts.
+        spent: what the run has come to, this round included.
+        edge_rounds: of this global round.
+        accuracy: the task's metric, or None when this round was not evaluated.
+        model_sha256: of the edge models.
+        wall_seconds: real time the round took.
+    """
     by_plan = parameters.accounting == "expected"
-    ledger = state.expected if by_plan else state.realised
+    ledger = _ledger(parameters, spent)
     costs = [each.expected if by_plan else each.realised for each in edge_rounds]
     total = global_round_cost(costs, world.backhaul_seconds)
     plans = [each.plan for each in edge_rounds]
     present = [each.conditions.available for each in edge_rounds]
     losses = [loss for each in edge_rounds for loss in each.losses]
     return RoundRecord(
-        round=state.rounds_done,
+        round=spent.rounds_done,
         seconds=ledger.seconds,
         joules=ledger.joules,
-        seconds_expected=state.expected.seconds,
-        joules_expected=state.expected.joules,
-        seconds_realised=state.realised.seconds,
-        joules_realised=state.realised.joules,
-        accuracy=_accuracy(world, executor, parameters, state, ledger),
+        seconds_expected=spent.expected.seconds,
+        joules_expected=spent.expected.joules,
+        seconds_realised=spent.realised.seconds,
+        joules_realised=spent.realised.joules,
+        accuracy=accuracy,
         loss=math.fsum(losses) / len(losses) if losses else None,
         rho_mean=_mean([plan.rho[who] for plan, who in zip(plans, present, strict=True)]),
         theta_mean=_mean([plan.theta[who] for plan, who in zip(plans, present, strict=True)]),
@@ -52,8 +61,8 @@ def round_record(
         feasible=all(plan.feasible for plan in plans),
         violations=tuple(dict.fromkeys(words for plan in plans for words in plan.violations)),
         wire_bytes=_wire_bytes(world, edge_rounds),
-        wall_seconds=now() - begin,
-        model_sha256=model_sha256(state.models),
+        wall_seconds=wall_seconds,
+        model_sha256=model_sha256,
         straggler=None if total.straggler == NOBODY else total.straggler,
         slowest_cluster=total.slowest_cluster,
         devices_taking_part=int(np.logical_or.reduce(present).sum()),
@@ -90,18 +99,17 @@ def mean_model(world: World, models: Sequence[FlatModel]) -> FlatModel:
     return weighted_model(dict(enumerate(models)), {i: float(share) for i, share in enumerate(shares)})
 
 
-def _accuracy(
-    world: World, executor: Executor, parameters: SimulationParameters, state: RunState, ledger: Ledger
-) -> float | None:
-    """The task's metric, averaged over devices, or `None` when this round is not evaluated."""
-    last = state.rounds_done >= world.rounds.global_rounds or _used_up(world, parameters, ledger)
-    if state.rounds_done % parameters.evaluate_every and not last:
-        return None
-    if parameters.evaluate_on == "mean":
-        return executor.evaluations([mean_model(world, state.models)], parameters.evaluate_samples)[0].metric
-    results = executor.evaluations(state.models, parameters.evaluate_samples)
+def is_evaluated(world: World, parameters: SimulationParameters, spent: Spent) -> bool:
+    """Whether the round just closed is evaluated: every so often, and the last one always."""
+    ledger = _ledger(parameters, spent)
+    last = spent.rounds_done >= world.rounds.global_rounds or _used_up(world, parameters, ledger)
+    return last or spent.rounds_done % parameters.evaluate_every == 0
+
+
+def mean_metric(world: World, metrics: Sequence[float]) -> float:
+    """The edge models' metrics, in cluster order, averaged over devices."""
     shares = world.fleet.sizes / world.fleet.devices
-    return math.fsum(float(share) * each.metric for share, each in zip(shares, results, strict=True))
+    return math.fsum(float(share) * metric for share, metric in zip(shares, metrics, strict=True))
 
 
 def is_last(world: World, parameters: SimulationParameters, record: RoundRecord) -> bool:
@@ -117,6 +125,10 @@ def _used_up(world: World, parameters: SimulationParameters, spent: Ledger | Rou
     """Whether the run is to stop at its budgets and has come to one of them."""
     budget = world.budget
     return parameters.stop == "budget" and (spent.seconds >= budget.seconds or spent.joules >= budget.joules)
+
+
+def _ledger(parameters: SimulationParameters, spent: Spent) -> Ledger:
+    return spent.expected if parameters.accounting == "expected" else spent.realised
 
 
 def _mean(parts: list[np.ndarray]) -> float:

@@ -1,0 +1,90 @@
+"""From what a run has come to, to what the scheme sees and what a device is asked."""
+
+import math
+from collections.abc import Sequence
+
+import numpy as np
+
+from cfel.control.problem import FloatArray
+from cfel.control.scheme import Observation
+from cfel.learning.estimates import Estimates
+from cfel.learning.exchange import DeviceOrder
+from cfel.learning.flat import FlatModel
+from cfel.rounds.outcome import Spent
+from cfel.rounds.parameters import SimulationParameters
+from cfel.system import Conditions
+from cfel.world import World
+
+
+def wants_estimates(world: World, known: Sequence[Estimates | None]) -> bool:
+    """Whether devices are asked for σ² and G² before a plan: while there are none, or always (`fresh`).
+
+    With `reuse` a device's first steps give its own estimates at no cost. Whoever joins later is taken to be
+    like the others until then, instead of computing two more gradients.
+    """
+    return world.local.estimator == "fresh" or all(each is None for each in known)
+
+
+def observed(
+    world: World,
+    parameters: SimulationParameters,
+    spent: Spent,
+    edge_round: int,
+    conditions: Conditions,
+    known: Sequence[Estimates | None],
+) -> Observation:
+    """What the scheme sees at the start of an edge round.
+
+    Args:
+        world: what is run.
+        parameters: which account counts.
+        spent: what the run has come to.
+        edge_round: r, from 0.
+        conditions: of this edge round.
+        known: every device's newest estimates.
+    """
+    sigma2, g2 = known_estimates(known)
+    battery = world.fleet.battery_joules
+    return Observation(
+        global_round=spent.rounds_done,
+        edge_round=edge_round,
+        rounds=world.rounds,
+        conditions=conditions,
+        cluster=world.fleet.cluster,
+        sigma2=sigma2,
+        g2=g2,
+        ledger=spent.expected if parameters.accounting == "expected" else spent.realised,
+        budget=world.budget,
+        backhaul_seconds=world.backhaul_seconds,
+        battery=None if battery is None else np.maximum(battery - spent.spent_joules, 0.0),
+    )
+
+
+def known_estimates(known: Sequence[Estimates | None]) -> tuple[FloatArray, FloatArray]:
+    """Every device's σ² and G²; the mean of the known ones for those that have none yet."""
+    both = np.array([(math.nan, math.nan) if each is None else (each.sigma2, each.g2) for each in known])
+    missing = np.isnan(both[:, 0])
+    both[missing] = 0.0 if missing.all() else both[~missing].mean(axis=0)
+    return both[:, 0], both[:, 1]
+
+
+def ordered(
+    world: World,
+    global_round: int,
+    edge_round: int,
+    device: int,
+    rho: float,
+    theta: float,
+    model: FlatModel,
+) -> DeviceOrder:
+    """What a device is asked in one edge round."""
+    return DeviceOrder(
+        seed=world.seed,
+        global_round=global_round,
+        edge_round=edge_round,
+        device=device,
+        rho=rho,
+        theta=theta,
+        tau=world.rounds.local_steps,
+        model=model,
+    )

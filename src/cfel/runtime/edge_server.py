@@ -1,0 +1,343 @@
+"""An edge server's part: obeys the coordinator of the highest term, one step at a time, and forgets nothing.
+
+    plan   have the devices train, aggregate what arrived             position (l, r) → (l, r + 1)
+    fetch  get the neighbours' models for gossip                      at (l, q)
+    mix    average them with the weights given                        (l, q) → (l + 1, 0)
+    close  write the finished global round down
+
+Every command may come twice, from the same coordinator or from its successor: what was done is not done
+again, its answer is given again. The state is on the disk before an answer is given.
+"""
+
+import asyncio
+import logging
+from collections.abc import Iterable, Mapping
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+from cfel.errors import RefusedError, UnreachableError
+from cfel.learning.evaluate import evaluate
+from cfel.learning.flat import FlatModel
+from cfel.learning.roles import edge_aggregate, weighted_model
+from cfel.learning.workspace import Workspace
+from cfel.rounds import SimulationParameters, mean_model, ordered
+from cfel.runtime.contents import model_bytes, model_from
+from cfel.runtime.control_state import plan_from
+from cfel.runtime.desk import Desk
+from cfel.runtime.edge_state import EdgeState, Position, load_state, place, save_state
+from cfel.runtime.identity import Identity
+from cfel.runtime.messages import Message
+from cfel.runtime.node_log import NodeLog
+from cfel.runtime.transport import Calls, Method
+from cfel.runtime.workroom import Workroom
+from cfel.world import World
+
+_LOG = logging.getLogger(__name__)
+_TRY_AGAIN_SECONDS = 0.1
+
+
+class EdgeServer:
+    """One edge server.
+
+    Args:
+        world: what is run.
+        simulation: how much of the test set to look at.
+        number: its cluster.
+        directory: where its state is kept.
+        desk: where its devices come.
+        calls: how it reaches its neighbours.
+        workroom: where arithmetic is done.
+        gossip_seconds: how long to try to get a neighbour's model.
+    """
+
+    def __init__(
+        self,
+        world: World,
+        simulation: SimulationParameters,
+        number: int,
+        directory: Path,
+        desk: Desk,
+        calls: Calls,
+        workroom: Workroom,
+        gossip_seconds: float,
+    ) -> None:
+        self._world, self._simulation, self.number = world, simulation, number
+        self._desk, self._calls, self._workroom = desk, calls, workroom
+        self._gossip_seconds = gossip_seconds
+        self._path = directory / "state.bin"
+        self.log = NodeLog(directory)
+        self.state = load_state(self._path, world.start)
+        self.term = 0
+        self.phase = "waiting"
+        self.finished = asyncio.Event()
+        self._busy = asyncio.Lock()
+        self._running: dict[Position, asyncio.Task[Mapping[str, Any]]] = {}
+        self._fetched: dict[int, FlatModel] = {}
+        self._fetched_for = -1
+        self._workspace: Workspace | None = None
+
+    def methods(self) -> dict[str, Method]:
+        """What other edge servers may call."""
+        handlers = {
+            "newest": self.newest,
+            "estimate": self.estimate,
+            "plan": self.plan,
+            "fetch": self.fetch,
+            "mix": self.mix,
+            "close": self.close,
+            "peer_model": self.peer_model,
+            "records": self.records,
+            "mean_metric": self.mean_metric,
+        }
+        return {name: Method(("edge",), handler) for name, handler in handlers.items()}
+
+    async def newest(self, caller: Identity, message: Message) -> Message:
+        """Where this server is, and the newest plan it has seen."""
+        del caller, message
+        return Message(
+            {
+                "position": self.state.position,
+                "control": self.state.control,
+                "connected": self._desk.connected(),
+                "logged": self.log.last_round,
+            }
+        )
+
+    async def estimate(self, caller: Identity, message: Message) -> Message:
+        """Has its devices estimate σ² and G² at its model."""
+        at = self._commanded(caller, message)
+        await self._reach(at)
+        async with self._busy:
+            self._expect(at)
+            self.phase = "estimating"
+            orders = {
+                n: ordered(self._world, *at, n, 1.0, 1.0, self.state.model)
+                for n in self._members(message.header["available"])
+            }
+            found = await self._desk.collect_estimates(orders)
+        return Message({"estimates": [[n, each.sigma2, each.g2] for n, each in found.items()]})
+
+    async def plan(self, caller: Identity, message: Message) -> Message:
+        """Carries out an edge round, or tells again what came of it."""
+        at = self._commanded(caller, message)
+        told = self.state.reports.get(place(at))
+        if told is not None:
+            return Message(told)
+        if at not in self._running:
+            await self._reach(at)
+            if at not in self._running:
+                task = asyncio.create_task(self._edge_round(at, message.header["control"]))
+                task.add_done_callback(lambda _: self._running.pop(at, None))
+                self._running[at] = task
+        # Should this coordinator die, its successor asks again and finds the round under way.
+        return Message(await asyncio.shield(self._running[at]))
+
+    async def _edge_round(self, at: Position, control: Mapping[str, Any]) -> Mapping[str, Any]:
+        async with self._busy:
+            self._expect(at)
+            self.phase = "training"
+            plan, model = plan_from(control["plan"]), self.state.model
+            orders = {
+                n: ordered(self._world, *at, n, float(plan.rho[n]), float(plan.theta[n]), model)
+                for n in self._members(control["available"])
+            }
+            reports = await self._desk.collect_reports(orders, self.state.used)
+            mixed = await self._workroom.do(lambda: edge_aggregate(model, list(reports.values())))
+            told = {
+                "work": [
+                    [each.device, each.steps, each.update.wire_bits, each.loss, each.sigma2, each.g2]
+                    for each in reports.values()
+                ],
+                "connected": self._desk.connected(),
+            }
+            recent = {
+                key: old for key, old in self.state.reports.items() if int(key.split("/")[0]) >= at[0] - 1
+            }
+            await self._become(
+                replace(
+                    self.state,
+                    position=(at[0], at[1] + 1),
+                    model=mixed,
+                    reports={**recent, place(at): told},
+                    used={**self.state.used, **dict.fromkeys(reports, at)},
+                    control=control,
+                )
+            )
+            self.phase = "waiting"
+            return told
+
+    async def fetch(self, caller: Identity, message: Message) -> Message:
+        """Gets neighbours' models for a gossip step; tells whose it has."""
+        at = self._commanded(caller, message)
+        if self._has_mixed(at):
+            return Message(
+                {"position": self.state.position, "got": [], "rows": (self.state.gossip or {})["rows"]}
+            )
+        self.phase = "gossiping"
+        wanted = [j for j in self._neighbours() if j in message.header["live"]]
+        await asyncio.gather(*(self._fetch_one(at, j) for j in wanted))
+        return Message({"position": self.state.position, "got": sorted(self._fetched), "rows": None})
+
+    async def _fetch_one(self, at: Position, neighbour: int) -> None:
+        if self._fetched_for != at[0]:
+            self._fetched, self._fetched_for = {}, at[0]
+        deadline = asyncio.get_running_loop().time() + self._gossip_seconds
+        request = Message({"global_round": at[0], "edge_round": at[1]})
+        while neighbour not in self._fetched and asyncio.get_running_loop().time() < deadline:
+            try:
+                answer = await self._calls.call(
+                    Identity("edge", neighbour), "peer_model", request, self._gossip_seconds
+                )
+            except (UnreachableError, RefusedError) as error:
+                _LOG.info("no model of edge server %d yet: %s", neighbour, error)
+                await asyncio.sleep(_TRY_AGAIN_SECONDS)
+                continue
+            if self._fetched_for == at[0]:
+                self._fetched[neighbour] = model_from(answer.body, self._world.start)
+
+    async def mix(self, caller: Identity, message: Message) -> Message:
+        """Averages its model with those of its neighbours, or tells again what came of it."""
+        at = self._commanded(caller, message)
+        if self._has_mixed(at):
+            return Message(self.state.gossip or {})
+        rows = message.header["rows"]
+        weights = {j: w for j, w in enumerate(rows[self.number]) if w}
+        await asyncio.gather(*(self._fetch_one(at, j) for j in weights if j != self.number))
+        async with self._busy:
+            self._expect(at)
+            models = {**self._fetched, self.number: self.state.model}
+            if not weights.keys() <= models.keys():
+                raise RefusedError(
+                    f"models of edge servers {sorted(weights.keys() - models.keys())} are missing"
+                )
+            looks = bool(message.header["evaluate"])
+            mixed, told = await self._workroom.do(lambda: self._mixed(models, weights, at[0], looks))
+            told["rows"] = rows
+            await self._become(
+                replace(
+                    self.state,
+                    position=(at[0] + 1, 0),
+                    model=mixed,
+                    before=self.state.model,
+                    gossip=told,
+                    control=message.header["control"],
+                )
+            )
+            self._fetched, self.phase = {}, "waiting"
+        return Message(told)
+
+    def _mixed(
+        self, models: Mapping[int, FlatModel], weights: Mapping[int, float], global_round: int, looks: bool
+    ) -> tuple[FlatModel, dict[str, Any]]:
+        mixed = weighted_model(models, weights)
+        metric = self.metric(mixed) if looks else None
+        return mixed, {"global_round": global_round, "digest": mixed.sha256().hex(), "metric": metric}
+
+    def metric(self, model: FlatModel) -> float:
+        """A model on the test set; to be called in the workroom."""
+        if self._workspace is None:
+            world = self._world
+            self._workspace = Workspace(world.task, world.local, world.compress)
+        samples = self._simulation.evaluate_samples or None
+        return evaluate(model, self._workspace, samples, self._world.seed).metric
+
+    async def close(self, caller: Identity, message: Message) -> Message:
+        """Writes a finished global round down; fetches lines it has missed from the coordinator."""
+        at = self._commanded(caller, message)
+        if self.log.misses(at[0]):
+            request = Message({"after": self.log.last_round or 0})
+            answer = await self._calls.call(caller, "records", request, self._gossip_seconds)
+            await self._workroom.do(lambda: self.log.catch_up(answer.header["lines"], at[0]))
+        await self._workroom.do(lambda: self.log.append(message.text("record"), message.header["plans"]))
+        if message.header["last"]:
+            self.phase = "finished"
+            self.finished.set()
+        return Message()
+
+    async def peer_model(self, caller: Identity, message: Message) -> Message:
+        """Its model before the gossip step of a global round, or the present one if none is named."""
+        del caller
+        state = self.state
+        if "global_round" not in message.header:
+            return Message({"position": state.position}, model_bytes(state.model))
+        at = (message.whole("global_round"), message.whole("edge_round"))
+        if state.position == at:
+            return Message({}, model_bytes(state.model))
+        if state.position > at and self._has_mixed(at):
+            return Message({}, model_bytes(state.before))
+        raise RefusedError(f"is at {state.position}, has no model of {at}")
+
+    async def mean_metric(self, caller: Identity, message: Message) -> Message:
+        """The metric of the mean of all edge models, every device counting alike."""
+        del caller, message
+        edges = [Identity("edge", i) for i in range(self._world.fleet.clusters)]
+        asked = (self._calls.call(edge, "peer_model", Message(), self._gossip_seconds) for edge in edges)
+        models = [model_from(each.body, self._world.start) for each in await asyncio.gather(*asked)]
+        return Message(
+            {"metric": await self._workroom.do(lambda: self.metric(mean_model(self._world, models)))}
+        )
+
+    async def records(self, caller: Identity, message: Message) -> Message:
+        """Lines of the log behind a round."""
+        del caller
+        after = message.whole("after")
+        return Message({"lines": await self._workroom.do(lambda: self.log.lines(after))})
+
+    def obey(self, term: int) -> None:
+        """Notes a term; commands of older ones are refused from now on."""
+        self.term = max(self.term, term)
+
+    def _commanded(self, caller: Identity, message: Message) -> Position:
+        term = message.whole("term")
+        if term < self.term:
+            raise RefusedError(f"stale term {term} of {caller}: term {self.term} has begun")
+        self.obey(term)
+        return message.whole("global_round"), message.whole("edge_round")
+
+    async def _reach(self, at: Position) -> None:
+        """Catches up when the others have gone on without it.
+
+        Whoever missed no more than a gossip step keeps its own model, as gossip among the others assumed.
+        After a longer absence its model is out of date, and that of a neighbour takes its place.
+        """
+        async with self._busy:
+            if self.state.position >= at:
+                return
+            if at[0] - self.state.position[0] <= 1:
+                await self._become(replace(self.state, position=at))
+                return
+            model = await self._model_of_a_neighbour()
+            await self._become(replace(self.state, position=at, model=model, before=model))
+
+    async def _model_of_a_neighbour(self) -> FlatModel:
+        for neighbour in self._neighbours():
+            peer = Identity("edge", neighbour)
+            try:
+                answer = await self._calls.call(peer, "peer_model", Message(), self._gossip_seconds)
+            except (UnreachableError, RefusedError) as error:
+                _LOG.warning("cannot catch up from edge server %d: %s", neighbour, error)
+                continue
+            _LOG.warning("caught up from edge server %d at %s", neighbour, answer.header["position"])
+            return model_from(answer.body, self._world.start)
+        raise RefusedError("is out of date, and no neighbour can be reached to catch up from")
+
+    def _has_mixed(self, at: Position) -> bool:
+        return self.state.gossip is not None and self.state.gossip["global_round"] == at[0]
+
+    def _expect(self, at: Position) -> None:
+        if self.state.position != at:
+            raise RefusedError(f"is at {self.state.position}, not at {at}")
+
+    async def _become(self, state: EdgeState) -> None:
+        await self._workroom.do(lambda: save_state(self._path, state))
+        self.state = state
+
+    def _members(self, available: Iterable[bool]) -> list[int]:
+        present = np.array(list(available), dtype=bool)
+        return [n for n in self._desk.devices if present[n]]
+
+    def _neighbours(self) -> list[int]:
+        return sorted(self._world.backhaul.graph.neighbors(self.number))

@@ -404,3 +404,28 @@ def test_the_setting_is_what_the_file_says() -> None:
     assert setting.rounds == Rounds(2, 2, 5)
     assert setting.backhaul_seconds.shape == (3,)
     assert backhaul.zeta == pytest.approx(0, abs=1e-12)
+
+
+def test_costs_of_another_models_size() -> None:
+    """Ten times the numbers: ν, the backhaul and CEF's use grow with them, the model stays as it is."""
+    plain, charged = (
+        parse_experiment({**SMALL, "model": {"name": "mlp", **changes}, "budget": {"share_of_cef": 0.6}})
+        for changes in ({}, {"charged_parameters": 48_100})
+    )
+    small, large = plain.world(), charged.world()
+    assert large.start.parameters.numel() == small.start.parameters.numel() == 4810
+    assert (large.model_bits, large.charged_share) == (32 * 48_100, 10.0)
+    assert large.backhaul_seconds.tolist() == pytest.approx((10 * small.backhaul_seconds).tolist())
+    setting, _ = charged.setting()
+    assert (setting.model_bits, setting.backhaul_seconds[0]) == (32 * 48_100, large.backhaul_seconds[0])
+    assert large.budget == charged.budgets(setting)
+    assert large.budget.seconds > small.budget.seconds
+
+
+def test_held_out_samples_are_tested_on() -> None:
+    experiment = parse_experiment({**SMALL, "data": {"held_out": 0.25}})
+    world, whole = experiment.world(), parse_experiment(SMALL).world()
+    trained = sum(device.samples for device in world.data)
+    tested = len(world.task.data.test_targets)
+    assert trained + tested == sum(device.samples for device in whole.data)
+    assert tested == pytest.approx(0.25 * (trained + tested), abs=3)

@@ -24,7 +24,7 @@ class World:
         rounds: φ, q, τ.
         fleet: devices, clusters and their conditions.
         backhaul: graph and mixing weights between edge servers.
-        backhaul_seconds: what gossip takes, per cluster.
+        backhaul_seconds: of one gossip step, per cluster.
         task: what is learned.
         data: what each device holds, by device id.
         local: how devices train.
@@ -32,6 +32,7 @@ class World:
         scheme: who does how much.
         budget: what may be spent in all.
         start: the model every edge server begins with.
+        charged_parameters: size of the model that uploads and backhaul are charged for; None for its own.
     """
 
     seed: int
@@ -46,8 +47,19 @@ class World:
     scheme: Scheme
     budget: Budget
     start: FlatModel
+    charged_parameters: int | None = None
+
+    @property
+    def exchange_seconds(self) -> FloatArray:
+        """Seconds of one exchange between edge servers, per cluster, as the scheme uses the backhaul."""
+        return self.scheme.gossip.exchange_seconds(self.backhaul_seconds)
 
     @property
     def model_bits(self) -> float:
-        """Size of a full upload."""
-        return 32.0 * self.start.parameters.numel()
+        """Size of a full upload, as it is charged."""
+        return 32.0 * (self.charged_parameters or self.start.parameters.numel())
+
+    @property
+    def charged_share(self) -> float:
+        """Bits charged for every bit that a device of this run really sends."""
+        return self.model_bits / (32.0 * self.start.parameters.numel())

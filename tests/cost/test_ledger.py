@@ -11,6 +11,7 @@ from cfel.cost import (
     EdgeRoundCost,
     Ledger,
     after_edge_round,
+    after_exchange,
     after_global_round,
     global_round_cost,
     new_ledger,
@@ -67,3 +68,11 @@ def test_cluster_counts_must_agree() -> None:
         after_edge_round(new_ledger(2), edge_round([1, 1, 1], 0))
     with pytest.raises(InputError, match="backhaul_seconds: must have 2 entries, got 1"):
         after_global_round(new_ledger(2), [1])
+
+
+def test_clocks_meet_at_an_exchange() -> None:
+    """Cluster 0 is at 5 s and needs 2 for the exchange, cluster 1 is at 3 s and needs 6: both go on at 9."""
+    ledger = Ledger(100.0, 50.0, (5.0, 3.0), 7.0)
+    assert after_exchange(ledger, [2, 6]) == Ledger(100.0, 50.0, (9.0, 9.0), 7.0)
+    with pytest.raises(InputError, match="exchange_seconds: must have 2 entries, got 1"):
+        after_exchange(ledger, [1])

@@ -80,3 +80,13 @@ def test_unknown_cluster_is_named() -> None:
         cluster_seconds([1, 1], [0, 2], 2)
     with pytest.raises(InputError, match="cluster: must be 2 whole numbers, got float64"):
         cluster_seconds([1, 1], [0.0, 1.0], 2)
+
+
+def test_gossip_after_every_edge_round_waits_every_time() -> None:
+    """Slowest clusters 4 and 5 s, an exchange of 1 s after each: 11 s; none works over 8 s itself."""
+    first = EdgeRoundCost(np.array([4.0, 1.0]), np.array([0, 1]), 10.0)
+    second = EdgeRoundCost(np.array([2.0, 5.0]), np.array([0, 1]), 10.0)
+    total = global_round_cost([first, second], [1.0, 1.0], every_edge_round=True)
+    assert total.seconds == 11
+    assert total.cluster_seconds.tolist() == [8, 8]
+    assert global_round_cost([first, second], [1.0, 1.0]).seconds == 7

@@ -174,3 +174,13 @@ def test_hcef_spares_batteries() -> None:
     own = column(tables, "device") == 2
     assert own.sum() == 6
     assert column(tables, "joules")[own].sum() <= plenty / 2 * (1 + 1e-9)
+
+
+def test_charged_as_a_larger_model() -> None:
+    """CEF with the uploads of a model ten times its size: bytes, and shares on the wire that stay 1."""
+    changes = {"scheme": {"name": "cef"}, "model": {"charged_parameters": 48_100}}
+    plain = outcomes(tiny(scheme={"name": "cef"}))[0]
+    wire = outcomes(tiny(changes, simulation={"accounting": "realised", "uploads": "wire"}))[0]
+    assert wire.record.wire_bytes == 10 * plain.record.wire_bytes
+    np.testing.assert_allclose(wire.plans.nu, 10 * plain.plans.nu)
+    np.testing.assert_allclose(wire.plans.seconds, 3 * wire.plans.mu + wire.plans.nu)

@@ -75,7 +75,7 @@ def round_caps(
         rounds: φ, q and τ.
         global_round: l, 0 … φ − 1.
         edge_round: r, 0 … q − 1.
-        backhaul_seconds: what gossip will take at the end of this global round, per cluster.
+        backhaul_seconds: what gossip will still take in this global round, per cluster.
     """
     if not (0 <= global_round < rounds.global_rounds and 0 <= edge_round < rounds.edge_rounds):
         last = f"({rounds.global_rounds - 1}, {rounds.edge_rounds - 1})"

@@ -18,6 +18,7 @@ from cfel.cost import (
     GlobalRoundCost,
     Ledger,
     after_edge_round,
+    after_exchange,
     after_global_round,
     device_joules,
     device_seconds,
@@ -36,7 +37,7 @@ class Setting:
 
     Attributes:
         fleet: devices, clusters and their conditions.
-        backhaul_seconds: gossip at the end of each global round, per cluster.
+        backhaul_seconds: of one gossip step, per cluster.
         rounds: φ, q, τ.
         seed: of the conditions.
         model_bits: size of a full upload.
@@ -70,7 +71,8 @@ class RehearsedRound:
 
 def rehearse(setting: Setting, scheme: Scheme, budget: Budget) -> Iterator[RehearsedRound]:
     """Runs the controller for φ global rounds, on expected costs."""
-    fleet, rounds = setting.fleet, setting.rounds
+    fleet, rounds, gossip = setting.fleet, setting.rounds, scheme.gossip
+    exchange = gossip.exchange_seconds(setting.backhaul_seconds)
     state, ledger = scheme.init(), new_ledger(fleet.clusters)
     spent_joules = np.zeros(fleet.devices)
     ones = np.ones(fleet.devices)
@@ -89,7 +91,7 @@ def rehearse(setting: Setting, scheme: Scheme, budget: Budget) -> Iterator[Rehea
                 g2=setting.g2 * ones,
                 ledger=ledger,
                 budget=budget,
-                backhaul_seconds=setting.backhaul_seconds,
+                backhaul_seconds=exchange * gossip.exchanges_from(edge_round, rounds.edge_rounds),
                 battery=None if battery is None else np.maximum(battery, 0.0),
             )
             plan, state = scheme.plan(state, observation)
@@ -98,11 +100,13 @@ def rehearse(setting: Setting, scheme: Scheme, budget: Budget) -> Iterator[Rehea
             cost = edge_round_cost(seconds, joules, fleet.cluster, fleet.clusters, now.available)
             spent_joules = spent_joules + np.where(now.available, joules, 0.0)
             ledger = after_edge_round(ledger, cost)
+            if gossip.is_due_within(edge_round, rounds.edge_rounds):
+                ledger = after_exchange(ledger, exchange)
             conditions.append(now)
             plans.append(plan)
             costs.append(cost)
-        ledger = after_global_round(ledger, setting.backhaul_seconds)
-        total = global_round_cost(costs, setting.backhaul_seconds)
+        ledger = after_global_round(ledger, exchange)
+        total = global_round_cost(costs, exchange, every_edge_round=gossip.every_edge_round)
         yield RehearsedRound(tuple(conditions), tuple(plans), total, ledger)
 
 

@@ -1,4 +1,4 @@
-"""What a scheme is: a frozen pair (init, plan), and what it sees and says.
+"""What a scheme is: a frozen pair (init, plan) with its use of the backhaul, and what it sees and says.
 
     state = scheme.init()
     round_plan, state = scheme.plan(state, observation)
@@ -15,6 +15,7 @@ from typing import Any
 import numpy as np
 
 from cfel.control.caps import Budget, Rounds
+from cfel.control.gossip import Gossip
 from cfel.control.problem import UNREACHABLE, FloatArray, IntArray, Unreachable
 from cfel.control.solver import METHODS, Method
 from cfel.cost.ledger import Ledger
@@ -78,7 +79,7 @@ class Observation:
         sigma2, g2: every device's newest estimates of σ² and G².
         ledger: what has been spent.
         budget: what may be spent in all.
-        backhaul_seconds: per cluster, for the gossip that ends this global round.
+        backhaul_seconds: per cluster, for all gossip still to come in this global round.
         battery: joules left in every device, or `None` for mains power.
     """
 
@@ -137,18 +138,20 @@ class Scheme:
     Attributes:
         init: the state before the first round.
         plan: from state and observation to the plan and the next state.
+        gossip: how the backhaul is used.
     """
 
     init: Callable[[], State]
     plan: Callable[[State, Observation], tuple[RoundPlan, State]]
+    gossip: Gossip = field(default_factory=Gossip)
 
 
 SchemeBuilder = Callable[[SchemeParameters], Scheme]
 
 
-def stateless(plan: Callable[[Observation], RoundPlan]) -> Scheme:
+def stateless(plan: Callable[[Observation], RoundPlan], gossip: Gossip | None = None) -> Scheme:
     """A scheme that remembers nothing."""
-    return Scheme(init=dict, plan=lambda state, observation: (plan(observation), state))
+    return Scheme(dict, lambda state, observation: (plan(observation), state), gossip or Gossip())
 
 
 def nobody(devices: int) -> RoundPlan:

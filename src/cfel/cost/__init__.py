@@ -2,7 +2,7 @@
 
 from cfel.cost.backhaul import PAPER_BITS_PER_SECOND, backhaul_seconds
 from cfel.cost.device import device_joules, device_seconds, realised_joules, realised_seconds
-from cfel.cost.ledger import Ledger, after_edge_round, after_global_round, new_ledger
+from cfel.cost.ledger import Ledger, after_edge_round, after_exchange, after_global_round, new_ledger
 from cfel.cost.rounds import (
     NOBODY,
     EdgeRoundCost,
@@ -19,6 +19,7 @@ __all__ = [
     "GlobalRoundCost",
     "Ledger",
     "after_edge_round",
+    "after_exchange",
     "after_global_round",
     "backhaul_seconds",
     "cluster_seconds",

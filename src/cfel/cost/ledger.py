@@ -82,6 +82,18 @@ def after_edge_round(ledger: Ledger, cost: EdgeRoundCost) -> Ledger:
     return Ledger(ledger.seconds, ledger.joules, tuple(elapsed.tolist()), ledger.elapsed_joules + cost.joules)
 
 
+def after_exchange(ledger: Ledger, exchange_seconds: ArrayLike) -> Ledger:
+    """The ledger once gossip within a global round has brought all clusters to the same time.
+
+    Args:
+        ledger: after an edge round.
+        exchange_seconds: per cluster.
+    """
+    exchange = checked.floats("exchange_seconds", exchange_seconds, length=ledger.clusters, least=0)
+    latest = float(np.add(ledger.elapsed_seconds, exchange).max())
+    return Ledger(ledger.seconds, ledger.joules, (latest,) * ledger.clusters, ledger.elapsed_joules)
+
+
 def after_global_round(ledger: Ledger, backhaul_seconds: ArrayLike) -> Ledger:
     """The ledger once gossip has closed the current global round, ready for the next.
 

@@ -3,6 +3,7 @@
     global round = max over clusters of ( Σ over edge rounds of max over the cluster's devices + backhaul )
 
 Clusters run side by side within a global round, so an edge round has a time per cluster and none in common.
+With gossip after every edge round they meet each time, and the sum and the first maximum change places.
 """
 
 from collections.abc import Sequence
@@ -40,7 +41,7 @@ class GlobalRoundCost:
 
     Attributes:
         seconds: the makespan, that of the slowest cluster with its backhaul.
-        cluster_seconds: per cluster, edge rounds and backhaul together.
+        cluster_seconds: per cluster, edge rounds and backhaul together, without waiting for others.
         slowest_cluster: the first of those that took longest.
         straggler: the device that the slowest cluster waited for longest, over its edge rounds, or `NOBODY`.
         joules: of all devices together.
@@ -92,22 +93,28 @@ def edge_round_cost(
     return EdgeRoundCost(slowest, first, float(np.where(present, joules, 0.0).sum()))
 
 
-def global_round_cost(edge_rounds: Sequence[EdgeRoundCost], backhaul_seconds: ArrayLike) -> GlobalRoundCost:
-    """Cost of one global round from its edge rounds and the gossip step at its end.
+def global_round_cost(
+    edge_rounds: Sequence[EdgeRoundCost], exchange_seconds: ArrayLike, *, every_edge_round: bool = False
+) -> GlobalRoundCost:
+    """Cost of one global round from its edge rounds and its gossip.
 
     Args:
         edge_rounds: in order; sums run in this order.
-        backhaul_seconds: per cluster.
+        exchange_seconds: of one exchange, per cluster.
+        every_edge_round: clusters exchange after every edge round, and wait for one another there, instead
+            of at the end only.
     """
-    backhaul = np.asarray(backhaul_seconds, dtype=np.float64)
-    elapsed = np.zeros_like(backhaul)
-    joules = 0.0
+    exchange = np.asarray(exchange_seconds, dtype=np.float64)
+    elapsed = np.zeros_like(exchange)
+    joules = makespan = 0.0
     for cost in edge_rounds:
         elapsed = elapsed + cost.seconds
+        makespan += float((cost.seconds + exchange).max())
         joules += cost.joules
-    total = elapsed + backhaul
+    total = elapsed + exchange * (len(edge_rounds) if every_edge_round else 1)
     slowest = int(np.argmax(total))
-    return GlobalRoundCost(float(total[slowest]), total, slowest, _straggler(edge_rounds, slowest), joules)
+    seconds = makespan if every_edge_round else float(total[slowest])
+    return GlobalRoundCost(seconds, total, slowest, _straggler(edge_rounds, slowest), joules)
 
 
 def _straggler(edge_rounds: Sequence[EdgeRoundCost], cluster: int) -> int:

@@ -1,9 +1,12 @@
 """What an experiment file means, and the World it describes."""
 
+from collections.abc import Sequence
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 
-from cfel.control import Budget, Rounds, SchemeParameters, Setting, build_scheme, expected_use
+import numpy as np
+
+from cfel.control import Budget, Gossip, Rounds, SchemeParameters, Setting, build_scheme, expected_use
 from cfel.cost import backhaul_seconds
 from cfel.errors import InputError
 from cfel.experiment.sections import BudgetParameters, CompressionParameters, DataParameters, ModelParameters
@@ -12,13 +15,23 @@ from cfel.learning.compression import compressor
 from cfel.learning.data import load
 from cfel.learning.files import load_model
 from cfel.learning.flat import FlatModel
+from cfel.learning.held_out import hold_out
 from cfel.learning.models import model_builder
 from cfel.learning.partition import partition
 from cfel.learning.sgd import LocalParameters
 from cfel.learning.task import DeviceData, Task, custom_task, initial_model
 from cfel.runtime.parameters import DeploymentParameters
 from cfel.simulation import SimulationParameters, chosen_engine
-from cfel.system import Backhaul, FleetParameters, TopologyParameters, build_backhaul, build_fleet, checked
+from cfel.system import (
+    Backhaul,
+    Fleet,
+    FleetParameters,
+    TopologyParameters,
+    averaged_towards,
+    build_backhaul,
+    build_fleet,
+    checked,
+)
 from cfel.world import World
 
 CHOOSING_THETA = ("hcef", "cef_c")
@@ -58,7 +71,7 @@ class Experiment:
 
     def setting(self, sigma2: float = 1.0, g2: float = 1.0) -> tuple[Setting, Backhaul]:
         """Fleet and backhaul for the controller alone, with σ² and G² assumed as given."""
-        known = self.model.known_size()
+        known = self.model.charged_parameters or self.model.known_size()
         size = known if known is not None else self._start(self.task()).parameters.numel()
         fleet = build_fleet(self.fleet)
         backhaul = build_backhaul(self.topology, fleet.sizes, self.seed)
@@ -83,26 +96,30 @@ class Experiment:
         """Everything a run needs, built."""
         task = self.task()
         data, shares = partition(task.data, self.fleet.devices, self.data.rule(), self.seed)
+        if self.data.held_out:
+            data, shares = hold_out(data, shares, self.data.held_out, self.seed)
         task = replace(task, data=data)
         start = self._start(task)
-        fleet = build_fleet(self.fleet)
+        fleet, scheme = build_fleet(self.fleet), build_scheme(self.scheme)
         backhaul = build_backhaul(self.topology, fleet.sizes, self.seed)
-        bits = 32.0 * start.parameters.numel()
+        samples = [len(indices) for indices in shares]
+        bits = 32.0 * (self.model.charged_parameters or start.parameters.numel())
         gossip = backhaul_seconds(backhaul.graph, bits)
         setting = Setting(fleet, gossip, self.rounds, self.seed, bits)
         return World(
             seed=self.seed,
             rounds=self.rounds,
             fleet=fleet,
-            backhaul=backhaul,
+            backhaul=weighted(backhaul, scheme.gossip, fleet, samples),
             backhaul_seconds=gossip,
             task=task,
             data=tuple(DeviceData(data, indices) for indices in shares),
             local=replace(self.local, batch=self.data.batch, error_feedback=self.compression.error_feedback),
             compress=compressor(self.compression.kind),
-            scheme=build_scheme(self.scheme),
+            scheme=scheme,
             budget=self.budgets(setting),
             start=start,
+            charged_parameters=self.model.charged_parameters,
         )
 
     def resolved(self, world: World) -> "Experiment":
@@ -115,3 +132,19 @@ class Experiment:
         if self.model.init is None:
             return initial_model(task, self.seed)
         return load_model(Path(self.model.init), task.build())
+
+
+def weighted(backhaul: Backhaul, gossip: Gossip, fleet: Fleet, samples: Sequence[int]) -> Backhaul:
+    """The backhaul with the weights a scheme mixes with.
+
+    Args:
+        backhaul: as the topology has it.
+        gossip: the scheme's.
+        fleet: who is in which cluster.
+        samples: training samples of each device.
+    """
+    if gossip == Gossip(gossip.every_edge_round, gossip.steps):
+        return backhaul
+    counts = samples if gossip.weights == "samples" else np.ones(fleet.devices)
+    held = np.bincount(fleet.cluster, counts, minlength=fleet.clusters)
+    return averaged_towards(backhaul, held / held.sum(), at_once=gossip.reach == "everybody")

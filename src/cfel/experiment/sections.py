@@ -21,6 +21,8 @@ class DataParameters:
         beta, least, shards: see `PartitionParameters`.
         batch: samples in a mini-batch.
         augment: "none", "crop_flip", or a function of one's own.
+        held_out: share of the training samples that is tested on, and not trained on, instead of the test
+            set; 0 for none. For choosing a learning rate.
         task: a whole task of one's own ("module:function") instead of data set, model and loss.
     """
 
@@ -32,10 +34,12 @@ class DataParameters:
     shards: int = 2
     batch: int = 50
     augment: str = "none"
+    held_out: float = 0.0
     task: str | None = None
 
     def __post_init__(self) -> None:
         checked.whole("data.batch", self.batch, least=1)
+        checked.number("data.held_out", self.held_out, least=0, most=0.9)
         for key in ("name", "augment", "path", "task"):
             value = getattr(self, key)
             if value is not None or key in ("name", "augment"):
@@ -59,18 +63,22 @@ class ModelParameters:
         name: a built-in model, an entry point's name, or "module:function".
         init: a safetensors file to start from, instead of random values.
         parameters: how many numbers the model has; needed only to plan without data.
+        charged_parameters: uploads and backhaul cost what those of a model of this many numbers would; by
+            default those of the model itself.
     """
 
     name: str = "mlp"
     init: str | None = None
     parameters: int | None = None
+    charged_parameters: int | None = None
 
     def __post_init__(self) -> None:
         checked.text("model.name", self.name)
         if self.init is not None:
             checked.text("model.init", self.init)
-        if self.parameters is not None:
-            checked.whole("model.parameters", self.parameters, least=1)
+        for key in ("parameters", "charged_parameters"):
+            if getattr(self, key) is not None:
+                checked.whole(f"model.{key}", getattr(self, key), least=1)
 
     def known_size(self) -> int | None:
         """The number of parameters, where it can be told without building the model."""

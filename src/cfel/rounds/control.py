@@ -45,6 +45,7 @@ def observed(
     """
     sigma2, g2 = known_estimates(known)
     battery = world.fleet.battery_joules
+    exchanges = world.scheme.gossip.exchanges_from(edge_round, world.rounds.edge_rounds)
     return Observation(
         global_round=spent.rounds_done,
         edge_round=edge_round,
@@ -55,7 +56,7 @@ def observed(
         g2=g2,
         ledger=spent.expected if parameters.accounting == "expected" else spent.realised,
         budget=world.budget,
-        backhaul_seconds=world.backhaul_seconds,
+        backhaul_seconds=world.exchange_seconds * exchanges,
         battery=None if battery is None else np.maximum(battery - spent.spent_joules, 0.0),
     )
 

@@ -31,7 +31,8 @@ def counted(
     fleet, tau = world.fleet, world.rounds.local_steps
     steps, wire_bits = np.zeros(fleet.devices), np.zeros(fleet.devices)
     for each in work:
-        steps[each.device], wire_bits[each.device] = each.steps, each.wire_bits
+        steps[each.device] = each.steps
+        wire_bits[each.device] = each.wire_bits * world.charged_share
     sent = wire_bits / world.model_bits if parameters.uploads == "wire" else plan.theta
     now, present = conditions, conditions.available
     expected = (

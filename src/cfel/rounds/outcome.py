@@ -24,7 +24,7 @@ class EdgeRoundOutcome:
 
     Attributes:
         conditions, plan: what was met and what was asked.
-        steps, wire_bits: per device; 0 for those who took no part.
+        steps, wire_bits: per device, bits as they are charged; 0 for those who took no part.
         seconds, joules: per device, in the account the budget counts.
         expected, realised: cost of the edge round in both accounts.
         losses: training losses of the devices that took a step.

@@ -39,7 +39,8 @@ def round_record(
     by_plan = parameters.accounting == "expected"
     ledger = _ledger(parameters, spent)
     costs = [each.expected if by_plan else each.realised for each in edge_rounds]
-    total = global_round_cost(costs, world.backhaul_seconds)
+    every = world.scheme.gossip.every_edge_round
+    total = global_round_cost(costs, world.exchange_seconds, every_edge_round=every)
     plans = [each.plan for each in edge_rounds]
     present = [each.conditions.available for each in edge_rounds]
     losses = [loss for each in edge_rounds for loss in each.losses]
@@ -137,7 +138,9 @@ def _mean(parts: list[np.ndarray]) -> float:
 
 
 def _wire_bytes(world: World, edge_rounds: Sequence[EdgeRoundOutcome]) -> int:
-    """Uploads, and full models both ways over every link of the backhaul."""
+    """Uploads, and the full models that edge servers exchange."""
     uploads = sum(float(each.wire_bits.sum()) for each in edge_rounds)
-    gossip = 2 * len(world.backhaul.edges) * world.model_bits
-    return math.ceil((uploads + gossip) / 8)
+    gossip = world.scheme.gossip
+    exchanges = gossip.exchanges_from(0, len(edge_rounds))
+    models = exchanges * gossip.models_sent(world.backhaul.clusters, len(world.backhaul.edges))
+    return math.ceil((uploads + models * world.model_bits) / 8)

@@ -4,14 +4,15 @@ Pure but for the executor: a `RunState` in, outcomes with the next state out. It
 of its own; `learning.roles` does, for the simulator and the deployment alike.
 """
 
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import replace
 from itertools import groupby
 
 import numpy as np
 
+from cfel.control.problem import FloatArray
 from cfel.control.scheme import RoundPlan
-from cfel.cost import after_edge_round, after_global_round
+from cfel.cost import Ledger, after_edge_round, after_exchange, after_global_round
 from cfel.learning.exchange import DeviceOrder, DeviceReport, DeviceState
 from cfel.learning.flat import FlatModel, model_sha256
 from cfel.learning.roles import edge_aggregate, gossip_mix
@@ -59,13 +60,10 @@ def simulate(
         for edge_round in range(world.rounds.edge_rounds):
             state, outcome = run_edge_round(world, executor, parameters, state, edge_round)
             edge_rounds.append(outcome)
-        state = replace(
-            state,
-            rounds_done=state.rounds_done + 1,
-            models=tuple(gossip_mix(state.models, world.backhaul.weights)),
-            expected=after_global_round(state.expected, world.backhaul_seconds),
-            realised=after_global_round(state.realised, world.backhaul_seconds),
-        )
+            if world.scheme.gossip.is_due_within(edge_round, world.rounds.edge_rounds):
+                state = _exchanged(world, state, after_exchange)
+        state = _exchanged(world, state, after_global_round)
+        state = replace(state, rounds_done=state.rounds_done + 1)
         accuracy = _accuracy(world, executor, parameters, state)
         record = round_record(
             world,
@@ -79,6 +77,19 @@ def simulate(
         yield RoundOutcome(record, plan_table(world, edge_rounds, state.rounds_done), state)
         if is_last(world, parameters, record):
             return
+
+
+def _exchanged(world: World, state: RunState, counted: Callable[[Ledger, FloatArray], Ledger]) -> RunState:
+    """The state after edge servers have exchanged their models; `counted` is what that does to a ledger."""
+    models: Sequence[FlatModel] = state.models
+    for _ in range(world.scheme.gossip.steps):
+        models = gossip_mix(models, world.backhaul.weights)
+    return replace(
+        state,
+        models=tuple(models),
+        expected=counted(state.expected, world.exchange_seconds),
+        realised=counted(state.realised, world.exchange_seconds),
+    )
 
 
 def run_edge_round(
@@ -148,9 +159,15 @@ def _trained(
         for report, remembered in answers:
             devices[report.device] = remembered
             reports.append(report)
-        models[cluster] = edge_aggregate(models[cluster], reports)
+        models[cluster] = edge_aggregate(models[cluster], reports, _weights(world, reports))
         work.extend(Work(each.device, each.steps, each.update.wire_bits, each.loss) for each in reports)
     return tuple(models), tuple(devices), work
+
+
+def _weights(world: World, reports: Sequence[DeviceReport]) -> Mapping[int, float] | None:
+    if world.scheme.gossip.weights == "equal":
+        return None
+    return {report.device: float(report.samples) for report in reports}
 
 
 def _cluster(world: World, report: DeviceReport) -> int:

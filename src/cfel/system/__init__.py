@@ -7,6 +7,7 @@ from cfel.system.fleet import ConditionParameters, Fleet, FleetParameters, build
 from cfel.system.hardware import DEVICE_CLASSES, DeviceClass, HardwareConditions
 from cfel.system.mixing import (
     Backhaul,
+    averaged_towards,
     bias_warning,
     build_backhaul,
     check_mixing,
@@ -34,6 +35,7 @@ __all__ = [
     "TopologyParameters",
     "TraceConditions",
     "TraceParameters",
+    "averaged_towards",
     "bias_warning",
     "build_backhaul",
     "build_fleet",

@@ -65,6 +65,20 @@ def build_backhaul(parameters: TopologyParameters, sizes: ArrayLike, seed: int) 
     return Backhaul(graph, checked.read_only(weights), target, zeta(weights, target))
 
 
+def averaged_towards(backhaul: Backhaul, target: ArrayLike, *, at_once: bool = False) -> Backhaul:
+    """The same links with weights that average towards another target.
+
+    Args:
+        backhaul: links and present weights.
+        target: π, positive, sums to 1.
+        at_once: every server gets the π-weighted mean of all in one step, whatever the links, as from a cloud
+            server.
+    """
+    pi = checked.read_only(_distribution(target, backhaul.clusters))
+    weights = np.tile(pi, (pi.size, 1)) if at_once else metropolis(backhaul.graph, pi)
+    return Backhaul(backhaul.graph, checked.read_only(weights), pi, zeta(weights, pi))
+
+
 def target_weights(weights: str, sizes: ArrayLike) -> Floats:
     """π: 1/m for "uniform" (the paper), N_i/N for "size".
 

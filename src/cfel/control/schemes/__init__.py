@@ -8,11 +8,25 @@ from cfel.control.scheme import Scheme, SchemeBuilder, SchemeParameters
 from cfel.control.schemes.cef import cef
 from cfel.control.schemes.cef_c import cef_c
 from cfel.control.schemes.cef_f import cef_f
+from cfel.control.schemes.fedavg import fedavg
 from cfel.control.schemes.hcef import hcef
+from cfel.control.schemes.hier_fedavg import hier_fedavg
 from cfel.control.schemes.mll_sgd import mll_sgd
+from cfel.control.schemes.p_fedavg import p_fedavg
+from cfel.control.schemes.sd_feel import sd_feel
 
 SCHEMES: Mapping[str, SchemeBuilder] = MappingProxyType(
-    {"hcef": hcef, "cef": cef, "cef_f": cef_f, "cef_c": cef_c, "mll_sgd": mll_sgd}
+    {
+        "hcef": hcef,
+        "cef": cef,
+        "cef_f": cef_f,
+        "cef_c": cef_c,
+        "mll_sgd": mll_sgd,
+        "fedavg": fedavg,
+        "hier_fedavg": hier_fedavg,
+        "p_fedavg": p_fedavg,
+        "sd_feel": sd_feel,
+    }
 )
 
 

@@ -1,0 +1,72 @@
+"""How a scheme uses the backhaul: when edge servers exchange models, how often in a row, with what weights.
+
+Every scheme has a `Gossip`; the default is the paper's: one step with the neighbours at the end of a global
+round, every device counting alike. Clocks are counted by one rule: at an exchange all clusters wait for the
+slowest, and the exchange itself takes each of them its own backhaul seconds. Nothing is mixed here; these are
+the numbers that the round loop, the caps and the accounts share.
+"""
+
+from dataclasses import dataclass
+from typing import Literal, get_args
+
+import numpy as np
+
+from cfel.control.problem import FloatArray
+from cfel.errors import InputError, unknown_name
+from cfel.system import checked
+
+Weights = Literal["equal", "samples"]
+Reach = Literal["neighbours", "everybody"]
+
+# With everybody a model goes up to whoever averages, and the average comes down again.
+TRIPS_TO_EVERYBODY = 2
+
+
+@dataclass(frozen=True, slots=True)
+class Gossip:
+    """The use of the backhaul.
+
+    Attributes:
+        every_edge_round: an exchange after every edge aggregation, instead of one per global round.
+        steps: gossip steps in a row at each exchange.
+        weights: devices count alike ("equal"), or by their number of training samples ("samples"): within a
+            cluster, and between clusters in what gossip averages towards.
+        reach: models are averaged with those of the "neighbours", or at once over "everybody", as by a cloud
+            server, charged with two transfers of the full model.
+    """
+
+    every_edge_round: bool = False
+    steps: int = 1
+    weights: Weights = "equal"
+    reach: Reach = "neighbours"
+
+    def __post_init__(self) -> None:
+        checked.whole("gossip.steps", self.steps, least=1)
+        for field, allowed in (("weights", get_args(Weights)), ("reach", get_args(Reach))):
+            if getattr(self, field) not in allowed:
+                raise InputError(unknown_name(f"gossip.{field}", getattr(self, field), allowed))
+        if self.reach == "everybody" and self.steps > 1:
+            raise InputError(f"gossip.steps = {self.steps}: one step reaches everybody already")
+
+    def exchange_seconds(self, backhaul_seconds: FloatArray) -> FloatArray:
+        """Seconds of one exchange, per cluster.
+
+        Args:
+            backhaul_seconds: of a full model over the slowest link, per cluster.
+        """
+        trips = TRIPS_TO_EVERYBODY if self.reach == "everybody" else self.steps
+        return np.asarray(backhaul_seconds * trips)
+
+    def exchanges_from(self, edge_round: int, edge_rounds: int) -> int:
+        """Exchanges in a global round from this edge round (counted from 0) on."""
+        return edge_rounds - edge_round if self.every_edge_round else 1
+
+    def is_due_within(self, edge_round: int, edge_rounds: int) -> bool:
+        """Whether an exchange follows this edge round, other than the one that ends the global round."""
+        return self.every_edge_round and edge_round + 1 < edge_rounds
+
+    def models_sent(self, clusters: int, links: int) -> int:
+        """Full models on the wire at one exchange, both directions counted."""
+        if self.reach == "everybody":
+            return TRIPS_TO_EVERYBODY * clusters if clusters > 1 else 0
+        return 2 * links * self.steps

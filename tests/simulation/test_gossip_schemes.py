@@ -1,0 +1,148 @@
+"""The defining property of the other systems' schemes, seen on the models of a run."""
+
+from collections.abc import Mapping
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+
+from cfel.control import SchemeParameters, build_scheme
+from cfel.experiment import Experiment
+from cfel.learning.roles import device_update, edge_aggregate, gossip_mix
+from cfel.learning.workspace import Workspace
+from cfel.simulation import RunState, initial_state, simulate
+from cfel.simulation.loop import run_edge_round
+from cfel.simulation.outcome import EdgeRoundOutcome
+
+from .drive import Listening, outcomes, parameters_of, tiny
+
+ONE: Mapping[str, Any] = {"rounds": {"global": 1, "edge": 1, "local": 2}}
+
+
+def named(name: str, *changes: Mapping[str, Any], **options: int) -> Experiment:
+    return tiny({"scheme": {"name": name, "options": options}}, *changes)
+
+
+def disagreement(models: list[np.ndarray]) -> float:
+    return float(max(np.abs(model - models[0]).max() for model in models))
+
+
+def test_fedavg_does_not_depend_on_clusters() -> None:
+    """Edge servers that sum up for a cloud make the model that one server makes; and all have it."""
+    many = outcomes(named("fedavg", {"local": {"estimator": "fresh"}}))
+    one = outcomes(named("fedavg", {"local": {"estimator": "fresh"}, "fleet": {"clusters": 1}}))
+    models = parameters_of(many[-1])
+    assert disagreement(models) == 0
+    np.testing.assert_allclose(models[0], parameters_of(one[-1])[0], rtol=0, atol=2e-5)
+
+
+def test_fedavg_counts_samples() -> None:
+    """After one edge round the model is the start plus the mean of updates weighted by samples."""
+    experiment = named("fedavg", ONE)
+    world = experiment.world()
+    with Listening(world, experiment) as executor:
+        parameters = experiment.resolved(world).simulation
+        state = initial_state(world)
+        after, _ = run_edge_round(world, executor, parameters, state, 0)
+    mixed = gossip_mix(after.models, world.backhaul.weights)[0]
+    workspace = Workspace(world.task, world.local, world.compress)
+    held = np.array([data.samples for data in world.data], dtype=np.float64)
+    assert len(set(held.tolist())) > 1
+    wanted = world.start.parameters.double()
+    for order in executor.orders:
+        n = order.device
+        report, _ = device_update(order, world.data[n], state.devices[n], workspace)
+        update = torch.zeros_like(world.start.parameters)
+        report.update.add_to(update, 1.0)
+        wanted = wanted + update.double() * held[n] / held.sum()
+    torch.testing.assert_close(mixed.parameters.double(), wanted, rtol=0, atol=1e-6)
+
+
+def test_hierarchical_fedavg_agrees_once_per_global_round() -> None:
+    """All edge servers hold the sample-weighted mean after a global round, not before."""
+    experiment = named("hier_fedavg", ONE)
+    found = outcomes(experiment)
+    assert disagreement(parameters_of(found[-1])) == 0
+    world = experiment.world()
+    assert world.backhaul.zeta == pytest.approx(0, abs=1e-12)
+    held = [sum(world.data[n].samples for n in range(6) if world.fleet.cluster[n] == i) for i in range(3)]
+    np.testing.assert_allclose(world.backhaul.weights, np.tile(np.array(held) / sum(held), (3, 1)))
+    state, _ = _first_edge_round(experiment)
+    assert disagreement([model.parameters.numpy() for model in state.models]) > 0
+
+
+def test_p_fedavg_gossips_after_every_edge_aggregation() -> None:
+    """Devices begin their second edge round with the mixed models, not with their own server's."""
+    twice = {"rounds": {"global": 1, "edge": 2, "local": 3}}
+    experiment = named("p_fedavg", twice, {"fleet": {"clusters": [2, 2, 1, 1]}, "topology": {"kind": "line"}})
+    world = experiment.world()
+    with Listening(world, experiment) as executor:
+        parameters = experiment.resolved(world).simulation
+        list(simulate(world, executor, parameters, initial_state(world), lambda: 0.0))
+    second = {order.device: order.model.parameters for order in executor.orders[6:]}
+    state, _ = _first_edge_round(experiment)
+    mixed = gossip_mix(state.models, world.backhaul.weights)
+    for device, start in second.items():
+        assert torch.equal(start, mixed[world.fleet.cluster[device]].parameters)
+        assert not torch.equal(start, state.models[world.fleet.cluster[device]].parameters)
+
+
+def _first_edge_round(experiment: Experiment) -> tuple[RunState, EdgeRoundOutcome]:
+    world = experiment.world()
+    with Listening(world, experiment) as executor:
+        parameters = experiment.resolved(world).simulation
+        return run_edge_round(world, executor, parameters, initial_state(world), 0)
+
+
+def test_sd_feel_takes_several_gossip_steps_by_samples() -> None:
+    """Within a cluster by samples, then W twice, W averaging towards the clusters' shares of samples."""
+    line = {"fleet": {"clusters": [2, 2, 1, 1]}, "topology": {"kind": "line"}}
+    experiment = named("sd_feel", ONE, line, steps=2)
+    world = experiment.world()
+    state, _ = _first_edge_round(experiment)
+    wanted = gossip_mix(gossip_mix(state.models, world.backhaul.weights), world.backhaul.weights)
+    for model, found in zip(wanted, parameters_of(outcomes(experiment)[-1]), strict=True):
+        np.testing.assert_array_equal(model.parameters.numpy(), found)
+    held = np.array([data.samples for data in world.data], dtype=np.float64)
+    shares = np.bincount(world.fleet.cluster, held) / held.sum()
+    np.testing.assert_allclose(shares @ world.backhaul.weights, shares)
+    equal = _first_edge_round(named("cef", ONE, line))[0]
+    assert not torch.equal(equal.models[0].parameters, state.models[0].parameters)
+    assert torch.equal(equal.models[3].parameters, state.models[3].parameters)
+
+
+def test_sd_feel_weighs_devices_by_samples() -> None:
+    experiment = named("sd_feel", ONE)
+    world = experiment.world()
+    with Listening(world, experiment) as executor:
+        before = initial_state(world)
+        after, _ = run_edge_round(world, executor, experiment.resolved(world).simulation, before, 0)
+    workspace = Workspace(world.task, world.local, world.compress)
+    reports = [
+        device_update(order, world.data[order.device], before.devices[order.device], workspace)[0]
+        for order in executor.orders[:2]
+    ]
+    weights = {n: float(world.data[n].samples) for n in (0, 1)}
+    assert torch.equal(after.models[0].parameters, edge_aggregate(world.start, reports, weights).parameters)
+
+
+def test_steps_of_sd_feel_must_be_a_number() -> None:
+    with pytest.raises(ValueError, match=r"gossip\.steps = 0"):
+        build_scheme(SchemeParameters(name="sd_feel", options={"steps": 0}))
+
+
+def test_bytes_of_gossip() -> None:
+    """Ring of three: CEF 6 full models; P-FedAvg 6 in each of two edge rounds; a cloud 3 up and 3 down."""
+    model = 4 * 4810
+    sent = {
+        name: outcomes(named(name))[0].record.wire_bytes - 12 * model
+        for name in ("cef", "p_fedavg", "sd_feel", "hier_fedavg", "fedavg")
+    }
+    assert {name: value / model for name, value in sent.items()} == {
+        "cef": 6,
+        "p_fedavg": 12,
+        "sd_feel": 12,
+        "hier_fedavg": 6,
+        "fedavg": 12,
+    }

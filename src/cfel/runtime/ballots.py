@@ -9,6 +9,9 @@ from dataclasses import dataclass
 
 from cfel.errors import InputError
 
+MOST_TERM = 2**53
+"""Far beyond any run, and exact wherever numbers are kept; a larger term is a forgery or a fault."""
+
 
 @dataclass(frozen=True, slots=True)
 class Timing:
@@ -49,8 +52,7 @@ class Ballot:
     voted_for: int | None = None
 
     def __post_init__(self) -> None:
-        if self.term < 0:
-            raise InputError(f"term: {self.term} is negative")
+        _checked_term(self.term)
 
 
 @dataclass(frozen=True, slots=True)
@@ -67,6 +69,11 @@ class VoteRequest:
     asked_at: float
     preliminary: bool
 
+    def __post_init__(self) -> None:
+        _checked_term(self.term)
+        _checked_instant("asked_at", self.asked_at)
+        _checked_flag("preliminary", self.preliminary)
+
 
 @dataclass(frozen=True, slots=True)
 class VoteReply:
@@ -77,6 +84,12 @@ class VoteReply:
     preliminary: bool
     granted: bool
 
+    def __post_init__(self) -> None:
+        _checked_term(self.term)
+        _checked_instant("asked_at", self.asked_at)
+        _checked_flag("preliminary", self.preliminary)
+        _checked_flag("granted", self.granted)
+
 
 @dataclass(frozen=True, slots=True)
 class Heartbeat:
@@ -85,6 +98,10 @@ class Heartbeat:
     term: int
     sent_at: float
 
+    def __post_init__(self) -> None:
+        _checked_term(self.term)
+        _checked_instant("sent_at", self.sent_at)
+
 
 @dataclass(frozen=True, slots=True)
 class HeartbeatReply:
@@ -92,6 +109,10 @@ class HeartbeatReply:
 
     term: int
     sent_at: float
+
+    def __post_init__(self) -> None:
+        _checked_term(self.term)
+        _checked_instant("sent_at", self.sent_at)
 
 
 Message = VoteRequest | VoteReply | Heartbeat | HeartbeatReply
@@ -137,3 +158,18 @@ class LeaderChanged:
 
 
 Action = Persist | Send | LeaderChanged
+
+
+def _checked_term(term: object) -> None:
+    if type(term) is not int or not 0 <= term <= MOST_TERM:
+        raise InputError(f"term = {term!r}: must be a whole number from 0 to {MOST_TERM}")
+
+
+def _checked_instant(name: str, instant: object) -> None:
+    if type(instant) not in (int, float) or not math.isfinite(instant):  # type: ignore[arg-type]
+        raise InputError(f"{name} = {instant!r}: must be a finite number")
+
+
+def _checked_flag(name: str, flag: object) -> None:
+    if type(flag) is not bool:
+        raise InputError(f"{name} = {flag!r}: must be true or false")

@@ -8,8 +8,8 @@ order. What is voted on is only the office: there is no log to replicate, so a v
         └────────────────────┴──────────────── no majority answers ──────────────┘
 
 Safe whatever the network does: at most one leader per term, as each member votes once per term, remembers it
-on disk, and two majorities share a member. Quiet: a member that comes back or was cut off sounds the others out
-first and is refused while they hear their leader. If clocks run at the same rate within the gap between
+on disk, and two majorities share a member. Quiet: a member that comes back or was cut off sounds the others
+out first and is refused while they hear their leader. If clocks run at the same rate within the gap between
 `contact_seconds` and the lower timeout, `leads` is true for at most one member at any instant.
 """
 
@@ -167,10 +167,10 @@ def _on_vote_request(
     if _would_vote(state, request, now):
         state = _follower(state, Ballot(request.term), now, draw)
     granted = request.term == state.term and _may_vote_for(state, sender, now)
-    if granted:
+    if granted and state.ballot.voted_for is None:
         # Whoever voted for a candidate leaves it the time to win before asking for votes itself.
         wait = _between(state.electorate.timing.retry_seconds, draw)
-        state = replace(state, ballot=Ballot(state.term, sender), deadline=now + wait)
+        state = replace(_follower(state, Ballot(state.term, sender), now, draw), deadline=now + wait)
     return state, [_vote(state, sender, request, granted)]
 
 

@@ -82,6 +82,9 @@ def report_from(message: Message, order: DeviceOrder, clip_norm: float | None = 
     steps = message.whole("steps")
     if steps > order.tau:
         raise RefusedError(f"steps = {steps}: at most {order.tau} were asked")
+    samples = message.whole("samples")
+    if not samples:
+        raise RefusedError("samples = 0: a device holds at least one")
     estimates = estimates_in(message)
     return DeviceReport(
         device=order.device,
@@ -91,7 +94,7 @@ def report_from(message: Message, order: DeviceOrder, clip_norm: float | None = 
         g2=None if estimates is None else estimates.g2,
         steps=steps,
         loss=message.number("loss"),
-        samples=message.whole("samples"),
+        samples=samples,
         kept_energy=_shares(message.header.get("kept_energy")),
     )
 

@@ -5,6 +5,9 @@
     │   ├── FleetFileError      a device table, a trace or an edge list cannot be used
     │   └── ExperimentError     an experiment file cannot be used
     ├── RunDirectoryError   a run directory cannot be written, read or gone on with
+    ├── DeploymentError     a federation cannot be started or gone on with
+    │   ├── UnreachableError    another member did not answer (in time)
+    │   └── RefusedError        a message was refused; says why
     └── ...                 later layers hang their own branches here
 
 A caller who catches `CfelError` has caught every foreseen failure; anything else is a defect of cfel.
@@ -33,6 +36,18 @@ class ExperimentError(InputError):
 
 class RunDirectoryError(CfelError):
     """A run directory cannot be written, read or gone on with; what was written before stays."""
+
+
+class DeploymentError(CfelError):
+    """A federation cannot be started or gone on with."""
+
+
+class UnreachableError(DeploymentError):
+    """Another member did not answer, or not in time; asking again may help."""
+
+
+class RefusedError(DeploymentError):
+    """A message, a certificate or an upload was refused; the message says why."""
 
 
 def unknown_name(what: str, name: object, allowed: Iterable[str]) -> str:

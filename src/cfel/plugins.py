@@ -5,8 +5,10 @@ adding one from outside the package needs no change inside it. Nothing is looked
 """
 
 import importlib
+import sys
 from collections.abc import Callable, Mapping
 from importlib.metadata import entry_points
+from pathlib import Path
 from typing import Any
 
 from cfel.errors import InputError, unknown_name
@@ -46,3 +48,14 @@ def _loaded(kind: str, name: str, load: Callable[[], object]) -> Callable[..., A
     if not callable(found):
         raise InputError(f"{kind}: {name!r} is a {type(found).__name__}, not a function")
     return found
+
+
+def import_from(*folders: Path) -> None:
+    """Lets "module:function" names be found in some folders and the current one, behind everything installed.
+
+    Behind, so that a file called like a module of Python's own does not take its place.
+    """
+    for folder in (*folders, Path()):
+        place = str(folder.absolute())
+        if place not in sys.path:
+            sys.path.append(place)

@@ -5,12 +5,13 @@ import json
 import math
 import sys
 from collections.abc import Collection
-from pathlib import Path
 from typing import Any, Literal
 
 import numpy as np
 from rich.console import Console
 from rich.table import Table
+
+from cfel.plugins import import_from as import_from
 
 Commands = Any
 """argparse's action for sub-commands; its type is private."""
@@ -23,6 +24,11 @@ SUMMARIES = {
     "run": "simulate one experiment",
     "compare": "simulate several schemes side by side",
     "report": "draw the report of a run or a comparison",
+    "up": "run an experiment as real processes on this machine",
+    "edge": "run one edge server of a federation",
+    "device": "run one device of a federation",
+    "certs": "make, renew or revoke the certificates of a federation",
+    "status": "show who is alive in a federation, who coordinates and what was spent",
     "export": "write the trained model of a run to a file",
     "bench": "measure cfel on this machine",
 }
@@ -50,17 +56,6 @@ def add_changes(parser: argparse.ArgumentParser) -> None:
 def add_json(parser: argparse.ArgumentParser) -> None:
     """The option --json."""
     parser.add_argument("--json", action="store_true", help="print one JSON document and nothing else")
-
-
-def import_from(*folders: Path) -> None:
-    """Lets "module:function" names be found in some folders and the current one, behind everything installed.
-
-    Behind, so that a file called like a module of Python's own does not take its place.
-    """
-    for folder in (*folders, Path()):
-        place = str(folder.absolute())
-        if place not in sys.path:
-            sys.path.append(place)
 
 
 def amount(text: str) -> float:

@@ -20,6 +20,7 @@ from cfel.learning.models import model_builder
 from cfel.learning.partition import partition
 from cfel.learning.sgd import LocalParameters
 from cfel.learning.task import DeviceData, Task, custom_task, initial_model
+from cfel.runtime.parameters import DeploymentParameters
 from cfel.simulation import SimulationParameters, chosen_engine
 from cfel.system import (
     Backhaul,
@@ -52,6 +53,7 @@ class Experiment:
     compression: CompressionParameters = field(default_factory=CompressionParameters)
     budget: BudgetParameters = field(default_factory=BudgetParameters)
     simulation: SimulationParameters = field(default_factory=SimulationParameters)
+    deployment: DeploymentParameters = field(default_factory=DeploymentParameters)
 
     def __post_init__(self) -> None:
         checked.text("name", self.name)

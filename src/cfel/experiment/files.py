@@ -23,6 +23,7 @@ from cfel.experiment.document import (
 from cfel.experiment.experiment import Experiment
 from cfel.experiment.sections import BudgetParameters, CompressionParameters, DataParameters, ModelParameters
 from cfel.learning.sgd import LocalParameters
+from cfel.runtime.parameters import DeploymentParameters
 from cfel.simulation import SimulationParameters
 from cfel.system import (
     Availability,
@@ -88,6 +89,7 @@ def parse_experiment(document: Table) -> Experiment:
         "scheme": lambda table: section(SchemeParameters, "scheme", table),
         "compression": lambda table: section(CompressionParameters, "compression", table),
         "budget": lambda table: section(BudgetParameters, "budget", table),
+        "deployment": lambda table: section(DeploymentParameters, "deployment", table),
     }
     refuse_unknown("", whole, ["name", "seed", "simulation", "preset", *parsers])
     sections: dict[str, Any] = {key: whole[key] for key in ("name", "seed") if key in whole}
@@ -117,6 +119,7 @@ def experiment_toml(experiment: Experiment) -> str:
         "compression": table_of(experiment.compression),
         "budget": table_of(experiment.budget),
         "simulation": {key: value for key, value in simulation.items() if key not in ENDING_KEYS},
+        "deployment": table_of(experiment.deployment),
     }
     return tomli_w.dumps(document)
 

@@ -48,7 +48,8 @@ def device_estimate(
         else:
             scatter.add(gradient)
     assert scatter is not None  # noqa: S101 — fresh_batches ≥ 2
-    return replace(state, estimates=from_fresh(scatter, local.fresh_batches))
+    kept = () if state.estimates is None else state.estimates.kept_energy
+    return replace(state, estimates=replace(from_fresh(scatter, local.fresh_batches), kept_energy=kept))
 
 
 def device_update(

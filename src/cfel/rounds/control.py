@@ -1,14 +1,14 @@
 """From what a run has come to, to what the scheme sees and what a device is asked."""
 
 import math
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 
 import numpy as np
 
 from cfel.control.problem import FloatArray
 from cfel.control.scheme import Observation
 from cfel.learning.estimates import Estimates
-from cfel.learning.exchange import DeviceOrder
+from cfel.learning.exchange import DeviceOrder, DeviceReport
 from cfel.learning.flat import FlatModel
 from cfel.rounds.outcome import Spent
 from cfel.rounds.parameters import SimulationParameters
@@ -74,6 +74,13 @@ def kept_energy(known: Sequence[Estimates | None]) -> FloatArray | None:
     """The share of an update's energy in its largest entries, averaged over the devices that told it."""
     told = [each.kept_energy for each in known if each is not None and each.kept_energy]
     return np.mean(told, axis=0) if told else None
+
+
+def device_weights(world: World, reports: Sequence[DeviceReport]) -> Mapping[int, float] | None:
+    """What each device counts within its cluster; None for all alike."""
+    if world.scheme.gossip.weights == "equal":
+        return None
+    return {report.device: float(report.samples) for report in reports}
 
 
 def ordered(

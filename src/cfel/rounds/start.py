@@ -34,7 +34,7 @@ def refuse_other_experiment(path: Path, experiment_toml: str) -> None:
     now = _flat(tomllib.loads(experiment_toml))
     for key in sorted(then.keys() | now.keys()):
         before, asked = then.get(key), now.get(key)
-        if key not in MAY_DIFFER and before != asked:
+        if key not in MAY_DIFFER and not key.startswith("deployment.") and before != asked:
             raise RunDirectoryError(
                 f"{path} holds a run with {key} = {before!r}, not {asked!r}: "
                 "resume it as it was, or choose another directory"

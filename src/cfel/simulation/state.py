@@ -11,6 +11,7 @@ from torch import Tensor
 from cfel.control.problem import FloatArray
 from cfel.control.scheme import State
 from cfel.cost import Ledger, new_ledger
+from cfel.errors import RunDirectoryError
 from cfel.learning.estimates import Estimates
 from cfel.learning.exchange import DeviceState
 from cfel.learning.flat import FlatModel
@@ -88,6 +89,8 @@ def to_checkpoint(state: RunState) -> Checkpoint:
 def from_checkpoint(checkpoint: Checkpoint, world: World) -> RunState:
     """The state that `to_checkpoint` wrote."""
     tensors, values = checkpoint.tensors, checkpoint.state
+    if "estimates" not in tensors:
+        raise RunDirectoryError("the run is a deployment's: what devices remember is theirs, see `cfel up`")
     return RunState(
         rounds_done=checkpoint.round,
         models=edge_models(checkpoint, world.fleet.clusters),

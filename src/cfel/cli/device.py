@@ -1,0 +1,11 @@
+"""`cfel device`: one device of a federation."""
+
+from cfel.cli.node import register_node
+from cfel.cli.shared import Commands
+
+EXAMPLE = "  cfel device --config device-7.toml"
+
+
+def register(commands: Commands) -> None:
+    """Adds the command."""
+    register_node(commands, "device", EXAMPLE)

@@ -1,0 +1,11 @@
+"""`cfel edge`: one edge server of a federation."""
+
+from cfel.cli.node import register_node
+from cfel.cli.shared import Commands
+
+EXAMPLE = "  cfel edge --config edge-0.toml"
+
+
+def register(commands: Commands) -> None:
+    """Adds the command."""
+    register_node(commands, "edge", EXAMPLE)

@@ -1,0 +1,168 @@
+"""Models and uploads as message bodies, and the checks that an upload has to pass before it is used."""
+
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from cfel.errors import InputError, RefusedError
+from cfel.learning.compression import Update
+from cfel.learning.estimates import Estimates
+from cfel.learning.exchange import DeviceOrder, DeviceReport
+from cfel.learning.flat import FlatModel
+from cfel.learning.wire import pack, unpack
+from cfel.runtime.messages import Message
+
+
+def model_bytes(model: FlatModel) -> bytes:
+    """Both vectors, parameters first."""
+    return _bytes(model.parameters) + _bytes(model.buffers)
+
+
+def model_from(body: bytes, like: FlatModel) -> FlatModel:
+    """The model that `model_bytes` wrote, of the same shape as `like`.
+
+    Raises:
+        RefusedError: it has another length.
+    """
+    split = 4 * like.parameters.numel()
+    if len(body) != split + 4 * like.buffers.numel():
+        raise RefusedError(f"a model of {len(body)} bytes, {split + 4 * like.buffers.numel()} expected")
+    return FlatModel(_vector(body[:split]), _vector(body[split:]))
+
+
+def most_upload_bytes(start: FlatModel) -> int:
+    """No upload is larger: dense values, a bitmap, scales, buffers and some room for headers."""
+    return 5 * start.parameters.numel() + 4 * start.buffers.numel() + 4096
+
+
+def upload(report: DeviceReport, order: DeviceOrder) -> Message:
+    """A report for the wire."""
+    header = {
+        "global_round": order.global_round,
+        "edge_round": order.edge_round,
+        "sigma2": report.sigma2,
+        "g2": report.g2,
+        "steps": report.steps,
+        "loss": report.loss,
+        "samples": report.samples,
+        "kept_energy": list(report.kept_energy),
+        "buffers": report.buffers.numel(),
+    }
+    return Message(header, _bytes(report.buffers) + pack(report.update))
+
+
+def report_from(message: Message, order: DeviceOrder, clip_norm: float | None = None) -> DeviceReport:
+    """The report in an upload, after every check.
+
+    Args:
+        message: what came in.
+        order: what its sender was asked; the sender is who the certificate says.
+        clip_norm: a longer update is scaled down to this norm.
+
+    Raises:
+        RefusedError: it is of another round, damaged, out of range or not finite.
+    """
+    asked = (order.global_round, order.edge_round)
+    sent = (message.whole("global_round"), message.whole("edge_round"))
+    if sent != asked:
+        raise RefusedError(f"upload of round {sent}, asked was {asked}")
+    split = 4 * order.model.buffers.numel()
+    buffers = _finite("buffers", _vector(message.body[:split]), order.model.buffers.numel())
+    try:
+        update = unpack(message.body[split:], order.model.parameters.numel())
+    except InputError as error:
+        raise RefusedError(str(error)) from error
+    for part in ("values", "scales"):
+        values: Tensor | None = getattr(update, part, None)
+        if values is not None:
+            _finite(f"update.{part}", values, values.numel())
+    steps = message.whole("steps")
+    if steps > order.tau:
+        raise RefusedError(f"steps = {steps}: at most {order.tau} were asked")
+    samples = message.whole("samples")
+    if not samples:
+        raise RefusedError("samples = 0: a device holds at least one")
+    estimates = estimates_in(message)
+    return DeviceReport(
+        device=order.device,
+        update=update if clip_norm is None else clipped(update, clip_norm),
+        buffers=buffers,
+        sigma2=None if estimates is None else estimates.sigma2,
+        g2=None if estimates is None else estimates.g2,
+        steps=steps,
+        loss=message.number("loss"),
+        samples=samples,
+        kept_energy=_shares(message.header.get("kept_energy")),
+    )
+
+
+def estimates_in(message: Message) -> Estimates | None:
+    """σ² and G² of a message: both, or none.
+
+    Raises:
+        RefusedError: they are no such numbers.
+    """
+    if message.header.get("sigma2") is None and message.header.get("g2") is None:
+        return None
+    try:
+        return Estimates(message.number("sigma2"), message.number("g2"))
+    except InputError as error:
+        raise RefusedError(str(error)) from error
+
+
+@dataclass(frozen=True, slots=True)
+class ScaledUpdate:
+    """An update times a factor."""
+
+    update: Update
+    factor: float
+
+    @property
+    def size(self) -> int:
+        """Length of the vector."""
+        return self.update.size
+
+    @property
+    def wire_bits(self) -> int:
+        """As it came."""
+        return self.update.wire_bits
+
+    def add_to(self, dense: Tensor, weight: float) -> None:
+        """Adds weight · factor · the vector."""
+        self.update.add_to(dense, weight * self.factor)
+
+
+def clipped(update: Update, clip_norm: float) -> Update:
+    """The update itself, or scaled down to a Euclidean norm of `clip_norm` if it is longer."""
+    dense = torch.zeros(update.size)
+    update.add_to(dense, 1.0)
+    norm = float(torch.linalg.vector_norm(dense.double()))
+    return update if norm <= clip_norm else ScaledUpdate(update, clip_norm / norm)
+
+
+def _shares(value: Any) -> tuple[float, ...]:  # noqa: ANN401 — whatever came in
+    if not isinstance(value, list) or not all(type(share) in (int, float) for share in value):
+        raise RefusedError(f"kept_energy = {value!r}: must be a list of numbers")
+    return tuple(float(share) for share in value)
+
+
+def _finite(name: str, values: Tensor, count: int) -> Tensor:
+    if values.numel() != count:
+        raise RefusedError(f"{name}: {values.numel()} numbers, {count} expected")
+    if not bool(torch.isfinite(values).all()):
+        raise RefusedError(f"{name}: not all of them finite")
+    return values
+
+
+def _bytes(values: Tensor) -> bytes:
+    return values.numpy().astype("<f4", copy=False).tobytes()
+
+
+def _vector(content: bytes) -> Tensor:
+    try:
+        return torch.from_numpy(np.frombuffer(content, dtype="<f4").astype(np.float32))
+    except ValueError as error:
+        raise RefusedError(f"{len(content)} bytes are not a vector of float32") from error

@@ -1,0 +1,245 @@
+"""An edge server's desk: where its devices ask for orders, fetch the model and leave their uploads.
+
+Devices are clients only. Each keeps one question for a new order open at all times, also while it trains: so
+the desk knows who is there, and an order reaches its device at once. It does no arithmetic on models.
+"""
+
+import asyncio
+import logging
+import secrets
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
+from typing import Any, Literal
+
+from cfel.errors import RefusedError
+from cfel.learning.estimates import Estimates
+from cfel.learning.exchange import DeviceOrder, DeviceReport
+from cfel.learning.flat import FlatModel
+from cfel.runtime.contents import estimates_in, model_bytes, most_upload_bytes, report_from
+from cfel.runtime.identity import Identity
+from cfel.runtime.messages import Message
+from cfel.runtime.parameters import DeploymentParameters
+from cfel.runtime.transport import Method
+from cfel.runtime.workroom import Workroom
+
+POLL_SECONDS = 20.0
+# How long the desk looks away at most before it sees who has gone.
+_LOOK_SECONDS = 0.25
+_LOG = logging.getLogger(__name__)
+
+Round = tuple[int, int]
+Kind = Literal["estimate", "update"]
+
+
+@dataclass(frozen=True, slots=True)
+class Assignment:
+    """What a device is asked at the moment.
+
+    Attributes:
+        kind: estimates or an update.
+        serial: names it, so that a device can tell a new one from one it knows.
+        order: what is asked.
+        used: round of the device's last upload that went into a model, or None.
+    """
+
+    kind: Kind
+    serial: str
+    order: DeviceOrder
+    used: Round | None
+
+
+class Desk:
+    """Orders out, estimates and reports in.
+
+    Args:
+        devices: those of this edge server.
+        start: any model of the experiment, for sizes.
+        parameters: deadlines and limits.
+        workroom: where bytes are checked.
+        now: a clock that only runs forward.
+    """
+
+    def __init__(
+        self,
+        devices: tuple[int, ...],
+        start: FlatModel,
+        parameters: DeploymentParameters,
+        workroom: Workroom,
+        now: Callable[[], float],
+    ) -> None:
+        self.devices = devices
+        self.refused: dict[int, int] = dict.fromkeys(devices, 0)
+        self._start, self._parameters, self._workroom, self._now = start, parameters, workroom, now
+        self._boot, self._count = secrets.token_hex(4), 0
+        self._assigned: dict[int, Assignment] = {}
+        self._answers: dict[int, Any] = {}
+        self._model: tuple[str, bytes] = ("", b"")
+        self._polls: dict[int, int] = dict.fromkeys(devices, 0)
+        self._left_at: dict[int, float] = dict.fromkeys(devices, now())
+        self._finished = False
+        self._told: set[int] = set()
+        self._changed = asyncio.Condition()
+
+    def methods(self) -> dict[str, Method]:
+        """What devices may call."""
+        return {
+            "next": Method(("device",), self.next),
+            "model": Method(("device",), self.model),
+            "estimates": Method(("device",), self.estimates),
+            "upload": Method(("device",), self.upload, most_upload_bytes(self._start)),
+        }
+
+    def connected(self) -> list[int]:
+        """Devices that are there."""
+        return [device for device in self.devices if self._polls[device]]
+
+    async def collect_estimates(self, orders: Mapping[int, DeviceOrder]) -> dict[int, Estimates]:
+        """Asks devices for σ² and G²; those who answered in time."""
+        return await self._collect("estimate", orders, {})
+
+    async def collect_reports(
+        self, orders: Mapping[int, DeviceOrder], used: Mapping[int, Round]
+    ) -> dict[int, DeviceReport]:
+        """Asks devices for updates; those that arrived in time."""
+        return await self._collect("update", orders, used)
+
+    async def finish(self, seconds: float) -> None:
+        """Tells every device that the experiment is over, and waits until those who are there know."""
+        self._finished = True
+        await self._tell()
+        deadline = self._now() + seconds
+        while set(self.connected()) - self._told and self._now() < deadline:
+            await self._wait_for_change(_LOOK_SECONDS)
+
+    async def _collect(
+        self, kind: Kind, orders: Mapping[int, DeviceOrder], used: Mapping[int, Round]
+    ) -> dict[int, Any]:
+        self._answers = {}
+        for device, order in orders.items():
+            self._count += 1
+            serial = f"{self._boot}-{self._count}"
+            self._assigned[device] = Assignment(kind, serial, order, used.get(device))
+        model = next(iter(orders.values())).model if orders else self._start
+        self._model = await self._workroom.do(lambda: (model.sha256().hex(), model_bytes(model)))
+        await self._tell()
+        deadline = self._now() + self._parameters.round_seconds
+        while self._is_worth_waiting(deadline):
+            await self._wait_for_change(_LOOK_SECONDS)
+        late, self._assigned = sorted(self._assigned), {}
+        if late:
+            _LOG.warning("%s: nothing in time from devices %s", kind, late)
+        return dict(sorted(self._answers.items()))
+
+    def _is_worth_waiting(self, deadline: float) -> bool:
+        now = self._now()
+        patience = self._parameters.gone_seconds
+        there = (self._polls[n] or now - self._left_at[n] <= patience for n in self._assigned)
+        return now < deadline and any(there)
+
+    async def next(self, caller: Identity, message: Message) -> Message:
+        """The order a device does not know yet; waits for one for a while."""
+        device = self._own(caller)
+        known = message.header.get("after")
+        self._polls[device] += 1
+        try:
+            deadline = self._now() + POLL_SECONDS
+            while self._now() < deadline:
+                answer = self._news(device, known)
+                if answer is not None:
+                    return answer
+                await self._wait_for_change(deadline - self._now())
+            return Message({"kind": "nothing"})
+        finally:
+            self._polls[device] -= 1
+            self._left_at[device] = self._now()
+
+    def _news(self, device: int, known: object) -> Message | None:
+        if self._finished:
+            self._told.add(device)
+            return Message({"kind": "finished"})
+        assignment = self._assigned.get(device)
+        if assignment is None or assignment.serial == known or not self._model[0]:
+            return None
+        order = assignment.order
+        return Message(
+            {
+                "kind": assignment.kind,
+                "serial": assignment.serial,
+                "global_round": order.global_round,
+                "edge_round": order.edge_round,
+                "rho": order.rho,
+                "theta": order.theta,
+                "model_sha256": self._model[0],
+                "used": assignment.used,
+            }
+        )
+
+    async def model(self, caller: Identity, message: Message) -> Message:
+        """The model of the present order."""
+        self._own(caller)
+        if message.text("sha256") != self._model[0]:
+            raise RefusedError("this model is not needed any more")
+        return Message({}, self._model[1])
+
+    async def estimates(self, caller: Identity, message: Message) -> Message:
+        """Takes a device's σ² and G²."""
+        device = self._own(caller)
+        self._asked(device, "estimate", message)
+        found = estimates_in(message)
+        if found is None:
+            raise RefusedError("sigma2 and g2 must be numbers")
+        await self._take(device, found)
+        return Message()
+
+    async def upload(self, caller: Identity, message: Message) -> Message:
+        """Takes a device's update, once every check is passed."""
+        device = self._own(caller)
+        most = self._parameters.quarantine_after
+        if most and self.refused[device] >= most:
+            raise RefusedError(f"in quarantine after {most} refused uploads")
+        if device in self._answers:
+            return Message({"accepted": True})
+        assignment = self._asked(device, "update", message)
+        try:
+            report = await self._workroom.do(
+                lambda: report_from(message, assignment.order, self._parameters.clip_norm)
+            )
+        except RefusedError:
+            self.refused[device] += 1
+            raise
+        if self._assigned.get(device) is not assignment:
+            raise RefusedError("too late: the round has been closed")
+        await self._take(device, report)
+        return Message({"accepted": True})
+
+    def _asked(self, device: int, kind: Kind, message: Message) -> Assignment:
+        assignment = self._assigned.get(device)
+        if assignment is None or assignment.kind != kind:
+            raise RefusedError(f"no {kind} is asked of device {device} now")
+        asked = (assignment.order.global_round, assignment.order.edge_round)
+        sent = (message.whole("global_round"), message.whole("edge_round"))
+        if sent != asked:
+            raise RefusedError(f"{kind} of round {sent}, asked was {asked}")
+        return assignment
+
+    async def _take(self, device: int, answer: object) -> None:
+        self._answers[device] = answer
+        del self._assigned[device]
+        await self._tell()
+
+    def _own(self, caller: Identity) -> int:
+        if caller.number not in self._polls:
+            raise RefusedError(f"{caller} belongs to another edge server")
+        return caller.number
+
+    async def _tell(self) -> None:
+        async with self._changed:
+            self._changed.notify_all()
+
+    async def _wait_for_change(self, seconds: float) -> None:
+        async with self._changed:
+            try:
+                async with asyncio.timeout(seconds):
+                    await self._changed.wait()
+            except TimeoutError:
+                return

@@ -1,0 +1,178 @@
+"""A device's part: asks for orders, trains, and leaves its upload; remembers before it sends.
+
+It is a client only, so it works behind any firewall. What it keeps (momentum, residual, last upload) is on
+the disk before the upload goes out: an order that comes again gets the same bytes, and an upload that its
+edge server did not use goes back into the residual, where error feedback is on.
+"""
+
+import asyncio
+import logging
+from collections.abc import Callable
+from pathlib import Path
+
+from cfel.cost import realised_seconds
+from cfel.errors import RefusedError, UnreachableError
+from cfel.learning.exchange import DeviceOrder
+from cfel.learning.roles import device_estimate, device_update
+from cfel.learning.task import DeviceData
+from cfel.learning.workspace import Workspace
+from cfel.rounds import ordered
+from cfel.runtime.contents import model_from, upload
+from cfel.runtime.desk import POLL_SECONDS
+from cfel.runtime.device_memory import Memory, Sent, load_memory, save_memory, with_unused_returned
+from cfel.runtime.identity import Identity
+from cfel.runtime.messages import Message
+from cfel.runtime.parameters import DeploymentParameters
+from cfel.runtime.transport import Calls
+from cfel.runtime.workroom import Workroom
+from cfel.world import World
+
+_LOG = logging.getLogger(__name__)
+_TRY_AGAIN_SECONDS = 0.3
+
+
+class DeviceAgent:
+    """One device.
+
+    Args:
+        world: what is run.
+        number: which device.
+        data: what it holds.
+        parameters: how long calls may take, and emulation.
+        calls: how it reaches its edge server.
+        directory: where its memory is kept.
+        workroom: where it trains.
+        now: a clock that only runs forward.
+    """
+
+    def __init__(
+        self,
+        world: World,
+        number: int,
+        data: DeviceData,
+        parameters: DeploymentParameters,
+        calls: Calls,
+        directory: Path,
+        workroom: Workroom,
+        now: Callable[[], float],
+    ) -> None:
+        self._world, self._number, self._data, self._parameters = world, number, data, parameters
+        self._calls, self._workroom, self._now = calls, workroom, now
+        self._edge = Identity("edge", int(world.fleet.cluster[number]))
+        self._path = directory / "memory.bin"
+        self._memory = load_memory(self._path)
+        self._workspace = Workspace(world.task, world.local, world.compress)
+        self._orders: asyncio.Queue[Message] = asyncio.Queue()
+        self._newest = ""
+
+    async def run(self) -> None:
+        """Works until the experiment is over."""
+        async with asyncio.TaskGroup() as group:
+            work = group.create_task(self._work())
+            await self._listen()
+            work.cancel()
+
+    async def _listen(self) -> None:
+        """Keeps one question for a new order open until there are no more."""
+        while True:
+            try:
+                asked = Message({"after": self._newest})
+                answer = await self._calls.call(self._edge, "next", asked, POLL_SECONDS + 10)
+            except UnreachableError as error:
+                _LOG.info("no answer: %s", error)
+                await asyncio.sleep(_TRY_AGAIN_SECONDS)
+                continue
+            kind = answer.text("kind")
+            if kind == "finished":
+                return
+            if kind != "nothing":
+                self._newest = answer.text("serial")
+                self._orders.put_nowait(answer)
+
+    async def _work(self) -> None:
+        while True:
+            order = await self._orders.get()
+            if order.text("serial") != self._newest:
+                continue
+            try:
+                await (self._estimate(order) if order.text("kind") == "estimate" else self._update(order))
+            except RefusedError as error:
+                _LOG.warning("order of round %s given up: %s", _round(order), error)
+
+    async def _estimate(self, asked: Message) -> None:
+        order = await self._order(asked)
+        before = self._memory.state
+        state = await self._workroom.do(lambda: device_estimate(order, self._data, before, self._workspace))
+        await self._remember(Memory(state, self._memory.sent))
+        if state.estimates is None:
+            raise RefusedError("no estimates came out")
+        found = {"sigma2": state.estimates.sigma2, "g2": state.estimates.g2}
+        await self._deliver(asked, "estimates", Message({**_place(order), **found}))
+
+    async def _update(self, asked: Message) -> None:
+        sent = self._memory.sent
+        key = (*_round(asked), asked.text("model_sha256"), asked.number("rho"), asked.number("theta"))
+        if sent is None or sent.key != key:
+            sent = await self._trained(asked, key)
+        await self._deliver(asked, "upload", Message(sent.header, sent.body))
+
+    async def _trained(self, asked: Message, key: tuple[int, int, str, float, float]) -> Sent:
+        begin = self._now()
+        order = await self._order(asked)
+        used = asked.header.get("used")
+        memory = self._memory
+        if self._world.local.error_feedback:
+            memory = with_unused_returned(memory, None if used is None else (used[0], used[1]))
+        report, state = await self._workroom.do(
+            lambda: device_update(order, self._data, memory.state, self._workspace)
+        )
+        message = upload(report, order)
+        sent = Sent(key, message.header, message.body)
+        await self._remember(Memory(state, sent))
+        await self._emulated(order, report.steps, begin)
+        return sent
+
+    async def _emulated(self, order: DeviceOrder, steps: int, begin: float) -> None:
+        """Waits until the device of the experiment would have been done."""
+        if not self._parameters.time_scale:
+            return
+        at = (order.global_round, order.edge_round)
+        now = self._world.fleet.conditions(self._world.seed, *at, self._world.model_bits)
+        n = self._number
+        seconds = float(realised_seconds(steps, order.theta, now.mu[n], now.nu[n]))
+        left = seconds * self._parameters.time_scale - (self._now() - begin)
+        await asyncio.sleep(max(0.0, left))
+
+    async def _order(self, asked: Message) -> DeviceOrder:
+        request = Message({"sha256": asked.text("model_sha256")})
+        answer = await self._patiently(asked, "model", request)
+        model = model_from(answer.body, self._world.start)
+        if model.sha256().hex() != asked.text("model_sha256"):
+            raise RefusedError("the model that came is another one")
+        rho, theta = asked.number("rho"), asked.number("theta")
+        return ordered(self._world, *_round(asked), self._number, rho, theta, model)
+
+    async def _deliver(self, asked: Message, method: str, message: Message) -> None:
+        await self._patiently(asked, method, message)
+
+    async def _patiently(self, asked: Message, method: str, message: Message) -> Message:
+        """Calls until it is answered, or the order is no longer the newest."""
+        while asked.text("serial") == self._newest:
+            try:
+                return await self._calls.call(self._edge, method, message, self._parameters.round_seconds)
+            except UnreachableError as error:
+                _LOG.info("%s: %s", method, error)
+                await asyncio.sleep(_TRY_AGAIN_SECONDS)
+        raise RefusedError("a newer order has come")
+
+    async def _remember(self, memory: Memory) -> None:
+        await self._workroom.do(lambda: save_memory(self._path, memory))
+        self._memory = memory
+
+
+def _round(asked: Message) -> tuple[int, int]:
+    return asked.whole("global_round"), asked.whole("edge_round")
+
+
+def _place(order: DeviceOrder) -> dict[str, int]:
+    return {"global_round": order.global_round, "edge_round": order.edge_round}

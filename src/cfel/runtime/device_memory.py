@@ -1,0 +1,88 @@
+"""What a device keeps from one edge round to the next, on its disk: its state and its last upload."""
+
+from collections.abc import Mapping
+from dataclasses import dataclass, field, replace
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from cfel.learning.estimates import Estimates
+from cfel.learning.exchange import DeviceState
+from cfel.learning.wire import unpack
+from cfel.runtime import persisted
+
+Key = tuple[int, int, str, float, float]
+"""(global round, edge round, SHA-256 of the model, ρ, θ): the same order has the same key."""
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class Sent:
+    """An upload that was made; whether it arrived is for the edge server to say."""
+
+    key: Key
+    header: Mapping[str, Any]
+    body: bytes
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class Memory:
+    """A device's state and its last upload."""
+
+    state: DeviceState = field(default_factory=DeviceState)
+    sent: Sent | None = None
+
+
+def with_unused_returned(memory: Memory, used: tuple[int, int] | None) -> Memory:
+    """The memory with the last upload back in the residual, unless its edge server used it.
+
+    Args:
+        memory: as it is.
+        used: round of the last upload that the edge server used.
+    """
+    sent, residual = memory.sent, memory.state.residual
+    if sent is None or residual is None or sent.key[:2] == used:
+        return memory
+    returned = residual.clone()
+    buffers = 4 * int(sent.header.get("buffers", 0))
+    unpack(sent.body[buffers:], returned.numel()).add_to(returned, 1.0)
+    return replace(memory, state=replace(memory.state, residual=returned), sent=None)
+
+
+def save_memory(path: Path, memory: Memory) -> None:
+    """Returns when the memory is on the device's disk."""
+    state, sent = memory.state, memory.sent
+    tensors: dict[str, Any] = {}
+    for name in ("momentum", "residual"):
+        tensor: Tensor | None = getattr(state, name)
+        if tensor is not None:
+            tensors[name] = tensor.numpy()
+    if sent is not None:
+        tensors["upload"] = np.frombuffer(sent.body, dtype=np.uint8)
+    known = state.estimates
+    values = {
+        "estimates": None if known is None else [known.sigma2, known.g2, known.kept_energy],
+        "sent": None if sent is None else {"key": sent.key, "header": dict(sent.header)},
+    }
+    persisted.save(path, tensors, values)
+
+
+def load_memory(path: Path) -> Memory:
+    """The memory saved last; an empty one for a new device."""
+    found = persisted.load(path)
+    if found is None:
+        return Memory()
+    tensors, values = found
+    kept = {
+        name: torch.from_numpy(np.array(tensors[name])) if name in tensors else None
+        for name in ("momentum", "residual")
+    }
+    known, sent = values["estimates"], values["sent"]
+    estimates = None if known is None else Estimates(known[0], known[1], tuple(known[2]))
+    state = DeviceState(**kept, estimates=estimates)
+    if sent is None:
+        return Memory(state)
+    key: Key = tuple(sent["key"])
+    return Memory(state, Sent(key, sent["header"], tensors["upload"].tobytes()))

@@ -1,0 +1,125 @@
+"""An edge server's part in the election: feeds `election.step` with time, chance and messages."""
+
+import asyncio
+import logging
+from collections.abc import Callable
+from dataclasses import asdict
+from pathlib import Path
+from random import SystemRandom
+
+from cfel.errors import RefusedError, UnreachableError
+from cfel.runtime import ballots, election
+from cfel.runtime.ballots import LeaderChanged, Persist, Received, Send, Tick, Timing
+from cfel.runtime.electorate import Electorate
+from cfel.runtime.identity import Identity
+from cfel.runtime.messages import Message
+from cfel.runtime.transport import Calls, Method
+from cfel.runtime.votes import load_ballot, save_ballot
+
+_LOG = logging.getLogger(__name__)
+_KINDS = {
+    kind.__name__: kind
+    for kind in (ballots.VoteRequest, ballots.VoteReply, ballots.Heartbeat, ballots.HeartbeatReply)
+}
+
+OnLeader = Callable[[int, int | None], None]
+"""Told the term and its leader, or None while nobody is known to lead."""
+
+
+def timing(seconds: float) -> Timing:
+    """The election's waits, in proportion to the silence after which a coordinator is thought dead."""
+    return Timing(
+        heartbeat_seconds=seconds / 7,
+        contact_seconds=seconds * 6 / 7,
+        timeout_seconds=(seconds, seconds * 11 / 7),
+        retry_seconds=(seconds / 7, seconds * 4 / 7),
+    )
+
+
+class Member:
+    """One voter.
+
+    Args:
+        number: which edge server.
+        members: how many there are.
+        election_seconds: see `DeploymentParameters`.
+        path: where its ballot is kept.
+        calls: how it reaches the others.
+        on_leader: told of every change.
+    """
+
+    def __init__(
+        self,
+        number: int,
+        members: int,
+        election_seconds: float,
+        path: Path,
+        calls: Calls,
+        on_leader: OnLeader,
+    ) -> None:
+        self._path, self._calls, self._on_leader = path, calls, on_leader
+        self._chance = SystemRandom()
+        self._seconds = election_seconds
+        electorate = Electorate(number, tuple(range(members)), timing(election_seconds))
+        ballot = load_ballot(path, number)
+        self.state = election.start(electorate, ballot, _now(), self._chance.random())
+        self._woken = asyncio.Event()
+        self._sending: set[asyncio.Task[None]] = set()
+
+    def methods(self) -> dict[str, Method]:
+        """What the other members may call."""
+        return {"ballot": Method(("edge",), self.received)}
+
+    def leads(self) -> bool:
+        """Whether this member may act as coordinator at this instant."""
+        return election.leads(self.state, _now())
+
+    async def run(self) -> None:
+        """Takes part until cancelled."""
+        while True:
+            self._woken.clear()
+            wait = max(0.0, election.wakes_at(self.state) - _now())
+            try:
+                async with asyncio.timeout(wait):
+                    await self._woken.wait()
+            except TimeoutError:
+                self._step(Tick())
+
+    async def received(self, caller: Identity, message: Message) -> Message:
+        """Takes a message of another member."""
+        fields = dict(message.header)
+        kind = _KINDS.get(str(fields.pop("kind", None)))
+        if kind is None:
+            raise RefusedError(f"kind = {message.header.get('kind')!r}: no message of an election")
+        try:
+            self._step(Received(caller.number, kind(**fields)))
+        except TypeError as error:
+            raise RefusedError(f"not a {kind.__name__}: {error}") from error
+        self._woken.set()
+        return Message()
+
+    def _step(self, event: ballots.Event) -> None:
+        self.state, actions = election.step(self.state, event, _now(), self._chance.random())
+        for action in actions:
+            match action:
+                case Persist(ballot):
+                    # On the event loop on purpose: nothing may be said before it is durable.
+                    save_ballot(self._path, self.state.electorate.member, ballot)
+                case Send(receiver, message):
+                    task = asyncio.create_task(self._send(receiver, message))
+                    self._sending.add(task)
+                    task.add_done_callback(self._sending.discard)
+                case LeaderChanged(term, leader):
+                    _LOG.info("term %d: leader %s", term, leader)
+                    self._on_leader(term, leader)
+
+    async def _send(self, receiver: int, message: ballots.Message) -> None:
+        header = {"kind": type(message).__name__, **asdict(message)}
+        try:
+            await self._calls.call(Identity("edge", receiver), "ballot", Message(header), self._seconds)
+        except (UnreachableError, RefusedError) as error:
+            _LOG.debug("message to edge server %d lost: %s", receiver, error)
+
+
+def _now() -> float:
+    return asyncio.get_running_loop().time()

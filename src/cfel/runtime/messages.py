@@ -1,0 +1,134 @@
+"""Messages: a JSON header and a body of bytes, cut into pieces for the wire and put together again.
+
+    "CFEL"  version u16  header bytes u32  body bytes u64  SHA-256 of the body  header      (first piece)
+    body, in pieces of at most `CHUNK_BYTES`                                                (the others)
+
+Numbers are little-endian; nothing is pickled. Sizes are checked before anything is kept, and what comes in is
+either a whole message or a refusal with its reason.
+"""
+
+import hashlib
+import json
+import struct
+from collections.abc import AsyncIterable, Iterator, Mapping
+from dataclasses import dataclass, field
+from typing import Any
+
+from cfel.errors import RefusedError
+from cfel.runtime.parameters import CHUNK_BYTES
+
+PROTOCOL = 1
+"""Version of everything said here; both ends have to speak the same."""
+
+MOST_HEADER_BYTES = 3 * 1024 * 1024
+_MAGIC = b"CFEL"
+_START = struct.Struct("<4s H I Q 32s")
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class Message:
+    """What passes between two members.
+
+    Attributes:
+        header: JSON values.
+        body: raw bytes, empty for most.
+    """
+
+    header: Mapping[str, Any] = field(default_factory=dict)
+    body: bytes = b""
+
+    def whole(self, name: str) -> int:
+        """A whole number ≥ 0 of the header.
+
+        Raises:
+            RefusedError: it is missing or something else.
+        """
+        value = self.header.get(name)
+        if type(value) is not int or value < 0:
+            raise RefusedError(f"{name} = {value!r}: must be a whole number >= 0")
+        return value
+
+    def number(self, name: str) -> float:
+        """A number of the header, NaN allowed.
+
+        Raises:
+            RefusedError: it is missing or something else.
+        """
+        value = self.header.get(name)
+        if type(value) not in (int, float):
+            raise RefusedError(f"{name} = {value!r}: must be a number")
+        return float(value)  # type: ignore[arg-type]
+
+    def text(self, name: str) -> str:
+        """A text of the header.
+
+        Raises:
+            RefusedError: it is missing or something else.
+        """
+        value = self.header.get(name)
+        if not isinstance(value, str):
+            raise RefusedError(f"{name} = {value!r}: must be text")
+        return value
+
+
+def pieces(message: Message) -> Iterator[bytes]:
+    """The message for the wire."""
+    header = json.dumps(message.header, separators=(",", ":")).encode()
+    body = memoryview(message.body)
+    digest = hashlib.sha256(body).digest()
+    yield _START.pack(_MAGIC, PROTOCOL, len(header), len(body), digest) + header
+    for start in range(0, len(body), CHUNK_BYTES):
+        yield bytes(body[start : start + CHUNK_BYTES])
+
+
+async def put_together(received: AsyncIterable[bytes], most_bytes: int) -> Message:
+    """The message that `pieces` cut.
+
+    Args:
+        received: the pieces, in order.
+        most_bytes: largest body to accept.
+
+    Raises:
+        RefusedError: it is none, damaged, too large, or of another version.
+    """
+    header: dict[str, Any] | None = None
+    body, length, digest = bytearray(), 0, b""
+    async for piece in received:
+        if header is None:
+            header, length, digest = _started(piece, most_bytes)
+            continue
+        body += piece
+        if len(body) > length:
+            raise RefusedError(f"more than the {length} bytes announced")
+    if header is None:
+        raise RefusedError("an empty message")
+    if len(body) != length:
+        raise RefusedError(f"cut short: {len(body)} of {length} bytes")
+    if hashlib.sha256(body).digest() != digest:
+        raise RefusedError("damaged: the SHA-256 of its body is another")
+    return Message(header, bytes(body))
+
+
+def _started(piece: bytes, most_bytes: int) -> tuple[dict[str, Any], int, bytes]:
+    if len(piece) < _START.size:
+        raise RefusedError(f"{len(piece)} bytes that are not the start of a message")
+    magic, version, header_bytes, length, digest = _START.unpack_from(piece)
+    if magic != _MAGIC:
+        raise RefusedError("not a message of cfel")
+    if version != PROTOCOL:
+        raise RefusedError(f"protocol version {version}, only {PROTOCOL} is spoken here")
+    if header_bytes > MOST_HEADER_BYTES or length > most_bytes:
+        raise RefusedError(f"too large: {header_bytes} + {length} bytes, at most {most_bytes} are accepted")
+    if len(piece) != _START.size + header_bytes:
+        raise RefusedError(f"header of {len(piece) - _START.size} bytes, {header_bytes} were announced")
+    return _header(piece[_START.size :]), length, digest
+
+
+def _header(content: bytes) -> dict[str, Any]:
+    try:
+        header = json.loads(content)
+    except (ValueError, RecursionError) as error:
+        raise RefusedError(f"header is not JSON: {error}") from error
+    if not isinstance(header, dict):
+        raise RefusedError(f"header is a {type(header).__name__}, not an object")
+    return header

@@ -1,0 +1,224 @@
+"""One process of a federation: an edge server or a device, put together, run and stopped.
+
+The experiment is built by whoever calls; here its parts meet the network. A process may be stopped at any
+moment: what counts is on the disk before anybody hears of it.
+"""
+
+import asyncio
+import logging
+import time
+from collections.abc import Callable, Coroutine
+from dataclasses import dataclass, replace
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import torch
+
+from cfel.errors import DeploymentError, InputError
+from cfel.learning.task import DeviceData
+from cfel.rounds import SimulationParameters
+from cfel.runtime.contents import model_bytes
+from cfel.runtime.desk import Desk
+from cfel.runtime.device_agent import DeviceAgent
+from cfel.runtime.edge_server import EdgeServer
+from cfel.runtime.identity import Identity
+from cfel.runtime.member import Member
+from cfel.runtime.messages import Message
+from cfel.runtime.office import Office, WithOwn
+from cfel.runtime.parameters import DeploymentParameters
+from cfel.runtime.status import Snapshot, snapshot
+from cfel.runtime.transport import Calls, Credentials, GrpcCalls, GrpcServer, Method
+from cfel.runtime.workroom import Workroom
+from cfel.world import World
+
+_LOG = logging.getLogger(__name__)
+_FAREWELL_SECONDS = 5.0
+
+Companion = Callable[[Callable[[], Snapshot]], Coroutine[None, None, None]]
+"""Runs beside an edge server and may look at its snapshot: the dashboard."""
+
+
+@dataclass(frozen=True, slots=True)
+class Node:
+    """Where a process stands.
+
+    Attributes:
+        identity: who it is.
+        addresses: "host:port" of every edge server, by number.
+        directory: where it keeps what it must not forget.
+        certificates: directory with its certificate, key and authority.
+        listen: address to listen on, if another than others reach it at; edge servers only.
+    """
+
+    identity: Identity
+    addresses: tuple[str, ...]
+    directory: Path
+    certificates: Path
+    listen: str | None = None
+
+    def peers(self) -> dict[Identity, str]:
+        """The edge servers' addresses."""
+        return {Identity("edge", i): address for i, address in enumerate(self.addresses)}
+
+
+class EdgeNode:
+    """All parts of an edge server put together; how they are reached is the caller's business.
+
+    Args:
+        world: what is run.
+        simulation: accounts, evaluation, when to stop.
+        deployment: deadlines and limits.
+        number: its cluster.
+        directory: where it keeps what it must not forget.
+        calls: how it reaches other edge servers.
+
+    Attributes:
+        methods: what it offers to others.
+    """
+
+    def __init__(
+        self,
+        world: World,
+        simulation: SimulationParameters,
+        deployment: DeploymentParameters,
+        number: int,
+        directory: Path,
+        calls: Calls,
+    ) -> None:
+        self.identity = Identity("edge", number)
+        self.methods: dict[str, Method] = {}
+        self.refused: dict[str, int] = {}
+        self._world = world
+        self._workroom = Workroom()
+        reach = WithOwn(self.identity, calls, self.methods)
+        devices = tuple(np.flatnonzero(world.fleet.cluster == number).tolist())
+        self.desk = Desk(devices, world.start, deployment, self._workroom, time.monotonic)
+        self.server = EdgeServer(
+            world,
+            simulation,
+            number,
+            directory,
+            self.desk,
+            reach,
+            self._workroom,
+            deployment.gossip_seconds,
+        )
+        self._office = Office(self.server, reach, self._workroom, world, simulation, deployment)
+        self.member = Member(
+            number,
+            world.fleet.clusters,
+            deployment.election_seconds,
+            directory / "ballot.json",
+            calls,
+            self._on_leader,
+        )
+        self.methods |= {**self.server.methods(), **self.desk.methods(), **self.member.methods()}
+        self.methods["status"] = Method(("edge", "operator"), self._status)
+
+    async def run(self, companion: Companion | None = None) -> None:
+        """Takes part until the experiment is over."""
+        try:
+            async with asyncio.TaskGroup() as group:
+                beside = [group.create_task(self.member.run())]
+                if companion is not None:
+                    beside.append(group.create_task(companion(self.look)))
+                await self.server.finished.wait()
+                await self.desk.finish(_FAREWELL_SECONDS)
+                await self._office.closing()
+                for task in beside:
+                    task.cancel()
+        finally:
+            self._office.leave()
+            self._workroom.close()
+            self.server.log.close()
+
+    def look(self) -> Snapshot:
+        """What it shows of itself."""
+        return snapshot(self._world, self.server, self.desk, self.member, self.refused)
+
+    def on_refusal(self, caller: Identity | None, method: str, reason: str) -> None:
+        """Counts a call that was refused."""
+        self.refused[reason] = self.refused.get(reason, 0) + 1
+        _LOG.warning("refused %s of %s: %s", method, caller, reason)
+
+    def _on_leader(self, term: int, leader: int | None) -> None:
+        self._office.change(term, leader, self.member)
+
+    async def _status(self, caller: Identity, message: Message) -> Message:
+        del caller, message
+        return Message(self.look())
+
+
+async def run_edge(
+    world: World,
+    simulation: SimulationParameters,
+    deployment: DeploymentParameters,
+    node: Node,
+    companion: Companion | None = None,
+) -> None:
+    """Runs an edge server until the experiment is over or the task is cancelled."""
+    number = node.identity.number
+    if len(node.addresses) != world.fleet.clusters or number >= world.fleet.clusters:
+        raise InputError(f"{node.identity}: {len(node.addresses)} addresses, {world.fleet.clusters} clusters")
+    credentials = Credentials.read(node.certificates, node.identity)
+    calls = GrpcCalls(credentials, node.peers(), len(model_bytes(world.start)))
+    edge = EdgeNode(world, simulation, deployment, number, node.directory, calls)
+    listener = GrpcServer(credentials, edge.methods, edge.on_refusal)
+    await listener.start(node.listen or node.addresses[number])
+    try:
+        await edge.run(companion)
+    finally:
+        await listener.stop(1.0)
+        await calls.close()
+
+
+async def run_device(world: World, deployment: DeploymentParameters, node: Node) -> None:
+    """Runs a device until the experiment is over or the task is cancelled."""
+    number = node.identity.number
+    if number >= world.fleet.devices:
+        raise InputError(f"{node.identity}: the experiment has devices 0 to {world.fleet.devices - 1}")
+    node.directory.mkdir(parents=True, exist_ok=True)
+    credentials = Credentials.read(node.certificates, node.identity)
+    calls = GrpcCalls(credentials, node.peers(), len(model_bytes(world.start)))
+    workroom = Workroom()
+    agent = DeviceAgent(
+        world, number, own_data(world, number), deployment, calls, node.directory, workroom, time.monotonic
+    )
+    try:
+        await agent.run()
+    finally:
+        await calls.close()
+        workroom.close()
+
+
+async def ask_status(node: Node, seconds: float = 3.0) -> dict[int, Any]:
+    """The snapshot of every edge server that answers, else the reason why it does not."""
+    calls = GrpcCalls(Credentials.read(node.certificates, node.identity), node.peers(), 0)
+
+    async def ask(edge: Identity) -> Any:  # noqa: ANN401
+        try:
+            return dict((await calls.call(edge, "status", Message(), seconds)).header)
+        except DeploymentError as error:
+            return str(error)
+
+    try:
+        edges = list(node.peers())
+        answers = await asyncio.gather(*(ask(edge) for edge in edges))
+        return {edge.number: answer for edge, answer in zip(edges, answers, strict=True)}
+    finally:
+        await calls.close()
+
+
+def own_data(world: World, number: int) -> DeviceData:
+    """A device's samples alone, in a data set of their own: the others' need not stay in its memory."""
+    held = world.data[number]
+    places = torch.from_numpy(held.indices)
+    writers = held.data.train_writers
+    alone = replace(
+        held.data,
+        train_inputs=held.data.train_inputs.index_select(0, places),
+        train_targets=held.data.train_targets.index_select(0, places),
+        train_writers=None if writers is None else writers[held.indices],
+    )
+    return DeviceData(alone, np.arange(held.samples))

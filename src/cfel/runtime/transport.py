@@ -1,0 +1,212 @@
+"""Calls between members over gRPC with certificates on both sides.
+
+A narrow seam: somebody is called by identity and method with a message and answers with one, or the call
+fails with a reason. `Calls` is what the roles see; a test may put a memory in its place. Nothing here knows
+what the messages mean.
+"""
+
+import asyncio
+from collections.abc import AsyncIterator, Awaitable, Callable, Mapping
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any, Protocol
+
+import grpc
+import grpc.aio
+
+from cfel.errors import DeploymentError, RefusedError, UnreachableError
+from cfel.runlog.durable import read_bytes
+from cfel.runtime.certificates import REVOKED
+from cfel.runtime.identity import Doorkeeper, Identity, Role
+from cfel.runtime.messages import Message, pieces, put_together
+
+Handler = Callable[[Identity, Message], Awaitable[Message]]
+"""(caller, message) → answer; raises `RefusedError` to refuse."""
+
+OnRefusal = Callable[[Identity | None, str, str], None]
+"""Told of every refusal: who (if known), method, reason."""
+
+# Misspelt names are ignored silently by gRPC. All three are needed to notice a frozen peer within 2 s.
+_ALIVE = (
+    ("grpc.keepalive_time_ms", 1000),
+    ("grpc.keepalive_timeout_ms", 1000),
+    ("grpc.http2.ping_timeout_ms", 1000),
+    ("grpc.keepalive_permit_without_calls", 1),
+)
+# Without these a server evicts healthy clients for pinging too often.
+_PATIENT = (
+    ("grpc.http2.min_ping_interval_without_data_ms", 300),
+    ("grpc.http2.max_ping_strikes", 0),
+)
+_SERVER_OPTIONS = (*_ALIVE, *_PATIENT, ("grpc.so_reuseport", 0))
+# The smallest backoff is also the time a handshake may take; the others make a restarted server found soon.
+_CLIENT_OPTIONS = (
+    *_ALIVE,
+    ("grpc.min_reconnect_backoff_ms", 5000),
+    ("grpc.initial_reconnect_backoff_ms", 100),
+    ("grpc.max_reconnect_backoff_ms", 1000),
+)
+_REFUSALS = (
+    grpc.StatusCode.INVALID_ARGUMENT,
+    grpc.StatusCode.PERMISSION_DENIED,
+    grpc.StatusCode.UNIMPLEMENTED,
+)
+_SERVICE = "cfel.Federation"
+# A request has to come in whole within this time, however slowly its sender drips it.
+RECEIVE_SECONDS = 60.0
+
+
+class Calls(Protocol):
+    """How members reach one another."""
+
+    async def call(self, to: Identity, method: str, message: Message, seconds: float) -> Message:
+        """Calls and waits for the answer.
+
+        Raises:
+            RefusedError: the other side refused and said why.
+            UnreachableError: it could not be reached, or did not answer in time.
+        """
+        ...
+
+
+@dataclass(frozen=True, slots=True)
+class Method:
+    """One method of a server.
+
+    Attributes:
+        roles: who may call it.
+        handle: what it does.
+        most_bytes: largest body it accepts.
+    """
+
+    roles: tuple[Role, ...]
+    handle: Handler
+    most_bytes: int = 0
+
+
+@dataclass(frozen=True, slots=True)
+class Credentials:
+    """A member's certificate, key and authority."""
+
+    authority: bytes
+    certificate: bytes
+    key: bytes
+    revoked: Path
+
+    @classmethod
+    def read(cls, directory: Path, identity: Identity) -> "Credentials":
+        """Those that `cfel certs` left in a directory."""
+        missing = [name for name in ("authority.pem", f"{identity}.pem") if not (directory / name).exists()]
+        if missing:
+            raise DeploymentError(f"{directory / missing[0]} does not exist: make it with `cfel certs`")
+        return cls(
+            read_bytes(directory / "authority.pem"),
+            read_bytes(directory / f"{identity}.pem"),
+            read_bytes(directory / f"{identity}.key"),
+            directory / REVOKED,
+        )
+
+
+class GrpcServer:
+    """Serves methods to members of the same authority.
+
+    Args:
+        credentials: the server's own.
+        methods: by name.
+        on_refusal: told of every refusal.
+    """
+
+    def __init__(
+        self, credentials: Credentials, methods: Mapping[str, Method], on_refusal: OnRefusal
+    ) -> None:
+        self._credentials = credentials
+        self._doorkeeper = Doorkeeper(credentials.revoked)
+        self._on_refusal = on_refusal
+        self._server = grpc.aio.server(options=_SERVER_OPTIONS)
+        handlers = {
+            name: grpc.stream_stream_rpc_method_handler(self._served(name, method))
+            for name, method in methods.items()
+        }
+        self._server.add_generic_rpc_handlers((grpc.method_handlers_generic_handler(_SERVICE, handlers),))
+
+    async def start(self, address: str) -> int:
+        """Listens; returns the port."""
+        pair = (self._credentials.key, self._credentials.certificate)
+        secure = grpc.ssl_server_credentials(
+            [pair], root_certificates=self._credentials.authority, require_client_auth=True
+        )
+        try:
+            port: int = self._server.add_secure_port(address, secure)
+        except RuntimeError as error:
+            raise DeploymentError(f"cannot listen on {address}: {error}") from error
+        await self._server.start()
+        return port
+
+    async def stop(self, grace_seconds: float) -> None:
+        """Takes no new calls, and ends those under way after a while."""
+        await self._server.stop(grace_seconds)
+
+    def _served(self, name: str, method: Method) -> Callable[..., AsyncIterator[bytes]]:
+        async def serve(requests: AsyncIterator[bytes], context: Any) -> AsyncIterator[bytes]:  # noqa: ANN401
+            caller: Identity | None = None
+            try:
+                caller = self._identified(context)
+                _admit(caller, name, method)
+                async with asyncio.timeout(RECEIVE_SECONDS):
+                    message = await put_together(requests, method.most_bytes)
+                answer = await method.handle(caller, message)
+            except RefusedError as error:
+                self._on_refusal(caller, name, str(error))
+                await context.abort(grpc.StatusCode.INVALID_ARGUMENT, str(error))
+            except TimeoutError:
+                self._on_refusal(caller, name, "too slow")
+                await context.abort(grpc.StatusCode.INVALID_ARGUMENT, "the request came too slowly")
+            for piece in pieces(answer):
+                yield piece
+
+        return serve
+
+    def _identified(self, context: Any) -> Identity:  # noqa: ANN401
+        (certificate,) = context.auth_context()["x509_pem_cert"]
+        return self._doorkeeper.identify(certificate)
+
+
+def _admit(caller: Identity, name: str, method: Method) -> None:
+    if caller.role not in method.roles:
+        raise RefusedError(f"{name!r} is not for a {caller.role}")
+
+
+class GrpcCalls:
+    """Calls servers by identity.
+
+    Args:
+        credentials: the caller's own.
+        addresses: "host:port" of every server.
+        most_bytes: largest body of an answer.
+    """
+
+    def __init__(self, credentials: Credentials, addresses: Mapping[Identity, str], most_bytes: int) -> None:
+        self._most_bytes = most_bytes
+        secure = grpc.ssl_channel_credentials(credentials.authority, credentials.key, credentials.certificate)
+        self._channels = {
+            to: grpc.aio.secure_channel(
+                address, secure, options=(*_CLIENT_OPTIONS, ("grpc.ssl_target_name_override", to.host))
+            )
+            for to, address in addresses.items()
+        }
+
+    async def call(self, to: Identity, method: str, message: Message, seconds: float) -> Message:
+        """See `Calls`."""
+        try:
+            ask = self._channels[to].stream_stream(f"/{_SERVICE}/{method}")
+            return await put_together(ask(pieces(message), timeout=seconds), self._most_bytes)
+        except grpc.aio.AioRpcError as error:
+            reason = f"{to}, {method}: {error.details()}"
+            if error.code() in _REFUSALS:
+                raise RefusedError(reason) from error
+            raise UnreachableError(reason) from error
+
+    async def close(self) -> None:
+        """Lets all connections go."""
+        for channel in self._channels.values():
+            await channel.close()

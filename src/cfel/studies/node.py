@@ -1,0 +1,147 @@
+"""One process of a federation: its configuration file, and the process itself.
+
+role = "edge"                       # or "device", or "operator" for `cfel status`
+number = 0
+experiment = "experiment.toml"      # the same file at every node; relative to this file
+certificates = "certificates"       # directory with authority.pem, edge-0.pem, edge-0.key
+directory = "edge-0"                # what the node must not forget
+addresses = ["10.0.0.1:7400", "10.0.0.2:7400", "10.0.0.3:7400"]
+listen = "0.0.0.0:7400"             # edge servers behind another address than their own only
+"""
+
+import asyncio
+import logging
+import multiprocessing
+import signal
+import tomllib
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import tomli_w
+
+from cfel.errors import ExperimentError, InputError
+from cfel.experiment import Experiment, load_experiment
+from cfel.experiment.document import refuse_unknown
+from cfel.plugins import import_from
+from cfel.runlog.durable import replace_file
+from cfel.runtime.identity import Identity
+from cfel.runtime.node import Companion, Node, run_device, run_edge
+
+_KEYS = ("role", "number", "experiment", "certificates", "directory", "addresses", "listen", "import_from")
+
+
+@dataclass(frozen=True, slots=True)
+class NodeFile:
+    """What a configuration file says.
+
+    Attributes:
+        node: where the process stands.
+        experiment: the experiment's file.
+        import_from: folders with code of one's own.
+    """
+
+    node: Node
+    experiment: Path
+    import_from: tuple[Path, ...] = ()
+
+    def load_experiment(self) -> Experiment:
+        """The experiment; its own code is found from now on."""
+        import_from(self.experiment.parent, *self.import_from)
+        return load_experiment(self.experiment)
+
+
+def read_node(path: Path) -> NodeFile:
+    """Reads a configuration file.
+
+    Raises:
+        ExperimentError: it cannot be read, or a key is missing, unknown or not allowed.
+    """
+    try:
+        table: dict[str, Any] = tomllib.loads(path.read_text(encoding="utf-8"))
+        refuse_unknown("node", table, _KEYS)
+        beside = path.absolute().parent
+        node = Node(
+            Identity(table["role"], table.get("number", 0)),
+            tuple(str(address) for address in table["addresses"]),
+            beside / table["directory"],
+            beside / table["certificates"],
+            table.get("listen"),
+        )
+        folders = tuple(beside / folder for folder in table.get("import_from", ()))
+        return NodeFile(node, beside / table["experiment"], folders)
+    except KeyError as error:
+        raise ExperimentError(f"{path}: {error.args[0]} is missing") from error
+    except (OSError, UnicodeDecodeError, tomllib.TOMLDecodeError, TypeError, InputError) as error:
+        raise ExperimentError(f"{path}: cannot be used: {error}") from error
+
+
+def write_node(path: Path, file: NodeFile) -> None:
+    """Writes a configuration file."""
+    node = file.node
+    table: dict[str, Any] = {
+        "role": node.identity.role,
+        "number": node.identity.number,
+        "experiment": str(file.experiment),
+        "certificates": str(node.certificates),
+        "directory": str(node.directory),
+        "addresses": list(node.addresses),
+        "import_from": [str(folder) for folder in file.import_from],
+    }
+    if node.listen is not None:
+        table["listen"] = node.listen
+    replace_file(path, tomli_w.dumps(table).encode())
+
+
+def run_node(path: Path, companion: Companion | None = None) -> bool:
+    """Runs the node of a configuration file until the experiment is over.
+
+    Args:
+        path: the configuration file.
+        companion: runs beside an edge server.
+
+    Returns:
+        Whether the experiment is over; False if the process was asked to stop.
+    """
+    file = read_node(path)
+    experiment = file.load_experiment()
+    world = experiment.world()
+    node = file.node
+    if node.identity.role == "edge":
+        simulation = experiment.resolved(world).simulation
+        return asyncio.run(
+            _until_stopped(run_edge(world, simulation, experiment.deployment, node, companion))
+        )
+    if node.identity.role == "device":
+        return asyncio.run(_until_stopped(run_device(world, experiment.deployment, node)))
+    raise InputError(f"{path}: an operator has nothing to run")
+
+
+async def _until_stopped(work: Any) -> bool:  # noqa: ANN401 — a coroutine
+    """Runs until it is done, a signal to stop comes, or the process that started this one is gone."""
+    loop = asyncio.get_running_loop()
+    task = asyncio.ensure_future(work)
+    for number in (signal.SIGTERM, signal.SIGINT):
+        if signal.getsignal(number) is not signal.SIG_IGN:
+            loop.add_signal_handler(number, task.cancel)
+    parent = multiprocessing.parent_process()
+    if parent is not None:
+        loop.add_reader(parent.sentinel, task.cancel)
+    try:
+        await task
+    except asyncio.CancelledError:
+        return False
+    finally:
+        if parent is not None:
+            loop.remove_reader(parent.sentinel)
+    return True
+
+
+def start_logging(path: Path | None) -> None:
+    """Lets the node's log go to a file, or to standard error."""
+    logging.basicConfig(
+        filename=path,
+        level=logging.INFO,
+        format="%(asctime)s %(levelname)s %(name)s: %(message)s",
+        force=True,
+    )

@@ -1,0 +1,105 @@
+"""A federation of real processes over TLS: equal to the simulation, also when killed and interrupted."""
+
+import asyncio
+import os
+import signal
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from cfel.learning.flat import model_sha256
+from cfel.runlog import RoundRecord, RunDirectory
+from cfel.runtime.node import ask_status
+from cfel.simulation.state import edge_models
+from cfel.studies.federation import Processes, Raising, bring_up
+from cfel.studies.node import read_node
+
+from ..simulation.drive import records, timeless
+from .conftest import deployed
+
+pytestmark = pytest.mark.timeout(240)
+
+
+def run(out: Path, raising: Raising) -> list[dict[str, Any]]:
+    return timeless(bring_up(deployed(election_seconds=1.0), out, raising))
+
+
+def test_equals_the_simulation(tmp_path: Path, simulated: list[dict[str, Any]]) -> None:
+    seen: list[dict[int, Any]] = []
+
+    def look(record: RoundRecord) -> None:
+        if record.round == 1:
+            node = read_node(tmp_path / "run" / "nodes" / "operator-0.toml").node
+            seen.append(asyncio.run(ask_status(node)))
+
+    assert run(tmp_path / "run", Raising(on_round=look)) == simulated
+    (answers,) = seen
+    alive = [answer for answer in answers.values() if isinstance(answer, dict)]
+    assert alive, answers
+    assert alive[0]["term"] >= 1
+    assert alive[0]["rounds"] == {"global_rounds": 3, "edge_rounds": 2, "local_steps": 3}
+    directory = RunDirectory.open(tmp_path / "run")
+    assert directory.plan_rounds() == (1, 2, 3)
+    checkpoint = directory.checkpoint()
+    assert checkpoint is not None
+    assert model_sha256(edge_models(checkpoint, 3)) == simulated[-1]["model_sha256"]
+
+
+def test_killed_and_started_again(tmp_path: Path, simulated: list[dict[str, Any]]) -> None:
+    """Kill -9 of one edge server after the other and of a device; all come back, and nothing is different."""
+    started: list[Processes] = []
+
+    def kill(record: RoundRecord) -> None:
+        if record.round == 3:
+            return
+        for name in (f"edge-{record.round - 1}", f"device-{record.round}"):
+            os.kill(started[0].pid(name), signal.SIGKILL)
+
+    assert run(tmp_path / "run", Raising(on_start=started.append, on_round=kill)) == simulated
+
+
+def test_interrupted_and_resumed(tmp_path: Path, simulated: list[dict[str, Any]]) -> None:
+    out = tmp_path / "run"
+    rounds: list[int] = []
+    stopping = Raising(on_round=lambda record: rounds.append(record.round), interrupted=lambda: bool(rounds))
+    with pytest.raises(KeyboardInterrupt):
+        run(out, stopping)
+    assert len(RunDirectory.open(out).records()) < 3
+    assert run(out, Raising(resume=True)) == simulated
+
+
+@pytest.mark.slow
+@pytest.mark.timeout(900)
+def test_sixty_four_devices_in_eight_clusters(tmp_path: Path) -> None:
+    """72 processes; on two cores heartbeats are late now and then, so members are given more time."""
+    experiment = deployed(
+        {"fleet": {"devices": 64, "clusters": 8}, "rounds": {"global": 2}},
+        election_seconds=5.0,
+        round_seconds=120.0,
+        gossip_seconds=60.0,
+        gone_seconds=60.0,
+        join_seconds=300.0,
+    )
+    assert timeless(bring_up(experiment, tmp_path / "run", Raising())) == timeless(records(experiment))
+
+
+def test_a_frozen_device_holds_nobody_up_beyond_the_deadline(tmp_path: Path) -> None:
+    """SIGSTOP in the middle of the run: left out once it has been silent for `gone_seconds`, back later."""
+    experiment = deployed(
+        {"rounds": {"global": 30, "edge": 1}}, election_seconds=1.0, gone_seconds=0.5, round_seconds=60.0
+    )
+    started: list[Processes] = []
+
+    def freeze(record: RoundRecord) -> None:
+        if record.round in (2, 6):
+            number = signal.SIGSTOP if record.round == 2 else signal.SIGCONT
+            os.kill(started[0].pid("device-3"), number)
+
+    raising = Raising(on_start=started.append, on_round=freeze)
+    lines = bring_up(experiment, tmp_path / "run", raising)
+    assert all(line.wall_seconds < 60.0 for line in lines)
+    assert len(lines) == 30
+    assert lines[0].devices_taking_part == 6
+    assert min(line.devices_taking_part for line in lines) == 5
+    assert lines[-1].devices_taking_part == 6

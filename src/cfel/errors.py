@@ -5,6 +5,7 @@
     │   ├── FleetFileError      a device table, a trace or an edge list cannot be used
     │   └── ExperimentError     an experiment file cannot be used
     ├── RunDirectoryError   a run directory cannot be written, read or gone on with
+    ├── DashboardError      the dashboard cannot be served
     └── ...                 later layers hang their own branches here
 
 A caller who catches `CfelError` has caught every foreseen failure; anything else is a defect of cfel.
@@ -33,6 +34,10 @@ class ExperimentError(InputError):
 
 class RunDirectoryError(CfelError):
     """A run directory cannot be written, read or gone on with; what was written before stays."""
+
+
+class DashboardError(CfelError):
+    """The dashboard cannot be served: its address is taken, or not this machine's."""
 
 
 def unknown_name(what: str, name: object, allowed: Iterable[str]) -> str:

@@ -22,6 +22,7 @@ SUMMARIES = {
     "theory": "evaluate Theorem 1 for an experiment, term by term",
     "run": "simulate one experiment",
     "compare": "simulate several schemes side by side",
+    "watch": "serve a live dashboard of a run or a comparison",
     "report": "draw the report of a run or a comparison",
     "export": "write the trained model of a run to a file",
     "bench": "measure cfel on this machine",

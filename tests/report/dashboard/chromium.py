@@ -9,6 +9,7 @@ import json
 import os
 import shutil
 import subprocess
+import sys
 import time
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
@@ -22,6 +23,13 @@ OPTIONS = (
     "--remote-debugging-pipe",
 )
 PATIENCE_SECONDS = 45.0
+# The browser wants exactly descriptors 3 and 4. Copies first: either may be one of the two already.
+LAUNCH = """import os, sys
+copies = [os.dup(int(number)) for number in sys.argv[1:3]]
+copies = [os.dup(copy) if copy in (3, 4) else copy for copy in copies]
+for place, copy in zip((3, 4), copies):
+    os.dup2(copy, place)
+os.execv(sys.argv[3], sys.argv[3:])"""
 
 
 class Page:
@@ -109,12 +117,11 @@ class Page:
 @contextmanager
 def chromium(profile: Path) -> Iterator[Page]:
     """A browser with one blank page."""
+    own = f"--user-data-dir={profile}"
     to_read, to_write = os.pipe()
     from_read, from_write = os.pipe()
-    # The browser wants exactly descriptors 3 and 4; a shell puts them there.
-    shell = f'exec "$@" 3<&{to_read} 4>&{from_write}'
     process = subprocess.Popen(
-        ["/bin/sh", "-c", shell, "sh", str(BROWSER), *OPTIONS, f"--user-data-dir={profile}"],
+        [sys.executable, "-c", LAUNCH, f"{to_read}", f"{from_write}", f"{BROWSER}", *OPTIONS, own],
         pass_fds=(to_read, from_write),
         stderr=subprocess.DEVNULL,
     )

@@ -12,6 +12,7 @@ from cfel.status import DEVICE_STATES, PHASES, Status
 CONTENT_TYPE = "text/plain; version=0.0.4; charset=utf-8"
 
 Sample = tuple[Mapping[str, str], float | None]
+Family = tuple[str, str, str, list[Sample]]
 
 
 def metrics_text(status: Status) -> str:
@@ -19,10 +20,10 @@ def metrics_text(status: Status) -> str:
     return "".join(line for family in _families(status) for line in _lines(*family))
 
 
-def _families(status: Status) -> Iterator[tuple[str, str, str, list[Sample]]]:
+def _families(status: Status) -> list[Family]:
     last = next((point for point in reversed(status.history) if point.accuracy is not None), None)
     loss = status.history[-1].loss if status.history else None
-    yield from (
+    return [
         ("cfel_info", "gauge", "What runs here; always 1.", [(_identity(status), 1)]),
         ("cfel_round", "gauge", "Global round begun last.", [({}, status.round)]),
         ("cfel_rounds", "gauge", "Global rounds of the experiment.", [({}, status.rounds)]),
@@ -43,7 +44,7 @@ def _families(status: Status) -> Iterator[tuple[str, str, str, list[Sample]]]:
         ("cfel_cluster_theta_mean", "gauge", "Mean share uploaded.", _means(status, "theta_mean")),
         ("cfel_uploads_refused_total", "counter", "Uploads refused, by reason.", _refused(status)),
         ("cfel_changed_timestamp_seconds", "gauge", "When the state changed.", [({}, status.unix_seconds)]),
-    )
+    ]
 
 
 def _identity(status: Status) -> dict[str, str]:

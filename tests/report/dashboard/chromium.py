@@ -88,8 +88,9 @@ class Page:
         self.send("Emulation.setEmulatedMedia", features=[scheme])
 
     def open(self, address: str) -> None:
-        """Goes there."""
+        """Goes there and returns when the page is loaded."""
         self.send("Page.navigate", url=address)
+        self.wait(f"location.href === {json.dumps(address)} && document.readyState === 'complete'")
 
     def value(self, expression: str) -> Any:
         """What an expression comes to in the page."""

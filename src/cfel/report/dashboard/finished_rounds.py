@@ -5,7 +5,7 @@ Pure functions of what `watching` has read.
 
 import math
 import tomllib
-from collections.abc import Iterable
+from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -37,14 +37,20 @@ class WatchedRun:
     unix_seconds: float
 
 
-def run_status(watched: WatchedRun, others: Iterable[Run] = ()) -> Status:
-    """The snapshot of one run, with the curves of others beside it."""
+def run_status(node: str, watched: WatchedRun, others: Sequence[Run] = ()) -> Status:
+    """The snapshot of one run, with the curves of others beside it.
+
+    Args:
+        node: what the run is called among those watched.
+        watched: the run.
+        others: runs to compare with.
+    """
     run, fleet = watched.run, watched.run.fleet
     last = run.records[-1] if run.records else None
     rounds = tomllib.loads(run.experiment_toml).get("rounds", {})
     over = last is not None and _is_over(last, rounds, fleet)
     return Status(
-        node=str(run.directory.path),
+        node=node,
         name=run.name,
         scheme=run.scheme,
         source="simulation",
@@ -65,7 +71,7 @@ def run_status(watched: WatchedRun, others: Iterable[Run] = ()) -> Status:
             Link(a=a, b=b, weight=(fleet.mixing[a][b] + fleet.mixing[b][a]) / 2) for a, b in fleet.edges
         ),
         history=_history(run),
-        curves=tuple(Curve(name=_label(each), history=_history(each)) for each in others if each.records),
+        curves=_curves(run, others),
     )
 
 
@@ -79,8 +85,14 @@ def _is_over(last: RoundRecord, rounds: dict[str, Any], fleet: FleetDescription)
     return rounds.get("stop") == "target" and (last.accuracy or 0.0) >= rounds.get("target", math.inf)
 
 
-def _label(run: Run) -> str:
-    return f"{run.scheme}, seed {run.seed}"
+def _curves(run: Run, others: Sequence[Run]) -> tuple[Curve, ...]:
+    """The others' curves; their seeds are named where they differ."""
+    alike = len({run.seed, *(other.seed for other in others)}) == 1
+    return tuple(
+        Curve(name=other.scheme if alike else f"{other.scheme}, seed {other.seed}", history=_history(other))
+        for other in others
+        if other.records
+    )
 
 
 def _history(run: Run) -> tuple[RoundPoint, ...]:

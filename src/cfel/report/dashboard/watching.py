@@ -31,9 +31,9 @@ class RunWatcher:
     def __init__(self, path: Path) -> None:
         if not path.is_dir():
             raise RunDirectoryError(f"{path} is not a directory")
-        self._path = path
+        self._path = path.resolve()
         self._seen: dict[Path, tuple[_Signature, WatchedRun]] = {}
-        self._status = Status(node=str(path), name=path.name, source="simulation")
+        self._status = Status(node=self._path.name, source="simulation")
         self.refresh()
 
     def snapshot(self) -> Status:
@@ -70,7 +70,8 @@ class RunWatcher:
             return replace(self._status, phase="waiting", problem="")
         newest = max(found, key=lambda path: self._seen[path][0])
         others = [self._seen[path][1].run for path in found if path != newest]
-        return run_status(self._seen[newest][1], others)
+        name = str(newest.relative_to(self._path.parent))
+        return run_status(name, self._seen[newest][1], others)
 
 
 def _signature(path: Path) -> _Signature:

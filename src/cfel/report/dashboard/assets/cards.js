@@ -13,15 +13,15 @@ const deviceName = device => device.name || `device ${device.device}`;
 const cut = (text, most) => text.length > most ? `${text.slice(0, most - 1)}…` : text;
 const devicesOf = status => status.clusters.flatMap(cluster => cluster.devices.map(device => ({ ...device, cluster })));
 
-function tile(label, value, unit, detail, bar = null) {
-  return element("div", { class: "tile" }, element("span", { class: "label" }, label),
+function tile(label, value, unit, detail, bar = null, title = null) {
+  return element("div", { class: "tile", title }, element("span", { class: "label" }, label),
     element("span", { class: "value" }, value, unit ? element("small", {}, ` ${unit}`) : null), bar,
     element("span", { class: "detail" }, detail));
 }
 function budgetTile(label, spent, budget, text, kind, pace) {
   if (!known(budget)) return tile(label, text(spent), "", "no limit");
   const words = spent > budget ? `over its ${text(budget)}` : `${percent(spent / budget)} of ${text(budget)}`;
-  return tile(label, text(spent), "", words, meter(spent / budget, kind, pace));
+  return tile(label, text(spent), "", words, meter(spent / budget, kind, pace), "the mark is an even pace over all rounds");
 }
 function counts(words) {
   return [...words.reduce((found, word) => found.set(word, (found.get(word) ?? 0) + 1), new Map())];
@@ -97,7 +97,7 @@ function nodeLabel(cluster, x, y, angle, total, status) {
     x: x + away * Math.cos(angle) * .8, y: y + away * Math.sin(angle) + 4 }, cut(edgeName(cluster), 11));
 }
 
-// One row per cluster and one cell per device, twice: the darker, the more is asked for.
+// One row per cluster and one cell per device, twice: the stronger, the more is asked for.
 function drawHeat(status) {
   const box = document.querySelector("#heat .chart"), width = Math.max(240, box.clientWidth);
   const most = Math.max(1, ...status.clusters.map(cluster => cluster.devices.length)), label = 74;
@@ -105,11 +105,11 @@ function drawHeat(status) {
     show("heat", ".note");
     return box.replaceChildren(element("p", { class: "empty-state" }, "no plan yet"));
   }
-  const wide = Math.min(26, Math.max(7, (width - label) / most)), per = Math.max(1, Math.floor((width - label) / wide));
+  const wide = Math.min(36, Math.max(7, (width - label) / most)), per = Math.max(1, Math.floor((width - label) / wide));
   const blocks = [["ρ, share of local steps", "rho", "time"], ["θ, share uploaded", "theta", "energy"]];
   box.replaceChildren(...blocks.map(([title, field, colour]) => heatBlock(status, { title, field, colour, width, label, wide, per })));
   const means = blocks.map(([, field]) => mean(devicesOf(status).map(device => device[field]).filter(known)));
-  show("heat", ".note", `Means ρ ${number(means[0])}, θ ${number(means[1])}. A darker cell is asked for more; an empty one was not asked.`);
+  show("heat", ".note", `Means ρ ${number(means[0])}, θ ${number(means[1])}. A stronger cell is asked for more; an empty one was not asked.`);
 }
 const mean = values => values.length ? values.reduce((sum, value) => sum + value, 0) / values.length : null;
 function heatBlock(status, { title, field, colour, width, label, wide, per }) {
@@ -143,14 +143,13 @@ function drawStragglers(status) {
 }
 function drawElections(status) {
   const events = status.elections.slice(-40).reverse();
-  byId("elections").hidden = status.source !== "edge";
+  byId("federation").hidden = status.source !== "edge";
   show("elections", ".events", ...events.map(event => element("li", {}, element("span", { class: "muted" }, clockText(event.unix_seconds)),
     element("span", { class: "muted" }, `term ${event.term}`), element("span", {}, `${event.node || "somebody"} ${ELECTION_WORDS[event.kind] ?? event.kind}`))));
   show("elections", ".note", events.length ? "" : "no election seen yet");
 }
 function drawRefused(status) {
   const reasons = Object.entries(status.refused).sort((a, b) => b[1] - a[1]), most = Math.max(1, ...reasons.map(reason => reason[1]));
-  byId("refused").hidden = status.source !== "edge";
   show("refused", ".bars", ...reasons.map(([reason, count]) => bar(reason, count / most, count.toLocaleString("en"), "over")));
   show("refused", ".note", reasons.length ? `${plural(reasons.reduce((sum, reason) => sum + reason[1], 0), "upload")} refused since the start.` : "none since the start");
 }

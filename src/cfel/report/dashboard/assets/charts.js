@@ -10,7 +10,7 @@ function steps(low, high, wanted) {
 const compact = value => value.toLocaleString("en", { notation: "compact", maximumFractionDigits: 2 });
 
 function lineChart(box, { series, xHigh, xName, yLow, yHigh, yText, marks = [] }) {
-  const width = Math.max(240, box.clientWidth), height = Math.round(Math.min(270, Math.max(190, width * .52)));
+  const width = Math.max(240, box.clientWidth), height = Math.round(Math.min(330, Math.max(210, width * .78)));
   const left = 44, right = width - 12, top = 10, bottom = height - 36;
   const points = series.flatMap(line => line.points);
   const end = Math.max(xHigh ?? 0, ...points.map(point => point[0]), 1e-9);
@@ -60,6 +60,8 @@ function drawAccuracy(status, axis) {
   const ordinary = Math.max(...values) <= 1 && Math.min(...values) >= 0, span = Math.max(...values) - Math.min(...values);
   const yLow = ordinary ? Math.max(0, Math.min(...values) - .08 * span) : Math.min(...values);
   const yHigh = ordinary ? Math.min(1, Math.max(...values) + .08 * span + .001) : Math.max(...values) + .001;
+  const loss = status.history.at(-1)?.loss;
+  show("accuracy", ".note", known(loss) ? `Training loss ${decimal(loss, 3)} in round ${status.history.at(-1).round}.` : "");
   lineChart(box, {
     series, xName: name, yLow, yHigh, xHigh: axis === "round" && !others.length ? status.rounds : null,
     yText: ordinary ? percent : compact,

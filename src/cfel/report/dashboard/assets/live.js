@@ -56,6 +56,7 @@ function draw() {
   byId("subtitle").textContent = [status.source === "edge" ? `seen from ${status.node}` : status.node, status.scheme && `scheme ${status.scheme}`,
     `${plural(size, "device")} at ${plural(status.clusters.length, "edge server")}`,
     status.source === "edge" ? `conditions ${status.conditions === "measured" ? "measured" : "from the model"}` : "virtual time"].filter(Boolean).join(" · ");
+  document.body.dataset.source = status.source;
   byId("problem").hidden = !status.problem;
   byId("problem").textContent = status.problem;
   drawTiles(status);

@@ -21,13 +21,14 @@ STATES = ("done", "training", "done", "uploading", "done", "done", "late", "away
 def device(number: int, done: int) -> DeviceStatus:
     """Slower with its number; what it is asked for moves with the round."""
     state = STATES[(number + done) % len(STATES)]
+    name = EVIL if number == 3 else f"cam-{number:02d}"
     if state == "away":
-        return DeviceStatus(device=number, name=f"cam-{number:02d}", state="away")
+        return DeviceStatus(device=number, name=name, state="away")
     wave = 0.5 + 0.45 * math.sin(number + 0.3 * done)
     slow = 1 + number % 7
     return DeviceStatus(
         device=number,
-        name=EVIL if number == 3 else f"cam-{number:02d}",
+        name=name,
         state=state,
         rho=wave,
         theta=1 - 0.8 * wave,

@@ -23,6 +23,7 @@ class Counted:
         self.asked = 0
 
     def __call__(self) -> Status:
+        """The state now."""
         self.asked += 1
         return Status(node="x", round=self.round)
 

@@ -30,7 +30,7 @@ async def enter(host: str, port: int = 0, token: str | None = None, **more: Path
         return address
 
 
-@pytest.mark.parametrize("host", ["0.0.0.0", "::", "192.0.2.1", ""])  # noqa: S104 — refused
+@pytest.mark.parametrize("host", ["0.0.0.0", "::", "192.0.2.1"])  # noqa: S104 — refused
 def test_beyond_loopback_a_token_is_needed(host: str) -> None:
     with pytest.raises(InputError, match="can be reached from outside, which needs a token"):
         asyncio.run(enter(host))
@@ -53,9 +53,9 @@ def test_what_cannot_be_listened_on() -> None:
         port = taken.getsockname()[1]
         with pytest.raises(DashboardError, match=f"cannot listen on 127.0.0.1 port {port}: .*in use"):
             asyncio.run(enter("127.0.0.1", port))
-    with pytest.raises(DashboardError, match="host 'no.such.host.invalid' is not known"):
+    with pytest.raises(DashboardError, match=r"host 'no\.such\.host\.invalid' is not known"):
         asyncio.run(enter("no.such.host.invalid"))
-    with pytest.raises(DashboardError, match="port 70000"):
+    with pytest.raises(InputError, match="port 70000 is not from 0 to 65535"):
         asyncio.run(enter("127.0.0.1", 70_000))
 
 
@@ -123,7 +123,7 @@ def test_tls(tmp_path: Path) -> None:
         async with serve(app, certificate=certificate, key=key) as address:
             assert address.startswith("https://127.0.0.1:")
             body = f"token={TOKEN}".encode()
-            request = urllib.request.Request(address + "login", body)
+            request = urllib.request.Request(address + "login", body)  # noqa: S310 — its own
             opener = urllib.request.build_opener(urllib.request.HTTPSHandler(context=trust), NoRedirect())
             answer = await asyncio.to_thread(opener.open, request, timeout=30)
             with answer:

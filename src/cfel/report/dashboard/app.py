@@ -118,7 +118,7 @@ class Dashboard:
         return EventStream(self._feed) if request.method == "GET" else Response()
 
     async def _answer_login(self, request: Request) -> Response:
-        form = parse_qs((await request.body()).decode("ascii", "replace"), max_num_fields=4)
+        form = parse_qs((await request.body()).decode("ascii", "replace"))
         offered = form.get("token", [""])[0].strip()
         if self._token is None or not self._token.is_secret(offered):
             return self._unknown

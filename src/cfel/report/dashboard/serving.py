@@ -21,6 +21,7 @@ from cfel.report.dashboard.guard import is_address
 
 MOST_CONNECTIONS = 128
 _MOST_HEADER_BYTES = 16 * 1024
+_MOST_PORT = 65_535
 _FROZEN_MILLISECONDS = 60_000
 
 
@@ -46,7 +47,8 @@ async def serve(
         Its address, such as "http://127.0.0.1:8470/".
 
     Raises:
-        InputError: `host` is beyond loopback and the app needs no token; or only one of certificate and key.
+        InputError: `host` is beyond loopback and the app needs no token; there is no such port; or only one
+            of certificate and key was given.
         DashboardError: the address cannot be listened on, or the certificate cannot be used.
     """
     server = _QuietServer(_configuration(app, certificate, key))
@@ -99,6 +101,8 @@ def _configuration(app: Dashboard, certificate: Path | None, key: Path | None) -
 
 
 def _listener(app: Dashboard, host: str, port: int) -> socket.socket:
+    if not 0 <= port <= _MOST_PORT:
+        raise InputError(f"dashboard: port {port} is not from 0 to {_MOST_PORT}")
     try:
         family, _, _, _, address = socket.getaddrinfo(
             host, port, type=socket.SOCK_STREAM, flags=socket.AI_PASSIVE
@@ -109,7 +113,7 @@ def _listener(app: Dashboard, host: str, port: int) -> socket.socket:
         raise InputError(f"dashboard: host {host!r} can be reached from outside, which needs a token")
     try:
         listener = socket.create_server(address[:2], family=family)
-    except (OSError, OverflowError) as error:
+    except OSError as error:
         raise DashboardError(f"the dashboard cannot listen on {host} port {port}: {error}") from error
     if hasattr(socket, "TCP_USER_TIMEOUT"):  # a reader that froze is let go by the kernel
         listener.setsockopt(socket.IPPROTO_TCP, socket.TCP_USER_TIMEOUT, _FROZEN_MILLISECONDS)

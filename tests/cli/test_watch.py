@@ -12,13 +12,17 @@ import pytest
 
 from .conftest import Run
 
-EMPTY = {"env": {name: value for name, value in os.environ.items() if name != "CFEL_DASHBOARD_TOKEN"}}
+WITHOUT_TOKEN = {name: value for name, value in os.environ.items() if name != "CFEL_DASHBOARD_TOKEN"}
 
 
 def test_it_serves_until_interrupted(tmp_path: Path) -> None:
     code = f"import sys; from cfel.cli import main; sys.exit(main(['watch', {str(tmp_path)!r}]))"
     process = subprocess.Popen(
-        [sys.executable, "-u", "-c", code], stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True, **EMPTY
+        [sys.executable, "-u", "-c", code],
+        stdout=subprocess.PIPE,
+        stderr=subprocess.PIPE,
+        text=True,
+        env=WITHOUT_TOKEN,
     )
     try:
         assert process.stdout is not None

@@ -6,6 +6,7 @@ import signal
 import socket
 import ssl
 import subprocess
+import sys
 import urllib.request
 from pathlib import Path
 
@@ -141,3 +142,9 @@ class NoRedirect(urllib.request.HTTPErrorProcessor):
         return response
 
     https_response = http_response
+
+
+def test_an_edge_server_does_not_load_what_only_reports_need() -> None:
+    """Matplotlib alone would add some 30 MiB to every edge server."""
+    code = "import sys, cfel.report.dashboard; sys.exit('matplotlib' in sys.modules or 'torch' in sys.modules)"
+    assert subprocess.run([sys.executable, "-c", code], check=False).returncode == 0

@@ -21,9 +21,9 @@ import numpy as np
 from cfel.errors import RefusedError, UnreachableError
 from cfel.learning.evaluate import evaluate
 from cfel.learning.flat import FlatModel
-from cfel.learning.roles import edge_aggregate, weighted_model
+from cfel.learning.roles import weighted_model
 from cfel.learning.workspace import Workspace
-from cfel.rounds import SimulationParameters, mean_model, ordered
+from cfel.rounds import SimulationParameters, aggregated, mean_model, ordered
 from cfel.runtime.contents import model_bytes, model_from
 from cfel.runtime.control_state import plan_from
 from cfel.runtime.desk import Desk
@@ -145,7 +145,7 @@ class EdgeServer:
                 for n in self._members(control["available"])
             }
             reports = await self._desk.collect_reports(orders, self.state.used)
-            mixed = await self._workroom.do(lambda: edge_aggregate(model, list(reports.values())))
+            mixed = await self._workroom.do(lambda: aggregated(self._world, model, list(reports.values())))
             told = {
                 "work": [
                     [each.device, each.steps, each.update.wire_bits, each.loss, each.sigma2, each.g2]

@@ -4,7 +4,7 @@ Pure but for the executor: a `RunState` in, outcomes with the next state out. It
 of its own; `learning.roles` does, for the simulator and the deployment alike.
 """
 
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import replace
 from itertools import groupby
 
@@ -15,11 +15,12 @@ from cfel.control.scheme import RoundPlan
 from cfel.cost import Ledger, after_edge_round, after_exchange, after_global_round
 from cfel.learning.exchange import DeviceOrder, DeviceReport, DeviceState
 from cfel.learning.flat import FlatModel, model_sha256
-from cfel.learning.roles import edge_aggregate, gossip_mix
+from cfel.learning.roles import gossip_mix
 from cfel.rounds import (
     EdgeRoundOutcome,
     SimulationParameters,
     Work,
+    aggregated,
     counted,
     is_evaluated,
     is_last,
@@ -159,15 +160,9 @@ def _trained(
         for report, remembered in answers:
             devices[report.device] = remembered
             reports.append(report)
-        models[cluster] = edge_aggregate(models[cluster], reports, _weights(world, reports))
+        models[cluster] = aggregated(world, models[cluster], reports)
         work.extend(Work(each.device, each.steps, each.update.wire_bits, each.loss) for each in reports)
     return tuple(models), tuple(devices), work
-
-
-def _weights(world: World, reports: Sequence[DeviceReport]) -> Mapping[int, float] | None:
-    if world.scheme.gossip.weights == "equal":
-        return None
-    return {report.device: float(report.samples) for report in reports}
 
 
 def _cluster(world: World, report: DeviceReport) -> int:

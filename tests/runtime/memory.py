@@ -183,8 +183,8 @@ class Federation:
 
     def records(self) -> list[RoundRecord]:
         """The longest log of all edge servers."""
-        logs = [read_log(path).records for path in self.directory.glob("edge-*/rounds.jsonl")]
-        return list(max(logs, key=len))
+        paths = self.directory.glob("edge-*/rounds.jsonl")
+        return max((list(read_log(path).records) for path in paths), key=len)
 
     async def __aenter__(self) -> "Federation":
         return self

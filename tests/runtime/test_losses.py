@@ -82,7 +82,7 @@ def test_edge_server_away_for_long_catches_up_from_a_neighbour(tmp_path: Path) -
     position, logged, rounds = asyncio.run(play())
     assert rounds == 6
     assert logged == 6
-    assert position == (6, 0)
+    assert position == (6, 0, 0)
 
 
 def test_partition_heals_without_two_coordinators_in_one_term(tmp_path: Path) -> None:
@@ -137,7 +137,7 @@ def test_weights_of_the_live_graph() -> None:
     everybody = {i: [j for j in range(3) if j != i] for i in range(3)}
     assert rows_for(backhaul, everybody) == backhaul.weights.tolist()
     two = np.array(rows_for(backhaul, {0: [1], 1: [0]}))
-    np.testing.assert_allclose(two, [[0.5, 0.5, 0], [0.5, 0.5, 0], [0, 0, 1]])
+    np.testing.assert_allclose(two, [[0.5, 0.5, 0.0], [0.5, 0.5, 0.0], [0.0, 0.0, 1.0]])
     one_way = np.array(rows_for(backhaul, {0: [1, 2], 1: [2], 2: [0, 1]}))
     assert one_way[0, 1] == one_way[1, 0] == 0
     np.testing.assert_allclose(one_way.sum(axis=1), 1)

@@ -42,6 +42,20 @@ def test_fresh_estimates_mean_model_and_unequal_clusters(tmp_path: Path) -> None
     assert asyncio.run(play()) == timeless(records(experiment))
 
 
+@pytest.mark.parametrize("scheme", ["fedavg", "hier_fedavg", "p_fedavg", "sd_feel"])
+def test_every_use_of_the_backhaul(tmp_path: Path, scheme: str) -> None:
+    """Exchanges after every edge round, several steps in a row, over everybody, weighted by samples."""
+    experiment = deployed({"scheme": {"name": scheme}, "rounds": {"global": 2}})
+
+    async def play() -> list[dict[str, Any]]:
+        async with Federation(experiment, tmp_path) as federation:
+            federation.start()
+            await federation.finished()
+            return timeless(federation.records())
+
+    assert asyncio.run(play()) == timeless(records(experiment))
+
+
 def test_lost_doubled_and_delayed_messages_change_nothing(
     tmp_path: Path, simulated: list[dict[str, Any]]
 ) -> None:

@@ -3,7 +3,6 @@
 import asyncio
 import os
 import signal
-from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -22,8 +21,8 @@ from .conftest import deployed
 pytestmark = pytest.mark.timeout(240)
 
 
-def run(out: Path, resume: bool = False, **told: Callable[..., Any]) -> list[dict[str, Any]]:
-    return timeless(bring_up(deployed(election_seconds=1.0), out, Raising(resume=resume, **told)))
+def run(out: Path, raising: Raising) -> list[dict[str, Any]]:
+    return timeless(bring_up(deployed(election_seconds=1.0), out, raising))
 
 
 def test_equals_the_simulation(tmp_path: Path, simulated: list[dict[str, Any]]) -> None:
@@ -34,7 +33,7 @@ def test_equals_the_simulation(tmp_path: Path, simulated: list[dict[str, Any]]) 
             node = read_node(tmp_path / "run" / "nodes" / "operator-0.toml").node
             seen.append(asyncio.run(ask_status(node)))
 
-    assert run(tmp_path / "run", on_round=look) == simulated
+    assert run(tmp_path / "run", Raising(on_round=look)) == simulated
     (answers,) = seen
     alive = [answer for answer in answers.values() if isinstance(answer, dict)]
     assert alive, answers
@@ -57,13 +56,14 @@ def test_killed_and_started_again(tmp_path: Path, simulated: list[dict[str, Any]
         for name in (f"edge-{record.round - 1}", f"device-{record.round}"):
             os.kill(started[0].pid(name), signal.SIGKILL)
 
-    assert run(tmp_path / "run", on_start=started.append, on_round=kill) == simulated
+    assert run(tmp_path / "run", Raising(on_start=started.append, on_round=kill)) == simulated
 
 
 def test_interrupted_and_resumed(tmp_path: Path, simulated: list[dict[str, Any]]) -> None:
     out = tmp_path / "run"
     rounds: list[int] = []
+    stopping = Raising(on_round=lambda record: rounds.append(record.round), interrupted=lambda: bool(rounds))
     with pytest.raises(KeyboardInterrupt):
-        run(out, on_round=lambda record: rounds.append(record.round), interrupted=lambda: bool(rounds))
+        run(out, stopping)
     assert len(RunDirectory.open(out).records()) < 3
-    assert run(out, resume=True) == simulated
+    assert run(out, Raising(resume=True)) == simulated

@@ -4,8 +4,7 @@ Pure functions of a `World` and of what a run has come to; no executor, clock or
 above: `simulation` in virtual time, `runtime` on a network.
 """
 
-from cfel.rounds.aggregation import aggregated
-from cfel.rounds.control import known_estimates, observed, ordered, wants_estimates
+from cfel.rounds.control import device_weights, known_estimates, observed, ordered, wants_estimates
 from cfel.rounds.costs import counted
 from cfel.rounds.outcome import EdgeRoundOutcome, Spent, Work
 from cfel.rounds.parameters import ENGINES, SimulationParameters, chosen_engine
@@ -25,9 +24,9 @@ __all__ = [
     "SimulationParameters",
     "Spent",
     "Work",
-    "aggregated",
     "chosen_engine",
     "counted",
+    "device_weights",
     "fleet_description",
     "is_evaluated",
     "is_last",

@@ -1,14 +1,14 @@
 """From what a run has come to, to what the scheme sees and what a device is asked."""
 
 import math
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 
 import numpy as np
 
 from cfel.control.problem import FloatArray
 from cfel.control.scheme import Observation
 from cfel.learning.estimates import Estimates
-from cfel.learning.exchange import DeviceOrder
+from cfel.learning.exchange import DeviceOrder, DeviceReport
 from cfel.learning.flat import FlatModel
 from cfel.rounds.outcome import Spent
 from cfel.rounds.parameters import SimulationParameters
@@ -67,6 +67,13 @@ def known_estimates(known: Sequence[Estimates | None]) -> tuple[FloatArray, Floa
     missing = np.isnan(both[:, 0])
     both[missing] = 0.0 if missing.all() else both[~missing].mean(axis=0)
     return both[:, 0], both[:, 1]
+
+
+def device_weights(world: World, reports: Sequence[DeviceReport]) -> Mapping[int, float] | None:
+    """What each device counts within its cluster; None for all alike."""
+    if world.scheme.gossip.weights == "equal":
+        return None
+    return {report.device: float(report.samples) for report in reports}
 
 
 def ordered(

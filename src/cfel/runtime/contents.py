@@ -1,6 +1,5 @@
 """Models and uploads as message bodies, and the checks that an upload has to pass before it is used."""
 
-from dataclasses import dataclass
 from typing import Any
 
 import numpy as np
@@ -12,6 +11,7 @@ from cfel.learning.compression import Update
 from cfel.learning.estimates import Estimates
 from cfel.learning.exchange import DeviceOrder, DeviceReport
 from cfel.learning.flat import FlatModel
+from cfel.learning.robust import ScaledUpdate, update_norm
 from cfel.learning.wire import pack, unpack
 from cfel.runtime.messages import Message
 
@@ -82,6 +82,9 @@ def report_from(message: Message, order: DeviceOrder, clip_norm: float | None = 
     steps = message.whole("steps")
     if steps > order.tau:
         raise RefusedError(f"steps = {steps}: at most {order.tau} were asked")
+    samples = message.whole("samples")
+    if not samples:
+        raise RefusedError("samples = 0: a device holds at least one")
     estimates = estimates_in(message)
     return DeviceReport(
         device=order.device,
@@ -91,7 +94,7 @@ def report_from(message: Message, order: DeviceOrder, clip_norm: float | None = 
         g2=None if estimates is None else estimates.g2,
         steps=steps,
         loss=message.number("loss"),
-        samples=message.whole("samples"),
+        samples=samples,
         kept_energy=_shares(message.header.get("kept_energy")),
     )
 
@@ -110,33 +113,9 @@ def estimates_in(message: Message) -> Estimates | None:
         raise RefusedError(str(error)) from error
 
 
-@dataclass(frozen=True, slots=True)
-class ScaledUpdate:
-    """An update times a factor."""
-
-    update: Update
-    factor: float
-
-    @property
-    def size(self) -> int:
-        """Length of the vector."""
-        return self.update.size
-
-    @property
-    def wire_bits(self) -> int:
-        """As it came."""
-        return self.update.wire_bits
-
-    def add_to(self, dense: Tensor, weight: float) -> None:
-        """Adds weight · factor · the vector."""
-        self.update.add_to(dense, weight * self.factor)
-
-
 def clipped(update: Update, clip_norm: float) -> Update:
     """The update itself, or scaled down to a Euclidean norm of `clip_norm` if it is longer."""
-    dense = torch.zeros(update.size)
-    update.add_to(dense, 1.0)
-    norm = float(torch.linalg.vector_norm(dense.double()))
+    norm = update_norm(update)
     return update if norm <= clip_norm else ScaledUpdate(update, clip_norm / norm)
 
 

@@ -12,6 +12,7 @@ from cfel.control.scheme import RoundPlan, State
 from cfel.cost import Ledger, new_ledger
 from cfel.learning.estimates import Estimates
 from cfel.rounds import EdgeRoundOutcome, SimulationParameters, Work, counted
+from cfel.runtime.stages import Position
 from cfel.system import Conditions
 from cfel.world import World
 
@@ -32,7 +33,8 @@ class Control:
 
     Attributes:
         rounds_done: finished global rounds.
-        edge_round: the edge round that comes next; q means gossip.
+        edge_round: edge rounds done in this global round.
+        step: gossip steps done since the last of them.
         scheme: the scheme's state.
         expected, realised: what has been spent, in both accounts.
         spent_joules: per device.
@@ -47,6 +49,7 @@ class Control:
 
     rounds_done: int
     edge_round: int
+    step: int
     scheme: State
     expected: Ledger
     realised: Ledger
@@ -61,9 +64,14 @@ class Control:
     available: tuple[bool, ...] = ()
 
     @property
-    def newness(self) -> tuple[int, int, bool]:
+    def at(self) -> Position:
+        """Where the federation is."""
+        return self.rounds_done, self.edge_round, self.step
+
+    @property
+    def newness(self) -> tuple[Position, bool]:
         """Later ones are larger."""
-        return self.rounds_done, self.edge_round, self.plan is not None
+        return self.at, self.plan is not None
 
 
 def first_control(world: World) -> Control:
@@ -72,6 +80,7 @@ def first_control(world: World) -> Control:
     return Control(
         rounds_done=0,
         edge_round=0,
+        step=0,
         scheme=world.scheme.init(),
         expected=new_ledger(clusters),
         realised=new_ledger(clusters),
@@ -106,6 +115,7 @@ def to_json(control: Control) -> dict[str, Any]:
     return {
         "rounds_done": control.rounds_done,
         "edge_round": control.edge_round,
+        "step": control.step,
         "scheme": dict(control.scheme),
         "expected": control.expected.to_dict(),
         "realised": control.realised.to_dict(),
@@ -134,6 +144,7 @@ def from_json(values: Mapping[str, Any]) -> Control:
     return Control(
         rounds_done=values["rounds_done"],
         edge_round=values["edge_round"],
+        step=values["step"],
         scheme=values["scheme"],
         expected=Ledger.from_dict(values["expected"]),
         realised=Ledger.from_dict(values["realised"]),

@@ -15,7 +15,7 @@ from typing import Any
 
 import numpy as np
 
-from cfel.cost import after_edge_round, after_global_round
+from cfel.cost import after_edge_round, after_exchange, after_global_round
 from cfel.errors import DeploymentError, RefusedError, UnreachableError
 from cfel.learning.estimates import Estimates
 from cfel.rounds import (
@@ -35,6 +35,7 @@ from cfel.runtime.identity import Identity
 from cfel.runtime.messages import Message
 from cfel.runtime.mixing_live import rows_for
 from cfel.runtime.parameters import DeploymentParameters
+from cfel.runtime.stages import ends_exchange, ends_global_round, gossip_is_next
 from cfel.runtime.transport import Calls
 from cfel.runtime.workroom import Workroom
 from cfel.world import World
@@ -87,8 +88,10 @@ class Coordinator:
         """
         control, last = await self._take_over(), False
         while not last:
-            if control.edge_round < self._world.rounds.edge_rounds:
+            if not gossip_is_next(self._world, control.at):
                 control = await self._edge_round(control)
+            elif not ends_global_round(self._world, control.at):
+                control = await self._gossip_within(control)
             else:
                 control, last = await self._global_round(control)
 
@@ -153,6 +156,7 @@ class Coordinator:
         return replace(
             control,
             edge_round=control.edge_round + 1,
+            step=0,
             expected=after_edge_round(control.expected, result.expected),
             realised=after_edge_round(control.realised, result.realised),
             spent_joules=control.spent_joules + result.joules,
@@ -163,15 +167,32 @@ class Coordinator:
             available=(),
         )
 
+    async def _gossip_within(self, control: Control) -> Control:
+        """A gossip step that does not end the global round."""
+        after = replace(control, step=control.step + 1)
+        if ends_exchange(self._world, control.at):
+            seconds = self._world.exchange_seconds
+            after = replace(
+                after,
+                expected=after_exchange(control.expected, seconds),
+                realised=after_exchange(control.realised, seconds),
+            )
+        return await self._gossiped(control, after, looks=False)
+
     async def _global_round(self, control: Control) -> tuple[Control, bool]:
-        """Gossip and the record of a global round; the control to go on from, and whether it was the last."""
+        """The gossip step that ends a global round, and its record.
+
+        Returns:
+            The control to go on from, and whether that was the last round.
+        """
         world, simulation = self._world, self._simulation
         after = replace(
             control,
             rounds_done=control.rounds_done + 1,
             edge_round=0,
-            expected=after_global_round(control.expected, world.backhaul_seconds),
-            realised=after_global_round(control.realised, world.backhaul_seconds),
+            step=0,
+            expected=after_global_round(control.expected, world.exchange_seconds),
+            realised=after_global_round(control.realised, world.exchange_seconds),
             done=(),
         )
         looks = is_evaluated(world, simulation, after)
@@ -197,16 +218,18 @@ class Coordinator:
         return replace(after, began=time.time()), last
 
     async def _gossiped(self, control: Control, after: Control, looks: bool) -> Control:
-        """Has everybody gossip: first all fetch, then all mix with the weights of who is there."""
+        """Has everybody do a gossip step: first all fetch, then all mix with the weights of who is there."""
         seconds = self._deployment.gossip_seconds
         live = [i for i in self._edges if i not in self._missing]
         fetched = await self._ask_all("fetch", control, seconds, {"live": live})
-        at = (control.rounds_done, control.edge_round)
-        there = {i: each.header for i, each in fetched.items() if tuple(each.header["position"]) >= at}
+        there = {
+            i: each.header for i, each in fetched.items() if tuple(each.header["position"]) >= control.at
+        }
         # Whoever has mixed already did so with weights that the others have to use as well.
         settled = [header["rows"] for header in there.values() if header["rows"] is not None]
+        at_once = self._world.scheme.gossip.reach == "everybody"
         got = {i: header["got"] for i, header in there.items()}
-        rows = settled[0] if settled else rows_for(self._world.backhaul, got)
+        rows = settled[0] if settled else rows_for(self._world.backhaul, got, at_once=at_once)
         order = {"rows": rows, "evaluate": looks, "control": to_json(control)}
         told = await self._ask_all("mix", control, seconds, order, only=there)
         digests, metrics = list(after.digests), list(after.metrics)
@@ -238,8 +261,7 @@ class Coordinator:
         """
         # What an edge server itself waits for others comes on top.
         deadline = time.monotonic() + seconds + self._deployment.gossip_seconds
-        at = {"global_round": control.rounds_done, "edge_round": control.edge_round}
-        message = Message({"term": self._term, **at, **fields})
+        message = Message({"term": self._term, "at": control.at, **fields})
         edges = list(self._edges if only is None else only)
         answers = await asyncio.gather(*(self._ask(i, method, message, deadline) for i in edges))
         return {i: each for i, each in zip(edges, answers, strict=True) if each is not None}

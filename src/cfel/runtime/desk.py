@@ -16,7 +16,6 @@ from cfel.learning.estimates import Estimates
 from cfel.learning.exchange import DeviceOrder, DeviceReport
 from cfel.learning.flat import FlatModel
 from cfel.runtime.contents import estimates_in, model_bytes, most_upload_bytes, report_from
-from cfel.runtime.edge_state import Position
 from cfel.runtime.identity import Identity
 from cfel.runtime.messages import Message
 from cfel.runtime.parameters import DeploymentParameters
@@ -28,6 +27,7 @@ POLL_SECONDS = 20.0
 _LOOK_SECONDS = 0.25
 _LOG = logging.getLogger(__name__)
 
+Round = tuple[int, int]
 Kind = Literal["estimate", "update"]
 
 
@@ -45,7 +45,7 @@ class Assignment:
     kind: Kind
     serial: str
     order: DeviceOrder
-    used: Position | None
+    used: Round | None
 
 
 class Desk:
@@ -98,7 +98,7 @@ class Desk:
         return await self._collect("estimate", orders, {})
 
     async def collect_reports(
-        self, orders: Mapping[int, DeviceOrder], used: Mapping[int, Position]
+        self, orders: Mapping[int, DeviceOrder], used: Mapping[int, Round]
     ) -> dict[int, DeviceReport]:
         """Asks devices for updates; those that arrived in time."""
         return await self._collect("update", orders, used)
@@ -112,7 +112,7 @@ class Desk:
             await self._wait_for_change(_LOOK_SECONDS)
 
     async def _collect(
-        self, kind: Kind, orders: Mapping[int, DeviceOrder], used: Mapping[int, Position]
+        self, kind: Kind, orders: Mapping[int, DeviceOrder], used: Mapping[int, Round]
     ) -> dict[int, Any]:
         self._answers = {}
         for device, order in orders.items():

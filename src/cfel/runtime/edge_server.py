@@ -1,8 +1,8 @@
 """An edge server's part: obeys the coordinator of the highest term, one step at a time, and forgets nothing.
 
-    plan   have the devices train, aggregate what arrived             position (l, r) → (l, r + 1)
-    fetch  get the neighbours' models for gossip                      at (l, q)
-    mix    average them with the weights given                        (l, q) → (l + 1, 0)
+    plan   have the devices train, aggregate what arrived        (l, r, s) → (l, r + 1, 0)
+    fetch  get the neighbours' models for a gossip step          (l, r, s)
+    mix    average them with the weights given                   (l, r, s) → (l, r, s + 1), or (l + 1, 0, 0)
     close  write the finished global round down
 
 Every command may come twice, from the same coordinator or from its successor: what was done is not done
@@ -10,7 +10,6 @@ again, its answer is given again. The state is on the disk before an answer is g
 """
 
 import asyncio
-import logging
 from collections.abc import Iterable, Mapping
 from dataclasses import replace
 from pathlib import Path
@@ -18,25 +17,25 @@ from typing import Any
 
 import numpy as np
 
-from cfel.errors import RefusedError, UnreachableError
+from cfel.errors import RefusedError
 from cfel.learning.evaluate import evaluate
 from cfel.learning.flat import FlatModel
+from cfel.learning.robust import robust_aggregate
 from cfel.learning.roles import weighted_model
 from cfel.learning.workspace import Workspace
-from cfel.rounds import SimulationParameters, aggregated, mean_model, ordered
+from cfel.rounds import SimulationParameters, device_weights, mean_model, ordered
 from cfel.runtime.contents import model_bytes, model_from
 from cfel.runtime.control_state import plan_from
 from cfel.runtime.desk import Desk
-from cfel.runtime.edge_state import EdgeState, Position, load_state, place, save_state
+from cfel.runtime.edge_state import EdgeState, load_state, save_state
 from cfel.runtime.identity import Identity
 from cfel.runtime.messages import Message
+from cfel.runtime.neighbours import Neighbours
 from cfel.runtime.node_log import NodeLog
+from cfel.runtime.stages import Position, after_gossip_step, place, position
 from cfel.runtime.transport import Calls, Method
 from cfel.runtime.workroom import Workroom
 from cfel.world import World
-
-_LOG = logging.getLogger(__name__)
-_TRY_AGAIN_SECONDS = 0.1
 
 
 class EdgeServer:
@@ -75,8 +74,7 @@ class EdgeServer:
         self.finished = asyncio.Event()
         self._busy = asyncio.Lock()
         self._running: dict[Position, asyncio.Task[Mapping[str, Any]]] = {}
-        self._fetched: dict[int, FlatModel] = {}
-        self._fetched_for = -1
+        self._neighbours = Neighbours(calls, world.start, gossip_seconds)
         self._workspace: Workspace | None = None
 
     def methods(self) -> dict[str, Method]:
@@ -114,7 +112,7 @@ class EdgeServer:
             self._expect(at)
             self.phase = "estimating"
             orders = {
-                n: ordered(self._world, *at, n, 1.0, 1.0, self.state.model)
+                n: ordered(self._world, *at[:2], n, 1.0, 1.0, self.state.model)
                 for n in self._members(message.header["available"])
             }
             found = await self._desk.collect_estimates(orders)
@@ -141,11 +139,13 @@ class EdgeServer:
             self.phase = "training"
             plan, model = plan_from(control["plan"]), self.state.model
             orders = {
-                n: ordered(self._world, *at, n, float(plan.rho[n]), float(plan.theta[n]), model)
+                n: ordered(self._world, *at[:2], n, float(plan.rho[n]), float(plan.theta[n]), model)
                 for n in self._members(control["available"])
             }
             reports = await self._desk.collect_reports(orders, self.state.used)
-            mixed = await self._workroom.do(lambda: aggregated(self._world, model, list(reports.values())))
+            sent = list(reports.values())
+            weights, rule = device_weights(self._world, sent), self._world.aggregation
+            aggregated = await self._workroom.do(lambda: robust_aggregate(model, sent, weights, rule))
             told = {
                 "work": [
                     [each.device, each.steps, each.update.wire_bits, each.loss, each.sigma2, each.g2]
@@ -159,10 +159,10 @@ class EdgeServer:
             await self._become(
                 replace(
                     self.state,
-                    position=(at[0], at[1] + 1),
-                    model=mixed,
+                    position=(at[0], at[1] + 1, 0),
+                    model=aggregated,
                     reports={**recent, place(at): told},
-                    used={**self.state.used, **dict.fromkeys(reports, at)},
+                    used={**self.state.used, **dict.fromkeys(reports, at[:2])},
                     control=control,
                 )
             )
@@ -170,71 +170,53 @@ class EdgeServer:
             return told
 
     async def fetch(self, caller: Identity, message: Message) -> Message:
-        """Gets neighbours' models for a gossip step; tells whose it has."""
+        """Gets others' models for a gossip step; tells whose it has."""
         at = self._commanded(caller, message)
         if self._has_mixed(at):
-            return Message(
-                {"position": self.state.position, "got": [], "rows": (self.state.gossip or {})["rows"]}
-            )
+            return Message({"position": self.state.position, "got": [], "rows": self._told()["rows"]})
         self.phase = "gossiping"
-        wanted = [j for j in self._neighbours() if j in message.header["live"]]
-        await asyncio.gather(*(self._fetch_one(at, j) for j in wanted))
-        return Message({"position": self.state.position, "got": sorted(self._fetched), "rows": None})
-
-    async def _fetch_one(self, at: Position, neighbour: int) -> None:
-        if self._fetched_for != at[0]:
-            self._fetched, self._fetched_for = {}, at[0]
-        deadline = asyncio.get_running_loop().time() + self._gossip_seconds
-        request = Message({"global_round": at[0], "edge_round": at[1]})
-        while neighbour not in self._fetched and asyncio.get_running_loop().time() < deadline:
-            try:
-                answer = await self._calls.call(
-                    Identity("edge", neighbour), "peer_model", request, self._gossip_seconds
-                )
-            except (UnreachableError, RefusedError) as error:
-                _LOG.info("no model of edge server %d yet: %s", neighbour, error)
-                await asyncio.sleep(_TRY_AGAIN_SECONDS)
-                continue
-            if self._fetched_for == at[0]:
-                self._fetched[neighbour] = model_from(answer.body, self._world.start)
+        live = message.header["live"]
+        models = await self._neighbours.fetch(at, [j for j in self._partners() if j in live])
+        return Message({"position": self.state.position, "got": sorted(models), "rows": None})
 
     async def mix(self, caller: Identity, message: Message) -> Message:
-        """Averages its model with those of its neighbours, or tells again what came of it."""
+        """Averages its model with others', or tells again what came of it."""
         at = self._commanded(caller, message)
-        if self._has_mixed(at):
-            return Message(self.state.gossip or {})
         rows = message.header["rows"]
         weights = {j: w for j, w in enumerate(rows[self.number]) if w}
-        await asyncio.gather(*(self._fetch_one(at, j) for j in weights if j != self.number))
+        fetched: dict[int, FlatModel] = {}
+        if not self._has_mixed(at):
+            fetched = await self._neighbours.fetch(at, [j for j in weights if j != self.number])
         async with self._busy:
+            if self._has_mixed(at):
+                return Message(self._told())
             self._expect(at)
-            models = {**self._fetched, self.number: self.state.model}
-            if not weights.keys() <= models.keys():
-                raise RefusedError(
-                    f"models of edge servers {sorted(weights.keys() - models.keys())} are missing"
-                )
+            models = {**fetched, self.number: self.state.model}
+            if missing := sorted(weights.keys() - models.keys()):
+                raise RefusedError(f"models of edge servers {missing} are missing")
             looks = bool(message.header["evaluate"])
-            mixed, told = await self._workroom.do(lambda: self._mixed(models, weights, at[0], looks))
-            told["rows"] = rows
+            mixed, told = await self._workroom.do(lambda: self._mixed(models, weights, looks))
+            told |= {"at": at, "rows": rows}
             await self._become(
                 replace(
                     self.state,
-                    position=(at[0] + 1, 0),
+                    position=after_gossip_step(self._world, at),
                     model=mixed,
                     before=self.state.model,
                     gossip=told,
                     control=message.header["control"],
                 )
             )
-            self._fetched, self.phase = {}, "waiting"
+            self.phase = "waiting"
+            self._neighbours.forget()
         return Message(told)
 
     def _mixed(
-        self, models: Mapping[int, FlatModel], weights: Mapping[int, float], global_round: int, looks: bool
+        self, models: Mapping[int, FlatModel], weights: Mapping[int, float], looks: bool
     ) -> tuple[FlatModel, dict[str, Any]]:
         mixed = weighted_model(models, weights)
         metric = self.metric(mixed) if looks else None
-        return mixed, {"global_round": global_round, "digest": mixed.sha256().hex(), "metric": metric}
+        return mixed, {"digest": mixed.sha256().hex(), "metric": metric}
 
     def metric(self, model: FlatModel) -> float:
         """A model on the test set; to be called in the workroom."""
@@ -258,15 +240,15 @@ class EdgeServer:
         return Message()
 
     async def peer_model(self, caller: Identity, message: Message) -> Message:
-        """Its model before the gossip step of a global round, or the present one if none is named."""
+        """Its model before a gossip step, or the present one if none is named."""
         del caller
         state = self.state
-        if "global_round" not in message.header:
+        if "at" not in message.header:
             return Message({"position": state.position}, model_bytes(state.model))
-        at = (message.whole("global_round"), message.whole("edge_round"))
+        at = _position(message)
         if state.position == at:
             return Message({}, model_bytes(state.model))
-        if state.position > at and self._has_mixed(at):
+        if self._has_mixed(at):
             return Message({}, model_bytes(state.before))
         raise RefusedError(f"is at {state.position}, has no model of {at}")
 
@@ -295,7 +277,7 @@ class EdgeServer:
         if term < self.term:
             raise RefusedError(f"stale term {term} of {caller}: term {self.term} has begun")
         self.obey(term)
-        return message.whole("global_round"), message.whole("edge_round")
+        return _position(message)
 
     async def _reach(self, at: Position) -> None:
         """Catches up when the others have gone on without it.
@@ -309,23 +291,14 @@ class EdgeServer:
             if at[0] - self.state.position[0] <= 1:
                 await self._become(replace(self.state, position=at))
                 return
-            model = await self._model_of_a_neighbour()
+            model = await self._neighbours.present_model(self._partners())
             await self._become(replace(self.state, position=at, model=model, before=model))
 
-    async def _model_of_a_neighbour(self) -> FlatModel:
-        for neighbour in self._neighbours():
-            peer = Identity("edge", neighbour)
-            try:
-                answer = await self._calls.call(peer, "peer_model", Message(), self._gossip_seconds)
-            except (UnreachableError, RefusedError) as error:
-                _LOG.warning("cannot catch up from edge server %d: %s", neighbour, error)
-                continue
-            _LOG.warning("caught up from edge server %d at %s", neighbour, answer.header["position"])
-            return model_from(answer.body, self._world.start)
-        raise RefusedError("is out of date, and no neighbour can be reached to catch up from")
+    def _told(self) -> Mapping[str, Any]:
+        return self.state.gossip or {}
 
     def _has_mixed(self, at: Position) -> bool:
-        return self.state.gossip is not None and self.state.gossip["global_round"] == at[0]
+        return self.state.gossip is not None and tuple(self.state.gossip["at"]) == at
 
     def _expect(self, at: Position) -> None:
         if self.state.position != at:
@@ -339,5 +312,14 @@ class EdgeServer:
         present = np.array(list(available), dtype=bool)
         return [n for n in self._desk.devices if present[n]]
 
-    def _neighbours(self) -> list[int]:
-        return sorted(self._world.backhaul.graph.neighbors(self.number))
+    def _partners(self) -> list[int]:
+        """Those whose models it gossips with."""
+        row = self._world.backhaul.weights[self.number]
+        return [j for j in np.flatnonzero(row).tolist() if j != self.number]
+
+
+def _position(message: Message) -> Position:
+    try:
+        return position(message.header.get("at"))
+    except (TypeError, ValueError) as error:
+        raise RefusedError(f"at = {message.header.get('at')!r}: no position") from error

@@ -11,9 +11,7 @@ from numpy.typing import NDArray
 
 from cfel.learning.flat import FlatModel
 from cfel.runtime import persisted
-
-Position = tuple[int, int]
-"""(global round, edge round) to be done next, from 0; edge round q means gossip."""
+from cfel.runtime.stages import Position, position
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -24,7 +22,7 @@ class EdgeState:
         position: what comes next.
         model: its model.
         before: its model before the last gossip step, for neighbours that ask late.
-        reports: what it told about edge rounds of this global round and the one before, by "l/r".
+        reports: what it told about edge rounds of this global round and the one before, by position.
         used: round of the last upload of each device that went into the model.
         gossip: what it told about the last gossip step, or None.
         control: the newest plan it has seen, as the coordinator sent it, or None.
@@ -34,14 +32,9 @@ class EdgeState:
     model: FlatModel
     before: FlatModel
     reports: Mapping[str, Any] = field(default_factory=dict)
-    used: Mapping[int, Position] = field(default_factory=dict)
+    used: Mapping[int, tuple[int, int]] = field(default_factory=dict)
     gossip: Mapping[str, Any] | None = None
     control: Mapping[str, Any] | None = None
-
-
-def place(position: Position) -> str:
-    """A position as a key of JSON."""
-    return f"{position[0]}/{position[1]}"
 
 
 def save_state(path: Path, state: EdgeState) -> None:
@@ -64,10 +57,10 @@ def load_state(path: Path, start: FlatModel) -> EdgeState:
     """The state saved last, or that before the first round."""
     found = persisted.load(path)
     if found is None:
-        return EdgeState((0, 0), start, start)
+        return EdgeState((0, 0, 0), start, start)
     tensors, values = found
     return EdgeState(
-        position=(values["position"][0], values["position"][1]),
+        position=position(values["position"]),
         model=_model(tensors, "model"),
         before=_model(tensors, "before"),
         reports=values["reports"],

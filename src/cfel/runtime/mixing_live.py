@@ -8,7 +8,9 @@ from cfel.system import Backhaul
 from cfel.system.mixing import metropolis_live
 
 
-def rows_for(backhaul: Backhaul, got: Mapping[int, Collection[int]]) -> list[list[float]]:
+def rows_for(
+    backhaul: Backhaul, got: Mapping[int, Collection[int]], *, at_once: bool = False
+) -> list[list[float]]:
     """The mixing matrix, row by row.
 
     With everybody there it is the experiment's own, to the last bit. A link counts only if both ends have the
@@ -17,7 +19,10 @@ def rows_for(backhaul: Backhaul, got: Mapping[int, Collection[int]]) -> list[lis
     Args:
         backhaul: graph and weights of the experiment.
         got: whose models each edge server that is there has.
+        at_once: everybody averages over everybody, whatever the links.
     """
+    if at_once:
+        return _rows_at_once(backhaul, got)
     graph = backhaul.graph.copy()
     for a, b in list(graph.edges):
         if a not in got or b not in got or b not in got[a] or a not in got[b]:
@@ -26,3 +31,15 @@ def rows_for(backhaul: Backhaul, got: Mapping[int, Collection[int]]) -> list[lis
         return [row.tolist() for row in backhaul.weights]
     live = np.array([i in got for i in range(backhaul.clusters)])
     return [row.tolist() for row in metropolis_live(graph, backhaul.target, live)]
+
+
+def _rows_at_once(backhaul: Backhaul, got: Mapping[int, Collection[int]]) -> list[list[float]]:
+    """Those that have the models of all who are there share the mean; the others keep their own."""
+    live = [i for i in got if all(j in got[i] for j in got if j != i)]
+    if len(live) == backhaul.clusters:
+        return [row.tolist() for row in backhaul.weights]
+    rows = np.eye(backhaul.clusters)
+    for i in live:
+        rows[i] = 0.0
+        rows[i, live] = backhaul.target[live] / backhaul.target[live].sum()
+    return [row.tolist() for row in rows]

@@ -15,13 +15,14 @@ from cfel.control.scheme import RoundPlan
 from cfel.cost import Ledger, after_edge_round, after_exchange, after_global_round
 from cfel.learning.exchange import DeviceOrder, DeviceReport, DeviceState
 from cfel.learning.flat import FlatModel, model_sha256
+from cfel.learning.robust import robust_aggregate
 from cfel.learning.roles import gossip_mix
 from cfel.rounds import (
     EdgeRoundOutcome,
     SimulationParameters,
     Work,
-    aggregated,
     counted,
+    device_weights,
     is_evaluated,
     is_last,
     mean_metric,
@@ -160,7 +161,8 @@ def _trained(
         for report, remembered in answers:
             devices[report.device] = remembered
             reports.append(report)
-        models[cluster] = aggregated(world, models[cluster], reports)
+        weights = device_weights(world, reports)
+        models[cluster] = robust_aggregate(models[cluster], reports, weights, world.aggregation)
         work.extend(Work(each.device, each.steps, each.update.wire_bits, each.loss) for each in reports)
     return tuple(models), tuple(devices), work
 

@@ -179,7 +179,7 @@ def _keep_models(world: World, out: Path, writer: RunWriter) -> None:
         load_state(out / "nodes" / f"edge-{i}" / "state.bin", world.start)
         for i in range(world.fleet.clusters)
     ]
-    if writer.last_round is None or any(state.position != (writer.last_round, 0) for state in states):
+    if writer.last_round is None or any(state.position != (writer.last_round, 0, 0) for state in states):
         return
     tensors = {}
     for i, state in enumerate(states):

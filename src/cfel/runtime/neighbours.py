@@ -1,0 +1,76 @@
+"""Models of other edge servers: fetched for a gossip step, and kept until it is over."""
+
+import asyncio
+import logging
+from collections.abc import Iterable, Sequence
+
+from cfel.errors import RefusedError, UnreachableError
+from cfel.learning.flat import FlatModel
+from cfel.runtime.contents import model_from
+from cfel.runtime.identity import Identity
+from cfel.runtime.messages import Message
+from cfel.runtime.stages import Position
+from cfel.runtime.transport import Calls
+
+_LOG = logging.getLogger(__name__)
+_TRY_AGAIN_SECONDS = 0.1
+
+
+class Neighbours:
+    """Fetches models.
+
+    Args:
+        calls: how others are reached.
+        like: any model of the experiment, for its shape.
+        seconds: how long to try for one gossip step.
+    """
+
+    def __init__(self, calls: Calls, like: FlatModel, seconds: float) -> None:
+        self._calls, self._like, self._seconds = calls, like, seconds
+        self._at: Position | None = None
+        self._models: dict[int, FlatModel] = {}
+
+    async def fetch(self, at: Position, wanted: Iterable[int]) -> dict[int, FlatModel]:
+        """The models of others at a position, as far as they can be had in time."""
+        if self._at != at:
+            self._at, self._models = at, {}
+        await asyncio.gather(*(self._fetch_one(at, number) for number in wanted))
+        return dict(self._models) if self._at == at else {}
+
+    def forget(self) -> None:
+        """Lets the models go."""
+        self._models = {}
+
+    async def _fetch_one(self, at: Position, number: int) -> None:
+        clock = asyncio.get_running_loop().time
+        deadline = clock() + self._seconds
+        while number not in self._models and self._at == at and clock() < deadline:
+            try:
+                request = Message({"at": at})
+                answer = await self._calls.call(
+                    Identity("edge", number), "peer_model", request, self._seconds
+                )
+            except (UnreachableError, RefusedError) as error:
+                _LOG.info("no model of edge server %d yet: %s", number, error)
+                await asyncio.sleep(_TRY_AGAIN_SECONDS)
+                continue
+            if self._at == at:
+                self._models[number] = model_from(answer.body, self._like)
+
+    async def present_model(self, candidates: Sequence[int]) -> FlatModel:
+        """The model that one of the candidates has now.
+
+        Raises:
+            RefusedError: none of them can be reached.
+        """
+        for number in candidates:
+            try:
+                answer = await self._calls.call(
+                    Identity("edge", number), "peer_model", Message(), self._seconds
+                )
+            except (UnreachableError, RefusedError) as error:
+                _LOG.warning("cannot catch up from edge server %d: %s", number, error)
+                continue
+            _LOG.warning("caught up from edge server %d at %s", number, answer.header["position"])
+            return model_from(answer.body, self._like)
+        raise RefusedError("is out of date, and no neighbour can be reached to catch up from")

@@ -15,7 +15,7 @@ from cfel.simulation.state import edge_models
 from cfel.studies.federation import Processes, Raising, bring_up
 from cfel.studies.node import read_node
 
-from ..simulation.drive import timeless
+from ..simulation.drive import records, timeless
 from .conftest import deployed
 
 pytestmark = pytest.mark.timeout(240)
@@ -67,3 +67,39 @@ def test_interrupted_and_resumed(tmp_path: Path, simulated: list[dict[str, Any]]
         run(out, stopping)
     assert len(RunDirectory.open(out).records()) < 3
     assert run(out, Raising(resume=True)) == simulated
+
+
+@pytest.mark.slow
+@pytest.mark.timeout(900)
+def test_sixty_four_devices_in_eight_clusters(tmp_path: Path) -> None:
+    """72 processes; on two cores heartbeats are late now and then, so members are given more time."""
+    experiment = deployed(
+        {"fleet": {"devices": 64, "clusters": 8}, "rounds": {"global": 2}},
+        election_seconds=5.0,
+        round_seconds=120.0,
+        gossip_seconds=60.0,
+        gone_seconds=60.0,
+        join_seconds=300.0,
+    )
+    assert timeless(bring_up(experiment, tmp_path / "run", Raising())) == timeless(records(experiment))
+
+
+def test_a_frozen_device_holds_nobody_up_beyond_the_deadline(tmp_path: Path) -> None:
+    """SIGSTOP in the middle of the run: left out once it has been silent for `gone_seconds`, back later."""
+    experiment = deployed(
+        {"rounds": {"global": 30, "edge": 1}}, election_seconds=1.0, gone_seconds=0.5, round_seconds=60.0
+    )
+    started: list[Processes] = []
+
+    def freeze(record: RoundRecord) -> None:
+        if record.round in (2, 6):
+            number = signal.SIGSTOP if record.round == 2 else signal.SIGCONT
+            os.kill(started[0].pid("device-3"), number)
+
+    raising = Raising(on_start=started.append, on_round=freeze)
+    lines = bring_up(experiment, tmp_path / "run", raising)
+    assert all(line.wall_seconds < 60.0 for line in lines)
+    assert len(lines) == 30
+    assert lines[0].devices_taking_part == 6
+    assert min(line.devices_taking_part for line in lines) == 5
+    assert lines[-1].devices_taking_part == 6

@@ -11,9 +11,9 @@ from cfel.control import SchemeParameters, build_scheme
 from cfel.experiment import Experiment
 from cfel.learning.roles import device_update, edge_aggregate, gossip_mix
 from cfel.learning.workspace import Workspace
+from cfel.rounds import EdgeRoundOutcome
 from cfel.simulation import RunState, initial_state, simulate
 from cfel.simulation.loop import run_edge_round
-from cfel.simulation.outcome import EdgeRoundOutcome
 
 from .drive import Listening, outcomes, parameters_of, tiny
 

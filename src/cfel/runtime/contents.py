@@ -113,6 +113,18 @@ def estimates_in(message: Message) -> Estimates | None:
         raise RefusedError(str(error)) from error
 
 
+def given_estimates(message: Message) -> Estimates:
+    """σ² and G² of a message that is about nothing else.
+
+    Raises:
+        RefusedError: they are missing, or no such numbers.
+    """
+    found = estimates_in(message)
+    if found is None:
+        raise RefusedError("sigma2 and g2 are missing")
+    return found
+
+
 def clipped(update: Update, clip_norm: float) -> Update:
     """The update itself, or scaled down to a Euclidean norm of `clip_norm` if it is longer."""
     norm = update_norm(update)

@@ -71,7 +71,7 @@ class EdgeServer:
         self.state = load_state(self._path, world.start)
         self.term = 0
         self.phase = "waiting"
-        self.finished = asyncio.Event()
+        self.finished, self.dismissed = asyncio.Event(), asyncio.Event()
         self._busy = asyncio.Lock()
         self._running: dict[Position, asyncio.Task[Mapping[str, Any]]] = {}
         self._neighbours = Neighbours(calls, world.start, gossip_seconds)
@@ -89,6 +89,7 @@ class EdgeServer:
             "peer_model": self.peer_model,
             "records": self.records,
             "mean_metric": self.mean_metric,
+            "farewell": self.farewell,
         }
         return {name: Method(("edge",), handler) for name, handler in handlers.items()}
 
@@ -237,6 +238,12 @@ class EdgeServer:
         if message.header["last"]:
             self.phase = "finished"
             self.finished.set()
+        return Message()
+
+    async def farewell(self, caller: Identity, message: Message) -> Message:
+        """Everybody knows that the experiment is over: it may go."""
+        del caller, message
+        self.dismissed.set()
         return Message()
 
     async def peer_model(self, caller: Identity, message: Message) -> Message:

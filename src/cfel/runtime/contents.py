@@ -1,6 +1,5 @@
 """Models and uploads as message bodies, and the checks that an upload has to pass before it is used."""
 
-from dataclasses import dataclass
 from typing import Any
 
 import numpy as np
@@ -12,6 +11,7 @@ from cfel.learning.compression import Update
 from cfel.learning.estimates import Estimates
 from cfel.learning.exchange import DeviceOrder, DeviceReport
 from cfel.learning.flat import FlatModel
+from cfel.learning.robust import ScaledUpdate, update_norm
 from cfel.learning.wire import pack, unpack
 from cfel.runtime.messages import Message
 
@@ -113,33 +113,21 @@ def estimates_in(message: Message) -> Estimates | None:
         raise RefusedError(str(error)) from error
 
 
-@dataclass(frozen=True, slots=True)
-class ScaledUpdate:
-    """An update times a factor."""
+def given_estimates(message: Message) -> Estimates:
+    """σ² and G² of a message that is about nothing else.
 
-    update: Update
-    factor: float
-
-    @property
-    def size(self) -> int:
-        """Length of the vector."""
-        return self.update.size
-
-    @property
-    def wire_bits(self) -> int:
-        """As it came."""
-        return self.update.wire_bits
-
-    def add_to(self, dense: Tensor, weight: float) -> None:
-        """Adds weight · factor · the vector."""
-        self.update.add_to(dense, weight * self.factor)
+    Raises:
+        RefusedError: they are missing, or no such numbers.
+    """
+    found = estimates_in(message)
+    if found is None:
+        raise RefusedError("sigma2 and g2 are missing")
+    return found
 
 
 def clipped(update: Update, clip_norm: float) -> Update:
     """The update itself, or scaled down to a Euclidean norm of `clip_norm` if it is longer."""
-    dense = torch.zeros(update.size)
-    update.add_to(dense, 1.0)
-    norm = float(torch.linalg.vector_norm(dense.double()))
+    norm = update_norm(update)
     return update if norm <= clip_norm else ScaledUpdate(update, clip_norm / norm)
 
 

@@ -15,7 +15,7 @@ from cfel.errors import RefusedError
 from cfel.learning.estimates import Estimates
 from cfel.learning.exchange import DeviceOrder, DeviceReport
 from cfel.learning.flat import FlatModel
-from cfel.runtime.contents import estimates_in, model_bytes, most_upload_bytes, report_from
+from cfel.runtime.contents import given_estimates, model_bytes, most_upload_bytes, report_from
 from cfel.runtime.identity import Identity
 from cfel.runtime.messages import Message
 from cfel.runtime.parameters import DeploymentParameters
@@ -116,6 +116,8 @@ class Desk:
     ) -> dict[int, Any]:
         self._answers = {}
         for device, order in orders.items():
+            if self._is_quarantined(device):
+                continue
             self._count += 1
             serial = f"{self._boot}-{self._count}"
             self._assigned[device] = Assignment(kind, serial, order, used.get(device))
@@ -184,19 +186,20 @@ class Desk:
     async def estimates(self, caller: Identity, message: Message) -> Message:
         """Takes a device's σ² and G²."""
         device = self._own(caller)
-        self._asked(device, "estimate", message)
-        found = estimates_in(message)
-        if found is None:
-            raise RefusedError("sigma2 and g2 must be numbers")
+        assignment = self._asked(device, "estimate", message)
+        try:
+            found = given_estimates(message)
+        except RefusedError:
+            await self._give_up(device, assignment)
+            raise
         await self._take(device, found)
         return Message()
 
     async def upload(self, caller: Identity, message: Message) -> Message:
         """Takes a device's update, once every check is passed."""
         device = self._own(caller)
-        most = self._parameters.quarantine_after
-        if most and self.refused[device] >= most:
-            raise RefusedError(f"in quarantine after {most} refused uploads")
+        if self._is_quarantined(device):
+            raise RefusedError(f"in quarantine after {self.refused[device]} refused uploads")
         if device in self._answers:
             return Message({"accepted": True})
         assignment = self._asked(device, "update", message)
@@ -205,12 +208,16 @@ class Desk:
                 lambda: report_from(message, assignment.order, self._parameters.clip_norm)
             )
         except RefusedError:
-            self.refused[device] += 1
+            await self._give_up(device, assignment)
             raise
         if self._assigned.get(device) is not assignment:
             raise RefusedError("too late: the round has been closed")
         await self._take(device, report)
         return Message({"accepted": True})
+
+    def _is_quarantined(self, device: int) -> bool:
+        most = self._parameters.quarantine_after
+        return bool(most) and self.refused[device] >= most
 
     def _asked(self, device: int, kind: Kind, message: Message) -> Assignment:
         assignment = self._assigned.get(device)
@@ -221,6 +228,13 @@ class Desk:
         if sent != asked:
             raise RefusedError(f"{kind} of round {sent}, asked was {asked}")
         return assignment
+
+    async def _give_up(self, device: int, assignment: Assignment) -> None:
+        """Counts a refusal; nobody waits for another try, as whoever sends this once would send it again."""
+        self.refused[device] += 1
+        if self._assigned.get(device) is assignment:
+            del self._assigned[device]
+            await self._tell()
 
     async def _take(self, device: int, answer: object) -> None:
         self._answers[device] = answer

@@ -21,7 +21,8 @@ from cfel.errors import RefusedError
 from cfel.learning.evaluate import evaluate
 from cfel.learning.exchange import DeviceReport
 from cfel.learning.flat import FlatModel
-from cfel.learning.roles import edge_aggregate, weighted_model
+from cfel.learning.robust import robust_aggregate
+from cfel.learning.roles import weighted_model
 from cfel.learning.workspace import Workspace
 from cfel.rounds import SimulationParameters, device_weights, mean_model, ordered
 from cfel.runtime.contents import model_bytes, model_from
@@ -71,7 +72,7 @@ class EdgeServer:
         self.state = load_state(self._path, world.start)
         self.term = 0
         self.phase = "waiting"
-        self.finished = asyncio.Event()
+        self.finished, self.dismissed = asyncio.Event(), asyncio.Event()
         self._busy = asyncio.Lock()
         self._running: dict[Position, asyncio.Task[Mapping[str, Any]]] = {}
         self._neighbours = Neighbours(calls, world.start, gossip_seconds)
@@ -89,6 +90,7 @@ class EdgeServer:
             "peer_model": self.peer_model,
             "records": self.records,
             "mean_metric": self.mean_metric,
+            "farewell": self.farewell,
         }
         return {name: Method(("edge",), handler) for name, handler in handlers.items()}
 
@@ -144,9 +146,8 @@ class EdgeServer:
             }
             reports = await self._desk.collect_reports(orders, self.state.used)
             sent = list(reports.values())
-            aggregated = await self._workroom.do(
-                lambda: edge_aggregate(model, sent, device_weights(self._world, sent))
-            )
+            weights, rule = device_weights(self._world, sent), self._world.aggregation
+            aggregated = await self._workroom.do(lambda: robust_aggregate(model, sent, weights, rule))
             told = {
                 "work": [_work_row(each) for each in reports.values()],
                 "connected": self._desk.connected(),
@@ -235,6 +236,12 @@ class EdgeServer:
         if message.header["last"]:
             self.phase = "finished"
             self.finished.set()
+        return Message()
+
+    async def farewell(self, caller: Identity, message: Message) -> Message:
+        """Everybody knows that the experiment is over: it may go."""
+        del caller, message
+        self.dismissed.set()
         return Message()
 
     async def peer_model(self, caller: Identity, message: Message) -> Message:

@@ -90,6 +90,7 @@ class EdgeNode:
         self.methods: dict[str, Method] = {}
         self.refused: dict[str, int] = {}
         self._world = world
+        self._patience_seconds = 2 * deployment.gossip_seconds
         self._workroom = Workroom()
         reach = WithOwn(self.identity, calls, self.methods)
         devices = tuple(np.flatnonzero(world.fleet.cluster == number).tolist())
@@ -113,6 +114,7 @@ class EdgeNode:
             calls,
             self._on_leader,
         )
+        self.server.obey(self.member.state.term)
         self.methods |= {**self.server.methods(), **self.desk.methods(), **self.member.methods()}
         self.methods["status"] = Method(("edge", "operator"), self._status)
 
@@ -125,7 +127,9 @@ class EdgeNode:
                     beside.append(group.create_task(companion(self.look)))
                 await self.server.finished.wait()
                 await self.desk.finish(_FAREWELL_SECONDS)
+                # Its vote is needed until the coordinator has told everybody.
                 await self._office.closing()
+                await _at_most(self._patience_seconds, self.server.dismissed.wait())
                 for task in beside:
                     task.cancel()
         finally:
@@ -171,6 +175,14 @@ async def run_edge(
     finally:
         await listener.stop(1.0)
         await calls.close()
+
+
+async def _at_most(seconds: float, what: Coroutine[None, None, Any]) -> None:
+    try:
+        async with asyncio.timeout(seconds):
+            await what
+    except TimeoutError:
+        _LOG.warning("not dismissed after %s s", seconds)
 
 
 async def run_device(world: World, deployment: DeploymentParameters, node: Node) -> None:

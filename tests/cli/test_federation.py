@@ -1,0 +1,78 @@
+"""`cfel up`, `cfel certs`, `cfel status`, `cfel edge` and `cfel device`, as far as they do not wait."""
+
+from pathlib import Path
+
+import pytest
+
+from cfel.runtime.identity import Identity
+from cfel.runtime.node import Node
+from cfel.studies.node import NodeFile, read_node, write_node
+
+from .conftest import Run, Write
+
+EXAMPLE = Path(__file__).parents[2] / "examples" / "tiny.toml"
+
+
+@pytest.mark.timeout(240)
+def test_up_and_status(run: Run, tmp_path: Path) -> None:
+    """A whole federation, a refusal to run over it, and the silence afterwards."""
+    out = tmp_path / "run"
+    short = ("--set", "rounds.global=1", "--set", "deployment.election_seconds=1.5", "--json")
+    answer = run("up", EXAMPLE, "--out", out, *short)
+    assert answer.code == 0, answer.err
+    assert answer.document["rounds"] == 1
+    assert (out / "report.html").exists()
+    exported = run("export", out, "--to", tmp_path / "model.safetensors")
+    assert exported.code == 0, exported.err
+    assert run("up", EXAMPLE, "--out", out).code == 1
+    status = run("status", out, "--json")
+    assert status.code == 1
+    assert [edge["alive"] for edge in status.document["edges"]] == [False] * 3
+    resumed = run("run", EXAMPLE, "--out", out, "--resume", "--set", "rounds.global=1")
+    assert (resumed.code, "deployment's" in resumed.err) == (1, True)
+
+
+def test_certs(run: Run, tmp_path: Path) -> None:
+    out = tmp_path / "certificates"
+    assert run("certs", "--out", out, "--edges", 2, "--devices", 1).code == 0
+    made = {path.name for path in out.iterdir()}
+    members = ("authority", "edge-0", "edge-1", "device-0", "operator-0")
+    assert made == {f"{member}.{kind}" for member in members for kind in ("pem", "key")}
+    before = (out / "device-0.pem").read_bytes()
+    assert run("certs", "--out", out, "--renew", "device-0").code == 0
+    assert (out / "device-0.pem").read_bytes() != before
+    assert run("certs", "--out", out, "--revoke", "device-0").code == 0
+    assert len((out / "revoked.txt").read_text().split()) == 1
+    wrong = run("certs", "--out", out, "--renew", "gateway-0")
+    assert (wrong.code, "'gateway-0': must look like edge-0" in wrong.err) == (2, True)
+
+
+def test_node_files(tmp_path: Path) -> None:
+    node = Node(Identity("edge", 1), ("a:1", "b:2"), tmp_path / "edge-1", tmp_path / "keys", "0.0.0.0:2")
+    file = NodeFile(node, tmp_path / "experiment.toml", (tmp_path,))
+    write_node(tmp_path / "edge-1.toml", file)
+    assert read_node(tmp_path / "edge-1.toml") == file
+
+
+@pytest.mark.parametrize(
+    ("text", "reason"),
+    [
+        ("", "role is missing"),
+        ('role = "edge"\nport = 3', "port"),
+        ('role = "server"\naddresses = []\ndirectory = "a"\ncertificates = "b"\nexperiment = "c"', "server"),
+        ("role = ", "cannot be used"),
+    ],
+)
+def test_wrong_node_files(run: Run, write: Write, text: str, reason: str) -> None:
+    answer = run("edge", "--config", write("node.toml", text))
+    assert (answer.code, reason in answer.err) == (2, True), answer.err
+
+
+def test_a_devices_file_is_not_for_an_edge_server(run: Run, write: Write) -> None:
+    text = 'role = "device"\naddresses = []\ndirectory = "a"\ncertificates = "b"\nexperiment = "c"'
+    answer = run("edge", "--config", write("node.toml", text))
+    assert (answer.code, "configures device-0" in answer.err) == (2, True)
+
+
+def test_status_of_nothing(run: Run, tmp_path: Path) -> None:
+    assert run("status", tmp_path).code == 2

@@ -58,13 +58,13 @@ _SMOKE = (
 )
 _REDUCED = (
     *("fleet.devices=16", "fleet.clusters=4", "model.name=small_cnn", "simulation.evaluate_samples=2000"),
-    "simulation.checkpoint_every=5",
+    *("simulation.checkpoint_every=5", "rounds.global=24"),
 )
 _CHANGES: dict[tuple[str, str], tuple[str, ...]] = {
     ("smoke", "cifar10"): _SMOKE,
     ("smoke", "femnist"): _SMOKE,
     ("reduced", "cifar10"): (*_REDUCED, "model.charged_parameters=269722", "rounds.target=0.5"),
-    ("reduced", "femnist"): (*_REDUCED, "model.charged_parameters=6603710", "rounds.target=0.6"),
+    ("reduced", "femnist"): (*_REDUCED, "model.charged_parameters=6603710", "rounds.target=0.72"),
     ("full", "cifar10"): (),
     ("full", "femnist"): (),
 }

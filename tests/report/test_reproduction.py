@@ -32,9 +32,8 @@ def test_nothing_gained_is_no_figure() -> None:
 
 
 def test_a_sweep_leaves_out_what_was_not_reached() -> None:
-    values = {
-        value: {"schemes": {"cef": row(seconds, 1.0)}} for value, seconds in ((2, 4e4), (4, None), (6, 6e4))
-    }
+    times = ((2.0, 4e4), (4.0, None), (6.0, 6e4))
+    values = {value: {"schemes": {"cef": row(seconds, 1.0)}} for value, seconds in times}
     measure = Measure("seconds_to_target", "time", 1e4)
     figure = sweep_figure(values, "q", (measure,), {"seconds_to_target": {"cef": (2.0, 4.3)}})
     assert figure is not None

@@ -103,11 +103,12 @@ def _swept(
         "values": {f"{value:g}": summary for value, summary in values.items()},
         "learning_rate": _rates(next(iter(runs.values()))),
     }
+    measures: tuple[Measure, ...] = TO_TARGET
     if asked.item == "rates":
         document |= _choice(asked, out, runs)
         measures, shown = AT_THE_END, (tables.rates_table(document),)
     else:
-        measures, shown = TO_TARGET, (tables.sweep_table(document),)
+        shown = (tables.sweep_table(document),)
     figure = partial(sweep_figure, values, sweep.axis, measures, _sweep_marks(asked, target, paper))
     caption = "Means over seeds; a setting in which the target was not reached with every seed has no mark."
     pictures = _drawn([Plan("sweep", f"Against the {sweep.axis}", caption, figure)])

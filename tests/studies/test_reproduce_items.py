@@ -128,9 +128,9 @@ def test_the_users_changes_go_before_everything() -> None:
 
 
 def test_seconds_that_are_left(tmp_path: Path) -> None:
-    """Two rounds of 4 devices · 1 edge round · 2 steps at 1 s and 2 evaluations at ½ s: 18 s a run."""
+    """Two rounds of 4 devices · 1 edge round · 1 step at 1 s and 2 evaluations at ½ s: 10 s a run."""
     runs = planned("table1", scale="smoke", schemes=("cef", "hcef"))
-    assert estimated_seconds(runs, tmp_path, Pace(1.0, 0.5)) == 36.0
+    assert estimated_seconds(runs, tmp_path, Pace(1.0, 0.5)) == 20.0
 
 
 def test_the_papers_values() -> None:

@@ -100,11 +100,11 @@ def _run_all(asked: Asked, arguments: argparse.Namespace, out: Path) -> None:
     runs = planned_runs(asked, rates)
     most = max(run.experiment.rounds.global_rounds for run in runs)
     with RunProgress(most) as progress, interruptible(progress.say) as interrupted:
-        progress.say(_forecast(runs, out))
+        progress.say(forecast(runs, out))
         carry_out(runs, out, Doing(tuple(sys.argv), True, progress.on_round, interrupted))
 
 
-def _forecast(runs: list[PlannedRun], out: Path) -> str:
+def forecast(runs: list[PlannedRun], out: Path) -> str:
     """How long it will take, in words."""
     rounds = sum(rounds_left(run, out) for run in runs)
     if not rounds:

@@ -120,7 +120,7 @@ def sweep_figure(
                 axes.plot(across, up, marker=styles[name].marker, color=styles[name].colour, **_PAPERS_MARK)
         axes.set_xticks(sorted(values), [f"{value:g}" for value in sorted(values)])
     panels[-1].set_xlabel(axis)
-    if panels[0].lines:
+    if panels[0].get_legend_handles_labels()[1]:
         panels[0].legend(fontsize=8, ncols=3, frameon=False)
     return figure if any(axes.lines for axes in panels) else None
 
@@ -147,13 +147,12 @@ def _line(
 
 @dataclass(frozen=True, slots=True)
 class Reproduction:
-    """A page: title, sentences, tables, figures, links to further pages, and the runs behind it."""
+    """A page: title, sentences, tables, figures, and the runs behind it."""
 
     title: str
     notes: tuple[str, ...]
     tables: tuple[TextTable, ...]
     pictures: tuple[Picture, ...]
-    links: tuple[str, ...]
     runs: tuple[Run, ...]
 
 
@@ -168,7 +167,6 @@ def write_reproduction(path: Path, content: Reproduction) -> Path:
 def _rendered(content: Reproduction) -> str:
     title = escape(content.title)
     styles = scheme_styles(tuple(dict.fromkeys(run.scheme for run in content.runs)))
-    links = "".join(f'<li><a href="{escape(link)}">{escape(link)}</a></li>' for link in content.links)
     return (
         '<!DOCTYPE html>\n<html lang="en"><head><meta charset="utf-8">'
         '<meta name="viewport" content="width=device-width, initial-scale=1">'
@@ -176,7 +174,6 @@ def _rendered(content: Reproduction) -> str:
         f"<title>{title} · cfel</title><style>{stylesheet()}</style></head><body><main><h1>{title}</h1>"
         f"{''.join(f'<p>{escape(note)}</p>' for note in content.notes)}"
         f"{''.join(map(_table, content.tables))}<h2>Figures</h2>{gallery(content.pictures)}"
-        f"{f'<h2>Setting by setting</h2><ul>{links}</ul>' if links else ''}"
         f"<h2>How this was made</h2>{''.join(made(run, styles) for run in content.runs)}"
         "</main></body></html>\n"
     )

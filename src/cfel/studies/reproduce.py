@@ -10,7 +10,7 @@ from functools import partial
 from pathlib import Path
 from typing import Any
 
-from cfel.report import Run, load_runs, summarise, write_report, write_summary
+from cfel.report import Run, load_runs, summarise, write_summary
 from cfel.report.pictures import Picture, Plan, draw_pictures, drawn
 from cfel.report.reproduction import (
     Marks,
@@ -83,20 +83,18 @@ def _single(
     else:
         shown = (tables.comparison_table(document, paper), tables.common_table(document))
     pictures = (*_drawn(_paper_pictures(runs, document, target, paper)), *draw_pictures(runs, target))
-    return document, shown, Reproduction(_title(asked), _notes(asked, paper), shown, pictures, (), runs)
+    return document, shown, Reproduction(_title(asked), _notes(asked, paper), shown, pictures, runs)
 
 
 def _swept(
     asked: Asked, out: Path, target: float | None, paper: PaperValues
 ) -> tuple[dict[str, Any], tuple[TextTable, ...], Reproduction]:
-    """A sweep: a summary and a page for each setting, and a figure over all of them."""
+    """A sweep: a summary of each setting, and a figure over all of them."""
     sweep = asked.sweep
     assert sweep is not None  # noqa: S101 — asked only then
     present = [value for value in sweep.values if _holds_runs(out / f"{value:g}")]
     runs = {value: load_runs(out / f"{value:g}") for value in present or sweep.values}
     values = {value: summarise(own, target) for value, own in runs.items()}
-    for value in runs:
-        write_report(out / f"{value:g}", target)
     document: dict[str, Any] = {
         "target": target,
         "key": sweep.key,
@@ -112,9 +110,8 @@ def _swept(
     figure = partial(sweep_figure, values, sweep.axis, measures, _sweep_marks(asked, target, paper))
     caption = "Means over seeds; a setting in which the target was not reached with every seed has no mark."
     pictures = _drawn([Plan("sweep", f"Against the {sweep.axis}", caption, figure)])
-    links = tuple(f"{value:g}/report.html" for value in runs)
     all_runs = tuple(run for own in runs.values() for run in own)
-    content = Reproduction(_title(asked), _notes(asked, paper), shown, pictures, links, all_runs)
+    content = Reproduction(_title(asked), _notes(asked, paper), shown, pictures, all_runs)
     return document, shown, content
 
 
@@ -212,7 +209,8 @@ def _notes(asked: Asked, paper: PaperValues) -> tuple[str, ...]:
         "full": "Full scale: the paper's setting.",
     }[asked.scale]
     source = f"The paper's values: {paper.source}. {paper.note}"
-    return (scale, source.strip())
+    single = "`cfel report` on the directory of a setting draws everything about it."
+    return (scale, source.strip(), *([] if asked.sweep is None else [single]))
 
 
 def _paper_table(paper: PaperValues) -> dict[str, Any]:

@@ -53,7 +53,7 @@ _SWEEPS = {
 _GRIDS = {"cifar10": (0.01, 0.05, 0.1), "femnist": (0.1, 0.06, 0.03, 0.01)}
 
 _SMOKE = (
-    *("fleet.devices=4", "fleet.clusters=2", "rounds.global=2", "rounds.edge=1", "rounds.local=2"),
+    *("fleet.devices=4", "fleet.clusters=2", "rounds.global=2", "rounds.edge=1", "rounds.local=1"),
     *("data.batch=8", "data.least=8", "simulation.evaluate_samples=20", "simulation.checkpoint_every=0"),
 )
 _REDUCED = (

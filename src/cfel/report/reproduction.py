@@ -59,7 +59,7 @@ def gain_figure(schemes: Mapping[str, Mapping[str, Any]], paper: Marks) -> Figur
     for number, (axes, (key, title)) in enumerate(zip(panels, both, strict=True)):
         axes.set_title(title)
         axes.set_yticks(range(len(names)), [styles[name].label for name in names])
-        axes.invert_yaxis()
+        axes.set_ylim(len(names) - 0.5, -0.5)
         axes.axvline(1.0, color=INK, linewidth=0.8)
         for place, name in enumerate(names):
             _gain(axes, place, schemes[name], key, styles[name])
@@ -81,16 +81,14 @@ def marked_accuracy_figure(
     """Accuracy curves with the paper's points."""
     groups = by_scheme(runs)
     styles = scheme_styles(tuple(groups))
-    figure = accuracy_figure(groups, styles, x, x_label, target)
+    marks = {name: point for name, point in paper.items() if name in styles}
+    right = max((across for across, _ in marks.values()), default=0.0)
+    figure = accuracy_figure(groups, styles, x, x_label, target, right)
     if figure is None:
         return None
-    axes = figure.axes[0]
-    right = axes.get_xlim()[1]
-    for name, (across, up) in paper.items():
-        if name in styles:
-            axes.plot(across, up, marker=styles[name].marker, color=styles[name].colour, **_PAPERS_MARK)
-            right = max(right, 1.02 * across)
-    axes.set_xlim(right=right)
+    for name, (across, up) in marks.items():
+        look = styles[name]
+        figure.axes[0].plot(across, up, marker=look.marker, color=look.colour, **_PAPERS_MARK)
     return figure
 
 

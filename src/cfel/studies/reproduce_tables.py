@@ -16,7 +16,7 @@ def comparison_table(document: Mapping[str, Any], paper: PaperValues) -> TextTab
     """
     headings = (
         *("scheme", "10⁴ s", "paper", "kJ", "paper"),
-        *("gain s", "paper", "gain J", "paper", "accuracy"),
+        *("gain s", "paper", "gain J", "paper", "acc %"),
     )
     rows = tuple(
         (
@@ -73,7 +73,7 @@ def sweep_table(document: Mapping[str, Any]) -> TextTable:
         for name, row in summary["schemes"].items()
     )
     aim = "no target" if document["target"] is None else f"{100 * document['target']:g} %"
-    headings = (document["key"], "scheme", "10⁴ s", "kJ", "gain s", "gain J", "accuracy")
+    headings = (document["key"], "scheme", "10⁴ s", "kJ", "gain s", "gain J", "acc %")
     return TextTable(f"Time and energy to {aim}, and gain over CEF in each setting", headings, rows)
 
 

@@ -73,6 +73,9 @@ def run(arguments: argparse.Namespace) -> int:
     if note := document["paper"]["note"]:
         console.print(f"[dim]{escape(note)}[/]")
     console.print(f"report: {escape(str(out / 'report.html'))}", soft_wrap=True)
+    if asked.item == "rates":
+        kept = "for --rates, or to be kept in experiments/rates.toml"
+        console.print(f"chosen: {escape(str(out / 'rates.toml'))} ({kept})", soft_wrap=True)
     if landed:
         console.print(f"landed: {len(landed)} files in {escape(str(arguments.land))}", soft_wrap=True)
     return 0

@@ -20,7 +20,7 @@ Commands = Any
 SUMMARIES = {
     "demo": "compare HCEF with its baselines on 64 devices",
     "plan": "plan one round for a fleet, with a proof of optimality",
-    "theory": "evaluate Theorem 1 for an experiment, term by term",
+    "theory": "evaluate Theorem 1 for an experiment or a run, term by term",
     "run": "simulate one experiment",
     "compare": "simulate several schemes side by side",
     "watch": "serve a live dashboard of a run or a comparison",

@@ -129,6 +129,15 @@ def test_wrong_usage(run: Run, tmp_path: Path) -> None:
     assert "cannot be read" in run("run", tmp_path / "none.toml").err
 
 
+def test_training_that_diverges(run: Run, tmp_path: Path) -> None:
+    """A failure, not wrong usage; it names the place and the likely cause, and says what to do."""
+    answer = run("run", TINY, "--out", tmp_path / "r", *SHORT, "--set", "local.learning_rate=1e30")
+    assert (answer.code, answer.out) == (1, "")
+    assert "failed: training diverged at device " in answer.err
+    for words in (" of cluster ", " in global round 1, edge round 0", "local.learning_rate = 1e+30", "--out"):
+        assert words in answer.err
+
+
 def test_a_directory_that_cannot_be_made(run: Run, write: Write) -> None:
     answer = run("run", TINY, "--out", write("file", "in the way") / "run", *SHORT)
     assert (answer.code, answer.out) == (1, "")

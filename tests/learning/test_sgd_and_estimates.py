@@ -1,5 +1,7 @@
 """Steps, batches and estimates against numbers derived by hand."""
 
+import math
+
 import numpy as np
 import pytest
 import torch
@@ -165,6 +167,8 @@ def test_estimates_are_unbiased_on_a_quadratic(layered: bool, batch: int, estima
         assert np.mean(values) == pytest.approx(truth, abs=4.5 * error + 1e-5)
 
 
-def test_estimates_that_are_not_finite_are_refused() -> None:
-    with pytest.raises(InputError, match="diverged"):
-        Estimates(float("nan"), 0.0)
+@pytest.mark.parametrize(
+    ("sigma2", "g2", "finite"), [(1.0, -1.0, True), (math.nan, 0.0, False), (0.0, math.inf, False)]
+)
+def test_estimates_know_whether_they_are_finite(sigma2: float, g2: float, finite: bool) -> None:
+    assert Estimates(sigma2, g2).finite is finite

@@ -18,12 +18,10 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
-from cfel.errors import InputError
-
 
 @dataclass(frozen=True, slots=True)
 class Estimates:
-    """What a device found out about its gradients and updates.
+    """What a device found out about its gradients and updates; not finite where training has diverged.
 
     Attributes:
         sigma2: σ̂² ≥ 0.
@@ -35,9 +33,10 @@ class Estimates:
     g2: float
     kept_energy: tuple[float, ...] = ()
 
-    def __post_init__(self) -> None:
-        if not (math.isfinite(self.sigma2) and math.isfinite(self.g2) and self.sigma2 >= 0):
-            raise InputError(f"estimates: sigma2 = {self.sigma2}, g2 = {self.g2}; has the training diverged?")
+    @property
+    def finite(self) -> bool:
+        """Whether both are finite numbers."""
+        return math.isfinite(self.sigma2) and math.isfinite(self.g2)
 
 
 class Scatter:

@@ -108,7 +108,7 @@ def test_a_run_in_the_way(run: Run, done: Path, tmp_path: Path) -> None:
         ("topology.kind=rng", "topology: unknown 'rng'; did you mean 'ring'?"),
         ("scheme.name=nowhere_to_be:found", "scheme: cannot load 'nowhere_to_be:found': No module named"),
         ("model.name=own_model:nothing", "model: cannot load 'own_model:nothing': module 'own_model' has no"),
-        ("data.task=own_data:spirals", "task: 'own_data:spirals' returned a DataSet, not a Task"),
+        ("data.task=own_data:spirals", "task 'own_data:spirals' returned a DataSet, not a Task"),
         ("simulation.device=nonsense", "simulation.device = 'nonsense': cannot be used here"),
         ("fleet.devices=2000", "1438 samples of 'digits' are too few for 2000 devices"),
     ],

@@ -14,7 +14,7 @@ from cfel.learning.data.dataset import DataSet, Normalisation
 from cfel.learning.data.embedded import digits, synthetic
 from cfel.learning.data.femnist import femnist
 from cfel.learning.data.hub import PREFIX, from_hub
-from cfel.plugins import resolve
+from cfel.plugins import check_result, resolve
 
 __all__ = [
     "BUILTIN",
@@ -50,5 +50,7 @@ def load(name: str, path: Path | None = None) -> DataSet:
     """
     if name.startswith(PREFIX):
         return from_hub(name, path)
-    loader: Loader = resolve("data", name, BUILTIN)
-    return loader(path)
+    loader: Loader = resolve("data", name, BUILTIN, ("path",))
+    found = loader(path)
+    check_result(f"data {name!r}", found, DataSet)
+    return found

@@ -162,7 +162,7 @@ def _column(wanted: HubName, split: Any, key: str, kind: str) -> str:  # noqa: A
         if given not in split.features:
             raise InputError(f"data.name = {wanted.text!r}: {unknown_name('column', given, split.features)}")
         return given
-    found = [name for name, feature in split.features.items() if type(feature).__name__ == kind]
+    found: list[str] = [name for name, feature in split.features.items() if type(feature).__name__ == kind]
     found = found or [name for name in split.features if name == key]
     if len(found) == 1:
         return found[0]

@@ -79,6 +79,14 @@ def positive(text: str) -> float:
     return value
 
 
+def share(text: str) -> float:
+    """A number in (0, 1]."""
+    value = amount(text)
+    if not 0 < value <= 1:
+        raise argparse.ArgumentTypeError(f"{text!r}: must be a number > 0 and ≤ 1")
+    return value
+
+
 def whole(text: str) -> int:
     """A whole number ≥ 1."""
     return _at_least(text, 1)

@@ -24,6 +24,16 @@ NARROW = (0.0004, 0.002)
 """The demo's radios, in MHz: its model is small, and should take its time to send all the same."""
 
 
+GATEWAY = {
+    "name": "gateway",
+    "flops_per_second": 1e10,
+    "compute_watts": 5,
+    "radio_watts": 1,
+    "uplink_bits_per_second": 1e6,
+    "source": "measured",
+}
+
+
 def loaded(folder: Path, text: str, *changes: str) -> Experiment:
     file = folder / "experiment.toml"
     file.write_text(text, encoding="utf-8")
@@ -108,15 +118,12 @@ def test_naming_the_kind_already_meant_changes_nothing(tmp_path: Path) -> None:
 
 
 def test_classes_of_ones_own() -> None:
-    own = {
-        "name": "gateway",
-        "flops_per_second": 1e10,
-        "compute_watts": 5,
-        "radio_watts": 1,
-        "uplink_bits_per_second": 1e6,
-        "source": "measured",
+    table = {
+        "kind": "classes",
+        "classes": {"gateway": 1},
+        "flops_per_sample": 1e8,
+        "extra_classes": [GATEWAY],
     }
-    table = {"kind": "classes", "classes": {"gateway": 1}, "flops_per_sample": 1e8, "extra_classes": [own]}
     found = conditions(table)
     assert found.extra_classes[0].name == "gateway"
     now = found.conditions(0, 0, 0, 64, 2e6)
@@ -322,16 +329,7 @@ CLASS_TABLE = {
     "kind": "classes",
     "classes": {"gateway": 1},
     "flops_per_sample": 1e8,
-    "extra_classes": [
-        {
-            "name": "gateway",
-            "flops_per_second": 1e10,
-            "compute_watts": 5,
-            "radio_watts": 1,
-            "uplink_bits_per_second": 1e6,
-            "source": "measured",
-        }
-    ],
+    "extra_classes": [GATEWAY],
 }
 
 

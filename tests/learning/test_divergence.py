@@ -1,7 +1,6 @@
 """What counts as diverged, and that nothing of it leaves the device."""
 
 import math
-from collections.abc import Callable
 
 import pytest
 import torch
@@ -15,8 +14,9 @@ from cfel.learning.exchange import DeviceOrder, DeviceState
 from cfel.learning.flat import FlatModel
 from cfel.learning.roles import device_estimate, device_update
 from cfel.learning.sgd import LocalParameters
-from cfel.learning.task import DeviceData, Task, initial_model
-from cfel.learning.workspace import Workspace
+from cfel.learning.task import Task, initial_model
+
+from .conftest import Build, Make, Spread
 
 NOTHING = FlatModel(torch.zeros(1), torch.zeros(0))
 ORDER = DeviceOrder(0, 4, 1, 3, 1.0, 1.0, 1, NOTHING)
@@ -51,9 +51,9 @@ def test_what_is_not() -> None:
 @pytest.mark.parametrize("batched", [False, True])
 def test_training_that_diverges(
     digits_task: Task,
-    spread: Callable[[Task, int], list[DeviceData]],
-    workspace: Callable[..., Workspace],
-    order: Callable[..., DeviceOrder],
+    spread: Spread,
+    workspace: Build,
+    order: Make,
     kind: str,
     batched: bool,
 ) -> None:
@@ -74,9 +74,9 @@ def test_training_that_diverges(
 
 def test_fresh_estimates_at_a_model_that_has_diverged(
     digits_task: Task,
-    spread: Callable[[Task, int], list[DeviceData]],
-    workspace: Callable[..., Workspace],
-    order: Callable[..., DeviceOrder],
+    spread: Spread,
+    workspace: Build,
+    order: Make,
 ) -> None:
     start = initial_model(digits_task, 0)
     huge = FlatModel(start.parameters * 1e30, start.buffers)

@@ -22,22 +22,31 @@ from cfel.system import bias_warning, cluster_sizes
 EXAMPLE = """  cfel run experiment.toml --out runs/first --set rounds.global=10
   cfel run experiment.toml --out runs/first --resume"""
 
+ENGINE_HELP = "threads: one device per core; batched: many small models at once (default: the experiment's)"
+
 
 def register(commands: Commands) -> None:
     """Adds the command."""
     parser = add_command(commands, "run", EXAMPLE)
-    parser.add_argument("experiment", type=Path, metavar="EXPERIMENT.toml")
+    add_experiment(parser)
     parser.add_argument("--out", type=Path, metavar="DIR", help="run directory (default runs/NAME)")
     parser.add_argument("--resume", action="store_true", help="go on with the run in DIR")
-    add_engine(parser)
-    add_changes(parser)
-    add_json(parser)
+    add_run_options(parser)
     parser.set_defaults(run=run)
 
 
-def add_engine(parser: argparse.ArgumentParser) -> None:
-    """The option --engine."""
-    parser.add_argument("--engine", choices=ENGINES, help="where devices' work is done")
+def add_experiment(parser: argparse.ArgumentParser) -> None:
+    """The experiment file."""
+    parser.add_argument(
+        "experiment", type=Path, metavar="EXPERIMENT.toml", help="what to run; keys: docs/experiment.md"
+    )
+
+
+def add_run_options(parser: argparse.ArgumentParser) -> None:
+    """What all commands that simulate understand: --engine, --set and --json."""
+    parser.add_argument("--engine", choices=ENGINES, help=ENGINE_HELP)
+    add_changes(parser)
+    add_json(parser)
 
 
 def read_experiment(arguments: argparse.Namespace) -> Experiment:

@@ -52,7 +52,8 @@ def add_command(commands: Commands, name: str, example: str) -> argparse.Argumen
 
 def add_changes(parser: argparse.ArgumentParser) -> None:
     """The option --set."""
-    parser.add_argument("--set", action="append", default=[], metavar="A.B=VALUE", help="change a key")
+    text = "change a key of the experiment, e.g. rounds.global=10; may be repeated"
+    parser.add_argument("--set", action="append", default=[], metavar="A.B=VALUE", help=text)
 
 
 def add_json(parser: argparse.ArgumentParser) -> None:

@@ -9,6 +9,7 @@ from rich.markup import escape
 
 from cfel.cli.shared import (
     Commands,
+    add_changes,
     add_command,
     add_json,
     amount,
@@ -34,8 +35,6 @@ MEANING = {
 MOST_ROUNDS = 8
 """Rounds shown at the beginning and at the end of a run."""
 
-SET_HELP = "change a key of the experiment, e.g. rounds.global=10; may be repeated"
-
 
 def register(commands: Commands) -> None:
     """Adds the command."""
@@ -46,7 +45,7 @@ def register(commands: Commands) -> None:
         metavar="EXPERIMENT|DIR",
         help="experiment.toml, its folder, or a run directory",
     )
-    parser.add_argument("--set", action="append", default=[], metavar="A.B=VALUE", help=SET_HELP)
+    add_changes(parser)
     options = {
         "smoothness": ("L", None, "of the gradient (default 1/(2η), for which P2 is the bound as printed)"),
         "initial-gap": (

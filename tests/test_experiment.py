@@ -130,6 +130,14 @@ def test_classes_of_ones_own() -> None:
     assert (now.mu[0], now.alpha[0], now.nu[0]) == pytest.approx((0.5, 2.5, 2.0))
 
 
+def test_a_wrong_change_is_blamed_itself(tmp_path: Path) -> None:
+    """Not the file, which is right; what is wrong in the file is the file's, whatever was changed."""
+    with pytest.raises(ExperimentError, match=r"^--set rounds.global=abc: rounds.global = 'abc': must be a"):
+        loaded(tmp_path, "", "rounds.edge=2", "rounds.global=abc")
+    with pytest.raises(ExperimentError, match=r"e\w*.toml: rounds.local = 0: must be"):
+        loaded(tmp_path, "rounds.local = 0", "rounds.global=3")
+
+
 def test_absences_and_batteries(tmp_path: Path) -> None:
     text = """
         fleet.devices = 4

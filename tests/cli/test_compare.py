@@ -152,6 +152,13 @@ def test_a_target_that_nobody_reaches(run: Run, compared: Path, tmp_path: Path) 
     assert "nobody reached 99.9 % with every seed: try a lower --target, or more rounds" in answer.out
 
 
+def test_theory_of_a_comparison(run: Run, compared: Path) -> None:
+    """Which of its runs is meant?"""
+    answer = run("theory", compared)
+    assert (answer.code, answer.out) == (2, "")
+    assert f"holds a comparison; name one of its runs, as {compared / 'cef' / 'seed-0'}" in answer.err
+
+
 def test_report_of_nothing(run: Run, tmp_path: Path) -> None:
     answer = run("report", tmp_path)
     assert (answer.code, answer.out) == (1, "")

@@ -176,6 +176,11 @@ def test_options_that_do_not_go(run: Run, one: Path, options: list[object], mess
     assert refused(run, one, *options) == message
 
 
+def test_an_experiment_in_place_of_a_fleet(run: Run, write: Write) -> None:
+    message = refused(run, write("f.toml", "seed = 1"))
+    assert message == "f.toml: is no table of devices: must be .csv, .parquet or .json"
+
+
 def test_an_option_against_the_file(run: Run, write: Write) -> None:
     """What is wrong is the option, for the second device; what the file says is not blamed."""
     file = write("f.csv", f"{HEAD},rho_max\n1,1,1,1,0,1\n1,1,1,1,0,0.2\n")

@@ -70,6 +70,8 @@ def read_problem(
         FleetFileError: the file cannot be used; the message names the place and the value.
         InputError: an option cannot be used; the message names it.
     """
+    if Path(path).suffix.lower() == ".toml":
+        raise FleetFileError(f"{path}: is no table of devices: must be .csv, .parquet or .json")
     is_json = Path(path).suffix.lower() == ".json"
     fields, device_names, cluster_names = _from_json(path) if is_json else _from_table(path)
     given = {**DEFAULTS, **fields, **options}

@@ -105,6 +105,9 @@ def report_theorem(path: str | Path, changes: Sequence[str], assumed: Assumption
             )
         return _of_run(Path(path), assumed)
     file = Path(path) / "experiment.toml" if Path(path).is_dir() else path
+    runs = [] if Path(file).exists() else sorted(log.parent for log in Path(path).glob("*/*/rounds.jsonl"))
+    if runs:
+        raise InputError(f"{path}: holds a comparison; name one of its runs, as {runs[0]}")
     return _of_experiment(load_experiment(file, changes), assumed)
 
 

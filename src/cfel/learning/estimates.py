@@ -18,6 +18,8 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
+from cfel.errors import InputError
+
 
 @dataclass(frozen=True, slots=True)
 class Estimates:
@@ -37,6 +39,18 @@ class Estimates:
     def finite(self) -> bool:
         """Whether both are finite numbers."""
         return math.isfinite(self.sigma2) and math.isfinite(self.g2)
+
+
+def given_estimates(sigma2: float, g2: float, kept_energy: tuple[float, ...] = ()) -> Estimates:
+    """Estimates that came from a file or over the network.
+
+    Raises:
+        InputError: they are not finite, or σ² is negative: no device that trains sends such.
+    """
+    estimates = Estimates(sigma2, g2, kept_energy)
+    if not (estimates.finite and sigma2 >= 0):
+        raise InputError(f"estimates: sigma2 = {sigma2}, g2 = {g2}; has the training diverged?")
+    return estimates
 
 
 class Scatter:

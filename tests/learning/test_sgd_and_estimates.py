@@ -12,7 +12,7 @@ from torch import Tensor, nn
 from cfel.errors import InputError
 from cfel.learning.compression import compressor
 from cfel.learning.data import DataSet
-from cfel.learning.estimates import Estimates, given_estimates
+from cfel.learning.estimates import Estimates, estimates_from
 from cfel.learning.exchange import DeviceOrder, DeviceState
 from cfel.learning.flat import FlatModel
 from cfel.learning.roles import device_estimate, device_update
@@ -177,5 +177,5 @@ def test_estimates_know_whether_they_are_finite(sigma2: float, g2: float, finite
 @pytest.mark.parametrize(("sigma2", "g2"), [(math.nan, 0.0), (1.0, math.inf), (-1.0, 1.0)])
 def test_estimates_from_elsewhere_must_be_possible(sigma2: float, g2: float) -> None:
     with pytest.raises(InputError, match="diverged"):
-        given_estimates(sigma2, g2)
-    assert given_estimates(1.0, -1.0, (0.5,)) == Estimates(1.0, -1.0, (0.5,))
+        estimates_from(sigma2, g2)
+    assert estimates_from(1.0, -1.0, (0.5,)) == Estimates(1.0, -1.0, (0.5,))

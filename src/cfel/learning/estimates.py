@@ -41,7 +41,7 @@ class Estimates:
         return math.isfinite(self.sigma2) and math.isfinite(self.g2)
 
 
-def given_estimates(sigma2: float, g2: float, kept_energy: tuple[float, ...] = ()) -> Estimates:
+def estimates_from(sigma2: float, g2: float, kept_energy: tuple[float, ...] = ()) -> Estimates:
     """Estimates that came from a file or over the network.
 
     Raises:

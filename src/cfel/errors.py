@@ -9,6 +9,7 @@
     │   ├── UnreachableError    another member did not answer (in time)
     │   └── RefusedError        a message was refused; says why
     ├── DashboardError      the dashboard cannot be served
+    ├── ScaleoutError       a cluster cannot be reached, or lost more than can be made good
     └── ...                 later layers hang their own branches here
 
 A caller who catches `CfelError` has caught every foreseen failure; anything else is a defect of cfel.
@@ -53,6 +54,10 @@ class RefusedError(DeploymentError):
 
 class DashboardError(CfelError):
     """The dashboard cannot be served: its address is taken, or not this machine's."""
+
+
+class ScaleoutError(CfelError):
+    """A cluster cannot be reached or used, or lost more than can be made good; checkpoints stay usable."""
 
 
 def unknown_name(what: str, name: object, allowed: Iterable[str]) -> str:

@@ -2,6 +2,7 @@
 
 import argparse
 import sys
+from collections.abc import Callable
 from dataclasses import replace
 from pathlib import Path
 
@@ -34,8 +35,13 @@ def register(commands: Commands) -> None:
 
 
 def add_engine(parser: argparse.ArgumentParser) -> None:
-    """The option --engine."""
+    """The options --engine and --ray-address."""
     parser.add_argument("--engine", choices=ENGINES, help="where devices' work is done")
+    parser.add_argument(
+        "--ray-address",
+        metavar="HOST:PORT",
+        help="with --engine ray: the cluster's head (default: start one here)",
+    )
 
 
 def read_experiment(arguments: argparse.Namespace) -> Experiment:
@@ -56,12 +62,24 @@ def with_engine(experiment: Experiment, engine: str | None) -> Experiment:
     return replace(experiment, simulation=replace(experiment.simulation, engine=engine))
 
 
+def doing_so(arguments: argparse.Namespace, progress: RunProgress, interrupted: Callable[[], bool]) -> Doing:
+    """How the arguments want runs to be carried out."""
+    return Doing(
+        command=tuple(sys.argv),
+        resume=arguments.resume,
+        on_round=progress.on_round,
+        interrupted=interrupted,
+        say=progress.say,
+        ray_address=arguments.ray_address,
+    )
+
+
 def run(arguments: argparse.Namespace) -> int:
     """Runs and reports."""
     experiment = read_experiment(arguments)
     out: Path = arguments.out or Path("runs") / experiment.name
     with RunProgress(experiment.rounds.global_rounds) as progress, interruptible(progress.say) as interrupted:
-        doing = Doing(tuple(sys.argv), arguments.resume, progress.on_round, interrupted)
+        doing = doing_so(arguments, progress, interrupted)
         records = run_experiment(experiment, out, doing)
     page = write_report(out, experiment.simulation.target)
     last = records[-1]

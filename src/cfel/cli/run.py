@@ -62,11 +62,13 @@ def with_engine(experiment: Experiment, engine: str | None) -> Experiment:
     return replace(experiment, simulation=replace(experiment.simulation, engine=engine))
 
 
-def doing_so(arguments: argparse.Namespace, progress: RunProgress, interrupted: Callable[[], bool]) -> Doing:
+def doing_so(
+    arguments: argparse.Namespace, progress: RunProgress, interrupted: Callable[[], bool], resume: bool
+) -> Doing:
     """How the arguments want runs to be carried out."""
     return Doing(
         command=tuple(sys.argv),
-        resume=arguments.resume,
+        resume=resume,
         on_round=progress.on_round,
         interrupted=interrupted,
         say=progress.say,
@@ -79,7 +81,7 @@ def run(arguments: argparse.Namespace) -> int:
     experiment = read_experiment(arguments)
     out: Path = arguments.out or Path("runs") / experiment.name
     with RunProgress(experiment.rounds.global_rounds) as progress, interruptible(progress.say) as interrupted:
-        doing = doing_so(arguments, progress, interrupted)
+        doing = doing_so(arguments, progress, interrupted, arguments.resume)
         records = run_experiment(experiment, out, doing)
     page = write_report(out, experiment.simulation.target)
     last = records[-1]

@@ -24,7 +24,7 @@ from cfel.world import World
 
 @dataclass(frozen=True, slots=True)
 class Round:
-    """One global round of ours: local steps, and seconds by the wall clock and of this process's CPU."""
+    """One global round of ours: local steps, and seconds by the wall clock and of CPU, workers included."""
 
     steps: int
     seconds: float
@@ -83,11 +83,12 @@ def _rounds(
 ) -> Iterator[Round]:
     outcomes = simulate(world, executor, parameters, initial_state(world), time.perf_counter)
     while True:
-        begin, cpu = time.perf_counter(), time.process_time()
+        cpu, begin = executor.cpu_seconds(), time.perf_counter()
         outcome = next(outcomes)
         writer.append(outcome.record, outcome.plans)
         steps = int(outcome.plans.steps.sum())
-        yield Round(steps, time.perf_counter() - begin, time.process_time() - cpu)
+        seconds = time.perf_counter() - begin
+        yield Round(steps, seconds, executor.cpu_seconds() - cpu)
 
 
 def measure_pace(setting: BenchSetting, repeats: int, bare_steps: int) -> Pace:

@@ -38,7 +38,8 @@ def generator(seed: int, purpose: str, *index: int) -> np.random.Generator:
 
 def keyed_generator(name: int) -> np.random.Generator:
     """The generator of the stream that `key` named."""
-    return np.random.Generator(np.random.Philox(_Words(name)))  # type: ignore[arg-type] — its stub forgets the interface
+    # NumPy's stub has forgotten that any ISeedSequence will do.
+    return np.random.Generator(np.random.Philox(_Words(name)))  # type: ignore[arg-type]
 
 
 class _Words(ISeedSequence):

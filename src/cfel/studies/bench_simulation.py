@@ -158,12 +158,16 @@ def measure_scale(sizes: Sequence[int], repeats: int, setting: BenchSetting = SM
     return [Scale(devices, cost) for devices, cost in least.items()]
 
 
+def paces_document(paces: Sequence[Pace]) -> dict[str, Any]:
+    """The settings' paces, as plain values."""
+    return {"paces": [asdict(pace) | {"bare_milliseconds": dict(pace.bare_milliseconds)} for pace in paces]}
+
+
 def as_document(
     paces: Sequence[Pace], scales: Sequence[Scale], start_seconds: float, peak_bytes: int
 ) -> dict[str, Any]:
     """What was measured, as plain values."""
-    return {
-        "paces": [asdict(pace) | {"bare_milliseconds": dict(pace.bare_milliseconds)} for pace in paces],
+    return paces_document(paces) | {
         "cost_per_device_step": [asdict(scale) for scale in scales],
         "start_seconds_beyond_torch": start_seconds,
         "peak_bytes_of_10000_devices": peak_bytes,

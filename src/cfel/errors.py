@@ -17,8 +17,9 @@ A caller who catches `CfelError` has caught every foreseen failure; anything els
 Messages name the field, where it is, the value and what is allowed.
 """
 
-from collections.abc import Iterable
+from collections.abc import Callable, Iterable
 from difflib import get_close_matches
+from functools import partial
 
 
 class CfelError(Exception):
@@ -102,6 +103,14 @@ class DivergedError(CfelError):
             cluster=self.cluster if cluster is None else cluster,
             advice=advice or self.advice,
         )
+
+    def __reduce__(self) -> tuple[Callable[[], "DivergedError"], tuple[()]]:
+        """Whole again at the other end of a worker's pipe."""
+        known = {
+            name: getattr(self, name)
+            for name in ("device", "global_round", "edge_round", "learning_rate", "cluster", "advice")
+        }
+        return partial(DivergedError, self.what, **known), ()
 
 
 class WorkerError(CfelError):

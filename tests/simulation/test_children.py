@@ -12,7 +12,7 @@ import numpy as np
 import pytest
 import torch
 
-from cfel.errors import InputError, WorkerError
+from cfel.errors import DivergedError, InputError, WorkerError
 from cfel.learning.compression import SparseUpdate
 from cfel.learning.estimates import Estimates
 from cfel.learning.exchange import DeviceReport, DeviceState
@@ -41,6 +41,10 @@ class _Served:
         """Fails as foreseen."""
         raise InputError("field: 3")
 
+    def diverge(self) -> None:
+        """Fails as training may."""
+        raise DivergedError("it is nan", device=4, global_round=1, edge_round=2, learning_rate=9.0)
+
     def fail(self) -> None:
         """Fails as nobody foresaw."""
         raise ZeroDivisionError("by nought")
@@ -61,6 +65,9 @@ def test_failures_come_back() -> None:
     child = Child(_Served())
     with pytest.raises(InputError, match="field: 3"):
         child.call("refuse")
+    with pytest.raises(DivergedError, match="it is nan") as caught:
+        child.call("diverge")
+    assert (caught.value.device, caught.value.edge_round, caught.value.cluster) == (4, 2, None)
     with pytest.raises(WorkerError, match="by nought"):
         child.call("fail")
     assert child.call("add", 1, 1)[0] == 2

@@ -12,15 +12,16 @@
     │   └── RefusedError        a message was refused; says why
     ├── DashboardError      the dashboard cannot be served
     ├── ScaleoutError       a cluster cannot be reached, or lost more than can be made good
+    ├── WorkerError         a worker process failed or has ended
     └── ...                 later layers hang their own branches here
 
 A caller who catches `CfelError` has caught every foreseen failure; anything else is a defect of cfel.
 Messages name the field, where it is, the value and what is allowed.
 """
 
-from collections.abc import Iterable
+from collections.abc import Callable, Iterable
 from difflib import get_close_matches
-from typing import Any
+from functools import partial
 
 
 class CfelError(Exception):
@@ -97,18 +98,6 @@ class DivergedError(CfelError):
             f"local.learning_rate = {learning_rate:g} is too large{advice}"
         )
 
-    def __reduce__(self) -> tuple[Any, ...]:
-        """Exceptions are copied between processes by their arguments, which here are named."""
-        return _diverged, (
-            self.what,
-            self.device,
-            self.global_round,
-            self.edge_round,
-            self.learning_rate,
-            self.cluster,
-            self.advice,
-        )
-
     def told(self, *, cluster: int | None = None, advice: str = "") -> "DivergedError":
         """The same with more known about it."""
         return DivergedError(
@@ -121,29 +110,21 @@ class DivergedError(CfelError):
             advice=advice or self.advice,
         )
 
+    def __reduce__(self) -> tuple[Callable[[], "DivergedError"], tuple[()]]:
+        """Whole again at the other end of a worker's pipe."""
+        known = {
+            name: getattr(self, name)
+            for name in ("device", "global_round", "edge_round", "learning_rate", "cluster", "advice")
+        }
+        return partial(DivergedError, self.what, **known), ()
+
+
+class WorkerError(CfelError):
+    """A worker process failed in a way that nobody foresaw, or has ended."""
+
 
 class ScaleoutError(CfelError):
     """A cluster cannot be reached or used, or lost more than can be made good; checkpoints stay usable."""
-
-
-def _diverged(
-    what: str,
-    device: int,
-    global_round: int,
-    edge_round: int,
-    learning_rate: float,
-    cluster: int | None,
-    advice: str,
-) -> DivergedError:
-    return DivergedError(
-        what,
-        device=device,
-        global_round=global_round,
-        edge_round=edge_round,
-        learning_rate=learning_rate,
-        cluster=cluster,
-        advice=advice,
-    )
 
 
 def unknown_name(what: str, name: object, allowed: Iterable[str]) -> str:

@@ -10,7 +10,15 @@ from cfel.cli import bench_simulation as command
 from cfel.cli import main
 from cfel.studies import bench_child
 from cfel.studies.bare_loop import WAYS, BareLoop
-from cfel.studies.bench_settings import PERCEPTRON, RESNET, SMALL, THETA, bench_parameters, bench_world
+from cfel.studies.bench_settings import (
+    PERCEPTRON,
+    RESNET,
+    SMALL,
+    THETA,
+    BenchSetting,
+    bench_parameters,
+    bench_world,
+)
 from cfel.studies.bench_simulation import Pace, Scale, as_document, measure_pace, measure_scale, timed_rounds
 
 TINY = replace(PERCEPTRON, devices=6, clusters=2, samples=10, batch=5, local_steps=2, edge_rounds=2)
@@ -99,6 +107,23 @@ def test_command(as_json: bool, monkeypatch: pytest.MonkeyPatch, capsys: pytest.
     else:
         assert "1.25 s beyond importing torch" in shown
         assert "1,024 MiB" in shown
+
+
+def test_one_setting(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> None:
+    """Only what was asked for is measured; the solver's bench has nothing to choose from."""
+    asked: list[str] = []
+
+    def measured(setting: BenchSetting, *_: int) -> Pace:
+        asked.append(setting.model)
+        return Pace(setting.name, "threads", 0.5, 0.4, {"threads": 0.5}, 1.0, 1.0, 1.0)
+
+    monkeypatch.setattr(command, "measure_pace", measured)
+    assert main(["bench", "simulation", "--only", "small_cnn", "--json"]) == 0
+    assert [pace["name"] for pace in json.loads(capsys.readouterr().out)["paces"]] == [SMALL.name]
+    assert main(["bench", "simulation", "--only", "leaf_cnn", "--quick"]) == 0
+    assert asked == ["small_cnn", "leaf_cnn"]
+    assert main(["bench", "solver", "--only", "mlp"]) == 2
+    assert "--only mlp" in capsys.readouterr().err
 
 
 def test_documents_are_plain() -> None:

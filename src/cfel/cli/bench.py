@@ -4,9 +4,11 @@ import argparse
 
 from cfel.cli import bench_scaleout, bench_simulation, bench_solver
 from cfel.cli.shared import Commands, add_command, add_json
+from cfel.errors import InputError
 
 EXAMPLE = """  cfel bench solver
-  cfel bench simulation --quick --json"""
+  cfel bench simulation --quick --json
+  cfel bench simulation --only small_cnn"""
 BENCHES = {"scaleout": bench_scaleout.run, "simulation": bench_simulation.run, "solver": bench_solver.run}
 
 
@@ -15,10 +17,17 @@ def register(commands: Commands) -> None:
     parser = add_command(commands, "bench", EXAMPLE)
     parser.add_argument("name", choices=BENCHES, help="what to measure")
     parser.add_argument("--quick", action="store_true", help="fewer and smaller instances")
+    parser.add_argument(
+        "--only",
+        choices=bench_simulation.SETTINGS,
+        help="simulation: this setting's pace and nothing else",
+    )
     add_json(parser)
     parser.set_defaults(run=run)
 
 
 def run(arguments: argparse.Namespace) -> int:
     """Measures and prints."""
+    if arguments.only is not None and arguments.name != "simulation":
+        raise InputError(f"--only {arguments.only}: bench {arguments.name} has no settings to choose from")
     return BENCHES[arguments.name](arguments)

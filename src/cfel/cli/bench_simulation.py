@@ -9,18 +9,32 @@ from rich.console import Console
 from cfel.cli.shared import new_table, print_json, print_table
 from cfel.studies.bench_child import peak_bytes, seconds_to_first_step
 from cfel.studies.bench_settings import LEAF, PERCEPTRON, RESNET, SMALL, BenchSetting
-from cfel.studies.bench_simulation import Pace, Scale, as_document, measure_pace, measure_scale
+from cfel.studies.bench_simulation import (
+    Pace,
+    Scale,
+    as_document,
+    measure_pace,
+    measure_scale,
+    paces_document,
+)
 
 MOST_DEVICES = 10_000
+SETTINGS = tuple(setting.model for setting in (PERCEPTRON, SMALL, RESNET, LEAF))
 
 
 def run(arguments: argparse.Namespace) -> int:
     """Measures and prints."""
     progress = Console(stderr=True, highlight=False)
     paces = []
-    for setting, repeats, steps in _plan(arguments.quick):
+    for setting, repeats, steps in _plan(arguments.quick, arguments.only):
         progress.print(f"[dim]{setting.name} …[/]")
         paces.append(measure_pace(setting, repeats, steps))
+    if arguments.only is not None:
+        if arguments.json:
+            print_json(paces_document(paces))
+        else:
+            _print_paces(Console(highlight=False), paces)
+        return 0
     progress.print("[dim]fleets …[/]")
     scales = measure_scale((64, 1000) if arguments.quick else (64, 1000, MOST_DEVICES), 2)
     start = seconds_to_first_step(2 if arguments.quick else 5)
@@ -36,10 +50,13 @@ def run(arguments: argparse.Namespace) -> int:
     return 0
 
 
-def _plan(quick: bool) -> list[tuple[BenchSetting, int, int]]:
+def _plan(quick: bool, only: str | None) -> list[tuple[BenchSetting, int, int]]:
     """Settings with the rounds that count and the bare loop's steps between two of them."""
-    if not quick:
-        return [(PERCEPTRON, 9, 1600), (SMALL, 9, 250), (RESNET, 2, 200), (LEAF, 2, 200)]
+    plan = _quick() if quick else [(PERCEPTRON, 9, 1600), (SMALL, 9, 250), (RESNET, 2, 200), (LEAF, 2, 200)]
+    return [each for each in plan if only in (None, each[0].model)]
+
+
+def _quick() -> list[tuple[BenchSetting, int, int]]:
     few = [replace(setting, devices=16, clusters=4, edge_rounds=1) for setting in (RESNET, LEAF)]
     return [(PERCEPTRON, 5, 800), (SMALL, 5, 250), *((setting, 3, 40) for setting in few)]
 

@@ -176,7 +176,7 @@ def _batch(
 def _shares(sizes: NDArray[np.int64], inputs: Tensor) -> Tensor:
     """The weight of each sample in its device's mean loss: 1/size, and 0 for padding."""
     places = np.arange(inputs.shape[1])
-    shares = np.where(places < sizes[:, None], 1 / sizes[:, None], 0.0)
+    shares = np.where(places < sizes[:, None], 1 / np.maximum(sizes, 1)[:, None], 0.0)
     return torch.from_numpy(shares.astype(np.float32)).to(inputs.device)
 
 
@@ -185,52 +185,58 @@ def _losses(
 ) -> tuple[list[Tensor], Tensor]:
     """Every row's loss per sample (rows × batch), and what to differentiate it by: one tensor per slot.
 
-    Only the forward pass is vectorised; autograd then goes backwards over batched operations as it would over
-    any others, which starts far fewer of them than differentiating inside `vmap`.
+    Only the model is vectorised, and only forwards: autograd then goes backwards over batched operations as
+    it would over any others, which starts far fewer of them than differentiating inside `vmap`. The loss is
+    each sample's own, so it takes those of all rows as one batch.
     """
     slots = workspace.flat.parameter_slots
     leaves = [slot.rows(parameters.detach()).requires_grad_() for slot in slots]
 
-    def loss(own: tuple[Tensor, ...], own_inputs: Tensor, own_targets: Tensor) -> Tensor:
+    def scores(own: tuple[Tensor, ...], own_inputs: Tensor) -> Tensor:
         named = {slot.name: leaf for slot, leaf in zip(slots, own, strict=True)}
-        return workspace.task.loss(functional_call(workspace.flat.module, named, (own_inputs,)), own_targets)
+        found: Tensor = functional_call(workspace.flat.module, named, (own_inputs,))
+        return found
 
-    losses: Tensor = vmap(loss)(tuple(leaves), inputs, targets)
-    return leaves, losses
-
-
-def _gradient(total: Tensor, leaves: list[Tensor], workspace: Workspace, keep_graph: bool = False) -> Tensor:
-    """The gradient of a sum of rows' losses (rows × d)."""
-    found = torch.autograd.grad(total.sum(), leaves, retain_graph=keep_graph)
-    gradient = torch.empty(len(leaves[0]), workspace.flat.parameters.numel(), device=total.device)
-    for slot, part in zip(workspace.flat.parameter_slots, found, strict=True):
-        slot.rows(gradient).copy_(part)
-    return gradient
+    outputs: Tensor = vmap(scores)(tuple(leaves), inputs)
+    losses = workspace.task.loss(outputs.flatten(0, 1), targets.flatten(0, 1))
+    return leaves, losses.view(targets.shape[:2])
 
 
 def _gradients(
     parameters: Tensor, inputs: Tensor, targets: Tensor, shares: Tensor, workspace: Workspace
 ) -> tuple[Tensor, Tensor]:
-    """Every row's gradient (rows × d) and weighted loss."""
+    """Every row's gradient (rows × d) and loss, its samples weighted by their shares."""
     leaves, losses = _losses(parameters, inputs, targets, workspace)
-    weighted = (losses * shares).sum(1)
-    return _gradient(weighted, leaves, workspace), weighted.detach()
+    weighted = losses * shares
+    found = torch.autograd.grad(weighted.sum(), leaves)
+    gradient = torch.empty_like(parameters)
+    for slot, part in zip(workspace.flat.parameter_slots, found, strict=True):
+        slot.rows(gradient).copy_(part)
+    return gradient, weighted.detach().sum(1)
 
 
 def _by_halves(
     parameters: Tensor, inputs: Tensor, targets: Tensor, sizes: NDArray[np.int64], workspace: Workspace
 ) -> tuple[Tensor, Tensor, Tensor]:
-    """Every row's gradient, loss, and the scatter of its two halves' gradients."""
-    half = torch.from_numpy(sizes // 2).to(inputs.device)[:, None]
-    first = torch.arange(inputs.shape[1], device=inputs.device) < half
-    leaves, losses = _losses(parameters, inputs, targets, workspace)
-    weighted = losses * _shares(sizes, inputs)
-    one = _gradient(weighted * first, leaves, workspace, keep_graph=True)
-    two = _gradient(weighted * ~first, leaves, workspace)
-    size = torch.from_numpy(sizes).to(inputs.device)[:, None].to(torch.float32)
-    apart = one * (size / half.clamp(min=1)) - two * (size / (size - half))
-    scatter = apart.double().square().sum(1) * (half * (size - half) / size)[:, 0]
-    return one.add_(two), weighted.detach().sum(1), scatter
+    """Every row's gradient, loss, and the scatter of its two halves' gradients.
+
+    The halves are rows of their own in one pass, each padded to the longest.
+    """
+    half = np.stack([sizes // 2, sizes - sizes // 2], axis=1)
+    places = np.arange(half.max()) + half[:, :1, None] * [[0], [1]]
+    rows = np.arange(len(sizes))[:, None, None] * inputs.shape[1]
+    chosen = torch.from_numpy((rows + np.minimum(places, sizes[:, None, None] - 1)).reshape(-1))
+    own = [part.flatten(0, 1)[chosen.to(part.device)] for part in (inputs, targets)]
+    pieces = [part.view(2 * len(sizes), -1, *part.shape[1:]) for part in own]
+    shares = _shares(half.reshape(-1), pieces[0])
+    gradient, loss = _gradients(parameters.repeat_interleave(2, 0), pieces[0], pieces[1], shares, workspace)
+    weight = torch.from_numpy((half / sizes[:, None]).astype(np.float32)).to(gradient.device)
+    one, two = gradient.view(len(sizes), 2, -1).unbind(1)
+    scatter = (one - two).double().square().sum(1) * (
+        weight.prod(1) * torch.from_numpy(sizes).to(weight.device)
+    )
+    mean = torch.addcmul(one * weight[:, :1], two, weight[:, 1:])
+    return mean, (loss.view(-1, 2) * weight).sum(1), scatter
 
 
 def _step(

@@ -19,6 +19,7 @@ from cfel.errors import InputError
 from cfel.learning.projection import BlockRotation
 from cfel.learning.selection import largest
 from cfel.plugins import resolve
+from cfel.seeding import keyed_generator
 
 FLOAT_BITS = 32
 KEY_BITS = 128
@@ -168,7 +169,7 @@ def entries(theta: float, size: int) -> int:
 
 def drawn_places(key: int, size: int, count: int) -> Tensor:
     """`count` of `size` places drawn without replacement from the stream `key`, ascending."""
-    draw = np.random.Generator(np.random.Philox(key=key))
+    draw = keyed_generator(key)
     if 2 * count > size:
         mask = np.ones(size, dtype=np.bool_)
         mask[draw.choice(size, size - count, replace=False, shuffle=False)] = False
@@ -229,7 +230,7 @@ def quantise(vector: Tensor, theta: float, key: int) -> Update:
     buckets = -(-vector.numel() // BUCKET)
     padded = torch.nn.functional.pad(vector, (0, buckets * BUCKET - vector.numel())).view(buckets, BUCKET)
     scales = padded.abs().amax(1).div_(levels)
-    noise = np.random.Generator(np.random.Philox(key=key)).random(padded.shape, dtype=np.float32)
+    noise = keyed_generator(key).random(padded.shape, dtype=np.float32)
     grid = torch.where(scales[:, None] > 0, padded / scales[:, None], 0.0)
     codes = grid.add_(torch.from_numpy(noise)).floor_().clamp_(-levels, levels).to(torch.int16)
     return QuantisedUpdate(vector.numel(), bits, codes.view(-1), scales)

@@ -10,7 +10,9 @@ same reason. That order is part of the flat format; `files` speaks of names and 
 """
 
 import hashlib
+import os
 from collections.abc import Iterable, Mapping, Sequence
+from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
 
 import torch
@@ -49,7 +51,8 @@ class FlatModel:
 
 def model_sha256(models: Sequence[FlatModel]) -> str:
     """SHA-256, in hexadecimal, of the concatenated SHA-256s of the edge models in cluster order."""
-    return hashlib.sha256(b"".join(model.sha256() for model in models)).hexdigest()
+    with ThreadPoolExecutor(os.cpu_count()) as pool:
+        return hashlib.sha256(b"".join(pool.map(FlatModel.sha256, models))).hexdigest()
 
 
 @dataclass(frozen=True, slots=True)

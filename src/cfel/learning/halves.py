@@ -74,17 +74,28 @@ def _one_pass(
     found = torch.autograd.grad(loss, wanted)
     gradient = dict(zip(dense, found[: len(dense)], strict=True))
     batch, half = len(targets), len(targets) // 2
-    apart = whole = 0.0
+    products = torch.zeros(2, 2, dtype=torch.float64, device=loss.device)
     for call, delta in zip(calls, found[len(dense) :], strict=True):
         if isinstance(call.layer, nn.Linear):
-            norms = _dense_norms(call, delta)
+            products += _dense_products(call, delta)
         else:
-            own, norms = _convolution(call, delta)
-            gradient.update(zip(workspace.places(call.layer), own, strict=True))
-        apart, whole = apart + norms[0], whole + norms[1]
-    scatter = max(apart, 0.0) * half * (batch - half) / batch
+            one, two = _convolution_halves(call, delta)
+            products += _products(one, two)
+            torch._foreach_add_(one, two)
+            gradient.update(zip(workspace.places(call.layer), one, strict=True))
     ordered = [gradient[place] for place in range(len(leaves))]
-    return ordered, float(loss.detach()), from_halves(scatter, whole, batch, samples)
+    return ordered, float(loss.detach()), from_halves(*_scatter(products, batch, half), batch, samples)
+
+
+def _scatter(products: Tensor, batch: int, half: int) -> tuple[float, float]:
+    """The halves' scatter and ‖ḡ‖², from the inner products of their shares u_a, u_b of the gradient.
+
+    g_a = u_a·B/h and g_b = u_b·B/(B − h), so the scatter h(B − h)/B·‖g_a − g_b‖² has no more than these.
+    """
+    (aa, ab), (_, bb) = products.tolist()
+    one, two = batch / half, batch / (batch - half)
+    apart = one * one * aa - 2 * one * two * ab + two * two * bb
+    return max(apart, 0.0) * half * (batch - half) / batch, aa + 2 * ab + bb
 
 
 def _recorded(inputs: Tensor, workspace: Workspace) -> tuple[list[_Call], Tensor]:
@@ -115,24 +126,28 @@ def _covered(calls: list[_Call], workspace: Workspace) -> bool:
     )
 
 
-def _dense_norms(call: _Call, delta: Tensor) -> tuple[float, float]:
-    """‖g_a − g_b‖² and ‖g‖² of a dense layer's parameters, from the Gram matrices over the samples."""
-    batch, half = len(delta), len(delta) // 2
-    signs = torch.full((batch,), batch / half, device=delta.device, dtype=torch.float64)
-    signs[half:] = -batch / (batch - half)
-    bias = 0.0 if call.layer.bias is None else 1.0
-    gram = (delta @ delta.T).double() * ((call.inputs @ call.inputs.T).double() + bias)
-    return float(signs @ gram @ signs), float(gram.sum())
+def _dense_products(call: _Call, delta: Tensor) -> Tensor:
+    """⟨u, v⟩ between the halves' shares of a dense layer's gradient, from Gram matrices over the samples."""
+    half = len(delta) // 2
+    inputs = (call.inputs @ call.inputs.T).double()
+    if call.layer.bias is not None:
+        inputs += 1.0
+    gram = (delta @ delta.T).double().mul_(inputs)
+    rows = torch.stack([gram[:half].sum(0), gram[half:].sum(0)])
+    return torch.stack([rows[:, :half].sum(1), rows[:, half:].sum(1)], 1)
 
 
-def _convolution(call: _Call, delta: Tensor) -> tuple[list[Tensor], tuple[float, float]]:
-    """A convolution's gradient, and ‖g_a − g_b‖² and ‖g‖² of it."""
-    batch, half = len(delta), len(delta) // 2
+def _products(one: list[Tensor], two: list[Tensor]) -> Tensor:
+    """⟨u, v⟩ between two shares of a gradient, given as lists of tensors."""
+    both = torch.stack([torch.cat([part.flatten() for part in share]) for share in (one, two)]).double()
+    return both @ both.T
+
+
+def _convolution_halves(call: _Call, delta: Tensor) -> tuple[list[Tensor], list[Tensor]]:
+    """What each half of the batch adds to a convolution's gradient."""
+    half = len(delta) // 2
     one = _convolution_gradient(call.layer, call.inputs[:half], delta[:half])
-    two = _convolution_gradient(call.layer, call.inputs[half:], delta[half:])
-    apart = [a * (batch / half) - b * (batch / (batch - half)) for a, b in zip(one, two, strict=True)]
-    torch._foreach_add_(one, two)
-    return one, (squared_norm(apart), squared_norm(one))
+    return one, _convolution_gradient(call.layer, call.inputs[half:], delta[half:])
 
 
 def _convolution_gradient(layer: nn.Linear | nn.Conv2d, inputs: Tensor, delta: Tensor) -> list[Tensor]:

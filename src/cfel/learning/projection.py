@@ -11,6 +11,8 @@ import numpy as np
 import torch
 from torch import Tensor
 
+from cfel.seeding import keyed_generator
+
 _SIDE = 64
 
 
@@ -47,7 +49,7 @@ class BlockRotation:
         return (self._transform(rotated) * self._signs())[: self.size]
 
     def _signs(self) -> Tensor:
-        random = np.random.Generator(np.random.Philox(key=self.key ^ 1)).bytes(self.padded // 8 + 1)
+        random = keyed_generator(self.key ^ 1).bytes(self.padded // 8 + 1)
         bits = np.unpackbits(np.frombuffer(random, dtype=np.uint8))[: self.padded]
         return torch.from_numpy(bits).to(torch.float32).mul_(2).sub_(1)
 

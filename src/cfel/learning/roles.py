@@ -11,7 +11,9 @@ memory, which carries nothing from one call to the next.
 """
 
 import math
+import os
 from collections.abc import Mapping, Sequence
+from concurrent.futures import ThreadPoolExecutor
 from dataclasses import replace
 from functools import partial
 
@@ -30,6 +32,7 @@ from cfel.learning.halves import gradient_and_estimates
 from cfel.learning.selection import kept_energy
 from cfel.learning.sgd import drawn_batches, momentum_step, taken_iterations
 from cfel.learning.task import DeviceData
+from cfel.learning.workers import prepare_thread
 from cfel.learning.workspace import Workspace
 
 
@@ -250,4 +253,9 @@ def gossip_mix(models: Sequence[FlatModel], mixing: NDArray[np.float64]) -> list
     if mixing.shape != (len(models), len(models)):
         raise InputError(f"mixing matrix: shape {mixing.shape} for {len(models)} edge models")
     by_id = dict(enumerate(models))
-    return [weighted_model(by_id, {j: float(w) for j, w in enumerate(row)}) for row in mixing]
+
+    def mixed(row: NDArray[np.float64]) -> FlatModel:
+        return weighted_model(by_id, {j: float(w) for j, w in enumerate(row)})
+
+    with ThreadPoolExecutor(os.cpu_count(), initializer=prepare_thread) as pool:
+        return list(pool.map(mixed, mixing))

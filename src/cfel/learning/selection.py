@@ -23,6 +23,7 @@ Floats: TypeAlias = NDArray[np.float32]
 Indices: TypeAlias = NDArray[np.int32]
 
 _SAMPLE = 1 << 16
+# The longest piece; all are equally long, as a short last one would take as much time.
 _PIECE = 1 << 17
 _SMALL = 1 << 15
 
@@ -124,7 +125,7 @@ def _at_least(vector: Floats, bound: np.float32, count: int) -> tuple[Indices, F
     of them are true. A tail of true entries behind the mask takes sparse masks there; `count` is about how
     many entries will be found.
     """
-    size = min(_PIECE, vector.size)
+    size = -(-vector.size // -(-vector.size // _PIECE))
     tail = size // 8 if 0.02 < count / vector.size < 0.11 else 0
     magnitude, mask = np.empty(size, np.float32), np.empty(size + tail, np.bool_)
     mask[size:] = True

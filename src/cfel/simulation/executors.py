@@ -1,18 +1,19 @@
-"""Where devices' work is done: a pool of threads, each with one torch thread and its own scratch memory.
+"""Where devices' work is done: a pool of workers, each with one torch thread and its own scratch memory.
 
 An executor gets orders and gives results in the order asked for, and never more than a few ahead of whoever
 consumes them: memory grows with the number of workers, not of devices. With `group` above one the devices of
-a group are trained as one batched model; with one at a time the results are the same bits whatever the number
-of workers.
+a group are trained as one batched model. The results are the same bits whatever the number of workers, and
+whether they are threads or processes.
 """
 
 import os
+import time
 from collections import deque
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
 from queue import SimpleQueue
 from types import TracebackType
-from typing import Protocol, Self, TypeVar
+from typing import Protocol, Self, TypeVar, cast
 
 from cfel.learning.batched import device_updates_batched
 from cfel.learning.evaluate import Evaluation, evaluate
@@ -22,6 +23,7 @@ from cfel.learning.roles import device_estimate, device_update
 from cfel.learning.workers import prepare_process, prepare_thread
 from cfel.learning.workspace import Workspace
 from cfel.rounds import SimulationParameters
+from cfel.simulation.children import Child, can_fork
 from cfel.world import World
 
 # Tasks handed out beyond those being worked on, per worker: they keep everybody busy while results are used.
@@ -52,8 +54,88 @@ class Executor(Protocol):
         ...
 
 
+class Worker(Protocol):
+    """One at a time of what an executor is asked for."""
+
+    def estimate(self, task: Task) -> DeviceState:
+        """Fresh estimates of one device."""
+        ...
+
+    def update(self, tasks: Sequence[Task]) -> list[Answer]:
+        """Local training of one device, or of a group of them side by side."""
+        ...
+
+    def evaluation(self, model: FlatModel, samples: int) -> Evaluation:
+        """One model on the test set."""
+        ...
+
+
+class WorkerHere:
+    """Does the work in whatever thread calls it.
+
+    Args:
+        world: what is run.
+        parameters: engine (resolved) and torch device.
+    """
+
+    def __init__(self, world: World, parameters: SimulationParameters) -> None:
+        self._world = world
+        self._batched = parameters.engine == "batched"
+        self._workspace = Workspace(world.task, world.local, world.compress, parameters.device)
+
+    def estimate(self, task: Task) -> DeviceState:
+        """See `Worker`."""
+        order, state = task
+        return device_estimate(order, self._world.data[order.device], state, self._workspace)
+
+    def update(self, tasks: Sequence[Task]) -> list[Answer]:
+        """See `Worker`."""
+        orders, states = zip(*tasks, strict=True)
+        data = [self._world.data[order.device] for order in orders]
+        if self._batched:
+            return device_updates_batched(orders, data, states, self._workspace)
+        each = zip(orders, data, states, strict=True)
+        return [device_update(*one, self._workspace, give_up_state=True) for one in each]
+
+    def evaluation(self, model: FlatModel, samples: int) -> Evaluation:
+        """See `Worker`."""
+        return evaluate(model, self._workspace, samples or None, self._world.seed)
+
+    def cpu_seconds(self) -> float:
+        """CPU time of the process this runs in."""
+        return time.process_time()
+
+
+class WorkerInChild:
+    """Has the work done by a process of its own.
+
+    Args:
+        worker: who does it there.
+        siblings: those that were started before.
+    """
+
+    def __init__(self, worker: WorkerHere, siblings: "Sequence[WorkerInChild]") -> None:
+        self.child: Child = Child(worker, [sibling.child for sibling in siblings])
+
+    def estimate(self, task: Task) -> DeviceState:
+        """See `Worker`."""
+        return cast(DeviceState, self.child.call("estimate", task))
+
+    def update(self, tasks: Sequence[Task]) -> list[Answer]:
+        """See `Worker`."""
+        return cast(list[Answer], self.child.call("update", tasks))
+
+    def evaluation(self, model: FlatModel, samples: int) -> Evaluation:
+        """See `Worker`."""
+        return cast(Evaluation, self.child.call("evaluation", model, samples))
+
+    def cpu_seconds(self) -> float:
+        """CPU time of the worker's process."""
+        return cast(float, self.child.call("cpu_seconds"))
+
+
 class PoolExecutor:
-    """Threads in this process.
+    """Workers in threads of this process, or in processes where models are so small that threads do not pay.
 
     Args:
         world: what is run.
@@ -63,13 +145,18 @@ class PoolExecutor:
     def __init__(self, world: World, parameters: SimulationParameters) -> None:
         prepare_process()
         prepare_thread()
-        self._world = world
-        self._workers = parameters.workers or os.cpu_count() or 1
+        count = parameters.workers or os.cpu_count() or 1
+        self._ahead = count * (1 + AHEAD)
         self._group = MOST_IN_A_GROUP if parameters.engine == "batched" else 1
-        self._pool = ThreadPoolExecutor(self._workers, "device", initializer=prepare_thread)
-        self._workspaces: SimpleQueue[Workspace] = SimpleQueue()
-        for _ in range(self._workers):
-            self._workspaces.put(Workspace(world.task, world.local, world.compress, parameters.device))
+        here = [WorkerHere(world, parameters) for _ in range(count)]
+        self._children: list[WorkerInChild] = []
+        if count > 1 and parameters.engine == "batched" and parameters.device == "cpu" and can_fork():
+            for worker in here:
+                self._children.append(WorkerInChild(worker, self._children))
+        self._idle: SimpleQueue[Worker] = SimpleQueue()
+        for each in self._children or here:
+            self._idle.put(each)
+        self._pool = ThreadPoolExecutor(count, "device", initializer=prepare_thread)
 
     def __enter__(self) -> Self:
         return self
@@ -81,54 +168,41 @@ class PoolExecutor:
         trace: TracebackType | None,
     ) -> None:
         self._pool.shutdown(wait=True, cancel_futures=True)
+        for each in self._children:
+            each.child.close()
 
     def estimates(self, tasks: Sequence[Task]) -> Iterator[DeviceState]:
         """See `Executor`."""
-
-        def estimate(workspace: Workspace, task: Task) -> DeviceState:
-            order, state = task
-            return device_estimate(order, self._world.data[order.device], state, workspace)
-
-        return self._map(estimate, tasks)
+        return self._map(lambda worker, task: worker.estimate(task), tasks)
 
     def updates(self, tasks: Sequence[Task]) -> Iterator[Answer]:
         """See `Executor`."""
-        for answers in self._map(self._updated, _groups(tasks, self._group)):
+        for answers in self._map(lambda worker, group: worker.update(group), _groups(tasks, self._group)):
             yield from answers
 
     def evaluations(self, models: Sequence[FlatModel], samples: int) -> list[Evaluation]:
         """See `Executor`."""
-        seed = self._world.seed
+        return list(self._map(lambda worker, model: worker.evaluation(model, samples), models))
 
-        def test(workspace: Workspace, model: FlatModel) -> Evaluation:
-            return evaluate(model, workspace, samples or None, seed)
+    def cpu_seconds(self) -> float:
+        """CPU time so far of this process and its workers; only between two of the calls above."""
+        return time.process_time() + sum(each.cpu_seconds() for each in self._children)
 
-        return list(self._map(test, models))
-
-    def _updated(self, workspace: Workspace, tasks: Sequence[Task]) -> list[Answer]:
-        if self._group == 1:
-            order, state = tasks[0]
-            data = self._world.data[order.device]
-            return [device_update(order, data, state, workspace, give_up_state=True)]
-        orders, states = zip(*tasks, strict=True)
-        data_of_group = [self._world.data[order.device] for order in orders]
-        return device_updates_batched(orders, data_of_group, states, workspace)
-
-    def _map(self, function: Callable[[Workspace, Item], Result], items: Iterable[Item]) -> Iterator[Result]:
+    def _map(self, function: Callable[[Worker, Item], Result], items: Iterable[Item]) -> Iterator[Result]:
         """The function over the items, in order, a bounded number of them under way."""
 
         def work(item: Item) -> Result:
-            workspace = self._workspaces.get()
+            worker = self._idle.get()
             try:
-                return function(workspace, item)
+                return function(worker, item)
             finally:
-                self._workspaces.put(workspace)
+                self._idle.put(worker)
 
         waiting: deque[Future[Result]] = deque()
         try:
             for item in items:
                 waiting.append(self._pool.submit(work, item))
-                if len(waiting) > self._workers * (1 + AHEAD):
+                if len(waiting) > self._ahead:
                     yield waiting.popleft().result()
             while waiting:
                 yield waiting.popleft().result()

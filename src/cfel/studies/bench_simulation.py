@@ -24,7 +24,7 @@ from cfel.world import World
 
 @dataclass(frozen=True, slots=True)
 class Round:
-    """One global round of ours: local steps, and seconds by the wall clock and of this process's CPU."""
+    """One global round of ours: local steps, and seconds by the wall clock and of CPU, workers included."""
 
     steps: int
     seconds: float
@@ -83,11 +83,12 @@ def _rounds(
 ) -> Iterator[Round]:
     outcomes = simulate(world, executor, parameters, initial_state(world), time.perf_counter)
     while True:
-        begin, cpu = time.perf_counter(), time.process_time()
+        cpu, begin = executor.cpu_seconds(), time.perf_counter()
         outcome = next(outcomes)
         writer.append(outcome.record, outcome.plans)
         steps = int(outcome.plans.steps.sum())
-        yield Round(steps, time.perf_counter() - begin, time.process_time() - cpu)
+        seconds = time.perf_counter() - begin
+        yield Round(steps, seconds, executor.cpu_seconds() - cpu)
 
 
 def measure_pace(setting: BenchSetting, repeats: int, bare_steps: int) -> Pace:
@@ -157,12 +158,16 @@ def measure_scale(sizes: Sequence[int], repeats: int, setting: BenchSetting = SM
     return [Scale(devices, cost) for devices, cost in least.items()]
 
 
+def paces_document(paces: Sequence[Pace]) -> dict[str, Any]:
+    """The settings' paces, as plain values."""
+    return {"paces": [asdict(pace) | {"bare_milliseconds": dict(pace.bare_milliseconds)} for pace in paces]}
+
+
 def as_document(
     paces: Sequence[Pace], scales: Sequence[Scale], start_seconds: float, peak_bytes: int
 ) -> dict[str, Any]:
     """What was measured, as plain values."""
-    return {
-        "paces": [asdict(pace) | {"bare_milliseconds": dict(pace.bare_milliseconds)} for pace in paces],
+    return paces_document(paces) | {
         "cost_per_device_step": [asdict(scale) for scale in scales],
         "start_seconds_beyond_torch": start_seconds,
         "peak_bytes_of_10000_devices": peak_bytes,

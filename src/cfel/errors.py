@@ -10,6 +10,7 @@
     │   ├── UnreachableError    another member did not answer (in time)
     │   └── RefusedError        a message was refused; says why
     ├── DashboardError      the dashboard cannot be served
+    ├── ScaleoutError       a cluster cannot be reached, or lost more than can be made good
     └── ...                 later layers hang their own branches here
 
 A caller who catches `CfelError` has caught every foreseen failure; anything else is a defect of cfel.
@@ -101,6 +102,10 @@ class DivergedError(CfelError):
             cluster=self.cluster if cluster is None else cluster,
             advice=advice or self.advice,
         )
+
+
+class ScaleoutError(CfelError):
+    """A cluster cannot be reached or used, or lost more than can be made good; checkpoints stay usable."""
 
 
 def unknown_name(what: str, name: object, allowed: Iterable[str]) -> str:

@@ -133,7 +133,7 @@ class Roster:
                 waiting.popleft()
                 yield answer
         except RayTaskError as error:
-            raise _cause(error) from error
+            raise cause_of(error) from error
         except FULL as error:
             raise no_room(error) from error
         finally:
@@ -157,7 +157,7 @@ class Roster:
             except LOST:
                 continue  # gone before it began; asked for again when next the roster is enlarged
             except RayTaskError as error:
-                raise _cause(error) from error
+                raise cause_of(error) from error
             if tuple(place.versions) != VERSIONS:
                 there, here = ", ".join(place.versions), ", ".join(VERSIONS)
                 raise ScaleoutError(f"node {place.node} runs {there}, this process {here}: results would differ")
@@ -220,7 +220,7 @@ class Roster:
             ray.cancel(job.answer)
 
 
-def _cause(error: RayTaskError) -> BaseException:
+def cause_of(error: RayTaskError) -> BaseException:
     """What was raised in a worker, as if it had been raised here."""
     cause = getattr(error, "cause", None)
     if isinstance(cause, FULL):

@@ -5,6 +5,7 @@
     │   ├── FleetFileError      a device table, a trace or an edge list cannot be used
     │   └── ExperimentError     an experiment file cannot be used
     ├── RunDirectoryError   a run directory cannot be written, read or gone on with
+    │   └── RunBusyError        another process is writing it
     ├── DivergedError       training has left the realm of finite numbers
     ├── DeploymentError     a federation cannot be started or gone on with
     │   ├── UnreachableError    another member did not answer (in time)
@@ -39,6 +40,10 @@ class ExperimentError(InputError):
 
 class RunDirectoryError(CfelError):
     """A run directory cannot be written, read or gone on with; what was written before stays."""
+
+
+class RunBusyError(RunDirectoryError):
+    """Another process is writing the run."""
 
 
 class DeploymentError(CfelError):

@@ -1,8 +1,8 @@
 """Beyond one machine: devices' work, or whole runs, on a Ray cluster. The only package that imports ray.
 
-Ray comes with an extra. This module can be imported without it, most of its neighbours cannot: they are reached
-through the functions here, which say how to install Ray where it is missing, and see to a token before Ray is
-loaded. What is computed does not depend on where: every result is the `threads` engine's.
+Ray comes with an extra. This module can be imported without it, most of its neighbours cannot: they are
+reached through the functions here, which say how to install Ray where it is missing, and see to a token
+before Ray is loaded. What is computed does not depend on where: every result is the `threads` engine's.
 
     split      devices or whole runs: which way to share out a comparison
     groups     devices into tasks

@@ -8,6 +8,7 @@ import logging
 import os
 from collections.abc import Iterator
 from contextlib import contextmanager
+from typing import Any
 
 import ray
 from ray.exceptions import RayError
@@ -56,7 +57,7 @@ def cluster_gpus() -> float:
     return float(sum(node["Resources"].get("GPU", 0) for node in living_nodes()))
 
 
-def living_nodes() -> list[dict[str, object]]:
+def living_nodes() -> list[dict[str, Any]]:
     """Ray's description of every machine that is alive."""
     return [node for node in ray.nodes() if node["Alive"]]
 

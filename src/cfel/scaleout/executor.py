@@ -1,8 +1,8 @@
 """The round loop's executor on a Ray cluster: the same results as threads in this process, bit for bit.
 
-Each edge model is put into the object store once for as long as it is the model, whatever the number of devices
-that start from it. What devices remember travels with their tasks and stays with the driver: where they remember
-nothing (no momentum kept, no error feedback), the driver's memory grows by no vector of theirs.
+Each edge model is put into the object store once for as long as it is the model, whatever the number of
+devices that start from it. What devices remember travels with their tasks and stays with the driver: where
+they remember nothing (no momentum kept, no error feedback), the driver's memory grows by no vector of theirs.
 """
 
 from collections.abc import Iterator, Sequence
@@ -43,7 +43,9 @@ class RayExecutor:
         prepare_thread()
         self.busy_seconds = 0.0
         self._placed: dict[int, tuple[FlatModel, Any]] = {}
-        keeps = (world.local.momentum > 0 and world.local.momentum_state == "keep") + world.local.error_feedback
+        keeps = (
+            world.local.momentum > 0 and world.local.momentum_state == "keep"
+        ) + world.local.error_feedback
         self._most = most_in_a_task(world.start.parameters.numel(), 1 + keeps)
         with ExitStack() as stack:
             stack.enter_context(connected(address, parameters.workers))

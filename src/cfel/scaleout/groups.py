@@ -1,4 +1,4 @@
-"""Devices into tasks: large ones first, to save messages; small ones last, so that all workers end together."""
+"""Devices into tasks: large ones first, to save messages, small ones last, so that workers end together."""
 
 from collections.abc import Iterator, Sequence
 from typing import TypeVar

@@ -7,7 +7,7 @@ as soon as there is room. What a task computes is Ray's business as little as ou
 
 import sys
 from collections import deque
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Iterable, Iterator
 from dataclasses import dataclass
 from typing import Any
 
@@ -28,8 +28,8 @@ from cfel.errors import ScaleoutError
 from cfel.scaleout.cluster import cluster_cores, cluster_gpus
 from cfel.scaleout.worker import VERSIONS, DeviceWorker, Place
 
-# Tasks a worker has at a time, one of them waiting, so that it need not; and tasks in all that may be under way
-# or done and not yet used, for each worker.
+# Tasks a worker has at a time, one of them waiting, so that it need not; and tasks in all that may be under
+# way or done and not yet used, for each worker.
 TASKS_OF_A_WORKER = 2
 TASKS_IN_ALL = 4
 # A task that took so many workers with it is not tried on another.
@@ -149,7 +149,9 @@ class Roster:
     def _take_in(self, seconds: float, count: int) -> None:
         if not self._coming:
             return
-        ready, _ = ray.wait(list(self._coming), num_returns=max(1, min(count, len(self._coming))), timeout=seconds)
+        ready, _ = ray.wait(
+            list(self._coming), num_returns=max(1, min(count, len(self._coming))), timeout=seconds
+        )
         for reference in ready:
             handle = self._coming.pop(reference)
             try:
@@ -160,7 +162,9 @@ class Roster:
                 raise cause_of(error) from error
             if tuple(place.versions) != VERSIONS:
                 there, here = ", ".join(place.versions), ", ".join(VERSIONS)
-                raise ScaleoutError(f"node {place.node} runs {there}, this process {here}: results would differ")
+                raise ScaleoutError(
+                    f"node {place.node} runs {there}, this process {here}: results would differ"
+                )
             self._members.append(Member(handle, place))
 
     def _fill(self, waiting: deque[Job], source: Iterator[Message], method: str) -> bool:

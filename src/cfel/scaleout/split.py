@@ -1,4 +1,4 @@
-"""Devices or whole runs: which way to share a comparison out over workers. Arithmetic only, no cluster needed."""
+"""Devices or whole runs: which way to share a comparison out over workers. Arithmetic only."""
 
 import math
 

@@ -1,8 +1,8 @@
 """Whole runs as tasks on a cluster: one core each, every run in its own directory.
 
-A run's directory must be seen by the machine that does it, and by this one, which reads its log to tell how far
-it has come. So machines are asked first: those that do not see a file written here are left out. A run whose
-machine is lost goes on elsewhere from its last checkpoint; the directory is all that is needed for it.
+A run's directory must be seen by the machine that does it, and by this one, which reads its log to tell how
+far it has come. So machines are asked first: those that do not see a file written here are left out. A run
+whose machine is lost goes on elsewhere from its last checkpoint; the directory is all that is needed for it.
 """
 
 import sys
@@ -123,10 +123,12 @@ class Sweep:
             del self._free[name]
         new = nodes.keys() - self._free.keys() - self._unseen
         for name in self._seeing(new) if new else ():
-            self._free[name] = int(nodes[name]["Resources"].get("CPU", 0))  # type: ignore[attr-defined]
+            self._free[name] = int(nodes[name]["Resources"].get("CPU", 0))
         for name in sorted(new - self._free.keys()):
             self._unseen.add(name)
-            self.looking.say(f"machine {name[:8]} does not see {self.folder}, or runs other versions: not used")
+            self.looking.say(
+                f"machine {name[:8]} does not see {self.folder}, or runs other versions: not used"
+            )
         if not self._free:
             raise ScaleoutError(f"no machine of the cluster sees {self.folder}: put it on shared storage")
 
@@ -152,7 +154,7 @@ class Sweep:
             self._free[name] -= 1
 
     def _end(self, reference: Any, waiting: deque[Run]) -> bool:  # noqa: ANN401 — Ray's reference
-        """Takes a finished run in, or puts a lost one back; says whether it was cut short."""
+        """Takes a finished run in, or puts a lost one back; says whether nothing cut it short."""
         name, run = self._under_way.pop(reference)
         if name in self._free:
             self._free[name] += 1
@@ -202,7 +204,9 @@ def _versions_where_seen(token: str) -> tuple[str, ...]:
     return VERSIONS
 
 
-def _do_run(search_path: Sequence[str], work: Work, text: str, directory: str, resume: bool, stop: str) -> bool:
+def _do_run(
+    search_path: Sequence[str], work: Work, text: str, directory: str, resume: bool, stop: str
+) -> bool:
     """A run, in a process of its own."""
     sys.path.extend(place for place in search_path if place not in sys.path)
     return work(text, directory, resume, stop)

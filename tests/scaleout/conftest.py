@@ -46,7 +46,7 @@ class Nodes:
     def start(self, *command: str) -> "subprocess.Popen[str]":
         """Starts a Python command in the namespace."""
         words = [*self._enter, "--", sys.executable, *command]
-        pipes = {"stdout": subprocess.PIPE, "stderr": subprocess.PIPE, "text": True}
+        pipes = {"stdin": subprocess.PIPE, "stdout": subprocess.PIPE, "stderr": subprocess.PIPE, "text": True}
         return subprocess.Popen(words, env=self._environment, cwd=Path.cwd(), **pipes)  # type: ignore[call-overload,no-any-return]
 
     def _answer(self) -> dict[str, Any]:

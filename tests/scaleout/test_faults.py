@@ -156,3 +156,38 @@ def test_ctrl_c_in_mid_sweep(two_nodes: Nodes, tmp_path: Path) -> None:
         checkpoint = RunDirectory.open(run).checkpoint()
         assert checkpoint is not None
         assert checkpoint.round == lines(run)
+
+
+OWN_MODEL = """from torch import nn
+
+
+def build(shape: tuple[int, ...], classes: int) -> nn.Module:
+    return nn.Sequential(nn.Flatten(), nn.Linear(64, 1024), nn.ReLU(), nn.Linear(1024, classes))
+"""
+
+
+@pytest.mark.slow
+@pytest.mark.timeout(600)
+def test_the_object_store_full(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """An error that says so, and a checkpoint to go on from; the model is the user's own, beside the file."""
+    (tmp_path / "own_wide_model.py").write_text(OWN_MODEL)
+    experiment = tmp_path / "wide.toml"
+    experiment.write_text(EXAMPLE.read_text() + '\n[model]\nname = "own_wide_model:build"\n')
+    changes = ["rounds.global=40", "rounds.local=20"]
+    out = tmp_path / "run"
+    with cluster(1, system={"local_fs_capacity_threshold": 0.01}) as nodes:
+        where = ("--engine", "ray", "--ray-address", nodes.address, "--out", str(out))
+        process = nodes.start(*CLI, "run", str(experiment), *where, *options(changes))
+        wait_for(process, out, 2)
+        filling = nodes.start(str(Path(__file__).with_name("fill_store.py")), nodes.address)
+        code, _, errors = ended(process)
+        filling.communicate(timeout=60)
+    assert code == 1, errors
+    assert "the cluster's object store is full" in " ".join(errors.split())
+    assert "Traceback" not in errors
+    reached = lines(out)
+    assert 2 <= reached < 40
+    monkeypatch.syspath_prepend(tmp_path)
+    finished = run_experiment(load_experiment(experiment, changes), out, Doing(resume=True))
+    threads = run_experiment(load_experiment(experiment, changes), tmp_path / "threads", Doing())
+    assert timeless(finished) == timeless(threads)

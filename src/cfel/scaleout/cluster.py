@@ -47,6 +47,25 @@ def connected(address: str | None = None, cores: int = 0) -> Iterator[None]:
         ray.shutdown()
 
 
+@contextmanager
+def several_nodes(nodes: int, cores: int) -> Iterator[str]:
+    """A cluster of several nodes on this machine, to measure and to try out; yields its address.
+
+    Args:
+        nodes: how many.
+        cores: of each.
+    """
+    from ray.cluster_utils import Cluster
+
+    cluster = Cluster(initialize_head=True, head_node_args={"num_cpus": cores, "include_dashboard": False})
+    try:
+        for _ in range(nodes - 1):
+            cluster.add_node(num_cpus=cores)
+        yield str(cluster.address)
+    finally:
+        cluster.shutdown()
+
+
 def cluster_cores() -> int:
     """Cores of all machines that are alive; at least one."""
     return max(1, int(sum(node["Resources"].get("CPU", 0) for node in living_nodes())))

@@ -35,7 +35,7 @@ class RayExecutor:
         address: of the cluster; see `connected`.
 
     Attributes:
-        busy_seconds: what workers spent on local training so far, all together.
+        busy_seconds: of CPU that workers spent on local training so far, all together.
     """
 
     def __init__(self, world: World, parameters: SimulationParameters, address: str | None = None) -> None:

@@ -17,7 +17,9 @@ from ..simulation.drive import timeless
 from .conftest import Nodes, cluster
 
 EXAMPLE = Path(__file__).parents[2] / "examples" / "tiny.toml"
-CLI = ("-c", "import sys; from cfel.cli import main; sys.exit(main(sys.argv[1:]))")
+# A process begun in the background of a shell ignores Ctrl-C, and so would its children.
+HEED = "import signal; signal.signal(signal.SIGINT, signal.default_int_handler)"
+CLI = ("-c", f"{HEED}; import sys; from cfel.cli import main; sys.exit(main(sys.argv[1:]))")
 REMEMBERING = ["compression.error_feedback=true", "local.momentum_state=keep", "local.momentum=0.9"]
 LONG = [*REMEMBERING, "rounds.global=12", "rounds.local=40"]
 

@@ -13,7 +13,7 @@ def run(arguments: argparse.Namespace) -> int:
     """Measures and prints."""
     progress = Console(stderr=True, highlight=False)
     progress.print("[dim]ResNet-20 on threads, on Ray, and on two Ray nodes …[/]")
-    race = measure_race(16, 4, 1, 3) if arguments.quick else measure_race(64, 8, 1, 5)
+    race = measure_race(16, 4, 1, 3) if arguments.quick else measure_race(64, 8, 1, 3)
     overheads = []
     for devices in (500, 2000) if arguments.quick else (1000, 10_000):
         progress.print(f"[dim]small model on {devices:,} devices …[/]")

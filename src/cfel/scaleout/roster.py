@@ -221,7 +221,8 @@ class Roster:
     def _forget(self, job: Job) -> None:
         if not job.done:
             job.member.tasks -= 1
-            ray.cancel(job.answer)
+            if ray.is_initialized():
+                ray.cancel(job.answer)
 
 
 def cause_of(error: RayTaskError) -> BaseException:

@@ -68,7 +68,7 @@ def compare_and_print(
 ) -> int:
     """The part that `demo` shares."""
     with RunProgress(experiment.rounds.global_rounds) as progress, interruptible(progress.say) as interrupted:
-        doing = doing_so(arguments, progress, interrupted)
+        doing = doing_so(arguments, progress, interrupted, arguments.resume)
         document = compare(experiment, schemes, seeds, out, doing, arguments.target)
     if arguments.json:
         print_json(document)

@@ -100,11 +100,13 @@ def _ending(last: RoundRecord, experiment: Experiment) -> str:
     )
 
 
-def doing_so(arguments: argparse.Namespace, progress: RunProgress, interrupted: Callable[[], bool]) -> Doing:
+def doing_so(
+    arguments: argparse.Namespace, progress: RunProgress, interrupted: Callable[[], bool], resume: bool
+) -> Doing:
     """How the arguments want runs to be carried out."""
     return Doing(
         command=tuple(sys.argv),
-        resume=arguments.resume,
+        resume=resume,
         on_round=progress.on_round,
         interrupted=interrupted,
         say=progress.say,
@@ -119,7 +121,7 @@ def run(arguments: argparse.Namespace) -> int:
     if holds_run(out) and not arguments.resume:
         raise RunDirectoryError(_in_the_way(out, experiment))
     with RunProgress(experiment.rounds.global_rounds) as progress, interruptible(progress.say) as interrupted:
-        doing = doing_so(arguments, progress, interrupted)
+        doing = doing_so(arguments, progress, interrupted, arguments.resume)
         records = run_experiment(experiment, out, doing)
         if not progress.moved:
             progress.say(f"{out} is finished already: {_ending(records[-1], experiment)}")

@@ -13,10 +13,10 @@ from cfel.runlog import RoundRecord
 from cfel.scaleout import connection, ray_executor
 from cfel.simulation import Executor, PoolExecutor, SimulationParameters, Watch, run_in_directory
 from cfel.studies.doing import Doing, OnRound
-from cfel.studies.spread import PlannedRun, do_on_cluster, is_better_whole
+from cfel.studies.spread import PlacedRun, do_on_cluster, is_better_whole
 from cfel.world import World
 
-__all__ = ["Doing", "OnRound", "compare", "run_experiment", "run_name"]
+__all__ = ["Doing", "OnRound", "PlacedRun", "compare", "do_all", "run_experiment", "run_name"]
 
 
 def run_experiment(experiment: Experiment, out: Path, doing: Doing, name: str = "") -> list[RoundRecord]:
@@ -76,12 +76,12 @@ def compare(
         for seed in dict.fromkeys(seeds)
     ]
     runs = [
-        PlannedRun(
+        PlacedRun(
             f"{one.scheme.name} (seed {one.seed})", one, out / run_name(one.scheme.name) / f"seed-{one.seed}"
         )
         for one in experiments
     ]
-    _do_all(runs, out, doing)
+    do_all(runs, out, doing)
     aim = experiment.simulation.target if target is None else target
     document = summarise(load_runs(out), aim)
     write_summary(out, document)
@@ -89,8 +89,14 @@ def compare(
     return document
 
 
-def _do_all(runs: Sequence[PlannedRun], out: Path, doing: Doing) -> None:
-    """Does the runs one after the other, or side by side on a cluster where that is the better split."""
+def do_all(runs: Sequence[PlacedRun], out: Path, doing: Doing) -> None:
+    """Does the runs one after the other, or side by side on a cluster where that is the better split.
+
+    Args:
+        runs: what is done, and where; all with the same engine.
+        out: holds all their directories.
+        doing: how.
+    """
     parameters = runs[0].experiment.simulation
     on_ray = parameters.engine == "ray"
     with connection(doing.ray_address, parameters.workers) if on_ray else nullcontext():

@@ -23,7 +23,7 @@ BUSY_SECONDS = 60.0
 
 
 @dataclass(frozen=True, slots=True)
-class PlannedRun:
+class PlacedRun:
     """One run of a comparison: its name in tables, what is run, and where."""
 
     name: str
@@ -31,7 +31,7 @@ class PlannedRun:
     directory: Path
 
 
-def is_better_whole(runs: Sequence[PlannedRun]) -> bool:
+def is_better_whole(runs: Sequence[PlacedRun]) -> bool:
     """Whether the cluster that is connected does these runs sooner side by side than one after the other."""
     from cfel.scaleout.cluster import cluster_cores
 
@@ -43,7 +43,7 @@ def is_better_whole(runs: Sequence[PlannedRun]) -> bool:
     return whole_runs_are_better(len(runs), workers, first.fleet.devices, small)
 
 
-def do_on_cluster(runs: Sequence[PlannedRun], folder: Path, doing: Doing) -> None:
+def do_on_cluster(runs: Sequence[PlacedRun], folder: Path, doing: Doing) -> None:
     """Does whole runs on the cluster that is connected.
 
     Raises:

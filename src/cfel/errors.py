@@ -20,6 +20,7 @@ Messages name the field, where it is, the value and what is allowed.
 
 from collections.abc import Iterable
 from difflib import get_close_matches
+from functools import partial
 
 
 class CfelError(Exception):
@@ -95,6 +96,11 @@ class DivergedError(CfelError):
             f"round {edge_round} (numbered as in rounds.jsonl and plans/): {what}; most likely "
             f"local.learning_rate = {learning_rate:g} is too large{advice}"
         )
+
+    def __reduce__(self) -> tuple[object, ...]:
+        """From its parts: an exception's own way would call it with the message alone."""
+        parts = ("device", "global_round", "edge_round", "learning_rate", "cluster", "advice")
+        return partial(DivergedError, self.what, **{part: getattr(self, part) for part in parts}), ()
 
     def told(self, *, cluster: int | None = None, advice: str = "") -> "DivergedError":
         """The same with more known about it."""

@@ -1,5 +1,7 @@
 """The tree of errors and the sentence about unknown names."""
 
+from copy import copy
+
 import pytest
 
 from cfel import errors
@@ -34,6 +36,13 @@ def test_divergence_says_where_and_why() -> None:
     more = error.told(cluster=3).told(advice=". Do this")
     assert "at device 7 of cluster 3 in global round 3" in str(more)
     assert str(more).endswith("too large. Do this")
+
+
+def test_divergence_survives_the_way_from_another_process() -> None:
+    """Copying takes the same way as sending."""
+    error = errors.DivergedError("nan", device=7, global_round=2, edge_round=0, learning_rate=1.0, cluster=1)
+    assert str(copy(error)) == str(error)
+    assert copy(error).device == 7
 
 
 @pytest.mark.parametrize(

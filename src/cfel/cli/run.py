@@ -23,7 +23,10 @@ from cfel.system import bias_warning, cluster_sizes
 EXAMPLE = """  cfel run experiment.toml --out runs/first --set rounds.global=10
   cfel run experiment.toml --out runs/first --resume"""
 
-ENGINE_HELP = "threads: one device per core; batched: many small models at once (default: the experiment's)"
+ENGINE_HELP = (
+    "threads: one device per core; batched: many small models at once; ray: as threads, on a cluster "
+    "(default: the experiment's)"
+)
 
 
 def register(commands: Commands) -> None:

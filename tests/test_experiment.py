@@ -204,7 +204,7 @@ CLASSES = 'fleet.conditions = {kind = "classes", flops_per_sample = 1.0, '
     [
         (
             "round.global = 3",
-            "top level: unknown 'round'; did you mean 'rounds'? (allowed: budget, compression, ",
+            "top level: unknown 'round'; did you mean 'rounds'? (allowed: aggregation, budget, compression, ",
         ),
         (
             "rounds.glbal = 3",

@@ -4,12 +4,13 @@ Small on purpose: a World is handed around whole, does nothing by itself and is 
 the course of a run belongs to whoever drives it.
 """
 
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 
 from cfel.control import Budget, Rounds, Scheme
 from cfel.control.problem import FloatArray
 from cfel.learning.compression import Compressor
 from cfel.learning.flat import FlatModel
+from cfel.learning.robust import AggregationParameters
 from cfel.learning.sgd import LocalParameters
 from cfel.learning.task import DeviceData, Task
 from cfel.system import Backhaul, Fleet
@@ -33,6 +34,7 @@ class World:
         budget: what may be spent in all.
         start: the model every edge server begins with.
         charged_parameters: size of the model that uploads and backhaul are charged for; None for its own.
+        aggregation: how an edge server makes one update of many.
     """
 
     seed: int
@@ -48,6 +50,7 @@ class World:
     budget: Budget
     start: FlatModel
     charged_parameters: int | None = None
+    aggregation: AggregationParameters = field(default_factory=AggregationParameters)
 
     @property
     def exchange_seconds(self) -> FloatArray:

@@ -7,10 +7,12 @@ from random import Random
 
 import pytest
 
+from cfel.errors import RefusedError
 from cfel.runtime import member as member_module
 from cfel.runtime.identity import Identity
 from cfel.runtime.member import Member
 from cfel.runtime.memory import LinkFaults, MemoryNetwork
+from cfel.runtime.messages import Message
 from tests.runtime.virtual_time import run_virtually
 
 
@@ -106,3 +108,30 @@ def test_partitions_and_kills_leave_one_leader_per_term(
     assert office.network.failures == []
     assert len(office.leaders) >= 6
     assert all(len(leaders) == 1 for leaders in office.leaders.values())
+
+
+@pytest.mark.parametrize(
+    ("caller", "header", "reason"),
+    [
+        (1, {"kind": "Coup"}, "kind = 'Coup': no message of an election"),
+        (1, {"kind": "Heartbeat", "term": 1}, "not a Heartbeat"),
+        (1, {"kind": "Heartbeat", "term": 1.5, "sent_at": 0.0}, "term = 1.5"),
+        (1, {"kind": "Heartbeat", "term": 2**60, "sent_at": 0.0}, "must be a whole number from 0 to"),
+        (9, {"kind": "Heartbeat", "term": 1, "sent_at": 0.0}, "sender: 9 is not another member"),
+    ],
+)
+def test_what_is_no_message_of_an_election_is_refused(
+    caller: int, header: dict[str, object], reason: str, tmp_path: Path
+) -> None:
+    async def scenario() -> Office:
+        office = Office(3, 0, tmp_path)
+        office.start(0)
+        before = office.members[0].state
+        with pytest.raises(RefusedError, match=reason):
+            await office.members[0].received(Identity("edge", caller), Message(header))
+        assert office.members[0].state is before
+        office.kill(0)
+        return office
+
+    run_virtually(scenario())
+    assert not (tmp_path / "0.json").exists()

@@ -80,3 +80,21 @@ def test_a_step_size_must_be_positive(file: Path, rate: float) -> None:
     assumed = Assumptions(initial_gap=1.0, sigma2=1.0, g2=1.0, learning_rate=rate)
     with pytest.raises(InputError, match=f"^learning_rate = {rate}: must be a finite number > 0"):
         report_theorem(file, [], assumed)
+
+
+def test_gossip_of_other_schemes(file: Path) -> None:
+    """Ring of 6, ζ = 2/3: SD-FEEL's two steps leave 4/9, a cloud nothing.
+
+    P-FedAvg has q = 1 for the theorem, which allows a step q² = 4 times as large; the terms stay as they are.
+    """
+    assumed = Assumptions(initial_gap=3.0, sigma2=1.0, g2=1.0)
+    ring = ["fleet.clusters=6", "topology.kind=ring"]
+    found = {
+        name: report_theorem(file, [*ring, f"scheme.name={name}"], assumed)
+        for name in ("cef", "sd_feel", "hier_fedavg", "p_fedavg")
+    }
+    zetas = [found[name].zeta for name in ("cef", "sd_feel", "hier_fedavg", "p_fedavg")]
+    assert zetas == pytest.approx([2 / 3, 4 / 9, 0, 2 / 3])
+    cef, often = found["cef"].bound, found["p_fedavg"].bound
+    assert often.topology_limit == pytest.approx(4 * cef.topology_limit)
+    assert often.total == pytest.approx(cef.total)

@@ -24,6 +24,7 @@ SUMMARIES = {
     "run": "simulate one experiment",
     "compare": "simulate several schemes side by side",
     "watch": "serve a live dashboard of a run or a comparison",
+    "reproduce": "put a table or figure of the paper beside what is measured here",
     "report": "draw the report of a run or a comparison",
     "up": "run an experiment as real processes on this machine",
     "edge": "run one edge server of a federation",

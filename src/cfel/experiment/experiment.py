@@ -18,6 +18,7 @@ from cfel.learning.flat import FlatModel
 from cfel.learning.held_out import hold_out
 from cfel.learning.models import model_builder
 from cfel.learning.partition import partition
+from cfel.learning.robust import AggregationParameters
 from cfel.learning.sgd import LocalParameters
 from cfel.learning.task import DeviceData, Task, custom_task, initial_model
 from cfel.runtime.parameters import DeploymentParameters
@@ -51,6 +52,7 @@ class Experiment:
     local: LocalParameters = field(default_factory=LocalParameters)
     scheme: SchemeParameters = field(default_factory=SchemeParameters)
     compression: CompressionParameters = field(default_factory=CompressionParameters)
+    aggregation: AggregationParameters = field(default_factory=AggregationParameters)
     budget: BudgetParameters = field(default_factory=BudgetParameters)
     simulation: SimulationParameters = field(default_factory=SimulationParameters)
     deployment: DeploymentParameters = field(default_factory=DeploymentParameters)
@@ -120,6 +122,7 @@ class Experiment:
             budget=self.budgets(setting),
             start=start,
             charged_parameters=self.model.charged_parameters,
+            aggregation=self.aggregation,
         )
 
     def _local(self, habits: Habits) -> LocalParameters:

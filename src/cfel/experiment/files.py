@@ -22,6 +22,7 @@ from cfel.experiment.document import (
 )
 from cfel.experiment.experiment import Experiment
 from cfel.experiment.sections import BudgetParameters, CompressionParameters, DataParameters, ModelParameters
+from cfel.learning.robust import AggregationParameters
 from cfel.learning.sgd import LocalParameters
 from cfel.runtime.parameters import DeploymentParameters
 from cfel.simulation import SimulationParameters
@@ -88,6 +89,7 @@ def parse_experiment(document: Table) -> Experiment:
         "local": _local,
         "scheme": lambda table: section(SchemeParameters, "scheme", table),
         "compression": lambda table: section(CompressionParameters, "compression", table),
+        "aggregation": lambda table: section(AggregationParameters, "aggregation", table),
         "budget": lambda table: section(BudgetParameters, "budget", table),
         "deployment": lambda table: section(DeploymentParameters, "deployment", table),
     }
@@ -117,6 +119,7 @@ def experiment_toml(experiment: Experiment) -> str:
         "local": {key: value for key, value in local.items() if key not in NOT_LOCAL},
         "scheme": table_of(experiment.scheme),
         "compression": table_of(experiment.compression),
+        "aggregation": table_of(experiment.aggregation),
         "budget": table_of(experiment.budget),
         "simulation": {key: value for key, value in simulation.items() if key not in ENDING_KEYS},
         "deployment": table_of(experiment.deployment),

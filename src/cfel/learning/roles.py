@@ -191,18 +191,26 @@ def edge_aggregate(
     ordered = sorted(reports, key=lambda report: report.device)
     if not ordered:
         return model
-    raw = [1.0 if weights is None else _weight(weights, report.device) for report in ordered]
+    raw = participants_weights(model, ordered, weights)
     total = math.fsum(raw)
     parameters, buffers = model.parameters.clone(), torch.zeros_like(model.buffers)
     for report, weight in zip(ordered, raw, strict=True):
-        if report.update.size != parameters.numel():
-            raise InputError(
-                f"report of device {report.device}: {report.update.size} entries, the model has "
-                f"{parameters.numel()}"
-            )
         report.update.add_to(parameters, weight / total)
         buffers.add_(report.buffers, alpha=weight / total)
     return FlatModel(parameters, buffers)
+
+
+def participants_weights(
+    model: FlatModel, reports: Sequence[DeviceReport], weights: Mapping[int, float] | None
+) -> list[float]:
+    """The weight of each report, not yet scaled, after a check that its update fits the model."""
+    for report in reports:
+        if report.update.size != model.parameters.numel():
+            raise InputError(
+                f"report of device {report.device}: {report.update.size} entries, the model has "
+                f"{model.parameters.numel()}"
+            )
+    return [1.0 if weights is None else _weight(weights, report.device) for report in reports]
 
 
 def _weight(weights: Mapping[int, float], device: int) -> float:

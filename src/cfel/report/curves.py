@@ -121,6 +121,7 @@ def accuracy_figure(
     x: Value,
     x_label: str,
     target: float | None,
+    right: float = 0.0,
 ) -> Figure | None:
     """Accuracy against anything; None when nothing was evaluated.
 
@@ -130,6 +131,7 @@ def accuracy_figure(
         x: what goes to the right.
         x_label: its name and unit.
         target: accuracy to mark, or None.
+        right: how far the axis reaches at least.
     """
     curves = _curves(groups, styles, x, lambda record, _: record.accuracy)
     if not curves:
@@ -146,20 +148,20 @@ def accuracy_figure(
             va="top",
         )
     axes.margins(x=0.01)
-    _limits(axes, curves, target)
+    _limits(axes, curves, target, right)
     axes.set_ylabel("accuracy")
     _right(axes, x_label)
     draw_curves(axes, curves)
     return figure
 
 
-def _limits(axes: Axes, curves: Sequence[Curve], target: float | None) -> None:
+def _limits(axes: Axes, curves: Sequence[Curve], target: float | None, right: float = 0.0) -> None:
     """Fixed before the names are placed, which need to know where a line ends on the panel."""
     values = np.concatenate([part for line in curves for part in (line.low, line.high)])
     values = np.append(values, target) if target is not None else values
     room = 0.05 * float(np.ptp(values)) or 0.05
     axes.set_ylim(float(values.min()) - room, float(values.max()) + room)
-    rights = np.concatenate([line.x for line in curves])
+    rights = np.append(np.concatenate([line.x for line in curves]), right)
     axes.set_xlim(min(0.0, float(rights.min())), float(rights.max()) * 1.02 or 1.0)
 
 

@@ -1,6 +1,5 @@
 """Models and uploads as message bodies, and the checks that an upload has to pass before it is used."""
 
-from dataclasses import dataclass
 from typing import Any
 
 import numpy as np
@@ -12,6 +11,7 @@ from cfel.learning.compression import Update
 from cfel.learning.estimates import Estimates
 from cfel.learning.exchange import DeviceOrder, DeviceReport
 from cfel.learning.flat import FlatModel
+from cfel.learning.robust import ScaledUpdate, update_norm
 from cfel.learning.wire import pack, unpack
 from cfel.runtime.messages import Message
 
@@ -125,33 +125,9 @@ def given_estimates(message: Message) -> Estimates:
     return found
 
 
-@dataclass(frozen=True, slots=True)
-class ScaledUpdate:
-    """An update times a factor."""
-
-    update: Update
-    factor: float
-
-    @property
-    def size(self) -> int:
-        """Length of the vector."""
-        return self.update.size
-
-    @property
-    def wire_bits(self) -> int:
-        """As it came."""
-        return self.update.wire_bits
-
-    def add_to(self, dense: Tensor, weight: float) -> None:
-        """Adds weight · factor · the vector."""
-        self.update.add_to(dense, weight * self.factor)
-
-
 def clipped(update: Update, clip_norm: float) -> Update:
     """The update itself, or scaled down to a Euclidean norm of `clip_norm` if it is longer."""
-    dense = torch.zeros(update.size)
-    update.add_to(dense, 1.0)
-    norm = float(torch.linalg.vector_norm(dense.double()))
+    norm = update_norm(update)
     return update if norm <= clip_norm else ScaledUpdate(update, clip_norm / norm)
 
 

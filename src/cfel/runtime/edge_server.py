@@ -21,7 +21,8 @@ from cfel.errors import RefusedError
 from cfel.learning.evaluate import evaluate
 from cfel.learning.exchange import DeviceReport
 from cfel.learning.flat import FlatModel
-from cfel.learning.roles import edge_aggregate, weighted_model
+from cfel.learning.robust import robust_aggregate
+from cfel.learning.roles import weighted_model
 from cfel.learning.workspace import Workspace
 from cfel.rounds import SimulationParameters, device_weights, mean_model, ordered
 from cfel.runtime.contents import model_bytes, model_from
@@ -145,9 +146,8 @@ class EdgeServer:
             }
             reports = await self._desk.collect_reports(orders, self.state.used)
             sent = list(reports.values())
-            aggregated = await self._workroom.do(
-                lambda: edge_aggregate(model, sent, device_weights(self._world, sent))
-            )
+            weights, rule = device_weights(self._world, sent), self._world.aggregation
+            aggregated = await self._workroom.do(lambda: robust_aggregate(model, sent, weights, rule))
             told = {
                 "work": [_work_row(each) for each in reports.values()],
                 "connected": self._desk.connected(),

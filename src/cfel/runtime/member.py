@@ -9,7 +9,7 @@ from dataclasses import asdict
 from pathlib import Path
 from random import SystemRandom
 
-from cfel.errors import RefusedError, UnreachableError
+from cfel.errors import InputError, RefusedError, UnreachableError
 from cfel.runtime import ballots, election
 from cfel.runtime.ballots import LeaderChanged, Persist, Received, Send, Tick, Timing
 from cfel.runtime.electorate import Electorate
@@ -98,7 +98,7 @@ class Member:
             raise RefusedError(f"kind = {message.header.get('kind')!r}: no message of an election")
         try:
             self._step(Received(caller.number, kind(**fields)))
-        except TypeError as error:
+        except (InputError, TypeError) as error:
             raise RefusedError(f"not a {kind.__name__}: {error}") from error
         self._woken.set()
         return Message()

@@ -15,7 +15,8 @@ from cfel.control.scheme import RoundPlan
 from cfel.cost import Ledger, after_edge_round, after_exchange, after_global_round
 from cfel.learning.exchange import DeviceOrder, DeviceReport, DeviceState
 from cfel.learning.flat import FlatModel, model_sha256
-from cfel.learning.roles import edge_aggregate, gossip_mix
+from cfel.learning.robust import robust_aggregate
+from cfel.learning.roles import gossip_mix
 from cfel.rounds import (
     EdgeRoundOutcome,
     SimulationParameters,
@@ -160,7 +161,8 @@ def _trained(
         for report, remembered in answers:
             devices[report.device] = remembered
             reports.append(report)
-        models[cluster] = edge_aggregate(models[cluster], reports, device_weights(world, reports))
+        weights = device_weights(world, reports)
+        models[cluster] = robust_aggregate(models[cluster], reports, weights, world.aggregation)
         work.extend(Work(each.device, each.steps, each.update.wire_bits, each.loss) for each in reports)
     return tuple(models), tuple(devices), work
 

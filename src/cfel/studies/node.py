@@ -7,8 +7,8 @@
     directory = "edge-0"                # what the node must not forget
     addresses = ["10.0.0.1:7400", "10.0.0.2:7400", "10.0.0.3:7400"]
 
-Optional, for edge servers: `listen`, an address to listen on if others reach it at another one; `dashboard`, an
-address to serve the dashboard on (beyond loopback it needs a token, see docs/dashboard.md).
+Optional, for edge servers: `listen`, an address to listen on if others reach it at another one; `dashboard`,
+an address to serve the dashboard on (beyond loopback it needs a token, see docs/dashboard.md).
 """
 
 import asyncio

@@ -5,7 +5,7 @@ from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any
 
-from cfel.control import Bound, Landscape, build_scheme, omega1, rehearse, theorem_1
+from cfel.control import Bound, Landscape, Rounds, build_scheme, omega1, rehearse, theorem_1
 from cfel.experiment import load_experiment
 from cfel.system import checked
 
@@ -62,7 +62,11 @@ def report_theorem(path: str | Path, changes: Sequence[str], assumed: Assumption
         learning_rate=rate,
     )
     setting, backhaul = experiment.setting(assumed.sigma2, assumed.g2)
-    rehearsed = rehearse(setting, build_scheme(experiment.scheme), experiment.budgets(setting))
+    scheme, rounds = build_scheme(experiment.scheme), experiment.rounds
+    if scheme.gossip.every_edge_round:  # for the theorem, global rounds of one edge round each
+        rounds = Rounds(rounds.global_rounds * rounds.edge_rounds, 1, rounds.local_steps)
+    zeta = scheme.gossip.survives(backhaul.zeta)
+    rehearsed = rehearse(setting, scheme, experiment.budgets(setting))
     plans = [
         (plan.rho[now.available], plan.theta[now.available])
         for each in rehearsed
@@ -73,8 +77,8 @@ def report_theorem(path: str | Path, changes: Sequence[str], assumed: Assumption
         scheme=experiment.scheme.name,
         clusters=backhaul.clusters,
         edge_rounds=len(plans),
-        zeta=backhaul.zeta,
-        omega1=omega1(backhaul.zeta),
+        zeta=zeta,
+        omega1=omega1(zeta),
         landscape=landscape,
-        bound=theorem_1(landscape, experiment.rounds, backhaul.zeta, plans),
+        bound=theorem_1(landscape, rounds, zeta, plans),
     )

@@ -98,24 +98,3 @@ def test_sixty_four_devices_in_eight_clusters(tmp_path: Path) -> None:
         join_seconds=300.0,
     )
     assert timeless(bring_up(experiment, tmp_path / "run", Raising())) == timeless(records(experiment))
-
-
-def test_a_frozen_device_holds_nobody_up_beyond_the_deadline(tmp_path: Path) -> None:
-    """SIGSTOP in the middle of the run: left out once it has been silent for `gone_seconds`, back later."""
-    experiment = deployed(
-        {"rounds": {"global": 30, "edge": 1}}, election_seconds=1.0, gone_seconds=0.5, round_seconds=60.0
-    )
-    started: list[Processes] = []
-
-    def freeze(record: RoundRecord) -> None:
-        if record.round in (2, 6):
-            number = signal.SIGSTOP if record.round == 2 else signal.SIGCONT
-            os.kill(started[0].pid("device-3"), number)
-
-    raising = Raising(on_start=started.append, on_round=freeze)
-    lines = bring_up(experiment, tmp_path / "run", raising)
-    assert all(line.wall_seconds < 60.0 for line in lines)
-    assert len(lines) == 30
-    assert lines[0].devices_taking_part == 6
-    assert min(line.devices_taking_part for line in lines) == 5
-    assert lines[-1].devices_taking_part == 6

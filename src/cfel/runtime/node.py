@@ -157,7 +157,12 @@ class EdgeNode:
 
     async def _status(self, caller: Identity, message: Message) -> Message:
         del caller, message
-        return Message(json.loads(self.look().to_json()))
+        here = {
+            "role": self.member.state.role.value,
+            "global_round": self.server.state.position[0],
+            "connected": self.desk.connected(),
+        }
+        return Message({**json.loads(self.look().to_json()), **here})
 
 
 async def run_edge(

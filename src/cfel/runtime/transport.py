@@ -54,6 +54,7 @@ _REFUSALS = (
 _SERVICE = "cfel.Federation"
 # A request has to come in whole within this time, however slowly its sender drips it.
 RECEIVE_SECONDS = 60.0
+FINISH_SECONDS = 5.0
 
 
 class Calls(Protocol):
@@ -157,6 +158,7 @@ class GrpcServer:
                 answer = await method.handle(caller, message)
             except RefusedError as error:
                 self._on_refusal(caller, name, str(error))
+                await _let_finish(requests)
                 await context.abort(grpc.StatusCode.INVALID_ARGUMENT, str(error))
             except TimeoutError:
                 self._on_refusal(caller, name, "too slow")
@@ -169,6 +171,16 @@ class GrpcServer:
     def _identified(self, context: Any) -> Identity:  # noqa: ANN401
         (certificate,) = context.auth_context()["x509_pem_cert"]
         return self._doorkeeper.identify(certificate)
+
+
+async def _let_finish(requests: AsyncIterator[bytes]) -> None:
+    """Takes the rest of a refused request for a while, as its sender would not hear the reason before."""
+    try:
+        async with asyncio.timeout(FINISH_SECONDS):
+            async for _ in requests:
+                pass
+    except TimeoutError:
+        return
 
 
 def _admit(caller: Identity, name: str, method: Method) -> None:

@@ -5,6 +5,7 @@
     │   ├── FleetFileError      a device table, a trace or an edge list cannot be used
     │   └── ExperimentError     an experiment file cannot be used
     ├── RunDirectoryError   a run directory cannot be written, read or gone on with
+    ├── DivergedError       training has left the realm of finite numbers
     ├── DeploymentError     a federation cannot be started or gone on with
     │   ├── UnreachableError    another member did not answer (in time)
     │   └── RefusedError        a message was refused; says why
@@ -53,6 +54,53 @@ class RefusedError(DeploymentError):
 
 class DashboardError(CfelError):
     """The dashboard cannot be served: its address is taken, or not this machine's."""
+
+
+class DivergedError(CfelError):
+    """A device's training came to something that is not a finite number.
+
+    Args:
+        what: what is not finite, as "the loss of local step 2 is nan".
+        device: its number.
+        global_round: from 0.
+        edge_round: from 0.
+        learning_rate: what it trained with, the likely cause.
+        cluster: the device's, once somebody knows it.
+        advice: what to do about it, once somebody knows that.
+    """
+
+    def __init__(
+        self,
+        what: str,
+        *,
+        device: int,
+        global_round: int,
+        edge_round: int,
+        learning_rate: float,
+        cluster: int | None = None,
+        advice: str = "",
+    ) -> None:
+        self.what, self.device, self.cluster = what, device, cluster
+        self.global_round, self.edge_round = global_round, edge_round
+        self.learning_rate, self.advice = learning_rate, advice
+        of_cluster = "" if cluster is None else f" of cluster {cluster}"
+        super().__init__(
+            f"training diverged at device {device}{of_cluster} in global round {global_round + 1}, edge "
+            f"round {edge_round} (numbered as in rounds.jsonl and plans/): {what}; most likely "
+            f"local.learning_rate = {learning_rate:g} is too large{advice}"
+        )
+
+    def told(self, *, cluster: int | None = None, advice: str = "") -> "DivergedError":
+        """The same with more known about it."""
+        return DivergedError(
+            self.what,
+            device=self.device,
+            global_round=self.global_round,
+            edge_round=self.edge_round,
+            learning_rate=self.learning_rate,
+            cluster=self.cluster if cluster is None else cluster,
+            advice=advice or self.advice,
+        )
 
 
 def unknown_name(what: str, name: object, allowed: Iterable[str]) -> str:

@@ -11,12 +11,10 @@ from rich.markup import escape
 
 from cfel.cli.interrupt import interruptible
 from cfel.cli.progress import RunProgress
-from cfel.cli.run import add_engine, read_experiment
+from cfel.cli.run import add_experiment, add_run_options, read_experiment
 from cfel.cli.shared import (
     Commands,
-    add_changes,
     add_command,
-    add_json,
     amount,
     new_table,
     print_json,
@@ -33,7 +31,7 @@ SCHEMES = "hcef,cef,cef_c,cef_f,mll_sgd"
 def register(commands: Commands) -> None:
     """Adds the command."""
     parser = add_command(commands, "compare", EXAMPLE)
-    parser.add_argument("experiment", type=Path, metavar="EXPERIMENT.toml")
+    add_experiment(parser)
     parser.add_argument(
         "--schemes", type=names, default=names(SCHEMES), metavar="A,B,…", help=f"default {SCHEMES}"
     )
@@ -41,9 +39,7 @@ def register(commands: Commands) -> None:
     parser.add_argument("--target", type=amount, metavar="ACCURACY", help="default: the experiment's")
     parser.add_argument("--out", type=Path, metavar="DIR", help="default runs/NAME-compared")
     parser.add_argument("--resume", action="store_true", help="go on with the runs in DIR")
-    add_engine(parser)
-    add_changes(parser)
-    add_json(parser)
+    add_run_options(parser)
     parser.set_defaults(run=run)
 
 
@@ -101,6 +97,9 @@ def print_summary(console: Console, document: Mapping[str, Any]) -> None:
         )
     aim = "no target" if target is None else f"{100 * target:g} %"
     print_table(console, f"Time and energy to {aim}, gain over CEF, and budget used at the end", table)
+    rows = document["schemes"].values()
+    if target is not None and all(row["seconds_to_target"] is None for row in rows):
+        console.print(f"nobody reached {aim} with every seed: try a lower --target, or more rounds")
 
 
 def _number(value: float | None, form: str, factor: float = 1.0) -> str:

@@ -11,8 +11,8 @@ from rich.markup import escape
 from cfel.cli.compare import names, numbers
 from cfel.cli.interrupt import interruptible
 from cfel.cli.progress import RunProgress
-from cfel.cli.run import add_engine
-from cfel.cli.shared import Commands, add_changes, add_command, add_json, new_table, print_json, print_table
+from cfel.cli.run import add_run_options
+from cfel.cli.shared import Commands, add_command, new_table, print_json, print_table
 from cfel.report.reproduction import TextTable
 from cfel.studies.reproduce import carry_out, reproduced
 from cfel.studies.reproduce_items import (
@@ -49,9 +49,7 @@ def register(commands: Commands) -> None:
     parser.add_argument("--rates", type=Path, metavar="FILE", help="table of learning rates per scheme")
     parser.add_argument("--land", type=Path, metavar="DIR", help="copy the results there, without paths")
     parser.add_argument("--report-only", action="store_true", help="run nothing; report on what DIR holds")
-    add_engine(parser)
-    add_changes(parser)
-    add_json(parser)
+    add_run_options(parser)
     parser.set_defaults(run=run)
 
 

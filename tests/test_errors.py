@@ -12,12 +12,14 @@ def test_wrong_input_is_also_a_value_error(kind: type[Exception]) -> None:
     assert issubclass(kind, ValueError)
 
 
-@pytest.mark.parametrize("kind", [errors.InputError, errors.RunDirectoryError, SolverDefectError])
+@pytest.mark.parametrize(
+    "kind", [errors.InputError, errors.DashboardError, errors.RunDirectoryError, SolverDefectError]
+)
 def test_one_root(kind: type[Exception]) -> None:
     assert issubclass(kind, errors.CfelError)
 
 
-@pytest.mark.parametrize("kind", [errors.RunDirectoryError, SolverDefectError])
+@pytest.mark.parametrize("kind", [errors.DashboardError, errors.RunDirectoryError, SolverDefectError])
 def test_failures_are_not_wrong_input(kind: type[Exception]) -> None:
     assert not issubclass(kind, errors.InputError)
 

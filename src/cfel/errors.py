@@ -8,6 +8,7 @@
     ├── DeploymentError     a federation cannot be started or gone on with
     │   ├── UnreachableError    another member did not answer (in time)
     │   └── RefusedError        a message was refused; says why
+    ├── DashboardError      the dashboard cannot be served
     └── ...                 later layers hang their own branches here
 
 A caller who catches `CfelError` has caught every foreseen failure; anything else is a defect of cfel.
@@ -48,6 +49,10 @@ class UnreachableError(DeploymentError):
 
 class RefusedError(DeploymentError):
     """A message, a certificate or an upload was refused; the message says why."""
+
+
+class DashboardError(CfelError):
+    """The dashboard cannot be served: its address is taken, or not this machine's."""
 
 
 def unknown_name(what: str, name: object, allowed: Iterable[str]) -> str:

@@ -14,7 +14,7 @@ from cfel import __version__
 
 from .conftest import Run, Write
 
-COMMANDS = ("demo", "plan", "theory", "run", "compare", "report", "export", "bench")
+COMMANDS = ("demo", "plan", "theory", "run", "compare", "watch", "report", "export", "bench")
 
 
 def script() -> Path:

@@ -23,6 +23,7 @@ SUMMARIES = {
     "theory": "evaluate Theorem 1 for an experiment, term by term",
     "run": "simulate one experiment",
     "compare": "simulate several schemes side by side",
+    "watch": "serve a live dashboard of a run or a comparison",
     "report": "draw the report of a run or a comparison",
     "up": "run an experiment as real processes on this machine",
     "edge": "run one edge server of a federation",

@@ -9,6 +9,7 @@ This package deals in numbers only: it knows no tensors, no files, no clock.
 from cfel.control.alternating import Stopping
 from cfel.control.caps import Budget, Rounds, round_caps
 from cfel.control.gossip import Gossip
+from cfel.control.habits import Habits
 from cfel.control.problem import RoundProblem
 from cfel.control.rehearsal import RehearsedRound, Setting, expected_use, rehearse
 from cfel.control.scheme import Observation, RoundPlan, Scheme, SchemeParameters
@@ -22,6 +23,7 @@ __all__ = [
     "Bound",
     "Budget",
     "Gossip",
+    "Habits",
     "Landscape",
     "Observation",
     "RehearsedRound",

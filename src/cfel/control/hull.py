@@ -8,10 +8,11 @@ estimate, and the walk ends when they meet.
 """
 
 from dataclasses import dataclass
+from typing import Protocol, Self
 
 import numpy as np
 
-from cfel.control.crew import Choice, Crew
+from cfel.control.crew import Choice
 
 # Relative distance between chord and tangents at which the walk ends, and a limit no instance came near.
 TOLERANCE = 1e-6
@@ -23,6 +24,23 @@ NUDGE = 1e-7
 SAMPLE = 8192
 # How far around a guessed price the two first points are taken: four standard errors of the sample.
 MARGIN = 4.0 / SAMPLE**0.5
+
+
+class Priced(Protocol):
+    """Devices that answer to a price of energy: a `Crew`, or a `Menu`."""
+
+    @property
+    def size(self) -> int:
+        """Number of devices."""
+
+    def cheapest(self, multiplier: float) -> Choice:
+        """Every device's exact minimum of objective + λ · energy."""
+
+    def least(self) -> Choice:
+        """The answer to an infinite price."""
+
+    def every(self, stride: int) -> Self:
+        """One device in `stride`."""
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -45,7 +63,7 @@ class Bracket:
         return min(self.over.multiplier, self.under.multiplier)
 
 
-def search(crew: Crew, energy_cap: float, guess: float | None = None) -> Bracket:
+def search(crew: Priced, energy_cap: float, guess: float | None = None) -> Bracket:
     """Walks the hull until the cap lies between two points that the hull joins by a straight line.
 
     Args:
@@ -75,7 +93,7 @@ def search(crew: Crew, energy_cap: float, guess: float | None = None) -> Bracket
     return Bracket(over, under, min(bound, estimate))
 
 
-def _ends(crew: Crew, energy_cap: float, guess: float | None) -> tuple[Choice, Choice]:
+def _ends(crew: Priced, energy_cap: float, guess: float | None) -> tuple[Choice, Choice]:
     """Two points of the hull to start from; if the first needs no more than the cap, it is the optimum.
 
     A large fleet is priced by a sample first: the answers a little above and below a good guess nearly always

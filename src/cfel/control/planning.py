@@ -38,7 +38,7 @@ def plan_round(
     present = observation.conditions.available
     if not present.any():
         return nobody(len(present))
-    problem = _problem(observation, parameters, bounds, within_budget)
+    problem = round_problem(observation, parameters, bounds, within_budget=within_budget)
     solution = solve(problem, parameters.solver if within_budget else "joint")
     rho, theta = np.zeros(len(present)), np.zeros(len(present))
     rho[present], theta[present] = solution.rho, solution.theta
@@ -55,9 +55,10 @@ def plan_round(
     )
 
 
-def _problem(
-    observation: Observation, parameters: SchemeParameters, bounds: Bounds, within_budget: bool
+def round_problem(
+    observation: Observation, parameters: SchemeParameters, bounds: Bounds, *, within_budget: bool = True
 ) -> RoundProblem:
+    """P2 of the devices that take part, with the caps of this edge round."""
     conditions, present = observation.conditions, observation.conditions.available
     sigma2, g2 = observation.estimates()
     seconds, joules = np.full(observation.clusters, np.inf), np.inf

@@ -95,8 +95,9 @@ def rehearse(setting: Setting, scheme: Scheme, budget: Budget) -> Iterator[Rehea
                 battery=None if battery is None else np.maximum(battery, 0.0),
             )
             plan, state = scheme.plan(state, observation)
-            seconds = device_seconds(plan.rho, plan.theta, rounds.local_steps, now.mu, now.nu)
-            joules = device_joules(plan.rho, plan.theta, rounds.local_steps, now.alpha, now.nu, now.power)
+            run = plan.clocked(now)
+            seconds = device_seconds(plan.rho, plan.theta, rounds.local_steps, run.mu, run.nu)
+            joules = device_joules(plan.rho, plan.theta, rounds.local_steps, run.alpha, run.nu, run.power)
             cost = edge_round_cost(seconds, joules, fleet.cluster, fleet.clusters, now.available)
             spent_joules = spent_joules + np.where(now.available, joules, 0.0)
             ledger = after_edge_round(ledger, cost)

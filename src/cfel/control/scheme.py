@@ -9,13 +9,14 @@ checkpoint. Schemes live one per file in `schemes/`; this module knows none of t
 """
 
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import Any
 
 import numpy as np
 
 from cfel.control.caps import Budget, Rounds
 from cfel.control.gossip import Gossip
+from cfel.control.habits import Habits
 from cfel.control.problem import UNREACHABLE, FloatArray, IntArray, Unreachable
 from cfel.control.solver import METHODS, Method
 from cfel.cost.ledger import Ledger
@@ -81,6 +82,8 @@ class Observation:
         budget: what may be spent in all.
         backhaul_seconds: per cluster, for all gossip still to come in this global round.
         battery: joules left in every device, or `None` for mains power.
+        kept_energy: share of an update's energy in its largest entries, at the scheme's `kept_energy_at`,
+            averaged over devices; `None` before the first reports.
     """
 
     global_round: int
@@ -94,6 +97,7 @@ class Observation:
     budget: Budget
     backhaul_seconds: FloatArray
     battery: FloatArray | None = None
+    kept_energy: FloatArray | None = None
 
     @property
     def clusters(self) -> int:
@@ -118,6 +122,7 @@ class RoundPlan:
         sigma2, g2: the averages the plan was made with.
         objective, lower_bound, gap: of P2 for this round.
         feasible, violations: whether every cap could be met, and if not, what had to give.
+        speed: share of its clock that every device runs at, in (0, 1]; `None` for full clocks.
     """
 
     rho: FloatArray
@@ -129,6 +134,13 @@ class RoundPlan:
     gap: float
     feasible: bool
     violations: tuple[str, ...]
+    speed: FloatArray | None = None
+
+    def clocked(self, conditions: Conditions) -> Conditions:
+        """The conditions at the plan's clocks: a step takes 1/s of the time and s² of the energy."""
+        if self.speed is None:
+            return conditions
+        return replace(conditions, mu=conditions.mu / self.speed, alpha=conditions.alpha * self.speed**2)
 
 
 @dataclass(frozen=True, slots=True)
@@ -139,11 +151,13 @@ class Scheme:
         init: the state before the first round.
         plan: from state and observation to the plan and the next state.
         gossip: how the backhaul is used.
+        habits: what is asked of devices beyond ρ and θ.
     """
 
     init: Callable[[], State]
     plan: Callable[[State, Observation], tuple[RoundPlan, State]]
     gossip: Gossip = field(default_factory=Gossip)
+    habits: Habits = field(default_factory=Habits)
 
 
 SchemeBuilder = Callable[[SchemeParameters], Scheme]

@@ -6,7 +6,7 @@ from pathlib import Path
 
 import numpy as np
 
-from cfel.control import Budget, Gossip, Rounds, SchemeParameters, Setting, build_scheme, expected_use
+from cfel.control import Budget, Gossip, Habits, Rounds, SchemeParameters, Setting, build_scheme, expected_use
 from cfel.cost import backhaul_seconds
 from cfel.errors import InputError
 from cfel.experiment.sections import BudgetParameters, CompressionParameters, DataParameters, ModelParameters
@@ -35,7 +35,7 @@ from cfel.system import (
 )
 from cfel.world import World
 
-CHOOSING_THETA = ("hcef", "cef_c")
+CHOOSING_THETA = ("hcef", "hcef_plus", "cef_c")
 
 
 @dataclass(frozen=True, slots=True)
@@ -116,13 +116,24 @@ class Experiment:
             backhaul_seconds=gossip,
             task=task,
             data=tuple(DeviceData(data, indices) for indices in shares),
-            local=replace(self.local, batch=self.data.batch, error_feedback=self.compression.error_feedback),
+            local=self._local(scheme.habits),
             compress=compressor(self.compression.kind),
             scheme=scheme,
             budget=self.budgets(setting),
             start=start,
             charged_parameters=self.model.charged_parameters,
             aggregation=self.aggregation,
+        )
+
+    def _local(self, habits: Habits) -> LocalParameters:
+        """How devices train; what the scheme asks of them goes before the experiment's own choices."""
+        feedback = self.compression.error_feedback if habits.error_feedback is None else habits.error_feedback
+        return replace(
+            self.local,
+            batch=self.data.batch,
+            error_feedback=feedback,
+            steps=habits.steps or self.local.steps,
+            kept_energy_at=habits.kept_energy_at or self.local.kept_energy_at,
         )
 
     def resolved(self, world: World) -> "Experiment":

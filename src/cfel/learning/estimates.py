@@ -23,10 +23,17 @@ from cfel.errors import InputError
 
 @dataclass(frozen=True, slots=True)
 class Estimates:
-    """σ̂² ≥ 0 and Ĝ² (which may be negative) at a device."""
+    """What a device found out about its gradients and updates.
+
+    Attributes:
+        sigma2: σ̂² ≥ 0.
+        g2: Ĝ², which may be negative.
+        kept_energy: share of its last update's ‖x‖² in the largest entries, at `kept_energy_at`; or empty.
+    """
 
     sigma2: float
     g2: float
+    kept_energy: tuple[float, ...] = ()
 
     def __post_init__(self) -> None:
         if not (math.isfinite(self.sigma2) and math.isfinite(self.g2) and self.sigma2 >= 0):

@@ -48,7 +48,8 @@ def device_estimate(
         else:
             scatter.add(gradient)
     assert scatter is not None  # noqa: S101 — fresh_batches ≥ 2
-    return replace(state, estimates=from_fresh(scatter, local.fresh_batches))
+    kept = () if state.estimates is None else state.estimates.kept_energy
+    return replace(state, estimates=replace(from_fresh(scatter, local.fresh_batches), kept_energy=kept))
 
 
 def device_update(
@@ -120,6 +121,9 @@ def finished(
         difference.add_(state.residual)
     update = workspace.compress(difference, order.theta, order.key("compression"))
     estimates = estimates or state.estimates
+    kept = kept_energy(difference.numpy(), local.kept_energy_at) if local.kept_energy_at else ()
+    if estimates is not None:
+        estimates = replace(estimates, kept_energy=kept)
     report = DeviceReport(
         device=order.device,
         update=update,
@@ -129,7 +133,7 @@ def finished(
         steps=len(losses),
         loss=math.fsum(losses) / len(losses) if losses else math.nan,
         samples=data.samples,
-        kept_energy=kept_energy(difference.numpy(), local.kept_energy_at) if local.kept_energy_at else (),
+        kept_energy=kept,
     )
     return report, DeviceState(
         momentum if local.momentum_state == "keep" else None,

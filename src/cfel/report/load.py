@@ -67,15 +67,20 @@ def load_run(path: Path) -> Run:
     )
 
 
+def find_runs(path: Path) -> tuple[Path, ...]:
+    """Run directories: `path` itself, or those up to two levels below it, by name; none is fine."""
+    if holds_run(path):
+        return (path,)
+    return tuple(sorted(log.parent for pattern in _DEPTHS for log in path.glob(pattern)))
+
+
 def load_runs(path: Path) -> tuple[Run, ...]:
     """Every run in `path`, by scheme and seed: `path` itself, or up to two levels below it.
 
     Raises:
         RunDirectoryError: there is none, one cannot be read, or two have the same scheme and seed.
     """
-    if holds_run(path):
-        return (load_run(path),)
-    found = sorted(log.parent for pattern in _DEPTHS for log in path.glob(pattern))
+    found = find_runs(path)
     if not found:
         raise RunDirectoryError(f"{path} holds no run, nor do the directories in it")
     runs: dict[tuple[str, int], Run] = {}

@@ -58,6 +58,7 @@ def observed(
         budget=world.budget,
         backhaul_seconds=world.exchange_seconds * exchanges,
         battery=None if battery is None else np.maximum(battery - spent.spent_joules, 0.0),
+        kept_energy=kept_energy(known),
     )
 
 
@@ -67,6 +68,12 @@ def known_estimates(known: Sequence[Estimates | None]) -> tuple[FloatArray, Floa
     missing = np.isnan(both[:, 0])
     both[missing] = 0.0 if missing.all() else both[~missing].mean(axis=0)
     return both[:, 0], both[:, 1]
+
+
+def kept_energy(known: Sequence[Estimates | None]) -> FloatArray | None:
+    """The share of an update's energy in its largest entries, averaged over the devices that told it."""
+    told = [each.kept_energy for each in known if each is not None and each.kept_energy]
+    return np.mean(told, axis=0) if told else None
 
 
 def device_weights(world: World, reports: Sequence[DeviceReport]) -> Mapping[int, float] | None:

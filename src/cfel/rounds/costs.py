@@ -34,7 +34,7 @@ def counted(
         steps[each.device] = each.steps
         wire_bits[each.device] = each.wire_bits * world.charged_share
     sent = wire_bits / world.model_bits if parameters.uploads == "wire" else plan.theta
-    now, present = conditions, conditions.available
+    now, present = plan.clocked(conditions), conditions.available
     expected = (
         device_seconds(plan.rho, plan.theta, tau, now.mu, now.nu),
         device_joules(plan.rho, plan.theta, tau, now.alpha, now.nu, now.power),

@@ -88,10 +88,16 @@ def plan_table(world: World, edge_rounds: Sequence[EdgeRoundOutcome], number: in
         alpha=column(lambda each: each.conditions.alpha),
         nu=column(lambda each: each.conditions.nu),
         power=column(lambda each: each.conditions.power),
+        speed=column(_speeds),
         steps=column(lambda each: each.steps),
         seconds=column(lambda each: each.seconds),
         joules=column(lambda each: each.joules),
     )
+
+
+def _speeds(outcome: EdgeRoundOutcome) -> np.ndarray:
+    speed = outcome.plan.speed
+    return np.ones_like(outcome.plan.rho) if speed is None else speed
 
 
 def mean_model(world: World, models: Sequence[FlatModel]) -> FlatModel:

@@ -36,6 +36,7 @@ class PlanTable:
         alpha: joules per step.
         nu: seconds per full upload.
         power: watts while uploading.
+        speed: share of its clock that the device ran at; all 1 if not given.
         steps: local steps really taken.
         seconds: time this device took in this edge round.
         joules: energy it took.
@@ -54,10 +55,13 @@ class PlanTable:
     steps: NDArray[Any]
     seconds: NDArray[Any]
     joules: NDArray[Any]
+    speed: NDArray[Any] | None = None
 
     def __post_init__(self) -> None:
         """Brings every column to its type and checks the lengths."""
         rows = len(self.device)
+        if self.speed is None:
+            object.__setattr__(self, "speed", np.ones(rows))
         for name in column_names():
             column = np.asarray(getattr(self, name), dtype=np.int32 if name in _WHOLE else np.float64)
             if column.shape != (rows,):
@@ -104,7 +108,9 @@ def read_plan(directory: Path, global_round: int) -> PlanTable:
     content = read_bytes(path)
     try:
         table = pq.read_table(BytesIO(content))
-        columns = {name: table.column(name).to_numpy() for name in column_names()}
+        # Tables written before clocks could be turned down have no speeds.
+        names = [name for name in column_names() if name != "speed" or name in table.column_names]
+        columns = {name: table.column(name).to_numpy() for name in names}
     except (pa.ArrowException, KeyError, OSError) as error:
         raise RunDirectoryError(f"{path} is damaged: {error}") from error
     return PlanTable(round=global_round, **columns)

@@ -120,7 +120,9 @@ def to_json(control: Control) -> dict[str, Any]:
         "expected": control.expected.to_dict(),
         "realised": control.realised.to_dict(),
         "spent_joules": control.spent_joules.tolist(),
-        "estimates": [None if each is None else [each.sigma2, each.g2] for each in control.estimates],
+        "estimates": [
+            None if each is None else [each.sigma2, each.g2, each.kept_energy] for each in control.estimates
+        ],
         "done": [
             {
                 "edge_round": done.edge_round,
@@ -149,7 +151,10 @@ def from_json(values: Mapping[str, Any]) -> Control:
         expected=Ledger.from_dict(values["expected"]),
         realised=Ledger.from_dict(values["realised"]),
         spent_joules=np.array(values["spent_joules"], dtype=np.float64),
-        estimates=tuple(None if each is None else Estimates(*each) for each in values["estimates"]),
+        estimates=tuple(
+            None if each is None else Estimates(each[0], each[1], tuple(each[2]))
+            for each in values["estimates"]
+        ),
         done=tuple(_done(each) for each in values["done"]),
         absent=tuple(values["absent"]),
         digests=tuple(values["digests"]),
@@ -170,10 +175,14 @@ def _done(values: Mapping[str, Any]) -> Done:
 
 
 def _plan_json(plan: RoundPlan) -> dict[str, Any]:
-    return {**asdict(plan), "rho": plan.rho.tolist(), "theta": plan.theta.tolist()}
+    arrays = {name: getattr(plan, name) for name in ("rho", "theta", "speed")}
+    return asdict(plan) | {name: None if each is None else each.tolist() for name, each in arrays.items()}
 
 
 def plan_from(values: Mapping[str, Any]) -> RoundPlan:
     """A plan out of JSON."""
-    arrays = {name: np.array(values[name], dtype=np.float64) for name in ("rho", "theta")}
+    arrays = {
+        name: None if values[name] is None else np.array(values[name], dtype=np.float64)
+        for name in ("rho", "theta", "speed")
+    }
     return RoundPlan(**{**values, **arrays, "violations": tuple(values["violations"])})

@@ -152,8 +152,8 @@ class Coordinator:
         )
         result = outcome(self._world, self._simulation, control.rounds_done, done)
         estimates = list(control.estimates)
-        for device, *_, sigma2, g2 in rows:
-            estimates[device] = None if sigma2 is None else Estimates(sigma2, g2)
+        for device, *_, sigma2, g2, kept in rows:
+            estimates[device] = None if sigma2 is None else Estimates(sigma2, g2, tuple(kept))
         return replace(
             control,
             edge_round=control.edge_round + 1,
@@ -310,5 +310,6 @@ def _fresh(control: Control, answers: Mapping[int, Message]) -> tuple[Estimates 
     estimates = list(control.estimates)
     for each in answers.values():
         for device, sigma2, g2 in each.header["estimates"]:
-            estimates[device] = Estimates(sigma2, g2)
+            before = control.estimates[device]
+            estimates[device] = Estimates(sigma2, g2, () if before is None else before.kept_energy)
     return tuple(estimates)

@@ -63,7 +63,7 @@ def save_memory(path: Path, memory: Memory) -> None:
         tensors["upload"] = np.frombuffer(sent.body, dtype=np.uint8)
     known = state.estimates
     values = {
-        "estimates": None if known is None else [known.sigma2, known.g2],
+        "estimates": None if known is None else [known.sigma2, known.g2, known.kept_energy],
         "sent": None if sent is None else {"key": sent.key, "header": dict(sent.header)},
     }
     persisted.save(path, tensors, values)
@@ -80,7 +80,8 @@ def load_memory(path: Path) -> Memory:
         for name in ("momentum", "residual")
     }
     known, sent = values["estimates"], values["sent"]
-    state = DeviceState(**kept, estimates=None if known is None else Estimates(*known))
+    estimates = None if known is None else Estimates(known[0], known[1], tuple(known[2]))
+    state = DeviceState(**kept, estimates=estimates)
     if sent is None:
         return Memory(state)
     key: Key = tuple(sent["key"])

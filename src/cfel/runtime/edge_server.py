@@ -19,6 +19,7 @@ import numpy as np
 
 from cfel.errors import RefusedError
 from cfel.learning.evaluate import evaluate
+from cfel.learning.exchange import DeviceReport
 from cfel.learning.flat import FlatModel
 from cfel.learning.robust import robust_aggregate
 from cfel.learning.roles import weighted_model
@@ -148,10 +149,7 @@ class EdgeServer:
             weights, rule = device_weights(self._world, sent), self._world.aggregation
             aggregated = await self._workroom.do(lambda: robust_aggregate(model, sent, weights, rule))
             told = {
-                "work": [
-                    [each.device, each.steps, each.update.wire_bits, each.loss, each.sigma2, each.g2]
-                    for each in reports.values()
-                ],
+                "work": [_work_row(each) for each in reports.values()],
                 "connected": self._desk.connected(),
             }
             recent = {
@@ -330,3 +328,9 @@ def _position(message: Message) -> Position:
         return position(message.header.get("at"))
     except (TypeError, ValueError) as error:
         raise RefusedError(f"at = {message.header.get('at')!r}: no position") from error
+
+
+def _work_row(report: DeviceReport) -> list[Any]:
+    """What the coordinator is told of a device's work."""
+    work = [report.device, report.steps, report.update.wire_bits, report.loss]
+    return [*work, report.sigma2, report.g2, list(report.kept_energy)]

@@ -1,6 +1,6 @@
 """What a run has come to after a global round: enough to go on bit for bit."""
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -75,6 +75,8 @@ def to_checkpoint(state: RunState) -> Checkpoint:
     tensors["estimates"] = np.array(
         [(np.nan, np.nan) if each is None else (each.sigma2, each.g2) for each in known], dtype=np.float64
     )
+    if any(each is not None and each.kept_energy for each in known):
+        tensors["kept_energy"] = _kept_energy(known)
     tensors["spent_joules"] = np.asarray(state.spent_joules)
     values = {
         "scheme": dict(state.scheme),
@@ -111,11 +113,21 @@ def edge_models(checkpoint: Checkpoint, clusters: int) -> tuple[FlatModel, ...]:
 
 def _device(tensors: Mapping[str, Any], number: int) -> DeviceState:
     sigma2, g2 = tensors["estimates"][number]
+    shares = tensors["kept_energy"][number] if "kept_energy" in tensors else np.array([np.nan])
+    told = () if np.isnan(shares).any() else tuple(shares.tolist())
     kept = {
         name: _tensor(tensors, f"device/{number}/{name}") if f"device/{number}/{name}" in tensors else None
         for name in ("momentum", "residual")
     }
-    return DeviceState(**kept, estimates=None if np.isnan(sigma2) else Estimates(float(sigma2), float(g2)))
+    known = None if np.isnan(sigma2) else Estimates(float(sigma2), float(g2), told)
+    return DeviceState(**kept, estimates=known)
+
+
+def _kept_energy(known: Sequence[Estimates | None]) -> np.ndarray:
+    """One row per device, NaN for those that told nothing."""
+    told = [() if each is None else each.kept_energy for each in known]
+    width = max(len(each) for each in told)
+    return np.array([each or (np.nan,) * width for each in told], dtype=np.float64)
 
 
 def _tensor(tensors: Mapping[str, Any], name: str) -> Tensor:

@@ -10,6 +10,7 @@ from cfel.control.schemes.cef_c import cef_c
 from cfel.control.schemes.cef_f import cef_f
 from cfel.control.schemes.fedavg import fedavg
 from cfel.control.schemes.hcef import hcef
+from cfel.control.schemes.hcef_plus import hcef_plus
 from cfel.control.schemes.hier_fedavg import hier_fedavg
 from cfel.control.schemes.mll_sgd import mll_sgd
 from cfel.control.schemes.p_fedavg import p_fedavg
@@ -18,6 +19,7 @@ from cfel.control.schemes.sd_feel import sd_feel
 SCHEMES: Mapping[str, SchemeBuilder] = MappingProxyType(
     {
         "hcef": hcef,
+        "hcef_plus": hcef_plus,
         "cef": cef,
         "cef_f": cef_f,
         "cef_c": cef_c,

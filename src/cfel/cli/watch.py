@@ -1,0 +1,52 @@
+"""`cfel watch`: a live dashboard of a run or a comparison that another process writes."""
+
+import argparse
+import asyncio
+import os
+from pathlib import Path
+
+from rich.console import Console
+from rich.markup import escape
+
+from cfel.cli.shared import Commands, add_command, count, positive
+from cfel.report.dashboard import RunWatcher, dashboard_app, serve
+
+EXAMPLE = """  cfel watch runs/first
+  CFEL_DASHBOARD_TOKEN=… cfel watch runs/table --host 0.0.0.0 --port 8470"""
+TOKEN_VARIABLE = "CFEL_DASHBOARD_TOKEN"  # noqa: S105 — the variable's name
+
+
+def register(commands: Commands) -> None:
+    """Adds the command."""
+    parser = add_command(commands, "watch", EXAMPLE)
+    parser.add_argument("directory", type=Path, metavar="DIR", help="run directory, or a tree of them")
+    parser.add_argument("--port", type=count, default=0, help="default: any free one")
+    parser.add_argument(
+        "--host", default="127.0.0.1", help=f"default 127.0.0.1; others need {TOKEN_VARIABLE}"
+    )
+    parser.add_argument("--name", action="append", default=[], help="host name to answer to")
+    parser.add_argument("--certificate", type=Path, metavar="FILE.pem", help="serve TLS, with --key")
+    parser.add_argument("--key", type=Path, metavar="FILE.pem")
+    parser.add_argument("--every", type=positive, default=0.5, metavar="SECONDS", help="between two looks")
+    parser.set_defaults(run=run)
+
+
+def run(arguments: argparse.Namespace) -> int:
+    """Serves until Ctrl-C."""
+    watcher = RunWatcher(arguments.directory)
+    token = os.environ.get(TOKEN_VARIABLE) or None
+    try:
+        asyncio.run(_serve(watcher, token, arguments))
+    except KeyboardInterrupt:
+        return 0
+    return 0
+
+
+async def _serve(watcher: RunWatcher, token: str | None, arguments: argparse.Namespace) -> None:
+    app = dashboard_app(watcher.snapshot, watcher.changes(arguments.every), token, arguments.name)
+    tls = {"certificate": arguments.certificate, "key": arguments.key}
+    async with serve(app, arguments.host, arguments.port, **tls) as address:
+        console = Console(highlight=False)
+        console.print(f"dashboard: {escape(address)}", soft_wrap=True)
+        console.print("Ctrl-C ends it; the run goes on.")
+        await asyncio.Event().wait()

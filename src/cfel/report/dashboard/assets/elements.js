@@ -1,0 +1,54 @@
+"use strict";
+// Building blocks. Whatever comes from the network becomes a text node or an attribute, never markup.
+const SVG_NAMESPACE = "http://www.w3.org/2000/svg";
+const byId = id => document.getElementById(id);
+
+function filled(node, attributes, children) {
+  for (const [name, value] of Object.entries(attributes))
+    if (value !== null && value !== undefined) node.setAttribute(name, value);
+  node.append(...children.filter(child => child !== null && child !== undefined));
+  return node;
+}
+const element = (tag, attributes = {}, ...children) => filled(document.createElement(tag), attributes, children);
+const drawn = (tag, attributes = {}, ...children) =>
+  filled(document.createElementNS(SVG_NAMESPACE, tag), attributes, children);
+
+const known = value => value !== null && value !== undefined;
+const places = value => Math.abs(value) < 10 ? 2 : Math.abs(value) < 100 ? 1 : 0;
+const decimal = (value, digits) =>
+  value.toLocaleString("en", { minimumFractionDigits: digits, maximumFractionDigits: digits });
+const number = value => known(value) ? decimal(value, places(value)) : "–";
+const share = value => known(value) ? `${decimal(100 * value, 1)}\u00a0%` : "–";
+const percent = value => `${Math.round(100 * value)}\u00a0%`;
+const plural = (count, word) => `${count.toLocaleString("en")} ${word}${count === 1 ? "" : "s"}`;
+
+function joulesText(value) {
+  for (const [size, unit] of [[1e6, "MJ"], [1e3, "kJ"]])
+    if (Math.abs(value) >= 10 * size) return `${number(value / size)}\u00a0${unit}`;
+  return `${number(value)}\u00a0J`;
+}
+function secondsText(value) {
+  if (value >= 1e5) return `${number(value / 3600)}\u00a0h`;
+  return `${number(value)}\u00a0s`;
+}
+const clockText = unixSeconds => new Date(1000 * unixSeconds).toLocaleTimeString("en-GB");
+function agoText(seconds) {
+  if (seconds < 60) return `${Math.floor(seconds)} s ago`;
+  if (seconds < 3600) return `${Math.floor(seconds / 60)} min ago`;
+  return `${Math.floor(seconds / 3600)} h ago`;
+}
+
+// A bar from 0 to 1; the optional mark is where it would be at an even pace.
+function meter(value, kind = "", mark = null) {
+  const bar = element("i"), box = element("div", { class: `meter ${kind} ${value > 1 ? "over" : ""}` }, bar);
+  bar.style.width = `${100 * Math.min(1, Math.max(0, value))}%`;
+  if (known(mark)) {
+    const tick = element("b");
+    tick.style.left = `calc(${100 * Math.min(1, mark)}% - 1px)`;
+    box.append(tick);
+  }
+  return box;
+}
+const legend = entries => element("ul", { class: "legend" }, ...entries.map(([colour, text]) =>
+  element("li", {}, element("i", { class: `b-${colour}` }), text)));
+const show = (id, part, ...children) => document.querySelector(`#${id} ${part}`).replaceChildren(...children);

@@ -1,0 +1,35 @@
+"""Status: what a node knows of its run at one moment, as one frozen snapshot and one JSON document.
+
+The deployment makes one from what an edge server has in memory, `cfel watch` from a run directory; the
+dashboard shows it. Numbers and names only: it knows no clock, socket, file or page. Names may come from the
+network and are text, whatever they hold. `docs/dashboard.md` describes every field of the document.
+"""
+
+from cfel.status.parts import (
+    DEVICE_STATES,
+    EDGE_STATES,
+    ELECTION_KINDS,
+    ClusterStatus,
+    Curve,
+    DeviceStatus,
+    ElectionEvent,
+    Link,
+    RoundPoint,
+)
+from cfel.status.snapshot import PHASES, SCHEMA, Status, thinned
+
+__all__ = [
+    "DEVICE_STATES",
+    "EDGE_STATES",
+    "ELECTION_KINDS",
+    "PHASES",
+    "SCHEMA",
+    "ClusterStatus",
+    "Curve",
+    "DeviceStatus",
+    "ElectionEvent",
+    "Link",
+    "RoundPoint",
+    "Status",
+    "thinned",
+]

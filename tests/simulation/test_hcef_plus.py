@@ -1,0 +1,52 @@
+"""HCEF+ in the round loop: habits reach devices, clocks reach the accounts, and a run resumes exactly."""
+
+import numpy as np
+
+from cfel.simulation import PoolExecutor, initial_state, simulate
+from cfel.simulation.state import from_checkpoint, to_checkpoint
+
+from .drive import column, outcomes, timeless, tiny
+
+PLUS = {"scheme": {"name": "hcef_plus"}, "budget": {"share_of_cef": 0.6}}
+
+
+def test_habits_reach_the_devices() -> None:
+    local = tiny(PLUS).world().local
+    assert (local.steps, local.error_feedback, len(local.kept_energy_at)) == ("systematic", True, 12)
+    assert tiny().world().local.steps == "bernoulli"
+
+
+def test_clocks_are_charged_and_written_down() -> None:
+    """Seconds = ρτμ/s + θν and joules = ρτα·s² + pθν, row by row."""
+    tables = [outcome.plans for outcome in outcomes(tiny(PLUS))]
+    rho, theta, speed, mu, alpha, nu, power = (
+        column(tables, name) for name in ("rho", "theta", "speed", "mu", "alpha", "nu", "power")
+    )
+    assert (speed < 1).any()
+    np.testing.assert_allclose(column(tables, "seconds"), rho * 3 * mu / speed + theta * nu)
+    np.testing.assert_allclose(column(tables, "joules"), rho * 3 * alpha * speed**2 + power * theta * nu)
+
+
+def test_it_stays_within_both_budgets() -> None:
+    experiment = tiny(PLUS)
+    world = experiment.world()
+    last = outcomes(experiment, world)[-1].record
+    assert last.seconds <= world.budget.seconds * (1 + 1e-9)
+    assert last.joules <= world.budget.joules * (1 + 1e-9)
+
+
+def test_the_measured_curve_survives_a_checkpoint() -> None:
+    """Going on from a checkpoint gives the rounds of a run that was never stopped."""
+    experiment = tiny(PLUS)
+    world = experiment.world()
+    parameters = experiment.resolved(world).simulation
+    with PoolExecutor(world, parameters) as executor:
+        run = simulate(world, executor, parameters, initial_state(world), lambda: 0.0)
+        known = next(run).state
+        state = from_checkpoint(to_checkpoint(known), world)
+        told = [each.kept_energy for each in state.estimates if each is not None]
+        assert told == [each.kept_energy for each in known.estimates if each is not None]
+        assert all(len(each) == 12 for each in told)
+        never_stopped = [each.record for each in run]
+        resumed = [each.record for each in simulate(world, executor, parameters, state, lambda: 0.0)]
+    assert timeless(resumed) == timeless(never_stopped)

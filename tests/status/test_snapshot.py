@@ -1,0 +1,128 @@
+"""The snapshot: its document, there and back, and what it refuses."""
+
+import json
+import math
+from typing import Any
+
+import pytest
+
+from cfel.errors import InputError
+from cfel.status import (
+    ClusterStatus,
+    Curve,
+    DeviceStatus,
+    ElectionEvent,
+    Link,
+    RoundPoint,
+    Status,
+    thinned,
+)
+
+POINT = RoundPoint(round=1, seconds=2.0, joules=3.0, accuracy=0.5, loss=1.5, straggler=0)
+WHOLE = Status(
+    node="edge-0",
+    name="ä <b>",
+    phase="gossip",
+    round=2,
+    rounds=9,
+    edge_round=1,
+    term=3,
+    coordinator="edge-1",
+    clusters=(
+        ClusterStatus(cluster=0, node="edge-0", size=1, devices=(DeviceStatus(device=0, rho=0.25),)),
+        ClusterStatus(cluster=1, state="lost"),
+    ),
+    links=(Link(a=0, b=1, weight=0.5, up=False),),
+    history=(POINT,),
+    curves=(Curve(name="cef", history=(POINT,)),),
+    refused=(("wrong round", 2),),
+    elections=(ElectionEvent(unix_seconds=5.0, term=3, kind="elected", node="edge-1"),),
+)
+
+
+def test_there_and_back() -> None:
+    assert Status.from_json(WHOLE.to_json()) == WHOLE
+    assert Status.from_json(Status(node="x").to_json()) == Status(node="x")
+
+
+def test_the_document() -> None:
+    document = json.loads(WHOLE.to_json())
+    assert list(document)[:4] == ["schema", "node", "name", "scheme"]
+    assert document["schema"] == 1
+    assert document["name"] == "ä <b>"
+    assert document["refused"] == {"wrong round": 2}
+    assert document["clusters"][0]["devices"][0] == {
+        "device": 0,
+        "name": "",
+        "state": "idle",
+        "rho": 0.25,
+        **dict.fromkeys(("theta", "mu", "nu", "seconds", "joules")),
+    }
+
+
+def test_fields_of_a_later_version_are_passed_over() -> None:
+    document = json.loads(WHOLE.to_json())
+    document["weather"] = "fine"
+    document["clusters"][0]["devices"][0]["hat"] = "red"
+    assert Status.from_json(json.dumps(document)) == WHOLE
+
+
+@pytest.mark.parametrize(
+    ("text", "words"),
+    [
+        ("[]", "not a status document"),
+        ("{}", "not a status document: 'schema'"),
+        ("nonsense", "not a status document"),
+        ('{"schema": 2}', "schema: 2, but this cfel reads 1"),
+        ('{"schema": 1, "node": "x"}', "'clusters'"),
+    ],
+)
+def test_other_documents_are_refused(text: str, words: str) -> None:
+    with pytest.raises(InputError, match=words):
+        Status.from_json(text)
+
+
+def test_a_metric_that_diverged_is_unknown() -> None:
+    point = RoundPoint(round=1, seconds=0.0, joules=0.0, accuracy=math.nan, loss=math.inf)
+    assert (point.accuracy, point.loss) == (None, None)
+
+
+@pytest.mark.parametrize(
+    ("kind", "values", "words"),
+    [
+        (DeviceStatus, {"device": -1}, "device: -1 is not a whole number >= 0"),
+        (
+            DeviceStatus,
+            {"device": 0, "state": "traning"},
+            "state: unknown 'traning'; did you mean 'training'",
+        ),
+        (DeviceStatus, {"device": 0, "rho": 1.5}, "rho: 1.5 is more than 1"),
+        (DeviceStatus, {"device": 0, "theta": "x"}, "theta: 'x' is not a finite number >= 0"),
+        (DeviceStatus, {"device": 0, "mu": math.inf}, "mu: inf is not"),
+        (ClusterStatus, {"cluster": 0, "state": "dead"}, "state: unknown 'dead'"),
+        (
+            ClusterStatus,
+            {"cluster": 4, "size": 0, "devices": (DeviceStatus(device=0),)},
+            "size: 0, but cluster 4 lists 1 devices",
+        ),
+        (Link, {"a": 0, "b": -1}, "b: -1 is not"),
+        (RoundPoint, {"round": 1, "seconds": -1.0, "joules": 0.0}, "seconds: -1.0 is not"),
+        (ElectionEvent, {"unix_seconds": 0.0, "term": 1, "kind": "lost"}, "kind: unknown 'lost'"),
+        (Status, {"node": "x", "phase": "trainin"}, "phase: unknown 'trainin'; did you mean 'training'"),
+        (Status, {"node": "x", "source": "tv"}, "source: unknown 'tv'"),
+        (Status, {"node": "x", "round": True}, "round: True is not"),
+        (Status, {"node": "x", "seconds": math.nan}, "seconds: nan is not"),
+        (Status, {"node": "x", "refused": (("why", -1),)}, "refused\\['why'\\]: -1 is not"),
+    ],
+)
+def test_what_cannot_be_is_refused(kind: type[Any], values: dict[str, Any], words: str) -> None:
+    with pytest.raises(InputError, match=words):
+        kind(**values)
+
+
+def test_a_long_history_is_thinned() -> None:
+    """Of rounds 1…10 four at most: every third, ending with the newest."""
+    rounds = tuple(RoundPoint(round=number, seconds=0.0, joules=0.0) for number in range(1, 11))
+    assert [point.round for point in thinned(rounds, 4)] == [1, 4, 7, 10]
+    assert [point.round for point in thinned(rounds, 3)] == [2, 6, 10]
+    assert thinned(rounds, 10) == rounds

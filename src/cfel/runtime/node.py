@@ -28,6 +28,7 @@ from cfel.runtime.member import Member
 from cfel.runtime.messages import Message
 from cfel.runtime.office import Office, WithOwn
 from cfel.runtime.parameters import DeploymentParameters
+from cfel.runtime.refusals import count
 from cfel.runtime.status import snapshot
 from cfel.runtime.transport import Calls, Credentials, GrpcCalls, GrpcServer, Method
 from cfel.runtime.workroom import Workroom
@@ -149,7 +150,7 @@ class EdgeNode:
 
     def on_refusal(self, caller: Identity | None, method: str, reason: str) -> None:
         """Counts a call that was refused."""
-        self.refused[reason] = self.refused.get(reason, 0) + 1
+        count(self.refused, reason)
         _LOG.warning("refused %s of %s: %s", method, caller, reason)
 
     def _on_leader(self, term: int, leader: int | None) -> None:

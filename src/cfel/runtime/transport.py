@@ -19,6 +19,7 @@ from cfel.runlog.durable import read_bytes
 from cfel.runtime.certificates import REVOKED
 from cfel.runtime.identity import Doorkeeper, Identity, Role
 from cfel.runtime.messages import Message, pieces, put_together
+from cfel.runtime.refusals import shortened
 
 Handler = Callable[[Identity, Message], Awaitable[Message]]
 """(caller, message) → answer; raises `RefusedError` to refuse."""
@@ -157,9 +158,10 @@ class GrpcServer:
                     message = await put_together(requests, method.most_bytes)
                 answer = await method.handle(caller, message)
             except RefusedError as error:
-                self._on_refusal(caller, name, str(error))
+                reason = shortened(str(error))
+                self._on_refusal(caller, name, reason)
                 await _let_finish(requests)
-                await context.abort(grpc.StatusCode.INVALID_ARGUMENT, str(error))
+                await context.abort(grpc.StatusCode.INVALID_ARGUMENT, reason)
             except TimeoutError:
                 self._on_refusal(caller, name, "too slow")
                 await context.abort(grpc.StatusCode.INVALID_ARGUMENT, "the request came too slowly")

@@ -5,11 +5,13 @@
     │   ├── FleetFileError      a device table, a trace or an edge list cannot be used
     │   └── ExperimentError     an experiment file cannot be used
     ├── RunDirectoryError   a run directory cannot be written, read or gone on with
+    │   └── RunBusyError        another process is writing it
     ├── DivergedError       training has left the realm of finite numbers
     ├── DeploymentError     a federation cannot be started or gone on with
     │   ├── UnreachableError    another member did not answer (in time)
     │   └── RefusedError        a message was refused; says why
     ├── DashboardError      the dashboard cannot be served
+    ├── ScaleoutError       a cluster cannot be reached, or lost more than can be made good
     └── ...                 later layers hang their own branches here
 
 A caller who catches `CfelError` has caught every foreseen failure; anything else is a defect of cfel.
@@ -18,6 +20,7 @@ Messages name the field, where it is, the value and what is allowed.
 
 from collections.abc import Iterable
 from difflib import get_close_matches
+from typing import Any
 
 
 class CfelError(Exception):
@@ -38,6 +41,10 @@ class ExperimentError(InputError):
 
 class RunDirectoryError(CfelError):
     """A run directory cannot be written, read or gone on with; what was written before stays."""
+
+
+class RunBusyError(RunDirectoryError):
+    """Another process is writing the run."""
 
 
 class DeploymentError(CfelError):
@@ -90,6 +97,18 @@ class DivergedError(CfelError):
             f"local.learning_rate = {learning_rate:g} is too large{advice}"
         )
 
+    def __reduce__(self) -> tuple[Any, ...]:
+        """Exceptions are copied between processes by their arguments, which here are named."""
+        return _diverged, (
+            self.what,
+            self.device,
+            self.global_round,
+            self.edge_round,
+            self.learning_rate,
+            self.cluster,
+            self.advice,
+        )
+
     def told(self, *, cluster: int | None = None, advice: str = "") -> "DivergedError":
         """The same with more known about it."""
         return DivergedError(
@@ -101,6 +120,30 @@ class DivergedError(CfelError):
             cluster=self.cluster if cluster is None else cluster,
             advice=advice or self.advice,
         )
+
+
+class ScaleoutError(CfelError):
+    """A cluster cannot be reached or used, or lost more than can be made good; checkpoints stay usable."""
+
+
+def _diverged(
+    what: str,
+    device: int,
+    global_round: int,
+    edge_round: int,
+    learning_rate: float,
+    cluster: int | None,
+    advice: str,
+) -> DivergedError:
+    return DivergedError(
+        what,
+        device=device,
+        global_round=global_round,
+        edge_round=edge_round,
+        learning_rate=learning_rate,
+        cluster=cluster,
+        advice=advice,
+    )
 
 
 def unknown_name(what: str, name: object, allowed: Iterable[str]) -> str:

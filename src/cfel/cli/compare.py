@@ -1,7 +1,6 @@
 """`cfel compare`: several schemes under the same conditions."""
 
 import argparse
-import sys
 from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
@@ -11,7 +10,7 @@ from rich.markup import escape
 
 from cfel.cli.interrupt import interruptible
 from cfel.cli.progress import RunProgress
-from cfel.cli.run import add_experiment, add_run_options, read_experiment
+from cfel.cli.run import add_experiment, add_run_options, doing_so, read_experiment
 from cfel.cli.shared import (
     Commands,
     add_command,
@@ -21,7 +20,7 @@ from cfel.cli.shared import (
     print_table,
 )
 from cfel.experiment import Experiment
-from cfel.studies.runs import Doing, compare
+from cfel.studies.runs import compare
 
 EXAMPLE = """  cfel compare experiment.toml --seeds 0,1,2 --target 0.7 --out runs/table
   cfel compare experiment.toml --schemes hcef,cef,my_module:build"""
@@ -69,7 +68,7 @@ def compare_and_print(
 ) -> int:
     """The part that `demo` shares."""
     with RunProgress(experiment.rounds.global_rounds) as progress, interruptible(progress.say) as interrupted:
-        doing = Doing(tuple(sys.argv), arguments.resume, progress.on_round, interrupted)
+        doing = doing_so(arguments, progress, interrupted, arguments.resume)
         document = compare(experiment, schemes, seeds, out, doing, arguments.target)
     if arguments.json:
         print_json(document)

@@ -2,7 +2,6 @@
 
 import argparse
 import os
-import sys
 from pathlib import Path
 
 from rich.console import Console
@@ -11,7 +10,7 @@ from rich.markup import escape
 from cfel.cli.compare import names, numbers
 from cfel.cli.interrupt import interruptible
 from cfel.cli.progress import RunProgress
-from cfel.cli.run import add_run_options
+from cfel.cli.run import add_run_options, doing_so
 from cfel.cli.shared import Commands, add_command, new_table, print_json, print_table
 from cfel.report.reproduction import TextTable
 from cfel.studies.reproduce import carry_out, reproduced
@@ -27,7 +26,6 @@ from cfel.studies.reproduce_items import (
 from cfel.studies.reproduce_land import land
 from cfel.studies.reproduce_rates import chosen_rates
 from cfel.studies.reproduce_time import estimated_seconds, measured_pace, rounds_left
-from cfel.studies.runs import Doing
 
 EXAMPLE = """  cfel reproduce table1 --dataset cifar10 --data data/cifar10 --scale smoke
   cfel reproduce q --dataset femnist --data data/femnist --seeds 0,1
@@ -102,7 +100,7 @@ def _run_all(asked: Asked, arguments: argparse.Namespace, out: Path) -> None:
     most = max(run.experiment.rounds.global_rounds for run in runs)
     with RunProgress(most) as progress, interruptible(progress.say) as interrupted:
         progress.say(forecast(runs, out))
-        carry_out(runs, out, Doing(tuple(sys.argv), True, progress.on_round, interrupted))
+        carry_out(runs, out, doing_so(arguments, progress, interrupted, resume=True))
 
 
 def forecast(runs: list[PlannedRun], out: Path) -> str:

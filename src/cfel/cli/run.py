@@ -2,6 +2,7 @@
 
 import argparse
 import sys
+from collections.abc import Callable
 from dataclasses import replace
 from pathlib import Path
 
@@ -43,8 +44,13 @@ def add_experiment(parser: argparse.ArgumentParser) -> None:
 
 
 def add_run_options(parser: argparse.ArgumentParser) -> None:
-    """What all commands that simulate understand: --engine, --set and --json."""
+    """What all commands that simulate understand: --engine, --ray-address, --set and --json."""
     parser.add_argument("--engine", choices=ENGINES, help=ENGINE_HELP)
+    parser.add_argument(
+        "--ray-address",
+        metavar="HOST:PORT",
+        help="with --engine ray: the cluster's head (default: start one here)",
+    )
     add_changes(parser)
     add_json(parser)
 
@@ -91,6 +97,20 @@ def _ending(last: RoundRecord, experiment: Experiment) -> str:
     )
 
 
+def doing_so(
+    arguments: argparse.Namespace, progress: RunProgress, interrupted: Callable[[], bool], resume: bool
+) -> Doing:
+    """How the arguments want runs to be carried out."""
+    return Doing(
+        command=tuple(sys.argv),
+        resume=resume,
+        on_round=progress.on_round,
+        interrupted=interrupted,
+        say=progress.say,
+        ray_address=arguments.ray_address,
+    )
+
+
 def run(arguments: argparse.Namespace) -> int:
     """Runs and reports."""
     experiment = read_experiment(arguments)
@@ -98,7 +118,7 @@ def run(arguments: argparse.Namespace) -> int:
     if holds_run(out) and not arguments.resume:
         raise RunDirectoryError(_in_the_way(out, experiment))
     with RunProgress(experiment.rounds.global_rounds) as progress, interruptible(progress.say) as interrupted:
-        doing = Doing(tuple(sys.argv), arguments.resume, progress.on_round, interrupted)
+        doing = doing_so(arguments, progress, interrupted, arguments.resume)
         records = run_experiment(experiment, out, doing)
         if not progress.moved:
             progress.say(f"{out} is finished already: {_ending(records[-1], experiment)}")

@@ -28,7 +28,7 @@ from cfel.studies import reproduce_tables as tables
 from cfel.studies.paper_values import PaperValues, paper_values
 from cfel.studies.reproduce_items import Asked, PlannedRun, base_experiment
 from cfel.studies.reproduce_rates import best_rates, rates_toml
-from cfel.studies.runs import Doing, run_experiment
+from cfel.studies.runs import Doing, PlacedRun, do_all
 
 TO_TARGET = (
     Measure("seconds_to_target", "time to the target, 10⁴ s", 1e4),
@@ -41,8 +41,7 @@ _DEFAULT_SETTING = {"noniid": 1.0}
 
 def carry_out(runs: list[PlannedRun], out: Path, doing: Doing) -> None:
     """Runs what is not finished yet."""
-    for run in runs:
-        run_experiment(run.experiment, out / run.place, doing, run.name)
+    do_all([PlacedRun(run.name, run.experiment, out / run.place) for run in runs], out, doing)
 
 
 def reproduced(asked: Asked, out: Path) -> tuple[dict[str, Any], tuple[TextTable, ...]]:

@@ -20,6 +20,9 @@ from cfel.runtime.parameters import CHUNK_BYTES
 PROTOCOL = 1
 """Version of everything said here; both ends have to speak the same."""
 
+MOST_WHOLE = 2**53
+"""Whole numbers up to here are the same as floats; JSON knows no bound, and a float has one."""
+
 MOST_HEADER_BYTES = 3 * 1024 * 1024
 _MAGIC = b"CFEL"
 _START = struct.Struct("<4s H I Q 32s")
@@ -44,8 +47,8 @@ class Message:
             RefusedError: it is missing or something else.
         """
         value = self.header.get(name)
-        if type(value) is not int or value < 0:
-            raise RefusedError(f"{name} = {value!r}: must be a whole number >= 0")
+        if type(value) is not int or not 0 <= value <= MOST_WHOLE:
+            raise RefusedError(f"{name} = {value!r}: must be a whole number from 0 to {MOST_WHOLE}")
         return value
 
     def number(self, name: str) -> float:
@@ -55,9 +58,11 @@ class Message:
             RefusedError: it is missing or something else.
         """
         value = self.header.get(name)
-        if type(value) not in (int, float):
+        if type(value) is int and abs(value) <= MOST_WHOLE:
+            return float(value)
+        if type(value) is not float:
             raise RefusedError(f"{name} = {value!r}: must be a number")
-        return float(value)  # type: ignore[arg-type]
+        return value
 
     def text(self, name: str) -> str:
         """A text of the header.

@@ -19,6 +19,7 @@ from cfel.runlog.durable import read_bytes
 from cfel.runtime.certificates import REVOKED
 from cfel.runtime.identity import Doorkeeper, Identity, Role
 from cfel.runtime.messages import Message, pieces, put_together
+from cfel.runtime.refusals import shortened
 
 Handler = Callable[[Identity, Message], Awaitable[Message]]
 """(caller, message) → answer; raises `RefusedError` to refuse."""
@@ -54,6 +55,7 @@ _REFUSALS = (
 _SERVICE = "cfel.Federation"
 # A request has to come in whole within this time, however slowly its sender drips it.
 RECEIVE_SECONDS = 60.0
+FINISH_SECONDS = 5.0
 
 
 class Calls(Protocol):
@@ -156,8 +158,10 @@ class GrpcServer:
                     message = await put_together(requests, method.most_bytes)
                 answer = await method.handle(caller, message)
             except RefusedError as error:
-                self._on_refusal(caller, name, str(error))
-                await context.abort(grpc.StatusCode.INVALID_ARGUMENT, str(error))
+                reason = shortened(str(error))
+                self._on_refusal(caller, name, reason)
+                await _let_finish(requests)
+                await context.abort(grpc.StatusCode.INVALID_ARGUMENT, reason)
             except TimeoutError:
                 self._on_refusal(caller, name, "too slow")
                 await context.abort(grpc.StatusCode.INVALID_ARGUMENT, "the request came too slowly")
@@ -169,6 +173,16 @@ class GrpcServer:
     def _identified(self, context: Any) -> Identity:  # noqa: ANN401
         (certificate,) = context.auth_context()["x509_pem_cert"]
         return self._doorkeeper.identify(certificate)
+
+
+async def _let_finish(requests: AsyncIterator[bytes]) -> None:
+    """Takes the rest of a refused request for a while, as its sender would not hear the reason before."""
+    try:
+        async with asyncio.timeout(FINISH_SECONDS):
+            async for _ in requests:
+                pass
+    except TimeoutError:
+        return
 
 
 def _admit(caller: Identity, name: str, method: Method) -> None:

@@ -1,0 +1,18 @@
+"""Reasons of refusals: kept short and few, as whoever is refused has a hand in their words."""
+
+MOST_CHARACTERS = 200
+MOST_REASONS = 50
+OTHERS = "other reasons"
+
+
+def shortened(reason: str) -> str:
+    """The reason, cut where it stops being one: it may quote what came in, and that may be megabytes."""
+    return reason if len(reason) <= MOST_CHARACTERS else reason[: MOST_CHARACTERS - 1] + "…"
+
+
+def count(counts: dict[str, int], reason: str) -> None:
+    """Counts one more refusal; beyond `MOST_REASONS` different ones, new ones are counted together."""
+    name = shortened(reason)
+    if name not in counts and len(counts) >= MOST_REASONS:
+        name = OTHERS
+    counts[name] = counts.get(name, 0) + 1

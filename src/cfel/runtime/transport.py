@@ -55,6 +55,8 @@ _REFUSALS = (
 _SERVICE = "cfel.Federation"
 # A request has to come in whole within this time, however slowly its sender drips it.
 RECEIVE_SECONDS = 60.0
+# A caller that is refused while it is still sending has this long to come to an end and hear why.
+REFUSED_SECONDS = 5.0
 
 
 class Calls(Protocol):
@@ -159,6 +161,7 @@ class GrpcServer:
             except RefusedError as error:
                 reason = shortened(str(error))
                 self._on_refusal(caller, name, reason)
+                await _let_finish(requests)
                 await context.abort(grpc.StatusCode.INVALID_ARGUMENT, reason)
             except TimeoutError:
                 self._on_refusal(caller, name, "too slow")
@@ -176,6 +179,19 @@ class GrpcServer:
 def _admit(caller: Identity, name: str, method: Method) -> None:
     if caller.role not in method.roles:
         raise RefusedError(f"{name!r} is not for a {caller.role}")
+
+
+async def _let_finish(requests: AsyncIterator[bytes]) -> None:
+    """Drops the rest of a refused request.
+
+    A caller that is cut off while it is sending often sees "internal error" instead of the reason.
+    """
+    try:
+        async with asyncio.timeout(REFUSED_SECONDS):
+            async for _ in requests:
+                pass
+    except TimeoutError:
+        return
 
 
 class GrpcCalls:

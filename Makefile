@@ -4,13 +4,16 @@ VENV   ?= .venv
 BIN    := $(VENV)/bin
 READY  := $(VENV)/.ready
 
-.PHONY: demo test test-slow check bench clean
+.PHONY: demo test test-faults test-slow check bench clean
 
 demo: $(READY)            ## run the main job
 	$(BIN)/cfel demo
 
 test: $(READY)            ## the tests, under five minutes on two cores
 	$(BIN)/pytest -m "not slow" -n 2 --cov
+
+test-faults: $(READY)     ## clusters that lose nodes, drivers and memory; five minutes on two cores
+	$(BIN)/pytest -m slow tests/scaleout
 
 test-slow: $(READY)       ## the long tests
 	$(BIN)/pytest -m slow
@@ -21,9 +24,10 @@ check: $(READY)           ## style, types, layers
 	$(BIN)/mypy
 	$(BIN)/lint-imports
 
-bench: $(READY)           ## measure the solver and the simulation
+bench: $(READY)           ## measure the solver, the simulation and the Ray engine
 	$(BIN)/cfel bench solver
 	$(BIN)/cfel bench simulation
+	$(BIN)/cfel bench scaleout
 
 $(READY): pyproject.toml constraints.txt
 	$(PYTHON) -m venv $(VENV)

@@ -19,9 +19,21 @@ def test_one_root(kind: type[Exception]) -> None:
     assert issubclass(kind, errors.CfelError)
 
 
-@pytest.mark.parametrize("kind", [errors.DashboardError, errors.RunDirectoryError, SolverDefectError])
+@pytest.mark.parametrize(
+    "kind", [errors.DashboardError, errors.RunDirectoryError, errors.DivergedError, SolverDefectError]
+)
 def test_failures_are_not_wrong_input(kind: type[Exception]) -> None:
     assert not issubclass(kind, errors.InputError)
+
+
+def test_divergence_says_where_and_why() -> None:
+    """Global rounds are counted from 1 in the log, edge rounds from 0 in the plans."""
+    error = errors.DivergedError("the loss is nan", device=7, global_round=2, edge_round=0, learning_rate=1e6)
+    assert "at device 7 in global round 3, edge round 0 " in str(error)
+    assert str(error).endswith("the loss is nan; most likely local.learning_rate = 1e+06 is too large")
+    more = error.told(cluster=3).told(advice=". Do this")
+    assert "at device 7 of cluster 3 in global round 3" in str(more)
+    assert str(more).endswith("too large. Do this")
 
 
 @pytest.mark.parametrize(

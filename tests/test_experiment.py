@@ -24,6 +24,16 @@ NARROW = (0.0004, 0.002)
 """The demo's radios, in MHz: its model is small, and should take its time to send all the same."""
 
 
+GATEWAY = {
+    "name": "gateway",
+    "flops_per_second": 1e10,
+    "compute_watts": 5,
+    "radio_watts": 1,
+    "uplink_bits_per_second": 1e6,
+    "source": "measured",
+}
+
+
 def loaded(folder: Path, text: str, *changes: str) -> Experiment:
     file = folder / "experiment.toml"
     file.write_text(text, encoding="utf-8")
@@ -108,19 +118,24 @@ def test_naming_the_kind_already_meant_changes_nothing(tmp_path: Path) -> None:
 
 
 def test_classes_of_ones_own() -> None:
-    own = {
-        "name": "gateway",
-        "flops_per_second": 1e10,
-        "compute_watts": 5,
-        "radio_watts": 1,
-        "uplink_bits_per_second": 1e6,
-        "source": "measured",
+    table = {
+        "kind": "classes",
+        "classes": {"gateway": 1},
+        "flops_per_sample": 1e8,
+        "extra_classes": [GATEWAY],
     }
-    table = {"kind": "classes", "classes": {"gateway": 1}, "flops_per_sample": 1e8, "extra_classes": [own]}
     found = conditions(table)
     assert found.extra_classes[0].name == "gateway"
     now = found.conditions(0, 0, 0, 64, 2e6)
     assert (now.mu[0], now.alpha[0], now.nu[0]) == pytest.approx((0.5, 2.5, 2.0))
+
+
+def test_a_wrong_change_is_blamed_itself(tmp_path: Path) -> None:
+    """Not the file, which is right; what is wrong in the file is the file's, whatever was changed."""
+    with pytest.raises(ExperimentError, match=r"^--set rounds.global=abc: rounds.global = 'abc': must be a"):
+        loaded(tmp_path, "", "rounds.edge=2", "rounds.global=abc")
+    with pytest.raises(ExperimentError, match=r"e\w*.toml: rounds.local = 0: must be"):
+        loaded(tmp_path, "rounds.local = 0", "rounds.global=3")
 
 
 def test_absences_and_batteries(tmp_path: Path) -> None:
@@ -322,16 +337,7 @@ CLASS_TABLE = {
     "kind": "classes",
     "classes": {"gateway": 1},
     "flops_per_sample": 1e8,
-    "extra_classes": [
-        {
-            "name": "gateway",
-            "flops_per_second": 1e10,
-            "compute_watts": 5,
-            "radio_watts": 1,
-            "uplink_bits_per_second": 1e6,
-            "source": "measured",
-        }
-    ],
+    "extra_classes": [GATEWAY],
 }
 
 

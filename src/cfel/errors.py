@@ -5,10 +5,13 @@
     │   ├── FleetFileError      a device table, a trace or an edge list cannot be used
     │   └── ExperimentError     an experiment file cannot be used
     ├── RunDirectoryError   a run directory cannot be written, read or gone on with
+    │   └── RunBusyError        another process is writing it
+    ├── DivergedError       training has left the realm of finite numbers
     ├── DeploymentError     a federation cannot be started or gone on with
     │   ├── UnreachableError    another member did not answer (in time)
     │   └── RefusedError        a message was refused; says why
     ├── DashboardError      the dashboard cannot be served
+    ├── ScaleoutError       a cluster cannot be reached, or lost more than can be made good
     └── ...                 later layers hang their own branches here
 
 A caller who catches `CfelError` has caught every foreseen failure; anything else is a defect of cfel.
@@ -17,6 +20,7 @@ Messages name the field, where it is, the value and what is allowed.
 
 from collections.abc import Iterable
 from difflib import get_close_matches
+from typing import Any
 
 
 class CfelError(Exception):
@@ -39,6 +43,10 @@ class RunDirectoryError(CfelError):
     """A run directory cannot be written, read or gone on with; what was written before stays."""
 
 
+class RunBusyError(RunDirectoryError):
+    """Another process is writing the run."""
+
+
 class DeploymentError(CfelError):
     """A federation cannot be started or gone on with."""
 
@@ -53,6 +61,89 @@ class RefusedError(DeploymentError):
 
 class DashboardError(CfelError):
     """The dashboard cannot be served: its address is taken, or not this machine's."""
+
+
+class DivergedError(CfelError):
+    """A device's training came to something that is not a finite number.
+
+    Args:
+        what: what is not finite, as "the loss of local step 2 is nan".
+        device: its number.
+        global_round: from 0.
+        edge_round: from 0.
+        learning_rate: what it trained with, the likely cause.
+        cluster: the device's, once somebody knows it.
+        advice: what to do about it, once somebody knows that.
+    """
+
+    def __init__(
+        self,
+        what: str,
+        *,
+        device: int,
+        global_round: int,
+        edge_round: int,
+        learning_rate: float,
+        cluster: int | None = None,
+        advice: str = "",
+    ) -> None:
+        self.what, self.device, self.cluster = what, device, cluster
+        self.global_round, self.edge_round = global_round, edge_round
+        self.learning_rate, self.advice = learning_rate, advice
+        of_cluster = "" if cluster is None else f" of cluster {cluster}"
+        super().__init__(
+            f"training diverged at device {device}{of_cluster} in global round {global_round + 1}, edge "
+            f"round {edge_round} (numbered as in rounds.jsonl and plans/): {what}; most likely "
+            f"local.learning_rate = {learning_rate:g} is too large{advice}"
+        )
+
+    def __reduce__(self) -> tuple[Any, ...]:
+        """Exceptions are copied between processes by their arguments, which here are named."""
+        return _diverged, (
+            self.what,
+            self.device,
+            self.global_round,
+            self.edge_round,
+            self.learning_rate,
+            self.cluster,
+            self.advice,
+        )
+
+    def told(self, *, cluster: int | None = None, advice: str = "") -> "DivergedError":
+        """The same with more known about it."""
+        return DivergedError(
+            self.what,
+            device=self.device,
+            global_round=self.global_round,
+            edge_round=self.edge_round,
+            learning_rate=self.learning_rate,
+            cluster=self.cluster if cluster is None else cluster,
+            advice=advice or self.advice,
+        )
+
+
+class ScaleoutError(CfelError):
+    """A cluster cannot be reached or used, or lost more than can be made good; checkpoints stay usable."""
+
+
+def _diverged(
+    what: str,
+    device: int,
+    global_round: int,
+    edge_round: int,
+    learning_rate: float,
+    cluster: int | None,
+    advice: str,
+) -> DivergedError:
+    return DivergedError(
+        what,
+        device=device,
+        global_round=global_round,
+        edge_round=edge_round,
+        learning_rate=learning_rate,
+        cluster=cluster,
+        advice=advice,
+    )
 
 
 def unknown_name(what: str, name: object, allowed: Iterable[str]) -> str:

@@ -5,6 +5,7 @@ adding one from outside the package needs no change inside it. Nothing is looked
 """
 
 import importlib
+import inspect
 import sys
 from collections.abc import Callable, Mapping
 from importlib.metadata import entry_points
@@ -14,25 +15,51 @@ from typing import Any
 from cfel.errors import InputError, unknown_name
 
 
-def resolve(kind: str, name: str, builtin: Mapping[str, Any]) -> Any:  # noqa: ANN401 — a part of any kind
+def resolve(kind: str, name: str, builtin: Mapping[str, Any], takes: tuple[str, ...] | None = None) -> Any:  # noqa: ANN401 — a part of any kind
     """The part called `name`.
 
     Args:
         kind: "scheme", "model", ...; entry points of the group `cfel.<kind>` are searched.
         name: a built-in name, an installed entry point's name, or "module:function".
         builtin: the parts that come with cfel.
+        takes: what it will be called with, one name per positional argument; None if that is not known.
 
     Raises:
-        InputError: nothing of that name exists, or the module cannot be imported.
+        InputError: nothing of that name exists, the module cannot be imported, or it cannot be called so.
     """
     if name in builtin:
         return builtin[name]
     if ":" in name:
-        return _loaded(kind, name, lambda: _attribute(name))
-    installed = {point.name: point for point in entry_points(group=f"cfel.{kind}")}
-    if name in installed:
-        return _loaded(kind, name, installed[name].load)
-    raise InputError(unknown_name(kind, name, [*builtin, *installed, "module:function"]))
+        found = _loaded(kind, name, lambda: _attribute(name))
+    else:
+        installed = {point.name: point for point in entry_points(group=f"cfel.{kind}")}
+        if name not in installed:
+            raise InputError(unknown_name(kind, name, [*builtin, *installed, "module:function"]))
+        found = _loaded(kind, name, installed[name].load)
+    if takes is not None:
+        check_call(f"{kind} {name!r}", found, takes)
+    return found
+
+
+def check_call(what: str, function: Callable[..., Any], takes: tuple[str, ...]) -> None:
+    """Raises an `InputError` unless `function` can be called with these positional arguments."""
+    try:
+        signature = inspect.signature(function)
+    except (TypeError, ValueError):
+        # Some functions written in C do not tell; they are found out when they are called.
+        return
+    try:
+        signature.bind(*takes)
+    except TypeError as error:
+        raise InputError(
+            f"{what}: is called with ({', '.join(takes)}), but its signature is {signature}: {error}"
+        ) from error
+
+
+def check_result(what: str, found: object, wanted: type) -> None:
+    """Raises an `InputError` unless `found`, what a part gave, is of the type it has to be."""
+    if not isinstance(found, wanted):
+        raise InputError(f"{what} returned a {type(found).__name__}, not a {wanted.__name__}")
 
 
 def _attribute(name: str) -> object:

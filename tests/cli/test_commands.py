@@ -96,6 +96,24 @@ def test_theory(run: Run, write: Write) -> None:
     assert run("theory", file.parent).out == answer.out
 
 
+def test_theory_of_a_run(run: Run, tmp_path: Path) -> None:
+    """Logged plans and estimates instead of a rehearsal, round by round."""
+    tiny = Path(__file__).parents[2] / "examples" / "tiny.toml"
+    path = tmp_path / "r"
+    assert run("run", tiny, "--out", path, "--set", "rounds.global=2").code == 0
+    lines = [json.loads(line) for line in (path / "rounds.jsonl").read_text().splitlines()]
+    found = run("theory", path, "--json").document
+    assert [(row["sigma2"], row["g2"]) for row in found["rounds"]] == [(x["sigma2"], x["g2"]) for x in lines]
+    assert (found["source"], found["edge_rounds"], found["violating_rounds"]) == ("logged", 4, 2)
+    answer = run("theory", path)
+    assert (answer.code, answer.err) == (0, "")
+    assert "4 edge rounds carried out in 2 rounds" in answer.out
+    assert "2 of 2 rounds violate the step-size condition" in answer.out
+    assert max(map(len, answer.out.splitlines())) <= 80
+    refused = run("theory", path, "--set", "rounds.edge=1")
+    assert (refused.code, refused.out) == (2, "")
+
+
 def test_theory_when_the_condition_holds(run: Run, write: Write) -> None:
     """CEF on one cluster with one step: Ω₁ = 3, η ≤ 1/(12 L) and η ≤ 1/(2 L); L = 1, η = 0.02."""
     text = '[rounds]\nglobal = 1\nedge = 1\nlocal = 1\n[fleet]\nclusters = 1\n[scheme]\nname = "cef"\n'

@@ -141,6 +141,22 @@ def test_report(run: Run, compared: Path, tmp_path: Path) -> None:
     assert first == str(out / "cef" / "seed-0" / "report.html")
     assert events
     assert all(Path(event).is_file() for event in events)
+    assert run("report", out, "--json").document == {"report": str(out / "report.html"), "tensorboard": []}
+
+
+def test_a_target_that_nobody_reaches(run: Run, compared: Path, tmp_path: Path) -> None:
+    """Dashes alone would leave one wondering."""
+    out = shutil.copytree(compared, tmp_path / "table")
+    answer = run(*COMPARE, "--target", "0.999", "--out", out, "--resume")
+    assert answer.code == 0
+    assert "nobody reached 99.9 % with every seed: try a lower --target, or more rounds" in answer.out
+
+
+def test_theory_of_a_comparison(run: Run, compared: Path) -> None:
+    """Which of its runs is meant?"""
+    answer = run("theory", compared)
+    assert (answer.code, answer.out) == (2, "")
+    assert f"holds a comparison; name one of its runs, as {compared / 'cef' / 'seed-0'}" in answer.err
 
 
 def test_report_of_nothing(run: Run, tmp_path: Path) -> None:

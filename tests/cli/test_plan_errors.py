@@ -76,6 +76,11 @@ def list_of(**changed: Any) -> dict[str, Any]:
         (list_of(mu=None), "devices[1].mu = None: must be a number"),
         (list_of(mu=10**400), f"mu[1] = {10**400}: must be a number"),
         (list_of(cluster=-1), "devices[1].cluster = -1: must be a whole number ≥ 0 or a name"),
+        (
+            list_of(cluster=10**9),
+            "devices[1].cluster = 1000000000: clusters are numbered from 0 and below the number of devices, "
+            "2; put it in quotes if it is a name",
+        ),
         (list_of(cluster=0.5), "devices[1].cluster = 0.5: must be a whole number ≥ 0 or a name"),
         (
             {"devices": {**COLUMNS, "cluster": ["a", None]}},
@@ -163,12 +168,35 @@ def test_no_file_or_a_folder(run: Run, tmp_path: Path, name: str) -> None:
             "--energy-cap: give either a cap for the round or a budget for the run",
         ),
         (["--start", 0.5], "--start: only with --method alternating"),
-        (["--rho-min", 2], "one.csv: rho_min = 2.0: must be a finite number ≥ 0 and ≤ 1"),
-        (["--sigma2", -1], "one.csv: sigma2 = -1.0: must be a finite number ≥ 0"),
+        (["--rho-min", 2], "--rho-min = 2.0: must be a finite number ≥ 0 and ≤ 1"),
+        (["--sigma2", -1], "--sigma2 = -1.0: must be a finite number ≥ 0"),
     ],
 )
 def test_options_that_do_not_go(run: Run, one: Path, options: list[object], message: str) -> None:
     assert refused(run, one, *options) == message
+
+
+def test_an_experiment_in_place_of_a_fleet(run: Run, write: Write) -> None:
+    message = refused(run, write("f.toml", "seed = 1"))
+    assert message == "f.toml: is no table of devices: must be .csv, .parquet or .json"
+
+
+def test_an_option_against_the_file(run: Run, write: Write) -> None:
+    """What is wrong is the option, for the second device; what the file says is not blamed."""
+    file = write("f.csv", f"{HEAD},rho_max\n1,1,1,1,0,1\n1,1,1,1,0,0.2\n")
+    assert (
+        refused(run, file, "--rho-min", 0.5) == "--rho-min = 0.5: must be ≤ rho_max, which is 0.2 (device 1)"
+    )
+    negative = write("g.json", json.dumps({**list_of(), "g2": -1}))
+    assert refused(run, negative, "--sigma2", 1) == "g.json: g2 = -1: must be a finite number ≥ 0"
+
+
+def test_clusters_beyond_the_devices(run: Run, write: Write) -> None:
+    """Named, or with a cap of its own, a cluster may have any number; each cap is its cluster's."""
+    named = write("f.json", json.dumps(list_of(cluster=str(10**9))))
+    assert run("plan", named, "--json").document["time_cap"] == [None, None]
+    capped = write("g.json", json.dumps({**list_of(cluster=3), "time_cap": [5, 6, 7, 8]}))
+    assert run("plan", capped, "--json").document["time_cap"] == [5, 6, 7, 8]
 
 
 def test_a_table_that_cannot_be_written(run: Run, one: Path, tmp_path: Path) -> None:
@@ -185,6 +213,8 @@ def test_a_table_that_cannot_be_written(run: Run, one: Path, tmp_path: Path) -> 
         (["--time-cap", "soon"], "argument --time-cap: 'soon': must be a number, or inf for no limit"),
         (["--time-cap", "nan"], "argument --time-cap: 'nan': must be a number, or inf for no limit"),
         (["--time-budget", "-5"], "argument --time-budget: '-5': must be a number > 0, or inf for no limit"),
+        (["--start", "0"], "argument --start: '0': must be a number > 0 and ≤ 1"),
+        (["--start", "1.5"], "argument --start: '1.5': must be a number > 0 and ≤ 1"),
         (["--method", "best"], "argument --method: invalid choice: 'best'"),
         (["--colour"], "unrecognized arguments: --colour"),
     ],

@@ -89,11 +89,13 @@ def test_a_run_in_the_way(run: Run, done: Path, tmp_path: Path) -> None:
     log = (out / "rounds.jsonl").read_bytes()
     answer = run("run", TINY, "--out", out, *SHORT)
     assert (answer.code, answer.out) == (1, "")
-    assert "holds a run already: resume it, or choose another directory" in answer.err
+    assert "holds a finished run already: all 2 rounds are done" in answer.err
     answer = run("run", TINY, "--out", out, *SHORT, "--set", "seed=7", "--resume")
     assert (answer.code, answer.out) == (1, "")
     assert "holds a run with seed = 0, not 7" in answer.err
-    assert run("run", TINY, "--out", out, *SHORT, "--resume", "--json").document["rounds"] == 2
+    answer = run("run", TINY, "--out", out, *SHORT, "--resume", "--json")
+    assert answer.document["rounds"] == 2
+    assert f"{out} is finished already: all 2 rounds are done. rounds.global of a run cannot" in answer.err
     assert (out / "rounds.jsonl").read_bytes() == log
 
 
@@ -108,7 +110,7 @@ def test_a_run_in_the_way(run: Run, done: Path, tmp_path: Path) -> None:
         ("topology.kind=rng", "topology: unknown 'rng'; did you mean 'ring'?"),
         ("scheme.name=nowhere_to_be:found", "scheme: cannot load 'nowhere_to_be:found': No module named"),
         ("model.name=own_model:nothing", "model: cannot load 'own_model:nothing': module 'own_model' has no"),
-        ("data.task=own_data:spirals", "task: 'own_data:spirals' returned a DataSet, not a Task"),
+        ("data.task=own_data:spirals", "task 'own_data:spirals' returned a DataSet, not a Task"),
         ("simulation.device=nonsense", "simulation.device = 'nonsense': cannot be used here"),
         ("fleet.devices=2000", "1438 samples of 'digits' are too few for 2000 devices"),
     ],
@@ -127,6 +129,30 @@ def test_wrong_usage(run: Run, tmp_path: Path) -> None:
     assert answer.code == 2
     assert "invalid choice: 'steam'" in answer.err
     assert "cannot be read" in run("run", tmp_path / "none.toml").err
+
+
+def test_a_run_that_can_go_on(run: Run, tmp_path: Path) -> None:
+    """It ended at its target: that is said, and how to go on; then it goes on."""
+    out = tmp_path / "r"
+    early = ("--set", "rounds.stop=target", "--set", "rounds.target=0.01")
+    assert run("run", TINY, "--out", out, *SHORT, *early, "--json").document["rounds"] == 1
+    answer = run("run", TINY, "--out", out, *SHORT, *early)
+    assert "holds a run already, 1 of 2 rounds are done: go on with it with --resume" in answer.err
+    answer = run("run", TINY, "--out", out, *SHORT, *early, "--resume")
+    assert answer.code == 0
+    assert "it ended at its target after 1 of 2 rounds. To go on, --resume it with" in answer.err
+    answer = run("run", TINY, "--out", out, *SHORT, "--resume", "--json")
+    assert answer.document["rounds"] == 2
+    assert "finished already" not in answer.err
+
+
+def test_training_that_diverges(run: Run, tmp_path: Path) -> None:
+    """A failure, not wrong usage; it names the place and the likely cause, and says what to do."""
+    answer = run("run", TINY, "--out", tmp_path / "r", *SHORT, "--set", "local.learning_rate=1e30")
+    assert (answer.code, answer.out) == (1, "")
+    assert "failed: training diverged at device " in answer.err
+    for words in (" of cluster ", " in global round 1, edge round 0", "local.learning_rate = 1e+30", "--out"):
+        assert words in answer.err
 
 
 def test_a_directory_that_cannot_be_made(run: Run, write: Write) -> None:

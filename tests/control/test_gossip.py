@@ -39,6 +39,12 @@ def test_everybody_takes_a_way_up_and_one_down() -> None:
     assert gossip.models_sent(clusters=1, links=0) == 0
 
 
+def test_what_survives_an_exchange() -> None:
+    assert Gossip().survives(0.8) == 0.8
+    assert Gossip(steps=3).survives(0.5) == 0.125
+    assert Gossip(reach="everybody").survives(0.8) == 0
+
+
 def test_refuses_nonsense() -> None:
     with pytest.raises(InputError, match=r"gossip\.steps = 0"):
         Gossip(steps=0)

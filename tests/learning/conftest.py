@@ -8,13 +8,24 @@ import torch
 
 from cfel.learning.compression import compressor
 from cfel.learning.data import digits, synthetic
-from cfel.learning.exchange import DeviceOrder
+from cfel.learning.exchange import DeviceOrder, DeviceReport
 from cfel.learning.flat import FlatModel
 from cfel.learning.models import model_builder
 from cfel.learning.partition import PartitionParameters, partition
 from cfel.learning.sgd import LocalParameters
 from cfel.learning.task import DeviceData, Task
 from cfel.learning.workspace import Workspace
+
+Build = Callable[..., Workspace]
+Make = Callable[..., DeviceOrder]
+Spread = Callable[[Task, int], list[DeviceData]]
+
+
+def dense(report: DeviceReport) -> torch.Tensor:
+    """The update that a device sent, every entry of it."""
+    result = torch.zeros(report.update.size)
+    report.update.add_to(result, 1.0)
+    return result
 
 
 @pytest.fixture(autouse=True)
@@ -43,7 +54,7 @@ def norm_task() -> Task:
 
 
 @pytest.fixture(scope="session")
-def spread() -> Callable[[Task, int], list[DeviceData]]:
+def spread() -> Spread:
     def deal(task: Task, devices: int) -> list[DeviceData]:
         data, parts = partition(task.data, devices, PartitionParameters("iid"), 0)
         return [DeviceData(data, part) for part in parts]
@@ -52,7 +63,7 @@ def spread() -> Callable[[Task, int], list[DeviceData]]:
 
 
 @pytest.fixture(scope="session")
-def workspace() -> Callable[..., Workspace]:
+def workspace() -> Build:
     def build(task: Task, kind: str = "topk", **local: object) -> Workspace:
         return Workspace(task, LocalParameters(**local), compressor(kind))  # type: ignore[arg-type]
 
@@ -60,7 +71,7 @@ def workspace() -> Callable[..., Workspace]:
 
 
 @pytest.fixture(scope="session")
-def order() -> Callable[..., DeviceOrder]:
+def order() -> Make:
     def make(
         model: FlatModel,
         device: int = 0,

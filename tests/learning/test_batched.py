@@ -1,7 +1,5 @@
 """Side by side equals one by one, up to the order of additions."""
 
-from collections.abc import Callable
-
 import numpy as np
 import pytest
 import torch
@@ -9,20 +7,12 @@ import torch
 from cfel.errors import InputError
 from cfel.learning.augment import crop_and_flip
 from cfel.learning.batched import device_updates_batched
-from cfel.learning.exchange import DeviceOrder, DeviceReport, DeviceState
+from cfel.learning.exchange import DeviceState
 from cfel.learning.roles import device_update, edge_aggregate
 from cfel.learning.task import DeviceData, Task, initial_model
 from cfel.learning.workspace import Workspace
 
-Build = Callable[..., Workspace]
-Make = Callable[..., DeviceOrder]
-Spread = Callable[[Task, int], list[DeviceData]]
-
-
-def _dense(report: DeviceReport) -> torch.Tensor:
-    result = torch.zeros(report.update.size)
-    report.update.add_to(result, 1.0)
-    return result
+from .conftest import Build, Make, Spread, dense
 
 
 def _compare(
@@ -36,7 +26,7 @@ def _compare(
         one = [device_update(o, d, s, scratch) for o, d, s in zip(orders, devices, alone, strict=True)]
         two = device_updates_batched(orders, devices, together, scratch)
         for (report, state), (batched_report, batched_state) in zip(one, two, strict=True):
-            torch.testing.assert_close(_dense(report), _dense(batched_report), rtol=1e-3, atol=1e-5)
+            torch.testing.assert_close(dense(report), dense(batched_report), rtol=1e-3, atol=1e-5)
             assert report.steps == batched_report.steps
             assert report.device == batched_report.device
             assert (report.sigma2 is None) == (batched_report.sigma2 is None)

@@ -55,7 +55,7 @@ def test_nobody_gives_the_last_sample() -> None:
 
 def test_targets_need_not_be_classes() -> None:
     data = numbered([0] * 10)
-    measured = DataSet("m", data.train_inputs, torch.rand(10), data.test_inputs, torch.rand(3), 1)
+    measured = DataSet("m", data.train_inputs, torch.linspace(0, 1, 10), data.test_inputs, torch.zeros(3), 1)
     tested, kept = hold_out(measured, [np.arange(10)], 0.3, seed=0)
     assert (len(tested.test_targets), len(kept[0])) == (3, 7)
 

@@ -1,7 +1,6 @@
 """The role functions: special cases with known answers, and purity."""
 
 import sys
-from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
 from datetime import UTC, datetime
 
@@ -25,15 +24,7 @@ from cfel.learning.task import DeviceData, Task, custom_task, initial_model
 from cfel.learning.workers import prepare_process, prepare_thread
 from cfel.learning.workspace import Workspace
 
-Build = Callable[..., Workspace]
-Make = Callable[..., DeviceOrder]
-Spread = Callable[[Task, int], list[DeviceData]]
-
-
-def _dense(report: DeviceReport) -> torch.Tensor:
-    result = torch.zeros(report.update.size)
-    report.update.add_to(result, 1.0)
-    return result
+from .conftest import Build, Make, Spread, dense
 
 
 def _fedavg(task: Task, devices: list[DeviceData], start: FlatModel, rounds: int, batch: int) -> torch.Tensor:
@@ -105,9 +96,9 @@ def test_a_full_share_is_exact(
         device_update(order(model, tau=2), data, DeviceState(), workspace(task, kind, batch=8))[0]
         for kind in ("topk", "none")
     )
-    assert torch.equal(_dense(one), _dense(two))
+    assert torch.equal(dense(one), dense(two))
     assert one.steps == 2
-    assert float(_dense(one).abs().max()) > 0
+    assert float(dense(one).abs().max()) > 0
 
 
 @pytest.mark.parametrize("task_name", ["digits_task", "norm_task"])
@@ -119,7 +110,7 @@ def test_the_same_order_gives_the_same_bits_on_any_worker(
     orders = [order(model, n, rho=0.7, theta=0.2, tau=3) for n in range(4)]
 
     def digest(report: DeviceReport) -> tuple[bytes, bytes, float | None]:
-        return _dense(report).numpy().tobytes(), report.buffers.numpy().tobytes(), report.sigma2
+        return dense(report).numpy().tobytes(), report.buffers.numpy().tobytes(), report.sigma2
 
     alone = [
         digest(device_update(asked, data, DeviceState(), workspace(task, batch=8))[0])
@@ -168,7 +159,7 @@ def test_a_device_that_takes_no_step_changes_nothing_but_reports(
     _, before = device_update(order(model), data, DeviceState(), scratch)
     report, after = device_update(order(model, rho=0.0, theta=0.5, edge_round=1), data, before, scratch)
     assert (report.steps, np.isnan(report.loss)) == (0, True)
-    assert not _dense(report).any()
+    assert not dense(report).any()
     assert before.momentum is not None
     assert after.momentum is not None
     assert torch.equal(after.momentum, before.momentum)
@@ -187,7 +178,7 @@ def test_skipped_iterations_leave_the_rest_their_batches(
     for seed in range(50):
         report, _ = device_update(order(model, rho=0.3, tau=1, seed=seed), data, DeviceState(), scratch)
         expected, _ = device_update(order(model, tau=1, seed=seed), data, DeviceState(), scratch)
-        assert report.steps == 0 or torch.equal(_dense(report), _dense(expected))
+        assert report.steps == 0 or torch.equal(dense(report), dense(expected))
     assert whole.steps == 1
 
 
@@ -200,7 +191,7 @@ def test_kept_momentum_differs_from_reset(
     one, _ = device_update(order(model, edge_round=1), data, state, kept)
     two, dropped = device_update(order(model, edge_round=1), data, state, reset)
     assert dropped.momentum is None
-    assert not torch.equal(_dense(one), _dense(two))
+    assert not torch.equal(dense(one), dense(two))
     assert device_update(order(model), data, DeviceState(), workspace(digits_task, momentum=0.0))[
         1
     ] == DeviceState(estimates=state.estimates)
@@ -219,7 +210,7 @@ def test_error_feedback_loses_nothing_over_time(
         asked = order(model, theta=0.1, edge_round=edge_round)
         report, state = device_update(asked, data, state, scratch)
         reference, plain_state = device_update(asked, data, plain_state, plain)
-        sent, learned = sent + _dense(report), learned + _dense(reference)
+        sent, learned = sent + dense(report), learned + dense(reference)
         assert float((sent - learned).norm()) > 1e-3
     assert state.residual is not None
     torch.testing.assert_close(sent + state.residual, learned, rtol=1e-4, atol=1e-5)
@@ -256,7 +247,7 @@ def test_one_pass_and_two_passes_agree(
         for task in (image_task, wrapped)
     )
     assert workspace(image_task).layered
-    torch.testing.assert_close(_dense(one), _dense(two), rtol=1e-3, atol=1e-5)
+    torch.testing.assert_close(dense(one), dense(two), rtol=1e-3, atol=1e-5)
     assert (one.sigma2, one.g2) == pytest.approx((two.sigma2, two.g2), rel=1e-3)
     assert one.loss == pytest.approx(two.loss, rel=1e-4)
 
@@ -380,9 +371,9 @@ def test_kept_energy_is_reported(digits_task: Task, workspace: Build, order: Mak
     report, _ = device_update(
         order(model, theta=0.1), data, DeviceState(), workspace(digits_task, kept_energy_at=(0.1, 0.5, 1.0))
     )
-    sent = float(_dense(report).square().sum())
+    sent = float(dense(report).square().sum())
     whole, _ = device_update(order(model), data, DeviceState(), workspace(digits_task))
-    assert report.kept_energy[0] == pytest.approx(sent / float(_dense(whole).square().sum()), rel=1e-3)
+    assert report.kept_energy[0] == pytest.approx(sent / float(dense(whole).square().sum()), rel=1e-3)
     assert report.kept_energy[2] == 1.0
 
 
@@ -411,7 +402,7 @@ def test_augmentation_is_part_of_training(
     data, model = spread(image_task, 2)[0], initial_model(image_task, 0)
     moved = Task(image_task.data, image_task.model, augment=crop_and_flip(2))
     plain, one, two = (
-        _dense(device_update(order(model), data, DeviceState(), workspace(task, batch=8))[0])
+        dense(device_update(order(model), data, DeviceState(), workspace(task, batch=8))[0])
         for task in (image_task, moved, moved)
     )
     assert torch.equal(one, two)

@@ -1,5 +1,7 @@
 """Steps, batches and estimates against numbers derived by hand."""
 
+import math
+
 import numpy as np
 import pytest
 import torch
@@ -10,7 +12,7 @@ from torch import Tensor, nn
 from cfel.errors import InputError
 from cfel.learning.compression import compressor
 from cfel.learning.data import DataSet
-from cfel.learning.estimates import Estimates
+from cfel.learning.estimates import Estimates, estimates_from
 from cfel.learning.exchange import DeviceOrder, DeviceState
 from cfel.learning.flat import FlatModel
 from cfel.learning.roles import device_estimate, device_update
@@ -165,6 +167,15 @@ def test_estimates_are_unbiased_on_a_quadratic(layered: bool, batch: int, estima
         assert np.mean(values) == pytest.approx(truth, abs=4.5 * error + 1e-5)
 
 
-def test_estimates_that_are_not_finite_are_refused() -> None:
+@pytest.mark.parametrize(
+    ("sigma2", "g2", "finite"), [(1.0, -1.0, True), (math.nan, 0.0, False), (0.0, math.inf, False)]
+)
+def test_estimates_know_whether_they_are_finite(sigma2: float, g2: float, finite: bool) -> None:
+    assert Estimates(sigma2, g2).finite is finite
+
+
+@pytest.mark.parametrize(("sigma2", "g2"), [(math.nan, 0.0), (1.0, math.inf), (-1.0, 1.0)])
+def test_estimates_from_elsewhere_must_be_possible(sigma2: float, g2: float) -> None:
     with pytest.raises(InputError, match="diverged"):
-        Estimates(float("nan"), 0.0)
+        estimates_from(sigma2, g2)
+    assert estimates_from(1.0, -1.0, (0.5,)) == Estimates(1.0, -1.0, (0.5,))

@@ -12,14 +12,32 @@ from hypothesis import strategies as st
 
 from cfel.report import load_runs
 from cfel.report.backhaul import circle
-from cfel.report.curves import curve, spread
+from cfel.report.curves import _label_plainly, curve, spread
 from cfel.report.devices import device_means, grouped_rows, most_frequent, thinned
 from cfel.report.pictures import Picture, draw_pictures, write_pictures
-from cfel.report.style import colour_pairs, scheme_styles
+from cfel.report.style import colour_pairs, new_figure, scheme_styles
 from cfel.runlog import PlanTable, RoundRecord
 
 MakeRun = Callable[..., None]
 MakeRecord = Callable[..., RoundRecord]
+
+
+@pytest.mark.parametrize(
+    ("ends", "labels"),
+    [((1.2, 3.5), ["1.5", "2", "3"]), ((0.3, 6.0), ["0.5", "1", "2", "5"]), ((1.0, 1e4), None)],
+)
+def test_short_logarithmic_axes_have_plain_numbers(
+    ends: tuple[float, float], labels: list[str] | None
+) -> None:
+    """Over many decades powers of ten stay, which read better there."""
+    _, (axes,) = new_figure(1, 2.0)
+    axes.set_yscale("log")
+    axes.set_ylim(*ends)
+    _label_plainly(axes, ends[1] / ends[0])
+    axes.figure.canvas.draw()
+    within = [mark for mark in axes.get_yticks() if ends[0] <= mark <= ends[1]]
+    found = axes.yaxis.get_major_formatter().format_ticks(within)
+    assert found == labels if labels is not None else any("10" in text for text in found)
 
 
 def test_seeds_are_joined_round_by_round(tmp_path: Path, make_run: MakeRun, make_record: MakeRecord) -> None:

@@ -149,14 +149,14 @@ def check_kill(clusters: int, phase: str, out: Path) -> None:
     assert found == timeless(records(experiment))
 
 
-@pytest.mark.parametrize("phase", ["training", "gossiping", "waiting"])
+@pytest.mark.parametrize("phase", ["training", "gossip", "waiting"])
 def test_kill_of_the_coordinator_in_every_phase(tmp_path: Path, phase: str) -> None:
     check_kill(3, phase, tmp_path / "run")
 
 
 @pytest.mark.slow
 @pytest.mark.parametrize("clusters", [5, 8])
-@pytest.mark.parametrize("phase", ["training", "gossiping", "waiting"])
+@pytest.mark.parametrize("phase", ["training", "gossip", "waiting"])
 def test_kill_of_the_coordinator_among_more(tmp_path: Path, phase: str, clusters: int) -> None:
     check_kill(clusters, phase, tmp_path / "run")
 

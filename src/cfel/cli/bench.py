@@ -2,12 +2,12 @@
 
 import argparse
 
-from cfel.cli import bench_simulation, bench_solver
+from cfel.cli import bench_scaleout, bench_simulation, bench_solver
 from cfel.cli.shared import Commands, add_command, add_json
 
 EXAMPLE = """  cfel bench solver
   cfel bench simulation --quick --json"""
-BENCHES = {"simulation": bench_simulation.run, "solver": bench_solver.run}
+BENCHES = {"scaleout": bench_scaleout.run, "simulation": bench_simulation.run, "solver": bench_solver.run}
 
 
 def register(commands: Commands) -> None:

@@ -1,7 +1,6 @@
 """`cfel compare`: several schemes under the same conditions."""
 
 import argparse
-import sys
 from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
@@ -11,19 +10,17 @@ from rich.markup import escape
 
 from cfel.cli.interrupt import interruptible
 from cfel.cli.progress import RunProgress
-from cfel.cli.run import add_engine, read_experiment
+from cfel.cli.run import add_experiment, add_run_options, doing_so, read_experiment
 from cfel.cli.shared import (
     Commands,
-    add_changes,
     add_command,
-    add_json,
     amount,
     new_table,
     print_json,
     print_table,
 )
 from cfel.experiment import Experiment
-from cfel.studies.runs import Doing, compare
+from cfel.studies.runs import compare
 
 EXAMPLE = """  cfel compare experiment.toml --seeds 0,1,2 --target 0.7 --out runs/table
   cfel compare experiment.toml --schemes hcef,cef,my_module:build"""
@@ -33,7 +30,7 @@ SCHEMES = "hcef,cef,cef_c,cef_f,mll_sgd"
 def register(commands: Commands) -> None:
     """Adds the command."""
     parser = add_command(commands, "compare", EXAMPLE)
-    parser.add_argument("experiment", type=Path, metavar="EXPERIMENT.toml")
+    add_experiment(parser)
     parser.add_argument(
         "--schemes", type=names, default=names(SCHEMES), metavar="A,B,…", help=f"default {SCHEMES}"
     )
@@ -41,9 +38,7 @@ def register(commands: Commands) -> None:
     parser.add_argument("--target", type=amount, metavar="ACCURACY", help="default: the experiment's")
     parser.add_argument("--out", type=Path, metavar="DIR", help="default runs/NAME-compared")
     parser.add_argument("--resume", action="store_true", help="go on with the runs in DIR")
-    add_engine(parser)
-    add_changes(parser)
-    add_json(parser)
+    add_run_options(parser)
     parser.set_defaults(run=run)
 
 
@@ -73,7 +68,7 @@ def compare_and_print(
 ) -> int:
     """The part that `demo` shares."""
     with RunProgress(experiment.rounds.global_rounds) as progress, interruptible(progress.say) as interrupted:
-        doing = Doing(tuple(sys.argv), arguments.resume, progress.on_round, interrupted)
+        doing = doing_so(arguments, progress, interrupted, arguments.resume)
         document = compare(experiment, schemes, seeds, out, doing, arguments.target)
     if arguments.json:
         print_json(document)
@@ -101,6 +96,9 @@ def print_summary(console: Console, document: Mapping[str, Any]) -> None:
         )
     aim = "no target" if target is None else f"{100 * target:g} %"
     print_table(console, f"Time and energy to {aim}, gain over CEF, and budget used at the end", table)
+    rows = document["schemes"].values()
+    if target is not None and all(row["seconds_to_target"] is None for row in rows):
+        console.print(f"nobody reached {aim} with every seed: try a lower --target, or more rounds")
 
 
 def _number(value: float | None, form: str, factor: float = 1.0) -> str:

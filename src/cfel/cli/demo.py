@@ -5,8 +5,8 @@ from itertools import count
 from pathlib import Path
 
 from cfel.cli.compare import SCHEMES, compare_and_print, names
-from cfel.cli.run import add_engine, with_engine
-from cfel.cli.shared import Commands, add_changes, add_command, add_json, import_from
+from cfel.cli.run import add_run_options, with_engine
+from cfel.cli.shared import Commands, add_command, import_from
 from cfel.errors import InputError
 from cfel.experiment import preset_experiment
 
@@ -18,9 +18,7 @@ def register(commands: Commands) -> None:
     parser = add_command(commands, "demo", EXAMPLE)
     parser.add_argument("--out", type=Path, metavar="DIR", help="default cfel-demo, or cfel-demo-2, …")
     parser.add_argument("--resume", action="store_true", help="go on with the demo in DIR")
-    add_engine(parser)
-    add_changes(parser)
-    add_json(parser)
+    add_run_options(parser)
     parser.set_defaults(run=run, target=None)
 
 

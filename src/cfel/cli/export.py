@@ -15,7 +15,7 @@ EXAMPLE = """  cfel export runs/first --to model.safetensors
 def register(commands: Commands) -> None:
     """Adds the command."""
     parser = add_command(commands, "export", EXAMPLE)
-    parser.add_argument("directory", type=Path, metavar="DIR")
+    parser.add_argument("directory", type=Path, metavar="DIR", help="the run directory")
     parser.add_argument(
         "--to",
         type=Path,

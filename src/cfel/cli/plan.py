@@ -22,6 +22,7 @@ from cfel.cli.shared import (
     positive,
     print_json,
     print_table,
+    share,
     whole,
 )
 from cfel.control import Solution, solve
@@ -68,7 +69,7 @@ def register(commands: Commands) -> None:
         parser.add_argument(f"--{name}", type=kind, help=text, metavar="N")
     parser.add_argument("--on-unreachable", choices=("stretch", "minimum"), help=UNREACHABLE_HELP)
     parser.add_argument("--method", choices=("joint", "alternating"), default="joint", help=METHOD_HELP)
-    parser.add_argument("--start", type=amount, metavar="RHO", help="ρ at which --method alternating starts")
+    parser.add_argument("--start", type=share, metavar="RHO", help="ρ at which --method alternating starts")
     parser.add_argument("--rows", type=count, default=20, metavar="N", help="devices to show (default 20)")
     parser.add_argument("--csv", type=Path, metavar="FILE", help="write the whole table to a file")
     add_json(parser)

@@ -39,6 +39,11 @@ class RunProgress:
     ) -> None:
         self._bars.stop()
 
+    @property
+    def moved(self) -> bool:
+        """Whether any run has finished a round."""
+        return bool(self._tasks)
+
     def say(self, text: str) -> None:
         """Puts a line above the bars."""
         self._bars.console.print(text, highlight=False, soft_wrap=True)

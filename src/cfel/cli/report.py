@@ -5,7 +5,7 @@ from pathlib import Path
 
 from rich.console import Console
 
-from cfel.cli.shared import Commands, add_command, amount
+from cfel.cli.shared import Commands, add_command, add_json, amount, print_json
 from cfel.report import write_events, write_report
 
 EXAMPLE = """  cfel report runs/first
@@ -15,17 +15,23 @@ EXAMPLE = """  cfel report runs/first
 def register(commands: Commands) -> None:
     """Adds the command."""
     parser = add_command(commands, "report", EXAMPLE)
-    parser.add_argument("directory", type=Path, metavar="DIR")
+    parser.add_argument(
+        "directory", type=Path, metavar="DIR", help="a run directory, or the one of a comparison"
+    )
     parser.add_argument("--target", type=amount, metavar="ACCURACY", help="default: the experiment's")
     parser.add_argument("--tensorboard", action="store_true", help="write TensorBoard event files as well")
+    add_json(parser)
     parser.set_defaults(run=run)
 
 
 def run(arguments: argparse.Namespace) -> int:
     """Draws and says where."""
+    page = write_report(arguments.directory, arguments.target)
+    events = write_events(arguments.directory) if arguments.tensorboard else ()
+    if arguments.json:
+        print_json({"report": str(page), "tensorboard": [str(path) for path in events]})
+        return 0
     console = Console(highlight=False)
-    console.print(str(write_report(arguments.directory, arguments.target)), soft_wrap=True)
-    if arguments.tensorboard:
-        for path in write_events(arguments.directory):
-            console.print(str(path), soft_wrap=True)
+    for path in (page, *events):
+        console.print(str(path), soft_wrap=True)
     return 0

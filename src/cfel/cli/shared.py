@@ -20,10 +20,11 @@ Commands = Any
 SUMMARIES = {
     "demo": "compare HCEF with its baselines on 64 devices",
     "plan": "plan one round for a fleet, with a proof of optimality",
-    "theory": "evaluate Theorem 1 for an experiment, term by term",
+    "theory": "evaluate Theorem 1 for an experiment or a run, term by term",
     "run": "simulate one experiment",
     "compare": "simulate several schemes side by side",
     "watch": "serve a live dashboard of a run or a comparison",
+    "reproduce": "put a table or figure of the paper beside what is measured here",
     "report": "draw the report of a run or a comparison",
     "up": "run an experiment as real processes on this machine",
     "edge": "run one edge server of a federation",
@@ -51,7 +52,8 @@ def add_command(commands: Commands, name: str, example: str) -> argparse.Argumen
 
 def add_changes(parser: argparse.ArgumentParser) -> None:
     """The option --set."""
-    parser.add_argument("--set", action="append", default=[], metavar="A.B=VALUE", help="change a key")
+    text = "change a key of the experiment, e.g. rounds.global=10; may be repeated"
+    parser.add_argument("--set", action="append", default=[], metavar="A.B=VALUE", help=text)
 
 
 def add_json(parser: argparse.ArgumentParser) -> None:
@@ -75,6 +77,14 @@ def positive(text: str) -> float:
     value = amount(text)
     if value <= 0:
         raise argparse.ArgumentTypeError(f"{text!r}: must be a number > 0, or inf for no limit")
+    return value
+
+
+def share(text: str) -> float:
+    """A number in (0, 1]."""
+    value = amount(text)
+    if not 0 < value <= 1:
+        raise argparse.ArgumentTypeError(f"{text!r}: must be a number > 0 and ≤ 1")
     return value
 
 

@@ -2,6 +2,7 @@
 
 import argparse
 import asyncio
+import json
 from pathlib import Path
 from typing import Any
 
@@ -11,6 +12,7 @@ from rich.markup import escape
 from cfel.cli.shared import Commands, add_command, add_json, new_table, print_json
 from cfel.errors import InputError
 from cfel.runtime.node import ask_status
+from cfel.status import Status
 from cfel.studies.node import read_node
 
 EXAMPLE = """  cfel status runs/tiny-up
@@ -38,35 +40,36 @@ def run(arguments: argparse.Namespace) -> int:
         print_json({"edges": [_document(i, answer) for i, answer in sorted(answers.items())]})
     else:
         _print(answers)
-    return 0 if any(isinstance(answer, dict) for answer in answers.values()) else 1
+    return 0 if any(isinstance(answer, Status) for answer in answers.values()) else 1
 
 
-def _document(edge: int, answer: Any) -> dict[str, Any]:  # noqa: ANN401 — a snapshot or a reason
-    if isinstance(answer, dict):
-        return {"edge": edge, "alive": True, **answer}
+def _document(edge: int, answer: Status | str) -> dict[str, Any]:
+    if isinstance(answer, Status):
+        return {"edge": edge, "alive": True, **json.loads(answer.to_json())}
     return {"edge": edge, "alive": False, "reason": answer}
 
 
-def _print(answers: dict[int, Any]) -> None:
+def _print(answers: dict[int, Status | str]) -> None:
     console = Console(highlight=False)
     columns = ("edge", "term", "coordinator", "round", "phase", "devices", "refused", "accuracy", "s", "J")
     table = new_table(*columns, texts=("phase",))
     for edge, answer in sorted(answers.items()):
-        if not isinstance(answer, dict):
-            table.add_row(str(edge), "", "", "", f"[red]{escape(str(answer))}[/]")
+        if not isinstance(answer, Status):
+            table.add_row(str(edge), "", "", "", f"[red]{escape(answer)}[/]")
             continue
-        record = answer["record"] or {}
-        accuracy = record.get("accuracy")
+        devices = answer.clusters[edge].devices
+        there = sum(device.state not in ("lost", "quarantined") for device in devices)
+        accuracy = next((each.accuracy for each in answer.history[::-1] if each.accuracy is not None), None)
         table.add_row(
             str(edge),
-            str(answer["term"]),
-            "?" if answer["leader"] is None else str(answer["leader"]),
-            f"{answer['global_round']}.{answer['edge_round']}",
-            answer["phase"],
-            f"{len(answer['connected'])}/{len(answer['devices'])}",
-            str(sum(answer["refused"].values())),
+            str(answer.term),
+            answer.coordinator or "?",
+            f"{answer.round}.{answer.edge_round}",
+            answer.phase,
+            f"{there}/{len(devices)}",
+            str(sum(number for _, number in answer.refused)),
             "" if accuracy is None else f"{100 * accuracy:.1f} %",
-            f"{record.get('seconds', 0):,.0f}",
-            f"{record.get('joules', 0):,.0f}",
+            f"{answer.seconds:,.0f}",
+            f"{answer.joules:,.0f}",
         )
     console.print(table)

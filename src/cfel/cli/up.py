@@ -12,6 +12,7 @@ from cfel.cli.run import read_experiment
 from cfel.cli.shared import Commands, add_changes, add_command, add_json, print_json
 from cfel.report import write_report
 from cfel.studies.federation import Raising, bring_up
+from cfel.studies.node import read_node
 
 EXAMPLE = """  cfel up examples/tiny.toml --out runs/tiny-up
   cfel up examples/tiny.toml --out runs/tiny-up --resume
@@ -29,6 +30,11 @@ def register(commands: Commands) -> None:
     parser.set_defaults(run=run, engine=None)
 
 
+def _page(out: Path) -> str:
+    """Where edge server 0 shows how things are going."""
+    return f"http://{read_node(out / 'nodes' / 'edge-0.toml').dashboard}/"
+
+
 def run(arguments: argparse.Namespace) -> int:
     """Brings the federation up, and reports when it is done."""
     experiment = read_experiment(arguments)
@@ -40,7 +46,7 @@ def run(arguments: argparse.Namespace) -> int:
             resume=arguments.resume,
             on_round=lambda record: progress.on_round(experiment.name, record),
             interrupted=interrupted,
-            on_start=lambda _: progress.say(f"{fleet.devices} devices and their edge servers are starting"),
+            on_start=lambda _: progress.say(f"{fleet.devices} devices are starting; dashboard: {_page(out)}"),
             import_from=(arguments.experiment.absolute().parent, Path().absolute()),
         )
         records = bring_up(experiment, out, raising)

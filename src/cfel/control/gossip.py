@@ -65,6 +65,10 @@ class Gossip:
         """Whether an exchange follows this edge round, other than the one that ends the global round."""
         return self.every_edge_round and edge_round + 1 < edge_rounds
 
+    def survives(self, zeta: float) -> float:
+        """Share of disagreement that survives one exchange, where ζ survives one gossip step."""
+        return 0.0 if self.reach == "everybody" else float(zeta**self.steps)
+
     def models_sent(self, clusters: int, links: int) -> int:
         """Full models on the wire at one exchange, both directions counted."""
         if self.reach == "everybody":

@@ -81,4 +81,8 @@ def _entry(name: str, values: ArrayLike, devices: int) -> FloatArray:
         array = np.full(devices, array)
     if array.shape != (devices,) or not np.isfinite(array).all():
         raise InputError(f"start: {name}₀ must be a finite number or {devices} of them, got {values!r}")
+    outside = np.flatnonzero((array < 0) | (array > 1))
+    if outside.size:
+        first = outside[0]
+        raise InputError(f"start: {name}₀[{first}] = {array[first]}: must lie in [0, 1]")
     return array

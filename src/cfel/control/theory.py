@@ -9,7 +9,7 @@
 The second condition needs θ > 1/2. Real runs break it; that is reported, never enforced.
 """
 
-from collections.abc import Iterable
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 
 import numpy as np
@@ -68,6 +68,26 @@ class Bound:
         return self.progress + self.noise + self.skipped
 
 
+@dataclass(frozen=True, slots=True)
+class RoundTerms:
+    """What some edge rounds add to the bound, and where their plans break its condition.
+
+    Attributes:
+        noise, skipped: the second and third term, averaged over these edge rounds.
+        plan_limit: the largest η that all of their plans allow.
+        edge_rounds: how many they are.
+        breaches: pairs of device and edge round whose plan allows only less than η.
+        devices: all pairs of device and edge round.
+    """
+
+    noise: float
+    skipped: float
+    plan_limit: float
+    edge_rounds: int
+    breaches: int
+    devices: int
+
+
 def omega1(zeta: float) -> float:
     """Ω₁ = 1/(1−ζ²) + 2/(1−ζ) + ζ/(1−ζ)², the price of a thin backhaul; 3 for a complete graph."""
     if not 0 <= zeta < 1:
@@ -86,22 +106,57 @@ def theorem_1(
         zeta: of the backhaul.
         plans: (ρ, θ) of the devices that took part, one pair per edge round.
     """
+    return joined(landscape, rounds, zeta, [round_terms(landscape, plans)])
+
+
+def round_terms(landscape: Landscape, plans: Iterable[tuple[FloatArray, FloatArray]]) -> RoundTerms:
+    """What some edge rounds, of one global round or of a whole run, add to the bound.
+
+    Args:
+        landscape: with the σ² and G² of these rounds.
+        plans: (ρ, θ) of the devices that took part, one pair per edge round.
+    """
     rate, smooth = landscape.learning_rate, landscape.smoothness
-    noise, skipped, plan_limit, edge_rounds = 0.0, 0.0, np.inf, 0
+    noise, skipped, plan_limit, edge_rounds, breaches, devices = 0.0, 0.0, np.inf, 0, 0, 0
     for rho, theta in plans:
         edge_rounds += 1
         if len(rho):
             noise += float(np.mean((2 - theta) * rho))
             skipped += float(np.mean((1 - rho) ** 2))
-            plan_limit = min(plan_limit, float(np.min(rho * (2 * theta - 1) / (2 * smooth * (2 - theta)))))
+            limits = rho * (2 * theta - 1) / (2 * smooth * (2 - theta))
+            plan_limit = min(plan_limit, float(np.min(limits)))
+            breaches += int(np.count_nonzero(rate > limits))
+            devices += len(rho)
     if edge_rounds == 0:
         raise InputError("plans: Theorem 1 needs at least one edge round, got none")
-    steps = rounds.local_steps
-    topology_limit = 1 / (4 * smooth * (rounds.edge_rounds * steps) ** 2 * omega1(zeta))
-    return Bound(
-        progress=4 * landscape.initial_gap / (rate * edge_rounds * steps),
+    return RoundTerms(
         noise=8 * rate * smooth * (landscape.sigma2 + landscape.g2) * noise / edge_rounds,
         skipped=12 * landscape.g2 * skipped / edge_rounds,
+        plan_limit=plan_limit,
+        edge_rounds=edge_rounds,
+        breaches=breaches,
+        devices=devices,
+    )
+
+
+def joined(landscape: Landscape, rounds: Rounds, zeta: float, terms: Sequence[RoundTerms]) -> Bound:
+    """The bound of a run from the terms of its rounds, each of which may have its own σ² and G².
+
+    Args:
+        landscape: L, F(u⁰) − F_inf and η; its σ² and G² are in the terms already.
+        rounds: q and τ.
+        zeta: of the backhaul.
+        terms: of all rounds, at least one.
+    """
+    rate, steps = landscape.learning_rate, rounds.local_steps
+    edge_rounds = sum(each.edge_rounds for each in terms)
+    spread = (rounds.edge_rounds * steps) ** 2 * omega1(zeta)
+    topology_limit = 1 / (4 * landscape.smoothness * spread)
+    plan_limit = min(each.plan_limit for each in terms)
+    return Bound(
+        progress=4 * landscape.initial_gap / (rate * edge_rounds * steps),
+        noise=sum(each.noise * each.edge_rounds for each in terms) / edge_rounds,
+        skipped=sum(each.skipped * each.edge_rounds for each in terms) / edge_rounds,
         topology_limit=topology_limit,
         plan_limit=plan_limit,
         holds=rate <= min(topology_limit, plan_limit),

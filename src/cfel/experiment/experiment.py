@@ -12,15 +12,17 @@ from cfel.errors import InputError
 from cfel.experiment.sections import BudgetParameters, CompressionParameters, DataParameters, ModelParameters
 from cfel.learning.augment import augmentation
 from cfel.learning.compression import compressor
+from cfel.learning.data import BUILTIN as DATA_SETS
 from cfel.learning.data import load
 from cfel.learning.files import load_model
 from cfel.learning.flat import FlatModel
 from cfel.learning.held_out import hold_out
+from cfel.learning.models import BUILTIN as MODELS
 from cfel.learning.models import model_builder
 from cfel.learning.partition import partition
 from cfel.learning.robust import AggregationParameters
 from cfel.learning.sgd import LocalParameters
-from cfel.learning.task import DeviceData, Task, custom_task, initial_model
+from cfel.learning.task import DeviceData, Task, check_task, custom_task, initial_model
 from cfel.runtime.parameters import DeploymentParameters
 from cfel.simulation import SimulationParameters, chosen_engine
 from cfel.system import (
@@ -91,8 +93,11 @@ class Experiment:
         """What is learned; loads the data."""
         if self.data.task is not None:
             return custom_task(self.data.task, self.data.place())
-        augment = augmentation(self.data.augment)
-        return Task(load(self.data.name, self.data.place()), model_builder(self.model.name), augment=augment)
+        data, model = load(self.data.name, self.data.place()), model_builder(self.model.name)
+        task = Task(data, model, augment=augmentation(self.data.augment))
+        if not (self.model.name in MODELS and self.data.name in DATA_SETS):
+            check_task(f"data {self.data.name!r} with model {self.model.name!r}", task)
+        return task
 
     def world(self) -> World:
         """Everything a run needs, built."""

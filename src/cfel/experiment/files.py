@@ -65,7 +65,13 @@ def load_experiment(path: str | Path, changes: Sequence[str] = ()) -> Experiment
     try:
         return parse_experiment(document)
     except InputError as error:
-        raise ExperimentError(f"{path}: {error}") from error
+        blamed = next((change for change in changes if str(error).startswith(f"{_key(change)} ")), None)
+        place = path if blamed is None else f"--set {blamed}"
+        raise ExperimentError(f"{place}: {error}") from error
+
+
+def _key(change: str) -> str:
+    return change.partition("=")[0].strip()
 
 
 def preset_experiment(name: str, changes: Sequence[str] = ()) -> Experiment:

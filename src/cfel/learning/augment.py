@@ -13,7 +13,7 @@ import torch
 from torch import Tensor
 
 from cfel.errors import InputError
-from cfel.plugins import resolve
+from cfel.plugins import check_call, resolve
 
 Augmentation: TypeAlias = Callable[[Tensor, np.random.Generator], Tensor]
 
@@ -50,5 +50,10 @@ BUILTIN: Mapping[str, Callable[[], Augmentation | None]] = MappingProxyType(
 
 def augmentation(name: str) -> Augmentation | None:
     """The augmentation called `name`: built in, an entry point `cfel.augmentation`, or "module:function"."""
-    builder: Callable[[], Augmentation | None] = resolve("augmentation", name, BUILTIN)
-    return builder()
+    builder: Callable[[], Augmentation | None] = resolve("augmentation", name, BUILTIN, ())
+    found = builder()
+    if found is not None:
+        if not callable(found):
+            raise InputError(f"augmentation {name!r} returned a {type(found).__name__}, not a function")
+        check_call(f"augmentation {name!r}", found, ("batch", "generator"))
+    return found

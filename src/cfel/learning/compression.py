@@ -242,5 +242,26 @@ BUILTIN: Mapping[str, Compressor] = MappingProxyType(
 
 def compressor(name: str) -> Compressor:
     """The compressor called `name`: built in, an entry point `cfel.compression`, or "module:function"."""
-    found: Compressor = resolve("compression", name, BUILTIN)
-    return found
+    found: Compressor = resolve("compression", name, BUILTIN, ("vector", "theta", "key"))
+    if name in BUILTIN:
+        return found
+
+    def compress(vector: Tensor, theta: float, key: int) -> Update:
+        update = found(vector, theta, key)
+        _check_update(name, update, vector.numel())
+        return update
+
+    return compress
+
+
+def _check_update(name: str, update: object, size: int) -> None:
+    """A slip of a compressor from outside is named here, not where the update is used."""
+    lacking = [part for part in ("size", "wire_bits", "add_to") if not hasattr(update, part)]
+    if lacking:
+        raise InputError(
+            f"compression {name!r} returned a {type(update).__name__}, not an update: it has no {lacking[0]}"
+        )
+    if update.size != size:  # type: ignore[attr-defined]
+        raise InputError(
+            f"compression {name!r} returned an update of {update.size} entries for a vector of {size}"  # type: ignore[attr-defined]
+        )

@@ -23,7 +23,7 @@ from cfel.errors import InputError
 
 @dataclass(frozen=True, slots=True)
 class Estimates:
-    """What a device found out about its gradients and updates.
+    """What a device found out about its gradients and updates; not finite where training has diverged.
 
     Attributes:
         sigma2: σ̂² ≥ 0.
@@ -35,9 +35,22 @@ class Estimates:
     g2: float
     kept_energy: tuple[float, ...] = ()
 
-    def __post_init__(self) -> None:
-        if not (math.isfinite(self.sigma2) and math.isfinite(self.g2) and self.sigma2 >= 0):
-            raise InputError(f"estimates: sigma2 = {self.sigma2}, g2 = {self.g2}; has the training diverged?")
+    @property
+    def finite(self) -> bool:
+        """Whether both are finite numbers."""
+        return math.isfinite(self.sigma2) and math.isfinite(self.g2)
+
+
+def estimates_from(sigma2: float, g2: float, kept_energy: tuple[float, ...] = ()) -> Estimates:
+    """Estimates that came from a file or over the network.
+
+    Raises:
+        InputError: they are not finite, or σ² is negative: no device that trains sends such.
+    """
+    estimates = Estimates(sigma2, g2, kept_energy)
+    if not (estimates.finite and sigma2 >= 0):
+        raise InputError(f"estimates: sigma2 = {sigma2}, g2 = {g2}; has the training diverged?")
+    return estimates
 
 
 class Scatter:

@@ -14,7 +14,7 @@ import torch.nn.functional as F  # noqa: N812 — the name every torch reader kn
 from torch import Tensor, nn
 
 from cfel.errors import InputError
-from cfel.plugins import resolve
+from cfel.plugins import check_result, resolve
 
 ModelBuilder: TypeAlias = Callable[[tuple[int, ...], int], nn.Module]
 
@@ -157,5 +157,13 @@ BUILTIN: Mapping[str, ModelBuilder] = MappingProxyType(
 
 def model_builder(name: str) -> ModelBuilder:
     """The builder called `name`: built in, an entry point `cfel.model`, or "module:function"."""
-    builder: ModelBuilder = resolve("model", name, BUILTIN)
-    return builder
+    builder: ModelBuilder = resolve("model", name, BUILTIN, ("input_shape", "classes"))
+    if name in BUILTIN:
+        return builder
+
+    def build(input_shape: tuple[int, ...], classes: int) -> nn.Module:
+        module = builder(input_shape, classes)
+        check_result(f"model {name!r}", module, nn.Module)
+        return module
+
+    return build

@@ -64,8 +64,12 @@ def partition(
         InputError: there are not enough samples, or no writers or classes to go by.
     """
     samples = len(data.train_targets)
-    if devices < 1 or samples < devices * (parameters.least if parameters.rule == "dirichlet" else 1):
-        raise InputError(f"partition: {samples} samples of {data.name!r} are too few for {devices} devices")
+    each = parameters.least if parameters.rule == "dirichlet" else 1
+    if devices < 1 or samples < devices * each:
+        reason = "" if each == 1 else f", as each needs {each} (data.least)"
+        raise InputError(
+            f"partition: {samples} samples of {data.name!r} are too few for {devices} devices{reason}"
+        )
     draw = generator(seed, "partition")
     if parameters.rule == "writer":
         return by_writer(data, devices, draw)

@@ -22,6 +22,7 @@ from torch import Tensor
 
 from cfel.errors import InputError
 from cfel.learning.compression import Update
+from cfel.learning.divergence import refuse_diverged
 from cfel.learning.estimates import Estimates, Scatter, from_fresh
 from cfel.learning.exchange import DeviceOrder, DeviceReport, DeviceState
 from cfel.learning.flat import FlatModel
@@ -49,7 +50,9 @@ def device_estimate(
             scatter.add(gradient)
     assert scatter is not None  # noqa: S101 — fresh_batches ≥ 2
     kept = () if state.estimates is None else state.estimates.kept_energy
-    return replace(state, estimates=replace(from_fresh(scatter, local.fresh_batches), kept_energy=kept))
+    estimates = replace(from_fresh(scatter, local.fresh_batches), kept_energy=kept)
+    refuse_diverged(order, local, estimates)
+    return replace(state, estimates=estimates)
 
 
 def device_update(
@@ -115,8 +118,12 @@ def finished(
         buffers: batch-norm statistics.
         estimates: new ones, or None if there are none.
         losses: of the steps taken.
+
+    Raises:
+        DivergedError: any of it is not finite.
     """
     local = workspace.local
+    refuse_diverged(order, local, estimates, losses, difference)
     if state.residual is not None:
         difference.add_(state.residual)
     update = workspace.compress(difference, order.theta, order.key("compression"))

@@ -22,7 +22,7 @@ from cfel.learning.augment import Augmentation
 from cfel.learning.data.dataset import DataSet
 from cfel.learning.flat import FlatModel, FlatModule
 from cfel.learning.models import ModelBuilder
-from cfel.plugins import resolve
+from cfel.plugins import check_result, resolve
 from cfel.seeding import key
 
 _GLOBAL_GENERATOR = Lock()
@@ -73,10 +73,35 @@ def initial_model(task: Task, seed: int) -> FlatModel:
 
 def custom_task(name: str, path: Path | None = None) -> Task:
     """A task from outside: an entry point `cfel.task` or "module:function", called with the data's path."""
-    task = resolve("task", name, {})(path)
-    if not isinstance(task, Task):
-        raise InputError(f"task: {name!r} returned a {type(task).__name__}, not a Task")
+    task: Task = resolve("task", name, {}, ("path",))(path)
+    check_result(f"task {name!r}", task, Task)
+    check_task(f"task {name!r}", task)
     return task
+
+
+def check_task(what: str, task: Task) -> None:
+    """Puts two samples through model, loss and metric, so that what does not fit is found before training.
+
+    Raises:
+        InputError: a part fails on them, or loss or metric do not give one number per sample.
+    """
+    module, data = task.build().module.eval(), task.data
+    inputs, targets = data.scaled(data.train_inputs[:2]), data.train_targets[:2]
+    part = "model"
+    try:
+        with torch.no_grad():
+            outputs = module(inputs)
+            for part, function in (("loss", task.loss), ("metric", task.metric)):
+                _check_per_sample(f"{what}: {part}", function(outputs, targets), len(targets))
+    except (RuntimeError, TypeError, IndexError, AttributeError) as error:
+        shape = tuple(inputs.shape)
+        raise InputError(f"{what}: its {part} fails on a batch of shape {shape}: {error}") from error
+
+
+def _check_per_sample(what: str, values: object, samples: int) -> None:
+    if not isinstance(values, Tensor) or tuple(values.shape) != (samples,):
+        found = f"shape {tuple(values.shape)}" if isinstance(values, Tensor) else f"a {type(values).__name__}"
+        raise InputError(f"{what} must give one number per sample, {samples} of them, got {found}")
 
 
 def _built(task: Task, seed: int) -> nn.Module:

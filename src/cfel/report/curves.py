@@ -10,7 +10,14 @@ from dataclasses import dataclass
 import numpy as np
 from matplotlib.axes import Axes
 from matplotlib.figure import Figure
-from matplotlib.ticker import EngFormatter, MaxNLocator, PercentFormatter
+from matplotlib.ticker import (
+    EngFormatter,
+    FuncFormatter,
+    LogLocator,
+    MaxNLocator,
+    NullFormatter,
+    PercentFormatter,
+)
 from numpy.typing import NDArray
 
 from cfel.report.load import Run
@@ -19,6 +26,9 @@ from cfel.runlog import RoundRecord
 
 Value = Callable[[RoundRecord, Run], float | None]
 _LABEL_DISTANCE = 0.085
+
+MOST_PLAIN = 100.0
+"""Ratio of the ends of a logarithmic axis up to which its marks are plain numbers."""
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -121,6 +131,7 @@ def accuracy_figure(
     x: Value,
     x_label: str,
     target: float | None,
+    right: float = 0.0,
 ) -> Figure | None:
     """Accuracy against anything; None when nothing was evaluated.
 
@@ -130,6 +141,7 @@ def accuracy_figure(
         x: what goes to the right.
         x_label: its name and unit.
         target: accuracy to mark, or None.
+        right: how far the axis reaches at least.
     """
     curves = _curves(groups, styles, x, lambda record, _: record.accuracy)
     if not curves:
@@ -146,20 +158,20 @@ def accuracy_figure(
             va="top",
         )
     axes.margins(x=0.01)
-    _limits(axes, curves, target)
+    _limits(axes, curves, target, right)
     axes.set_ylabel("accuracy")
     _right(axes, x_label)
     draw_curves(axes, curves)
     return figure
 
 
-def _limits(axes: Axes, curves: Sequence[Curve], target: float | None) -> None:
+def _limits(axes: Axes, curves: Sequence[Curve], target: float | None, right: float = 0.0) -> None:
     """Fixed before the names are placed, which need to know where a line ends on the panel."""
     values = np.concatenate([part for line in curves for part in (line.low, line.high)])
     values = np.append(values, target) if target is not None else values
     room = 0.05 * float(np.ptp(values)) or 0.05
     axes.set_ylim(float(values.min()) - room, float(values.max()) + room)
-    rights = np.concatenate([line.x for line in curves])
+    rights = np.append(np.concatenate([line.x for line in curves]), right)
     axes.set_xlim(min(0.0, float(rights.min())), float(rights.max()) * 1.02 or 1.0)
 
 
@@ -212,6 +224,16 @@ def _joules_left(record: RoundRecord, run: Run) -> float | None:
     return 1.0 - record.joules / run.fleet.joules_budget if run.fleet.joules_budget else None
 
 
+def _label_plainly(axes: Axes, span: float) -> None:
+    """Numbers like 0.3 on a logarithmic axis of few decades, in place of 3 × 10⁻¹."""
+    if span > MOST_PLAIN:
+        return
+    marks = (1.0, 2.0, 5.0) if span > 3 else (1.0, 1.5, 2.0, 3.0, 5.0, 7.0)
+    axes.yaxis.set_major_locator(LogLocator(subs=marks))
+    axes.yaxis.set_major_formatter(FuncFormatter(lambda value, _: f"{value:g}"))
+    axes.yaxis.set_minor_formatter(NullFormatter())
+
+
 def estimates_figure(
     groups: Mapping[str, tuple[Run, ...]], styles: Mapping[str, SchemeStyle]
 ) -> Figure | None:
@@ -233,6 +255,7 @@ def estimates_figure(
         axes.grid(visible=True, which="minor", color=GRID, linewidth=0.3)
         low, high = min(line.low.min() for line in curves), max(line.high.max() for line in curves)
         axes.set_ylim(low / 1.25, high * 1.25)
+        _label_plainly(axes, high / low)
         axes.set_xlim(0.0, max(line.x.max() for line in curves) * 1.02 or 1.0)
         axes.xaxis.set_major_locator(MaxNLocator(integer=True))
         draw_curves(axes, curves)

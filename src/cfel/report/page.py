@@ -4,7 +4,7 @@ The result first, then figures with a sentence each, then what made them. Everyt
 directory is escaped. The page follows the reader's light or dark preference and fits a phone.
 """
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from html import escape
 from importlib.resources import files
 from pathlib import Path
@@ -57,19 +57,20 @@ def render_page(runs: tuple[Run, ...], summary: Mapping[str, Any], pictures: tup
         '<!DOCTYPE html>\n<html lang="en"><head><meta charset="utf-8">'
         '<meta name="viewport" content="width=device-width, initial-scale=1">'
         '<meta name="color-scheme" content="light dark">'
-        f"<title>{title} · cfel report</title><style>{_stylesheet()}</style></head><body><main>"
+        f"<title>{title} · cfel report</title><style>{stylesheet()}</style></head><body><main>"
         f'<h1>{title}</h1><p class="muted">{escape(_subtitle(runs, summary["target"]))}</p>'
         f'<p class="headline">{escape(headline(summary, styles))}</p>'
         f'<div class="card">{summary_table(summary, styles)}</div>'
         f'<p class="muted">{escape(_footnote(runs))}</p>'
-        f"<h2>Figures</h2>{_gallery(shared)}"
-        f"{'<h2>Devices, scheme by scheme</h2>' + _gallery(single) if single else ''}"
-        f"<h2>How this was made</h2>{''.join(_made(run, styles) for run in runs)}"
+        f"<h2>Figures</h2>{gallery(shared)}"
+        f"{'<h2>Devices, scheme by scheme</h2>' + gallery(single) if single else ''}"
+        f"<h2>How this was made</h2>{''.join(made(run, styles) for run in runs)}"
         "</main></body></html>\n"
     )
 
 
-def _stylesheet() -> str:
+def stylesheet() -> str:
+    """The page's style, for light and dark."""
     light = "".join(f"{css_variable(colour)}:{colour};" for colour, _ in colour_pairs())
     dark = "".join(f"{css_variable(colour)}:{other};" for colour, other in colour_pairs())
     rules = files("cfel.report").joinpath("page.css").read_text(encoding="utf-8")
@@ -102,7 +103,8 @@ def _footnote(runs: tuple[Run, ...]) -> str:
     return text
 
 
-def _gallery(pictures: list[Picture]) -> str:
+def gallery(pictures: Sequence[Picture]) -> str:
+    """Figures side by side."""
     return f'<div class="grid">{"".join(map(_figure, pictures))}</div>'
 
 
@@ -113,7 +115,8 @@ def _figure(picture: Picture) -> str:
     )
 
 
-def _made(run: Run, styles: Mapping[str, SchemeStyle]) -> str:
+def made(run: Run, styles: Mapping[str, SchemeStyle]) -> str:
+    """What one run was made with, folded away."""
     environment = run.environment
     changed = " with uncommitted changes" if environment.modified else ""
     facts = {

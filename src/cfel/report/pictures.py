@@ -40,7 +40,9 @@ class Picture:
 
 
 @dataclass(frozen=True, slots=True)
-class _Plan:
+class Plan:
+    """A figure that is still to be drawn; attributes as in `Picture`."""
+
     name: str
     title: str
     caption: str
@@ -63,8 +65,8 @@ def draw_pictures(runs: tuple[Run, ...], target: float | None) -> tuple[Picture,
         *_each(groups, styles),
         *_backhaul(runs),
     )
-    drawn = (_drawn(plan) for plan in plans)
-    return tuple(picture for picture in drawn if picture is not None)
+    pictures = (drawn(plan) for plan in plans)
+    return tuple(picture for picture in pictures if picture is not None)
 
 
 def write_pictures(directory: Path, pictures: tuple[Picture, ...]) -> None:
@@ -80,7 +82,8 @@ def write_pictures(directory: Path, pictures: tuple[Picture, ...]) -> None:
         replace_file(directory / f"{picture.name}.png", picture.png)
 
 
-def _drawn(plan: _Plan) -> Picture | None:
+def drawn(plan: Plan) -> Picture | None:
+    """The figure in all its forms; None when there is nothing to show."""
     with drawing(plan.name):
         figure = plan.draw()
         if figure is None:
@@ -97,14 +100,14 @@ _Groups = Mapping[str, tuple[Run, ...]]
 _Styles = Mapping[str, SchemeStyle]
 
 
-def _accuracy(groups: _Groups, styles: _Styles, target: float | None) -> Iterator[_Plan]:
+def _accuracy(groups: _Groups, styles: _Styles, target: float | None) -> Iterator[Plan]:
     band = " The band spans the seeds." if any(len(runs) > 1 for runs in groups.values()) else ""
     for name, words, label in (
         ("seconds", "time since the start", "seconds"),
         ("joules", "energy all devices used", "joules"),
         ("round", "rounds", "global round"),
     ):
-        yield _Plan(
+        yield Plan(
             f"accuracy-{name}",
             f"Accuracy over {words.split()[0]}",
             f"Test accuracy against {words}.{band}",
@@ -116,14 +119,14 @@ def _field(name: str, record: object, _run: Run) -> float:
     return float(getattr(record, name))
 
 
-def _whole(groups: _Groups, styles: _Styles) -> Iterator[_Plan]:
-    yield _Plan(
+def _whole(groups: _Groups, styles: _Styles) -> Iterator[Plan]:
+    yield Plan(
         "budget",
         "Budget burn-down",
         "What is left of the time and energy budgets after each round; below zero is an overrun.",
         partial(budget_figure, groups, styles),
     )
-    yield _Plan(
+    yield Plan(
         "estimates",
         "Gradient noise and norm",
         "The estimates of σ² and G² the controller plans with, on a logarithmic scale.",
@@ -131,17 +134,17 @@ def _whole(groups: _Groups, styles: _Styles) -> Iterator[_Plan]:
     )
 
 
-def _each(groups: _Groups, styles: _Styles) -> Iterator[_Plan]:
+def _each(groups: _Groups, styles: _Styles) -> Iterator[Plan]:
     for number, (scheme, runs) in enumerate(groups.items()):
         run, label = runs[0], styles[scheme].label
-        yield _Plan(
+        yield Plan(
             f"decisions-{number}",
             f"{label}: who does how much",
             f"ρ and θ of every device in every round (seed {run.seed}); a gap is a device that was away.",
             partial(decisions_figure, run),
             scheme,
         )
-        yield _Plan(
+        yield Plan(
             f"stragglers-{number}",
             f"{label}: who kept the others waiting",
             f"How often each cluster was the slowest and each device the one waited for (seed {run.seed}).",
@@ -150,9 +153,9 @@ def _each(groups: _Groups, styles: _Styles) -> Iterator[_Plan]:
         )
 
 
-def _backhaul(runs: tuple[Run, ...]) -> Iterator[_Plan]:
+def _backhaul(runs: tuple[Run, ...]) -> Iterator[Plan]:
     fleet = runs[0].fleet
-    yield _Plan(
+    yield Plan(
         "backhaul",
         "Backhaul",
         f"The {fleet.clusters} edge servers and their links; a link is as thick as its mixing weight.",

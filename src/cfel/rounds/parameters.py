@@ -5,7 +5,7 @@ from dataclasses import dataclass
 from cfel.errors import InputError, unknown_name
 from cfel.system import checked
 
-ENGINES = ("auto", "threads", "batched")
+ENGINES = ("auto", "threads", "batched", "ray")
 ACCOUNTS = ("expected", "realised")
 UPLOADS = ("share", "wire")
 PROBES = ("edge", "mean")
@@ -22,9 +22,9 @@ class SimulationParameters:
     """How a simulation is carried out.
 
     Attributes:
-        engine: "threads" (one device at a time per core), "batched" (devices of a cluster trained as one), or
-            "auto".
-        workers: threads; 0 for one per core. The results do not depend on it.
+        engine: "threads" (one device at a time per core), "batched" (devices of a cluster trained as one),
+            "ray" (as "threads", to the same bits, on a cluster), or "auto".
+        workers: threads or processes; 0 for one per core. The results do not depend on it.
         accounting: does the budget count "expected" costs (the paper) or "realised" ones?
         uploads: realised uploads by the "share" θ of a full model (the paper), or by the bits on the "wire",
             indices included.

@@ -20,6 +20,9 @@ MAY_DIFFER = (
 `rounds.global` is not among them: plans share what is left of the budgets among the rounds that are left.
 """
 
+SAME_BITS = {"ray": "threads"}
+"""Engines that compute what another one does: a run may move from one machine to a cluster, and back."""
+
 
 def refuse_other_experiment(path: Path, experiment_toml: str) -> None:
     """Raises unless the run in `path` is of this experiment, up to the keys in `MAY_DIFFER`.
@@ -34,11 +37,16 @@ def refuse_other_experiment(path: Path, experiment_toml: str) -> None:
     now = _flat(tomllib.loads(experiment_toml))
     for key in sorted(then.keys() | now.keys()):
         before, asked = then.get(key), now.get(key)
-        if key not in MAY_DIFFER and not key.startswith("deployment.") and before != asked:
+        ignored = key in MAY_DIFFER or key.startswith("deployment.")
+        if not ignored and _meaning(key, before) != _meaning(key, asked):
             raise RunDirectoryError(
                 f"{path} holds a run with {key} = {before!r}, not {asked!r}: "
                 "resume it as it was, or choose another directory"
             )
+
+
+def _meaning(key: str, value: Any) -> Any:  # noqa: ANN401 — any value of a TOML document
+    return SAME_BITS.get(value, value) if key == "simulation.engine" else value
 
 
 def _flat(table: dict[str, Any], place: str = "") -> dict[str, Any]:

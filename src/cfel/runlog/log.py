@@ -10,7 +10,7 @@ import os
 from dataclasses import dataclass
 from pathlib import Path
 
-from cfel.errors import InputError, RunDirectoryError
+from cfel.errors import InputError, RunBusyError, RunDirectoryError
 from cfel.runlog.durable import read_bytes, reported
 from cfel.runlog.record import RoundRecord
 
@@ -97,7 +97,7 @@ class RoundLog:
         try:
             fcntl.flock(self._descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
         except BlockingIOError as error:
-            raise RunDirectoryError(f"{self._path}: another process is writing this run") from error
+            raise RunBusyError(f"{self._path}: another process is writing this run") from error
 
     def truncate(self, last_round: int | None) -> None:
         """Cuts the log behind `last_round` (None: everything), and a torn last line in any case."""

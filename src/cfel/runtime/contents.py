@@ -8,7 +8,7 @@ from torch import Tensor
 
 from cfel.errors import InputError, RefusedError
 from cfel.learning.compression import Update
-from cfel.learning.estimates import Estimates
+from cfel.learning.estimates import Estimates, estimates_from
 from cfel.learning.exchange import DeviceOrder, DeviceReport
 from cfel.learning.flat import FlatModel
 from cfel.learning.robust import ScaledUpdate, update_norm
@@ -108,7 +108,7 @@ def estimates_in(message: Message) -> Estimates | None:
     if message.header.get("sigma2") is None and message.header.get("g2") is None:
         return None
     try:
-        return Estimates(message.number("sigma2"), message.number("g2"))
+        return estimates_from(message.number("sigma2"), message.number("g2"))
     except InputError as error:
         raise RefusedError(str(error)) from error
 

@@ -10,7 +10,7 @@ import numpy as np
 from cfel.control.problem import FloatArray
 from cfel.control.scheme import RoundPlan, State
 from cfel.cost import Ledger, new_ledger
-from cfel.learning.estimates import Estimates
+from cfel.learning.estimates import Estimates, estimates_from
 from cfel.rounds import EdgeRoundOutcome, SimulationParameters, Work, counted
 from cfel.runtime.stages import Position
 from cfel.system import Conditions
@@ -152,7 +152,7 @@ def from_json(values: Mapping[str, Any]) -> Control:
         realised=Ledger.from_dict(values["realised"]),
         spent_joules=np.array(values["spent_joules"], dtype=np.float64),
         estimates=tuple(
-            None if each is None else Estimates(each[0], each[1], tuple(each[2]))
+            None if each is None else estimates_from(each[0], each[1], tuple(each[2]))
             for each in values["estimates"]
         ),
         done=tuple(_done(each) for each in values["done"]),

@@ -17,7 +17,7 @@ import numpy as np
 
 from cfel.cost import after_edge_round, after_exchange, after_global_round
 from cfel.errors import DeploymentError, RefusedError, UnreachableError
-from cfel.learning.estimates import Estimates
+from cfel.learning.estimates import Estimates, estimates_from
 from cfel.rounds import (
     SimulationParameters,
     Work,
@@ -153,7 +153,7 @@ class Coordinator:
         result = outcome(self._world, self._simulation, control.rounds_done, done)
         estimates = list(control.estimates)
         for device, *_, sigma2, g2, kept in rows:
-            estimates[device] = None if sigma2 is None else Estimates(sigma2, g2, tuple(kept))
+            estimates[device] = None if sigma2 is None else estimates_from(sigma2, g2, tuple(kept))
         return replace(
             control,
             edge_round=control.edge_round + 1,
@@ -311,5 +311,5 @@ def _fresh(control: Control, answers: Mapping[int, Message]) -> tuple[Estimates 
     for each in answers.values():
         for device, sigma2, g2 in each.header["estimates"]:
             before = control.estimates[device]
-            estimates[device] = Estimates(sigma2, g2, () if before is None else before.kept_energy)
+            estimates[device] = estimates_from(sigma2, g2, () if before is None else before.kept_energy)
     return tuple(estimates)

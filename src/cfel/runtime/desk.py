@@ -93,6 +93,19 @@ class Desk:
         """Devices that are there."""
         return [device for device in self.devices if self._polls[device]]
 
+    def states(self) -> dict[int, str]:
+        """What each device is doing, in the words of `cfel.status`."""
+        return {device: self._state(device) for device in self.devices}
+
+    def _state(self, device: int) -> str:
+        if self._is_quarantined(device):
+            return "quarantined"
+        if not self._polls[device]:
+            return "lost"
+        if device in self._assigned:
+            return "training"
+        return "done" if device in self._answers else "idle"
+
     async def collect_estimates(self, orders: Mapping[int, DeviceOrder]) -> dict[int, Estimates]:
         """Asks devices for σ² and G²; those who answered in time."""
         return await self._collect("estimate", orders, {})

@@ -9,7 +9,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from cfel.learning.estimates import Estimates
+from cfel.learning.estimates import estimates_from
 from cfel.learning.exchange import DeviceState
 from cfel.learning.wire import unpack
 from cfel.runtime import persisted
@@ -80,7 +80,7 @@ def load_memory(path: Path) -> Memory:
         for name in ("momentum", "residual")
     }
     known, sent = values["estimates"], values["sent"]
-    estimates = None if known is None else Estimates(known[0], known[1], tuple(known[2]))
+    estimates = None if known is None else estimates_from(known[0], known[1], tuple(known[2]))
     state = DeviceState(**kept, estimates=estimates)
     if sent is None:
         return Memory(state)

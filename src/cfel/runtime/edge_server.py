@@ -112,7 +112,7 @@ class EdgeServer:
         await self._reach(at)
         async with self._busy:
             self._expect(at)
-            self.phase = "estimating"
+            self.phase = "planning"
             orders = {
                 n: ordered(self._world, *at[:2], n, 1.0, 1.0, self.state.model)
                 for n in self._members(message.header["available"])
@@ -173,7 +173,7 @@ class EdgeServer:
         at = self._commanded(caller, message)
         if self._has_mixed(at):
             return Message({"position": self.state.position, "got": [], "rows": self._told()["rows"]})
-        self.phase = "gossiping"
+        self.phase = "gossip"
         live = message.header["live"]
         models = await self._neighbours.fetch(at, [j for j in self._partners() if j in live])
         return Message({"position": self.state.position, "got": sorted(models), "rows": None})

@@ -2,6 +2,8 @@
 
 import asyncio
 import logging
+import time
+from collections import deque
 from collections.abc import Callable
 from dataclasses import asdict
 from pathlib import Path
@@ -15,8 +17,10 @@ from cfel.runtime.identity import Identity
 from cfel.runtime.messages import Message
 from cfel.runtime.transport import Calls, Method
 from cfel.runtime.votes import load_ballot, save_ballot
+from cfel.status import ElectionEvent
 
 _LOG = logging.getLogger(__name__)
+MOST_EVENTS = 50
 _KINDS = {
     kind.__name__: kind
     for kind in (ballots.VoteRequest, ballots.VoteReply, ballots.Heartbeat, ballots.HeartbeatReply)
@@ -63,6 +67,7 @@ class Member:
         electorate = Electorate(number, tuple(range(members)), timing(election_seconds))
         ballot = load_ballot(path, number)
         self.state = election.start(electorate, ballot, _now(), self._chance.random())
+        self.events: deque[ElectionEvent] = deque(maxlen=MOST_EVENTS)
         self._woken = asyncio.Event()
         self._sending: set[asyncio.Task[None]] = set()
 
@@ -111,7 +116,19 @@ class Member:
                     task.add_done_callback(self._sending.discard)
                 case LeaderChanged(term, leader):
                     _LOG.info("term %d: leader %s", term, leader)
+                    self._note(term, leader)
                     self._on_leader(term, leader)
+
+    def _note(self, term: int, leader: int | None) -> None:
+        own = self.state.electorate.member
+        led = bool(self.events) and self.events[-1].kind == "elected"
+        if leader is None:
+            kind, whom = ("stepped-down", own) if led else ("campaign", own)
+        else:
+            kind, whom = ("elected" if leader == own else "follows"), leader
+        self.events.append(
+            ElectionEvent(unix_seconds=time.time(), term=term, kind=kind, node=str(Identity("edge", whom)))
+        )
 
     async def _send(self, receiver: int, message: ballots.Message) -> None:
         header = {"kind": type(message).__name__, **asdict(message)}

@@ -5,6 +5,7 @@ moment: what counts is on the disk before anybody hears of it.
 """
 
 import asyncio
+import json
 import logging
 import time
 from collections.abc import Callable, Coroutine
@@ -28,15 +29,16 @@ from cfel.runtime.messages import Message
 from cfel.runtime.office import Office, WithOwn
 from cfel.runtime.parameters import DeploymentParameters
 from cfel.runtime.refusals import count
-from cfel.runtime.status import Snapshot, snapshot
+from cfel.runtime.status import snapshot
 from cfel.runtime.transport import Calls, Credentials, GrpcCalls, GrpcServer, Method
 from cfel.runtime.workroom import Workroom
+from cfel.status import Status
 from cfel.world import World
 
 _LOG = logging.getLogger(__name__)
 _FAREWELL_SECONDS = 5.0
 
-Companion = Callable[[Callable[[], Snapshot]], Coroutine[None, None, None]]
+Companion = Callable[[Callable[[], Status]], Coroutine[None, None, None]]
 """Runs beside an edge server and may look at its snapshot: the dashboard."""
 
 
@@ -91,6 +93,7 @@ class EdgeNode:
         self.methods: dict[str, Method] = {}
         self.refused: dict[str, int] = {}
         self._world = world
+        self._shown: Status | None = None
         self._patience_seconds = 2 * deployment.gossip_seconds
         self._workroom = Workroom()
         reach = WithOwn(self.identity, calls, self.methods)
@@ -138,9 +141,12 @@ class EdgeNode:
             self._workroom.close()
             self.server.log.close()
 
-    def look(self) -> Snapshot:
+    def look(self) -> Status:
         """What it shows of itself."""
-        return snapshot(self._world, self.server, self.desk, self.member, self.refused)
+        now = snapshot(self._world, self.server, self.desk, self.member, self.refused)
+        if self._shown is None or replace(self._shown, unix_seconds=0.0) != now:
+            self._shown = replace(now, unix_seconds=time.time())
+        return self._shown
 
     def on_refusal(self, caller: Identity | None, method: str, reason: str) -> None:
         """Counts a call that was refused."""
@@ -152,7 +158,12 @@ class EdgeNode:
 
     async def _status(self, caller: Identity, message: Message) -> Message:
         del caller, message
-        return Message(self.look())
+        here = {
+            "role": self.member.state.role.value,
+            "global_round": self.server.state.position[0],
+            "connected": self.desk.connected(),
+        }
+        return Message({**json.loads(self.look().to_json()), **here})
 
 
 async def run_edge(
@@ -205,13 +216,14 @@ async def run_device(world: World, deployment: DeploymentParameters, node: Node)
         workroom.close()
 
 
-async def ask_status(node: Node, seconds: float = 3.0) -> dict[int, Any]:
+async def ask_status(node: Node, seconds: float = 3.0) -> dict[int, Status | str]:
     """The snapshot of every edge server that answers, else the reason why it does not."""
     calls = GrpcCalls(Credentials.read(node.certificates, node.identity), node.peers(), 0)
 
-    async def ask(edge: Identity) -> Any:  # noqa: ANN401
+    async def ask(edge: Identity) -> Status | str:
         try:
-            return dict((await calls.call(edge, "status", Message(), seconds)).header)
+            answer = await calls.call(edge, "status", Message(), seconds)
+            return Status.from_json(json.dumps(dict(answer.header)))
         except DeploymentError as error:
             return str(error)
 

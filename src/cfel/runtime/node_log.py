@@ -16,6 +16,9 @@ class NodeLog:
 
     Args:
         directory: the node's; made when missing.
+
+    Attributes:
+        records: the rounds written down.
     """
 
     def __init__(self, directory: Path) -> None:
@@ -25,6 +28,7 @@ class NodeLog:
         self._path = directory / "rounds.jsonl"
         self._log = RoundLog(self._path)
         self._log.truncate(self._log.last_round)
+        self.records = list(read_log(self._path).records)
 
     @property
     def last_round(self) -> int | None:
@@ -37,14 +41,14 @@ class NodeLog:
 
     def lines(self, after: int) -> list[str]:
         """The lines of rounds behind `after`."""
-        return [each.to_json_line() for each in read_log(self._path).records if each.round > after]
+        return [each.to_json_line() for each in self.records if each.round > after]
 
     def catch_up(self, lines: Sequence[str], most: int) -> None:
         """Adds missed lines up to a round."""
         for line in lines:
             record = _record(line)
             if (self.last_round or 0) < record.round <= most:
-                self._log.append(record)
+                self._add(record)
 
     def append(self, line: str, plans: Mapping[str, Sequence[float]]) -> None:
         """Writes a round down, unless it is there already."""
@@ -53,12 +57,11 @@ class NodeLog:
             return
         columns: dict[str, Any] = {name: plans[name] for name in column_names()}
         write_plan(self._directory, PlanTable(round=record.round, **columns))
-        self._log.append(record)
+        self._add(record)
 
-    def last(self) -> RoundRecord | None:
-        """The last record."""
-        records = read_log(self._path).records
-        return records[-1] if records else None
+    def _add(self, record: RoundRecord) -> None:
+        self._log.append(record)
+        self.records.append(record)
 
     def close(self) -> None:
         """Lets the file go."""

@@ -1,21 +1,29 @@
-"""What an edge server shows of itself: JSON values for `cfel status` and the dashboard."""
+"""What an edge server shows of itself: a `Status` for `cfel status` and the dashboard.
 
+Of its own devices it knows what they are doing; of the others only what the newest plan asks of them.
+"""
+
+import math
 from collections.abc import Mapping
-from dataclasses import asdict
-from typing import Any
 
+from cfel.runlog import RoundRecord
+from cfel.runtime.control_state import Control, from_json
 from cfel.runtime.desk import Desk
 from cfel.runtime.edge_server import EdgeServer
+from cfel.runtime.identity import Identity
 from cfel.runtime.member import Member
+from cfel.status import ClusterStatus, DeviceStatus, Link, RoundPoint, Status, thinned
+from cfel.system import Conditions
 from cfel.world import World
 
-Snapshot = dict[str, Any]
+MOST_ROUNDS = 400
+"""Finished rounds that a snapshot tells of."""
 
 
 def snapshot(
     world: World, server: EdgeServer, desk: Desk, member: Member, refused: Mapping[str, int]
-) -> Snapshot:
-    """The present state of an edge server.
+) -> Status:
+    """The present state of an edge server; when it came to that is for the caller to add.
 
     Args:
         world: what is run.
@@ -24,26 +32,81 @@ def snapshot(
         member: its part in the election.
         refused: how many calls were refused, by reason.
     """
-    state, last = server.state, server.log.last()
-    control = state.control
-    here = list(desk.devices)
-    plan = None if control is None else control["plan"]
-    return {
-        "edge": server.number,
-        "term": member.state.term,
-        "leader": member.state.leader,
-        "role": member.state.role.value,
-        "global_round": state.position[0],
-        "edge_round": state.position[1],
-        "phase": server.phase,
-        "rounds": asdict(world.rounds),
-        "devices": here,
-        "connected": desk.connected(),
-        "rho": None if plan is None else [plan["rho"][n] for n in here],
-        "theta": None if plan is None else [plan["theta"][n] for n in here],
-        "refused": dict(refused),
-        "refused_uploads": {str(n): count for n, count in desk.refused.items() if count},
-        "seconds_budget": world.budget.seconds,
-        "joules_budget": world.budget.joules,
-        "record": None if last is None else asdict(last),
-    }
+    state, records = server.state, server.log.records
+    last = records[-1] if records else None
+    leader = member.state.leader
+    control = None if state.control is None else from_json(state.control)
+    return Status(
+        node=str(Identity("edge", server.number)),
+        phase=server.phase,
+        round=state.position[0] + (server.phase not in ("waiting", "finished")),
+        rounds=world.rounds.global_rounds,
+        edge_round=min(state.position[1] + 1, world.rounds.edge_rounds),
+        edge_rounds=world.rounds.edge_rounds,
+        term=member.state.term,
+        coordinator=None if leader is None else str(Identity("edge", leader)),
+        seconds=0.0 if last is None else last.seconds,
+        seconds_budget=_limit(world.budget.seconds),
+        joules=0.0 if last is None else last.joules,
+        joules_budget=_limit(world.budget.joules),
+        straggler=None if last is None else last.straggler,
+        slowest_cluster=None if last is None else last.slowest_cluster,
+        clusters=_clusters(world, desk, control),
+        links=tuple(
+            Link(a=a, b=b, weight=float(world.backhaul.weights[a, b])) for a, b in world.backhaul.edges
+        ),
+        history=thinned(tuple(_point(record) for record in records), MOST_ROUNDS),
+        refused=tuple(sorted(refused.items())),
+        elections=tuple(member.events),
+    )
+
+
+def _clusters(world: World, desk: Desk, control: Control | None) -> tuple[ClusterStatus, ...]:
+    plan = None if control is None else control.plan
+    states = desk.states()
+    now = None if control is None else _conditions(world, control)
+    clusters = []
+    for cluster in range(world.fleet.clusters):
+        devices = [n for n in range(world.fleet.devices) if world.fleet.cluster[n] == cluster]
+        clusters.append(
+            ClusterStatus(
+                cluster=cluster,
+                node=str(Identity("edge", cluster)),
+                size=len(devices),
+                devices=tuple(
+                    DeviceStatus(
+                        device=n,
+                        name=str(Identity("device", n)),
+                        state=states.get(n, "idle"),
+                        rho=None if plan is None else float(plan.rho[n]),
+                        theta=None if plan is None else float(plan.theta[n]),
+                        mu=None if now is None else float(now.mu[n]),
+                        nu=None if now is None else float(now.nu[n]),
+                    )
+                    for n in devices
+                ),
+                rho_mean=None if plan is None else float(plan.rho[devices].mean()),
+                theta_mean=None if plan is None else float(plan.theta[devices].mean()),
+            )
+        )
+    return tuple(clusters)
+
+
+def _conditions(world: World, control: Control) -> Conditions:
+    edge_round = min(control.edge_round, world.rounds.edge_rounds - 1)
+    return world.fleet.conditions(world.seed, control.rounds_done, edge_round, world.model_bits)
+
+
+def _point(record: RoundRecord) -> RoundPoint:
+    return RoundPoint(
+        round=record.round,
+        seconds=record.seconds,
+        joules=record.joules,
+        accuracy=record.accuracy,
+        loss=record.loss,
+        straggler=record.straggler,
+    )
+
+
+def _limit(budget: float) -> float | None:
+    return budget if math.isfinite(budget) else None

@@ -55,8 +55,7 @@ _REFUSALS = (
 _SERVICE = "cfel.Federation"
 # A request has to come in whole within this time, however slowly its sender drips it.
 RECEIVE_SECONDS = 60.0
-# A caller that is refused while it is still sending has this long to come to an end and hear why.
-REFUSED_SECONDS = 5.0
+FINISH_SECONDS = 5.0
 
 
 class Calls(Protocol):
@@ -176,22 +175,19 @@ class GrpcServer:
         return self._doorkeeper.identify(certificate)
 
 
-def _admit(caller: Identity, name: str, method: Method) -> None:
-    if caller.role not in method.roles:
-        raise RefusedError(f"{name!r} is not for a {caller.role}")
-
-
 async def _let_finish(requests: AsyncIterator[bytes]) -> None:
-    """Drops the rest of a refused request.
-
-    A caller that is cut off while it is sending often sees "internal error" instead of the reason.
-    """
+    """Takes the rest of a refused request for a while, as its sender would not hear the reason before."""
     try:
-        async with asyncio.timeout(REFUSED_SECONDS):
+        async with asyncio.timeout(FINISH_SECONDS):
             async for _ in requests:
                 pass
     except TimeoutError:
         return
+
+
+def _admit(caller: Identity, name: str, method: Method) -> None:
+    if caller.role not in method.roles:
+        raise RefusedError(f"{name!r} is not for a {caller.role}")
 
 
 class GrpcCalls:

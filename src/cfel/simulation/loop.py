@@ -13,6 +13,7 @@ import numpy as np
 from cfel.control.problem import FloatArray
 from cfel.control.scheme import RoundPlan
 from cfel.cost import Ledger, after_edge_round, after_exchange, after_global_round
+from cfel.errors import DivergedError
 from cfel.learning.exchange import DeviceOrder, DeviceReport, DeviceState
 from cfel.learning.flat import FlatModel, model_sha256
 from cfel.learning.robust import robust_aggregate
@@ -97,7 +98,20 @@ def _exchanged(world: World, state: RunState, counted: Callable[[Ledger, FloatAr
 def run_edge_round(
     world: World, executor: Executor, parameters: SimulationParameters, state: RunState, edge_round: int
 ) -> tuple[RunState, EdgeRoundOutcome]:
-    """One edge round of all clusters: estimate, plan, train, aggregate."""
+    """One edge round of all clusters: estimate, plan, train, aggregate.
+
+    Raises:
+        DivergedError: a device's training has diverged.
+    """
+    try:
+        return _edge_round(world, executor, parameters, state, edge_round)
+    except DivergedError as error:
+        raise error.told(cluster=int(world.fleet.cluster[error.device])) from error
+
+
+def _edge_round(
+    world: World, executor: Executor, parameters: SimulationParameters, state: RunState, edge_round: int
+) -> tuple[RunState, EdgeRoundOutcome]:
     conditions = world.fleet.conditions(
         world.seed, state.rounds_done, edge_round, world.model_bits, state.spent_joules
     )

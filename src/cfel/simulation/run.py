@@ -5,6 +5,7 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
 
+from cfel.errors import DivergedError
 from cfel.rounds import SimulationParameters, fleet_description, is_last, refuse_other_experiment
 from cfel.runlog import (
     RoundRecord,
@@ -64,6 +65,7 @@ def run_in_directory(
     Raises:
         RunDirectoryError: `path` holds a run and `resume` is not set, or it holds one of another experiment;
             or the system refused to write.
+        DivergedError: training diverged; the checkpoint is of the last round in the log.
         KeyboardInterrupt: the run was interrupted; the checkpoint is of the last round in the log.
     """
     if resume and holds_run(path):
@@ -93,21 +95,40 @@ def _go_on(
     writer: RunWriter,
     watch: Watch,
 ) -> None:
-    """Runs the rounds that are left, each written before the next begins."""
+    """Runs the rounds that are left, each written before the next begins; the last good one is saved."""
     last_saved, stopped = state.rounds_done, False
-    for outcome in simulate(world, executor, parameters, state, time.perf_counter):
-        writer.append(outcome.record, outcome.plans)
-        state, done = outcome.state, outcome.state.rounds_done
-        stopped = watch.interrupted() and not is_last(world, parameters, outcome.record)
-        if stopped or (parameters.checkpoint_every and done % parameters.checkpoint_every == 0):
-            writer.save_checkpoint(to_checkpoint(state))
-            last_saved = done
-        if watch.progress is not None:
-            watch.progress(outcome.record)
-        if stopped:
-            break
+    diverged: DivergedError | None = None
+    try:
+        for outcome in simulate(world, executor, parameters, state, time.perf_counter):
+            writer.append(outcome.record, outcome.plans)
+            state, done = outcome.state, outcome.state.rounds_done
+            stopped = watch.interrupted() and not is_last(world, parameters, outcome.record)
+            if stopped or (parameters.checkpoint_every and done % parameters.checkpoint_every == 0):
+                writer.save_checkpoint(to_checkpoint(state))
+                last_saved = done
+            if watch.progress is not None:
+                watch.progress(outcome.record)
+            if stopped:
+                break
+    except DivergedError as error:
+        diverged = error
     if last_saved < state.rounds_done:
         writer.save_checkpoint(to_checkpoint(state))
     writer.wait()
+    if diverged is not None:
+        raise diverged.told(advice=_advice(writer.path, state.rounds_done)) from diverged
     if stopped:
         raise KeyboardInterrupt
+
+
+def _advice(path: Path, good_rounds: int) -> str:
+    """What can be done with the directory of a run that diverged."""
+    smaller = "with a smaller --set local.learning_rate=… and another --out"
+    if not good_rounds:
+        return f". No round was finished: run it again {smaller}"
+    kept = "1 round" if good_rounds == 1 else f"{good_rounds} rounds"
+    return (
+        f". {kept} and a checkpoint are kept in {path}; --resume would only meet the same again. Run it "
+        f"again {smaller}; to start from the last good model, `cfel export {path} --to good.safetensors` and "
+        "--set model.init=good.safetensors"
+    )

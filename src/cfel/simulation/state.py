@@ -12,7 +12,7 @@ from cfel.control.problem import FloatArray
 from cfel.control.scheme import State
 from cfel.cost import Ledger, new_ledger
 from cfel.errors import RunDirectoryError
-from cfel.learning.estimates import Estimates
+from cfel.learning.estimates import Estimates, estimates_from
 from cfel.learning.exchange import DeviceState
 from cfel.learning.flat import FlatModel
 from cfel.runlog import Checkpoint
@@ -119,7 +119,7 @@ def _device(tensors: Mapping[str, Any], number: int) -> DeviceState:
         name: _tensor(tensors, f"device/{number}/{name}") if f"device/{number}/{name}" in tensors else None
         for name in ("momentum", "residual")
     }
-    known = None if np.isnan(sigma2) else Estimates(float(sigma2), float(g2), told)
+    known = None if np.isnan(sigma2) else estimates_from(float(sigma2), float(g2), told)
     return DeviceState(**kept, estimates=known)
 
 

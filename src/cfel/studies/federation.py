@@ -42,6 +42,7 @@ from cfel.world import World
 _LOOK_SECONDS = 0.1
 _STOP_SECONDS = 10.0
 MOST_RESTARTS = 20
+LOOPBACK = "127.0.0.1"
 
 
 @dataclass(frozen=True, slots=True)
@@ -105,9 +106,9 @@ def prepare(experiment: Experiment, world: World, out: Path, import_from: tuple[
     certificates, nodes = out.absolute() / "certificates", out.absolute() / "nodes"
     nodes.mkdir(exist_ok=True)
     make_authority(certificates)
-    addresses = tuple(
-        f"{deployment.host}:{port}" for port in free_ports(deployment.host, world.fleet.clusters)
-    )
+    clusters = world.fleet.clusters
+    ports = free_ports(deployment.host, 2 * clusters)
+    addresses = tuple(f"{deployment.host}:{port}" for port in ports[:clusters])
     members = [
         *(Identity("edge", i) for i in range(world.fleet.clusters)),
         *(Identity("device", n) for n in range(world.fleet.devices)),
@@ -116,7 +117,9 @@ def prepare(experiment: Experiment, world: World, out: Path, import_from: tuple[
     for member in members:
         issue(certificates, member, deployment.certificate_hours, (deployment.host,))
         node = Node(member, addresses, nodes / str(member), certificates)
-        write_node(nodes / f"{member}.toml", NodeFile(node, out.absolute() / "experiment.toml", import_from))
+        page = f"{LOOPBACK}:{ports[clusters + member.number]}" if member.role == "edge" else None
+        file = NodeFile(node, out.absolute() / "experiment.toml", import_from, page)
+        write_node(nodes / f"{member}.toml", file)
     return [nodes / f"{member}.toml" for member in members if member.role != "operator"]
 
 

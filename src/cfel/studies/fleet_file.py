@@ -5,6 +5,7 @@ or as columns. A table holds the devices only; the rest comes as options. Option
 """
 
 import json
+import re
 from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
@@ -67,7 +68,10 @@ def read_problem(
 
     Raises:
         FleetFileError: the file cannot be used; the message names the place and the value.
+        InputError: an option cannot be used; the message names it.
     """
+    if Path(path).suffix.lower() == ".toml":
+        raise FleetFileError(f"{path}: is no table of devices: must be .csv, .parquet or .json")
     is_json = Path(path).suffix.lower() == ".json"
     fields, device_names, cluster_names = _from_json(path) if is_json else _from_table(path)
     given = {**DEFAULTS, **fields, **options}
@@ -76,9 +80,19 @@ def read_problem(
     try:
         problem = RoundProblem(**given)
     except InputError as error:
-        raise FleetFileError(f"{path}: {error}") from error
+        raise _placed(path, error, options) from error
     names = cluster_names if len(cluster_names) == problem.clusters else _numbers(problem.clusters)
     return NamedProblem(problem, device_names, names)
+
+
+def _placed(path: str | Path, error: InputError, options: Mapping[str, Any]) -> InputError:
+    """The error with where its field comes from: an option, else the file."""
+    found = re.match(r"(\w+)(?:\[(\d+)\])?(.*)", str(error), re.DOTALL)
+    if found is None or found[1] not in options:
+        return FleetFileError(f"{path}: {error}")
+    field, device, rest = found.groups()
+    at = "" if device is None else f" (device {device})"
+    return InputError(f"--{field.replace('_', '-')}{rest}{at}")
 
 
 def _from_table(path: str | Path) -> tuple[dict[str, Any], tuple[str, ...], tuple[str, ...]]:
@@ -100,7 +114,10 @@ def _from_json(path: str | Path) -> tuple[dict[str, Any], tuple[str, ...], tuple
             )
     columns = _columns(path, document.get("devices"))
     device_names = _device_names(path, columns)
-    columns["cluster"], labels = _clusters(path, columns["cluster"])
+    caps = document.get("time_cap")
+    columns["cluster"], labels = _clusters(
+        path, columns["cluster"], len(caps) if isinstance(caps, list) else 0
+    )
     rest = {key: _unlimited(key, value) for key, value in document.items() if key != "devices"}
     return {**rest, **columns}, device_names, labels
 
@@ -167,14 +184,24 @@ def _device_names(path: str | Path, columns: dict[str, Any]) -> tuple[str, ...]:
     return tuple(map(str, values))
 
 
-def _clusters(path: str | Path, given: list[Any]) -> tuple[list[int], tuple[str, ...]]:
-    """Clusters by number, and what they are called; names are numbered as they appear."""
+def _clusters(path: str | Path, given: list[Any], caps: int) -> tuple[list[int], tuple[str, ...]]:
+    """Clusters by number, and what they are called; names are numbered as they appear.
+
+    Numbers count from 0 and stay below the number of devices, or of time caps: a far larger one is a label.
+    """
     for number, cluster in enumerate(given):
         whole = isinstance(cluster, int) and not isinstance(cluster, bool) and cluster >= 0
         if not whole and not (isinstance(cluster, str) and cluster):
             found = f"devices[{number}].cluster = {cluster!r}"
             raise FleetFileError(f"{path}: {found}: must be a whole number ≥ 0 or a name")
     if not any(isinstance(cluster, str) for cluster in given):
+        most = max(len(given), caps)
+        for number, cluster in enumerate(given):
+            if cluster >= most:
+                raise FleetFileError(
+                    f"{path}: devices[{number}].cluster = {cluster}: clusters are numbered from 0 and below "
+                    f"the number of devices, {most}; put it in quotes if it is a name"
+                )
         return given, _numbers(max(given) + 1)
     labels = {label: number for number, label in enumerate(dict.fromkeys(map(str, given)))}
     return [labels[str(cluster)] for cluster in given], tuple(labels)

@@ -1,20 +1,24 @@
 """One process of a federation: its configuration file, and the process itself.
 
-role = "edge"                       # or "device", or "operator" for `cfel status`
-number = 0
-experiment = "experiment.toml"      # the same file at every node; relative to this file
-certificates = "certificates"       # directory with authority.pem, edge-0.pem, edge-0.key
-directory = "edge-0"                # what the node must not forget
-addresses = ["10.0.0.1:7400", "10.0.0.2:7400", "10.0.0.3:7400"]
-listen = "0.0.0.0:7400"             # edge servers behind another address than their own only
+    role = "edge"                       # or "device", or "operator" for `cfel status`
+    number = 0
+    experiment = "experiment.toml"      # the same file at every node; relative to this file
+    certificates = "certificates"       # directory with authority.pem, edge-0.pem, edge-0.key
+    directory = "edge-0"                # what the node must not forget
+    addresses = ["10.0.0.1:7400", "10.0.0.2:7400", "10.0.0.3:7400"]
+
+Optional, for edge servers: `listen`, an address to listen on if others reach it at another one; `dashboard`,
+an address to serve the dashboard on (beyond loopback it needs a token, see docs/dashboard.md).
 """
 
 import asyncio
 import logging
 import multiprocessing
+import os
 import signal
 import tomllib
-from dataclasses import dataclass
+from collections.abc import Callable
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
@@ -24,11 +28,16 @@ from cfel.errors import ExperimentError, InputError
 from cfel.experiment import Experiment, load_experiment
 from cfel.experiment.document import refuse_unknown
 from cfel.plugins import import_from
+from cfel.report.dashboard import dashboard_app, serve
 from cfel.runlog.durable import replace_file
 from cfel.runtime.identity import Identity
 from cfel.runtime.node import Companion, Node, run_device, run_edge
+from cfel.status import Status
 
-_KEYS = ("role", "number", "experiment", "certificates", "directory", "addresses", "listen", "import_from")
+TOKEN_VARIABLE = "CFEL_DASHBOARD_TOKEN"  # noqa: S105 — the variable's name
+_LOOK_SECONDS = 0.5
+_NEEDED = ("role", "number", "experiment", "certificates", "directory", "addresses")
+_KEYS = (*_NEEDED, "listen", "dashboard", "import_from")
 
 
 @dataclass(frozen=True, slots=True)
@@ -39,11 +48,13 @@ class NodeFile:
         node: where the process stands.
         experiment: the experiment's file.
         import_from: folders with code of one's own.
+        dashboard: "host:port" to serve the dashboard on, or None.
     """
 
     node: Node
     experiment: Path
     import_from: tuple[Path, ...] = ()
+    dashboard: str | None = None
 
     def load_experiment(self) -> Experiment:
         """The experiment; its own code is found from now on."""
@@ -69,7 +80,7 @@ def read_node(path: Path) -> NodeFile:
             table.get("listen"),
         )
         folders = tuple(beside / folder for folder in table.get("import_from", ()))
-        return NodeFile(node, beside / table["experiment"], folders)
+        return NodeFile(node, beside / table["experiment"], folders, table.get("dashboard"))
     except KeyError as error:
         raise ExperimentError(f"{path}: {error.args[0]} is missing") from error
     except (OSError, UnicodeDecodeError, tomllib.TOMLDecodeError, TypeError, InputError) as error:
@@ -90,15 +101,16 @@ def write_node(path: Path, file: NodeFile) -> None:
     }
     if node.listen is not None:
         table["listen"] = node.listen
+    if file.dashboard is not None:
+        table["dashboard"] = file.dashboard
     replace_file(path, tomli_w.dumps(table).encode())
 
 
-def run_node(path: Path, companion: Companion | None = None) -> bool:
+def run_node(path: Path) -> bool:
     """Runs the node of a configuration file until the experiment is over.
 
     Args:
         path: the configuration file.
-        companion: runs beside an edge server.
 
     Returns:
         Whether the experiment is over; False if the process was asked to stop.
@@ -109,12 +121,31 @@ def run_node(path: Path, companion: Companion | None = None) -> bool:
     node = file.node
     if node.identity.role == "edge":
         simulation = experiment.resolved(world).simulation
+        companion = None if file.dashboard is None else _dashboard(experiment, file.dashboard)
         return asyncio.run(
             _until_stopped(run_edge(world, simulation, experiment.deployment, node, companion))
         )
     if node.identity.role == "device":
         return asyncio.run(_until_stopped(run_device(world, experiment.deployment, node)))
     raise InputError(f"{path}: an operator has nothing to run")
+
+
+def _dashboard(experiment: Experiment, address: str) -> Companion:
+    """Serves the dashboard beside an edge server."""
+    host, _, port = address.rpartition(":")
+    if not host or not port.isdigit():
+        raise InputError(f"dashboard = {address!r}: must look like 127.0.0.1:8470")
+
+    async def show(look: Callable[[], Status]) -> None:
+        def named() -> Status:
+            target = experiment.simulation.target
+            return replace(look(), name=experiment.name, scheme=experiment.scheme.name, target=target)
+
+        app = dashboard_app(named, _LOOK_SECONDS, os.environ.get(TOKEN_VARIABLE) or None)
+        async with serve(app, host, int(port)):
+            await asyncio.Event().wait()
+
+    return show
 
 
 async def _until_stopped(work: Any) -> bool:  # noqa: ANN401 — a coroutine

@@ -1,7 +1,8 @@
 """Runs and comparisons: experiments carried out in directories of their own."""
 
-from collections.abc import Callable, Sequence
-from dataclasses import dataclass, replace
+from collections.abc import Sequence
+from contextlib import AbstractContextManager, nullcontext
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -9,27 +10,13 @@ from cfel.errors import InputError
 from cfel.experiment import Experiment, experiment_toml
 from cfel.report import load_runs, summarise, write_report, write_summary
 from cfel.runlog import RoundRecord
-from cfel.simulation import PoolExecutor, Watch, run_in_directory
+from cfel.scaleout import connection, ray_executor
+from cfel.simulation import Executor, PoolExecutor, SimulationParameters, Watch, run_in_directory
+from cfel.studies.doing import Doing, OnRound
+from cfel.studies.spread import PlacedRun, do_on_cluster, is_better_whole
+from cfel.world import World
 
-OnRound = Callable[[str, RoundRecord], None]
-"""Told the run's name and every finished round."""
-
-
-@dataclass(frozen=True, slots=True)
-class Doing:
-    """How runs are carried out, whatever the experiment.
-
-    Attributes:
-        command: what was typed, for the record.
-        resume: go on with runs that exist already.
-        on_round: told of every round.
-        interrupted: asked after every round; true ends the run there, with a checkpoint.
-    """
-
-    command: tuple[str, ...] = ()
-    resume: bool = False
-    on_round: OnRound | None = None
-    interrupted: Callable[[], bool] = lambda: False
+__all__ = ["Doing", "OnRound", "PlacedRun", "compare", "do_all", "run_experiment", "run_name"]
 
 
 def run_experiment(experiment: Experiment, out: Path, doing: Doing, name: str = "") -> list[RoundRecord]:
@@ -38,7 +25,7 @@ def run_experiment(experiment: Experiment, out: Path, doing: Doing, name: str = 
     resolved = experiment.resolved(world)
     tell = doing.on_round
     progress = None if tell is None else lambda record: tell(name or experiment.name, record)
-    with PoolExecutor(world, resolved.simulation) as executor:
+    with _executor(world, resolved.simulation, doing) as executor:
         return run_in_directory(
             world,
             executor,
@@ -49,6 +36,14 @@ def run_experiment(experiment: Experiment, out: Path, doing: Doing, name: str = 
             resume=doing.resume,
             watch=Watch(progress, doing.interrupted),
         )
+
+
+def _executor(
+    world: World, parameters: SimulationParameters, doing: Doing
+) -> AbstractContextManager[Executor]:
+    if parameters.engine == "ray":
+        return ray_executor(world, parameters, doing.ray_address)
+    return PoolExecutor(world, parameters)
 
 
 def compare(
@@ -80,14 +75,36 @@ def compare(
         for name in dict.fromkeys(schemes)
         for seed in dict.fromkeys(seeds)
     ]
-    for one in experiments:
-        name, seed = one.scheme.name, one.seed
-        run_experiment(one, out / run_name(name) / f"seed-{seed}", doing, f"{name} (seed {seed})")
+    runs = [
+        PlacedRun(
+            f"{one.scheme.name} (seed {one.seed})", one, out / run_name(one.scheme.name) / f"seed-{one.seed}"
+        )
+        for one in experiments
+    ]
+    do_all(runs, out, doing)
     aim = experiment.simulation.target if target is None else target
     document = summarise(load_runs(out), aim)
     write_summary(out, document)
     write_report(out, aim)
     return document
+
+
+def do_all(runs: Sequence[PlacedRun], out: Path, doing: Doing) -> None:
+    """Does the runs one after the other, or side by side on a cluster where that is the better split.
+
+    Args:
+        runs: what is done, and where; all with the same engine.
+        out: holds all their directories.
+        doing: how.
+    """
+    parameters = runs[0].experiment.simulation
+    on_ray = parameters.engine == "ray"
+    with connection(doing.ray_address, parameters.workers) if on_ray else nullcontext():
+        if on_ray and is_better_whole(runs):
+            do_on_cluster(runs, out, doing)
+            return
+        for run in runs:
+            run_experiment(run.experiment, run.directory, doing, run.name)
 
 
 def run_name(scheme: str) -> str:

@@ -75,7 +75,7 @@ def build_graph(parameters: TopologyParameters, clusters: int, seed: int) -> "nx
         InputError: the kind is unknown, or the graph is not connected, or it has a foreign node.
     """
     checked.whole("clusters", clusters, least=1)
-    builder: Builder = plugins.resolve("topology", parameters.kind, KINDS)
+    builder: Builder = plugins.resolve("topology", parameters.kind, KINDS, ("parameters", "clusters", "seed"))
     graph = builder(parameters, clusters, seed)
     check_graph(graph, clusters, parameters.kind)
     return graph

@@ -4,6 +4,7 @@ from collections.abc import Mapping
 from types import MappingProxyType
 
 from cfel import plugins
+from cfel.control.foreign import held_to_promise
 from cfel.control.scheme import Scheme, SchemeBuilder, SchemeParameters
 from cfel.control.schemes.cef import cef
 from cfel.control.schemes.cef_c import cef_c
@@ -34,5 +35,6 @@ SCHEMES: Mapping[str, SchemeBuilder] = MappingProxyType(
 
 def build_scheme(parameters: SchemeParameters) -> Scheme:
     """The scheme that the parameters name: built in, an entry point, or "module:function"."""
-    builder: SchemeBuilder = plugins.resolve("scheme", parameters.name, SCHEMES)
-    return builder(parameters)
+    builder: SchemeBuilder = plugins.resolve("scheme", parameters.name, SCHEMES, ("parameters",))
+    scheme = builder(parameters)
+    return scheme if parameters.name in SCHEMES else held_to_promise(parameters.name, scheme)

@@ -13,7 +13,8 @@ from cfel.learning.data.cifar10 import cifar10
 from cfel.learning.data.dataset import DataSet, Normalisation
 from cfel.learning.data.embedded import digits, synthetic
 from cfel.learning.data.femnist import femnist
-from cfel.plugins import resolve
+from cfel.learning.data.hub import PREFIX, from_hub
+from cfel.plugins import check_result, resolve
 
 __all__ = [
     "BUILTIN",
@@ -23,6 +24,7 @@ __all__ = [
     "cifar10",
     "digits",
     "femnist",
+    "from_hub",
     "load",
     "synthetic",
 ]
@@ -40,11 +42,15 @@ BUILTIN: Mapping[str, Loader] = MappingProxyType(
 
 
 def load(name: str, path: Path | None = None) -> DataSet:
-    """The data set called `name`: built in, an entry point `cfel.data`, or "module:function".
+    """The data set called `name`: built in, "hf:…", an entry point `cfel.data`, or "module:function".
 
     Args:
         name: which.
         path: where its files are; None where it needs none.
     """
-    loader: Loader = resolve("data", name, BUILTIN)
-    return loader(path)
+    if name.startswith(PREFIX):
+        return from_hub(name, path)
+    loader: Loader = resolve("data", name, BUILTIN, ("path",))
+    found = loader(path)
+    check_result(f"data {name!r}", found, DataSet)
+    return found

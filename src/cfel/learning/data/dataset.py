@@ -11,6 +11,7 @@ from numpy.typing import NDArray
 from torch import Tensor
 
 from cfel.errors import InputError
+from cfel.seeding import generator
 
 
 @dataclass(frozen=True, slots=True)
@@ -103,6 +104,18 @@ class DataSet:
             self.train_writers[train],
             self.test_writers[test],
         )
+
+
+def tenth_of_each(groups: NDArray[np.int64]) -> NDArray[np.bool_]:
+    """Marks a tenth (rounded up) of each group's samples, always the same; none of a group's only one."""
+    order = generator(0, "femnist split").permutation(len(groups))
+    order = order[np.argsort(groups[order], kind="stable")]
+    counts = np.bincount(groups)
+    rank = np.arange(len(groups)) - np.repeat(np.cumsum(counts) - counts, counts)
+    kept = np.where(counts > 1, np.ceil(counts * 0.1), 0).astype(np.int64)
+    test = np.zeros(len(groups), dtype=np.bool_)
+    test[order] = rank < np.repeat(kept, counts)
+    return test
 
 
 def class_targets(labels: NDArray[np.integer] | Tensor, classes: int, where: str) -> Tensor:

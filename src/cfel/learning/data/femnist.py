@@ -3,7 +3,7 @@
 Either one or more Parquet files in the schema of `flwrlabs/femnist` on the Hugging Face hub (`image`,
 `writer_id`, `character`, and optionally `leaf_split` = train or test), or the JSON files that LEAF's tools
 write, in `train/` and `test/`. Without a given split, a tenth of each writer's samples is kept for testing,
-always the same one. There is no archive of it to download: LEAF builds it from NIST's scans.
+always the same one. Without a path the Parquet form is downloaded through `hub`, for users who are online.
 """
 
 import json
@@ -15,10 +15,11 @@ import torch
 from numpy.typing import NDArray
 
 from cfel.errors import InputError
-from cfel.learning.data.dataset import DataSet, Normalisation, class_targets
+from cfel.learning.data.dataset import DataSet, Normalisation, class_targets, tenth_of_each
+from cfel.learning.data.hub import load_splits, parsed_name, read_part
 from cfel.learning.data.images import cache_directory, column_names, columns, decoded
-from cfel.seeding import generator
 
+HUB = "hf:flwrlabs/femnist?image=image&label=character&writer=writer_id"
 _CLASSES = 62
 _SIDE = 28
 _SCALE = Normalisation((0.9616,), (0.1639,))
@@ -28,10 +29,13 @@ def femnist(path: Path | None = None, *, cache: Path | None = None) -> DataSet:
     """FEMNIST with the writer of every sample.
 
     Args:
-        path: a Parquet file, a directory of them, or a directory with LEAF's `train/` and `test/`.
+        path: a Parquet file, a directory of them, or a directory with LEAF's `train/` and `test/`; None
+            downloads it from the Hugging Face hub.
         cache: directory for decoded images; by default the user's, see `cache_directory`.
     """
-    if path is None or not path.exists():
+    if path is None:
+        return _from_hub()
+    if not path.exists():
         raise InputError(
             f"data.path: {path} does not exist; FEMNIST comes as Parquet (flwrlabs/femnist on the Hugging "
             "Face hub) or from LEAF's preprocessing scripts"
@@ -42,6 +46,17 @@ def femnist(path: Path | None = None, *, cache: Path | None = None) -> DataSet:
     if not files:
         raise InputError(f"data.path: {path} holds neither Parquet files nor LEAF's train/*.json")
     return _from_parquet(files, cache or cache_directory())
+
+
+def _from_hub() -> DataSet:
+    wanted = parsed_name(HUB)
+    try:
+        part = read_part(wanted, load_splits(wanted, None)["train"])
+    except InputError as error:
+        raise InputError(f"data.path: is not given, and FEMNIST cannot be downloaded: {error}") from error
+    assert part.writers is not None  # noqa: S101 — named in HUB
+    writers = np.unique(part.writers, return_inverse=True)[1].astype(np.int64)
+    return _data_set(part.inputs, part.labels, writers, tenth_of_each(writers), HUB)
 
 
 def _from_parquet(files: list[Path], cache: Path) -> DataSet:
@@ -57,7 +72,7 @@ def _from_parquet(files: list[Path], cache: Path) -> DataSet:
             [_is_test(table[split], file) for table, file in zip(tables, files, strict=True)]
         )
     else:
-        test = _tenth_of_each(writers)
+        test = tenth_of_each(writers)
     return _data_set(images, labels, writers, test, str(files[0]))
 
 
@@ -69,18 +84,6 @@ def _is_test(column: pa.ChunkedArray, file: Path) -> NDArray[np.bool_]:
             f"{file}: column 'leaf_split', row {bad[0]} is {str(values[bad[0]])!r}, neither train nor test"
         )
     return np.asarray(values == "test")
-
-
-def _tenth_of_each(writers: NDArray[np.int64]) -> NDArray[np.bool_]:
-    """A tenth (rounded up) of each writer's samples; none of a writer's only one."""
-    order = generator(0, "femnist split").permutation(len(writers))
-    order = order[np.argsort(writers[order], kind="stable")]
-    counts = np.bincount(writers)
-    rank = np.arange(len(writers)) - np.repeat(np.cumsum(counts) - counts, counts)
-    kept = np.where(counts > 1, np.ceil(counts * 0.1), 0).astype(np.int64)
-    test = np.zeros(len(writers), dtype=np.bool_)
-    test[order] = rank < np.repeat(kept, counts)
-    return test
 
 
 def _from_leaf(path: Path) -> DataSet:

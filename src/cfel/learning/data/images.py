@@ -9,6 +9,7 @@ reads half of it. A cache that cannot be written is done without.
 import hashlib
 import io
 import os
+from collections.abc import Callable, Iterable
 from contextlib import suppress
 from pathlib import Path
 
@@ -19,6 +20,9 @@ from numpy.typing import NDArray
 from PIL import Image, UnidentifiedImageError
 
 from cfel.errors import InputError
+
+GREY = ("1", "L", "LA", "I", "F")
+"""Modes of Pillow in which a picture has no colours."""
 
 
 def cache_directory() -> Path:
@@ -67,9 +71,14 @@ def decoded(path: Path, column: str, channels: int, cache: Path | None) -> NDArr
         cache: directory to keep the decoded array in, or None.
     """
     kept = None if cache is None else cache / f"{_fingerprint(path, column, channels)}.npy"
+    return kept_array(kept, lambda: _decode(path, column, channels))
+
+
+def kept_array(kept: Path | None, make: Callable[[], NDArray[np.uint8]]) -> NDArray[np.uint8]:
+    """The images in a file of the cache; made, and written there, if it does not hold them yet."""
     if kept is not None and (images := _read(kept)) is not None:
         return images
-    images = _decode(path, column, channels)
+    images = make()
     if kept is not None:
         _write(kept, images)
     return images
@@ -79,26 +88,51 @@ def _decode(path: Path, column: str, channels: int) -> NDArray[np.uint8]:
     cells = columns(path, [column])[column].combine_chunks()
     if not pa.types.is_struct(cells.type) or cells.type.get_field_index("bytes") < 0:
         raise InputError(f"{path}: column {column!r} must hold structs with a field 'bytes', is {cells.type}")
-    images: NDArray[np.uint8] | None = None
-    for row, cell in enumerate(cells.field("bytes")):
-        image = _picture(cell.as_py(), channels, f"{path}: column {column!r}, row {row}")
-        if images is None:
-            images = np.empty((len(cells), *image.shape), dtype=np.uint8)
-        if image.shape != images.shape[1:]:
+    contents = (cell.as_py() for cell in cells.field("bytes"))
+    return decoded_cells(contents, channels, f"{path}: column {column!r}", len(cells))
+
+
+def decoded_cells(
+    contents: Iterable[bytes | None], channels: int | None, where: str, count: int = 0
+) -> NDArray[np.uint8]:
+    """Image files as one array, samples × channels × height × width.
+
+    Args:
+        contents: the files, PNG or other.
+        channels: 1 (grey) or 3 (colour), images are converted; None for what the first image has.
+        where: what to call their place in messages.
+        count: how many they are, where that is known; saves a copy.
+
+    Raises:
+        InputError: there are none, one is no image, or they are not all of one size.
+    """
+    images: list[NDArray[np.uint8]] | NDArray[np.uint8] = []
+    shape: tuple[int, ...] | None = None
+    for row, content in enumerate(contents):
+        image = _picture(content, channels, f"{where}, row {row}")
+        if shape is None:
+            shape, channels = image.shape, 1 if image.ndim == 2 else 3
+            images = np.empty((count, *shape), dtype=np.uint8) if count else []
+        if image.shape != shape:
             raise InputError(
-                f"{path}: column {column!r}, row {row} is {image.shape[0]}×{image.shape[1]} pixels, "
-                f"row 0 is {images.shape[1]}×{images.shape[2]}"
+                f"{where}, row {row} is {image.shape[0]}×{image.shape[1]} pixels, "
+                f"row 0 is {shape[0]}×{shape[1]}"
             )
-        images[row] = image
-    if images is None:
-        raise InputError(f"{path}: there is not a single row")
-    return np.ascontiguousarray(images.reshape(*images.shape[:3], channels).transpose(0, 3, 1, 2))
+        if isinstance(images, list):
+            images.append(image)
+        else:
+            images[row] = image
+    if shape is None or channels is None:
+        raise InputError(f"{where}: there is not a single row")
+    stacked = np.stack(images) if isinstance(images, list) else images
+    return np.ascontiguousarray(stacked.reshape(*stacked.shape[:3], channels).transpose(0, 3, 1, 2))
 
 
-def _picture(content: bytes | None, channels: int, where: str) -> NDArray[np.uint8]:
+def _picture(content: bytes | None, channels: int | None, where: str) -> NDArray[np.uint8]:
     try:
         with Image.open(io.BytesIO(content or b"")) as picture:
-            return np.asarray(picture.convert("L" if channels == 1 else "RGB"))
+            grey = channels == 1 if channels is not None else picture.mode in GREY
+            return np.asarray(picture.convert("L" if grey else "RGB"))
     except (UnidentifiedImageError, OSError, SyntaxError, Image.DecompressionBombError) as error:
         raise InputError(f"{where}: not an image: {error}") from error
 

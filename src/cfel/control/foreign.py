@@ -1,0 +1,67 @@
+"""Schemes from outside the package, held to what a scheme promises: a slip is named where it happens."""
+
+import json
+from collections.abc import Mapping
+from dataclasses import replace
+
+import numpy as np
+
+from cfel import plugins
+from cfel.control.scheme import Observation, RoundPlan, Scheme, State
+from cfel.errors import InputError
+
+
+def held_to_promise(name: str, scheme: object) -> Scheme:
+    """The scheme with every plan looked at before anybody acts on it.
+
+    Args:
+        name: as the experiment calls it.
+        scheme: what its builder returned.
+
+    Raises:
+        InputError: it is no scheme, or cannot be called as one; later, its plans are none.
+    """
+    what = f"scheme {name!r}"
+    plugins.check_result(what, scheme, Scheme)
+    assert isinstance(scheme, Scheme)  # noqa: S101 — just checked
+    plugins.check_call(f"{what}: init", scheme.init, ())
+    plugins.check_call(f"{what}: plan", scheme.plan, ("state", "observation"))
+
+    def init() -> State:
+        state = scheme.init()
+        _check_state(f"{what}: init", state)
+        return state
+
+    def plan(state: State, observation: Observation) -> tuple[RoundPlan, State]:
+        answer = scheme.plan(state, observation)
+        if not isinstance(answer, tuple) or len(answer) != 2:
+            raise InputError(f"{what}: plan returned a {type(answer).__name__}, not a pair (plan, state)")
+        plugins.check_result(f"{what}: plan, of the pair (plan, state),", answer[0], RoundPlan)
+        _check_state(f"{what}: plan", answer[1])
+        for field in ("rho", "theta"):
+            _check_shares(f"{what}: {field}", getattr(answer[0], field), observation)
+        return answer
+
+    return replace(scheme, init=init, plan=plan)
+
+
+def _check_state(what: str, state: object) -> None:
+    if not isinstance(state, Mapping):
+        raise InputError(f"{what} returned a {type(state).__name__} as its state, not a mapping")
+    try:
+        json.dumps(dict(state))
+    except (TypeError, ValueError) as error:
+        raise InputError(f"{what} returned a state that is not made of plain JSON values: {error}") from error
+
+
+def _check_shares(what: str, shares: object, observation: Observation) -> None:
+    """ρ may be 0, a share of steps; θ may not, as a device that takes part always sends something."""
+    present = observation.conditions.available
+    if not isinstance(shares, np.ndarray) or shares.shape != present.shape:
+        found = f"of shape {shares.shape}" if isinstance(shares, np.ndarray) else type(shares).__name__
+        raise InputError(f"{what} must be an array with one entry per device ({len(present)}), is {found}")
+    low = shares < 0 if what.endswith("rho") else shares <= 0
+    bad = np.flatnonzero(present & (low | ~(shares <= 1)))
+    if bad.size:
+        least = "[0" if what.endswith("rho") else "(0"
+        raise InputError(f"{what}[{bad[0]}] = {shares[bad[0]]}: must lie in {least}, 1]")

@@ -1,0 +1,217 @@
+"""Labelled images or rows of numbers through Hugging Face `datasets`: from the hub, or from a local folder.
+
+    hf:uoft-cs/cifar10                      from the hub, for users who are online; kept in its own cache
+    hf:ylecun/mnist, with `data.path`       a folder made by `save_to_disk`, or of Parquet files; no network
+    hf:uoft-cs/cifar100?label=fine_label    columns by name: image, label, writer; also config, train, test
+
+Columns are found by their types (an image; class labels) where that leaves no doubt. `datasets` is an
+optional extra and is imported only when it is asked for. Nothing here trains or partitions.
+"""
+
+import importlib
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+from urllib.parse import parse_qsl
+
+import numpy as np
+import torch
+from numpy.typing import NDArray
+
+from cfel.errors import InputError, unknown_name
+from cfel.learning.data.dataset import DataSet, class_targets, tenth_of_each
+from cfel.learning.data.images import cache_directory, decoded_cells, kept_array
+
+PREFIX = "hf:"
+OPTIONS = ("config", "train", "test", "image", "label", "writer")
+WRITERS = ("writer_id", "client_id", "user_id")
+
+
+@dataclass(frozen=True, slots=True)
+class HubName:
+    """What a name like "hf:owner/name?label=fine_label" says.
+
+    Attributes:
+        text: the whole name, for messages.
+        repository: the data set on the hub; only a label where `data.path` is given.
+        options: by key of `OPTIONS`.
+    """
+
+    text: str
+    repository: str
+    options: dict[str, str]
+
+
+@dataclass(frozen=True, slots=True)
+class Part:
+    """One split as arrays.
+
+    Attributes:
+        inputs: uint8 images (samples × channels × height × width) or float32 rows.
+        labels: one per sample.
+        classes: how many there are.
+        writers: who each sample is from, or None where there is no such column.
+    """
+
+    inputs: NDArray[Any]
+    labels: NDArray[np.int64]
+    classes: int
+    writers: NDArray[np.str_] | None
+
+
+def parsed_name(text: str) -> HubName:
+    """The parts of a name that begins with "hf:".
+
+    Raises:
+        InputError: it names nothing, or an option that does not exist.
+    """
+    repository, _, query = text.removeprefix(PREFIX).partition("?")
+    options = dict(parse_qsl(query, keep_blank_values=True))
+    for key in options:
+        if key not in OPTIONS:
+            raise InputError(f"data.name = {text!r}: {unknown_name('option', key, OPTIONS)}")
+    if not repository:
+        raise InputError(f"data.name = {text!r}: must name a data set, as hf:uoft-cs/cifar10")
+    return HubName(text, repository, options)
+
+
+def from_hub(name: str, path: Path | None = None) -> DataSet:
+    """A data set with training and test part; a tenth is kept for testing where there is no test split.
+
+    Args:
+        name: "hf:…", see the module's first lines.
+        path: a folder to read instead of the hub.
+
+    Raises:
+        InputError: the package is missing, the data set cannot be had, or its columns cannot be told.
+    """
+    wanted = parsed_name(name)
+    splits = load_splits(wanted, path)
+    train_name, test_name = _split_names(wanted, splits)
+    train = read_part(wanted, splits[train_name])
+    if test_name is not None:
+        return _data_set(wanted, train, read_part(wanted, splits[test_name]))
+    groups = np.zeros(len(train.labels), np.str_) if train.writers is None else train.writers
+    test = tenth_of_each(np.unique(groups, return_inverse=True)[1].astype(np.int64))
+    return _data_set(wanted, _chosen(train, ~test), _chosen(train, test))
+
+
+def load_splits(wanted: HubName, path: Path | None) -> dict[str, Any]:
+    """The splits by name, from the folder if there is one, else from the hub."""
+    datasets = _package(wanted)
+    config = wanted.options.get("config")
+    saved = path is not None and any((path / file).is_file() for file in ("dataset_dict.json", "state.json"))
+    if path is not None and not saved and not any(path.rglob("*.parquet")):
+        raise InputError(
+            f"data.path: {path} is neither a folder made by `save_to_disk` nor one with Parquet files"
+        )
+    try:
+        if path is None:
+            found = datasets.load_dataset(wanted.repository, config)
+        elif saved:
+            found = datasets.load_from_disk(str(path))
+        else:
+            cache = str(cache_directory() / "huggingface")
+            found = datasets.load_dataset(str(path), config, cache_dir=cache)
+    except (OSError, ValueError, KeyError, RuntimeError) as error:
+        where = "from the hub" if path is None else f"from {path}"
+        hint = "; offline, give data.path" if path is None else ""
+        raise InputError(f"data.name = {wanted.text!r}: cannot be loaded {where}: {error}{hint}") from error
+    return dict(found) if isinstance(found, dict) else {"train": found}
+
+
+def _package(wanted: HubName) -> Any:  # noqa: ANN401 — a module that need not be there
+    try:
+        return importlib.import_module("datasets")
+    except ImportError as error:
+        raise InputError(
+            f"data.name = {wanted.text!r}: needs the package `datasets` ({error}); "
+            "install it with: pip install 'cfel[hf]'"
+        ) from error
+
+
+def _split_names(wanted: HubName, splits: dict[str, Any]) -> tuple[str, str | None]:
+    train = wanted.options.get("train", "train" if "train" in splits else next(iter(splits)))
+    likely = next((name for name in ("test", "validation", "valid") if name in splits), None)
+    test = wanted.options.get("test", likely)
+    for name in (train, test):
+        if name is not None and name not in splits:
+            raise InputError(f"data.name = {wanted.text!r}: {unknown_name('split', name, splits)}")
+    return train, None if test == train else test
+
+
+def read_part(wanted: HubName, split: Any) -> Part:  # noqa: ANN401 — a `datasets.Dataset`
+    """One split as arrays; images are decoded once and kept."""
+    image, label = _column(wanted, split, "image", "Image"), _column(wanted, split, "label", "ClassLabel")
+    writer = wanted.options.get("writer") or next((w for w in WRITERS if w in split.features), None)
+    if writer is not None and writer not in split.features:
+        raise InputError(f"data.name = {wanted.text!r}: {unknown_name('column', writer, split.features)}")
+    labels = np.asarray(split.with_format("numpy")[label][:])
+    if labels.ndim != 1 or not np.issubdtype(labels.dtype, np.integer) or not labels.size:
+        raise InputError(f"data.name = {wanted.text!r}: column {label!r} must hold whole numbers, one each")
+    known = getattr(split.features[label], "num_classes", None)
+    writers = None if writer is None else np.asarray([str(each) for each in split[writer]], dtype=np.str_)
+    inputs = _inputs(wanted, split, image)
+    return Part(inputs, labels.astype(np.int64), known or int(labels.max()) + 1, writers)
+
+
+def _column(wanted: HubName, split: Any, key: str, kind: str) -> str:  # noqa: ANN401
+    """The column asked for, or the only one of its type."""
+    given = wanted.options.get(key)
+    if given is not None:
+        if given not in split.features:
+            raise InputError(f"data.name = {wanted.text!r}: {unknown_name('column', given, split.features)}")
+        return given
+    found: list[str] = [name for name, feature in split.features.items() if type(feature).__name__ == kind]
+    found = found or [name for name in split.features if name == key]
+    if len(found) == 1:
+        return found[0]
+    raise InputError(
+        f"data.name = {wanted.text!r}: cannot tell which column is the {key}; add "
+        f"?{key}=NAME (it has {', '.join(split.features)})"
+    )
+
+
+def _inputs(wanted: HubName, split: Any, column: str) -> NDArray[Any]:  # noqa: ANN401
+    if type(split.features[column]).__name__ != "Image":
+        rows = np.asarray(split.with_format("numpy")[column][:])
+        if rows.dtype == object or rows.ndim < 2 or not np.issubdtype(rows.dtype, np.number):
+            raise InputError(
+                f"data.name = {wanted.text!r}: column {column!r} must hold images, or rows of equally many "
+                f"numbers, is {split.features[column]}"
+            )
+        return rows.astype(np.float32)
+    plain = split.cast_column(column, type(split.features[column])(decode=False))
+    where = f"data.name = {wanted.text!r}: column {column!r}"
+    file = cache_directory() / f"hub-{split._fingerprint}-{column}.npy"
+    return kept_array(file, lambda: decoded_cells((cell["bytes"] for cell in plain[column]), None, where))
+
+
+def _chosen(part: Part, mask: NDArray[np.bool_]) -> Part:
+    writers = None if part.writers is None else part.writers[mask]
+    return Part(part.inputs[mask], part.labels[mask], part.classes, writers)
+
+
+def _data_set(wanted: HubName, train: Part, test: Part) -> DataSet:
+    classes = max(train.classes, test.classes)
+    train_writers, test_writers = _numbered(train.writers, test.writers)
+    return DataSet(
+        wanted.repository,
+        torch.from_numpy(train.inputs),
+        class_targets(train.labels, classes, f"{wanted.text}: training labels"),
+        torch.from_numpy(test.inputs),
+        class_targets(test.labels, classes, f"{wanted.text}: test labels"),
+        classes,
+        train_writers=train_writers,
+        test_writers=test_writers,
+    )
+
+
+def _numbered(
+    train: NDArray[np.str_] | None, test: NDArray[np.str_] | None
+) -> tuple[NDArray[np.int64] | None, NDArray[np.int64] | None]:
+    """Writers as numbers that mean the same in both parts."""
+    if train is None or test is None:
+        return None, None
+    numbers = np.unique(np.concatenate([train, test]), return_inverse=True)[1].astype(np.int64)
+    return numbers[: len(train)], numbers[len(train) :]

@@ -1,0 +1,194 @@
+"""Pages and figures that put measured values beside those of a paper, which the caller hands in.
+
+What the paper says is only numbers here; a scheme or value that it does not speak of has no mark.
+"""
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from html import escape
+from pathlib import Path
+from typing import Any
+
+from matplotlib.axes import Axes
+from matplotlib.figure import Figure
+
+from cfel.report.curves import Value, accuracy_figure
+from cfel.report.load import Run, by_scheme
+from cfel.report.page import gallery, made, stylesheet
+from cfel.report.pictures import Picture, write_pictures
+from cfel.report.style import INK, SchemeStyle, new_figure, scheme_styles
+from cfel.runlog.durable import replace_file
+
+Marks = Mapping[str, tuple[float, float]]
+"""The paper's points (x, y) by scheme."""
+
+_PAPERS_MARK: dict[str, Any] = {"linestyle": "none", "markerfacecolor": "none", "markersize": 9}
+
+
+@dataclass(frozen=True, slots=True)
+class TextTable:
+    """A table of words: a title, headings, and rows of as many cells."""
+
+    title: str
+    headings: tuple[str, ...]
+    rows: tuple[tuple[str, ...], ...]
+
+
+@dataclass(frozen=True, slots=True)
+class Measure:
+    """What a sweep's figure shows: a key of a scheme's summary, its title, and what it is divided by."""
+
+    key: str
+    title: str
+    unit: float = 1.0
+
+
+def gain_figure(schemes: Mapping[str, Mapping[str, Any]], paper: Marks) -> Figure | None:
+    """Gains over CEF, measured and the paper's; None where nothing was gained.
+
+    Args:
+        schemes: of a summary.
+        paper: its gains in time and in energy.
+    """
+    names = [name for name, row in schemes.items() if row["gain_seconds"] is not None or name in paper]
+    if not names:
+        return None
+    styles = scheme_styles(tuple(schemes))
+    figure, panels = new_figure(2, 0.9 + 0.32 * len(names))
+    both = (("gain_seconds", "gain in time over CEF"), ("gain_joules", "gain in energy over CEF"))
+    for number, (axes, (key, title)) in enumerate(zip(panels, both, strict=True)):
+        axes.set_title(title)
+        axes.set_yticks(range(len(names)), [styles[name].label for name in names])
+        axes.set_ylim(len(names) - 0.5, -0.5)
+        axes.axvline(1.0, color=INK, linewidth=0.8)
+        for place, name in enumerate(names):
+            _gain(axes, place, schemes[name], key, styles[name])
+            if name in paper:
+                axes.plot(paper[name][number], place, marker="D", color=INK, **_PAPERS_MARK)
+    panels[-1].set_xlabel("filled: measured here, with 95 % interval; hollow: the paper")
+    return figure
+
+
+def _gain(axes: Axes, place: int, row: Mapping[str, Any], key: str, style: SchemeStyle) -> None:
+    if row[key] is not None:
+        spread = row["confidence"][key] or 0.0
+        axes.errorbar(row[key], place, xerr=spread, color=style.colour, marker="o", capsize=3)
+
+
+def marked_accuracy_figure(
+    runs: tuple[Run, ...], x: Value, x_label: str, target: float | None, paper: Marks
+) -> Figure | None:
+    """Accuracy curves with the paper's points."""
+    groups = by_scheme(runs)
+    styles = scheme_styles(tuple(groups))
+    marks = {name: point for name, point in paper.items() if name in styles}
+    right = max((across for across, _ in marks.values()), default=0.0)
+    figure = accuracy_figure(groups, styles, x, x_label, target, right)
+    if figure is None:
+        return None
+    for name, (across, up) in marks.items():
+        look = styles[name]
+        figure.axes[0].plot(across, up, marker=look.marker, color=look.colour, **_PAPERS_MARK)
+    return figure
+
+
+def sweep_figure(
+    values: Mapping[float, Mapping[str, Any]],
+    axis: str,
+    measures: Sequence[Measure],
+    paper: Mapping[str, Marks],
+) -> Figure | None:
+    """What every scheme needed, against what was varied; a value that was not reached leaves a gap.
+
+    Args:
+        values: the summary of each setting.
+        axis: what was varied.
+        measures: one panel each.
+        paper: the paper's points by the measure's key, in the measure's unit.
+    """
+    names = tuple(dict.fromkeys(name for summary in values.values() for name in summary["schemes"]))
+    styles = scheme_styles(names)
+    figure, panels = new_figure(len(measures), 2.9)
+    for axes, measure in zip(panels, measures, strict=True):
+        axes.set_title(measure.title)
+        for name in names:
+            _line(axes, values, name, measure, styles[name])
+            if name in paper.get(measure.key, {}):
+                across, up = paper[measure.key][name]
+                axes.plot(across, up, marker=styles[name].marker, color=styles[name].colour, **_PAPERS_MARK)
+        axes.set_xticks(sorted(values), [f"{value:g}" for value in sorted(values)])
+    panels[-1].set_xlabel(axis)
+    if panels[0].get_legend_handles_labels()[1]:
+        panels[0].legend(fontsize=8, ncols=3, frameon=False)
+    return figure if any(axes.lines for axes in panels) else None
+
+
+def _line(
+    axes: Axes,
+    values: Mapping[float, Mapping[str, Any]],
+    name: str,
+    measure: Measure,
+    style: SchemeStyle,
+) -> None:
+    rows = {value: summary["schemes"].get(name, {}).get(measure.key) for value, summary in values.items()}
+    found = {value: row / measure.unit for value, row in sorted(rows.items()) if row is not None}
+    if found:
+        axes.plot(
+            list(found),
+            list(found.values()),
+            color=style.colour,
+            linestyle=style.dash,
+            marker=style.marker,
+            label=style.label,
+        )
+
+
+@dataclass(frozen=True, slots=True)
+class Reproduction:
+    """A page: title, sentences, tables, figures, and the runs behind it."""
+
+    title: str
+    notes: tuple[str, ...]
+    tables: tuple[TextTable, ...]
+    pictures: tuple[Picture, ...]
+    runs: tuple[Run, ...]
+
+
+def write_reproduction(path: Path, content: Reproduction) -> Path:
+    """Writes `report.html` and `figures/` into the directory `path`."""
+    write_pictures(path / "figures", content.pictures)
+    page = path / "report.html"
+    replace_file(page, _rendered(content).encode())
+    return page
+
+
+def _rendered(content: Reproduction) -> str:
+    title = escape(content.title)
+    styles = scheme_styles(tuple(dict.fromkeys(run.scheme for run in content.runs)))
+    return (
+        '<!DOCTYPE html>\n<html lang="en"><head><meta charset="utf-8">'
+        '<meta name="viewport" content="width=device-width, initial-scale=1">'
+        '<meta name="color-scheme" content="light dark">'
+        f"<title>{title} · cfel</title><style>{stylesheet()}</style></head><body><main><h1>{title}</h1>"
+        f"{''.join(f'<p>{escape(note)}</p>' for note in content.notes)}"
+        f"{''.join(map(_table, content.tables))}<h2>Figures</h2>{gallery(content.pictures)}"
+        f"<h2>How this was made</h2>{''.join(made(run, styles) for run in content.runs)}"
+        "</main></body></html>\n"
+    )
+
+
+def _table(table: TextTable) -> str:
+    head = "".join(f'<th scope="col">{escape(heading)}</th>' for heading in table.headings)
+    rows = "".join(_row(table.headings, row) for row in table.rows)
+    return (
+        f'<h2>{escape(table.title)}</h2><div class="card"><table class="summary">'
+        f"<thead><tr>{head}</tr></thead><tbody>{rows}</tbody></table></div>"
+    )
+
+
+def _row(headings: Sequence[str], row: Sequence[str]) -> str:
+    cells = "".join(
+        f'<td data-label="{escape(heading)}">{escape(cell)}</td>'
+        for heading, cell in zip(headings[1:], row[1:], strict=True)
+    )
+    return f'<tr><th scope="row">{escape(row[0])}</th>{cells}</tr>'

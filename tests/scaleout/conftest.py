@@ -1,0 +1,94 @@
+"""Ray clusters for tests: real nodes, with tokens, where nobody else can reach them."""
+
+import json
+import os
+import secrets
+import shutil
+import subprocess
+import sys
+import tempfile
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+from typing import IO, Any
+
+import pytest
+
+NAMESPACES = ["--net", "--pid", "--fork", "--kill-child", "--mount-proc"]
+
+
+def refusal() -> str | None:
+    """Why there can be no namespaces of our own, or None."""
+    for program in ("unshare", "nsenter"):
+        if shutil.which(program) is None:
+            return f"{program} (util-linux) is not installed"
+    tried = subprocess.run(
+        [shutil.which("unshare") or "unshare", *NAMESPACES, "true"], capture_output=True, text=True
+    )
+    return None if tried.returncode == 0 else f"namespaces are not permitted: {tried.stderr.strip()}"
+
+
+class Nodes:
+    """A cluster in a namespace, and a way to run commands beside it."""
+
+    def __init__(self, holder: "subprocess.Popen[str]", environment: dict[str, str], log: Path) -> None:
+        self._holder, self._environment, self._log = holder, environment, log
+        self.address = str(self._answer()["address"])
+        inside = Path(f"/proc/{holder.pid}/task/{holder.pid}/children").read_text().split()[0]
+        self._enter = ["nsenter", "--target", inside, "--net", "--pid", "--mount"]
+
+    def tell(self, **order: Any) -> dict[str, Any]:
+        """Has the cluster do something; see `nodes`."""
+        _pipe(self._holder.stdin).write(json.dumps(order) + "\n")
+        _pipe(self._holder.stdin).flush()
+        return self._answer()
+
+    def start(self, *command: str) -> "subprocess.Popen[str]":
+        """Starts a Python command in the namespace."""
+        words = [*self._enter, "--", sys.executable, *command]
+        pipes = {"stdin": subprocess.PIPE, "stdout": subprocess.PIPE, "stderr": subprocess.PIPE, "text": True}
+        return subprocess.Popen(words, env=self._environment, cwd=Path.cwd(), **pipes)  # type: ignore[call-overload,no-any-return]
+
+    def _answer(self) -> dict[str, Any]:
+        line = _pipe(self._holder.stdout).readline()
+        if not line:
+            raise RuntimeError(f"the cluster ended: {self._log.read_text()[-2000:]}")
+        document: dict[str, Any] = json.loads(line)
+        return document
+
+
+def _pipe(pipe: IO[str] | None) -> IO[str]:
+    assert pipe is not None
+    return pipe
+
+
+@contextmanager
+def cluster(nodes: int, system: dict[str, Any] | None = None, **node: Any) -> Iterator[Nodes]:
+    """A cluster of some nodes with one core each; everything in it is gone in the end."""
+    pytest.importorskip("ray", reason="Ray is not installed")
+    reason = refusal()
+    if reason is not None:
+        pytest.skip(reason)
+    tokens = {"RAY_AUTH_MODE": "token", "RAY_AUTH_TOKEN": secrets.token_hex(32)}
+    environment = {**os.environ, **tokens, "RAY_USAGE_STATS_ENABLED": "0"}
+    folder = tempfile.mkdtemp(prefix="cfel-ray-")
+    settings = {"nodes": nodes, "system": system or {}, "node": node, "folder": folder}
+    script = str(Path(__file__).with_name("nodes.py"))
+    command = ["unshare", *NAMESPACES, sys.executable, script, json.dumps(settings)]
+    with (
+        Path(folder, "holder.log").open("w") as log,
+        subprocess.Popen(
+            command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, stderr=log, text=True, env=environment
+        ) as holder,
+    ):
+        try:
+            yield Nodes(holder, environment, Path(folder, "holder.log"))
+        finally:
+            holder.kill()
+    shutil.rmtree(folder, ignore_errors=True)
+
+
+@pytest.fixture(scope="module")
+def two_nodes() -> Iterator[Nodes]:
+    with cluster(2) as nodes:
+        yield nodes

@@ -1,0 +1,24 @@
+"""The tiny experiment on a cluster, in a process of its own: prints its log and where it was computed."""
+
+import json
+import sys
+from dataclasses import asdict
+
+from cfel.experiment import load_experiment
+from cfel.scaleout import ray_executor
+from cfel.simulation import initial_state, simulate
+
+
+def main(experiment: str, address: str, *changes: str) -> None:
+    parsed = load_experiment(experiment, changes)
+    world = parsed.world()
+    parameters = parsed.resolved(world).simulation
+    with ray_executor(world, parameters, address) as executor:
+        nodes = {place.node for place in executor.places()}
+        rounds = list(simulate(world, executor, parameters, initial_state(world), lambda: 0.0))
+    records = [asdict(each.record) for each in rounds]
+    print(json.dumps({"nodes": len(nodes), "records": records}))  # noqa: T201
+
+
+if __name__ == "__main__":
+    main(*sys.argv[1:])

@@ -1,0 +1,158 @@
+"""Workers and whole runs that are lost at a given moment: the bookkeeping, without a cluster."""
+
+from dataclasses import replace
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+import pytest
+
+from cfel.errors import InputError, RunDirectoryError, ScaleoutError
+from cfel.experiment import Experiment
+from cfel.runlog import RunDirectory
+from cfel.simulation import initial_state, simulate
+from cfel.studies.runs import Doing, PlacedRun, do_all, run_experiment
+
+from ..simulation.drive import records, timeless, tiny
+
+pytest.importorskip("ray", reason="Ray is not installed")
+
+if TYPE_CHECKING:
+    from .stand_in import StandIn
+
+REMEMBERING = tiny(compression={"error_feedback": True}, local={"estimator": "fresh"})
+
+
+@pytest.fixture
+def stand_in(monkeypatch: pytest.MonkeyPatch) -> "StandIn":
+    from .stand_in import install
+
+    monkeypatch.setenv("RAY_AUTH_MODE", "token")
+    return install(monkeypatch)
+
+
+def on_ray(experiment: Experiment) -> list[dict[str, object]]:
+    from cfel.scaleout import ray_executor
+
+    world = experiment.world()
+    parameters = experiment.resolved(world).simulation
+    with ray_executor(world, parameters) as executor:
+        assert len(executor.places()) == 2
+        rounds = simulate(world, executor, parameters, initial_state(world), lambda: 0.0)
+        return timeless([each.record for each in rounds])
+
+
+@pytest.mark.parametrize("deaths", [set(), {1}, {4, 5, 9}, set(range(2, 80, 7))], ids=str)
+def test_the_log_of_threads_whoever_dies(stand_in: "StandIn", deaths: set[int]) -> None:
+    stand_in.deaths = deaths
+    assert on_ray(REMEMBERING) == timeless(records(REMEMBERING))
+    assert stand_in.calls > max(deaths, default=0)
+
+
+def test_a_task_that_kills_everybody(stand_in: "StandIn") -> None:
+    stand_in.deaths = set(range(1, 1000))
+    with pytest.raises(ScaleoutError, match="a task was lost 5 times with the workers it ran on"):
+        on_ray(REMEMBERING)
+
+
+def test_what_a_worker_raises_is_raised_here(stand_in: "StandIn", monkeypatch: pytest.MonkeyPatch) -> None:
+    from cfel.scaleout.worker import DeviceWorker
+
+    def refuse(*_: object) -> None:
+        raise InputError("theta of device 3")
+
+    monkeypatch.setattr(DeviceWorker, "updates", refuse)
+    with pytest.raises(InputError, match="theta of device 3"):
+        on_ray(REMEMBERING)
+    assert stand_in.calls > 0
+
+
+@pytest.mark.parametrize("where", ["driver", "worker"])
+def test_no_room_for_objects(stand_in: "StandIn", monkeypatch: pytest.MonkeyPatch, where: str) -> None:
+    from ray.exceptions import OutOfDiskError
+
+    from cfel.scaleout.worker import DeviceWorker
+
+    def full(*_: object) -> None:
+        raise OutOfDiskError("Local disk is full")
+
+    if where == "driver":
+        stand_in.putting = full
+    else:
+        monkeypatch.setattr(DeviceWorker, "updates", full)
+    with pytest.raises(ScaleoutError, match="object store is full and cannot spill"):
+        on_ray(REMEMBERING)
+
+
+def test_other_versions_are_refused(stand_in: "StandIn", monkeypatch: pytest.MonkeyPatch) -> None:
+    from cfel.scaleout.worker import DeviceWorker, Place
+
+    monkeypatch.setattr(DeviceWorker, "ready", lambda _: Place("there", 1, ("cfel 0.0", "torch 1.0")))
+    with pytest.raises(ScaleoutError, match=r"node there runs cfel 0\.0, torch 1\.0, this process"):
+        on_ray(REMEMBERING)
+    assert stand_in.calls == 0
+
+
+def test_no_worker_at_all(stand_in: "StandIn") -> None:
+    stand_in.ready = False
+    with pytest.raises(
+        ScaleoutError, match="no worker could be started within 120 s; the cluster has 2 cores"
+    ):
+        on_ray(REMEMBERING)
+
+
+def sweep(folder: Path, engine: str = "ray") -> list[PlacedRun]:
+    """Four small runs, which two cores do better side by side."""
+    base = replace(REMEMBERING, simulation=replace(REMEMBERING.simulation, engine=engine))
+    return [PlacedRun(f"seed {seed}", replace(base, seed=seed), folder / f"seed-{seed}") for seed in range(4)]
+
+
+def test_whole_runs_go_on_where_they_were_lost(stand_in: "StandIn", tmp_path: Path) -> None:
+    """The first call asks the node whether it sees the folder; the second and fourth are runs."""
+    stand_in.deaths = {2, 4}
+    said: list[str] = []
+    told: list[str] = []
+    doing = Doing(say=said.append, on_round=lambda name, _: told.append(name))
+    do_all(sweep(tmp_path), tmp_path, doing)
+    assert len([line for line in said if "goes on from its last checkpoint" in line]) == 2
+    assert sorted(told) == sorted(f"seed {seed}" for seed in range(4) for _ in range(3))
+    for run in sweep(tmp_path / "threads", "threads"):
+        expected = timeless(run_experiment(run.experiment, run.directory, Doing()))
+        there = RunDirectory.open(tmp_path / run.directory.name)
+        assert timeless(there.records()) == expected
+        assert 'engine = "ray"' in there.experiment_toml()
+    assert not list(tmp_path.glob(".*"))
+
+
+def test_a_run_that_kills_everybody(stand_in: "StandIn", tmp_path: Path) -> None:
+    stand_in.deaths = set(range(2, 1000))
+    with pytest.raises(ScaleoutError, match=r"seed \d: lost 5 times with the machine or process"):
+        do_all(sweep(tmp_path), tmp_path, Doing())
+
+
+def test_interrupted_runs_have_checkpoints(stand_in: "StandIn", tmp_path: Path) -> None:
+    """Asked before the first run is handed out: nothing is begun."""
+    with pytest.raises(KeyboardInterrupt):
+        do_all(sweep(tmp_path), tmp_path, Doing(interrupted=lambda: True))
+    assert stand_in.calls <= 1
+    assert not list(tmp_path.iterdir())
+
+
+def test_no_node_sees_the_folder(
+    stand_in: "StandIn", tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    from cfel.scaleout import sweep as module
+
+    monkeypatch.setattr(module, "_versions_where_seen", lambda _: ())
+    said: list[str] = []
+    with pytest.raises(ScaleoutError, match="put it on shared storage"):
+        do_all(sweep(tmp_path), tmp_path, Doing(say=said.append))
+    assert "does not see" in said[0]
+    assert stand_in.calls == 1
+
+
+def test_a_run_that_cannot_be_done(stand_in: "StandIn", tmp_path: Path) -> None:
+    runs = sweep(tmp_path)
+    run_experiment(tiny(), runs[1].directory, Doing())
+    with pytest.raises(RunDirectoryError, match="holds a run already"):
+        do_all(runs, tmp_path, Doing())
+    assert stand_in.calls > 1

@@ -1,0 +1,196 @@
+"""Parts from outside that do not keep to their promise: the error names the part and what was expected."""
+
+import textwrap
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from cfel.errors import InputError
+
+from .drive import records, tiny
+
+SCHEME = """
+from dataclasses import replace
+import numpy as np
+from cfel.control.planning import Bounds, plan_round
+from cfel.control.scheme import Scheme, nobody
+whole = Bounds(rho=(1.0, 1.0), theta=(1.0, 1.0))
+"""
+LEARNING = """
+from types import SimpleNamespace
+import torch
+from torch import nn
+from cfel.learning.compression import DenseUpdate
+from cfel.learning.data import DataSet, digits
+from cfel.learning.models import mlp
+from cfel.learning.task import Task
+"""
+
+WRONG: dict[str, tuple[str, str, dict[str, Any], str]] = {
+    "scheme-signature": (
+        SCHEME,
+        "def f(): pass",
+        {"scheme": {"name": "{m}:f"}},
+        "scheme '{m}:f': is called with (parameters), but its signature is (): too many positional arguments",
+    ),
+    "scheme-type": (
+        SCHEME,
+        "def f(parameters): return 3",
+        {"scheme": {"name": "{m}:f"}},
+        "scheme '{m}:f' returned a int, not a Scheme",
+    ),
+    "scheme-plan-signature": (
+        SCHEME,
+        "def f(parameters): return Scheme(dict, lambda state: None)",
+        {"scheme": {"name": "{m}:f"}},
+        "scheme '{m}:f': plan: is called with (state, observation), but its signature is (state)",
+    ),
+    "scheme-plan-pair": (
+        SCHEME,
+        "def f(p): return Scheme(dict, lambda s, o: plan_round(o, p, whole))",
+        {"scheme": {"name": "{m}:f"}},
+        "scheme '{m}:f': plan returned a RoundPlan, not a pair (plan, state)",
+    ),
+    "scheme-plan-order": (
+        SCHEME,
+        "def f(p): return Scheme(dict, lambda s, o: (s, plan_round(o, p, whole)))",
+        {"scheme": {"name": "{m}:f"}},
+        "scheme '{m}:f': plan, of the pair (plan, state), returned a dict, not a RoundPlan",
+    ),
+    "scheme-state": (
+        SCHEME,
+        "def f(p): return Scheme(dict, lambda s, o: (plan_round(o, p, whole), {'a': np.zeros(2)}))",
+        {"scheme": {"name": "{m}:f"}},
+        "scheme '{m}:f': plan returned a state that is not made of plain JSON values",
+    ),
+    "scheme-length": (
+        SCHEME,
+        "def f(p): return Scheme(dict, lambda s, o: (nobody(2), s))",
+        {"scheme": {"name": "{m}:f"}},
+        "scheme '{m}:f': rho must be an array with one entry per device (6), is of shape (2,)",
+    ),
+    "scheme-range": (
+        SCHEME,
+        "def f(p): return Scheme(dict, lambda s, o: (nobody(6), s))",
+        {"scheme": {"name": "{m}:f"}},
+        "scheme '{m}:f': theta[0] = 0.0: must lie in (0, 1]",
+    ),
+    "compression-signature": (
+        LEARNING,
+        "def f(vector, theta): pass",
+        {"compression": {"kind": "{m}:f"}},
+        "compression '{m}:f': is called with (vector, theta, key), but its signature is (vector, theta)",
+    ),
+    "compression-type": (
+        LEARNING,
+        "def f(vector, theta, key): return vector",
+        {"compression": {"kind": "{m}:f"}},
+        "compression '{m}:f' returned a Tensor, not an update: it has no wire_bits",
+    ),
+    "compression-length": (
+        LEARNING,
+        "def f(vector, theta, key): return DenseUpdate(vector[:5].clone())",
+        {"compression": {"kind": "{m}:f"}},
+        "compression '{m}:f' returned an update of 5 entries for a vector of 4810",
+    ),
+    "topology-signature": (
+        "",
+        "def f(clusters): pass",
+        {"topology": {"kind": "{m}:f"}},
+        "topology '{m}:f': is called with (parameters, clusters, seed), but its signature is (clusters)",
+    ),
+    "topology-type": (
+        "",
+        "def f(parameters, clusters, seed): return [(0, 1)]",
+        {"topology": {"kind": "{m}:f"}},
+        "topology '{m}:f': must give an undirected networkx.Graph, got list",
+    ),
+    "data-signature": (
+        LEARNING,
+        "def f(): return digits()",
+        {"data": {"name": "{m}:f"}},
+        "data '{m}:f': is called with (path), but its signature is ()",
+    ),
+    "data-type": (
+        LEARNING,
+        "def f(path): return digits().train_inputs",
+        {"data": {"name": "{m}:f"}},
+        "data '{m}:f' returned a Tensor, not a DataSet",
+    ),
+    "model-signature": (
+        LEARNING,
+        "def f(classes): pass",
+        {"model": {"name": "{m}:f"}},
+        "model '{m}:f': is called with (input_shape, classes), but its signature is (classes)",
+    ),
+    "model-type": (
+        LEARNING,
+        "def f(input_shape, classes): return 'a network'",
+        {"model": {"name": "{m}:f"}},
+        "model '{m}:f' returned a str, not a Module",
+    ),
+    "model-shape": (
+        LEARNING,
+        "def f(input_shape, classes): return nn.Linear(64, classes)",
+        {"model": {"name": "{m}:f"}},
+        "data 'digits' with model '{m}:f': its model fails on a batch of shape (2, 1, 8, 8): mat1 and mat2",
+    ),
+    "model-outputs": (
+        LEARNING,
+        "def f(s, c): return nn.Sequential(nn.Flatten(), nn.Linear(64, c), nn.Unflatten(1, (5, 2)))",
+        {"model": {"name": "{m}:f"}},
+        "data 'digits' with model '{m}:f': its loss fails on a batch of shape (2, 1, 8, 8)",
+    ),
+    "task-signature": (
+        LEARNING,
+        "def f(path, more): pass",
+        {"data": {"task": "{m}:f"}},
+        "task '{m}:f': is called with (path), but its signature is (path, more)",
+    ),
+    "task-type": (
+        LEARNING,
+        "def f(path): return digits()",
+        {"data": {"task": "{m}:f"}},
+        "task '{m}:f' returned a DataSet, not a Task",
+    ),
+    "task-loss": (
+        LEARNING,
+        "def f(path): return Task(digits(), mlp, loss=nn.functional.cross_entropy)",
+        {"data": {"task": "{m}:f"}},
+        "task '{m}:f': loss must give one number per sample, 2 of them, got shape ()",
+    ),
+    "task-metric": (
+        LEARNING,
+        "def f(path): return Task(digits(), mlp, metric=lambda outputs, targets: 0.5)",
+        {"data": {"task": "{m}:f"}},
+        "task '{m}:f': metric must give one number per sample, 2 of them, got a float",
+    ),
+    "augmentation-signature": (
+        LEARNING,
+        "def f(batch, generator): return batch",
+        {"data": {"augment": "{m}:f"}},
+        "augmentation '{m}:f': is called with (), but its signature is (batch, generator)",
+    ),
+    "augmentation-type": (
+        LEARNING,
+        "def f(): return 'flip'",
+        {"data": {"augment": "{m}:f"}},
+        "augmentation '{m}:f' returned a str, not a function",
+    ),
+}
+
+
+@pytest.mark.parametrize("case", WRONG)
+def test_a_part_that_is_wrong(case: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    head, code, change, message = WRONG[case]
+    module = f"wrong_{case.replace('-', '_')}"
+    (tmp_path / f"{module}.py").write_text(textwrap.dedent(head) + code + "\n", encoding="utf-8")
+    monkeypatch.syspath_prepend(str(tmp_path))
+    named = {
+        section: {key: value.format(m=module) for key, value in keys.items()}
+        for section, keys in change.items()
+    }
+    with pytest.raises(InputError) as caught:
+        records(tiny(named, rounds={"global": 1, "edge": 1}))
+    assert message.format(m=module) in str(caught.value)

@@ -4,7 +4,7 @@ VENV   ?= .venv
 BIN    := $(VENV)/bin
 READY  := $(VENV)/.ready
 
-.PHONY: demo test test-faults test-slow check bench clean
+.PHONY: demo test test-faults chaos test-slow check bench clean
 
 demo: $(READY)            ## run the main job
 	$(BIN)/cfel demo
@@ -14,6 +14,9 @@ test: $(READY)            ## the tests, under five minutes on two cores
 
 test-faults: $(READY)     ## clusters that lose nodes, drivers and memory; five minutes on two cores
 	$(BIN)/pytest -m slow tests/scaleout
+
+chaos: $(READY)           ## federations whose members are killed, frozen and cut off
+	$(BIN)/pytest -m slow tests/runtime
 
 test-slow: $(READY)       ## the long tests
 	$(BIN)/pytest -m slow

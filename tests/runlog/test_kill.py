@@ -81,7 +81,7 @@ def check_whole(path: Path) -> int:
     return checkpoint.round
 
 
-@pytest.mark.timeout(110)
+@pytest.mark.timeout(300)
 def test_a_killed_run_is_whole_and_goes_on(tmp_path: Path) -> None:
     """After n rounds every entry is 1 + … + n = n(n+1)/2, in the log, the state and all four shards."""
     random = np.random.default_rng(0)

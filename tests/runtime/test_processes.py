@@ -52,7 +52,8 @@ def test_equals_the_simulation(tmp_path: Path, simulated: list[dict[str, Any]]) 
     assert alive[0].term
     assert (alive[0].rounds, alive[0].edge_rounds) == (3, 2)
     assert [cluster.size for cluster in alive[0].clusters] == [2, 2, 2]
-    assert alive[0].history[0].round == 1
+    # Not every edge server has written the round down when the first of them has.
+    assert {each.history[0].round for each in alive if each.history} == {1}
     (page,) = pages
     assert (page.name, page.scheme, page.rounds) == ("demo", "hcef", 3)
     directory = RunDirectory.open(tmp_path / "run")

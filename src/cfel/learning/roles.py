@@ -73,7 +73,7 @@ def device_update(
         data: the device's samples.
         state: what the device remembers; left as it is.
         workspace: the worker's scratch memory.
-        give_up_state: the caller needs `state` no more; its momentum may become the new one's.
+        give_up_state: the caller needs `state` no more; its memory may become the new one's.
 
     Returns:
         What to send to the edge server, and what to remember.
@@ -94,6 +94,7 @@ def device_update(
         buffers=flat.buffers.clone().cpu(),
         estimates=estimates,
         losses=losses,
+        give_up_state=give_up_state,
     )
 
 
@@ -108,6 +109,7 @@ def finished(
     buffers: Tensor,
     estimates: Estimates | None,
     losses: Sequence[float],
+    give_up_state: bool = False,
 ) -> tuple[DeviceReport, DeviceState]:
     """Compresses what a device learned, and makes its report and its new state.
 
@@ -121,6 +123,7 @@ def finished(
         buffers: batch-norm statistics.
         estimates: new ones, or None if there are none.
         losses: of the steps taken.
+        give_up_state: the memory of `state` may become the new one's.
 
     Raises:
         DivergedError: any of it is not finite.
@@ -147,7 +150,9 @@ def finished(
     )
     return report, DeviceState(
         momentum if local.momentum_state == "keep" else None,
-        _residual(difference, update) if local.error_feedback else None,
+        _residual(difference, update, state.residual if give_up_state else None)
+        if local.error_feedback
+        else None,
         estimates,
     )
 
@@ -160,8 +165,9 @@ def _momentum(state: DeviceState, workspace: Workspace, give_up_state: bool) -> 
     return state.momentum.to(workspace.device, copy=not give_up_state)
 
 
-def _residual(difference: Tensor, update: Update) -> Tensor:
-    residual = difference.clone()
+def _residual(difference: Tensor, update: Update, memory: Tensor | None) -> Tensor:
+    """What the update leaves out, in memory of the same size that is needed no more, if there is some."""
+    residual = difference.clone() if memory is None else memory.copy_(difference)
     update.add_to(residual, -1.0)
     return residual
 

@@ -77,7 +77,7 @@ def scheme_styles(schemes: Sequence[str]) -> dict[str, SchemeStyle]:
         if look is None:
             look = _SPARE[spare % len(_SPARE)]
             spare += 1
-        label = known.upper() if known in _LOOKS else scheme
+        label = known.upper().replace("-PLUS", "+") if known in _LOOKS else scheme
         styles[scheme] = SchemeStyle(label, *look)
     return styles
 

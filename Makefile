@@ -4,13 +4,16 @@ VENV   ?= .venv
 BIN    := $(VENV)/bin
 READY  := $(VENV)/.ready
 
-.PHONY: demo test test-faults chaos test-slow check bench clean
+.PHONY: demo test test-long test-faults chaos test-slow check bench clean
 
 demo: $(READY)            ## run the main job
 	$(BIN)/cfel demo
 
 test: $(READY)            ## the tests, under five minutes on two cores
-	$(BIN)/pytest -m "not slow" -n 2 --cov
+	$(BIN)/pytest -m "not slow and not long" -n 2 --cov
+
+test-long: $(READY)       ## every item of `cfel reproduce`, killed processes, a Ray cluster; some minutes
+	$(BIN)/pytest -m "long and not slow" -n 2
 
 test-faults: $(READY)     ## clusters that lose nodes, drivers and memory; five minutes on two cores
 	$(BIN)/pytest -m slow tests/scaleout

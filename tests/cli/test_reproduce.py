@@ -24,6 +24,9 @@ from tests.paper_data import write_cifar10, write_femnist
 PAPERS = {"cef", "hcef", "cef_f", "cef_c", "mll_sgd"}
 
 
+pytestmark = pytest.mark.long
+
+
 @pytest.fixture(scope="module")
 def data(tmp_path_factory: pytest.TempPathFactory) -> Iterator[dict[str, Path]]:
     """Both data sets, and a cache of their own."""

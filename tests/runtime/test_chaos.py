@@ -28,7 +28,7 @@ from cfel.studies.node import read_node
 from tests.runtime.conftest import deployed
 from tests.simulation.drive import records, timeless
 
-pytestmark = pytest.mark.timeout(300)
+pytestmark = [pytest.mark.timeout(300), pytest.mark.long]
 
 Snapshots = Mapping[int, Mapping[str, Any]]
 LOOK_SECONDS = 0.005

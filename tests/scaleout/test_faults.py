@@ -63,6 +63,7 @@ def undisturbed(tmp_path_factory: pytest.TempPathFactory) -> list[RoundRecord]:
 
 
 @pytest.mark.timeout(300)
+@pytest.mark.long
 def test_two_nodes_give_the_log_of_threads(two_nodes: Nodes, tmp_path: Path) -> None:
     """Momentum and residuals included."""
     script = str(Path(__file__).with_name("on_cluster.py"))
@@ -76,6 +77,7 @@ def test_two_nodes_give_the_log_of_threads(two_nodes: Nodes, tmp_path: Path) -> 
 
 
 @pytest.mark.timeout(300)
+@pytest.mark.long
 def test_a_worker_killed_in_mid_round(
     two_nodes: Nodes, tmp_path: Path, undisturbed: list[RoundRecord]
 ) -> None:

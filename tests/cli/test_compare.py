@@ -115,7 +115,7 @@ def test_demo(run: Run, tmp_path: Path) -> None:
     assert shown.code == 0
     assert "Time and energy to 20 %" in shown.out
     tidy(shown.out)
-    assert list(found) == ["hcef", "cef", "cef_c", "cef_f", "mll_sgd"]
+    assert list(found) == ["hcef_plus", "hcef", "cef", "cef_c", "cef_f", "mll_sgd"]
     assert found["cef"]["seconds"] / found["cef"]["seconds_budget"] == pytest.approx(1 / 0.6)
     assert found["cef"]["joules"] / found["cef"]["joules_budget"] == pytest.approx(1 / 0.6)
     assert found["hcef"]["seconds"] <= found["hcef"]["seconds_budget"] * (1 + 1e-9)

@@ -24,7 +24,7 @@ from cfel.studies.runs import compare
 
 EXAMPLE = """  cfel compare experiment.toml --seeds 0,1,2 --target 0.7 --out runs/table
   cfel compare experiment.toml --schemes hcef,cef,my_module:build"""
-SCHEMES = "hcef,cef,cef_c,cef_f,mll_sgd"
+SCHEMES = "hcef_plus,hcef,cef,cef_c,cef_f,mll_sgd"
 
 
 def register(commands: Commands) -> None:

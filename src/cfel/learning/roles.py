@@ -45,8 +45,9 @@ def device_estimate(
     local, draw = workspace.local, order.stream("fresh batches")
     scatter: Scatter | None = None
     for _ in range(local.fresh_batches):
-        rows = drawn_batches(data.samples, local.batch, 1, draw)[0]
-        gradient, _ = workspace.gradient(*workspace.batch(data, rows, lambda: draw))
+        rows = drawn_batches(data.samples, local.batch, 1, draw)
+        (batch,) = workspace.batches(data, rows, [lambda: draw])
+        gradient, _ = workspace.gradient(*batch)
         if scatter is None:
             scatter = Scatter(gradient)
         else:
@@ -182,9 +183,8 @@ def _train(
     buffers = [] if momentum is None else workspace.flat.views(momentum)
     estimates: Estimates | None = None
     losses: list[float] = []
-    for iteration in np.flatnonzero(taken):
-        stream = partial(order.stream, "augmentation", int(iteration))
-        inputs, targets = workspace.batch(data, batches[iteration], stream)
+    streams = [partial(order.stream, "augmentation", int(each)) for each in np.flatnonzero(taken)]
+    for inputs, targets in workspace.batches(data, batches[taken], streams):
         if not losses and local.estimator == "reuse" and len(targets) > 1:
             gradient, loss, estimates = gradient_and_estimates(inputs, targets, data.samples, workspace)
         else:

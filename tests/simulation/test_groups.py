@@ -5,7 +5,7 @@ from itertools import pairwise
 from hypothesis import given
 from hypothesis import strategies as st
 
-from cfel.scaleout.groups import MOST_IN_A_TASK, guided_groups, most_in_a_task
+from cfel.simulation.groups import MOST_IN_A_TASK, guided_groups, most_in_a_task
 
 
 def test_groups_grow_smaller() -> None:

@@ -1,14 +1,14 @@
 #!/usr/bin/env bash
-# HCEF+ with each of its ingredients left out, on CIFAR-10 at reduced scale; a second call goes on.
-# usage: experiments/ablation.sh DATA OUT [SEEDS] [GLOBAL_ROUNDS]
+# HCEF+ with each of its ingredients left out, at reduced scale; a second call goes on.
+# usage: experiments/ablation.sh cifar10|femnist DATA OUT [SEEDS] [GLOBAL_ROUNDS]
 set -euo pipefail
-data=$1 out=$2 seeds=${3:-0 1 2} rounds=${4:-8}
+name=$1 data=$2 out=$3 seeds=${4:-0 1 2} rounds=${5:-8}
 cfel=${CFEL:-cfel}
 for seed in $seeds; do
   for without in nothing progress curve error_feedback systematic frequency dense_gossip; do
     option=()
     [ "$without" = nothing ] || option=(--set "scheme.options.$without=false")
-    $cfel run "$(dirname "$0")/ablation-cifar10.toml" --resume --out "$out/without-$without/seed-$seed" \
+    $cfel run "$(dirname "$0")/ablation-$name.toml" --resume --out "$out/without-$without/seed-$seed" \
       --set seed="$seed" --set rounds.global="$rounds" --set data.path="$data" "${option[@]}"
   done
 done

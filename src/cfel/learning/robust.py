@@ -22,7 +22,7 @@ from cfel.errors import InputError, unknown_name
 from cfel.learning.compression import DenseUpdate, SampledUpdate, SparseUpdate, Update, drawn_places
 from cfel.learning.exchange import DeviceReport
 from cfel.learning.flat import FlatModel
-from cfel.learning.roles import edge_aggregate, participants_weights
+from cfel.learning.roles import check_fits, edge_aggregate, participants_weights
 from cfel.system import checked
 
 Kind = Literal["mean", "trimmed_mean", "median", "clipped"]
@@ -136,7 +136,10 @@ def _norm(values: Tensor) -> float:
 def _by_entry(
     model: FlatModel, ordered: Sequence[DeviceReport], weights: Mapping[int, float] | None, rule: Rule
 ) -> FlatModel:
-    each = torch.tensor(participants_weights(model, ordered, weights), dtype=torch.float64)
+    for report in ordered:
+        check_fits(model, report)
+    devices = [report.device for report in ordered]
+    each = torch.tensor(participants_weights(devices, weights), dtype=torch.float64)
     readers = [_reader(report.update) for report in ordered]
     parameters = model.parameters.clone()
     for start in range(0, parameters.numel(), BLOCK_ENTRIES):

@@ -12,7 +12,7 @@ memory, which carries nothing from one call to the next.
 
 import math
 import os
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import replace
 from functools import partial
@@ -207,26 +207,42 @@ def edge_aggregate(
     ordered = sorted(reports, key=lambda report: report.device)
     if not ordered:
         return model
-    raw = participants_weights(model, ordered, weights)
-    total = math.fsum(raw)
+    return edge_sum(model, ordered, participants_weights([report.device for report in ordered], weights))
+
+
+def edge_sum(model: FlatModel, reports: Iterable[DeviceReport], weights: Sequence[float]) -> FlatModel:
+    """`edge_aggregate` of reports that come one by one: each is used as it comes, and none is kept.
+
+    Args:
+        model: the model the devices started from; left as it is.
+        reports: by ascending device id.
+        weights: theirs, scaled here to sum to 1.
+    """
+    total = math.fsum(weights)
     parameters, buffers = model.parameters.clone(), torch.zeros_like(model.buffers)
-    for report, weight in zip(ordered, raw, strict=True):
+    for report, weight in zip(reports, weights, strict=True):
+        check_fits(model, report)
         report.update.add_to(parameters, weight / total)
         buffers.add_(report.buffers, alpha=weight / total)
     return FlatModel(parameters, buffers)
 
 
-def participants_weights(
-    model: FlatModel, reports: Sequence[DeviceReport], weights: Mapping[int, float] | None
-) -> list[float]:
-    """The weight of each report, not yet scaled, after a check that its update fits the model."""
-    for report in reports:
-        if report.update.size != model.parameters.numel():
-            raise InputError(
-                f"report of device {report.device}: {report.update.size} entries, the model has "
-                f"{model.parameters.numel()}"
-            )
-    return [1.0 if weights is None else _weight(weights, report.device) for report in reports]
+def check_fits(model: FlatModel, report: DeviceReport) -> None:
+    """Does the report speak of a model of this size?
+
+    Raises:
+        InputError: it does not.
+    """
+    if report.update.size != model.parameters.numel():
+        raise InputError(
+            f"report of device {report.device}: {report.update.size} entries, the model has "
+            f"{model.parameters.numel()}"
+        )
+
+
+def participants_weights(devices: Iterable[int], weights: Mapping[int, float] | None) -> list[float]:
+    """The weight of each device, not yet scaled."""
+    return [1.0 if weights is None else _weight(weights, device) for device in devices]
 
 
 def _weight(weights: Mapping[int, float], device: int) -> float:

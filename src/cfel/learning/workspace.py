@@ -87,9 +87,12 @@ class Workspace:
         size, augment = rows.shape[1], self.task.augment
         if augment is not None:
             inputs = torch.cat(
-                [augment(part, stream()) for part, stream in zip(inputs.split(size), streams, strict=True)]
+                [
+                    augment(part, stream())
+                    for part, stream in zip(torch.split(inputs, size), streams, strict=True)
+                ]
             )
-        return zip(data.data.scaled(inputs).split(size), targets.split(size), strict=True)
+        return zip(torch.split(data.data.scaled(inputs), size), torch.split(targets, size), strict=True)
 
 
 def chosen_device(name: str) -> torch.device:

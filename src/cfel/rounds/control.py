@@ -8,7 +8,7 @@ import numpy as np
 from cfel.control.problem import FloatArray
 from cfel.control.scheme import Observation
 from cfel.learning.estimates import Estimates
-from cfel.learning.exchange import DeviceOrder, DeviceReport
+from cfel.learning.exchange import DeviceOrder
 from cfel.learning.flat import FlatModel
 from cfel.rounds.outcome import Spent
 from cfel.rounds.parameters import SimulationParameters
@@ -76,11 +76,11 @@ def kept_energy(known: Sequence[Estimates | None]) -> FloatArray | None:
     return np.mean(told, axis=0) if told else None
 
 
-def device_weights(world: World, reports: Sequence[DeviceReport]) -> Mapping[int, float] | None:
-    """What each device counts within its cluster; None for all alike."""
+def device_weights(world: World, samples: Mapping[int, int]) -> Mapping[int, float] | None:
+    """What each device counts within its cluster, by how many samples it holds; None for all alike."""
     if world.scheme.gossip.weights == "equal":
         return None
-    return {report.device: float(report.samples) for report in reports}
+    return {device: float(held) for device, held in samples.items()}
 
 
 def ordered(

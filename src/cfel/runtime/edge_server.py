@@ -146,7 +146,8 @@ class EdgeServer:
             }
             reports = await self._desk.collect_reports(orders, self.state.used)
             sent = list(reports.values())
-            weights, rule = device_weights(self._world, sent), self._world.aggregation
+            samples = {report.device: report.samples for report in sent}
+            weights, rule = device_weights(self._world, samples), self._world.aggregation
             aggregated = await self._workroom.do(lambda: robust_aggregate(model, sent, weights, rule))
             told = {
                 "work": [_work_row(each) for each in reports.values()],

@@ -6,7 +6,7 @@ of its own; `learning.roles` does, for the simulator and the deployment alike.
 
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import replace
-from itertools import groupby
+from itertools import groupby, islice
 
 import numpy as np
 
@@ -17,7 +17,7 @@ from cfel.errors import DivergedError
 from cfel.learning.exchange import DeviceOrder, DeviceReport, DeviceState
 from cfel.learning.flat import FlatModel, model_sha256
 from cfel.learning.robust import robust_aggregate
-from cfel.learning.roles import gossip_mix
+from cfel.learning.roles import edge_sum, gossip_mix, participants_weights
 from cfel.rounds import (
     EdgeRoundOutcome,
     SimulationParameters,
@@ -34,7 +34,7 @@ from cfel.rounds import (
     round_record,
     wants_estimates,
 )
-from cfel.simulation.executors import Executor, Task
+from cfel.simulation.executors import Answer, Executor, Task
 from cfel.simulation.outcome import RoundOutcome
 from cfel.simulation.state import RunState
 from cfel.system import Conditions
@@ -167,22 +167,32 @@ def _order(
 def _trained(
     world: World, executor: Executor, state: RunState, tasks: list[Task]
 ) -> tuple[tuple[FlatModel, ...], tuple[DeviceState, ...], list[Work]]:
-    """Trains all devices; each edge server aggregates as soon as its own are done."""
+    """Trains all devices; each edge server takes in its own as they are done."""
     models, devices = list(state.models), list(state.devices)
     work: list[Work] = []
-    for cluster, answers in groupby(executor.updates(tasks), lambda answer: _cluster(world, answer[0])):
-        reports = []
-        for report, remembered in answers:
-            devices[report.device] = remembered
-            reports.append(report)
-        weights = device_weights(world, reports)
-        models[cluster] = robust_aggregate(models[cluster], reports, weights, world.aggregation)
-        work.extend(Work(each.device, each.steps, each.update.wire_bits, each.loss) for each in reports)
+
+    def noted(answer: Answer) -> DeviceReport:
+        report, remembered = answer
+        devices[report.device] = remembered
+        work.append(Work(report.device, report.steps, report.update.wire_bits, report.loss))
+        return report
+
+    answers = executor.updates(tasks)
+    for cluster, own in groupby((order.device for order, _ in tasks), world.fleet.cluster.__getitem__):
+        asked = list(own)
+        reports = map(noted, islice(answers, len(asked)))
+        models[cluster] = _aggregated(world, models[cluster], asked, reports)
     return tuple(models), tuple(devices), work
 
 
-def _cluster(world: World, report: DeviceReport) -> int:
-    return int(world.fleet.cluster[report.device])
+def _aggregated(
+    world: World, model: FlatModel, devices: list[int], reports: Iterator[DeviceReport]
+) -> FlatModel:
+    """The mean needs no more than one report at a time; other rules need all of them."""
+    weights = device_weights(world, {n: world.data[n].samples for n in devices})
+    if world.aggregation.kind == "mean":
+        return edge_sum(model, reports, participants_weights(devices, weights))
+    return robust_aggregate(model, list(reports), weights, world.aggregation)
 
 
 def _accuracy(

@@ -4,11 +4,13 @@ A child is `python -m cfel.studies.bench_child start` or `… memory DEVICES`; t
 bytes to standard output, of the former the parent keeps the time.
 """
 
+import multiprocessing
 import resource
 import subprocess
 import sys
 import time
 from dataclasses import replace
+from pathlib import Path
 
 DEMO = ("rounds.global=1", "rounds.edge=1", "rounds.local=1", "simulation.evaluate_samples=10")
 IMPORT_TORCH = "import torch"
@@ -27,7 +29,7 @@ def seconds_to_first_step(repeats: int) -> float:
 
 
 def peak_bytes(devices: int) -> int:
-    """Peak resident memory of a process that runs a round with the small CNN on that many devices."""
+    """Peak resident memory of a round with the small CNN on that many devices, workers included."""
     command = [sys.executable, "-m", "cfel.studies.bench_child", "memory", str(devices)]
     done = subprocess.run(command, capture_output=True, text=True, check=True)  # noqa: S603 — ourselves
     return int(done.stdout)
@@ -61,7 +63,14 @@ def take_a_round(devices: int) -> int:
     world = bench_world(setting)
     with timed_rounds(world, bench_parameters(setting, world)) as rounds:
         next(rounds)
-    return 1024 * resource.getrusage(resource.RUSAGE_SELF).ru_maxrss
+        workers = sum(_own_bytes(child.pid) for child in multiprocessing.active_children())
+    return 1024 * resource.getrusage(resource.RUSAGE_SELF).ru_maxrss + workers
+
+
+def _own_bytes(process: int | None) -> int:
+    """What a process has to itself: workers share most of their memory with the one they came from."""
+    lines = Path(f"/proc/{process}/smaps_rollup").read_text(encoding="ascii").splitlines()
+    return sum(1024 * int(line.split()[1]) for line in lines if line.startswith("Private_"))
 
 
 if __name__ == "__main__":

@@ -10,10 +10,10 @@ demo: $(READY)            ## run the main job
 	$(BIN)/cfel demo
 
 test: $(READY)            ## the tests, under five minutes on two cores
-	$(BIN)/pytest -m "not slow and not long" -n 2 --cov
+	$(BIN)/pytest -m "not slow and not long" -n 2 --dist worksteal --cov
 
 test-long: $(READY)       ## every item of `cfel reproduce`, killed processes, a Ray cluster; some minutes
-	$(BIN)/pytest -m "long and not slow" -n 2
+	$(BIN)/pytest -m "long and not slow" -n 2 --dist worksteal
 
 test-faults: $(READY)     ## clusters that lose nodes, drivers and memory; five minutes on two cores
 	$(BIN)/pytest -m slow tests/scaleout

@@ -48,6 +48,13 @@ def _own_search_path(monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 @pytest.fixture
+def no_figures(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Reports without figures: drawing takes longer than a short run, and is looked at elsewhere."""
+    for place in ("cfel.report.page", "cfel.studies.reproduce"):
+        monkeypatch.setattr(f"{place}.draw_pictures", lambda *_: ())
+
+
+@pytest.fixture
 def run(capsys: pytest.CaptureFixture[str]) -> Run:
     """Runs `cfel` with some arguments."""
 

@@ -96,6 +96,7 @@ def test_theory(run: Run, write: Write) -> None:
     assert run("theory", file.parent).out == answer.out
 
 
+@pytest.mark.usefixtures("no_figures")
 def test_theory_of_a_run(run: Run, tmp_path: Path) -> None:
     """Logged plans and estimates instead of a rehearsal, round by round."""
     tiny = Path(__file__).parents[2] / "examples" / "tiny.toml"

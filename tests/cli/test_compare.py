@@ -79,6 +79,7 @@ def test_what_compare_prints(printed: tuple[Path, str]) -> None:
     tidy(text)
 
 
+@pytest.mark.usefixtures("no_figures")
 def test_compare_resumes(run: Run, compared: Path, tmp_path: Path) -> None:
     """Finished runs are not run again, and --json is the summary; without --resume they are in the way."""
     out = shutil.copytree(compared, tmp_path / "table")
@@ -107,6 +108,7 @@ def test_compare_refuses_at_once(run: Run, tmp_path: Path, options: list[str], m
     assert not (tmp_path / "table").exists()
 
 
+@pytest.mark.usefixtures("no_figures")
 def test_demo(run: Run, tmp_path: Path) -> None:
     """Five schemes on 64 devices; budgets are 60 % of CEF's use, and HCEF keeps both."""
     options = ("--set", "rounds.global=2", "--set", "rounds.edge=1", "--set", "rounds.target=0.2")
@@ -144,6 +146,7 @@ def test_report(run: Run, compared: Path, tmp_path: Path) -> None:
     assert run("report", out, "--json").document == {"report": str(out / "report.html"), "tensorboard": []}
 
 
+@pytest.mark.usefixtures("no_figures")
 def test_a_target_that_nobody_reaches(run: Run, compared: Path, tmp_path: Path) -> None:
     """Dashes alone would leave one wondering."""
     out = shutil.copytree(compared, tmp_path / "table")

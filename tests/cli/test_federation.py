@@ -13,6 +13,7 @@ from .conftest import Run, Write
 EXAMPLE = Path(__file__).parents[2] / "examples" / "tiny.toml"
 
 
+@pytest.mark.usefixtures("no_figures")
 @pytest.mark.timeout(240)
 def test_up_and_status(run: Run, tmp_path: Path) -> None:
     """A whole federation, a refusal to run over it, and the silence afterwards."""

@@ -57,6 +57,7 @@ def test_the_directory_is_complete(done: Path) -> None:
     assert RunDirectory.open(done).environment().command[0] == sys.argv[0]
 
 
+@pytest.mark.usefixtures("no_figures")
 def test_what_is_printed(run: Run, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """The result on standard output, the progress on standard error; by default below runs/."""
     monkeypatch.chdir(tmp_path)
@@ -72,6 +73,7 @@ def test_what_is_printed(run: Run, tmp_path: Path, monkeypatch: pytest.MonkeyPat
     assert max(map(len, answer.err.splitlines())) <= 80
 
 
+@pytest.mark.usefixtures("no_figures")
 def test_one_document(run: Run, tmp_path: Path) -> None:
     """And the same run again from its own resolved file, by way of --engine."""
     first = run("run", TINY, "--out", tmp_path / "one", *SHORT, "--json").document
@@ -83,6 +85,7 @@ def test_one_document(run: Run, tmp_path: Path) -> None:
     assert (tmp_path / "two" / "experiment.toml").read_text() == resolved.read_text()
 
 
+@pytest.mark.usefixtures("no_figures")
 def test_a_run_in_the_way(run: Run, done: Path, tmp_path: Path) -> None:
     """Left as it is without --resume; with it, nothing is left to do; another experiment is refused."""
     out = shutil.copytree(done, tmp_path / "run")
@@ -131,6 +134,7 @@ def test_wrong_usage(run: Run, tmp_path: Path) -> None:
     assert "cannot be read" in run("run", tmp_path / "none.toml").err
 
 
+@pytest.mark.usefixtures("no_figures")
 def test_a_run_that_can_go_on(run: Run, tmp_path: Path) -> None:
     """It ended at its target: that is said, and how to go on; then it goes on."""
     out = tmp_path / "r"
@@ -161,6 +165,7 @@ def test_a_directory_that_cannot_be_made(run: Run, write: Write) -> None:
     assert answer.err.count("failed: cannot create") == 1
 
 
+@pytest.mark.usefixtures("no_figures")
 def test_code_beside_the_experiment(run: Run, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """A module:function is found beside the experiment file, and in the current folder."""
     name = "mine_alone"

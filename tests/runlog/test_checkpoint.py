@@ -28,7 +28,7 @@ json_values = st.recursive(
 )
 
 
-@settings(suppress_health_check=[HealthCheck.function_scoped_fixture], max_examples=60, deadline=None)
+@settings(suppress_health_check=[HealthCheck.function_scoped_fixture], max_examples=30, deadline=None)
 @given(tensors, st.dictionaries(st.text(), json_values), st.integers(1, 100))
 def test_a_checkpoint_comes_back_bit_for_bit(
     tmp_path: Path, named: dict[str, np.ndarray], state: dict[str, object], shard_bytes: int

@@ -129,7 +129,7 @@ def test_demo(run: Run, tmp_path: Path) -> None:
     assert (tmp_path / "demo" / "report.html").is_file()
 
 
-def test_report(run: Run, compared: Path, tmp_path: Path) -> None:
+def test_report(run: Run, compared: Path, tmp_path: Path, request: pytest.FixtureRequest) -> None:
     """Of a comparison and of one run, from the logs alone; --tensorboard adds event files."""
     out = shutil.copytree(compared, tmp_path / "table")
     page = (out / "report.html").read_bytes()
@@ -137,6 +137,7 @@ def test_report(run: Run, compared: Path, tmp_path: Path) -> None:
     answer = run("report", out)
     assert (answer.code, answer.out, answer.err) == (0, f"{out / 'report.html'}\n", "")
     assert (out / "report.html").read_bytes() == page
+    request.getfixturevalue("no_figures")
     answer = run("report", out / "cef" / "seed-0", "--target", "0.2", "--tensorboard")
     assert answer.code == 0
     first, *events = answer.out.splitlines()

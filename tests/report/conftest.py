@@ -70,7 +70,10 @@ def write_run(path: Path, scheme: str, seed: int, records: Sequence[RoundRecord]
     fleet = more.get("fleet") or ring(3, 2, 1000.0, 100.0)
     assert isinstance(fleet, FleetDescription)
     random = np.random.default_rng(seed)
-    toml = f'name = "{more.get("name", "synthetic")}"\nseed = {seed}\n[scheme]\nname = "{scheme}"\n'
+    toml = (
+        f'name = "{more.get("name", "synthetic")}"\nseed = {seed}\n[scheme]\nname = "{scheme}"\n'
+        "[local]\nlearning_rate = 0.05\n"
+    )
     environment = describe_environment(("cfel", "compare", "tiny.toml"))
     with RunWriter.create(path, experiment_toml=toml, fleet=fleet, environment=environment) as writer:
         for line in records:

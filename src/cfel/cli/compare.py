@@ -24,6 +24,10 @@ from cfel.studies.runs import compare
 
 EXAMPLE = """  cfel compare experiment.toml --seeds 0,1,2 --target 0.7 --out runs/table
   cfel compare experiment.toml --schemes hcef,cef,my_module:build"""
+HEADINGS = (
+    *("scheme", "time\ns", "energy\nkJ", "gain\nin time", "gain\nin energy"),
+    *("final\naccuracy", "budget\nof time", "budget\nof energy"),
+)
 SCHEMES = "hcef_plus,hcef,cef,cef_c,cef_f,mll_sgd"
 
 
@@ -82,7 +86,7 @@ def compare_and_print(
 def print_summary(console: Console, document: Mapping[str, Any]) -> None:
     """Time and energy to the target, what of the budgets was used, and the gain over CEF."""
     target = document["target"]
-    table = new_table("scheme", "time s", "energy kJ", "gain", "gain", "accuracy", "of time", "of energy")
+    table = new_table(*HEADINGS)
     for name, row in document["schemes"].items():
         table.add_row(
             escape(name),

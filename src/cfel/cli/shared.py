@@ -17,6 +17,9 @@ Commands = Any
 """argparse's action for sub-commands; its type is private."""
 
 
+_UNLIMITED = 10_000
+"""Columns of a terminal that cuts nothing off."""
+
 SUMMARIES = {
     "demo": "compare HCEF with its baselines on 64 devices",
     "plan": "plan one round for a fleet, with a proof of optimality",
@@ -118,9 +121,14 @@ def print_json(document: object) -> None:
 
 
 def print_table(console: Console, title: str, table: Table) -> None:
-    """A table under its title, which may be wider than the table, and an empty line."""
+    """A table under its title, which may be wider than the table, and an empty line.
+
+    A table of numbers alone that is wider than the terminal sticks out of it: digits are never cut off.
+    """
+    if all(column.no_wrap for column in table.columns):
+        table.width = console.measure(table, options=console.options.update_width(_UNLIMITED)).maximum
     console.print(f"[bold]{title}[/]")
-    console.print(table, "")
+    console.print(table, "", crop=False)
 
 
 def new_table(*columns: str, texts: Collection[str] = ()) -> Table:
@@ -133,7 +141,9 @@ def new_table(*columns: str, texts: Collection[str] = ()) -> Table:
     table = Table(header_style="dim", box=None)
     for number, column in enumerate(columns):
         side: Literal["left", "right"] = "left" if number == 0 else "right"
-        table.add_column(column, justify=side, no_wrap=column not in texts, overflow="fold")
+        table.add_column(
+            column, justify=side, no_wrap=column not in texts, overflow="fold", vertical="bottom"
+        )
     return table
 
 

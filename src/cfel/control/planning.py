@@ -7,10 +7,13 @@ bounds, and the work is done here once.
 from dataclasses import dataclass
 
 import numpy as np
+from numpy.typing import NDArray
 
 from cfel.control.caps import round_caps
 from cfel.control.problem import FloatArray, RoundProblem
+from cfel.control.progress import ProgressSolution
 from cfel.control.scheme import Observation, RoundPlan, SchemeParameters, nobody
+from cfel.control.solution import Solution
 from cfel.control.solver import solve
 
 Bound = float | FloatArray
@@ -40,11 +43,27 @@ def plan_round(
         return nobody(len(present))
     problem = round_problem(observation, parameters, bounds, within_budget=within_budget)
     solution = solve(problem, parameters.solver if within_budget else "joint")
-    rho, theta = np.zeros(len(present)), np.zeros(len(present))
-    rho[present], theta[present] = solution.rho, solution.theta
+    return plan_of_solution(problem, solution, present)
+
+
+def plan_of_solution(
+    problem: RoundProblem,
+    solution: Solution | ProgressSolution,
+    present: NDArray[np.bool_],
+    *,
+    speed: FloatArray | None = None,
+) -> RoundPlan:
+    """A solution for the devices that take part, as a plan for the whole fleet.
+
+    Args:
+        problem: what was solved.
+        solution: one entry per device that takes part.
+        present: who takes part, one entry per device of the fleet.
+        speed: share of its clock per device that takes part; `None` for full clocks.
+    """
     return RoundPlan(
-        rho=rho,
-        theta=theta,
+        rho=_of_fleet(solution.rho, present, absent=0.0),
+        theta=_of_fleet(solution.theta, present, absent=0.0),
         sigma2=problem.sigma2,
         g2=problem.g2,
         objective=solution.objective,
@@ -52,7 +71,14 @@ def plan_round(
         gap=solution.gap,
         feasible=solution.feasible,
         violations=solution.violations,
+        speed=None if speed is None else _of_fleet(speed, present, absent=1.0),
     )
+
+
+def _of_fleet(values: FloatArray, present: NDArray[np.bool_], absent: float) -> FloatArray:
+    spread = np.full(len(present), absent)
+    spread[present] = values
+    return spread
 
 
 def round_problem(

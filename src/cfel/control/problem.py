@@ -18,6 +18,8 @@ IntArray = NDArray[np.intp]
 Unreachable = Literal["stretch", "minimum"]
 
 UNREACHABLE = ("stretch", "minimum")
+MOST_CLUSTERS = 1_000_000
+"""As many as one time cap may stand for; a larger number is an identifier that was never renumbered."""
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -155,6 +157,12 @@ class RoundProblem:
 
     def _check_clusters(self) -> None:
         cluster = self._whole_numbers("cluster", np.asarray(self.cluster))
+        if np.ndim(self.time_cap) == 0 and cluster.max(initial=0) >= MOST_CLUSTERS:
+            first = int(cluster.argmax())
+            raise InputError(
+                f"cluster[{first}] = {cluster[first]}: must be < {MOST_CLUSTERS} where one time_cap stands "
+                "for all clusters; they are numbered 0, 1, …"
+            )
         caps = _time_caps(self.time_cap, clusters=max(1, int(cluster.max()) + 1))
         strange = (cluster < 0) | (cluster >= len(caps))
         if strange.any():

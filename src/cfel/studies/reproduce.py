@@ -1,7 +1,8 @@
 """Reproducing a table or figure of the paper: runs, the summary, and the page that compares.
 
 Each run has a directory of its own, `<scheme>/seed-<n>` or `<value>/<scheme>/seed-<n>`; one that exists is
-gone on with, one that is finished is left alone. The summary is made from what the directories hold.
+gone on with, one that is finished is left alone. The summary is made from what the directories hold, or from
+those of their schemes and seeds that were named.
 """
 
 import tomllib
@@ -10,6 +11,7 @@ from functools import partial
 from pathlib import Path
 from typing import Any
 
+from cfel.errors import RunDirectoryError
 from cfel.report import Run, load_runs, summarise, write_summary
 from cfel.report.pictures import Picture, Plan, draw_pictures, drawn
 from cfel.report.reproduction import (
@@ -55,7 +57,7 @@ def reproduced(asked: Asked, out: Path) -> tuple[dict[str, Any], tuple[TextTable
         The document of `summary.json`, and the tables to show.
 
     Raises:
-        RunDirectoryError: `out` holds no run.
+        RunDirectoryError: `out` holds no run, or none that was asked for.
     """
     head = {"item": asked.item, "dataset": asked.dataset, "scale": asked.scale}
     target = base_experiment(asked).simulation.target
@@ -72,7 +74,7 @@ def _single(
     asked: Asked, out: Path, target: float | None, paper: PaperValues
 ) -> tuple[dict[str, Any], tuple[TextTable, ...], Reproduction]:
     """Table 1, the curves, or σ² and G²: one setting."""
-    runs = load_runs(out)
+    runs = _asked_for(load_runs(out), asked, out)
     document = summarise(runs, target)
     document["at_common_accuracy"] = summarise(runs, common_accuracy(runs))
     document["learning_rate"] = _rates(runs)
@@ -80,7 +82,11 @@ def _single(
     if asked.item == "estimates":
         shown: tuple[TextTable, ...] = (tables.estimates_table(document),)
     else:
-        shown = (tables.comparison_table(document, paper), tables.common_table(document))
+        shown = (
+            tables.comparison_table(document, paper),
+            tables.gain_table(document, paper),
+            tables.common_table(document),
+        )
     pictures = (*_drawn(_paper_pictures(runs, document, target, paper)), *draw_pictures(runs, target))
     return document, shown, Reproduction(_title(asked), _notes(asked, paper), shown, pictures, runs)
 
@@ -92,7 +98,8 @@ def _swept(
     sweep = asked.sweep
     assert sweep is not None  # noqa: S101 — asked only then
     present = [value for value in sweep.values if _holds_runs(out / f"{value:g}")]
-    runs = {value: load_runs(out / f"{value:g}") for value in present or sweep.values}
+    places = {value: out / f"{value:g}" for value in present or sweep.values}
+    runs = {value: _asked_for(load_runs(place), asked, place) for value, place in places.items()}
     values = {value: summarise(own, target) for value, own in runs.items()}
     document: dict[str, Any] = {
         "target": target,
@@ -112,6 +119,20 @@ def _swept(
     all_runs = tuple(run for own in runs.values() for run in own)
     content = Reproduction(_title(asked), _notes(asked, paper), shown, pictures, all_runs)
     return document, shown, content
+
+
+def _asked_for(runs: tuple[Run, ...], asked: Asked, place: Path) -> tuple[Run, ...]:
+    """The runs of the schemes and seeds that were named; all of them where none was."""
+    found = tuple(
+        run
+        for run in runs
+        if (asked.seeds is None or run.seed in asked.seeds)
+        and (asked.schemes is None or run.scheme in asked.schemes)
+    )
+    if not found:
+        there = ", ".join(f"{run.scheme} with seed {run.seed}" for run in runs)
+        raise RunDirectoryError(f"{place} holds no run of the schemes and seeds named; it has {there}")
+    return found
 
 
 def _holds_runs(path: Path) -> bool:

@@ -21,7 +21,7 @@ import numpy as np
 from cfel.control.gossip import Gossip
 from cfel.control.habits import Habits
 from cfel.control.menu import Worth
-from cfel.control.planning import Bounds, round_problem
+from cfel.control.planning import Bounds, plan_of_solution, round_problem
 from cfel.control.problem import FloatArray
 from cfel.control.progress import solve_progress
 from cfel.control.scheme import Observation, RoundPlan, Scheme, SchemeParameters, nobody
@@ -90,20 +90,7 @@ def hcef_plus(parameters: SchemeParameters) -> Scheme:
         kept = _contraction(theta, observation.kept_energy if options.curve else theta)
         weight = (problem.noise_weight, problem.sigma2, problem.g2)
         solution = solve_progress(problem, _worth(options, theta, kept, weight))
-        rho, sent, speed = np.zeros(len(present)), np.zeros(len(present)), np.ones(len(present))
-        rho[present], sent[present], speed[present] = solution.rho, solution.theta, solution.speed
-        return RoundPlan(
-            rho=rho,
-            theta=sent,
-            sigma2=problem.sigma2,
-            g2=problem.g2,
-            objective=solution.objective,
-            lower_bound=solution.lower_bound,
-            gap=solution.gap,
-            feasible=solution.feasible,
-            violations=solution.violations,
-            speed=speed,
-        )
+        return plan_of_solution(problem, solution, present, speed=solution.speed)
 
     return Scheme(
         init=dict,

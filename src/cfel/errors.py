@@ -28,6 +28,11 @@ class CfelError(Exception):
     """Root of the tree."""
 
 
+def reason(error: Exception) -> str:
+    """What an exception says, without the number of a system's error and the path, which the message has."""
+    return (error.strerror if isinstance(error, OSError) else None) or str(error)
+
+
 class InputError(CfelError, ValueError):
     """A value is not allowed; the message names field, place and value."""
 

@@ -33,6 +33,7 @@ def test_help_names_every_command(run: Run) -> None:
     answer = run("--help")
     assert answer.code == 0
     assert all(f"\n    {command} " in answer.out for command in COMMANDS)
+    assert "\n    reproduce   put a table" in answer.out
     assert "example" in answer.out
 
 

@@ -110,7 +110,7 @@ def list_of(**changed: Any) -> dict[str, Any]:
         ({**list_of(), "time_cap": "soon"}, "time_cap = 'soon': must be a number"),
         ({**list_of(), "time_cap": True}, "time_cap = True: must be a number"),
         ({**list_of(), "energy_cap": [1]}, "energy_cap = [1]: must be a number"),
-        ({**list_of(), "tau": 2.5}, "tau = 2.5: must be a finite number ≥ 1, and whole"),
+        ({**list_of(), "tau": 2.5}, "tau = 2.5: must be a whole number ≥ 1"),
         (
             {**list_of(), "on_unreachable": "strech"},
             "on_unreachable: unknown 'strech'; did you mean 'stretch'? (allowed: minimum, stretch)",

@@ -105,6 +105,7 @@ def test_stragglers_are_ranked_and_the_rest_summed() -> None:
     assert bars[1] == ("device 1", 0.1)
     many = most_frequent(list(range(20)), 20, "device")
     assert many[-1] == ("12 others", 0.6)
+    assert most_frequent(list(range(9)), 9, "device")[-1] == ("device 8", 1 / 9)
 
 
 def test_a_scheme_looks_the_same_in_any_company() -> None:

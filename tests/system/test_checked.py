@@ -44,7 +44,7 @@ def test_a_number_is_a_number(value: object) -> None:
 
 @pytest.mark.parametrize("value", [0, 2.0, True, "2"])
 def test_a_whole_number_is_whole(value: object) -> None:
-    with pytest.raises(InputError, match=r"clusters = .*: must be a finite number ≥ 1 and ≤ 8, and whole"):
+    with pytest.raises(InputError, match=r"clusters = .*: must be a whole number ≥ 1 and ≤ 8"):
         checked.whole("clusters", value, least=1, most=8)
 
 

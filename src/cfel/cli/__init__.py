@@ -42,12 +42,23 @@ def main(arguments: Sequence[str] | None = None) -> int:
     return code
 
 
+class _OneLineEach(argparse.HelpFormatter):
+    """Help in which the longest command stands on the line of its summary."""
+
+    def add_argument(self, action: argparse.Action) -> None:
+        """As argparse does, which forgets that commands are indented further than options."""
+        super().add_argument(action)
+        if action.nargs == argparse.PARSER:
+            self._action_max_length += self._indent_increment
+
+
 def _parser(wanted: str) -> argparse.ArgumentParser:
     """The parser; only the wanted command's module is imported, as some of them take seconds to load."""
     parser = argparse.ArgumentParser(
         prog="cfel",
         description="Cooperative federated edge learning under time and energy budgets.",
         epilog="`cfel COMMAND --help` explains a command and gives an example.",
+        formatter_class=_OneLineEach,
     )
     parser.add_argument("--version", action="version", version=f"cfel {__version__}")
     commands = parser.add_subparsers(title="commands", metavar="COMMAND", required=True)

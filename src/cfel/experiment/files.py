@@ -9,7 +9,7 @@ from typing import Any
 import tomli_w
 
 from cfel.control import Rounds, SchemeParameters
-from cfel.errors import ExperimentError, InputError, unknown_name
+from cfel.errors import ExperimentError, InputError, reason, unknown_name
 from cfel.experiment.document import (
     Table,
     as_table,
@@ -60,7 +60,7 @@ def load_experiment(path: str | Path, changes: Sequence[str] = ()) -> Experiment
     try:
         document: Table = tomllib.loads(Path(path).read_text(encoding="utf-8"))
     except (OSError, UnicodeDecodeError, tomllib.TOMLDecodeError) as error:
-        raise ExperimentError(f"{path}: cannot be read: {error}") from error
+        raise ExperimentError(f"{path}: cannot be read: {reason(error)}") from error
     document = _changed(placed_beside(document, Path(path).parent, FILE_NAMES), changes)
     try:
         return parse_experiment(document)

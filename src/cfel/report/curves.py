@@ -149,14 +149,7 @@ def accuracy_figure(
     figure, (axes,) = new_figure(1, 3.5)
     if target is not None:
         axes.axhline(target, color=MUTED, linewidth=1.0, linestyle=(0, (2, 2)))
-        axes.annotate(
-            f"target {target:g}",
-            (0.99, target),
-            xycoords=("axes fraction", "data"),
-            color=MUTED,
-            ha="right",
-            va="top",
-        )
+        axes.set_title(f"dotted: target {target:g}", color=MUTED)  # within the panel it would hide line ends
     axes.margins(x=0.01)
     _limits(axes, curves, target, right)
     axes.set_ylabel("accuracy")

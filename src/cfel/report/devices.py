@@ -100,8 +100,9 @@ def most_frequent(numbers: Sequence[int | None], rounds: int, word: str) -> list
     """Shares of all rounds, the largest first; those beyond the first few are summed into one bar."""
     counts = Counter(number for number in numbers if number is not None)
     ranked = sorted(counts.items(), key=lambda item: (-item[1], item[0]))
-    bars = [(f"{word} {number}", count / rounds) for number, count in ranked[:_MOST_BARS]]
-    if rest := ranked[_MOST_BARS:]:
+    shown = len(ranked) if len(ranked) == _MOST_BARS + 1 else _MOST_BARS  # a single other has its own bar
+    bars = [(f"{word} {number}", count / rounds) for number, count in ranked[:shown]]
+    if rest := ranked[shown:]:
         bars.append((f"{len(rest)} others", sum(count for _, count in rest) / rounds))
     return bars
 

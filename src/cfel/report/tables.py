@@ -88,7 +88,7 @@ def _row(style: SchemeStyle, headings: tuple[str, ...], values: Mapping[str, Any
 
 
 def _used(text: str, value: float | None, budget: float | None) -> str:
-    return text if value is None or not budget else f"{text} ({value / budget:.0%})"
+    return text if value is None or not budget else f"{text} ({100 * value / budget:.0f}{_NO_BREAK}%)"
 
 
 def headline(summary: Mapping[str, Any], styles: Mapping[str, SchemeStyle]) -> str:

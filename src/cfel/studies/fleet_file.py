@@ -15,7 +15,7 @@ import numpy as np
 
 from cfel.control import Budget, RoundProblem, Rounds, round_caps
 from cfel.cost import new_ledger
-from cfel.errors import FleetFileError, InputError, unknown_name
+from cfel.errors import FleetFileError, InputError, reason, unknown_name
 from cfel.system import read_devices
 
 DEVICE_FIELDS = ("mu", "alpha", "nu", "power", "cluster")
@@ -126,7 +126,7 @@ def _document(path: str | Path) -> dict[str, Any]:
     try:
         document = json.loads(Path(path).read_text(encoding="utf-8"))
     except (OSError, UnicodeDecodeError, json.JSONDecodeError, RecursionError) as error:
-        raise FleetFileError(f"{path}: cannot be read: {error}") from error
+        raise FleetFileError(f"{path}: cannot be read: {reason(error)}") from error
     if not isinstance(document, dict):
         raise FleetFileError(f"{path}: must be an object with `devices`, got a {type(document).__name__}")
     return document

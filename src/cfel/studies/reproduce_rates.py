@@ -11,7 +11,7 @@ from statistics import fmean
 
 import tomli_w
 
-from cfel.errors import InputError
+from cfel.errors import InputError, reason
 from cfel.report import Run
 from cfel.system import checked
 
@@ -29,7 +29,7 @@ def chosen_rates(file: Path, dataset: str, scale: str) -> dict[str, float]:
     try:
         document = tomllib.loads(file.read_text(encoding="utf-8"))
     except (OSError, UnicodeDecodeError, tomllib.TOMLDecodeError) as error:
-        raise InputError(f"--rates {file}: cannot be read: {error}") from error
+        raise InputError(f"--rates {file}: cannot be read: {reason(error)}") from error
     table = document.get(dataset, {}).get(scale, {})
     return {
         scheme: checked.number(f"{file}: {dataset}.{scale}.{scheme}", rate, above=0)

@@ -72,11 +72,13 @@ def range_in_words(
     most: float | None = None,
     below: float | None = None,
     finite: bool = True,
+    integral: bool = False,
 ) -> str:
-    """The range of `number`, for an error message."""
+    """The range of `number` or of `whole`, for an error message."""
     signs = ((">", above), ("≥", least), ("≤", most), ("<", below))
     limits = [f"{sign} {limit:g}" for sign, limit in signs if limit is not None]
-    return " ".join(["a finite number" if finite else "a number", " and ".join(limits)]).strip()
+    kind = "a whole number" if integral else "a finite number" if finite else "a number"
+    return " ".join([kind, " and ".join(limits)]).strip()
 
 
 def number(
@@ -103,7 +105,8 @@ def whole(field: str, value: object, *, least: int, most: int | None = None) -> 
     """One whole number within [least, most]."""
     given = isinstance(value, int | np.integer) and not isinstance(value, bool)
     if not given or value < least or (most is not None and value > most):  # type: ignore[operator]
-        raise InputError(f"{field} = {value!r}: must be {range_in_words(least=least, most=most)}, and whole")
+        allowed = range_in_words(least=least, most=most, integral=True)
+        raise InputError(f"{field} = {value!r}: must be {allowed}")
     return int(value)  # type: ignore[call-overload, no-any-return]
 
 

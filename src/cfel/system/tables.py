@@ -17,7 +17,7 @@ import pyarrow.compute as pc
 import pyarrow.csv as pa_csv
 import pyarrow.parquet as pa_parquet
 
-from cfel.errors import FleetFileError
+from cfel.errors import FleetFileError, reason
 from cfel.system import checked
 from cfel.system.checked import Booleans, Floats, Integers
 
@@ -130,7 +130,7 @@ def read_table(
         read = _read_parquet if _is_parquet(file) else _read_csv
         table = read(file, wanted, numbers)
     except (OSError, UnicodeDecodeError, pa.ArrowException, csv.Error) as error:
-        raise FleetFileError(f"{file}: cannot be read: {error}") from error
+        raise FleetFileError(f"{file}: cannot be read: {reason(error)}") from error
     if table.num_rows == 0:
         raise FleetFileError(f"{file}: has a heading but no rows; must have at least 1")
     return Table(file, table)

@@ -13,10 +13,12 @@ import pytest
 from .conftest import Run
 
 WITHOUT_TOKEN = {name: value for name, value in os.environ.items() if name != "CFEL_DASHBOARD_TOKEN"}
+# A process begun in the background of a shell ignores Ctrl-C, and so would its children.
+HEED = "import signal; signal.signal(signal.SIGINT, signal.default_int_handler)"
 
 
 def test_it_serves_until_interrupted(tmp_path: Path) -> None:
-    code = f"import sys; from cfel.cli import main; sys.exit(main(['watch', {str(tmp_path)!r}]))"
+    code = f"{HEED}; import sys; from cfel.cli import main; sys.exit(main(['watch', {str(tmp_path)!r}]))"
     process = subprocess.Popen(
         [sys.executable, "-u", "-c", code],
         stdout=subprocess.PIPE,

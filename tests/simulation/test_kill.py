@@ -24,10 +24,12 @@ CHANGES = [
 ]
 """The tiny example with more rounds, and with everything there is to remember."""
 EXAMPLE = Path(__file__).parents[2] / "examples" / "tiny.toml"
+# A process begun in the background of a shell ignores Ctrl-C, and so would its children.
+HEED = "import signal; signal.signal(signal.SIGINT, signal.default_int_handler)"
 
 
 def start(out: Path, *options: str) -> "subprocess.Popen[str]":
-    code = "import sys; from cfel.cli import main; sys.exit(main(sys.argv[1:]))"
+    code = f"{HEED}; import sys; from cfel.cli import main; sys.exit(main(sys.argv[1:]))"
     command = [sys.executable, "-c", code, "run", str(EXAMPLE), "--out", str(out), *options]
     command += [word for change in CHANGES for word in ("--set", change)]
     return subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True)

@@ -56,7 +56,7 @@ class Options:
     evenness: float = 0.25
     horizon: float = 50.0
     least_speed: float = 0.5
-    gossip_steps: int = 1
+    gossip_steps: int = 2
 
     def __post_init__(self) -> None:
         for name in ("progress", "curve", "error_feedback", "systematic", "frequency", "dense_gossip"):

@@ -14,6 +14,7 @@ from cfel.runlog import RoundRecord
 from cfel.runlog.log import read_log
 from cfel.runtime.device_agent import DeviceAgent
 from cfel.runtime.identity import Identity
+from cfel.runtime.joules import EnergyCounter
 from cfel.runtime.messages import Message, pieces, put_together
 from cfel.runtime.node import EdgeNode, own_data
 from cfel.runtime.transport import Method
@@ -105,6 +106,7 @@ class Federation:
         self.directory = directory
         self.network = network or Network()
         self.edges: dict[int, EdgeNode] = {}
+        self.energy: Callable[[], EnergyCounter | None] = lambda: None
         self._tasks: dict[Identity, asyncio.Task[None]] = {}
         self._workrooms: dict[Identity, Workroom] = {}
 
@@ -149,6 +151,7 @@ class Federation:
             directory,
             workroom,
             monotonic,
+            self.energy(),
         )
         try:
             await agent.run()

@@ -12,6 +12,16 @@ from cfel.control.scheme import RoundPlan, State
 from cfel.cost import Ledger, new_ledger
 from cfel.learning.estimates import Estimates, estimates_from
 from cfel.rounds import EdgeRoundOutcome, SimulationParameters, Work, counted
+from cfel.runtime.measured import (
+    Clocked,
+    Measured,
+    by_the_clock,
+    clocked_from,
+    clocked_json,
+    conditions_by,
+    measured_from,
+    measured_json,
+)
 from cfel.runtime.stages import Position
 from cfel.system import Conditions
 from cfel.world import World
@@ -19,12 +29,13 @@ from cfel.world import World
 
 @dataclass(frozen=True, slots=True, eq=False)
 class Done:
-    """A finished edge round: who took part, what was asked, what was done."""
+    """A finished edge round: who took part, what was asked, what was done, and what clocks said of it."""
 
     edge_round: int
     available: tuple[bool, ...]
     plan: RoundPlan
     work: tuple[Work, ...]
+    clocked: Clocked | None = None
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -45,6 +56,7 @@ class Control:
         began: wall clock at the start of this global round.
         plan: of the edge round that comes next, once there is one.
         available: who takes part in it.
+        measured: what devices and clocks told, where conditions are measured.
     """
 
     rounds_done: int
@@ -62,6 +74,7 @@ class Control:
     began: float
     plan: RoundPlan | None = None
     available: tuple[bool, ...] = ()
+    measured: Measured | None = None
 
     @property
     def at(self) -> Position:
@@ -74,7 +87,7 @@ class Control:
         return self.at, self.plan is not None
 
 
-def first_control(world: World) -> Control:
+def first_control(world: World, *, measures: bool = False) -> Control:
     """Before the first round."""
     clusters, devices = world.fleet.clusters, world.fleet.devices
     return Control(
@@ -91,6 +104,7 @@ def first_control(world: World) -> Control:
         digests=(world.start.sha256().hex(),) * clusters,
         metrics=(0.0,) * clusters,
         began=time.time(),
+        measured=Measured((None,) * devices) if measures else None,
     )
 
 
@@ -107,7 +121,10 @@ def outcome(
 ) -> EdgeRoundOutcome:
     """What a finished edge round cost."""
     conditions = conditions_of(world, global_round, done.edge_round, done.available)
-    return counted(world, parameters, conditions, done.plan, done.work)
+    if done.clocked is None:
+        return counted(world, parameters, conditions, done.plan, done.work)
+    conditions = conditions_by(done.clocked.devices, conditions)
+    return by_the_clock(world, counted(world, parameters, conditions, done.plan, done.work), done.clocked)
 
 
 def to_json(control: Control) -> dict[str, Any]:
@@ -129,6 +146,7 @@ def to_json(control: Control) -> dict[str, Any]:
                 "available": done.available,
                 "plan": _plan_json(done.plan),
                 "work": done.work,
+                "clocked": clocked_json(done.clocked),
             }
             for done in control.done
         ],
@@ -138,6 +156,7 @@ def to_json(control: Control) -> dict[str, Any]:
         "began": control.began,
         "plan": None if control.plan is None else _plan_json(control.plan),
         "available": control.available,
+        "measured": measured_json(control.measured),
     }
 
 
@@ -162,6 +181,7 @@ def from_json(values: Mapping[str, Any]) -> Control:
         began=values["began"],
         plan=None if values["plan"] is None else plan_from(values["plan"]),
         available=tuple(values["available"]),
+        measured=measured_from(values.get("measured")),
     )
 
 
@@ -171,6 +191,7 @@ def _done(values: Mapping[str, Any]) -> Done:
         tuple(values["available"]),
         plan_from(values["plan"]),
         tuple(Work(*each) for each in values["work"]),
+        clocked_from(values.get("clocked")),
     )
 
 

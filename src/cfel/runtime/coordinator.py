@@ -15,7 +15,8 @@ from typing import Any
 
 import numpy as np
 
-from cfel.cost import after_edge_round, after_exchange, after_global_round
+from cfel.control.problem import FloatArray
+from cfel.cost import Ledger, after_edge_round, after_exchange, after_global_round
 from cfel.errors import DeploymentError, RefusedError, UnreachableError
 from cfel.learning.estimates import Estimates, estimates_from
 from cfel.rounds import (
@@ -32,6 +33,16 @@ from cfel.rounds import (
 from cfel.runlog.plans import column_names
 from cfel.runtime.control_state import Control, Done, first_control, from_json, outcome, to_json
 from cfel.runtime.identity import Identity
+from cfel.runtime.measured import (
+    Measured,
+    after_clocked,
+    as_asked,
+    beside,
+    clocked,
+    conditions_by,
+    foreseen,
+    rows_in,
+)
 from cfel.runtime.messages import Message
 from cfel.runtime.mixing_live import rows_for
 from cfel.runtime.parameters import DeploymentParameters
@@ -43,6 +54,8 @@ from cfel.world import World
 _LOG = logging.getLogger(__name__)
 _TRY_AGAIN_SECONDS = 0.2
 _QUICK_SECONDS = 2.0
+
+Close = Callable[[Ledger, FloatArray], Ledger]
 
 
 class DeposedError(DeploymentError):
@@ -79,6 +92,7 @@ class Coordinator:
         self._edges = range(world.fleet.clusters)
         self._number = number
         self._missing: set[int] = set()
+        self._counted_at = time.monotonic()
 
     async def lead(self) -> None:
         """Leads the experiment to its end.
@@ -87,6 +101,7 @@ class Coordinator:
             DeposedError: somebody else does from now on.
         """
         control, last = await self._take_over(), False
+        self._counted_at = time.monotonic()
         while not last:
             if not gossip_is_next(self._world, control.at):
                 control = await self._edge_round(control)
@@ -108,7 +123,7 @@ class Coordinator:
             complete = len(answers) == len(self._edges) and there == self._world.fleet.devices
             overdue = time.monotonic() > deadline and 2 * len(answers) > len(self._edges)
             if not known and (complete or overdue):
-                return first_control(self._world)
+                return first_control(self._world, measures=self._deployment.measures)
             await asyncio.sleep(_TRY_AGAIN_SECONDS)
 
     async def _edge_round(self, control: Control) -> Control:
@@ -129,8 +144,12 @@ class Coordinator:
         if wants_estimates(world, control.estimates):
             asked = {"available": available}
             answers = await self._ask_all("estimate", control, self._deployment.round_seconds, asked)
-            control = replace(control, estimates=_fresh(control, answers))
+            control = replace(control, estimates=_fresh(control, answers), measured=_told(control, answers))
+        if control.measured is not None:
+            conditions = conditions_by(control.measured.devices, conditions)
         seen = observed(world, self._simulation, control, at[1], conditions, control.estimates)
+        if control.measured is not None:
+            seen = foreseen(world, control.measured, seen)
         plan, scheme = await self._workroom.do(lambda: world.scheme.plan(control.scheme, seen))
         return replace(control, plan=plan, scheme=scheme, available=available)
 
@@ -150,11 +169,13 @@ class Coordinator:
             control.plan,
             tuple(Work(*row[:4]) for row in rows),
         )
+        if control.measured is not None:
+            done = self._by_the_clock(done, answers)
         result = outcome(self._world, self._simulation, control.rounds_done, done)
         estimates = list(control.estimates)
         for device, *_, sigma2, g2, kept in rows:
             estimates[device] = None if sigma2 is None else estimates_from(sigma2, g2, tuple(kept))
-        return replace(
+        after = replace(
             control,
             edge_round=control.edge_round + 1,
             step=0,
@@ -166,7 +187,32 @@ class Coordinator:
             absent=tuple(n for n in {*asked, *control.absent} if n not in arrived and n not in there),
             plan=None,
             available=(),
+            measured=_told(control, answers),
         )
+        if after.measured is None or done.clocked is None:
+            return after
+        realised = after_clocked(control.realised, result, done.clocked)
+        return replace(after, realised=realised, measured=beside(after.measured, result, done.clocked))
+
+    def _by_the_clock(self, done: Done, answers: Mapping[int, Message]) -> Done:
+        headers = {i: each.header for i, each in answers.items()}
+        told = clocked(self._world, headers, self._since_last_count())
+        return replace(done, plan=as_asked(done.plan, rows_in(headers.values())), clocked=told)
+
+    def _since_last_count(self) -> float:
+        """Seconds since this was called before: in the sum, none is left out."""
+        now = time.monotonic()
+        passed, self._counted_at = now - self._counted_at, now
+        return passed
+
+    def _exchanged(self, control: Control, after: Control, close: Close) -> Control:
+        """With what an exchange of models took by the clock, where that counts."""
+        if control.measured is None:
+            return after
+        seconds = self._since_last_count()
+        told = replace(control.measured, exchange=control.measured.exchange.after(seconds, 1))
+        spent = close(control.realised, np.full(self._world.fleet.clusters, seconds))
+        return replace(after, realised=spent, measured=told)
 
     async def _gossip_within(self, control: Control) -> Control:
         """A gossip step that does not end the global round."""
@@ -178,7 +224,9 @@ class Coordinator:
                 expected=after_exchange(control.expected, seconds),
                 realised=after_exchange(control.realised, seconds),
             )
-        return await self._gossiped(control, after, looks=False)
+        after = await self._gossiped(control, after, looks=False)
+        ends = ends_exchange(self._world, control.at)
+        return self._exchanged(control, after, after_exchange) if ends else after
 
     async def _global_round(self, control: Control) -> tuple[Control, bool]:
         """The gossip step that ends a global round, and its record.
@@ -196,8 +244,12 @@ class Coordinator:
             realised=after_global_round(control.realised, world.exchange_seconds),
             done=(),
         )
-        looks = is_evaluated(world, simulation, after)
+        # By the clock it is not known before the exchange whether it uses the budget up.
+        looks = is_evaluated(world, simulation, after) or (
+            control.measured is not None and simulation.stop == "budget"
+        )
         after = await self._gossiped(control, after, looks and simulation.evaluate_on == "edge")
+        after = self._exchanged(control, after, after_global_round)
         edge_rounds = [outcome(world, simulation, control.rounds_done, done) for done in control.done]
         record = round_record(
             world,
@@ -313,3 +365,9 @@ def _fresh(control: Control, answers: Mapping[int, Message]) -> tuple[Estimates 
             before = control.estimates[device]
             estimates[device] = estimates_from(sigma2, g2, () if before is None else before.kept_energy)
     return tuple(estimates)
+
+
+def _told(control: Control, answers: Mapping[int, Message]) -> Measured | None:
+    if control.measured is None:
+        return None
+    return control.measured.told(rows_in(each.header for each in answers.values()))

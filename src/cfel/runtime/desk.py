@@ -7,8 +7,8 @@ the desk knows who is there, and an order reaches its device at once. It does no
 import asyncio
 import logging
 import secrets
-from collections.abc import Callable, Mapping
-from dataclasses import dataclass
+from collections.abc import Callable, Iterable, Mapping
+from dataclasses import astuple, dataclass
 from typing import Any, Literal
 
 from cfel.errors import RefusedError
@@ -19,6 +19,7 @@ from cfel.runtime.contents import given_estimates, model_bytes, most_upload_byte
 from cfel.runtime.identity import Identity
 from cfel.runtime.messages import Message
 from cfel.runtime.parameters import DeploymentParameters
+from cfel.runtime.reported import Reported, reported_in
 from cfel.runtime.transport import Method
 from cfel.runtime.workroom import Workroom
 
@@ -76,6 +77,9 @@ class Desk:
         self._model: tuple[str, bytes] = ("", b"")
         self._polls: dict[int, int] = dict.fromkeys(devices, 0)
         self._left_at: dict[int, float] = dict.fromkeys(devices, now())
+        self._reported: dict[int, Reported] = {}
+        self._orders: Mapping[int, DeviceOrder] = {}
+        self._began = now()
         self._finished = False
         self._told: set[int] = set()
         self._changed = asyncio.Condition()
@@ -106,6 +110,21 @@ class Desk:
             return "training"
         return "done" if device in self._answers else "idle"
 
+    def measured(self, devices: Iterable[int]) -> dict[str, Any]:
+        """What to tell of the orders just collected, where conditions are measured; nothing elsewhere.
+
+        Args:
+            devices: those whose answers arrived.
+        """
+        if not self._parameters.measures:
+            return {}
+        rows = [
+            [n, self._orders[n].rho, self._orders[n].theta, astuple(self._reported[n])]
+            for n in devices
+            if n in self._reported
+        ]
+        return {"measured": rows, "seconds": self._now() - self._began}
+
     async def collect_estimates(self, orders: Mapping[int, DeviceOrder]) -> dict[int, Estimates]:
         """Asks devices for σ² and G²; those who answered in time."""
         return await self._collect("estimate", orders, {})
@@ -127,7 +146,7 @@ class Desk:
     async def _collect(
         self, kind: Kind, orders: Mapping[int, DeviceOrder], used: Mapping[int, Round]
     ) -> dict[int, Any]:
-        self._answers = {}
+        self._answers, self._reported, self._orders, self._began = {}, {}, orders, self._now()
         for device, order in orders.items():
             if self._is_quarantined(device):
                 continue
@@ -201,11 +220,11 @@ class Desk:
         device = self._own(caller)
         assignment = self._asked(device, "estimate", message)
         try:
-            found = given_estimates(message)
+            found, told = given_estimates(message), self._measured_in(message)
         except RefusedError:
             await self._give_up(device, assignment)
             raise
-        await self._take(device, found)
+        await self._take(device, found, told)
         return Message()
 
     async def upload(self, caller: Identity, message: Message) -> Message:
@@ -220,12 +239,13 @@ class Desk:
             report = await self._workroom.do(
                 lambda: report_from(message, assignment.order, self._parameters.clip_norm)
             )
+            told = self._measured_in(message)
         except RefusedError:
             await self._give_up(device, assignment)
             raise
         if self._assigned.get(device) is not assignment:
             raise RefusedError("too late: the round has been closed")
-        await self._take(device, report)
+        await self._take(device, report, told)
         return Message({"accepted": True})
 
     def _is_quarantined(self, device: int) -> bool:
@@ -249,8 +269,13 @@ class Desk:
             del self._assigned[device]
             await self._tell()
 
-    async def _take(self, device: int, answer: object) -> None:
+    def _measured_in(self, message: Message) -> Reported | None:
+        return reported_in(message) if self._parameters.measures else None
+
+    async def _take(self, device: int, answer: object, told: Reported | None) -> None:
         self._answers[device] = answer
+        if told is not None:
+            self._reported[device] = told
         del self._assigned[device]
         await self._tell()
 

@@ -8,6 +8,7 @@ edge server did not use goes back into the residual, where error feedback is on.
 import asyncio
 import logging
 from collections.abc import Callable
+from dataclasses import replace
 from pathlib import Path
 
 from cfel.cost import realised_seconds
@@ -19,10 +20,13 @@ from cfel.learning.workspace import Workspace
 from cfel.rounds import ordered
 from cfel.runtime.contents import model_from, upload
 from cfel.runtime.desk import POLL_SECONDS
-from cfel.runtime.device_memory import Memory, Sent, load_memory, save_memory, with_unused_returned
+from cfel.runtime.device_memory import Key, Memory, Sent, load_memory, save_memory, with_unused_returned
 from cfel.runtime.identity import Identity
+from cfel.runtime.joules import EnergyCounter
 from cfel.runtime.messages import Message
+from cfel.runtime.meters import Mark
 from cfel.runtime.parameters import DeploymentParameters
+from cfel.runtime.self_measurement import SelfMeasurement
 from cfel.runtime.transport import Calls
 from cfel.runtime.workroom import Workroom
 from cfel.world import World
@@ -43,6 +47,7 @@ class DeviceAgent:
         directory: where its memory is kept.
         workroom: where it trains.
         now: a clock that only runs forward.
+        energy: the host's counter of joules, if it has one and conditions are measured.
     """
 
     def __init__(
@@ -55,12 +60,16 @@ class DeviceAgent:
         directory: Path,
         workroom: Workroom,
         now: Callable[[], float],
+        energy: EnergyCounter | None = None,
     ) -> None:
         self._world, self._number, self._data, self._parameters = world, number, data, parameters
         self._calls, self._workroom, self._now = calls, workroom, now
         self._edge = Identity("edge", int(world.fleet.cluster[number]))
         self._path = directory / "memory.bin"
         self._memory = load_memory(self._path)
+        self._meter = SelfMeasurement(
+            world, number, now, energy, self._memory.measured, tells=parameters.measures
+        )
         self._workspace = Workspace(world.task, world.local, world.compress)
         self._orders: asyncio.Queue[Message] = asyncio.Queue()
         self._newest = ""
@@ -101,46 +110,57 @@ class DeviceAgent:
 
     async def _estimate(self, asked: Message) -> None:
         order = await self._order(asked)
-        before = self._memory.state
+        before, begin = self._memory.state, self._meter.begin()
         state = await self._workroom.do(lambda: device_estimate(order, self._data, before, self._workspace))
+        told = self._meter.estimated(order, begin)
         await self._remember(Memory(state, self._memory.sent))
         if state.estimates is None:
             raise RefusedError("no estimates came out")
         found = {"sigma2": state.estimates.sigma2, "g2": state.estimates.g2}
-        await self._deliver(asked, "estimates", Message({**_place(order), **found}))
+        await self._patiently(asked, "estimates", Message({**_place(order), **found, **told}))
 
     async def _update(self, asked: Message) -> None:
         sent = self._memory.sent
         key = (*_round(asked), asked.text("model_sha256"), asked.number("rho"), asked.number("theta"))
         if sent is None or sent.key != key:
             sent = await self._trained(asked, key)
-        await self._deliver(asked, "upload", Message(sent.header, sent.body))
+        await self._upload(asked, Message(sent.header, sent.body))
 
-    async def _trained(self, asked: Message, key: tuple[int, int, str, float, float]) -> Sent:
-        begin = self._now()
+    async def _trained(self, asked: Message, key: Key) -> Sent:
         order = await self._order(asked)
         used = asked.header.get("used")
         memory = self._memory
         if self._world.local.error_feedback:
             memory = with_unused_returned(memory, None if used is None else (used[0], used[1]))
+        begin = self._meter.begin()
         report, state = await self._workroom.do(
             lambda: device_update(order, self._data, memory.state, self._workspace)
         )
-        message = upload(report, order)
-        sent = Sent(key, message.header, message.body)
+        await self._emulated(key, begin, steps=report.steps)
+        message, told = upload(report, order), self._meter.trained(order, begin, report.steps)
+        sent = Sent(key, {**message.header, **told}, message.body)
         await self._remember(Memory(state, sent))
-        await self._emulated(order, report.steps, begin)
         return sent
 
-    async def _emulated(self, order: DeviceOrder, steps: int, begin: float) -> None:
-        """Waits until the device of the experiment would have been done."""
+    async def _upload(self, asked: Message, message: Message) -> None:
+        """Sends until it is answered; only the try that was counts as an upload's time."""
+        key = (*_round(asked), "", 0.0, asked.number("theta"))
+        while asked.text("serial") == self._newest:
+            begin = self._meter.begin()
+            await self._emulated(key, begin, theta=key[4])
+            if await self._tried("upload", message) is not None:
+                self._meter.uploaded(begin, 8 * len(message.body))
+                return
+        raise RefusedError("a newer order has come")
+
+    async def _emulated(self, key: Key, begin: Mark, *, steps: int = 0, theta: float = 0.0) -> None:
+        """Waits until the device of the experiment would have taken its steps, or sent its upload."""
         if not self._parameters.time_scale:
             return
-        at = (order.global_round, order.edge_round)
-        now = self._world.fleet.conditions(self._world.seed, *at, self._world.model_bits)
+        now = self._world.fleet.conditions(self._world.seed, *key[:2], self._world.model_bits)
         n = self._number
-        seconds = float(realised_seconds(steps, order.theta, now.mu[n], now.nu[n]))
-        left = seconds * self._parameters.time_scale - (self._now() - begin)
+        seconds = float(realised_seconds(steps, theta, now.mu[n], now.nu[n]))
+        left = seconds * self._parameters.time_scale - (self._now() - begin.seconds)
         await asyncio.sleep(max(0.0, left))
 
     async def _order(self, asked: Message) -> DeviceOrder:
@@ -152,20 +172,25 @@ class DeviceAgent:
         rho, theta = asked.number("rho"), asked.number("theta")
         return ordered(self._world, *_round(asked), self._number, rho, theta, model)
 
-    async def _deliver(self, asked: Message, method: str, message: Message) -> None:
-        await self._patiently(asked, method, message)
-
     async def _patiently(self, asked: Message, method: str, message: Message) -> Message:
         """Calls until it is answered, or the order is no longer the newest."""
         while asked.text("serial") == self._newest:
-            try:
-                return await self._calls.call(self._edge, method, message, self._parameters.round_seconds)
-            except UnreachableError as error:
-                _LOG.info("%s: %s", method, error)
-                await asyncio.sleep(_TRY_AGAIN_SECONDS)
+            answer = await self._tried(method, message)
+            if answer is not None:
+                return answer
         raise RefusedError("a newer order has come")
 
+    async def _tried(self, method: str, message: Message) -> Message | None:
+        """The answer to one call; None, after a while, if nobody answered."""
+        try:
+            return await self._calls.call(self._edge, method, message, self._parameters.round_seconds)
+        except UnreachableError as error:
+            _LOG.info("%s: %s", method, error)
+            await asyncio.sleep(_TRY_AGAIN_SECONDS)
+            return None
+
     async def _remember(self, memory: Memory) -> None:
+        memory = replace(memory, measured=self._meter.known)
         await self._workroom.do(lambda: save_memory(self._path, memory))
         self._memory = memory
 

@@ -1,7 +1,7 @@
 """What a device keeps from one edge round to the next, on its disk: its state and its last upload."""
 
 from collections.abc import Mapping
-from dataclasses import dataclass, field, replace
+from dataclasses import asdict, dataclass, field, replace
 from pathlib import Path
 from typing import Any
 
@@ -13,6 +13,7 @@ from cfel.learning.estimates import estimates_from
 from cfel.learning.exchange import DeviceState
 from cfel.learning.wire import unpack
 from cfel.runtime import persisted
+from cfel.runtime.meters import Measurements, RunningRatio
 
 Key = tuple[int, int, str, float, float]
 """(global round, edge round, SHA-256 of the model, ρ, θ): the same order has the same key."""
@@ -29,10 +30,11 @@ class Sent:
 
 @dataclass(frozen=True, slots=True, eq=False)
 class Memory:
-    """A device's state and its last upload."""
+    """A device's state and its last upload, and what it has measured of itself, if it does."""
 
     state: DeviceState = field(default_factory=DeviceState)
     sent: Sent | None = None
+    measured: Measurements | None = None
 
 
 def with_unused_returned(memory: Memory, used: tuple[int, int] | None) -> Memory:
@@ -65,6 +67,7 @@ def save_memory(path: Path, memory: Memory) -> None:
     values = {
         "estimates": None if known is None else [known.sigma2, known.g2, known.kept_energy],
         "sent": None if sent is None else {"key": sent.key, "header": dict(sent.header)},
+        "measured": None if memory.measured is None else asdict(memory.measured),
     }
     persisted.save(path, tensors, values)
 
@@ -82,7 +85,15 @@ def load_memory(path: Path) -> Memory:
     known, sent = values["estimates"], values["sent"]
     estimates = None if known is None else estimates_from(known[0], known[1], tuple(known[2]))
     state = DeviceState(**kept, estimates=estimates)
+    measured = _measured(values.get("measured"))
     if sent is None:
-        return Memory(state)
+        return Memory(state, None, measured)
     key: Key = tuple(sent["key"])
-    return Memory(state, Sent(key, sent["header"], tensors["upload"].tobytes()))
+    return Memory(state, Sent(key, sent["header"], tensors["upload"].tobytes()), measured)
+
+
+def _measured(values: Mapping[str, Any] | None) -> Measurements | None:
+    if values is None:
+        return None
+    ratios = {name: RunningRatio(**each) for name, each in values.items() if isinstance(each, dict)}
+    return Measurements(**ratios, energy_source=values["energy_source"])

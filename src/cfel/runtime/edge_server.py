@@ -118,7 +118,8 @@ class EdgeServer:
                 for n in self._members(message.header["available"])
             }
             found = await self._desk.collect_estimates(orders)
-        return Message({"estimates": [[n, each.sigma2, each.g2] for n, each in found.items()]})
+            estimates = [[n, each.sigma2, each.g2] for n, each in found.items()]
+            return Message({"estimates": estimates, **self._desk.measured(found)})
 
     async def plan(self, caller: Identity, message: Message) -> Message:
         """Carries out an edge round, or tells again what came of it."""
@@ -152,6 +153,7 @@ class EdgeServer:
             told = {
                 "work": [_work_row(each) for each in reports.values()],
                 "connected": self._desk.connected(),
+                **self._desk.measured(reports),
             }
             recent = {
                 key: old for key, old in self.state.reports.items() if int(key.split("/")[0]) >= at[0] - 1

@@ -142,8 +142,12 @@ class DeviceMeter:
         self._joules(mark.seconds)
         return mark
 
-    def trained(self, since: Mark, steps: int) -> None:
-        """`steps` local steps have been taken since `begin`."""
+    def trained(self, since: Mark, steps: int) -> tuple[float, float | None]:
+        """`steps` local steps have been taken since `begin`.
+
+        Returns:
+            Seconds and, where they are counted, joules that they took.
+        """
         seconds, joules = self._passed(since)
         self.measured = replace(
             self.measured, seconds_per_step=self.measured.seconds_per_step.after(seconds, steps)
@@ -151,6 +155,7 @@ class DeviceMeter:
         if joules is not None:
             spent = self.measured.joules_per_step.after(joules, steps)
             self.measured = replace(self.measured, joules_per_step=spent)
+        return seconds, joules
 
     def uploaded(self, since: Mark, bits: int) -> None:
         """`bits` have been sent, and answered, since `begin`."""

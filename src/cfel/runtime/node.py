@@ -24,6 +24,8 @@ from cfel.runtime.desk import Desk
 from cfel.runtime.device_agent import DeviceAgent
 from cfel.runtime.edge_server import EdgeServer
 from cfel.runtime.identity import Identity
+from cfel.runtime.joules import EnergyCounter, find_counter
+from cfel.runtime.measured import counting
 from cfel.runtime.member import Member
 from cfel.runtime.messages import Message
 from cfel.runtime.office import Office, WithOwn
@@ -52,6 +54,8 @@ class Node:
         directory: where it keeps what it must not forget.
         certificates: directory with its certificate, key and authority.
         listen: address to listen on, if another than others reach it at; edge servers only.
+        energy: where a device that measures takes its joules from: the host's counters ("auto"), the
+            experiment's "model", or the path of a file that shows microwatts.
     """
 
     identity: Identity
@@ -59,10 +63,21 @@ class Node:
     directory: Path
     certificates: Path
     listen: str | None = None
+    energy: str = "auto"
 
     def peers(self) -> dict[Identity, str]:
         """The edge servers' addresses."""
         return {Identity("edge", i): address for i, address in enumerate(self.addresses)}
+
+    def counter(self) -> EnergyCounter | None:
+        """The counter of joules; None for the experiment's model.
+
+        Raises:
+            InputError: the file that was named shows no microwatts.
+        """
+        if self.energy == "model":
+            return None
+        return find_counter() if self.energy == "auto" else find_counter(power_file=Path(self.energy))
 
 
 class EdgeNode:
@@ -93,6 +108,7 @@ class EdgeNode:
         self.methods: dict[str, Method] = {}
         self.refused: dict[str, int] = {}
         self._world = world
+        simulation = counting(simulation, deployment)
         self._shown: Status | None = None
         self._patience_seconds = 2 * deployment.gossip_seconds
         self._workroom = Workroom()
@@ -207,7 +223,15 @@ async def run_device(world: World, deployment: DeploymentParameters, node: Node)
     calls = GrpcCalls(credentials, node.peers(), len(model_bytes(world.start)))
     workroom = Workroom()
     agent = DeviceAgent(
-        world, number, own_data(world, number), deployment, calls, node.directory, workroom, time.monotonic
+        world,
+        number,
+        own_data(world, number),
+        deployment,
+        calls,
+        node.directory,
+        workroom,
+        time.monotonic,
+        node.counter() if deployment.measures else None,
     )
     try:
         await agent.run()

@@ -2,11 +2,13 @@
 
 from dataclasses import dataclass
 
-from cfel.errors import InputError
+from cfel.errors import InputError, unknown_name
 from cfel.system import checked
 
 CHUNK_BYTES = 1024 * 1024
 """Bodies travel in pieces of this size, so that memory stays flat and a slow peer slows nobody else."""
+
+CONDITIONS = ("model", "measured")
 
 
 @dataclass(frozen=True, slots=True)
@@ -14,6 +16,8 @@ class DeploymentParameters:
     """How a deployment is carried out.
 
     Attributes:
+        conditions: where μ, α, ν and p come from: the experiment's "model", or "measured" on the devices;
+            with the latter, budgets count real seconds.
         join_seconds: how long the first round waits for devices that have not joined yet.
         round_seconds: an edge server closes an edge round after this long, with what has arrived.
         gone_seconds: it does not wait for a device that has been disconnected for this long.
@@ -26,6 +30,7 @@ class DeploymentParameters:
         certificate_hours: lifetime of the certificates that `cfel up` makes.
     """
 
+    conditions: str = "model"
     join_seconds: float = 120.0
     round_seconds: float = 120.0
     gone_seconds: float = 10.0
@@ -38,6 +43,8 @@ class DeploymentParameters:
     certificate_hours: float = 72.0
 
     def __post_init__(self) -> None:
+        if self.conditions not in CONDITIONS:
+            raise InputError(unknown_name("deployment.conditions", self.conditions, CONDITIONS))
         waits = ("join_seconds", "round_seconds", "gossip_seconds", "election_seconds", "certificate_hours")
         for name in waits:
             checked.number(f"deployment.{name}", getattr(self, name), above=0)
@@ -48,3 +55,8 @@ class DeploymentParameters:
         checked.whole("deployment.quarantine_after", self.quarantine_after, least=0)
         if not isinstance(self.host, str) or not self.host:
             raise InputError(f"deployment.host = {self.host!r}: must be an address")
+
+    @property
+    def measures(self) -> bool:
+        """Whether conditions are measured."""
+        return self.conditions == "measured"

@@ -4,14 +4,16 @@ Of its own devices it knows what they are doing; of the others only what the new
 """
 
 import math
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 
 from cfel.runlog import RoundRecord
 from cfel.runtime.control_state import Control, from_json
 from cfel.runtime.desk import Desk
 from cfel.runtime.edge_server import EdgeServer
 from cfel.runtime.identity import Identity
+from cfel.runtime.measured import conditions_by
 from cfel.runtime.member import Member
+from cfel.runtime.reported import Reported
 from cfel.status import ClusterStatus, DeviceStatus, Link, RoundPoint, Status, thinned
 from cfel.system import Conditions
 from cfel.world import World
@@ -44,6 +46,7 @@ def snapshot(
         edge_round=min(state.position[1] + 1, world.rounds.edge_rounds),
         edge_rounds=world.rounds.edge_rounds,
         term=member.state.term,
+        conditions="model" if control is None or control.measured is None else "measured",
         coordinator=None if leader is None else str(Identity("edge", leader)),
         seconds=0.0 if last is None else last.seconds,
         seconds_budget=_limit(world.budget.seconds),
@@ -65,6 +68,7 @@ def _clusters(world: World, desk: Desk, control: Control | None) -> tuple[Cluste
     plan = None if control is None else control.plan
     states = desk.states()
     now = None if control is None else _conditions(world, control)
+    reports = _reports(world, control)
     clusters = []
     for cluster in range(world.fleet.clusters):
         devices = [n for n in range(world.fleet.devices) if world.fleet.cluster[n] == cluster]
@@ -82,6 +86,7 @@ def _clusters(world: World, desk: Desk, control: Control | None) -> tuple[Cluste
                         theta=None if plan is None else float(plan.theta[n]),
                         mu=None if now is None else float(now.mu[n]),
                         nu=None if now is None else float(now.nu[n]),
+                        source=_source(reports[n]),
                     )
                     for n in devices
                 ),
@@ -94,7 +99,18 @@ def _clusters(world: World, desk: Desk, control: Control | None) -> tuple[Cluste
 
 def _conditions(world: World, control: Control) -> Conditions:
     edge_round = min(control.edge_round, world.rounds.edge_rounds - 1)
-    return world.fleet.conditions(world.seed, control.rounds_done, edge_round, world.model_bits)
+    model = world.fleet.conditions(world.seed, control.rounds_done, edge_round, world.model_bits)
+    return conditions_by(_reports(world, control), model)
+
+
+def _reports(world: World, control: Control | None) -> Sequence[Reported | None]:
+    if control is None or control.measured is None:
+        return (None,) * world.fleet.devices
+    return control.measured.devices
+
+
+def _source(report: Reported | None) -> str:
+    return "" if report is None else report.in_words
 
 
 def _point(record: RoundRecord) -> RoundPoint:

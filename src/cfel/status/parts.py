@@ -27,6 +27,7 @@ class DeviceStatus:
         nu: ν, seconds per full upload.
         seconds: time its last edge round took.
         joules: energy its last edge round took.
+        source: where its seconds and joules come from, in words; text from the network.
     """
 
     device: int
@@ -38,6 +39,7 @@ class DeviceStatus:
     nu: float | None = None
     seconds: float | None = None
     joules: float | None = None
+    source: str = ""
 
     def __post_init__(self) -> None:
         """Refuses what no device can be in."""

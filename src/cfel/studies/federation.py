@@ -116,7 +116,9 @@ def prepare(experiment: Experiment, world: World, out: Path, import_from: tuple[
     ]
     for member in members:
         issue(certificates, member, deployment.certificate_hours, (deployment.host,))
-        node = Node(member, addresses, nodes / str(member), certificates)
+        # A counter measures the whole host: with many devices on it, each would count the others too.
+        energy = "model" if member.role == "device" else "auto"
+        node = Node(member, addresses, nodes / str(member), certificates, energy=energy)
         page = f"{LOOPBACK}:{ports[clusters + member.number]}" if member.role == "edge" else None
         file = NodeFile(node, out.absolute() / "experiment.toml", import_from, page)
         write_node(nodes / f"{member}.toml", file)

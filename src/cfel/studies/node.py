@@ -8,7 +8,8 @@
     addresses = ["10.0.0.1:7400", "10.0.0.2:7400", "10.0.0.3:7400"]
 
 Optional, for edge servers: `listen`, an address to listen on if others reach it at another one; `dashboard`,
-an address to serve the dashboard on (beyond loopback it needs a token, see docs/dashboard.md).
+an address to serve the dashboard on (beyond loopback it needs a token, see docs/dashboard.md). For devices
+that measure: `energy`, see docs/deploy.md. For all: `import_from`, folders with code of one's own.
 """
 
 import asyncio
@@ -37,7 +38,7 @@ from cfel.status import Status
 TOKEN_VARIABLE = "CFEL_DASHBOARD_TOKEN"  # noqa: S105 — the variable's name
 _LOOK_SECONDS = 0.5
 _NEEDED = ("role", "number", "experiment", "certificates", "directory", "addresses")
-_KEYS = (*_NEEDED, "listen", "dashboard", "import_from")
+_KEYS = (*_NEEDED, "listen", "dashboard", "import_from", "energy")
 
 
 @dataclass(frozen=True, slots=True)
@@ -78,6 +79,7 @@ def read_node(path: Path) -> NodeFile:
             beside / table["directory"],
             beside / table["certificates"],
             table.get("listen"),
+            _energy(beside, table.get("energy", "auto")),
         )
         folders = tuple(beside / folder for folder in table.get("import_from", ()))
         return NodeFile(node, beside / table["experiment"], folders, table.get("dashboard"))
@@ -85,6 +87,12 @@ def read_node(path: Path) -> NodeFile:
         raise ExperimentError(f"{path}: {error.args[0]} is missing") from error
     except (OSError, UnicodeDecodeError, tomllib.TOMLDecodeError, TypeError, InputError) as error:
         raise ExperimentError(f"{path}: cannot be used: {error}") from error
+
+
+def _energy(beside: Path, given: object) -> str:
+    if not isinstance(given, str) or not given:
+        raise InputError(f"energy = {given!r}: must be auto, model, or a file that shows microwatts")
+    return given if given in ("auto", "model") else str(beside / given)
 
 
 def write_node(path: Path, file: NodeFile) -> None:
@@ -99,6 +107,8 @@ def write_node(path: Path, file: NodeFile) -> None:
         "addresses": list(node.addresses),
         "import_from": [str(folder) for folder in file.import_from],
     }
+    if node.energy != "auto":
+        table["energy"] = node.energy
     if node.listen is not None:
         table["listen"] = node.listen
     if file.dashboard is not None:

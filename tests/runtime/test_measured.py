@@ -1,6 +1,7 @@
 """Deployments that measure: devices tell their own speed and energy, and budgets hold by the clock."""
 
 import asyncio
+import itertools
 import math
 from collections.abc import Callable, Mapping
 from pathlib import Path
@@ -88,7 +89,7 @@ def test_seconds_are_the_clocks(tmp_path: Path) -> None:
     slowest = [float((each.steps * each.mu).max()) for each in plans]
     assert sum(slowest) * 0.5 <= lines[-1].seconds <= passed
     assert lines[-1].seconds == lines[-1].seconds_realised
-    assert all(later.seconds > line.seconds for line, later in zip(lines, lines[1:], strict=False))
+    assert all(later.seconds > line.seconds for line, later in itertools.pairwise(lines))
     world = experiment.world()
     for line, plan in zip(lines, plans, strict=True):
         model = world.fleet.conditions(world.seed, line.round - 1, 0, world.model_bits)
@@ -152,7 +153,7 @@ def test_a_coordinator_that_dies_takes_no_measurement_along(tmp_path: Path) -> N
 
     lines = play(measuring(NO_LIMIT, 6), tmp_path, during=kill)
     assert [line.round for line in lines] == [1, 2, 3, 4, 5, 6]
-    assert all(later.seconds > line.seconds for line, later in zip(lines, lines[1:], strict=False))
+    assert all(later.seconds > line.seconds for line, later in itertools.pairwise(lines))
     assert all(line.devices_taking_part == 6 for line in lines)
 
 

@@ -213,8 +213,17 @@ async def _at_most(seconds: float, what: Coroutine[None, None, Any]) -> None:
         _LOG.warning("not dismissed after %s s", seconds)
 
 
-async def run_device(world: World, deployment: DeploymentParameters, node: Node) -> None:
-    """Runs a device until the experiment is over or the task is cancelled."""
+async def run_device(
+    world: World, deployment: DeploymentParameters, node: Node, data: DeviceData | None = None
+) -> None:
+    """Runs a device until the experiment is over or the task is cancelled.
+
+    Args:
+        world: what is run.
+        deployment: deadlines and limits.
+        node: where it stands.
+        data: samples of its own; None for its part of the experiment's.
+    """
     number = node.identity.number
     if number >= world.fleet.devices:
         raise InputError(f"{node.identity}: the experiment has devices 0 to {world.fleet.devices - 1}")
@@ -225,7 +234,7 @@ async def run_device(world: World, deployment: DeploymentParameters, node: Node)
     agent = DeviceAgent(
         world,
         number,
-        own_data(world, number),
+        data or own_data(world, number),
         deployment,
         calls,
         node.directory,

@@ -9,7 +9,9 @@
 
 Optional, for edge servers: `listen`, an address to listen on if others reach it at another one; `dashboard`,
 an address to serve the dashboard on (beyond loopback it needs a token, see docs/dashboard.md). For devices
-that measure: `energy`, see docs/deploy.md. For all: `import_from`, folders with code of one's own.
+that measure: `energy`; for devices with samples of their own: `data`, a function that gives them, and
+`data_path`, what it is called with. For all: `import_from`, folders with code of one's own. `docs/deploy.md`
+explains them.
 """
 
 import asyncio
@@ -34,11 +36,12 @@ from cfel.runlog.durable import replace_file
 from cfel.runtime.identity import Identity
 from cfel.runtime.node import Companion, Node, run_device, run_edge
 from cfel.status import Status
+from cfel.studies.device_data import own_samples
 
 TOKEN_VARIABLE = "CFEL_DASHBOARD_TOKEN"  # noqa: S105 — the variable's name
 _LOOK_SECONDS = 0.5
 _NEEDED = ("role", "number", "experiment", "certificates", "directory", "addresses")
-_KEYS = (*_NEEDED, "listen", "dashboard", "import_from", "energy")
+_KEYS = (*_NEEDED, "listen", "dashboard", "import_from", "energy", "data", "data_path")
 
 
 @dataclass(frozen=True, slots=True)
@@ -50,12 +53,16 @@ class NodeFile:
         experiment: the experiment's file.
         import_from: folders with code of one's own.
         dashboard: "host:port" to serve the dashboard on, or None.
+        data: function that gives a device's own samples; None for its part of the experiment's.
+        data_path: what that function is called with.
     """
 
     node: Node
     experiment: Path
     import_from: tuple[Path, ...] = ()
     dashboard: str | None = None
+    data: str | None = None
+    data_path: Path | None = None
 
     def load_experiment(self) -> Experiment:
         """The experiment; its own code is found from now on."""
@@ -82,7 +89,10 @@ def read_node(path: Path) -> NodeFile:
             _energy(beside, table.get("energy", "auto")),
         )
         folders = tuple(beside / folder for folder in table.get("import_from", ()))
-        return NodeFile(node, beside / table["experiment"], folders, table.get("dashboard"))
+        samples = None if "data_path" not in table else beside / table["data_path"]
+        return NodeFile(
+            node, beside / table["experiment"], folders, table.get("dashboard"), table.get("data"), samples
+        )
     except KeyError as error:
         raise ExperimentError(f"{path}: {error.args[0]} is missing") from error
     except (OSError, UnicodeDecodeError, tomllib.TOMLDecodeError, TypeError, InputError) as error:
@@ -113,6 +123,10 @@ def write_node(path: Path, file: NodeFile) -> None:
         table["listen"] = node.listen
     if file.dashboard is not None:
         table["dashboard"] = file.dashboard
+    if file.data is not None:
+        table["data"] = file.data
+    if file.data_path is not None:
+        table["data_path"] = str(file.data_path)
     replace_file(path, tomli_w.dumps(table).encode())
 
 
@@ -136,7 +150,8 @@ def run_node(path: Path) -> bool:
             _until_stopped(run_edge(world, simulation, experiment.deployment, node, companion))
         )
     if node.identity.role == "device":
-        return asyncio.run(_until_stopped(run_device(world, experiment.deployment, node)))
+        data = None if file.data is None else own_samples(file.data, file.data_path, world)
+        return asyncio.run(_until_stopped(run_device(world, experiment.deployment, node, data)))
     raise InputError(f"{path}: an operator has nothing to run")
 
 

@@ -1,0 +1,60 @@
+"""A device's own samples, from a Python function that its configuration names; they stay on the device.
+
+    def samples(path: Path | None) -> tuple[Tensor, Tensor]:      # inputs, targets; one entry per sample
+
+What the experiment says of its data (shape, classes, how images are scaled) holds for them too.
+"""
+
+from dataclasses import replace
+from pathlib import Path
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from cfel.errors import InputError
+from cfel.learning.task import DeviceData, check_task
+from cfel.plugins import resolve
+from cfel.world import World
+
+
+def own_samples(name: str, path: Path | None, world: World) -> DeviceData:
+    """All samples that the function gives, as one device's.
+
+    Args:
+        name: "module:function", or an entry point of the group `cfel.samples`.
+        path: what it is called with.
+        world: what is run; its model has to take the samples.
+
+    Raises:
+        InputError: there is no such function, or what it gives does not fit the experiment.
+    """
+    found = resolve("samples", name, {}, ("path",))(path)
+    what = f"data = {name!r}"
+    if not isinstance(found, tuple) or len(found) != 2 or not all(isinstance(x, Tensor) for x in found):
+        raise InputError(f"{what}: must give two tensors, inputs and targets, got {type(found).__name__}")
+    inputs, targets = found
+    like = world.task.data
+    _check_part(f"{what}: inputs", inputs, like.train_inputs)
+    _check_part(f"{what}: targets", targets, like.train_targets)
+    _check_classes(what, targets, like.classes)
+    data = replace(like, name=name, train_inputs=inputs, train_targets=targets, train_writers=None)
+    check_task(what, replace(world.task, data=data))
+    return DeviceData(data, np.arange(len(inputs)))
+
+
+def _check_part(what: str, given: Tensor, like: Tensor) -> None:
+    wanted, shape = tuple(like.shape[1:]), tuple(given.shape[1:])
+    if given.ndim == 0 or shape != wanted or given.dtype != like.dtype:
+        raise InputError(
+            f"{what}: samples of shape {shape} and type {given.dtype}, the experiment's have shape {wanted} "
+            f"and type {like.dtype}"
+        )
+
+
+def _check_classes(what: str, targets: Tensor, classes: int) -> None:
+    if targets.is_floating_point() or not len(targets):
+        return
+    low, high = int(torch.min(targets)), int(torch.max(targets))
+    if low < 0 or high >= classes:
+        raise InputError(f"{what}: targets from {low} to {high}, the experiment's are 0 to {classes - 1}")

@@ -30,10 +30,11 @@ check: $(READY)           ## style, types, layers
 	$(BIN)/mypy
 	$(BIN)/lint-imports
 
-bench: $(READY)           ## measure the solver, the simulation and the Ray engine
+bench: $(READY)           ## measure the solver, the simulation, the Ray engine and real processes
 	$(BIN)/cfel bench solver
 	$(BIN)/cfel bench simulation
 	$(BIN)/cfel bench scaleout
+	$(BIN)/cfel bench deployment
 
 $(READY): pyproject.toml constraints.txt
 	$(PYTHON) -m venv $(VENV)

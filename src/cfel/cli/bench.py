@@ -2,14 +2,21 @@
 
 import argparse
 
-from cfel.cli import bench_scaleout, bench_simulation, bench_solver
+from cfel.cli import bench_deployment, bench_scaleout, bench_simulation, bench_solver
 from cfel.cli.shared import Commands, add_command, add_json
 from cfel.errors import InputError
 
 EXAMPLE = """  cfel bench solver
   cfel bench simulation --quick --json
-  cfel bench simulation --only small_cnn"""
-BENCHES = {"scaleout": bench_scaleout.run, "simulation": bench_simulation.run, "solver": bench_solver.run}
+  cfel bench simulation --only small_cnn
+  cfel bench deployment --quick"""
+BENCHES = {
+    "deployment": bench_deployment.run,
+    "scaleout": bench_scaleout.run,
+    "simulation": bench_simulation.run,
+    "solver": bench_solver.run,
+}
+PARTS = {"deployment": bench_deployment.PARTS, "simulation": bench_simulation.SETTINGS}
 
 
 def register(commands: Commands) -> None:
@@ -19,8 +26,8 @@ def register(commands: Commands) -> None:
     parser.add_argument("--quick", action="store_true", help="fewer and smaller instances")
     parser.add_argument(
         "--only",
-        choices=bench_simulation.SETTINGS,
-        help="simulation: this setting's pace and nothing else",
+        choices=[part for parts in PARTS.values() for part in parts],
+        help="simulation: this setting's pace and nothing else; deployment: this part",
     )
     add_json(parser)
     parser.set_defaults(run=run)
@@ -28,6 +35,8 @@ def register(commands: Commands) -> None:
 
 def run(arguments: argparse.Namespace) -> int:
     """Measures and prints."""
-    if arguments.only is not None and arguments.name != "simulation":
-        raise InputError(f"--only {arguments.only}: bench {arguments.name} has no settings to choose from")
+    parts = PARTS.get(arguments.name, ())
+    if arguments.only is not None and arguments.only not in parts:
+        allowed = f"has {', '.join(parts)}" if parts else "has no settings to choose from"
+        raise InputError(f"--only {arguments.only}: bench {arguments.name} {allowed}")
     return BENCHES[arguments.name](arguments)

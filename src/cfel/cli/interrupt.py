@@ -9,7 +9,7 @@ NOTICE = "stopping after this round, with a checkpoint; Ctrl-C again stops at on
 
 
 @contextmanager
-def interruptible(say: Callable[[str], None]) -> Iterator[Callable[[], bool]]:
+def interruptible(say: Callable[[str], None], notice: str = NOTICE) -> Iterator[Callable[[], bool]]:
     """While it lasts, the first Ctrl-C is remembered instead of raised.
 
     A round that is cut short cannot be gone on with: devices have already given up what they remembered. So
@@ -17,6 +17,7 @@ def interruptible(say: Callable[[str], None]) -> Iterator[Callable[[], bool]]:
 
     Args:
         say: tells the user what will happen.
+        notice: what that is.
 
     Yields:
         A function that says whether Ctrl-C was pressed.
@@ -28,7 +29,7 @@ def interruptible(say: Callable[[str], None]) -> Iterator[Callable[[], bool]]:
         if asked:
             raise KeyboardInterrupt
         asked = True
-        say(NOTICE)
+        say(notice)
 
     before = signal.getsignal(signal.SIGINT)
     if before is not signal.default_int_handler:  # ignored by whoever started us, or somebody else's business

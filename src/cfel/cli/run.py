@@ -9,12 +9,12 @@ from pathlib import Path
 from rich.console import Console
 from rich.markup import escape
 
+from cfel.cli.ending import tell_ending
 from cfel.cli.interrupt import interruptible
 from cfel.cli.progress import RunProgress
-from cfel.cli.shared import Commands, add_changes, add_command, add_json, import_from, print_json
+from cfel.cli.shared import Commands, add_changes, add_command, add_json, import_from
 from cfel.errors import RunDirectoryError
 from cfel.experiment import Experiment, load_experiment
-from cfel.report import write_report
 from cfel.runlog import RoundRecord, RunDirectory, holds_run
 from cfel.simulation import ENGINES
 from cfel.studies.runs import Doing, run_experiment
@@ -125,22 +125,4 @@ def run(arguments: argparse.Namespace) -> int:
         records = run_experiment(experiment, out, doing)
         if not progress.moved:
             progress.say(f"{out} is finished already: {_ending(records[-1], experiment)}")
-    page = write_report(out, experiment.simulation.target)
-    last = records[-1]
-    if arguments.json:
-        print_json(
-            {
-                "directory": str(out),
-                "rounds": len(records),
-                "accuracy": last.accuracy,
-                "seconds": last.seconds,
-                "joules": last.joules,
-                "model_sha256": last.model_sha256,
-            }
-        )
-        return 0
-    console = Console(highlight=False)
-    accuracy = "not evaluated" if last.accuracy is None else f"{100 * last.accuracy:.2f} %"
-    console.print(f"{len(records)} rounds: accuracy {accuracy}, {last.seconds:,.0f} s, {last.joules:,.0f} J")
-    console.print(f"report: {page}")
-    return 0
+    return tell_ending(arguments, experiment, out, records)

@@ -4,19 +4,18 @@ import argparse
 import sys
 from pathlib import Path
 
-from rich.console import Console
-
+from cfel.cli.ending import tell_ending
+from cfel.cli.federation_view import FederationView
 from cfel.cli.interrupt import interruptible
-from cfel.cli.progress import RunProgress
 from cfel.cli.run import read_experiment
-from cfel.cli.shared import Commands, add_changes, add_command, add_json, print_json
-from cfel.report import write_report
-from cfel.studies.federation import Raising, bring_up
+from cfel.cli.shared import Commands, add_changes, add_command, add_json
+from cfel.studies.federation import Processes, Raising, bring_up
 from cfel.studies.node import read_node
 
 EXAMPLE = """  cfel up examples/tiny.toml --out runs/tiny-up
   cfel up examples/tiny.toml --out runs/tiny-up --resume
   cfel status runs/tiny-up"""
+NOTICE = "stopping all processes; what counts is on the disk. Ctrl-C again does not wait for them"
 
 
 def register(commands: Commands) -> None:
@@ -39,33 +38,24 @@ def run(arguments: argparse.Namespace) -> int:
     """Brings the federation up, and reports when it is done."""
     experiment = read_experiment(arguments)
     out: Path = arguments.out or Path("runs") / f"{experiment.name}-up"
-    fleet = experiment.fleet
-    with RunProgress(experiment.rounds.global_rounds) as progress, interruptible(progress.say) as interrupted:
+    view = FederationView(experiment.rounds.global_rounds)
+    with view, interruptible(view.say, NOTICE) as interrupted:
+
+        def started(_: Processes) -> None:
+            view.say(f"{experiment.fleet.devices} devices are starting; dashboard: {_page(out)}")
+            view.watch(read_node(out / "nodes" / "operator-0.toml").node)
+
         raising = Raising(
             command=tuple(sys.argv),
             resume=arguments.resume,
-            on_round=lambda record: progress.on_round(experiment.name, record),
+            on_round=view.on_round,
             interrupted=interrupted,
-            on_start=lambda _: progress.say(f"{fleet.devices} devices are starting; dashboard: {_page(out)}"),
+            on_start=started,
             import_from=(arguments.experiment.absolute().parent, Path().absolute()),
         )
-        records = bring_up(experiment, out, raising)
-    page = write_report(out, experiment.simulation.target)
-    last = records[-1]
-    if arguments.json:
-        print_json(
-            {
-                "directory": str(out),
-                "rounds": len(records),
-                "accuracy": last.accuracy,
-                "seconds": last.seconds,
-                "joules": last.joules,
-                "model_sha256": last.model_sha256,
-            }
-        )
-        return 0
-    console = Console(highlight=False)
-    accuracy = "not evaluated" if last.accuracy is None else f"{100 * last.accuracy:.2f} %"
-    console.print(f"{len(records)} rounds: accuracy {accuracy}, {last.seconds:,.0f} s, {last.joules:,.0f} J")
-    console.print(f"report: {page}")
-    return 0
+        try:
+            records = bring_up(experiment, out, raising)
+        except KeyboardInterrupt:
+            view.say(f"all stopped; to go on: cfel up {arguments.experiment} --out {out} --resume")
+            raise
+    return tell_ending(arguments, experiment, out, records)

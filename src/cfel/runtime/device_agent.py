@@ -26,13 +26,14 @@ from cfel.runtime.joules import EnergyCounter
 from cfel.runtime.messages import Message
 from cfel.runtime.meters import Mark
 from cfel.runtime.parameters import DeploymentParameters
+from cfel.runtime.patience import Patience
 from cfel.runtime.self_measurement import SelfMeasurement
 from cfel.runtime.transport import Calls
 from cfel.runtime.workroom import Workroom
+from cfel.seeding import generator
 from cfel.world import World
 
 _LOG = logging.getLogger(__name__)
-_TRY_AGAIN_SECONDS = 0.3
 
 
 class DeviceAgent:
@@ -73,6 +74,9 @@ class DeviceAgent:
         self._workspace = Workspace(world.task, world.local, world.compress)
         self._orders: asyncio.Queue[Message] = asyncio.Queue()
         self._newest = ""
+        draw = generator(world.seed, "patience", number).random
+        self._asking = Patience(str(self._edge), now, draw)
+        self._working = Patience(str(self._edge), now, draw)
 
     async def run(self) -> None:
         """Works until the experiment is over."""
@@ -89,8 +93,9 @@ class DeviceAgent:
                 answer = await self._calls.call(self._edge, "next", asked, POLL_SECONDS + 10)
             except UnreachableError as error:
                 _LOG.info("no answer: %s", error)
-                await asyncio.sleep(_TRY_AGAIN_SECONDS)
+                await asyncio.sleep(self._asking.seconds())
                 continue
+            self._asking.answered()
             kind = answer.text("kind")
             if kind == "finished":
                 return
@@ -183,11 +188,13 @@ class DeviceAgent:
     async def _tried(self, method: str, message: Message) -> Message | None:
         """The answer to one call; None, after a while, if nobody answered."""
         try:
-            return await self._calls.call(self._edge, method, message, self._parameters.round_seconds)
+            answer = await self._calls.call(self._edge, method, message, self._parameters.round_seconds)
         except UnreachableError as error:
             _LOG.info("%s: %s", method, error)
-            await asyncio.sleep(_TRY_AGAIN_SECONDS)
+            await asyncio.sleep(self._working.seconds())
             return None
+        self._working.answered()
+        return answer
 
     async def _remember(self, memory: Memory) -> None:
         memory = replace(memory, measured=self._meter.known)

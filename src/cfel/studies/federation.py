@@ -229,6 +229,10 @@ class Processes:
         (found,) = (each for each in self._running if each.configuration.stem == name)
         return found.process.pid or 0
 
+    def pids(self) -> list[int]:
+        """The process numbers of all nodes that run."""
+        return [each.process.pid for each in self._running if each.process.pid and each.process.is_alive()]
+
     def look(self) -> None:
         """Starts those again that have died.
 

@@ -1,0 +1,130 @@
+"""What `cfel up` shows while a federation works, and how it stops and goes on."""
+
+import io
+import signal
+import subprocess
+import sys
+import time
+from dataclasses import replace
+from pathlib import Path
+
+import pytest
+from rich.console import Console
+
+from cfel.cli.federation_view import FederationView
+from cfel.runlog import RoundRecord
+from cfel.runlog.log import read_log
+from cfel.status import ClusterStatus, DeviceStatus, Status
+
+EXAMPLE = Path(__file__).parents[2] / "examples" / "tiny.toml"
+
+
+class Clock:
+    """Moved by hand."""
+
+    seconds = 0.0
+
+    def __call__(self) -> float:
+        """What it shows."""
+        return self.seconds
+
+
+def record(number: int) -> RoundRecord:
+    """A finished round: ten seconds and a hundred joules each."""
+    return replace(_ANY, round=number, seconds=10.0 * number, joules=100.0 * number)
+
+
+def status(states: tuple[str, str]) -> Status:
+    """Edge server 0 of two, with two devices."""
+    devices = tuple(DeviceStatus(device=n, state=state) for n, state in enumerate(states))
+    return Status(
+        node="edge-0",
+        phase="training",
+        round=3,
+        edge_round=2,
+        term=7,
+        coordinator="edge-1",
+        clusters=(ClusterStatus(cluster=0, size=2, devices=devices), ClusterStatus(cluster=1)),
+        refused=(("too large", 4),),
+    )
+
+
+_ANY = RoundRecord(
+    round=1,
+    seconds=0.0,
+    joules=0.0,
+    seconds_expected=0.0,
+    joules_expected=0.0,
+    seconds_realised=0.0,
+    joules_realised=0.0,
+    accuracy=0.5,
+    loss=1.0,
+    rho_mean=1.0,
+    theta_mean=1.0,
+    sigma2=1.0,
+    g2=1.0,
+    gap=0.0,
+    feasible=True,
+    violations=(),
+    wire_bytes=1,
+    wall_seconds=1.0,
+    model_sha256="0" * 64,
+    straggler=None,
+    slowest_cluster=0,
+    devices_taking_part=2,
+)
+
+
+def test_a_line_per_round_where_there_is_no_terminal() -> None:
+    """Two of ten rounds in 60 s: the other eight take 240 s more."""
+    out, clock = io.StringIO(), Clock()
+    view = FederationView(10, Console(file=out, width=200), clock)
+    with view:
+        view._begun = (clock(), 0)
+        view.see({0: status(("training", "lost")), 1: "nobody answers"})
+        clock.seconds = 60.0
+        view.on_round(record(2))
+    assert out.getvalue().strip() == (
+        "round 2/10, training 3.2, coordinator edge-1 (term 7), 1/2 + those of 1 silent devices, 50.0 %, "
+        "20.0 s, 200 J, ETA 0:04:00"
+    )
+
+
+def test_a_table_in_a_terminal() -> None:
+    out = io.StringIO()
+    view = FederationView(10, Console(file=out, width=120, force_terminal=True, color_system=None))
+    with view:
+        view.see({0: status(("training", "idle")), 1: "nobody answers"})
+        view.on_round(record(2))
+    shown = out.getvalue()
+    for words in ("edge-1", "3.2", "2/2", "no answer", "round 2/10", "50.0 %", "200 J"):
+        assert words in shown
+
+
+def test_before_the_first_round_nothing_is_known() -> None:
+    view = FederationView(10, Console(file=io.StringIO()))
+    assert view.line() == "round 0/10"
+    assert view.seconds_left() is None
+
+
+@pytest.mark.slow
+@pytest.mark.timeout(240)
+def test_interrupted_by_the_keyboard_and_resumed(tmp_path: Path) -> None:
+    """Some ten seconds for each start of nine processes."""
+    command = [sys.executable, "-m", "cfel", "up", str(EXAMPLE), "--out", str(tmp_path / "run")]
+    command += ["--set", "rounds.global=3", "--set", "deployment.election_seconds=1.5"]
+    command += ["--set", "deployment.time_scale=3e-3"]
+    first = subprocess.Popen(command, stderr=subprocess.PIPE, text=True)
+    log = tmp_path / "run" / "rounds.jsonl"
+    deadline = time.monotonic() + 120
+    while time.monotonic() < deadline and not (log.exists() and log.read_text()):
+        time.sleep(0.1)
+    first.send_signal(signal.SIGINT)
+    _, told = first.communicate(timeout=60)
+    assert first.returncode == 130, told
+    assert "--resume" in told
+    assert 1 <= len(read_log(log).records) < 3
+    again = subprocess.run([*command, "--resume"], check=False, capture_output=True, text=True)
+    assert again.returncode == 0, again.stderr
+    assert "round 3/3" in again.stderr
+    assert [line.round for line in read_log(log).records] == [1, 2, 3]

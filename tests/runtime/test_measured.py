@@ -214,7 +214,7 @@ def test_a_bad_measurement_costs_only_its_sender(tmp_path: Path) -> None:
 
 
 def test_measurements_survive_the_disk_and_the_wire(tmp_path: Path) -> None:
-    known = Measurements(seconds_per_step=RunningRatio(8.0, 4.0), energy_source="rapl")
+    known = Measurements(seconds_per_step=RunningRatio(8.0, 4.0), energy_source="rapl", call_seconds=0.1)
     save_memory(tmp_path / "memory.bin", Memory(DeviceState(), None, known))
     assert load_memory(tmp_path / "memory.bin").measured == known
     control = first_control(deployed().world(), measures=True)

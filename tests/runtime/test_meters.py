@@ -162,6 +162,25 @@ def test_without_a_counter_energy_is_the_models() -> None:
     assert words == "1.5 s/step (clock), 0.3 J/step (model), 20 s/upload (model), 0.5 W sending (model)"
 
 
+def test_what_any_call_takes_is_not_the_bits_doing() -> None:
+    """A bare call takes 0.4 s, an upload of 1,000 bits 0.5 s: 0.1 s is the bits', and never below a tenth."""
+    clock = Clock()
+    meter = DeviceMeter(clock, None)
+    for seconds in (0.7, 0.4, 0.6):
+        mark = meter.begin()
+        clock.seconds += seconds
+        meter.called(mark)
+    mark = meter.begin()
+    clock.seconds += 0.5
+    meter.uploaded(mark, 1000)
+    assert meter.measured.bits_per_second.value == pytest.approx(10_000)
+    quick = DeviceMeter(clock, None, Measurements(call_seconds=0.4))
+    mark = quick.begin()
+    clock.seconds += 0.2
+    quick.uploaded(mark, 1000)
+    assert quick.measured.bits_per_second.value == pytest.approx(50_000)
+
+
 def test_recent_rounds_count_more_and_larger_ones_too() -> None:
     """10 s for 10 steps, then 60 s for 20: (0.7·10 + 60) / (0.7·10 + 20)."""
     assert RunningRatio().value is None

@@ -3,6 +3,7 @@
 import argparse
 import asyncio
 import json
+from collections import Counter
 from pathlib import Path
 from typing import Any
 
@@ -73,3 +74,16 @@ def _print(answers: dict[int, Status | str]) -> None:
             f"{answer.joules:,.0f}",
         )
     console.print(table)
+    _print_sources(console, answers)
+
+
+def _print_sources(console: Console, answers: dict[int, Status | str]) -> None:
+    """Where devices' seconds and joules come from, if they measure them."""
+    sources = Counter(
+        device.source
+        for edge, answer in answers.items()
+        if isinstance(answer, Status) and answer.conditions == "measured"
+        for device in answer.clusters[edge].devices
+    )
+    for source, count in sorted(sources.items()):
+        console.print(f"{count} devices measure; {escape(source or 'nothing told yet')}")

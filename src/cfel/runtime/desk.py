@@ -213,7 +213,7 @@ class Desk:
         self._own(caller)
         if message.text("sha256") != self._model[0]:
             raise RefusedError("this model is not needed any more")
-        return Message({}, self._model[1])
+        return Message({}, self._model[1], bytes.fromhex(self._model[0]))
 
     async def estimates(self, caller: Identity, message: Message) -> Message:
         """Takes a device's σ² and G²."""

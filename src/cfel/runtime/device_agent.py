@@ -122,14 +122,14 @@ class DeviceAgent:
         if state.estimates is None:
             raise RefusedError("no estimates came out")
         found = {"sigma2": state.estimates.sigma2, "g2": state.estimates.g2}
-        await self._patiently(asked, "estimates", Message({**_place(order), **found, **told}))
+        await self._send(asked, "estimates", Message({**_place(order), **found, **told}))
 
     async def _update(self, asked: Message) -> None:
         sent = self._memory.sent
         key = (*_round(asked), asked.text("model_sha256"), asked.number("rho"), asked.number("theta"))
         if sent is None or sent.key != key:
             sent = await self._trained(asked, key)
-        await self._upload(asked, Message(sent.header, sent.body))
+        await self._send(asked, "upload", Message(sent.header, sent.body))
 
     async def _trained(self, asked: Message, key: Key) -> Sent:
         order = await self._order(asked)
@@ -141,28 +141,30 @@ class DeviceAgent:
         report, state = await self._workroom.do(
             lambda: device_update(order, self._data, memory.state, self._workspace)
         )
-        await self._emulated(key, begin, steps=report.steps)
+        await self._emulated(_round(asked), begin, steps=report.steps)
         message, told = upload(report, order), self._meter.trained(order, begin, report.steps)
         sent = Sent(key, {**message.header, **told}, message.body)
         await self._remember(Memory(state, sent))
         return sent
 
-    async def _upload(self, asked: Message, message: Message) -> None:
-        """Sends until it is answered; only the try that was counts as an upload's time."""
-        key = (*_round(asked), "", 0.0, asked.number("theta"))
+    async def _send(self, asked: Message, method: str, message: Message) -> None:
+        """Sends until it is answered; only the try that was counts as the time it took."""
+        at, theta = _round(asked), asked.number("theta") if message.body else 0.0
         while asked.text("serial") == self._newest:
             begin = self._meter.begin()
-            await self._emulated(key, begin, theta=key[4])
-            if await self._tried("upload", message) is not None:
-                self._meter.uploaded(begin, 8 * len(message.body))
+            await self._emulated(at, begin, theta=theta)
+            if await self._tried(method, message) is not None:
+                self._meter.sent(begin, 8 * len(message.body))
                 return
         raise RefusedError("a newer order has come")
 
-    async def _emulated(self, key: Key, begin: Mark, *, steps: int = 0, theta: float = 0.0) -> None:
+    async def _emulated(
+        self, at: tuple[int, int], begin: Mark, *, steps: int = 0, theta: float = 0.0
+    ) -> None:
         """Waits until the device of the experiment would have taken its steps, or sent its upload."""
         if not self._parameters.time_scale:
             return
-        now = self._world.fleet.conditions(self._world.seed, *key[:2], self._world.model_bits)
+        now = self._world.fleet.conditions(self._world.seed, *at, self._world.model_bits)
         n = self._number
         seconds = float(realised_seconds(steps, theta, now.mu[n], now.nu[n]))
         left = seconds * self._parameters.time_scale - (self._now() - begin.seconds)
@@ -171,9 +173,9 @@ class DeviceAgent:
     async def _order(self, asked: Message) -> DeviceOrder:
         request = Message({"sha256": asked.text("model_sha256")})
         answer = await self._patiently(asked, "model", request)
-        model = model_from(answer.body, self._world.start)
-        if model.sha256().hex() != asked.text("model_sha256"):
+        if answer.digest.hex() != asked.text("model_sha256"):
             raise RefusedError("the model that came is another one")
+        model = model_from(answer.body, self._world.start)
         rho, theta = asked.number("rho"), asked.number("theta")
         return ordered(self._world, *_round(asked), self._number, rho, theta, model)
 

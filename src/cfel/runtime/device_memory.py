@@ -96,4 +96,5 @@ def _measured(values: Mapping[str, Any] | None) -> Measurements | None:
     if values is None:
         return None
     ratios = {name: RunningRatio(**each) for name, each in values.items() if isinstance(each, dict)}
-    return Measurements(**ratios, energy_source=values["energy_source"])
+    others = {name: each for name, each in values.items() if name not in ratios}
+    return Measurements(**{**ratios, **others})

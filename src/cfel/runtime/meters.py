@@ -14,6 +14,8 @@ from cfel.system import checked
 
 KEEP = 0.7
 """Weight of everything before against one new round: the last six rounds make nine tenths of an estimate."""
+LEAST_SENDING = 0.1
+"""Share of an upload's time that is taken to be sending at least."""
 MODEL = "model"
 """What is said of a number that comes from the experiment."""
 CLOCK = "clock"
@@ -81,6 +83,7 @@ class Measurements:
         seconds_per_step, joules_per_step: of training.
         bits_per_second, watts_sending: of uploads.
         energy_source: name of the counter that gave the joules, or "model".
+        call_seconds: the least that a call took which carried next to nothing; None before the first.
     """
 
     seconds_per_step: RunningRatio = RunningRatio()
@@ -88,6 +91,7 @@ class Measurements:
     bits_per_second: RunningRatio = RunningRatio()
     watts_sending: RunningRatio = RunningRatio()
     energy_source: str = MODEL
+    call_seconds: float | None = None
 
     def costs(self, model: DeviceCosts, model_bits: float) -> DeviceCosts:
         """What is measured where it is, the model elsewhere.
@@ -157,11 +161,22 @@ class DeviceMeter:
             self.measured = replace(self.measured, joules_per_step=spent)
         return seconds, joules
 
+    def called(self, since: Mark) -> None:
+        """A call that carried next to nothing has been answered since `begin`."""
+        seconds, _ = self._passed(since)
+        least = self.measured.call_seconds
+        self.measured = replace(self.measured, call_seconds=seconds if least is None else min(least, seconds))
+
     def uploaded(self, since: Mark, bits: int) -> None:
-        """`bits` have been sent, and answered, since `begin`."""
+        """`bits` have been sent, and answered, since `begin`.
+
+        What any call takes is not the bits' doing: counted as such, it would make a full upload look as many
+        times too long as it is larger than this one.
+        """
         seconds, joules = self._passed(since)
+        sending = max(seconds - (self.measured.call_seconds or 0.0), LEAST_SENDING * seconds)
         self.measured = replace(
-            self.measured, bits_per_second=self.measured.bits_per_second.after(bits, seconds)
+            self.measured, bits_per_second=self.measured.bits_per_second.after(bits, sending)
         )
         if joules is not None:
             spent = self.measured.watts_sending.after(joules, seconds)

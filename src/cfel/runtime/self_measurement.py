@@ -71,9 +71,17 @@ class SelfMeasurement:
         _LOG.info("round (%d, %d): %s", order.global_round, order.edge_round, costs.in_words())
         return told
 
-    def uploaded(self, since: Mark, bits: int) -> None:
-        """An upload was answered; it is told with the next one."""
-        self._meter.uploaded(since, bits)
+    def sent(self, since: Mark, bits: int) -> None:
+        """A call was answered; what was learned from it is told with the next upload.
+
+        Args:
+            since: its beginning.
+            bits: of its body; 0 for estimates, which show what a call takes without one.
+        """
+        if bits:
+            self._meter.uploaded(since, bits)
+        else:
+            self._meter.called(since)
 
     def _costs(self, order: DeviceOrder) -> DeviceCosts:
         """What is measured where it is, the experiment's model elsewhere."""

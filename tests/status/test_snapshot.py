@@ -57,6 +57,7 @@ def test_the_document() -> None:
         "state": "idle",
         "rho": 0.25,
         **dict.fromkeys(("theta", "mu", "nu", "seconds", "joules")),
+        "source": "",
     }
 
 

@@ -21,9 +21,9 @@ from cfel.studies.bench_deployment import (
     Memory,
     Overhead,
     loopback_bytes_per_second,
+    memory_bytes,
     overhead_of,
     parent,
-    proportional_bytes,
 )
 from cfel.studies.bench_federations import leaf_federation, small_federation
 
@@ -55,11 +55,12 @@ def test_memory_of_this_process() -> None:
     """A hundred megabytes more are seen; a process that has gone has none."""
     if not Path("/proc/self/smaps_rollup").exists():
         pytest.skip("this system has no smaps_rollup")
-    before = proportional_bytes(os.getpid())
+    before = memory_bytes(os.getpid(), "Pss")
     held = np.ones(100 * 2**20, dtype=np.uint8)
-    assert proportional_bytes(os.getpid()) - before > 90 * 2**20
+    assert memory_bytes(os.getpid(), "Pss") - before > 90 * 2**20
     assert held.all()
-    assert proportional_bytes(2**22 + 1) == 0
+    assert memory_bytes(os.getpid(), "Rss") >= memory_bytes(os.getpid(), "Pss")
+    assert memory_bytes(2**22 + 1, "Rss") == 0
     assert parent(os.getpid()) == os.getppid()
     assert parent(2**22 + 1) == 0
 

@@ -27,7 +27,9 @@ def register(commands: Commands) -> None:
     parser.add_argument(
         "--only",
         choices=[part for parts in PARTS.values() for part in parts],
-        help="simulation: this setting's pace and nothing else; deployment: this part",
+        metavar="PART",
+        help=f"nothing else: of simulation {', '.join(PARTS['simulation'])}; of deployment "
+        f"{', '.join(PARTS['deployment'])}",
     )
     add_json(parser)
     parser.set_defaults(run=run)

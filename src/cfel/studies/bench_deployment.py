@@ -4,7 +4,8 @@
     memory     all processes of a federation together, shared pages counted once
     flat       an edge server early and late in a long run
 
-Times depend on the machine; the ratio hardly does. Memory is proportional set size, from the kernel.
+Times depend on the machine; the ratio hardly does. Memory is what the kernel says: of all processes together
+their proportional set sizes, of one its resident set, as the former grows when others end that shared pages.
 """
 
 import socket
@@ -158,10 +159,11 @@ def measure_flat(early: int, late: int) -> Flat:
 
     def note(round_number: int) -> None:
         if round_number in (early, late):
-            seen[round_number] = proportional_bytes(started[0].pid("edge-0"))
+            seen[round_number] = memory_bytes(started[0].pid("edge-0"), "Rss")
 
     raising = Raising(on_start=started.append, on_round=lambda record: note(record.round))
-    _played(small_federation(2, 2, late + 1), raising)
+    # Some rounds more, so that nobody has gone home when the late one is seen.
+    _played(small_federation(2, 2, late + 20), raising)
     return Flat(early, seen[early], late, seen[late])
 
 
@@ -187,7 +189,7 @@ class _Watch:
         if self._processes is not None and time.monotonic() >= self._next:
             pids = self._processes.pids()
             servers = {parent(pid) for pid in pids}
-            self.peak = max(self.peak, sum(map(proportional_bytes, [*pids, *servers])))
+            self.peak = max(self.peak, sum(memory_bytes(pid, "Pss") for pid in (*pids, *servers)))
             self._next = time.monotonic() + 0.5
         return False
 
@@ -201,13 +203,18 @@ def parent(pid: int) -> int:
     return int(text.rpartition(")")[2].split()[1])
 
 
-def proportional_bytes(pid: int) -> int:
-    """Memory of a process, shared pages divided by those who share them; 0 if it has gone."""
+def memory_bytes(pid: int, kind: str) -> int:
+    """Memory of a process; 0 if it has gone.
+
+    Args:
+        pid: its number.
+        kind: "Rss" for all its pages, "Pss" for shared ones divided by those who share them.
+    """
     try:
         lines = Path(f"/proc/{pid}/smaps_rollup").read_text(encoding="ascii").splitlines()
     except OSError:
         return 0
-    return 1024 * sum(int(line.split()[1]) for line in lines if line.startswith("Pss:"))
+    return 1024 * sum(int(line.split()[1]) for line in lines if line.startswith(f"{kind}:"))
 
 
 def as_document(

@@ -69,8 +69,12 @@ def temporary_name(path: Path) -> Path:
     return path.with_name(f".{path.name}.tmp")
 
 
-def replace_file(path: Path, content: bytes) -> None:
+def replace_file(path: Path, *content: bytes | memoryview) -> None:
     """Gives `path` this content; at every instant a reader finds the old content or the new, never a part.
+
+    Args:
+        path: the file.
+        *content: what it is to hold, in pieces, so that large ones need not be put together in memory.
 
     Raises:
         RunDirectoryError: the system refused; the old content is still there and nothing is left behind.
@@ -78,7 +82,8 @@ def replace_file(path: Path, content: bytes) -> None:
     temporary = temporary_name(path)
     with reported("write", path):
         try:
-            temporary.write_bytes(content)
+            with temporary.open("wb") as file:
+                file.writelines(content)
             sync_file(temporary)
             temporary.replace(path)
         except OSError:

@@ -40,8 +40,9 @@ class Message:
     """
 
     header: Mapping[str, Any] = field(default_factory=dict)
-    body: bytes = b""
-    digest: bytes = b""
+    # Not shown: whoever puts a task or an error into words would print megabytes.
+    body: bytes = field(default=b"", repr=False)
+    digest: bytes = field(default=b"", repr=False)
 
     def whole(self, name: str) -> int:
         """A whole number ≥ 0 of the header.

@@ -1,16 +1,19 @@
 """Files of tensors and values: what is written is safetensors behind a digest, to the last bit."""
 
 import hashlib
+from collections.abc import Mapping
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import pytest
 import safetensors.numpy
+from numpy.typing import NDArray
 
 from cfel.errors import RunDirectoryError
 from cfel.runtime import persisted
 
-TENSORS = {
+TENSORS: Mapping[str, NDArray[Any]] = {
     "odd": np.arange(3, dtype=np.uint8),
     "wide": np.arange(6, dtype=np.float64).reshape(2, 3),
     "model": np.linspace(0, 1, 5, dtype=np.float32),

@@ -18,7 +18,8 @@ from cfel.runtime.messages import Message
 
 def model_bytes(model: FlatModel) -> bytes:
     """Both vectors, parameters first."""
-    return _bytes(model.parameters) + _bytes(model.buffers)
+    parts = (part.numpy().astype("<f4", copy=False) for part in (model.parameters, model.buffers))
+    return b"".join(part.data.cast("B") for part in parts if part.size)
 
 
 def model_from(body: bytes, like: FlatModel) -> FlatModel:
@@ -30,7 +31,8 @@ def model_from(body: bytes, like: FlatModel) -> FlatModel:
     split = 4 * like.parameters.numel()
     if len(body) != split + 4 * like.buffers.numel():
         raise RefusedError(f"a model of {len(body)} bytes, {split + 4 * like.buffers.numel()} expected")
-    return FlatModel(_vector(body[:split]), _vector(body[split:]))
+    view = memoryview(body)
+    return FlatModel(_vector(view[:split]), _vector(view[split:]))
 
 
 def most_upload_bytes(start: FlatModel) -> int:
@@ -149,7 +151,7 @@ def _bytes(values: Tensor) -> bytes:
     return values.numpy().astype("<f4", copy=False).tobytes()
 
 
-def _vector(content: bytes) -> Tensor:
+def _vector(content: bytes | memoryview) -> Tensor:
     try:
         return torch.from_numpy(np.frombuffer(content, dtype="<f4").astype(np.float32))
     except ValueError as error:

@@ -17,7 +17,7 @@ from cfel.learning.exchange import DeviceOrder, DeviceReport
 from cfel.learning.flat import FlatModel
 from cfel.runtime.contents import given_estimates, model_bytes, most_upload_bytes, report_from
 from cfel.runtime.identity import Identity
-from cfel.runtime.messages import Message
+from cfel.runtime.messages import Message, cut
 from cfel.runtime.parameters import DeploymentParameters
 from cfel.runtime.reported import Reported, reported_in
 from cfel.runtime.transport import Method
@@ -74,7 +74,7 @@ class Desk:
         self._boot, self._count = secrets.token_hex(4), 0
         self._assigned: dict[int, Assignment] = {}
         self._answers: dict[int, Any] = {}
-        self._model: tuple[str, bytes] = ("", b"")
+        self._model: tuple[str, tuple[bytes, ...]] = ("", ())
         self._polls: dict[int, int] = dict.fromkeys(devices, 0)
         self._left_at: dict[int, float] = dict.fromkeys(devices, now())
         self._reported: dict[int, Reported] = {}
@@ -154,7 +154,7 @@ class Desk:
             serial = f"{self._boot}-{self._count}"
             self._assigned[device] = Assignment(kind, serial, order, used.get(device))
         model = next(iter(orders.values())).model if orders else self._start
-        self._model = await self._workroom.do(lambda: (model.sha256().hex(), model_bytes(model)))
+        self._model = await self._workroom.do(lambda: (model.sha256().hex(), tuple(cut(model_bytes(model)))))
         await self._tell()
         deadline = self._now() + self._parameters.round_seconds
         while self._is_worth_waiting(deadline):
@@ -213,7 +213,7 @@ class Desk:
         self._own(caller)
         if message.text("sha256") != self._model[0]:
             raise RefusedError("this model is not needed any more")
-        return Message({}, self._model[1], bytes.fromhex(self._model[0]))
+        return Message(digest=bytes.fromhex(self._model[0]), parts=self._model[1])
 
     async def estimates(self, caller: Identity, message: Message) -> Message:
         """Takes a device's σ² and G²."""

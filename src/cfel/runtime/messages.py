@@ -37,12 +37,14 @@ class Message:
         body: raw bytes, empty for most.
         digest: SHA-256 of the body, where it is known already: that of one that came in always is, and a
             body that goes to many need not be hashed for each.
+        parts: in place of a body, one that goes to many and has been cut already.
     """
 
     header: Mapping[str, Any] = field(default_factory=dict)
     # Not shown: whoever puts a task or an error into words would print megabytes.
     body: bytes = field(default=b"", repr=False)
     digest: bytes = field(default=b"", repr=False)
+    parts: tuple[bytes, ...] = field(default=(), repr=False)
 
     def whole(self, name: str) -> int:
         """A whole number ≥ 0 of the header.
@@ -80,14 +82,18 @@ class Message:
         return value
 
 
+def cut(body: bytes) -> Iterator[bytes]:
+    """A body in pieces for the wire."""
+    return (body[start : start + CHUNK_BYTES] for start in range(0, len(body), CHUNK_BYTES))
+
+
 def pieces(message: Message) -> Iterator[bytes]:
     """The message for the wire."""
     header = json.dumps(message.header, separators=(",", ":")).encode()
-    body = memoryview(message.body)
-    digest = message.digest or hashlib.sha256(body).digest()
-    yield _START.pack(_MAGIC, PROTOCOL, len(header), len(body), digest) + header
-    for start in range(0, len(body), CHUNK_BYTES):
-        yield bytes(body[start : start + CHUNK_BYTES])
+    length = sum(map(len, message.parts)) or len(message.body)
+    digest = message.digest or hashlib.sha256(b"".join(message.parts) or message.body).digest()
+    yield _START.pack(_MAGIC, PROTOCOL, len(header), length, digest) + header
+    yield from message.parts or cut(message.body)
 
 
 async def put_together(received: AsyncIterable[bytes], most_bytes: int) -> Message:
@@ -101,21 +107,24 @@ async def put_together(received: AsyncIterable[bytes], most_bytes: int) -> Messa
         RefusedError: it is none, damaged, too large, or of another version.
     """
     header: dict[str, Any] | None = None
-    body, length, digest = bytearray(), 0, b""
+    parts: list[bytes] = []
+    got, length, digest, found = 0, 0, b"", hashlib.sha256()
     async for piece in received:
         if header is None:
             header, length, digest = _started(piece, most_bytes)
             continue
-        body += piece
-        if len(body) > length:
+        got += len(piece)
+        if got > length:
             raise RefusedError(f"more than the {length} bytes announced")
+        parts.append(piece)
+        found.update(piece)
     if header is None:
         raise RefusedError("an empty message")
-    if len(body) != length:
-        raise RefusedError(f"cut short: {len(body)} of {length} bytes")
-    if hashlib.sha256(body).digest() != digest:
+    if got != length:
+        raise RefusedError(f"cut short: {got} of {length} bytes")
+    if found.digest() != digest:
         raise RefusedError("damaged: the SHA-256 of its body is another")
-    return Message(header, bytes(body), digest)
+    return Message(header, b"".join(parts), digest)
 
 
 def _started(piece: bytes, most_bytes: int) -> tuple[dict[str, Any], int, bytes]:

@@ -33,7 +33,10 @@ def save(path: Path, tensors: Mapping[str, NDArray[Any]], state: Mapping[str, An
     kept = {"": np.zeros(0, dtype=np.uint8), **{k: np.ascontiguousarray(v) for k, v in tensors.items()}}
     # Larger numbers first, so that all lie where their type wants to.
     names = sorted(kept, key=lambda name: (-kept[name].dtype.itemsize, name))
-    content = [_header(kept, names, state), *(_bytes_of(kept[name]) for name in names)]
+    content: list[bytes | memoryview] = [
+        _header(kept, names, state),
+        *(_bytes_of(kept[name]) for name in names),
+    ]
     digest = hashlib.sha256()
     for part in content:
         digest.update(part)
@@ -58,7 +61,7 @@ def _header(tensors: Mapping[str, NDArray[Any]], names: Sequence[str], state: Ma
 
 
 def _bytes_of(tensor: NDArray[Any]) -> memoryview:
-    return memoryview(tensor.reshape(-1).view(np.uint8))
+    return tensor.reshape(-1).view(np.uint8).data
 
 
 def load(path: Path) -> tuple[dict[str, NDArray[Any]], dict[str, Any]] | None:

@@ -49,7 +49,7 @@ INDICES_AT = VALUES_AT + 16
 
 
 def test_there_and_back() -> None:
-    found = report_from(GOOD, ORDER)
+    found = report_from(GOOD, ORDER, None, 1)
     assert isinstance(found.update, SparseUpdate)
     assert found.update.indices.tolist() == [0, 7, 8, 39]
     assert found.update.values.tolist() == [1.0, -2.0, 3.0, 4.0]
@@ -60,7 +60,7 @@ def test_there_and_back() -> None:
 
 
 def test_nothing_learned_has_no_loss_and_no_estimates() -> None:
-    found = report_from(header(steps=0, loss=float("nan"), sigma2=None, g2=None), ORDER)
+    found = report_from(header(steps=0, loss=float("nan"), sigma2=None, g2=None), ORDER, None, 1)
     assert np.isnan(found.loss)
     assert found.sigma2 is None
 
@@ -81,6 +81,9 @@ def test_nothing_learned_has_no_loss_and_no_estimates() -> None:
         (header(g2=float("inf")), "g2"),
         (header(g2=None), "g2"),
         (header(kept_energy="all"), "kept_energy"),
+        (header(kept_energy=[float("nan")]), "numbers from 0 to 1"),
+        (header(kept_energy=[1.5]), "numbers from 0 to 1"),
+        (header(kept_energy=[0.5, 0.9]), "2 numbers, 1 were asked"),
         (Message(GOOD.header, b""), "buffers: 0 numbers"),
         (Message(GOOD.header, GOOD.body[:7]), "not a vector"),
         (Message(GOOD.header, GOOD.body[:8]), "update"),
@@ -99,14 +102,14 @@ def test_nothing_learned_has_no_loss_and_no_estimates() -> None:
 )
 def test_refused(message: Message, reason: str) -> None:
     with pytest.raises(RefusedError, match=reason):
-        report_from(message, ORDER)
+        report_from(message, ORDER, None, 1)
 
 
 def test_scales_of_a_quantised_update_are_looked_at() -> None:
     update = QuantisedUpdate(SIZE, 4, torch.zeros(1024, dtype=torch.int16), torch.tensor([float("inf")]))
     report = DeviceReport(4, update, torch.zeros(2), 1.0, 1.0, 1, 0.5, 9)
     with pytest.raises(RefusedError, match="scales"):
-        report_from(upload(report, ORDER), ORDER)
+        report_from(upload(report, ORDER), ORDER, None, 1)
 
 
 def test_long_updates_are_scaled_down_to_the_limit() -> None:

@@ -32,7 +32,7 @@ def test_on_the_mean_model() -> None:
     world = experiment.world()
     outcome = outcomes(experiment, world)[0]
     workspace = Workspace(world.task, world.local, world.compress)
-    mean = mean_model(world, outcome.state.models)
+    mean = mean_model(world, dict(enumerate(outcome.state.models)))
     assert outcome.record.accuracy == evaluate(mean, workspace).metric
 
 

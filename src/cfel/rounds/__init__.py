@@ -4,7 +4,14 @@ Pure functions of a `World` and of what a run has come to; no executor, clock or
 above: `simulation` in virtual time, `runtime` on a network.
 """
 
-from cfel.rounds.control import device_weights, known_estimates, observed, ordered, wants_estimates
+from cfel.rounds.control import (
+    beyond_belief,
+    device_weights,
+    known_estimates,
+    observed,
+    ordered,
+    wants_estimates,
+)
 from cfel.rounds.costs import counted
 from cfel.rounds.outcome import EdgeRoundOutcome, Spent, Work
 from cfel.rounds.parameters import ENGINES, SimulationParameters, chosen_engine
@@ -24,6 +31,7 @@ __all__ = [
     "SimulationParameters",
     "Spent",
     "Work",
+    "beyond_belief",
     "chosen_engine",
     "counted",
     "device_weights",

@@ -15,6 +15,9 @@ from cfel.rounds.parameters import SimulationParameters
 from cfel.system import Conditions
 from cfel.world import World
 
+MOST_MEDIANS = 1000.0
+"""How far above the others' a device's estimates may be. Honest ones on very uneven data come to some 300."""
+
 
 def wants_estimates(world: World, known: Sequence[Estimates | None]) -> bool:
     """Whether devices are asked for σ² and G² before a plan: while there are none, or always (`fresh`).
@@ -63,11 +66,30 @@ def observed(
 
 
 def known_estimates(known: Sequence[Estimates | None]) -> tuple[FloatArray, FloatArray]:
-    """Every device's σ² and G²; the mean of the known ones for those that have none yet."""
-    both = np.array([(math.nan, math.nan) if each is None else (each.sigma2, each.g2) for each in known])
+    """Every device's σ² and G²; the mean of the others for those without any, or `beyond_belief`."""
+    both = _both(known)
+    both[beyond_belief(known)] = math.nan
     missing = np.isnan(both[:, 0])
     both[missing] = 0.0 if missing.all() else both[~missing].mean(axis=0)
     return both[:, 0], both[:, 1]
+
+
+def beyond_belief(known: Sequence[Estimates | None]) -> list[int]:
+    """The devices whose σ² + |G²| is more than `MOST_MEDIANS` times its median over all devices.
+
+    Plans follow the mean, which a single absurd number would rule; the median it cannot move while most
+    devices are honest. Those who tell of nothing but zeros (one batch holds all their data) have no say.
+    """
+    sizes = np.minimum(np.abs(_both(known)), np.finfo(np.float64).max / 2).sum(axis=1)
+    telling = sizes[sizes > 0]
+    if not telling.size:
+        return []
+    found: list[int] = np.flatnonzero(sizes / MOST_MEDIANS > np.median(telling)).tolist()
+    return found
+
+
+def _both(known: Sequence[Estimates | None]) -> FloatArray:
+    return np.array([(math.nan, math.nan) if each is None else (each.sigma2, each.g2) for each in known])
 
 
 def kept_energy(known: Sequence[Estimates | None]) -> FloatArray | None:

@@ -1,7 +1,7 @@
 """From what happened in a global round to its line of the log and its table of plans."""
 
 import math
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 
 import numpy as np
 
@@ -100,10 +100,16 @@ def _speeds(outcome: EdgeRoundOutcome) -> np.ndarray:
     return np.ones_like(outcome.plan.rho) if speed is None else speed
 
 
-def mean_model(world: World, models: Sequence[FlatModel]) -> FlatModel:
-    """The averaged model u: every device counts alike, so every edge model counts N_i / N."""
-    shares = world.fleet.sizes / world.fleet.devices
-    return weighted_model(dict(enumerate(models)), {i: float(share) for i, share in enumerate(shares)})
+def mean_model(world: World, models: Mapping[int, FlatModel]) -> FlatModel:
+    """The averaged model u: every device counts alike, so every edge model counts N_i / N.
+
+    Args:
+        world: what is run.
+        models: by cluster; N counts the devices of those that are there.
+    """
+    sizes = {i: int(world.fleet.sizes[i]) for i in models}
+    devices = sum(sizes.values())
+    return weighted_model(models, {i: size / devices for i, size in sizes.items()})
 
 
 def is_evaluated(world: World, parameters: SimulationParameters, spent: Spent) -> bool:

@@ -131,7 +131,18 @@ class Received:
     message: Message
 
 
-Event = Tick | Received
+@dataclass(frozen=True, slots=True)
+class Resign:
+    """This member cannot do the leader's work: it steps down, and rests before it stands again.
+
+    Attributes:
+        rest_seconds: how long it asks for no votes, so that somebody else is elected.
+    """
+
+    rest_seconds: float
+
+
+Event = Tick | Received | Resign
 
 
 @dataclass(frozen=True, slots=True)

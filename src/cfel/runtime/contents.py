@@ -56,13 +56,16 @@ def upload(report: DeviceReport, order: DeviceOrder) -> Message:
     return Message(header, _bytes(report.buffers) + pack(report.update))
 
 
-def report_from(message: Message, order: DeviceOrder, clip_norm: float | None = None) -> DeviceReport:
+def report_from(
+    message: Message, order: DeviceOrder, clip_norm: float | None = None, kept_entries: int = 0
+) -> DeviceReport:
     """The report in an upload, after every check.
 
     Args:
         message: what came in.
         order: what its sender was asked; the sender is who the certificate says.
         clip_norm: a longer update is scaled down to this norm.
+        kept_entries: at how many shares θ the energy of the largest entries was asked.
 
     Raises:
         RefusedError: it is of another round, damaged, out of range or not finite.
@@ -97,7 +100,7 @@ def report_from(message: Message, order: DeviceOrder, clip_norm: float | None = 
         steps=steps,
         loss=message.number("loss"),
         samples=samples,
-        kept_energy=_shares(message.header.get("kept_energy")),
+        kept_energy=_shares(message.header.get("kept_energy"), kept_entries),
     )
 
 
@@ -133,10 +136,16 @@ def clipped(update: Update, clip_norm: float) -> Update:
     return update if norm <= clip_norm else ScaledUpdate(update, clip_norm / norm)
 
 
-def _shares(value: Any) -> tuple[float, ...]:  # noqa: ANN401 — whatever came in
-    if not isinstance(value, list) or not all(type(share) in (int, float) for share in value):
-        raise RefusedError(f"kept_energy = {value!r}: must be a list of numbers")
+def _shares(value: Any, entries: int) -> tuple[float, ...]:  # noqa: ANN401 — whatever came in
+    if not isinstance(value, list) or not all(_is_share(each) for each in value):
+        raise RefusedError(f"kept_energy = {value!r}: must be a list of numbers from 0 to 1")
+    if len(value) != entries:
+        raise RefusedError(f"kept_energy: {len(value)} numbers, {entries} were asked")
     return tuple(float(share) for share in value)
+
+
+def _is_share(value: object) -> bool:
+    return isinstance(value, int | float) and type(value) is not bool and 0 <= value <= 1
 
 
 def _finite(name: str, values: Tensor, count: int) -> Tensor:

@@ -22,6 +22,7 @@ from cfel.learning.estimates import Estimates, estimates_from
 from cfel.rounds import (
     SimulationParameters,
     Work,
+    beyond_belief,
     is_evaluated,
     is_last,
     mean_metric,
@@ -47,7 +48,7 @@ from cfel.runtime.messages import Message
 from cfel.runtime.mixing_live import rows_for
 from cfel.runtime.parameters import DeploymentParameters
 from cfel.runtime.stages import ends_exchange, ends_global_round, gossip_is_next
-from cfel.runtime.transport import Calls
+from cfel.runtime.transport import Calls, OnRefusal
 from cfel.runtime.workroom import Workroom
 from cfel.world import World
 
@@ -74,6 +75,7 @@ class Coordinator:
         workroom: where plans are made.
         in_office: whether it still may act.
         number: the edge server that holds the office.
+        on_refusal: told whose estimates are not believed.
     """
 
     def __init__(
@@ -86,7 +88,9 @@ class Coordinator:
         workroom: Workroom,
         in_office: Callable[[], bool],
         number: int,
+        on_refusal: OnRefusal,
     ) -> None:
+        self._on_refusal = on_refusal
         self._world, self._simulation, self._deployment = world, simulation, deployment
         self._term, self._calls, self._workroom, self._in_office = term, calls, workroom, in_office
         self._edges = range(world.fleet.clusters)
@@ -147,6 +151,8 @@ class Coordinator:
             control = replace(control, estimates=_fresh(control, answers), measured=_told(control, answers))
         if control.measured is not None:
             conditions = conditions_by(control.measured.devices, conditions)
+        for device in beyond_belief(control.estimates):
+            self._on_refusal(Identity("device", device), "plan", "its σ² and G² are beyond belief")
         seen = observed(world, self._simulation, control, at[1], conditions, control.estimates)
         if control.measured is not None:
             seen = foreseen(world, control.measured, seen)

@@ -58,6 +58,7 @@ class Desk:
         parameters: deadlines and limits.
         workroom: where bytes are checked.
         now: a clock that only runs forward.
+        kept_entries: at how many shares θ reports tell the energy of the largest entries.
     """
 
     def __init__(
@@ -67,8 +68,10 @@ class Desk:
         parameters: DeploymentParameters,
         workroom: Workroom,
         now: Callable[[], float],
+        kept_entries: int = 0,
     ) -> None:
         self.devices = devices
+        self._kept_entries = kept_entries
         self.refused: dict[int, int] = dict.fromkeys(devices, 0)
         self._start, self._parameters, self._workroom, self._now = start, parameters, workroom, now
         self._boot, self._count = secrets.token_hex(4), 0
@@ -237,7 +240,7 @@ class Desk:
         assignment = self._asked(device, "update", message)
         try:
             report = await self._workroom.do(
-                lambda: report_from(message, assignment.order, self._parameters.clip_norm)
+                lambda: report_from(message, assignment.order, self._parameters.clip_norm, self._kept_entries)
             )
             told = self._measured_in(message)
         except RefusedError:

@@ -25,7 +25,7 @@ from cfel.learning.robust import robust_aggregate
 from cfel.learning.roles import weighted_model
 from cfel.learning.workspace import Workspace
 from cfel.rounds import SimulationParameters, device_weights, mean_model, ordered
-from cfel.runtime.contents import model_bytes, model_from
+from cfel.runtime.contents import model_bytes
 from cfel.runtime.control_state import plan_from
 from cfel.runtime.desk import Desk
 from cfel.runtime.edge_state import EdgeState, load_state, save_state
@@ -261,11 +261,9 @@ class EdgeServer:
         raise RefusedError(f"is at {state.position}, has no model of {at}")
 
     async def mean_metric(self, caller: Identity, message: Message) -> Message:
-        """The metric of the mean of all edge models, every device counting alike."""
+        """The metric of the mean of all edge models that can be had, every device counting alike."""
         del caller, message
-        edges = [Identity("edge", i) for i in range(self._world.fleet.clusters)]
-        asked = (self._calls.call(edge, "peer_model", Message(), self._gossip_seconds) for edge in edges)
-        models = [model_from(each.body, self._world.start) for each in await asyncio.gather(*asked)]
+        models = await self._neighbours.present_models(range(self._world.fleet.clusters))
         return Message(
             {"metric": await self._workroom.do(lambda: self.metric(mean_model(self._world, models)))}
         )

@@ -26,6 +26,7 @@ from cfel.runtime.ballots import (
     Message,
     Persist,
     Received,
+    Resign,
     Send,
     Tick,
     VoteReply,
@@ -68,6 +69,8 @@ def step(
     match event:
         case Tick():
             after, sends = _on_tick(state, now, draw)
+        case Resign(rest_seconds):
+            after, sends = _resigned(state, rest_seconds, now, draw), []
         case Received(sender, message):
             if sender not in state.electorate.others:
                 raise InputError(f"sender: {sender} is not another member of {state.electorate.members}")
@@ -111,6 +114,12 @@ def _on_tick(state: ElectionState, now: float, draw: float) -> Answer:
     if state.role is Role.LEADER:
         return _heartbeat(state, now)
     return _sound_out(state, now, draw)
+
+
+def _resigned(state: ElectionState, rest_seconds: float, now: float, draw: float) -> ElectionState:
+    if state.role is not Role.LEADER:
+        return state
+    return replace(_follower(state, state.ballot, now, draw), deadline=now + rest_seconds)
 
 
 def _on_message(state: ElectionState, sender: int, message: Message, now: float, draw: float) -> Answer:

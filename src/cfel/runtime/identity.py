@@ -1,8 +1,9 @@
 """Who somebody is: a role and a number, taken from the certificate and from nothing else."""
 
 import re
+from collections.abc import Callable, Container
 from dataclasses import dataclass
-from pathlib import Path
+from datetime import UTC, datetime
 from typing import Literal, get_args
 
 from cryptography import x509
@@ -63,41 +64,47 @@ def identity_of(certificate: x509.Certificate) -> Identity:
     raise RefusedError("the certificate names no role and number")
 
 
+@dataclass(frozen=True, slots=True)
+class _Known:
+    """What a certificate says."""
+
+    identity: Identity
+    serial: int
+    expires: datetime
+
+
 class Doorkeeper:
-    """Tells callers by their certificates, and turns revoked ones away.
+    """Tells callers by their certificates, and turns revoked and expired ones away.
+
+    A handshake looks at a certificate once; this looks at it in every call, however old the connection is.
 
     Args:
-        revoked: file with one serial number in hexadecimal per line, read again whenever it changes; it need
-            not exist.
+        revoked: the list of those not let in any more.
+        now: the time of day.
     """
 
-    def __init__(self, revoked: Path) -> None:
-        self._revoked_file = revoked
-        self._changed: float | None = None
-        self._revoked: frozenset[int] = frozenset()
-        self._known: dict[bytes, tuple[Identity, int]] = {}
+    def __init__(
+        self, revoked: Container[int], now: Callable[[], datetime] = lambda: datetime.now(UTC)
+    ) -> None:
+        self._revoked, self._now = revoked, now
+        self._known: dict[bytes, _Known] = {}
 
     def identify(self, certificate_pem: bytes) -> Identity:
         """Who calls.
 
         Raises:
-            RefusedError: the certificate names nobody, or it was revoked.
+            RefusedError: the certificate names nobody, has expired, or was revoked.
         """
         if certificate_pem not in self._known:
             certificate = x509.load_pem_x509_certificate(certificate_pem)
-            self._known[certificate_pem] = (identity_of(certificate), certificate.serial_number)
-        identity, serial = self._known[certificate_pem]
-        if serial in self._revocations():
-            raise RefusedError(f"the certificate of {identity} was revoked")
-        return identity
-
-    def _revocations(self) -> frozenset[int]:
-        try:
-            changed = self._revoked_file.stat().st_mtime
-        except FileNotFoundError:
-            self._changed, self._revoked = None, frozenset()
-            return self._revoked
-        if changed != self._changed:
-            lines = self._revoked_file.read_text(encoding="ascii").split()
-            self._changed, self._revoked = changed, frozenset(int(line, 16) for line in lines)
-        return self._revoked
+            self._known[certificate_pem] = _Known(
+                identity_of(certificate), certificate.serial_number, certificate.not_valid_after_utc
+            )
+        known = self._known[certificate_pem]
+        if known.serial in self._revoked:
+            raise RefusedError(f"the certificate of {known.identity} was revoked")
+        if self._now() > known.expires:
+            raise RefusedError(
+                f"the certificate of {known.identity} expired at {known.expires:%Y-%m-%d %H:%M} UTC"
+            )
+        return known.identity

@@ -9,9 +9,9 @@ from dataclasses import asdict
 from pathlib import Path
 from random import SystemRandom
 
-from cfel.errors import InputError, RefusedError, UnreachableError
+from cfel.errors import InputError, RefusedError, RunDirectoryError, UnreachableError
 from cfel.runtime import ballots, election
-from cfel.runtime.ballots import LeaderChanged, Persist, Received, Send, Tick, Timing
+from cfel.runtime.ballots import LeaderChanged, Persist, Received, Resign, Send, Tick, Timing
 from cfel.runtime.electorate import Electorate
 from cfel.runtime.identity import Identity
 from cfel.runtime.messages import Message
@@ -70,6 +70,7 @@ class Member:
         self.events: deque[ElectionEvent] = deque(maxlen=MOST_EVENTS)
         self._woken = asyncio.Event()
         self._sending: set[asyncio.Task[None]] = set()
+        self._unsaved: RunDirectoryError | None = None
 
     def methods(self) -> dict[str, Method]:
         """What the other members may call."""
@@ -79,9 +80,19 @@ class Member:
         """Whether this member may act as coordinator at this instant."""
         return election.leads(self.state, _now())
 
+    def resign(self, term: int, rest_seconds: float) -> None:
+        """Gives the office of a term up, if it still holds it, and leaves it to the others for a while."""
+        if self.state.term == term:
+            self._step(Resign(rest_seconds))
+            self._woken.set()
+
     async def run(self) -> None:
-        """Takes part until cancelled."""
-        while True:
+        """Takes part until cancelled.
+
+        Raises:
+            RunDirectoryError: its ballot cannot be kept: it must not go on voting.
+        """
+        while self._unsaved is None:
             self._woken.clear()
             wait = max(0.0, election.wakes_at(self.state) - _now())
             try:
@@ -89,6 +100,7 @@ class Member:
                     await self._woken.wait()
             except TimeoutError:
                 self._step(Tick())
+        raise self._unsaved
 
     async def received(self, caller: Identity, message: Message) -> Message:
         """Takes a message of another member."""
@@ -100,16 +112,23 @@ class Member:
             self._step(Received(caller.number, kind(**fields)))
         except (InputError, TypeError) as error:
             raise RefusedError(f"not a {kind.__name__}: {error}") from error
-        self._woken.set()
+        except RunDirectoryError as error:
+            # Only its caller would hear of it here; whoever runs this member has to.
+            self._unsaved = error
+            raise
+        finally:
+            self._woken.set()
         return Message()
 
     def _step(self, event: ballots.Event) -> None:
-        self.state, actions = election.step(self.state, event, _now(), self._chance.random())
+        after, actions = election.step(self.state, event, _now(), self._chance.random())
+        for action in actions:
+            if isinstance(action, Persist):
+                # On the event loop on purpose: nothing may be said, nor counted as voted, before it is durable.
+                save_ballot(self._path, after.electorate.member, action.ballot)
+        self.state = after
         for action in actions:
             match action:
-                case Persist(ballot):
-                    # On the event loop on purpose: nothing may be said before it is durable.
-                    save_ballot(self._path, self.state.electorate.member, ballot)
                 case Send(receiver, message):
                     task = asyncio.create_task(self._send(receiver, message))
                     self._sending.add(task)

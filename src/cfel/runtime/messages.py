@@ -10,7 +10,7 @@ either a whole message or a refusal with its reason.
 import hashlib
 import json
 import struct
-from collections.abc import AsyncIterable, Iterator, Mapping
+from collections.abc import AsyncIterable, Callable, Iterator, Mapping
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -96,12 +96,15 @@ def pieces(message: Message) -> Iterator[bytes]:
     yield from message.parts or cut(message.body)
 
 
-async def put_together(received: AsyncIterable[bytes], most_bytes: int) -> Message:
+async def put_together(
+    received: AsyncIterable[bytes], most_bytes: int, on_size: Callable[[int], None] = lambda _: None
+) -> Message:
     """The message that `pieces` cut.
 
     Args:
         received: the pieces, in order.
         most_bytes: largest body to accept.
+        on_size: told how many bytes of body are announced, before they come; may refuse them.
 
     Raises:
         RefusedError: it is none, damaged, too large, or of another version.
@@ -112,6 +115,7 @@ async def put_together(received: AsyncIterable[bytes], most_bytes: int) -> Messa
     async for piece in received:
         if header is None:
             header, length, digest = _started(piece, most_bytes)
+            on_size(length)
             continue
         got += len(piece)
         if got > length:

@@ -57,6 +57,22 @@ class Neighbours:
             if self._at == at:
                 self._models[number] = model_from(answer.body, self._like)
 
+    async def present_models(self, numbers: Iterable[int]) -> dict[int, FlatModel]:
+        """The models that edge servers have now, of those that answer."""
+
+        async def ask(number: int) -> FlatModel | None:
+            try:
+                to = Identity("edge", number)
+                answer = await self._calls.call(to, "peer_model", Message(), self._seconds)
+            except (UnreachableError, RefusedError) as error:
+                _LOG.warning("edge server %d is left out of the mean: %s", number, error)
+                return None
+            return model_from(answer.body, self._like)
+
+        asked = list(numbers)
+        found = await asyncio.gather(*(ask(number) for number in asked))
+        return {i: model for i, model in zip(asked, found, strict=True) if model is not None}
+
     async def present_model(self, candidates: Sequence[int]) -> FlatModel:
         """The model that one of the candidates has now.
 

@@ -30,7 +30,7 @@ from cfel.runtime.member import Member
 from cfel.runtime.messages import Message
 from cfel.runtime.office import Office, WithOwn
 from cfel.runtime.parameters import DeploymentParameters
-from cfel.runtime.refusals import count
+from cfel.runtime.refusals import count, is_worth_a_line
 from cfel.runtime.status import snapshot
 from cfel.runtime.transport import Calls, Credentials, GrpcCalls, GrpcServer, Method
 from cfel.runtime.workroom import Workroom
@@ -114,7 +114,14 @@ class EdgeNode:
         self._workroom = Workroom()
         reach = WithOwn(self.identity, calls, self.methods)
         devices = tuple(np.flatnonzero(world.fleet.cluster == number).tolist())
-        self.desk = Desk(devices, world.start, deployment, self._workroom, time.monotonic)
+        self.desk = Desk(
+            devices,
+            world.start,
+            deployment,
+            self._workroom,
+            time.monotonic,
+            len(world.local.kept_energy_at),
+        )
         self.server = EdgeServer(
             world,
             simulation,
@@ -125,7 +132,9 @@ class EdgeNode:
             self._workroom,
             deployment.gossip_seconds,
         )
-        self._office = Office(self.server, reach, self._workroom, world, simulation, deployment)
+        self._office = Office(
+            self.server, reach, self._workroom, world, simulation, deployment, self.on_refusal
+        )
         self.member = Member(
             number,
             world.fleet.clusters,
@@ -166,8 +175,9 @@ class EdgeNode:
 
     def on_refusal(self, caller: Identity | None, method: str, reason: str) -> None:
         """Counts a call that was refused."""
-        count(self.refused, reason)
-        _LOG.warning("refused %s of %s: %s", method, caller, reason)
+        times = count(self.refused, reason)
+        if is_worth_a_line(times):
+            _LOG.warning("refused %s of %s: %s (%d so far)", method, caller, reason, times)
 
     def _on_leader(self, term: int, leader: int | None) -> None:
         self._office.change(term, leader, self.member)
@@ -196,7 +206,7 @@ async def run_edge(
     credentials = Credentials.read(node.certificates, node.identity)
     calls = GrpcCalls(credentials, node.peers(), len(model_bytes(world.start)))
     edge = EdgeNode(world, simulation, deployment, number, node.directory, calls)
-    listener = GrpcServer(credentials, edge.methods, edge.on_refusal)
+    listener = GrpcServer(credentials, edge.methods, edge.on_refusal, deployment)
     await listener.start(node.listen or node.addresses[number])
     try:
         await edge.run(companion)

@@ -11,12 +11,14 @@ from cfel.runtime.identity import Identity
 from cfel.runtime.member import Member
 from cfel.runtime.messages import Message
 from cfel.runtime.parameters import DeploymentParameters
-from cfel.runtime.transport import Calls, Method
+from cfel.runtime.transport import Calls, Method, OnRefusal
 from cfel.runtime.workroom import Workroom
 from cfel.world import World
 
 _LOG = logging.getLogger(__name__)
 _LOOK_SECONDS = 0.01
+# The longest rest after a failure, in election timeouts.
+_MOST_RESTS = 64.0
 
 
 class WithOwn:
@@ -48,6 +50,7 @@ class Office:
         world: what is run.
         simulation: accounts, evaluation, when to stop.
         deployment: deadlines.
+        on_refusal: told of what is not believed.
     """
 
     def __init__(
@@ -58,10 +61,14 @@ class Office:
         world: World,
         simulation: SimulationParameters,
         deployment: DeploymentParameters,
+        on_refusal: OnRefusal,
     ) -> None:
+        self._on_refusal = on_refusal
         self._server, self._calls, self._workroom = server, calls, workroom
         self._world, self._simulation, self._deployment = world, simulation, deployment
         self._term: asyncio.Task[None] | None = None
+        self._failures = 0
+        self._failure, self._failed_at = "", server.state.position
 
     def change(self, term: int, leader: int | None, member: Member) -> None:
         """Takes the office if its edge server leads from now on, else leaves it."""
@@ -69,6 +76,11 @@ class Office:
         self.leave()
         if leader == self._server.number:
             self._term = asyncio.get_running_loop().create_task(self._lead(term, member))
+
+    @property
+    def problem(self) -> str:
+        """Why its last term ended before its time, as long as the run has not gone on since; else empty."""
+        return self._failure if self._server.state.position == self._failed_at else ""
 
     async def closing(self) -> None:
         """Returns when the coordinator, if it sits here, has told everybody that the experiment is over."""
@@ -93,6 +105,7 @@ class Office:
             self._workroom,
             in_office,
             self._server.number,
+            self._on_refusal,
         )
         while not in_office():
             # Elected, but not yet answered by a majority.
@@ -101,3 +114,18 @@ class Office:
             await coordinator.lead()
         except DeposedError as error:
             _LOG.warning("%s", error)
+        except Exception as error:
+            self._give_up(term, member, error)
+        else:
+            self._failures = 0
+
+    def _give_up(self, term: int, member: Member, error: Exception) -> None:
+        """Leaves the office to another edge server; should that one fail too, each rests longer every time."""
+        self._failures += 1
+        rest_seconds = self._deployment.election_seconds * min(4.0 * 2**self._failures, _MOST_RESTS)
+        self._failure, self._failed_at = (
+            f"coordinator of term {term} failed: {error!r}",
+            self._server.state.position,
+        )
+        _LOG.error("%s; gives the office up for %.1f s", self._failure, rest_seconds, exc_info=error)
+        member.resign(term, rest_seconds)

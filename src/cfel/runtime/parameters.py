@@ -28,6 +28,10 @@ class DeploymentParameters:
         quarantine_after: refused uploads after which a device is not listened to any more; 0 for never.
         host: address that `cfel up` lets edge servers listen on.
         certificate_hours: lifetime of the certificates that `cfel up` makes.
+        receive_seconds: time a request may take to come in, besides what its body takes.
+        least_bytes_per_second: the pace below which a body comes too slowly.
+        calls_per_second: what one member may call an edge server; twice as many at once.
+        bytes_in_flight: bodies that one member may have under way to an edge server; one may always be.
     """
 
     conditions: str = "model"
@@ -41,18 +45,24 @@ class DeploymentParameters:
     quarantine_after: int = 10
     host: str = "127.0.0.1"
     certificate_hours: float = 72.0
+    receive_seconds: float = 60.0
+    least_bytes_per_second: float = 10_000.0
+    calls_per_second: float = 500.0
+    bytes_in_flight: int = 256 * 1024 * 1024
 
     def __post_init__(self) -> None:
         if self.conditions not in CONDITIONS:
             raise InputError(unknown_name("deployment.conditions", self.conditions, CONDITIONS))
         waits = ("join_seconds", "round_seconds", "gossip_seconds", "election_seconds", "certificate_hours")
-        for name in waits:
+        rates = ("receive_seconds", "least_bytes_per_second", "calls_per_second")
+        for name in (*waits, *rates):
             checked.number(f"deployment.{name}", getattr(self, name), above=0)
         for name in ("time_scale", "gone_seconds"):
             checked.number(f"deployment.{name}", getattr(self, name), least=0)
         if self.clip_norm is not None:
             checked.number("deployment.clip_norm", self.clip_norm, above=0)
         checked.whole("deployment.quarantine_after", self.quarantine_after, least=0)
+        checked.whole("deployment.bytes_in_flight", self.bytes_in_flight, least=1)
         if not isinstance(self.host, str) or not self.host:
             raise InputError(f"deployment.host = {self.host!r}: must be an address")
 

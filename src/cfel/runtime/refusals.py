@@ -3,6 +3,8 @@
 MOST_CHARACTERS = 200
 MOST_REASONS = 50
 OTHERS = "other reasons"
+ALWAYS_LOGGED = 10
+LOGGED_EVERY = 100
 
 
 def shortened(reason: str) -> str:
@@ -10,9 +12,19 @@ def shortened(reason: str) -> str:
     return reason if len(reason) <= MOST_CHARACTERS else reason[: MOST_CHARACTERS - 1] + "…"
 
 
-def count(counts: dict[str, int], reason: str) -> None:
-    """Counts one more refusal; beyond `MOST_REASONS` different ones, new ones are counted together."""
+def count(counts: dict[str, int], reason: str) -> int:
+    """Counts one more refusal; beyond `MOST_REASONS` different ones, new ones are counted together.
+
+    Returns:
+        How often this reason has been counted.
+    """
     name = shortened(reason)
     if name not in counts and len(counts) >= MOST_REASONS:
         name = OTHERS
     counts[name] = counts.get(name, 0) + 1
+    return counts[name]
+
+
+def is_worth_a_line(times: int) -> bool:
+    """Whether a refusal is logged, the n-th for its reason: whoever floods a server must not fill its disk."""
+    return times <= ALWAYS_LOGGED or times % LOGGED_EVERY == 0

@@ -6,6 +6,7 @@ what the messages mean.
 """
 
 import asyncio
+import logging
 from collections.abc import AsyncIterator, Awaitable, Callable, Mapping
 from dataclasses import dataclass
 from pathlib import Path
@@ -18,8 +19,13 @@ from cfel.errors import DeploymentError, RefusedError, UnreachableError
 from cfel.runlog.durable import read_bytes
 from cfel.runtime.certificates import REVOKED
 from cfel.runtime.identity import Doorkeeper, Identity, Role
+from cfel.runtime.limits import MOST_OPEN_CALLS, BusyError, TooSlowError, Turnstile, Visit
 from cfel.runtime.messages import Message, pieces, put_together
+from cfel.runtime.parameters import DeploymentParameters
 from cfel.runtime.refusals import shortened
+from cfel.runtime.revocations import Revocations
+
+_LOG = logging.getLogger(__name__)
 
 Handler = Callable[[Identity, Message], Awaitable[Message]]
 """(caller, message) → answer; raises `RefusedError` to refuse."""
@@ -39,7 +45,15 @@ _PATIENT = (
     ("grpc.http2.min_ping_interval_without_data_ms", 300),
     ("grpc.http2.max_ping_strikes", 0),
 )
-_SERVER_OPTIONS = (*_ALIVE, *_PATIENT, ("grpc.so_reuseport", 0))
+# Connections are made anew every hour, so that callers look at the server's certificate again, too.
+_SERVER_OPTIONS = (
+    *_ALIVE,
+    *_PATIENT,
+    ("grpc.so_reuseport", 0),
+    ("grpc.server_handshake_timeout_ms", 10_000),
+    ("grpc.max_connection_age_ms", 3_600_000),
+    ("grpc.max_concurrent_streams", MOST_OPEN_CALLS),
+)
 # The smallest backoff is also the time a handshake may take; the others make a restarted server found soon.
 _CLIENT_OPTIONS = (
     *_ALIVE,
@@ -53,8 +67,6 @@ _REFUSALS = (
     grpc.StatusCode.UNIMPLEMENTED,
 )
 _SERVICE = "cfel.Federation"
-# A request has to come in whole within this time, however slowly its sender drips it.
-RECEIVE_SECONDS = 60.0
 FINISH_SECONDS = 5.0
 
 
@@ -116,14 +128,25 @@ class GrpcServer:
         credentials: the server's own.
         methods: by name.
         on_refusal: told of every refusal.
+        parameters: how slow a request may come in, and how much one member may ask at once.
     """
 
     def __init__(
-        self, credentials: Credentials, methods: Mapping[str, Method], on_refusal: OnRefusal
+        self,
+        credentials: Credentials,
+        methods: Mapping[str, Method],
+        on_refusal: OnRefusal,
+        parameters: DeploymentParameters | None = None,
     ) -> None:
         self._credentials = credentials
-        self._doorkeeper = Doorkeeper(credentials.revoked)
+        revocations = Revocations(
+            credentials.revoked, lambda problem: on_refusal(None, "every call", problem)
+        )
+        self._doorkeeper = Doorkeeper(revocations)
         self._on_refusal = on_refusal
+        self._parameters = parameters or DeploymentParameters()
+        limits = self._parameters
+        self._turnstile = Turnstile(limits.calls_per_second, limits.bytes_in_flight)
         self._server = grpc.aio.server(options=_SERVER_OPTIONS)
         handlers = {
             name: grpc.stream_stream_rpc_method_handler(self._served(name, method))
@@ -153,22 +176,50 @@ class GrpcServer:
             caller: Identity | None = None
             try:
                 caller = self._identified(context)
-                _admit(caller, name, method)
-                async with asyncio.timeout(RECEIVE_SECONDS):
-                    message = await put_together(requests, method.most_bytes)
-                answer = await method.handle(caller, message)
+                with self._turnstile.visit(caller) as visit:
+                    _admit(caller, name, method)
+                    message = await self._received(requests, method.most_bytes, visit)
+                    answer = await method.handle(caller, message)
             except RefusedError as error:
-                reason = shortened(str(error))
-                self._on_refusal(caller, name, reason)
-                await _let_finish(requests)
-                await context.abort(grpc.StatusCode.INVALID_ARGUMENT, reason)
-            except TimeoutError:
-                self._on_refusal(caller, name, "too slow")
-                await context.abort(grpc.StatusCode.INVALID_ARGUMENT, "the request came too slowly")
+                await self._refuse(context, requests, (caller, name, error))
+            except Exception as error:
+                _LOG.exception("%s of %s failed", name, caller)
+                await context.abort(grpc.StatusCode.INTERNAL, shortened(f"failed: {error!r}"))
             for piece in pieces(answer):
                 yield piece
 
         return serve
+
+    async def _received(self, requests: AsyncIterator[bytes], most_bytes: int, visit: Visit) -> Message:
+        """A request, whole; the larger its body, the longer it may take."""
+        parameters = self._parameters
+        begin = asyncio.get_running_loop().time()
+
+        def announced(body_bytes: int) -> None:
+            visit.brings(body_bytes)
+            seconds = parameters.receive_seconds + body_bytes / parameters.least_bytes_per_second
+            limit.reschedule(begin + seconds)
+
+        try:
+            async with asyncio.timeout(parameters.receive_seconds) as limit:
+                return await put_together(requests, most_bytes, announced)
+        except TimeoutError as error:
+            raise TooSlowError("the request came too slowly") from error
+
+    async def _refuse(
+        self,
+        context: Any,  # noqa: ANN401
+        requests: AsyncIterator[bytes],
+        refusal: tuple[Identity | None, str, RefusedError],
+    ) -> None:
+        caller, name, error = refusal
+        reason = shortened(str(error))
+        self._on_refusal(caller, name, reason)
+        if isinstance(error, BusyError):
+            await context.abort(grpc.StatusCode.RESOURCE_EXHAUSTED, reason)
+        if not isinstance(error, TooSlowError):
+            await _let_finish(requests)
+        await context.abort(grpc.StatusCode.INVALID_ARGUMENT, reason)
 
     def _identified(self, context: Any) -> Identity:  # noqa: ANN401
         (certificate,) = context.auth_context()["x509_pem_cert"]

@@ -202,6 +202,7 @@ def _accuracy(
     if not is_evaluated(world, parameters, state):
         return None
     if parameters.evaluate_on == "mean":
-        return executor.evaluations([mean_model(world, state.models)], parameters.evaluate_samples)[0].metric
+        mean = mean_model(world, dict(enumerate(state.models)))
+        return executor.evaluations([mean], parameters.evaluate_samples)[0].metric
     results = executor.evaluations(state.models, parameters.evaluate_samples)
     return mean_metric(world, [each.metric for each in results])

@@ -14,6 +14,7 @@ DEPLOYMENT: Mapping[str, Any] = {
     "gossip_seconds": 10.0,
     "gone_seconds": 15.0,
     "election_seconds": 0.4,
+    "linger_seconds": 1.0,
 }
 KEPT: Mapping[str, Any] = {
     "local": {"momentum_state": "keep"},

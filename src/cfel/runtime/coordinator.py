@@ -113,7 +113,7 @@ class Coordinator:
                 control = await self._gossip_within(control)
             else:
                 control, last = await self._global_round(control)
-        await self._ask_once("farewell", {}, _QUICK_SECONDS)
+        await self._ask_once("farewell", {"missing": sorted(self._missing)}, _QUICK_SECONDS)
 
     async def _take_over(self) -> Control:
         """The newest control that anybody knows; before the first round, waits for everybody to be there."""

@@ -10,6 +10,8 @@ again, its answer is given again. The state is on the disk before an answer is g
 """
 
 import asyncio
+import logging
+import time
 from collections.abc import Iterable, Mapping
 from dataclasses import replace
 from pathlib import Path
@@ -24,8 +26,8 @@ from cfel.learning.flat import FlatModel
 from cfel.learning.robust import robust_aggregate
 from cfel.learning.roles import weighted_model
 from cfel.learning.workspace import Workspace
-from cfel.rounds import SimulationParameters, device_weights, mean_model, ordered
-from cfel.runtime.contents import model_bytes
+from cfel.rounds import SimulationParameters, device_weights, is_last, mean_model, ordered
+from cfel.runtime.contents import model_bytes, model_from
 from cfel.runtime.control_state import plan_from
 from cfel.runtime.desk import Desk
 from cfel.runtime.edge_state import EdgeState, load_state, save_state
@@ -37,6 +39,8 @@ from cfel.runtime.stages import Position, after_gossip_step, place, position
 from cfel.runtime.transport import Calls, Method
 from cfel.runtime.workroom import Workroom
 from cfel.world import World
+
+_LOG = logging.getLogger(__name__)
 
 
 class EdgeServer:
@@ -51,6 +55,11 @@ class EdgeServer:
         calls: how it reaches its neighbours.
         workroom: where arithmetic is done.
         gossip_seconds: how long to try to get a neighbour's model.
+
+    Attributes:
+        commanded_at: when a command last came.
+        finished: the last round is written down.
+        dismissed: everybody knows, except those that are `awaited`.
     """
 
     def __init__(
@@ -71,12 +80,16 @@ class EdgeServer:
         self.log = NodeLog(directory)
         self.state = load_state(self._path, world.start)
         self.term = 0
+        self.commanded_at = time.monotonic()
+        self.awaited: tuple[int, ...] = ()
         self.phase = "waiting"
         self.finished, self.dismissed = asyncio.Event(), asyncio.Event()
         self._busy = asyncio.Lock()
         self._running: dict[Position, asyncio.Task[Mapping[str, Any]]] = {}
         self._neighbours = Neighbours(calls, world.start, gossip_seconds)
         self._workspace: Workspace | None = None
+        if self.log.records and is_last(world, simulation, self.log.records[-1]):
+            self._finish()
 
     def methods(self) -> dict[str, Method]:
         """What other edge servers may call."""
@@ -237,15 +250,40 @@ class EdgeServer:
             await self._workroom.do(lambda: self.log.catch_up(answer.header["lines"], at[0]))
         await self._workroom.do(lambda: self.log.append(message.text("record"), message.header["plans"]))
         if message.header["last"]:
-            self.phase = "finished"
-            self.finished.set()
+            self._finish()
         return Message()
+
+    def _finish(self) -> None:
+        self.phase = "finished"
+        self.finished.set()
 
     async def farewell(self, caller: Identity, message: Message) -> Message:
         """Everybody knows that the experiment is over: it may go."""
-        del caller, message
+        del caller
+        self.awaited = tuple(message.header.get("missing", ()))
         self.dismissed.set()
         return Message()
+
+    async def adopt_end(self, number: int) -> None:
+        """Takes the end of the experiment over from another edge server: log and, if long away, model.
+
+        Raises:
+            DeploymentError: it cannot be had.
+        """
+        edge, after = Identity("edge", number), self.log.last_round or 0
+        told = await self._calls.call(edge, "records", Message({"after": after}), self._gossip_seconds)
+        answer = await self._calls.call(edge, "peer_model", Message(), self._gossip_seconds)
+        end = position(answer.header["position"])
+        async with self._busy:
+            if end[0] - self.state.position[0] > 1:
+                model = model_from(answer.body, self._world.start)
+                await self._become(replace(self.state, position=end, model=model, before=model))
+            elif self.state.position < end:
+                await self._become(replace(self.state, position=end))
+            await self._workroom.do(lambda: self.log.catch_up(told.header["lines"], end[0]))
+        _LOG.warning("the experiment ended with round %d while this edge server was away", end[0])
+        self.dismissed.set()
+        self._finish()
 
     async def peer_model(self, caller: Identity, message: Message) -> Message:
         """Its model before a gossip step, or the present one if none is named."""
@@ -283,6 +321,7 @@ class EdgeServer:
         if term < self.term:
             raise RefusedError(f"stale term {term} of {caller}: term {self.term} has begun")
         self.obey(term)
+        self.commanded_at = time.monotonic()
         return _position(message)
 
     async def _reach(self, at: Position) -> None:

@@ -1,8 +1,8 @@
 """How much one member may ask of a server at once; who asks more is told to come again later.
 
-Per caller, by certificate: calls per second (a bucket that fills steadily and holds two seconds' worth), calls
-that are open, and bytes of bodies that are under way. Strangers never get this far. Not a limit on what all
-members together may ask.
+Per caller, by certificate: calls per second (a bucket that fills steadily and holds two seconds' worth),
+calls that are open, and bytes of bodies that are under way. Strangers never get this far. Not a
+limit on what all members together may ask.
 """
 
 import time

@@ -124,7 +124,7 @@ class Member:
         after, actions = election.step(self.state, event, _now(), self._chance.random())
         for action in actions:
             if isinstance(action, Persist):
-                # On the event loop on purpose: nothing may be said, nor counted as voted, before it is durable.
+                # On the event loop on purpose: nothing is said, nor a vote counted as given, before that.
                 save_ballot(self._path, after.electorate.member, action.ballot)
         self.state = after
         for action in actions:
@@ -137,6 +137,13 @@ class Member:
                     _LOG.info("term %d: leader %s", term, leader)
                     self._note(term, leader)
                     self._on_leader(term, leader)
+
+    def note_no_majority(self) -> None:
+        """Adds to the events that nobody can be elected."""
+        own = str(Identity("edge", self.state.electorate.member))
+        self.events.append(
+            ElectionEvent(unix_seconds=time.time(), term=self.state.term, kind="no-majority", node=own)
+        )
 
     def _note(self, term: int, leader: int | None) -> None:
         own = self.state.electorate.member

@@ -19,6 +19,7 @@ import torch
 from cfel.errors import DeploymentError, InputError
 from cfel.learning.task import DeviceData
 from cfel.rounds import SimulationParameters
+from cfel.runtime.contacts import Contacts, NotedCalls
 from cfel.runtime.contents import model_bytes
 from cfel.runtime.desk import Desk
 from cfel.runtime.device_agent import DeviceAgent
@@ -26,12 +27,13 @@ from cfel.runtime.edge_server import EdgeServer
 from cfel.runtime.identity import Identity
 from cfel.runtime.joules import EnergyCounter, find_counter
 from cfel.runtime.measured import counting
+from cfel.runtime.lookout import Lookout
 from cfel.runtime.member import Member
 from cfel.runtime.messages import Message
 from cfel.runtime.office import Office, WithOwn
 from cfel.runtime.parameters import DeploymentParameters
 from cfel.runtime.refusals import count, is_worth_a_line
-from cfel.runtime.status import snapshot
+from cfel.runtime.status import Others, snapshot
 from cfel.runtime.transport import Calls, Credentials, GrpcCalls, GrpcServer, Method
 from cfel.runtime.workroom import Workroom
 from cfel.status import Status
@@ -39,6 +41,8 @@ from cfel.world import World
 
 _LOG = logging.getLogger(__name__)
 _FAREWELL_SECONDS = 5.0
+_LEAST_LOOK_SECONDS = 1.0
+_LINGER_LOOK_SECONDS = 0.1
 
 Companion = Callable[[Callable[[], Status]], Coroutine[None, None, None]]
 """Runs beside an edge server and may look at its snapshot: the dashboard."""
@@ -111,7 +115,12 @@ class EdgeNode:
         simulation = counting(simulation, deployment)
         self._shown: Status | None = None
         self._patience_seconds = 2 * deployment.gossip_seconds
+        self._linger_seconds = deployment.linger_seconds
         self._workroom = Workroom()
+        others = [i for i in range(world.fleet.clusters) if i != number]
+        interval_seconds = max(_LEAST_LOOK_SECONDS, 2 * deployment.election_seconds)
+        self._contacts = Contacts(others, interval_seconds, time.monotonic)
+        calls = NotedCalls(calls, self._contacts)
         reach = WithOwn(self.identity, calls, self.methods)
         devices = tuple(np.flatnonzero(world.fleet.cluster == number).tolist())
         self.desk = Desk(
@@ -144,21 +153,27 @@ class EdgeNode:
             self._on_leader,
         )
         self.server.obey(self.member.state.term)
-        self.methods |= {**self.server.methods(), **self.desk.methods(), **self.member.methods()}
-        self.methods["status"] = Method(("edge", "operator"), self._status)
+        self.lookout = Lookout(self.server, self.desk, self.member, calls, self._contacts, time.monotonic)
+        parts = (self.server, self.desk, self.member, self.lookout)
+        methods = {name: method for part in parts for name, method in part.methods().items()}
+        methods["status"] = Method(("edge", "operator"), self._status)
+        self.methods |= self._contacts.noting(methods)
 
     async def run(self, companion: Companion | None = None) -> None:
         """Takes part until the experiment is over."""
         try:
             async with asyncio.TaskGroup() as group:
-                beside = [group.create_task(self.member.run())]
+                beside = [group.create_task(self.member.run()), group.create_task(self.lookout.run())]
                 if companion is not None:
                     beside.append(group.create_task(companion(self.look)))
                 await self.server.finished.wait()
                 await self.desk.finish(_FAREWELL_SECONDS)
                 # Its vote is needed until the coordinator has told everybody.
                 await self._office.closing()
-                await _at_most(self._patience_seconds, self.server.dismissed.wait())
+                await _at_most(self._patience_seconds, "not dismissed", self.server.dismissed.wait())
+                if self.server.awaited:
+                    missing = f"edge servers {list(self.server.awaited)} have not come for the end"
+                    await _at_most(self._linger_seconds, missing, self._all_know())
                 for task in beside:
                     task.cancel()
         finally:
@@ -166,9 +181,16 @@ class EdgeNode:
             self._workroom.close()
             self.server.log.close()
 
+    async def _all_know(self) -> None:
+        """Returns when those who missed the end have come and learned of it."""
+        while not self.lookout.over.issuperset(self.server.awaited):
+            await asyncio.sleep(_LINGER_LOOK_SECONDS)
+
     def look(self) -> Status:
         """What it shows of itself."""
-        now = snapshot(self._world, self.server, self.desk, self.member, self.refused)
+        problem = " ".join(each for each in (self.lookout.problem, self._office.problem) if each)
+        others = Others(self.lookout.devices(), self._contacts.state, problem)
+        now = snapshot(self._world, self.server, self.member, others, self.refused)
         if self._shown is None or replace(self._shown, unix_seconds=0.0) != now:
             self._shown = replace(now, unix_seconds=time.time())
         return self._shown
@@ -215,12 +237,12 @@ async def run_edge(
         await calls.close()
 
 
-async def _at_most(seconds: float, what: Coroutine[None, None, Any]) -> None:
+async def _at_most(seconds: float, otherwise: str, what: Coroutine[None, None, Any]) -> None:
     try:
         async with asyncio.timeout(seconds):
             await what
     except TimeoutError:
-        _LOG.warning("not dismissed after %s s", seconds)
+        _LOG.warning("goes after %s s: %s", seconds, otherwise)
 
 
 async def run_device(

@@ -114,13 +114,13 @@ class Office:
             await coordinator.lead()
         except DeposedError as error:
             _LOG.warning("%s", error)
-        except Exception as error:
+        except Exception as error:  # noqa: BLE001 — logged with its trace; the office must not stay held
             self._give_up(term, member, error)
         else:
             self._failures = 0
 
     def _give_up(self, term: int, member: Member, error: Exception) -> None:
-        """Leaves the office to another edge server; should that one fail too, each rests longer every time."""
+        """Leaves the office to another edge server; should that fail too, each rests ever longer."""
         self._failures += 1
         rest_seconds = self._deployment.election_seconds * min(4.0 * 2**self._failures, _MOST_RESTS)
         self._failure, self._failed_at = (

@@ -26,6 +26,7 @@ class DeploymentParameters:
         time_scale: real seconds per virtual second that devices take, to emulate the fleet; 0 for no waiting.
         clip_norm: an update of larger Euclidean norm is scaled down to it; None for no limit.
         quarantine_after: refused uploads after which a device is not listened to any more; 0 for never.
+        linger_seconds: a finished edge server waits this long for one that missed the end.
         host: address that `cfel up` lets edge servers listen on.
         certificate_hours: lifetime of the certificates that `cfel up` makes.
         receive_seconds: time a request may take to come in, besides what its body takes.
@@ -43,6 +44,7 @@ class DeploymentParameters:
     time_scale: float = 0.0
     clip_norm: float | None = None
     quarantine_after: int = 10
+    linger_seconds: float = 60.0
     host: str = "127.0.0.1"
     certificate_hours: float = 72.0
     receive_seconds: float = 60.0
@@ -57,7 +59,7 @@ class DeploymentParameters:
         rates = ("receive_seconds", "least_bytes_per_second", "calls_per_second")
         for name in (*waits, *rates):
             checked.number(f"deployment.{name}", getattr(self, name), above=0)
-        for name in ("time_scale", "gone_seconds"):
+        for name in ("time_scale", "gone_seconds", "linger_seconds"):
             checked.number(f"deployment.{name}", getattr(self, name), least=0)
         if self.clip_norm is not None:
             checked.number("deployment.clip_norm", self.clip_norm, above=0)

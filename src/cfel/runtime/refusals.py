@@ -26,5 +26,5 @@ def count(counts: dict[str, int], reason: str) -> int:
 
 
 def is_worth_a_line(times: int) -> bool:
-    """Whether a refusal is logged, the n-th for its reason: whoever floods a server must not fill its disk."""
+    """Whether a refusal is logged, the n-th for its reason: a flood must not fill the disk."""
     return times <= ALWAYS_LOGGED or times % LOGGED_EVERY == 0

@@ -23,10 +23,10 @@ class Revocations:
 
     def __init__(self, path: Path, on_problem: OnProblem) -> None:
         self._path, self._on_problem = path, on_problem
-        self._seen: tuple[int, ...] | None = None
+        self._seen: tuple[int, int, int] | None = None
         self._revoked: frozenset[int] = frozenset()
 
-    def __contains__(self, serial: int) -> bool:
+    def __contains__(self, serial: object) -> bool:
         """Whether a serial number is on the list, as it is now."""
         self._look()
         return serial in self._revoked
@@ -34,14 +34,13 @@ class Revocations:
     def _look(self) -> None:
         try:
             found = self._path.stat()
-            now = (found.st_mtime_ns, found.st_size, found.st_ino)
         except OSError as error:
-            now = ()
-            if self._seen and not isinstance(error, FileNotFoundError):
-                self._on_problem(f"{self._path.name}: cannot be read, the last list stays: {error}")
-            elif self._seen:
-                self._on_problem(f"{self._path.name}: is gone, the last list stays")
-        if now and now != self._seen:
+            if self._seen:
+                self._on_problem(f"{self._path.name}: the last list stays: {error.strerror}")
+            self._seen = None
+            return
+        now = (found.st_mtime_ns, found.st_size, found.st_ino)
+        if now != self._seen:
             self._read()
         self._seen = now
 
@@ -49,7 +48,7 @@ class Revocations:
         try:
             lines = self._path.read_bytes().decode("ascii", "replace").splitlines()
         except OSError as error:
-            self._on_problem(f"{self._path.name}: cannot be read, the last list stays: {error}")
+            self._on_problem(f"{self._path.name}: the last list stays: {error.strerror}")
             return
         serials = {number: _serial(line) for number, line in enumerate(lines, 1) if line.strip()}
         good = frozenset(serial for serial in serials.values() if serial is not None)

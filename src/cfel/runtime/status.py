@@ -1,14 +1,15 @@
 """What an edge server shows of itself: a `Status` for `cfel status` and the dashboard.
 
-Of its own devices it knows what they are doing; of the others only what the newest plan asks of them.
+Of its own devices it knows what they are doing; of the others what their edge servers last told.
 """
 
 import math
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any
 
 from cfel.runlog import RoundRecord
 from cfel.runtime.control_state import Control, from_json
-from cfel.runtime.desk import Desk
 from cfel.runtime.edge_server import EdgeServer
 from cfel.runtime.identity import Identity
 from cfel.runtime.measured import conditions_by
@@ -22,16 +23,35 @@ MOST_ROUNDS = 400
 """Finished rounds that a snapshot tells of."""
 
 
+@dataclass(frozen=True, slots=True)
+class Others:
+    """What an edge server knows of everybody.
+
+    Attributes:
+        devices: what each of them is doing, as far as known.
+        state: of an edge server, in the words of `cfel.status`.
+        problem: what is wrong, in words; empty when nothing is.
+    """
+
+    devices: Mapping[int, str]
+    state: Callable[[int], str]
+    problem: str
+
+
 def snapshot(
-    world: World, server: EdgeServer, desk: Desk, member: Member, refused: Mapping[str, int]
+    world: World,
+    server: EdgeServer,
+    member: Member,
+    others: Others,
+    refused: Mapping[str, int],
 ) -> Status:
     """The present state of an edge server; when it came to that is for the caller to add.
 
     Args:
         world: what is run.
         server: its part.
-        desk: its devices.
         member: its part in the election.
+        others: what it knows of everybody, and what is wrong.
         refused: how many calls were refused, by reason.
     """
     state, records = server.state, server.log.records
@@ -54,19 +74,21 @@ def snapshot(
         joules_budget=_limit(world.budget.joules),
         straggler=None if last is None else last.straggler,
         slowest_cluster=None if last is None else last.slowest_cluster,
-        clusters=_clusters(world, desk, control),
+        clusters=_clusters(world, others, control),
         links=tuple(
-            Link(a=a, b=b, weight=float(world.backhaul.weights[a, b])) for a, b in world.backhaul.edges
+            Link(a=a, b=b, weight=float(world.backhaul.weights[a, b]), up=_went_over(state.gossip, a, b))
+            for a, b in world.backhaul.edges
         ),
         history=thinned(tuple(_point(record) for record in records), MOST_ROUNDS),
         refused=tuple(sorted(refused.items())),
         elections=tuple(member.events),
+        problem=others.problem,
     )
 
 
-def _clusters(world: World, desk: Desk, control: Control | None) -> tuple[ClusterStatus, ...]:
+def _clusters(world: World, others: Others, control: Control | None) -> tuple[ClusterStatus, ...]:
     plan = None if control is None else control.plan
-    states = desk.states()
+    states = others.devices
     now = None if control is None else _conditions(world, control)
     reports = _reports(world, control)
     clusters = []
@@ -76,6 +98,7 @@ def _clusters(world: World, desk: Desk, control: Control | None) -> tuple[Cluste
             ClusterStatus(
                 cluster=cluster,
                 node=str(Identity("edge", cluster)),
+                state=others.state(cluster),
                 size=len(devices),
                 devices=tuple(
                     DeviceStatus(
@@ -111,6 +134,11 @@ def _reports(world: World, control: Control | None) -> Sequence[Reported | None]
 
 def _source(report: Reported | None) -> str:
     return "" if report is None else report.in_words
+
+
+def _went_over(gossip: Mapping[str, Any] | None, a: int, b: int) -> bool:
+    """Whether the last gossip step went over a link."""
+    return gossip is None or bool(gossip["rows"][a][b])
 
 
 def _point(record: RoundRecord) -> RoundPoint:

@@ -182,7 +182,7 @@ class GrpcServer:
                     answer = await method.handle(caller, message)
             except RefusedError as error:
                 await self._refuse(context, requests, (caller, name, error))
-            except Exception as error:
+            except Exception as error:  # noqa: BLE001 — logged with its trace; the server goes on
                 _LOG.exception("%s of %s failed", name, caller)
                 await context.abort(grpc.StatusCode.INTERNAL, shortened(f"failed: {error!r}"))
             for piece in pieces(answer):

@@ -10,6 +10,9 @@ from pathlib import Path
 import grpc
 import grpc.aio
 import pytest
+from cryptography import x509
+from cryptography.hazmat.primitives import hashes, serialization
+from cryptography.hazmat.primitives.asymmetric import ec
 
 from cfel.errors import DeploymentError, RefusedError, UnreachableError
 from cfel.runtime.certificates import issue, make_authority, revoke
@@ -173,3 +176,79 @@ def test_keys_are_for_their_owner_only_and_missing_ones_named(certificates: Path
     assert (certificates / "authority.key").stat().st_mode & 0o777 == 0o600
     with pytest.raises(DeploymentError, match=r"edge-7\.pem does not exist"):
         Credentials.read(certificates, Identity("edge", 7))
+
+
+def test_a_revocation_reaches_open_connections_and_a_bad_line_fails_nobody(tmp_path: Path) -> None:
+    """Both devices keep their connections; the list gets a bad line besides, which is said once."""
+    make_authority(tmp_path)
+    for member in (EDGE, DEVICE, OTHER):
+        issue(tmp_path, member, hours=1)
+
+    async def play() -> Refusals:
+        async with serving(tmp_path) as (address, refusals):
+            calls = {
+                who: GrpcCalls(Credentials.read(tmp_path, who), {EDGE: address}, LIMIT)
+                for who in (DEVICE, OTHER)
+            }
+            for each in calls.values():
+                await each.call(EDGE, "echo", Message(), 10)
+            revoke(tmp_path, OTHER)
+            with (tmp_path / "revoked.txt").open("a") as file:
+                file.write("zzz\n")
+            with pytest.raises(RefusedError, match="device-4 was revoked"):
+                await calls[OTHER].call(EDGE, "echo", Message(), 10)
+            for _ in range(3):
+                await calls[DEVICE].call(EDGE, "echo", Message(), 10)
+            for each in calls.values():
+                await each.close()
+            return refusals
+
+    assert asyncio.run(play()) == [
+        (None, "every call", "revoked.txt, line 2: 'zzz' is no serial number"),
+        (None, "echo", "the certificate of device-4 was revoked"),
+    ]
+
+
+def test_a_certificate_that_names_nobody_is_refused(tmp_path: Path) -> None:
+    """Signed by the authority, but for somebody who is no member."""
+    make_authority(tmp_path)
+    for member in (EDGE, DEVICE):
+        issue(tmp_path, member, hours=1)
+    authority = x509.load_pem_x509_certificate((tmp_path / "authority.pem").read_bytes())
+    signing = serialization.load_pem_private_key((tmp_path / "authority.key").read_bytes(), None)
+    key = serialization.load_pem_private_key((tmp_path / "device-3.key").read_bytes(), None)
+    assert isinstance(signing, ec.EllipticCurvePrivateKey)
+    assert isinstance(key, ec.EllipticCurvePrivateKey)
+    begin = datetime.now(UTC) - timedelta(minutes=1)
+    nobody = (
+        x509.CertificateBuilder(authority.subject, x509.Name([]), key.public_key(), 7)
+        .not_valid_before(begin)
+        .not_valid_after(begin + timedelta(hours=1))
+        .sign(signing, hashes.SHA256())
+    )
+    (tmp_path / "device-3.pem").write_bytes(nobody.public_bytes(serialization.Encoding.PEM))
+
+    async def play() -> Refusals:
+        async with serving(tmp_path) as (address, refusals):
+            with pytest.raises(RefusedError, match="names no role and number"):
+                await ask(tmp_path, DEVICE, address)
+            return refusals
+
+    assert asyncio.run(play()) == [(None, "echo", "the certificate names no role and number")]
+
+
+@pytest.mark.long
+def test_whoever_connects_and_says_nothing_is_hung_up_on(certificates: Path) -> None:
+    """No handshake within 10 s; others are served meanwhile."""
+
+    async def play() -> bytes:
+        async with serving(certificates) as (address, _):
+            host, port = address.split(":")
+            reader, writer = await asyncio.open_connection(host, int(port))
+            assert (await ask(certificates, DEVICE, address)).header == {"caller": "device-3"}
+            async with asyncio.timeout(60):
+                left = await reader.read()
+            writer.close()
+            return left
+
+    assert asyncio.run(play()) == b""

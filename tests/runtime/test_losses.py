@@ -63,6 +63,27 @@ def test_edge_server_that_is_lost_is_left_out_of_gossip(tmp_path: Path) -> None:
     assert lines[3].slowest_cluster != lost
 
 
+def test_mean_model_is_evaluated_without_a_lost_edge_server(tmp_path: Path) -> None:
+    experiment = deployed(
+        {"rounds": {"global": 3, "edge": 1}, "simulation": {"evaluate_on": "mean"}},
+        round_seconds=1.0,
+        gossip_seconds=0.4,
+    )
+
+    async def play() -> list[RoundRecord]:
+        async with Federation(experiment, tmp_path) as federation:
+            federation.start()
+            await _logged(federation, 1)
+            for gone in (Identity("edge", 2), Identity("device", 4), Identity("device", 5)):
+                await federation.kill(gone)
+            await federation.finished()
+            return federation.records()
+
+    lines = asyncio.run(play())
+    assert [line.round for line in lines] == [1, 2, 3]
+    assert all(line.accuracy is not None for line in lines)
+
+
 def test_edge_server_away_for_long_catches_up_from_a_neighbour(tmp_path: Path) -> None:
     experiment = deployed({"rounds": {"global": 6, "edge": 1}}, round_seconds=0.8, gossip_seconds=0.4)
 

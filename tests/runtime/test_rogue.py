@@ -7,7 +7,10 @@ from typing import Any
 import pytest
 
 from cfel.errors import RefusedError, UnreachableError
+from cfel.learning.exchange import DeviceOrder, DeviceReport
 from cfel.runlog import RoundRecord
+from cfel.runtime import device_agent
+from cfel.runtime.contents import upload
 from cfel.runtime.identity import Identity
 from cfel.runtime.messages import Message
 
@@ -110,6 +113,34 @@ def test_commands_out_of_place(tmp_path: Path, message: Message, reason: str) ->
                 await MemoryCalls(Identity("edge", 0), federation.network).call(EDGE, "plan", message, 5)
 
     asyncio.run(play())
+
+
+def test_one_absurd_estimate_does_not_rule_the_plans_of_all(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Device 5 tells σ² = 10³⁰⁰ in every upload: not believed, counted, and nobody is asked for less."""
+    experiment = deployed({"rounds": {"global": 3, "edge": 1}, "local": {"estimator": "reuse"}})
+
+    def lying(report: DeviceReport, order: DeviceOrder) -> Message:
+        message = upload(report, order)
+        return Message({**message.header, "sigma2": 1e300}, message.body) if order.device == 5 else message
+
+    async def play(directory: Path) -> tuple[list[float], int]:
+        async with Federation(experiment, directory) as federation:
+            federation.start()
+            await federation.finished()
+            counts = [
+                node.refused.get("its σ² and G² are beyond belief", 0) for node in federation.edges.values()
+            ]
+            return [line.rho_mean for line in federation.records()], sum(counts)
+
+    honest, none = asyncio.run(play(tmp_path / "honest"))
+    monkeypatch.setattr(device_agent, "upload", lying)
+    swayed, doubts = asyncio.run(play(tmp_path / "lying"))
+    assert (none, doubts) == (0, 2)
+    assert swayed[0] == honest[0]
+    assert swayed[1] == pytest.approx(honest[1], rel=0.01)
+    assert swayed[2] > 0.2
 
 
 def test_emulation_takes_the_fleets_time(tmp_path: Path) -> None:

@@ -110,7 +110,7 @@ class Member:
             raise RefusedError(f"kind = {message.header.get('kind')!r}: no message of an election")
         try:
             self._step(Received(caller.number, kind(**fields)))
-        except (InputError, TypeError) as error:
+        except (InputError, TypeError, OverflowError) as error:
             raise RefusedError(f"not a {kind.__name__}: {error}") from error
         except RunDirectoryError as error:
             # Only its caller would hear of it here; whoever runs this member has to.

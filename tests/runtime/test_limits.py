@@ -1,5 +1,7 @@
 """What one member may ask at once; others do not notice."""
 
+from typing import Any
+
 import pytest
 
 from cfel.errors import InputError
@@ -75,5 +77,6 @@ def test_open_calls_are_counted_until_they_end() -> None:
     ["receive_seconds", "least_bytes_per_second", "calls_per_second", "bytes_in_flight", "linger_seconds"],
 )
 def test_limits_of_the_experiment_file_are_checked(name: str) -> None:
+    negative: dict[str, Any] = {name: -1}
     with pytest.raises(InputError, match=rf"deployment\.{name}"):
-        DeploymentParameters(**{name: -1})
+        DeploymentParameters(**negative)

@@ -74,6 +74,9 @@ def _print(answers: dict[int, Status | str]) -> None:
             f"{answer.joules:,.0f}",
         )
     console.print(table)
+    for edge, answer in sorted(answers.items()):
+        if isinstance(answer, Status) and answer.problem:
+            console.print(f"[yellow]edge {edge}: {escape(answer.problem)}[/]")
     _print_sources(console, answers)
 
 

@@ -213,6 +213,9 @@ class GrpcServer:
         refusal: tuple[Identity | None, str, RefusedError],
     ) -> None:
         caller, name, error = refusal
+        if context.cancelled():
+            # Whoever gave up in the middle has sent half a message, and hears nothing any more.
+            return
         reason = shortened(str(error))
         self._on_refusal(caller, name, reason)
         if isinstance(error, BusyError):

@@ -1,8 +1,8 @@
 """A simulated network of election members: every fault a real one has, from one seed, in virtual time.
 
 Members have clocks of their own (offset and rate), are killed between any two actions, come back with what
-they made durable, and stand still for a while; links drop, delay, double, reorder and break, in one direction
-or both. What must always hold is checked at every step.
+they made durable, stand still for a while and give the office up; links drop, delay, double, reorder and
+break, in one direction or both. What must always hold is checked at every step.
 """
 
 import heapq
@@ -19,12 +19,13 @@ from cfel.runtime.ballots import (
     Message,
     Persist,
     Received,
+    Resign,
     Send,
     Tick,
     Timing,
 )
 from cfel.runtime.election import leads, start, step, wakes_at
-from cfel.runtime.electorate import ElectionState, Electorate
+from cfel.runtime.electorate import ElectionState, Electorate, Role
 
 Step = Callable[[ElectionState, Event, float, float], tuple[ElectionState, tuple[Action, ...]]]
 Memory = Callable[[Ballot, Ballot], Ballot]
@@ -193,7 +194,7 @@ class World:
         if not self.faults.upheavals_per_second:
             return
         member = self.chance.choice(self.members)
-        match self.chance.randrange(5):
+        match self.chance.randrange(6):
             case 0:
                 self.fall(member)
             case 1:
@@ -209,6 +210,9 @@ class World:
                     for other in self.members
                     if one != other and self.chance.random() < 0.3
                 }
+            case 4:
+                for leader in [each for each, state in self.states.items() if state.role is Role.LEADER]:
+                    self.happen(leader, Resign(self.chance.uniform(0.1, 3.0)))
             case _:
                 self.broken = set()
         self.plan_upheaval()

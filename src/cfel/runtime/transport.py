@@ -8,6 +8,7 @@ what the messages mean.
 import asyncio
 import logging
 from collections.abc import AsyncIterator, Awaitable, Callable, Mapping
+from contextlib import ExitStack
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Protocol
@@ -174,19 +175,22 @@ class GrpcServer:
     def _served(self, name: str, method: Method) -> Callable[..., AsyncIterator[bytes]]:
         async def serve(requests: AsyncIterator[bytes], context: Any) -> AsyncIterator[bytes]:  # noqa: ANN401
             caller: Identity | None = None
-            try:
-                caller = self._identified(context)
-                with self._turnstile.visit(caller) as visit:
+            # A call counts as open until its answer is taken.
+            with ExitStack() as until_the_end:
+                try:
+                    caller = self._identified(context)
+                    visit = until_the_end.enter_context(self._turnstile.visit(caller))
                     _admit(caller, name, method)
                     message = await self._received(requests, method.most_bytes, visit)
                     answer = await method.handle(caller, message)
-            except RefusedError as error:
-                await self._refuse(context, requests, (caller, name, error))
-            except Exception as error:  # noqa: BLE001 — logged with its trace; the server goes on
-                _LOG.exception("%s of %s failed", name, caller)
-                await context.abort(grpc.StatusCode.INTERNAL, shortened(f"failed: {error!r}"))
-            for piece in pieces(answer):
-                yield piece
+                except RefusedError as error:
+                    await self._refuse(context, requests, (caller, name, error))
+                    return
+                except Exception as error:  # noqa: BLE001 — logged with its trace; the server goes on
+                    _LOG.exception("%s of %s failed", name, caller)
+                    await context.abort(grpc.StatusCode.INTERNAL, shortened(f"failed: {error!r}"))
+                for piece in pieces(answer):
+                    yield piece
 
         return serve
 
@@ -198,7 +202,8 @@ class GrpcServer:
         def announced(body_bytes: int) -> None:
             visit.brings(body_bytes)
             seconds = parameters.receive_seconds + body_bytes / parameters.least_bytes_per_second
-            limit.reschedule(begin + seconds)
+            if not limit.expired():
+                limit.reschedule(begin + seconds)
 
         try:
             async with asyncio.timeout(parameters.receive_seconds) as limit:

@@ -4,6 +4,7 @@ import math
 from collections.abc import Mapping, Sequence
 
 import numpy as np
+from numpy.typing import NDArray
 
 from cfel.control.problem import FloatArray
 from cfel.control.scheme import Observation
@@ -68,8 +69,7 @@ def observed(
 def known_estimates(known: Sequence[Estimates | None]) -> tuple[FloatArray, FloatArray]:
     """Every device's σ² and G²; the mean of the others for those without any, or `beyond_belief`."""
     both = _both(known)
-    both[beyond_belief(known)] = math.nan
-    missing = np.isnan(both[:, 0])
+    missing = np.isnan(both[:, 0]) | _doubtful(both)
     both[missing] = 0.0 if missing.all() else both[~missing].mean(axis=0)
     return both[:, 0], both[:, 1]
 
@@ -80,12 +80,17 @@ def beyond_belief(known: Sequence[Estimates | None]) -> list[int]:
     Plans follow the mean, which a single absurd number would rule; the median it cannot move while most
     devices are honest. Those who tell of nothing but zeros (one batch holds all their data) have no say.
     """
-    sizes = np.minimum(np.abs(_both(known)), np.finfo(np.float64).max / 2).sum(axis=1)
-    telling = sizes[sizes > 0]
-    if not telling.size:
-        return []
-    found: list[int] = np.flatnonzero(sizes / MOST_MEDIANS > np.median(telling)).tolist()
+    found: list[int] = np.flatnonzero(_doubtful(_both(known))).tolist()
     return found
+
+
+def _doubtful(both: FloatArray) -> NDArray[np.bool_]:
+    sizes = np.minimum(np.abs(both), np.finfo(np.float64).max / 2).sum(axis=1)
+    telling = sizes[sizes > 0]
+    usual = float(np.median(telling)) if telling.size else math.inf
+    # Whoever told nothing is NaN here, and NaN is larger than nothing.
+    doubtful: NDArray[np.bool_] = sizes > MOST_MEDIANS * usual
+    return doubtful
 
 
 def _both(known: Sequence[Estimates | None]) -> FloatArray:

@@ -4,8 +4,10 @@ from pathlib import Path
 
 import pytest
 
+from cfel.cli import status as status_command
 from cfel.runtime.identity import Identity
 from cfel.runtime.node import Node
+from cfel.status import ClusterStatus, Status
 from cfel.studies.node import NodeFile, read_node, write_node
 
 from .conftest import Run, Write
@@ -77,3 +79,19 @@ def test_a_devices_file_is_not_for_an_edge_server(run: Run, write: Write) -> Non
 
 def test_status_of_nothing(run: Run, tmp_path: Path) -> None:
     assert run("status", tmp_path).code == 2
+
+
+def test_status_says_what_is_wrong(run: Run, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """One edge server answers, and finds no majority; the other does not answer."""
+    path = tmp_path / "operator-0.toml"
+    write_node(path, NodeFile(Node(Identity("operator", 0), ("a:1", "b:2"), tmp_path, tmp_path), path))
+    clusters = (ClusterStatus(cluster=0), ClusterStatus(cluster=1, state="lost"))
+    waiting = Status(node="edge-0", term=3, clusters=clusters, edge_round=1, problem="no majority: 1 of 2")
+
+    async def answers(_: Node) -> dict[int, Status | str]:
+        return {0: waiting, 1: "nobody listens"}
+
+    monkeypatch.setattr(status_command, "ask_status", answers)
+    answer = run("status", path)
+    assert answer.code == 0
+    assert "edge 0: no majority: 1 of 2" in answer.out

@@ -273,6 +273,25 @@ def test_slow_loris_is_cut_off_and_a_slow_link_is_not(certificates: Path) -> Non
     asyncio.run(play())
 
 
+def test_whoever_dies_in_the_middle_is_not_counted_as_refused(certificates: Path) -> None:
+    async def cut_off() -> AsyncIterator[bytes]:
+        yield FIRST
+        await asyncio.sleep(15)
+
+    async def play() -> None:
+        async with opened(certificates) as desk:
+            call = asyncio.create_task(desk.raw(BAD, "upload", cut_off()))
+            await asyncio.sleep(0.3)
+            call.cancel()
+            await asyncio.wait([call])
+            await asyncio.sleep(0.2)
+            await desk.good(OTHER)
+            await desk.good(BAD)
+            assert desk.refused == []
+
+    asyncio.run(play())
+
+
 def test_a_flood_is_told_to_come_later_and_others_are_served(certificates: Path) -> None:
     """5 calls a second, 10 at once: of 50 within some seconds many are refused, and all of these counted."""
 

@@ -69,6 +69,7 @@ _REFUSALS = (
 )
 _SERVICE = "cfel.Federation"
 FINISH_SECONDS = 5.0
+_MOMENT_SECONDS = 0.02
 
 
 class Calls(Protocol):
@@ -218,8 +219,9 @@ class GrpcServer:
         refusal: tuple[Identity | None, str, RefusedError],
     ) -> None:
         caller, name, error = refusal
+        # A caller that dies in the middle is seen as half a message first, and as gone a moment later.
+        await asyncio.sleep(_MOMENT_SECONDS)
         if context.cancelled():
-            # Whoever gave up in the middle has sent half a message, and hears nothing any more.
             return
         reason = shortened(str(error))
         self._on_refusal(caller, name, reason)

@@ -18,7 +18,7 @@ test-long: $(READY)       ## every item of `cfel reproduce`, killed processes, a
 test-faults: $(READY)     ## clusters that lose nodes, drivers and memory; five minutes on two cores
 	$(BIN)/pytest -m slow tests/scaleout
 
-chaos: $(READY)           ## federations whose members are killed, frozen and cut off
+chaos: $(READY)           ## federations whose members are killed, frozen and cut off; ten minutes on two cores
 	$(BIN)/pytest -m slow tests/runtime
 
 test-slow: $(READY)       ## the long tests

@@ -179,8 +179,9 @@ class Federation:
 
     async def finished(self, seconds: float = 60.0) -> None:
         """Returns when every member that is alive has ended by itself."""
-        done, pending = await asyncio.wait(self._tasks.values(), timeout=seconds)
-        assert not pending, f"{len(pending)} members go on after {seconds} s"
+        done, _ = await asyncio.wait(self._tasks.values(), timeout=seconds)
+        pending = [str(member) for member, task in self._tasks.items() if not task.done()]
+        assert not pending, f"{pending} go on after {seconds} s"
         for task in done:
             task.result()
 

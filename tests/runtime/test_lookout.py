@@ -9,6 +9,7 @@ import pytest
 
 from cfel.runtime.contacts import Contacts
 from cfel.runtime.identity import Identity
+from cfel.runtime.messages import Message
 
 from ..simulation.drive import timeless
 from .conftest import deployed
@@ -136,3 +137,17 @@ def test_one_that_has_finished_and_is_started_again_ends_by_itself(tmp_path: Pat
 
     asyncio.run(play([]))
     asyncio.run(play(edges(0)))
+
+
+def test_nobody_waits_for_itself(tmp_path: Path) -> None:
+    """An edge server that comes back between the last round and the farewell is named there as missing."""
+
+    async def play() -> None:
+        async with Federation(deployed(), tmp_path) as federation:
+            federation.start(*edges(1))
+            await until("it is there", lambda: 1 in federation.edges)
+            server = federation.edges[1].server
+            await server.farewell(Identity("edge", 0), Message({"missing": [1, 2]}))
+            assert server.awaited == (2,)
+
+    asyncio.run(play())

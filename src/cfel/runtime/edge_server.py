@@ -260,7 +260,8 @@ class EdgeServer:
     async def farewell(self, caller: Identity, message: Message) -> Message:
         """Everybody knows that the experiment is over: it may go."""
         del caller
-        self.awaited = tuple(message.header.get("missing", ()))
+        # It may itself be missing, and hear this because it has just come back.
+        self.awaited = tuple(i for i in message.header.get("missing", ()) if i != self.number)
         self.dismissed.set()
         return Message()
 

@@ -26,8 +26,8 @@ from cfel.runtime.device_agent import DeviceAgent
 from cfel.runtime.edge_server import EdgeServer
 from cfel.runtime.identity import Identity
 from cfel.runtime.joules import EnergyCounter, find_counter
-from cfel.runtime.measured import counting
 from cfel.runtime.lookout import Lookout
+from cfel.runtime.measured import counting
 from cfel.runtime.member import Member
 from cfel.runtime.messages import Message
 from cfel.runtime.office import Office, WithOwn

@@ -121,7 +121,7 @@ def votes_against_a_living_leader(state: ElectionState, event: Event, now: float
         (votes_for_everybody, remembers, 3, 0),
         (half_is_enough, remembers, 8, 25),
         (counts_old_votes, remembers, 3, 70),
-        (votes_against_a_living_leader, remembers, 3, 245),
+        (votes_against_a_living_leader, remembers, 3, 101),
     ],
 )
 def test_the_schedules_catch_a_broken_election(act: Step, memory: Memory, size: int, first: int) -> None:

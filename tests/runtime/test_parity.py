@@ -56,6 +56,7 @@ def test_every_use_of_the_backhaul(tmp_path: Path, scheme: str) -> None:
     assert asyncio.run(play()) == timeless(records(experiment))
 
 
+@pytest.mark.long  # each lost call takes its whole time limit
 def test_lost_doubled_and_delayed_messages_change_nothing(
     tmp_path: Path, simulated: list[dict[str, Any]]
 ) -> None:

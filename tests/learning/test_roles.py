@@ -3,6 +3,7 @@
 import sys
 from concurrent.futures import ThreadPoolExecutor
 from datetime import UTC, datetime
+from typing import Any
 
 import numpy as np
 import pytest
@@ -250,6 +251,24 @@ def test_one_pass_and_two_passes_agree(
     torch.testing.assert_close(dense(one), dense(two), rtol=1e-3, atol=1e-5)
     assert (one.sigma2, one.g2) == pytest.approx((two.sigma2, two.g2), rel=1e-3)
     assert one.loss == pytest.approx(two.loss, rel=1e-4)
+
+
+@pytest.mark.parametrize("how", [{"padding": "same"}, {"padding": 1, "padding_mode": "circular"}])
+def test_padding_by_name_or_not_with_zeros(
+    how: dict[str, Any], image_task: Task, workspace: Build, order: Make, spread: Spread
+) -> None:
+    """Such convolutions are taken in two passes; the shortcut would get them wrong."""
+
+    def build(shape: tuple[int, ...], classes: int) -> nn.Module:
+        flat = 2 * shape[1] * shape[2]
+        convolution = nn.Conv2d(shape[0], 2, 3, **how)
+        return nn.Sequential(convolution, nn.ReLU(), nn.Flatten(), nn.Linear(flat, classes))
+
+    task = Task(image_task.data, build)
+    data, model = spread(task, 2)[0], initial_model(task, 0)
+    report, _ = device_update(order(model), data, DeviceState(), workspace(task, "none", batch=9))
+    assert report.sigma2 is not None
+    assert report.sigma2 > 0
 
 
 def _report(device: int, values: list[float], buffers: list[float] | None = None) -> DeviceReport:

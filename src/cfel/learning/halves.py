@@ -13,7 +13,6 @@ from dataclasses import dataclass
 
 import torch
 from torch import Tensor, nn
-from torch.nn.grad import conv2d_weight
 
 from cfel.learning.estimates import Estimates, Scatter, from_halves, squared_norm
 from cfel.learning.workspace import Workspace
@@ -116,13 +115,21 @@ def _recorded(inputs: Tensor, workspace: Workspace) -> tuple[list[_Call], Tensor
 
 
 def _covered(calls: list[_Call], workspace: Workspace) -> bool:
-    """Was each layer called just once, on one row or image per sample, its output not overwritten?"""
+    """Was each layer called just once, on a row or image per sample, its output kept and padding plain?"""
     once = {id(call.layer) for call in calls} == {id(layer) for layer in workspace.layers}
     return (
         once
         and len(calls) == len(workspace.layers)
         and all(call.inputs.dim() == (2 if isinstance(call.layer, nn.Linear) else 4) for call in calls)
         and all(call.outputs._version == call.version for call in calls)
+        and all(_pads_with_zeros(call.layer) for call in calls)
+    )
+
+
+def _pads_with_zeros(layer: nn.Linear | nn.Conv2d) -> bool:
+    """By so many on either side; a convolution may also pad by name ("same"), or with something else."""
+    return isinstance(layer, nn.Linear) or (
+        layer.padding_mode == "zeros" and not isinstance(layer.padding, str)
     )
 
 
@@ -151,8 +158,20 @@ def _convolution_halves(call: _Call, delta: Tensor) -> tuple[list[Tensor], list[
 
 
 def _convolution_gradient(layer: nn.Linear | nn.Conv2d, inputs: Tensor, delta: Tensor) -> list[Tensor]:
+    """Of the operation behind autograd itself: `torch.nn.grad` forgets how the weight is strided."""
     assert isinstance(layer, nn.Conv2d)  # noqa: S101
-    weight: Tensor = conv2d_weight(  # type: ignore[no-untyped-call]
-        inputs, layer.weight.shape, delta, layer.stride, layer.padding, layer.dilation, layer.groups
+    biased = layer.bias is not None
+    _, weight, bias = torch.ops.aten.convolution_backward(
+        delta,
+        inputs,
+        layer.weight,
+        [layer.out_channels] if biased else None,
+        layer.stride,
+        layer.padding,
+        layer.dilation,
+        False,
+        [0, 0],
+        layer.groups,
+        [False, True, biased],
     )
-    return [weight] if layer.bias is None else [weight, delta.sum((0, 2, 3))]
+    return [weight, bias] if biased else [weight]

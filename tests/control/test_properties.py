@@ -5,7 +5,7 @@ from typing import Any
 
 import numpy as np
 import pytest
-from hypothesis import assume, given, settings
+from hypothesis import assume, example, given, settings
 from hypothesis import strategies as st
 
 from cfel.control import RoundProblem, Solution, solve
@@ -13,7 +13,7 @@ from cfel.control.reach import Limits, reachable
 from cfel.control.solver import Method
 
 from . import reference
-from .instances import PAPER, SEEDS, WILD, paper_problem, wild_problem
+from .instances import FEMNIST, PAPER, SEEDS, WILD, paper_problem, wild_problem
 
 ANY = st.one_of(WILD, PAPER)
 ROUNDING = 1e-8
@@ -97,6 +97,7 @@ def test_scaling_both_estimates_scales_the_objective(problem: RoundProblem, fact
 
 
 @given(PAPER, st.sampled_from([1e-9, 1e-3, 60.0, 1e9]), st.sampled_from([1e-9, 1e-3, 60.0, 1e9]))
+@example(paper_problem(2, FEMNIST, 29, 2, 0.01, 0.4), 1e-9, 1e9)
 @settings(max_examples=40)
 def test_units_of_time_and_energy_do_not_matter(problem: RoundProblem, seconds: float, joules: float) -> None:
     """Hours for seconds and kilojoules for joules, consistently: the same problem."""

@@ -104,7 +104,9 @@ def _split(crew: Crew, bracket: Bracket, piece: Assignment, whole: Candidate, en
     theta_step = crew.theta(over.piece, over.rho)[waiting] - theta[waiting]
     terms = crew.terms
     joules = rho_step * terms.step_joules[waiting] + theta_step * terms.upload_joules[waiting]
-    share = np.clip(left / np.maximum(joules, 1e-300), 0.0, 1.0)
+    share = np.full_like(joules, left >= 0)
+    np.divide(left, joules, out=share, where=joules > max(left, 0.0))
+    share = np.clip(share, 0.0, 1.0)
     rho[waiting] += share * rho_step
     theta[waiting] += share * theta_step
     return crew.candidate(rho, theta)
@@ -170,7 +172,8 @@ def _affordable(
     if not jumping.size:
         return jumping
     saved = crew.costs(under.piece, under.rho) - crew.costs(over.piece, over.rho)
-    worth = saved[jumping] / np.maximum(extra[jumping], 1e-300)
+    with np.errstate(over="ignore"):  # what costs next to nothing is worth infinitely much
+        worth = saved[jumping] / np.maximum(extra[jumping], 1e-300)
     ranked = jumping[np.argsort(-worth, kind="stable")]
     return ranked[np.cumsum(extra[ranked]) <= left]
 

@@ -83,7 +83,8 @@ def _mixed(menu: Menu, bracket: Bracket, cap: float) -> Assignment:
     jumping = np.flatnonzero(over.piece != under.piece)
     dearer = (menu.joules(over.piece, over.rho) - menu.joules(under.piece, under.rho))[jumping]
     better = (menu.worth.costs(under.piece, under.rho) - menu.worth.costs(over.piece, over.rho))[jumping]
-    order = np.argsort(-better / np.maximum(dearer, 1e-300), kind="stable")
+    with np.errstate(over="ignore"):  # what costs next to nothing is worth infinitely much
+        order = np.argsort(-better / np.maximum(dearer, 1e-300), kind="stable")
     paid = np.cumsum(np.maximum(dearer[order], 0.0)) <= cap - under.joules
     piece = under.piece.copy()
     chosen = jumping[order[paid]]

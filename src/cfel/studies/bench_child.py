@@ -5,7 +5,6 @@ bytes to standard output, of the former the parent keeps the time.
 """
 
 import multiprocessing
-import resource
 import subprocess
 import sys
 import time
@@ -64,13 +63,23 @@ def take_a_round(devices: int) -> int:
     with timed_rounds(world, bench_parameters(setting, world)) as rounds:
         next(rounds)
         workers = sum(_own_bytes(child.pid) for child in multiprocessing.active_children())
-    return 1024 * resource.getrusage(resource.RUSAGE_SELF).ru_maxrss + workers
+    return peak_resident_bytes() + workers
+
+
+def peak_resident_bytes() -> int:
+    """Of this process so far; `getrusage` gives that of the one it was started from, if that was larger."""
+    return _kilobytes("/proc/self/status", "VmHWM:") * 1024
 
 
 def _own_bytes(process: int | None) -> int:
     """What a process has to itself: workers share most of their memory with the one they came from."""
-    lines = Path(f"/proc/{process}/smaps_rollup").read_text(encoding="ascii").splitlines()
-    return sum(1024 * int(line.split()[1]) for line in lines if line.startswith("Private_"))
+    return _kilobytes(f"/proc/{process}/smaps_rollup", "Private_") * 1024
+
+
+def _kilobytes(file: str, name: str) -> int:
+    """The sum of the lines that begin so."""
+    lines = Path(file).read_text(encoding="utf-8").splitlines()
+    return sum(int(line.split()[1]) for line in lines if line.startswith(name))
 
 
 if __name__ == "__main__":

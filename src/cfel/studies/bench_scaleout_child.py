@@ -5,7 +5,6 @@ time and asked in turn, so that what is compared ran a moment apart. Each answer
 """
 
 import json
-import resource
 import subprocess
 import sys
 import time
@@ -20,6 +19,7 @@ from cfel.learning.flat import FlatModel
 from cfel.scaleout import prepare, ray_executor
 from cfel.simulation import Executor, PoolExecutor, initial_state, simulate
 from cfel.simulation.executors import Answer, Task
+from cfel.studies.bench_child import peak_resident_bytes
 from cfel.studies.bench_settings import PERCEPTRON, RESNET, BenchSetting, bench_parameters, bench_world
 from cfel.world import World
 
@@ -141,7 +141,7 @@ def _laps(world: World, executor: Executor, setting: BenchSetting) -> Iterator[L
             time.perf_counter() - begin,
             timed.update_seconds,
             getattr(executor, "busy_seconds", 0.0) - before,
-            1024 * resource.getrusage(resource.RUSAGE_SELF).ru_maxrss,
+            peak_resident_bytes(),
         )
 
 

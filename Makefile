@@ -9,7 +9,7 @@ READY  := $(VENV)/.ready
 demo: $(READY)            ## run the main job
 	$(BIN)/cfel demo
 
-test: $(READY)            ## the tests, under five minutes on two cores; COVERAGE=--cov to see what they cover
+test: $(READY)            ## the tests, under five minutes on two cores (COVERAGE=--cov: two more, and what they cover)
 	$(BIN)/pytest -m "not slow and not long" -n 2 --dist worksteal $(COVERAGE)
 
 test-long: $(READY)       ## every item of `cfel reproduce`, killed processes, a Ray cluster; some minutes

@@ -1,5 +1,6 @@
 """Worker processes: they answer, tell of failures, end with us, and give the same bits as threads."""
 
+import gc
 import os
 import pickle
 import signal
@@ -36,6 +37,11 @@ class _Served:
         """The sum, how often it was asked for, and where."""
         self.calls += 1
         return one + two, self.calls, os.getpid()
+
+    def collect(self) -> bool:
+        """Collects garbage; is that what happens by itself, too?"""
+        gc.collect()
+        return gc.isenabled()
 
     def refuse(self) -> None:
         """Fails as foreseen."""
@@ -79,6 +85,35 @@ def test_a_lost_child_is_told_of() -> None:
     os.kill(child.call("add", 0, 0)[2], signal.SIGKILL)
     with pytest.raises(WorkerError, match="exit code -9"):
         child.call("add", 0, 0)
+
+
+class _Leaving:
+    """Garbage that only the cyclic collector finds, and that tells which process threw it away."""
+
+    def __init__(self, told: Path) -> None:
+        self.told = told
+        self.itself = self
+
+    def __del__(self) -> None:
+        with self.told.open("a") as file:
+            file.write(f"{os.getpid()}\n")
+
+
+def test_a_childs_garbage_is_its_own(tmp_path: Path) -> None:
+    """What the parent threw away before the fork is not finalised a second time in the child."""
+    told = tmp_path / "told"
+    gc.disable()
+    try:
+        _Leaving(told)
+        child = Child(_Served())
+        assert not gc.isenabled()
+    finally:
+        gc.enable()
+    assert child.call("collect")
+    child.close()
+    assert not told.exists()
+    gc.collect()
+    assert told.read_text().split() == [str(os.getpid())]
 
 
 def test_children_do_not_outlive_a_killed_parent() -> None:

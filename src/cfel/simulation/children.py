@@ -9,14 +9,15 @@ Which work goes to a child is `executors`' business.
 """
 
 import fcntl
+import gc
 import io
 import multiprocessing
 import pickle
 import signal
 import sys
 import traceback
-from collections.abc import Callable, Sequence
-from contextlib import suppress
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager, suppress
 from dataclasses import fields
 from multiprocessing.connection import Connection
 from operator import attrgetter
@@ -58,7 +59,8 @@ class Child:
         elders = [end for sibling in siblings for end in (sibling._orders, sibling._results)]
         ends = [self._orders, self._results, *elders]
         self._process = context.Process(target=_serve, args=(served, orders, results, ends), daemon=True)
-        self._process.start()
+        with _no_collecting():
+            self._process.start()
         orders.close()
         results.close()
 
@@ -87,6 +89,18 @@ class Child:
         self._results.close()
 
 
+@contextmanager
+def _no_collecting() -> Iterator[None]:
+    """No garbage is collected meanwhile, in a child that is forked meanwhile neither; see `_serve`."""
+    enabled = gc.isenabled()
+    gc.disable()
+    try:
+        yield
+    finally:
+        if enabled:
+            gc.enable()
+
+
 def _wide_pipe() -> tuple[Connection, Connection]:
     """A pipe's two ends, reading first, that takes most messages whole: less waking one another up."""
     reading, writing = multiprocessing.Pipe(duplex=False)
@@ -98,6 +112,9 @@ def _wide_pipe() -> tuple[Connection, Connection]:
 
 def _serve(served: object, orders: Connection, results: Connection, others: Sequence[Connection]) -> None:
     """A child's life."""
+    # Garbage of the parent is the parent's: what ends a gRPC channel waits for a thread that is not here.
+    gc.freeze()
+    gc.enable()
     # Ctrl-C goes to all processes of the terminal; when to stop is decided by the first of them.
     signal.signal(signal.SIGINT, signal.SIG_IGN)
     for other in others:

@@ -182,6 +182,7 @@ def _trained(
         asked = list(own)
         reports = map(noted, islice(answers, len(asked)))
         models[cluster] = _aggregated(world, models[cluster], asked, reports)
+    assert next(answers, None) is None  # noqa: S101 — an executor ends its work after its last answer
     return tuple(models), tuple(devices), work
 
 

@@ -49,7 +49,7 @@ def pack(update: Update) -> bytes:
     raise InputError(f"update: a {type(update).__name__} has no form on the wire")
 
 
-def unpack(content: bytes, expected_size: int | None = None) -> Update:
+def unpack(content: bytes | bytearray, expected_size: int | None = None) -> Update:
     """The update that `pack` was given.
 
     Args:
@@ -68,7 +68,7 @@ def unpack(content: bytes, expected_size: int | None = None) -> Update:
         raise InputError(f"update: {len(content)} bytes that are not one ({error})") from error
 
 
-def _unpacked(kind: int, size: int, count: int, extra: int, body: bytes) -> Update:
+def _unpacked(kind: int, size: int, count: int, extra: int, body: bytes | bytearray) -> Update:
     if kind == _DENSE:
         return DenseUpdate(_from_floats(body, size))
     if kind in (_BITMAP, _PACKED):
@@ -97,10 +97,10 @@ def _pack_sparse(update: SparseUpdate) -> bytes:
     return _HEADER.pack(kind, size, indices.size, 0) + _floats(update.values) + places
 
 
-def _indices(kind: int, size: int, count: int, body: bytes) -> NDArray[np.int32]:
+def _indices(kind: int, size: int, count: int, body: bytes | bytearray) -> NDArray[np.int32]:
     if kind == _BITMAP:
         mask = np.unpackbits(np.frombuffer(body, dtype=np.uint8), count=size)
-        found = np.flatnonzero(mask).astype(np.int32)
+        found = np.flatnonzero(mask.view(np.bool_)).astype(np.int32)
     else:
         found = _from_bits(body, count, _width(size)).astype(np.int32)
     if found.size != count or (count and (found[-1] >= size or (np.diff(found) <= 0).any())):
@@ -108,7 +108,7 @@ def _indices(kind: int, size: int, count: int, body: bytes) -> NDArray[np.int32]
     return found
 
 
-def _unpack_quantised(size: int, buckets: int, bits: int, body: bytes) -> QuantisedUpdate:
+def _unpack_quantised(size: int, buckets: int, bits: int, body: bytes | bytearray) -> QuantisedUpdate:
     if buckets != -(-size // BUCKET):
         raise InputError(f"update: {buckets} buckets for {size} entries")
     codes = np.zeros(buckets * BUCKET, dtype=np.int16)
@@ -125,7 +125,7 @@ def _floats(values: torch.Tensor) -> bytes:
     return values.numpy().astype("<f4", copy=False).tobytes()
 
 
-def _from_floats(content: bytes, count: int) -> torch.Tensor:
+def _from_floats(content: bytes | bytearray, count: int) -> torch.Tensor:
     values = np.frombuffer(content, dtype="<f4")
     if values.size != count:
         raise InputError(f"update: {values.size} values, {count} expected")
@@ -138,7 +138,7 @@ def _bits(numbers: NDArray[np.int64], width: int) -> bytes:
     return np.packbits(((numbers[:, None] >> places) & 1).astype(np.uint8)).tobytes()
 
 
-def _from_bits(content: bytes, count: int, width: int) -> NDArray[np.int64]:
+def _from_bits(content: bytes | bytearray, count: int, width: int) -> NDArray[np.int64]:
     bits = np.unpackbits(np.frombuffer(content, dtype=np.uint8))
     if not 0 <= bits.size - count * width < 8:
         raise InputError(f"update: {bits.size} bits for {count} numbers of {width}")

@@ -16,21 +16,34 @@ from cfel.learning.wire import pack, unpack
 from cfel.runtime.messages import Message
 
 
+def model_views(model: FlatModel) -> tuple[memoryview, memoryview]:
+    """The bytes of both vectors where they are, parameters first."""
+    return _view(model.parameters), _view(model.buffers)
+
+
 def model_bytes(model: FlatModel) -> bytes:
     """Both vectors, parameters first."""
-    parts = (part.numpy().astype("<f4", copy=False) for part in (model.parameters, model.buffers))
-    return b"".join(part.data.cast("B") for part in parts if part.size)
+    return b"".join(model_views(model))
 
 
-def model_from(body: bytes, like: FlatModel) -> FlatModel:
+def model_size(model: FlatModel) -> int:
+    """How many bytes `model_bytes` gives."""
+    return 4 * (model.parameters.numel() + model.buffers.numel())
+
+
+def model_from(body: bytes | bytearray, like: FlatModel) -> FlatModel:
     """The model that `model_bytes` wrote, of the same shape as `like`.
+
+    Args:
+        body: its bytes; if they can be written to, the model takes them over and they must not be used again.
+        like: any model of the same shape.
 
     Raises:
         RefusedError: it has another length.
     """
-    split = 4 * like.parameters.numel()
-    if len(body) != split + 4 * like.buffers.numel():
-        raise RefusedError(f"a model of {len(body)} bytes, {split + 4 * like.buffers.numel()} expected")
+    split, expected = 4 * like.parameters.numel(), model_size(like)
+    if len(body) != expected:
+        raise RefusedError(f"a model of {len(body)} bytes, {expected} expected")
     view = memoryview(body)
     return FlatModel(_vector(view[:split]), _vector(view[split:]))
 
@@ -53,7 +66,7 @@ def upload(report: DeviceReport, order: DeviceOrder) -> Message:
         "kept_energy": list(report.kept_energy),
         "buffers": report.buffers.numel(),
     }
-    return Message(header, _bytes(report.buffers) + pack(report.update))
+    return Message(header, b"".join((_view(report.buffers), pack(report.update))))
 
 
 def report_from(
@@ -156,12 +169,14 @@ def _finite(name: str, values: Tensor, count: int) -> Tensor:
     return values
 
 
-def _bytes(values: Tensor) -> bytes:
-    return values.numpy().astype("<f4", copy=False).tobytes()
+def _view(values: Tensor) -> memoryview:
+    return values.numpy().astype("<f4", copy=False).view(np.uint8).data
 
 
-def _vector(content: bytes | memoryview) -> Tensor:
+def _vector(content: bytes | bytearray | memoryview) -> Tensor:
+    """The numbers, where they are if they may be written to there, otherwise a copy."""
     try:
-        return torch.from_numpy(np.frombuffer(content, dtype="<f4").astype(np.float32))
+        values = np.frombuffer(content, dtype="<f4")
     except ValueError as error:
         raise RefusedError(f"{len(content)} bytes are not a vector of float32") from error
+    return torch.from_numpy(values.astype(np.float32, copy=not values.flags.writeable))

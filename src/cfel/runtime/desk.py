@@ -15,7 +15,7 @@ from cfel.errors import RefusedError
 from cfel.learning.estimates import Estimates
 from cfel.learning.exchange import DeviceOrder, DeviceReport
 from cfel.learning.flat import FlatModel
-from cfel.runtime.contents import given_estimates, model_bytes, most_upload_bytes, report_from
+from cfel.runtime.contents import given_estimates, model_views, most_upload_bytes, report_from
 from cfel.runtime.identity import Identity
 from cfel.runtime.messages import Message, cut
 from cfel.runtime.parameters import DeploymentParameters
@@ -157,7 +157,7 @@ class Desk:
             serial = f"{self._boot}-{self._count}"
             self._assigned[device] = Assignment(kind, serial, order, used.get(device))
         model = next(iter(orders.values())).model if orders else self._start
-        self._model = await self._workroom.do(lambda: (model.sha256().hex(), tuple(cut(model_bytes(model)))))
+        self._model = await self._workroom.do(lambda: _offered(model))
         await self._tell()
         deadline = self._now() + self._parameters.round_seconds
         while self._is_worth_waiting(deadline):
@@ -298,3 +298,8 @@ class Desk:
                     await self._changed.wait()
             except TimeoutError:
                 return
+
+
+def _offered(model: FlatModel) -> tuple[str, tuple[bytes, ...]]:
+    """A model's digest, and its bytes in pieces for the wire."""
+    return model.sha256().hex(), tuple(piece for view in model_views(model) for piece in cut(view))

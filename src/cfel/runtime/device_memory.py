@@ -25,7 +25,7 @@ class Sent:
 
     key: Key
     header: Mapping[str, Any]
-    body: bytes
+    body: bytes | bytearray
 
 
 @dataclass(frozen=True, slots=True, eq=False)

@@ -30,7 +30,7 @@ from cfel.rounds import SimulationParameters, device_weights, is_last, mean_mode
 from cfel.runtime.contents import model_bytes, model_from
 from cfel.runtime.control_state import plan_from
 from cfel.runtime.desk import Desk
-from cfel.runtime.edge_state import EdgeState, load_state, save_state
+from cfel.runtime.edge_state import EdgeDisk, EdgeState
 from cfel.runtime.identity import Identity
 from cfel.runtime.messages import Message
 from cfel.runtime.neighbours import Neighbours
@@ -76,9 +76,9 @@ class EdgeServer:
         self._world, self._simulation, self.number = world, simulation, number
         self._desk, self._calls, self._workroom = desk, calls, workroom
         self._gossip_seconds = gossip_seconds
-        self._path = directory / "state.bin"
+        self._disk = EdgeDisk(directory, world.start)
         self.log = NodeLog(directory)
-        self.state = load_state(self._path, world.start)
+        self.state = self._disk.load()
         self.term = 0
         self.commanded_at = time.monotonic()
         self.awaited: tuple[int, ...] = ()
@@ -351,7 +351,7 @@ class EdgeServer:
             raise RefusedError(f"is at {self.state.position}, not at {at}")
 
     async def _become(self, state: EdgeState) -> None:
-        await self._workroom.do(lambda: save_state(self._path, state))
+        await self._workroom.do(lambda: self._disk.save(state))
         self.state = state
 
     def _members(self, available: Iterable[bool]) -> list[int]:

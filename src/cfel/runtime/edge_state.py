@@ -1,16 +1,23 @@
-"""What an edge server must not forget: where it is, its models, and what it told the coordinator."""
+"""What an edge server must not forget: where it is, its models, and what it told the coordinator.
 
+    state.bin        everything but the models, which it names by their SHA-256
+    models/SHA-256   a model's bytes
+
+A model is on the disk before a state names it, is written once however many states do, and goes when none
+does.
+"""
+
+import hashlib
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
-import numpy as np
-import torch
-from numpy.typing import NDArray
-
+from cfel.errors import RefusedError, RunDirectoryError
 from cfel.learning.flat import FlatModel
+from cfel.runlog.durable import read_bytes, remove_quietly, replace_file, reported
 from cfel.runtime import persisted
+from cfel.runtime.contents import model_from, model_views
 from cfel.runtime.stages import Position, position
 
 
@@ -37,39 +44,80 @@ class EdgeState:
     control: Mapping[str, Any] | None = None
 
 
-def save_state(path: Path, state: EdgeState) -> None:
-    """Makes the state durable."""
-    tensors = {}
-    for name, model in (("model", state.model), ("before", state.before)):
-        tensors[f"{name}/parameters"] = model.parameters.numpy()
-        tensors[f"{name}/buffers"] = model.buffers.numpy()
-    values = {
-        "position": state.position,
-        "reports": dict(state.reports),
-        "used": {str(device): at for device, at in state.used.items()},
-        "gossip": state.gossip,
-        "control": state.control,
-    }
-    persisted.save(path, tensors, values)
+class EdgeDisk:
+    """An edge server's state on its disk.
 
+    Args:
+        directory: the edge server's.
+        start: the model before the first round.
+    """
 
-def load_state(path: Path, start: FlatModel) -> EdgeState:
-    """The state saved last, or that before the first round."""
-    found = persisted.load(path)
-    if found is None:
-        return EdgeState((0, 0, 0), start, start)
-    tensors, values = found
-    return EdgeState(
-        position=position(values["position"]),
-        model=_model(tensors, "model"),
-        before=_model(tensors, "before"),
-        reports=values["reports"],
-        used={int(device): (at[0], at[1]) for device, at in values["used"].items()},
-        gossip=values["gossip"],
-        control=values["control"],
-    )
+    def __init__(self, directory: Path, start: FlatModel) -> None:
+        self._path, self._models, self._start = directory / "state.bin", directory / "models", start
+        self._kept: dict[str, FlatModel] = {}
 
+    def load(self) -> EdgeState:
+        """The state saved last, or that before the first round.
 
-def _model(tensors: Mapping[str, NDArray[Any]], name: str) -> FlatModel:
-    parts = (np.array(tensors[f"{name}/{part}"]) for part in ("parameters", "buffers"))
-    return FlatModel(*(torch.from_numpy(part) for part in parts))
+        Raises:
+            RunDirectoryError: it is damaged, or of another experiment.
+        """
+        found = persisted.load(self._path)
+        if found is None:
+            return EdgeState((0, 0, 0), self._start, self._start)
+        _, values = found
+        names: list[str] = values["models"]
+        self._kept = {name: self._read(name) for name in names}
+        return EdgeState(
+            position=position(values["position"]),
+            model=self._kept[names[0]],
+            before=self._kept[names[1]],
+            reports=values["reports"],
+            used={int(device): (at[0], at[1]) for device, at in values["used"].items()},
+            gossip=values["gossip"],
+            control=values["control"],
+        )
+
+    def save(self, state: EdgeState) -> None:
+        """Makes the state durable.
+
+        Raises:
+            RunDirectoryError: the system refused; what was saved before is still there.
+        """
+        names = [self._keep(state.model), self._keep(state.before)]
+        values = {
+            "position": state.position,
+            "models": names,
+            "reports": dict(state.reports),
+            "used": {str(device): at for device, at in state.used.items()},
+            "gossip": state.gossip,
+            "control": state.control,
+        }
+        persisted.save(self._path, {}, values)
+        self._kept = {name: self._kept[name] for name in names}
+        # Also those that were written just before a crash.
+        for path in self._models.iterdir():
+            if path.name not in names:
+                remove_quietly(path)
+
+    def _keep(self, model: FlatModel) -> str:
+        for name, kept in self._kept.items():
+            if kept is model:
+                return name
+        name = model.sha256().hex()
+        if name not in self._kept:
+            with reported("create", self._models):
+                self._models.mkdir(exist_ok=True)
+            replace_file(self._models / name, *model_views(model))
+        self._kept[name] = model
+        return name
+
+    def _read(self, name: str) -> FlatModel:
+        path = self._models / name
+        content = read_bytes(path)
+        if hashlib.sha256(content).hexdigest() != name:
+            raise RunDirectoryError(f"{path} is damaged: its SHA-256 is not its name")
+        try:
+            return model_from(content, self._start)
+        except RefusedError as error:
+            raise RunDirectoryError(f"{path} is of another experiment: {error}") from error

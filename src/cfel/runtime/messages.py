@@ -34,7 +34,7 @@ class Message:
 
     Attributes:
         header: JSON values.
-        body: raw bytes, empty for most.
+        body: raw bytes, empty for most. Those of a message that came in are its receiver's to write to.
         digest: SHA-256 of the body, where it is known already: that of one that came in always is, and a
             body that goes to many need not be hashed for each.
         parts: in place of a body, one that goes to many and has been cut already.
@@ -42,7 +42,7 @@ class Message:
 
     header: Mapping[str, Any] = field(default_factory=dict)
     # Not shown: whoever puts a task or an error into words would print megabytes.
-    body: bytes = field(default=b"", repr=False)
+    body: bytes | bytearray = field(default=b"", repr=False)
     digest: bytes = field(default=b"", repr=False)
     parts: tuple[bytes, ...] = field(default=(), repr=False)
 
@@ -82,9 +82,10 @@ class Message:
         return value
 
 
-def cut(body: bytes) -> Iterator[bytes]:
+def cut(body: bytes | bytearray | memoryview) -> Iterator[bytes]:
     """A body in pieces for the wire."""
-    return (body[start : start + CHUNK_BYTES] for start in range(0, len(body), CHUNK_BYTES))
+    view = memoryview(body)
+    return (bytes(view[start : start + CHUNK_BYTES]) for start in range(0, len(view), CHUNK_BYTES))
 
 
 def pieces(message: Message) -> Iterator[bytes]:
@@ -128,7 +129,7 @@ async def put_together(
         raise RefusedError(f"cut short: {got} of {length} bytes")
     if found.digest() != digest:
         raise RefusedError("damaged: the SHA-256 of its body is another")
-    return Message(header, b"".join(parts), digest)
+    return Message(header, bytearray().join(parts), digest)
 
 
 def _started(piece: bytes, most_bytes: int) -> tuple[dict[str, Any], int, bytes]:

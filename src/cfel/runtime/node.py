@@ -20,7 +20,7 @@ from cfel.errors import DeploymentError, InputError
 from cfel.learning.task import DeviceData
 from cfel.rounds import SimulationParameters
 from cfel.runtime.contacts import Contacts, NotedCalls
-from cfel.runtime.contents import model_bytes
+from cfel.runtime.contents import model_size
 from cfel.runtime.desk import Desk
 from cfel.runtime.device_agent import DeviceAgent
 from cfel.runtime.edge_server import EdgeServer
@@ -226,7 +226,7 @@ async def run_edge(
     if len(node.addresses) != world.fleet.clusters or number >= world.fleet.clusters:
         raise InputError(f"{node.identity}: {len(node.addresses)} addresses, {world.fleet.clusters} clusters")
     credentials = Credentials.read(node.certificates, node.identity)
-    calls = GrpcCalls(credentials, node.peers(), len(model_bytes(world.start)))
+    calls = GrpcCalls(credentials, node.peers(), model_size(world.start))
     edge = EdgeNode(world, simulation, deployment, number, node.directory, calls)
     listener = GrpcServer(credentials, edge.methods, edge.on_refusal, deployment)
     await listener.start(node.listen or node.addresses[number])
@@ -261,7 +261,7 @@ async def run_device(
         raise InputError(f"{node.identity}: the experiment has devices 0 to {world.fleet.devices - 1}")
     node.directory.mkdir(parents=True, exist_ok=True)
     credentials = Credentials.read(node.certificates, node.identity)
-    calls = GrpcCalls(credentials, node.peers(), len(model_bytes(world.start)))
+    calls = GrpcCalls(credentials, node.peers(), model_size(world.start))
     workroom = Workroom()
     agent = DeviceAgent(
         world,

@@ -19,9 +19,9 @@ from pathlib import Path
 from typing import Any
 
 from cfel.experiment import Experiment
-from cfel.runtime.contents import model_bytes
+from cfel.runtime.contents import model_size
 from cfel.runtime.control_state import Control, from_json
-from cfel.runtime.edge_state import load_state
+from cfel.runtime.edge_state import EdgeDisk
 from cfel.studies.bench_federations import leaf_federation, small_federation
 from cfel.studies.federation import Processes, Raising, bring_up
 from cfel.world import World
@@ -91,7 +91,7 @@ def measure_overhead(edge_rounds: int, local_steps: int) -> Overhead:
     with tempfile.TemporaryDirectory() as directory:
         out = Path(directory) / "run"
         bring_up(experiment, out, Raising())
-        state = load_state(out / "nodes" / "edge-0" / "state.bin", world.start)
+        state = EdgeDisk(out / "nodes" / "edge-0", world.start).load()
     if state.control is None:
         raise AssertionError("a finished run has a control")
     return overhead_of(world, from_json(state.control), loopback_bytes_per_second())
@@ -99,7 +99,7 @@ def measure_overhead(edge_rounds: int, local_steps: int) -> Overhead:
 
 def overhead_of(world: World, control: Control, bytes_per_second: float) -> Overhead:
     """From what the clocks said of the edge rounds of one global round."""
-    full = len(model_bytes(world.start))
+    full = model_size(world.start)
     walls, trainings, sizes = [], [], []
     for done in control.done[1:]:
         if done.clocked is None:

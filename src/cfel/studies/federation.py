@@ -33,7 +33,7 @@ from cfel.runlog import (
 from cfel.runlog.log import read_log
 from cfel.runlog.plans import plan_path, read_plan
 from cfel.runtime.certificates import issue, make_authority
-from cfel.runtime.edge_state import load_state
+from cfel.runtime.edge_state import EdgeDisk
 from cfel.runtime.identity import Identity
 from cfel.runtime.node import Node
 from cfel.studies.node import NodeFile, run_node, start_logging, write_node
@@ -180,10 +180,7 @@ def _watch(
 
 def _keep_models(world: World, out: Path, writer: RunWriter) -> None:
     """A checkpoint with the edge models, for `cfel export`, if all are of the last round in the log."""
-    states = [
-        load_state(out / "nodes" / f"edge-{i}" / "state.bin", world.start)
-        for i in range(world.fleet.clusters)
-    ]
+    states = [EdgeDisk(out / "nodes" / f"edge-{i}", world.start).load() for i in range(world.fleet.clusters)]
     if writer.last_round is None or any(state.position != (writer.last_round, 0, 0) for state in states):
         return
     tensors = {}

@@ -80,7 +80,8 @@ def test_without_a_majority_everybody_says_so_and_goes_on_when_it_is_back(
         async with Federation(experiment, tmp_path) as federation:
             federation.start()
             await until(
-                "a round is done", lambda: any(n.server.log.records for n in federation.edges.values())
+                "a round is done",
+                lambda: any(n.server.chronicle.log.records for n in federation.edges.values()),
             )
             for gone in edges(1, 2):
                 await federation.kill(gone)
@@ -109,16 +110,21 @@ def test_an_edge_server_that_comes_after_the_end_learns_of_it(tmp_path: Path, mi
             federation.start()
             node = federation.edges
             rounds = 1 if missed == "all" else 3
-            await until("away", lambda: any(len(n.server.log.records) >= rounds for n in node.values()))
+            await until(
+                "away", lambda: any(len(n.server.chronicle.log.records) >= rounds for n in node.values())
+            )
             await federation.kill(Identity("edge", 1))
             await until(
-                "the end", lambda: node[0].server.finished.is_set() and node[2].server.finished.is_set()
+                "the end",
+                lambda: (
+                    node[0].server.chronicle.finished.is_set() and node[2].server.chronicle.finished.is_set()
+                ),
             )
             federation.start(Identity("edge", 1))
             await federation.finished(40.0)
             late = node[1].server
             assert late.state.position == (4, 0, 0)
-            assert late.log.last_round == 4
+            assert late.chronicle.log.last_round == 4
             if missed == "all":
                 others = {node[i].server.state.model.sha256() for i in (0, 2)}
                 assert late.state.model.sha256() in others
@@ -147,7 +153,7 @@ def test_nobody_waits_for_itself(tmp_path: Path) -> None:
             federation.start(*edges(1))
             await until("it is there", lambda: 1 in federation.edges)
             server = federation.edges[1].server
-            await server.farewell(Identity("edge", 0), Message({"missing": [1, 2]}))
-            assert server.awaited == (2,)
+            await server.chronicle.farewell(Identity("edge", 0), Message({"missing": [1, 2]}))
+            assert server.chronicle.awaited == (2,)
 
     asyncio.run(play())

@@ -98,7 +98,7 @@ def test_edge_server_away_for_long_catches_up_from_a_neighbour(tmp_path: Path) -
             federation.start(Identity("edge", away))
             await federation.finished()
             own = federation.edges[away].server
-            return own.state.position, own.log.last_round, len(federation.records())
+            return own.state.position, own.chronicle.log.last_round, len(federation.records())
 
     position, logged, rounds = asyncio.run(play())
     assert rounds == 6
@@ -169,7 +169,7 @@ async def _logged(federation: Federation, rounds: int, at: int | None = None) ->
     deadline = asyncio.get_running_loop().time() + 60
     while asyncio.get_running_loop().time() < deadline:
         nodes = [federation.edges[at]] if at is not None else list(federation.edges.values())
-        if any((node.server.log.last_round or 0) >= rounds for node in nodes):
+        if any((node.server.chronicle.log.last_round or 0) >= rounds for node in nodes):
             return
         await asyncio.sleep(0.005)
     raise AssertionError(f"round {rounds} was not reached")

@@ -120,7 +120,7 @@ def test_joules_come_from_the_counter_or_from_the_model(tmp_path: Path) -> None:
     sources: list[str] = []
 
     async def look(federation: Federation) -> None:
-        while not any((node.server.log.last_round or 0) >= 2 for node in federation.edges.values()):
+        while not any((node.server.chronicle.log.last_round or 0) >= 2 for node in federation.edges.values()):
             await asyncio.sleep(0.01)
         shown = [node.look() for node in federation.edges.values()]
         assert {each.conditions for each in shown} == {"measured"}
@@ -143,7 +143,7 @@ def test_joules_come_from_the_counter_or_from_the_model(tmp_path: Path) -> None:
 
 def test_a_coordinator_that_dies_takes_no_measurement_along(tmp_path: Path) -> None:
     async def kill(federation: Federation) -> None:
-        while not any((node.server.log.last_round or 0) >= 2 for node in federation.edges.values()):
+        while not any((node.server.chronicle.log.last_round or 0) >= 2 for node in federation.edges.values()):
             await asyncio.sleep(0.005)
         killed = federation.coordinator()
         assert killed is not None

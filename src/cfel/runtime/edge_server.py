@@ -27,14 +27,14 @@ from cfel.learning.robust import robust_aggregate
 from cfel.learning.roles import weighted_model
 from cfel.learning.workspace import Workspace
 from cfel.rounds import SimulationParameters, device_weights, is_last, mean_model, ordered
-from cfel.runtime.contents import model_bytes, model_from
+from cfel.runtime.chronicle import Chronicle
+from cfel.runtime.contents import model_bytes
 from cfel.runtime.control_state import plan_from
 from cfel.runtime.desk import Desk
 from cfel.runtime.edge_state import EdgeDisk, EdgeState
 from cfel.runtime.identity import Identity
 from cfel.runtime.messages import Message
 from cfel.runtime.neighbours import Neighbours
-from cfel.runtime.node_log import NodeLog
 from cfel.runtime.stages import Position, after_gossip_step, place, position
 from cfel.runtime.transport import Calls, Method
 from cfel.runtime.workroom import Workroom
@@ -57,9 +57,10 @@ class EdgeServer:
         gossip_seconds: how long to try to get a neighbour's model.
 
     Attributes:
+        chronicle: its log.
+        state: where it is.
+        term: the highest it has heard of.
         commanded_at: when a command last came.
-        finished: the last round is written down.
-        dismissed: everybody knows, except those that are `awaited`.
     """
 
     def __init__(
@@ -74,22 +75,25 @@ class EdgeServer:
         gossip_seconds: float,
     ) -> None:
         self._world, self._simulation, self.number = world, simulation, number
-        self._desk, self._calls, self._workroom = desk, calls, workroom
-        self._gossip_seconds = gossip_seconds
+        self._desk, self._workroom = desk, workroom
         self._disk = EdgeDisk(directory, world.start)
-        self.log = NodeLog(directory)
+        self.chronicle = Chronicle(directory, number, calls, workroom, gossip_seconds)
         self.state = self._disk.load()
         self.term = 0
         self.commanded_at = time.monotonic()
-        self.awaited: tuple[int, ...] = ()
-        self.phase = "waiting"
-        self.finished, self.dismissed = asyncio.Event(), asyncio.Event()
+        self._phase = "waiting"
         self._busy = asyncio.Lock()
         self._running: dict[Position, asyncio.Task[Mapping[str, Any]]] = {}
         self._neighbours = Neighbours(calls, world.start, gossip_seconds)
         self._workspace: Workspace | None = None
-        if self.log.records and is_last(world, simulation, self.log.records[-1]):
-            self._finish()
+        records = self.chronicle.log.records
+        if records and is_last(world, simulation, records[-1]):
+            self.chronicle.finished.set()
+
+    @property
+    def phase(self) -> str:
+        """What it is doing."""
+        return "finished" if self.chronicle.finished.is_set() else self._phase
 
     def methods(self) -> dict[str, Method]:
         """What other edge servers may call."""
@@ -101,11 +105,10 @@ class EdgeServer:
             "mix": self.mix,
             "close": self.close,
             "peer_model": self.peer_model,
-            "records": self.records,
             "mean_metric": self.mean_metric,
-            "farewell": self.farewell,
         }
-        return {name: Method(("edge",), handler) for name, handler in handlers.items()}
+        own = {name: Method(("edge",), handler) for name, handler in handlers.items()}
+        return own | self.chronicle.methods()
 
     async def newest(self, caller: Identity, message: Message) -> Message:
         """Where this server is, and the newest plan it has seen."""
@@ -115,7 +118,7 @@ class EdgeServer:
                 "position": self.state.position,
                 "control": self.state.control,
                 "connected": self._desk.connected(),
-                "logged": self.log.last_round,
+                "logged": self.chronicle.log.last_round,
             }
         )
 
@@ -125,7 +128,7 @@ class EdgeServer:
         await self._reach(at)
         async with self._busy:
             self._expect(at)
-            self.phase = "planning"
+            self._phase = "planning"
             orders = {
                 n: ordered(self._world, *at[:2], n, 1.0, 1.0, self.state.model)
                 for n in self._members(message.header["available"])
@@ -152,7 +155,7 @@ class EdgeServer:
     async def _edge_round(self, at: Position, control: Mapping[str, Any]) -> Mapping[str, Any]:
         async with self._busy:
             self._expect(at)
-            self.phase = "training"
+            self._phase = "training"
             plan, model = plan_from(control["plan"]), self.state.model
             orders = {
                 n: ordered(self._world, *at[:2], n, float(plan.rho[n]), float(plan.theta[n]), model)
@@ -181,7 +184,7 @@ class EdgeServer:
                     control=control,
                 )
             )
-            self.phase = "waiting"
+            self._phase = "waiting"
             return told
 
     async def fetch(self, caller: Identity, message: Message) -> Message:
@@ -189,7 +192,7 @@ class EdgeServer:
         at = self._commanded(caller, message)
         if self._has_mixed(at):
             return Message({"position": self.state.position, "got": [], "rows": self._told()["rows"]})
-        self.phase = "gossip"
+        self._phase = "gossip"
         live = message.header["live"]
         models = await self._neighbours.fetch(at, [j for j in self._partners() if j in live])
         return Message({"position": self.state.position, "got": sorted(models), "rows": None})
@@ -222,7 +225,7 @@ class EdgeServer:
                     control=message.header["control"],
                 )
             )
-            self.phase = "waiting"
+            self._phase = "waiting"
             self._neighbours.forget()
         return Message(told)
 
@@ -241,50 +244,25 @@ class EdgeServer:
         samples = self._simulation.evaluate_samples or None
         return evaluate(model, self._workspace, samples, self._world.seed).metric
 
-    async def close(self, caller: Identity, message: Message) -> Message:
-        """Writes a finished global round down; fetches lines it has missed from the coordinator."""
-        at = self._commanded(caller, message)
-        if self.log.misses(at[0]):
-            request = Message({"after": self.log.last_round or 0})
-            answer = await self._calls.call(caller, "records", request, self._gossip_seconds)
-            await self._workroom.do(lambda: self.log.catch_up(answer.header["lines"], at[0]))
-        await self._workroom.do(lambda: self.log.append(message.text("record"), message.header["plans"]))
-        if message.header["last"]:
-            self._finish()
-        return Message()
-
-    def _finish(self) -> None:
-        self.phase = "finished"
-        self.finished.set()
-
-    async def farewell(self, caller: Identity, message: Message) -> Message:
-        """Everybody knows that the experiment is over: it may go."""
-        del caller
-        # It may itself be missing, and hear this because it has just come back.
-        self.awaited = tuple(i for i in message.header.get("missing", ()) if i != self.number)
-        self.dismissed.set()
-        return Message()
-
     async def adopt_end(self, number: int) -> None:
         """Takes the end of the experiment over from another edge server: log and, if long away, model.
 
         Raises:
             DeploymentError: it cannot be had.
         """
-        edge, after = Identity("edge", number), self.log.last_round or 0
-        told = await self._calls.call(edge, "records", Message({"after": after}), self._gossip_seconds)
-        answer = await self._calls.call(edge, "peer_model", Message(), self._gossip_seconds)
-        end = position(answer.header["position"])
+        lines = await self.chronicle.missed(Identity("edge", number))
+        end, model = await self._neighbours.present(number)
         async with self._busy:
             if end[0] - self.state.position[0] > 1:
-                model = model_from(answer.body, self._world.start)
                 await self._become(replace(self.state, position=end, model=model, before=model))
             elif self.state.position < end:
                 await self._become(replace(self.state, position=end))
-            await self._workroom.do(lambda: self.log.catch_up(told.header["lines"], end[0]))
-        _LOG.warning("the experiment ended with round %d while this edge server was away", end[0])
-        self.dismissed.set()
-        self._finish()
+        await self.chronicle.end_with(lines, end[0])
+
+    async def close(self, caller: Identity, message: Message) -> Message:
+        """Writes a finished global round down."""
+        await self.chronicle.close(caller, self._commanded(caller, message)[0], message)
+        return Message()
 
     async def peer_model(self, caller: Identity, message: Message) -> Message:
         """Its model before a gossip step, or the present one if none is named."""
@@ -306,12 +284,6 @@ class EdgeServer:
         return Message(
             {"metric": await self._workroom.do(lambda: self.metric(mean_model(self._world, models)))}
         )
-
-    async def records(self, caller: Identity, message: Message) -> Message:
-        """Lines of the log behind a round."""
-        del caller
-        after = message.whole("after")
-        return Message({"lines": await self._workroom.do(lambda: self.log.lines(after))})
 
     def obey(self, term: int) -> None:
         """Notes a term; commands of older ones are refused from now on."""

@@ -68,7 +68,7 @@ class Lookout:
         if message.header.get("over") is True:
             self.over.add(caller.number)
         states = {str(device): state for device, state in self._desk.states().items()}
-        return Message({"over": self._server.finished.is_set(), "devices": states})
+        return Message({"over": self._server.chronicle.finished.is_set(), "devices": states})
 
     def devices(self) -> dict[int, str]:
         """What the devices of all edge servers are doing, as far as known; "away" where theirs is lost."""
@@ -88,13 +88,13 @@ class Lookout:
         """Asks everybody once, and draws its conclusions."""
         through = [number for number in await self._greet() if number in self.over]
         idle = self._now() - self._server.commanded_at > _IDLE * self._contacts.interval_seconds
-        if through and idle and not self._server.finished.is_set():
+        if through and idle and not self._server.chronicle.finished.is_set():
             await self._catch_up(through[0])
         self._judge()
 
     async def _greet(self) -> list[int]:
         """Those who answered."""
-        asked = Message({"over": self._server.finished.is_set()})
+        asked = Message({"over": self._server.chronicle.finished.is_set()})
         answers = await asyncio.gather(*(self._ask(number, asked) for number in self._others))
         return [number for number, there in zip(self._others, answers, strict=True) if there]
 
@@ -119,7 +119,7 @@ class Lookout:
         await self._greet()
 
     def _judge(self) -> None:
-        problem = "" if self._server.finished.is_set() else self._found()
+        problem = "" if self._server.chronicle.finished.is_set() else self._found()
         if problem and not self.problem:
             self._member.note_no_majority()
         if problem != self.problem:

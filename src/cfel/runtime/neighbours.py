@@ -9,7 +9,7 @@ from cfel.learning.flat import FlatModel
 from cfel.runtime.contents import model_from
 from cfel.runtime.identity import Identity
 from cfel.runtime.messages import Message
-from cfel.runtime.stages import Position
+from cfel.runtime.stages import Position, position
 from cfel.runtime.transport import Calls
 
 _LOG = logging.getLogger(__name__)
@@ -57,17 +57,25 @@ class Neighbours:
             if self._at == at:
                 self._models[number] = model_from(answer.body, self._like)
 
+    async def present(self, number: int) -> tuple[Position, FlatModel]:
+        """Where an edge server is now, and its model there.
+
+        Raises:
+            DeploymentError: it cannot be reached, or refuses.
+        """
+        to = Identity("edge", number)
+        answer = await self._calls.call(to, "peer_model", Message(), self._seconds)
+        return position(answer.header["position"]), model_from(answer.body, self._like)
+
     async def present_models(self, numbers: Iterable[int]) -> dict[int, FlatModel]:
         """The models that edge servers have now, of those that answer."""
 
         async def ask(number: int) -> FlatModel | None:
             try:
-                to = Identity("edge", number)
-                answer = await self._calls.call(to, "peer_model", Message(), self._seconds)
+                return (await self.present(number))[1]
             except (UnreachableError, RefusedError) as error:
                 _LOG.warning("edge server %d is left out of the mean: %s", number, error)
                 return None
-            return model_from(answer.body, self._like)
 
         asked = list(numbers)
         found = await asyncio.gather(*(ask(number) for number in asked))
@@ -81,12 +89,10 @@ class Neighbours:
         """
         for number in candidates:
             try:
-                answer = await self._calls.call(
-                    Identity("edge", number), "peer_model", Message(), self._seconds
-                )
+                at, model = await self.present(number)
             except (UnreachableError, RefusedError) as error:
                 _LOG.warning("cannot catch up from edge server %d: %s", number, error)
                 continue
-            _LOG.warning("caught up from edge server %d at %s", number, answer.header["position"])
-            return model_from(answer.body, self._like)
+            _LOG.warning("caught up from edge server %d at %s", number, at)
+            return model
         raise RefusedError("is out of date, and no neighbour can be reached to catch up from")

@@ -161,29 +161,30 @@ class EdgeNode:
 
     async def run(self, companion: Companion | None = None) -> None:
         """Takes part until the experiment is over."""
+        chronicle = self.server.chronicle
         try:
             async with asyncio.TaskGroup() as group:
                 beside = [group.create_task(self.member.run()), group.create_task(self.lookout.run())]
                 if companion is not None:
                     beside.append(group.create_task(companion(self.look)))
-                await self.server.finished.wait()
+                await chronicle.finished.wait()
                 await self.desk.finish(_FAREWELL_SECONDS)
                 # Its vote is needed until the coordinator has told everybody.
                 await self._office.closing()
-                await _at_most(self._patience_seconds, "not dismissed", self.server.dismissed.wait())
-                if self.server.awaited:
-                    missing = f"edge servers {list(self.server.awaited)} have not come for the end"
+                await _at_most(self._patience_seconds, "not dismissed", chronicle.dismissed.wait())
+                if chronicle.awaited:
+                    missing = f"edge servers {list(chronicle.awaited)} have not come for the end"
                     await _at_most(self._linger_seconds, missing, self._all_know())
                 for task in beside:
                     task.cancel()
         finally:
             self._office.leave()
             self._workroom.close()
-            self.server.log.close()
+            chronicle.log.close()
 
     async def _all_know(self) -> None:
         """Returns when those who missed the end have come and learned of it."""
-        while not self.lookout.over.issuperset(self.server.awaited):
+        while not self.lookout.over.issuperset(self.server.chronicle.awaited):
             await asyncio.sleep(_LINGER_LOOK_SECONDS)
 
     def look(self) -> Status:

@@ -5,12 +5,13 @@ import logging
 from collections.abc import Mapping
 
 from cfel.rounds import SimulationParameters
-from cfel.runtime.coordinator import Coordinator, DeposedError
+from cfel.runtime.coordinator import Coordinator
 from cfel.runtime.edge_server import EdgeServer
 from cfel.runtime.identity import Identity
 from cfel.runtime.member import Member
 from cfel.runtime.messages import Message
 from cfel.runtime.parameters import DeploymentParameters
+from cfel.runtime.term_calls import DeposedError
 from cfel.runtime.transport import Calls, Method, OnRefusal
 from cfel.runtime.workroom import Workroom
 from cfel.world import World

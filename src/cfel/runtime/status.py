@@ -54,7 +54,7 @@ def snapshot(
         others: what it knows of everybody, and what is wrong.
         refused: how many calls were refused, by reason.
     """
-    state, records = server.state, server.log.records
+    state, records = server.state, server.chronicle.log.records
     last = records[-1] if records else None
     leader = member.state.leader
     control = None if state.control is None else from_json(state.control)

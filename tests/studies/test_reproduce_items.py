@@ -122,9 +122,15 @@ def test_a_bad_table_of_rates(tmp_path: Path) -> None:
 
 
 def test_the_users_changes_go_before_everything() -> None:
-    runs = planned("q", schemes=("cef",), changes=("rounds.global=7", "fleet.devices=24"))
+    runs = planned("topology", schemes=("cef",), changes=("rounds.global=7", "fleet.devices=24"))
     assert {run.experiment.fleet.devices for run in runs} == {24}
     assert {run.experiment.rounds.global_rounds for run in runs} == {7}
+
+
+def test_the_users_rounds_are_those_at_the_papers_periods() -> None:
+    """Otherwise settings of q and τ would differ in how much they train."""
+    runs = planned("q", schemes=("cef",), changes=("rounds.global=8",))
+    assert [run.experiment.rounds.global_rounds for run in runs] == [20, 10, 7, 5, 4]
 
 
 def test_seconds_that_are_left(tmp_path: Path) -> None:

@@ -147,12 +147,12 @@ def experiments_directory() -> Path:
     return found
 
 
-def base_experiment(asked: Asked, changes: Sequence[str] = ()) -> Experiment:
-    """The item's experiment at its scale, with further changes below those of the user."""
+def base_experiment(asked: Asked, changes: Sequence[str] = (), above: Sequence[str] = ()) -> Experiment:
+    """The item's experiment at its scale, with further changes below and above those of the user."""
     file = experiments_directory() / f"{_SHARED_FILES.get(asked.item, asked.item)}-{asked.dataset}.toml"
     scale = _CHANGES[asked.scale, asked.dataset]
     place = f"data.path={json.dumps(str(asked.data.absolute()))}"
-    return load_experiment(file, [*scale, place, *changes, *asked.changes])
+    return load_experiment(file, [*scale, place, *changes, *asked.changes, *above])
 
 
 def planned_runs(asked: Asked, rates: dict[str, float]) -> list[PlannedRun]:
@@ -179,7 +179,7 @@ def _planned(asked: Asked, value: float | None, scheme: str, seed: int, rate: fl
     if value is not None:
         changes += _swept(asked, value)
         folder, name = Path(f"{value:g}") / folder, f"{value:g}: {name}"
-    return PlannedRun(folder, name, base_experiment(asked, changes))
+    return PlannedRun(folder, name, base_experiment(asked, changes, _shared_work(asked, value)))
 
 
 def _ending(asked: Asked, scheme: str) -> str:
@@ -193,7 +193,12 @@ def _swept(asked: Asked, value: float) -> list[str]:
     changes = [f"{sweep.key}={value:g}"]
     if asked.item == "rates":
         changes.append(f"data.held_out={HELD_OUT}")
-    if sweep.shares_work:
-        rounds = base_experiment(asked).rounds.global_rounds
-        changes.append(f"rounds.global={max(2, round(rounds * PAPER_PERIOD / value))}")
     return changes
+
+
+def _shared_work(asked: Asked, value: float | None) -> list[str]:
+    """As many global rounds as make the local iterations that the user asked for, or the scale has."""
+    if value is None or asked.sweep is None or not asked.sweep.shares_work:
+        return []
+    rounds = base_experiment(asked).rounds.global_rounds
+    return [f"rounds.global={max(2, round(rounds * PAPER_PERIOD / value))}"]

@@ -11,6 +11,8 @@ import pytest
 
 from cfel.learning.flat import model_sha256
 from cfel.runlog import RoundRecord, RunDirectory
+from cfel.runtime.certificates import revoke
+from cfel.runtime.identity import Identity
 from cfel.runtime.node import ask_status
 from cfel.simulation.state import edge_models
 from cfel.status import Status
@@ -73,7 +75,9 @@ def test_killed_and_started_again(tmp_path: Path, simulated: list[dict[str, Any]
         for name in (f"edge-{record.round - 1}", f"device-{record.round}"):
             os.kill(started[0].pid(name), signal.SIGKILL)
 
-    assert run(tmp_path / "run", Raising(on_start=started.append, on_round=kill)) == simulated
+    # Slowed down, so that they are still at work when they are to be killed.
+    raising = Raising(on_start=started.append, on_round=kill)
+    assert run(tmp_path / "run", raising, time_scale=3e-3) == simulated
 
 
 def test_interrupted_and_resumed(tmp_path: Path, simulated: list[dict[str, Any]]) -> None:
@@ -84,6 +88,30 @@ def test_interrupted_and_resumed(tmp_path: Path, simulated: list[dict[str, Any]]
         run(out, stopping)
     assert len(RunDirectory.open(out).records()) < 3
     assert run(out, Raising(resume=True)) == simulated
+
+
+def test_a_revoked_device_is_turned_away_and_the_others_go_on(tmp_path: Path) -> None:
+    """Interrupted afterwards and resumed: it stays outside, though everybody else gets a new certificate."""
+    experiment = deployed({"rounds": {"global": 5}}, election_seconds=1.0, gone_seconds=1.0)
+    out, lost, rounds = tmp_path / "run", list[str](), list[RoundRecord]()
+
+    def revoke_first(record: RoundRecord) -> None:
+        rounds.append(record)
+        if record.round == 1:
+            revoke(out / "certificates", Identity("device", 3))
+
+    def until_lost() -> bool:
+        return bool(lost) and len(rounds) < 5
+
+    with pytest.raises(KeyboardInterrupt):
+        bring_up(experiment, out, Raising(on_round=revoke_first, on_loss=lost.append, interrupted=until_lost))
+    assert lost == ["device-3"]
+    log = (out / "nodes" / "device-3.log").read_text()
+    assert log.splitlines()[-1].endswith("the certificate of device-3 was revoked")
+    found = bring_up(experiment, out, Raising(resume=True, on_loss=lost.append))
+    assert lost == ["device-3", "device-3"]
+    assert [record.round for record in found] == [1, 2, 3, 4, 5]
+    assert (found[0].devices_taking_part, found[-1].devices_taking_part) == (6, 5)
 
 
 @pytest.mark.slow

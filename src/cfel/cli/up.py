@@ -51,6 +51,9 @@ def run(arguments: argparse.Namespace) -> int:
             on_round=view.on_round,
             interrupted=interrupted,
             on_start=started,
+            on_loss=lambda name: view.say(
+                f"{name} was turned away, the others go on without it; see {out / 'nodes' / name}.log"
+            ),
             import_from=(arguments.experiment.absolute().parent, Path().absolute()),
         )
         try:

@@ -22,6 +22,7 @@ from cryptography.x509.oid import ExtendedKeyUsageOID, NameOID
 from cfel.errors import DeploymentError
 from cfel.runlog.durable import read_bytes, replace_file, reported
 from cfel.runtime.identity import Identity
+from cfel.runtime.revocations import Revocations
 
 AUTHORITY_DAYS = 3650
 # Clocks of the members may differ by this much.
@@ -105,6 +106,15 @@ def revoke(directory: Path, identity: Identity) -> None:
     path = directory / REVOKED
     before = path.read_bytes() if path.exists() else b""
     replace_file(path, before + f"{certificate.serial_number:x}\n".encode())
+
+
+def is_revoked(directory: Path, identity: Identity) -> bool:
+    """Whether a member's present certificate is on the list; one that has none is not."""
+    path = directory / f"{identity}.pem"
+    if not path.exists():
+        return False
+    serial = x509.load_pem_x509_certificate(read_bytes(path)).serial_number
+    return serial in Revocations(directory / REVOKED, lambda _: None)
 
 
 def _authority(directory: Path) -> tuple[x509.Certificate, ec.EllipticCurvePrivateKey]:

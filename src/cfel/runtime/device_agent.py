@@ -79,11 +79,20 @@ class DeviceAgent:
         self._working = Patience(str(self._edge), now, draw)
 
     async def run(self) -> None:
-        """Works until the experiment is over."""
-        async with asyncio.TaskGroup() as group:
-            work = group.create_task(self._work())
-            await self._listen()
-            work.cancel()
+        """Works until the experiment is over.
+
+        Raises:
+            RefusedError: its edge server lets it in no more.
+        """
+        parts = [asyncio.create_task(self._listen()), asyncio.create_task(self._work())]
+        try:
+            ended, _ = await asyncio.wait(parts, return_when=asyncio.FIRST_COMPLETED)
+        finally:
+            for part in parts:
+                part.cancel()
+            await asyncio.gather(*parts, return_exceptions=True)
+        for part in ended:
+            part.result()
 
     async def _listen(self) -> None:
         """Keeps one question for a new order open until there are no more."""

@@ -18,7 +18,7 @@ from multiprocessing.context import ForkServerContext
 from multiprocessing.process import BaseProcess
 from pathlib import Path
 
-from cfel.errors import CfelError, DeploymentError
+from cfel.errors import CfelError, DeploymentError, RefusedError
 from cfel.experiment import Experiment, experiment_toml
 from cfel.learning.flat import FlatModel
 from cfel.rounds import fleet_description, is_last, refuse_other_experiment
@@ -32,7 +32,7 @@ from cfel.runlog import (
 )
 from cfel.runlog.log import read_log
 from cfel.runlog.plans import plan_path, read_plan
-from cfel.runtime.certificates import issue, make_authority
+from cfel.runtime.certificates import is_revoked, issue, make_authority
 from cfel.runtime.edge_state import EdgeDisk
 from cfel.runtime.identity import Identity
 from cfel.runtime.node import Node
@@ -42,6 +42,8 @@ from cfel.world import World
 _LOOK_SECONDS = 0.1
 _STOP_SECONDS = 10.0
 MOST_RESTARTS = 20
+# How a process of ours ends when its member is refused; 1 and 2 are taken.
+_TURNED_AWAY = 3
 LOOPBACK = "127.0.0.1"
 
 
@@ -55,6 +57,7 @@ class Raising:
         on_round: told of every finished round.
         interrupted: asked all the time; true stops the federation, which may be resumed.
         on_start: told when all processes have been started.
+        on_loss: told the name of every device that is let in no more, which ends nothing.
         import_from: folders with code of one's own.
     """
 
@@ -63,6 +66,7 @@ class Raising:
     on_round: Callable[[RoundRecord], None] = lambda _: None
     interrupted: Callable[[], bool] = lambda: False
     on_start: Callable[["Processes"], None] = lambda _: None
+    on_loss: Callable[[str], None] = lambda _: None
     import_from: tuple[Path, ...] = ()
 
 
@@ -115,7 +119,9 @@ def prepare(experiment: Experiment, world: World, out: Path, import_from: tuple[
         Identity("operator", 0),
     ]
     for member in members:
-        issue(certificates, member, deployment.certificate_hours, (deployment.host,))
+        # Whoever was revoked stays so when the federation goes on.
+        if not is_revoked(certificates, member):
+            issue(certificates, member, deployment.certificate_hours, (deployment.host,))
         # A counter measures the whole host: with many devices on it, each would count the others too.
         energy = "model" if member.role == "device" else "auto"
         node = Node(member, addresses, nodes / str(member), certificates, energy=energy)
@@ -172,7 +178,8 @@ def _watch(
             merge(out, writer, world, raising.on_round)
             _keep_models(world, out, writer)
             raise KeyboardInterrupt
-        processes.look()
+        for name in processes.look():
+            raising.on_loss(name)
         time.sleep(_LOOK_SECONDS)
         merge(out, writer, world, raising.on_round)
     processes.wait(_STOP_SECONDS)
@@ -230,23 +237,31 @@ class Processes:
         """The process numbers of all nodes that run."""
         return [each.process.pid for each in self._running if each.process.pid and each.process.is_alive()]
 
-    def look(self) -> None:
+    def look(self) -> list[str]:
         """Starts those again that have died.
+
+        Returns:
+            The devices that have been turned away since the last look; the others go on without them.
 
         Raises:
             DeploymentError: one of them cannot go on.
         """
+        turned_away = []
         for each in self._running:
             code = each.process.exitcode
             if code is None or each.over:
                 continue
             if code == 0:
                 each.over = True
+            elif code == _TURNED_AWAY:
+                each.over = True
+                turned_away.append(each.configuration.stem)
             elif code == 2 or each.restarts >= MOST_RESTARTS:
                 log = each.configuration.with_suffix(".log")
                 raise DeploymentError(f"{each.configuration.stem} ended with code {code}, see {log}")
             else:
                 each.process, each.restarts = self._start(each.configuration), each.restarts + 1
+        return turned_away
 
     def wait(self, seconds: float) -> None:
         """Returns when all have ended, or after a while."""
@@ -282,7 +297,7 @@ def _node_process(configuration: Path) -> None:
     except CfelError as error:
         with log.open("a") as file:
             file.write(f"{error}\n")
-        raise SystemExit(1) from error
+        raise SystemExit(_TURNED_AWAY if isinstance(error, RefusedError) else 1) from error
     except Exception:  # noqa: BLE001 — whatever it is, it must be in the node's log before the process ends
         with log.open("a") as file:
             traceback.print_exc(file=file)

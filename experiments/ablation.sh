@@ -12,4 +12,4 @@ for seed in $seeds; do
       --set seed="$seed" --set rounds.global="$rounds" --set data.path="$data" "${option[@]}"
   done
 done
-$cfel report "$out"
+echo "the table: python $(dirname "$0")/ablation.py $out"

@@ -49,6 +49,21 @@ class Assignment:
     used: Round | None
 
 
+@dataclass(frozen=True, slots=True, eq=False)
+class Offer:
+    """A model for devices to fetch: its digest, and its bytes in pieces for the wire."""
+
+    model: FlatModel
+    digest: str
+    pieces: tuple[bytes, ...]
+
+    @classmethod
+    def of(cls, model: FlatModel) -> "Offer":
+        """The offer of a model."""
+        pieces = tuple(piece for view in model_views(model) for piece in cut(view))
+        return cls(model, model.sha256().hex(), pieces)
+
+
 class Desk:
     """Orders out, estimates and reports in.
 
@@ -77,7 +92,8 @@ class Desk:
         self._boot, self._count = secrets.token_hex(4), 0
         self._assigned: dict[int, Assignment] = {}
         self._answers: dict[int, Any] = {}
-        self._model: tuple[str, tuple[bytes, ...]] = ("", ())
+        self._offer: Offer | None = None
+        self._announced = ""
         self._polls: dict[int, int] = dict.fromkeys(devices, 0)
         self._left_at: dict[int, float] = dict.fromkeys(devices, now())
         self._reported: dict[int, Reported] = {}
@@ -138,6 +154,19 @@ class Desk:
         """Asks devices for updates; those that arrived in time."""
         return await self._collect("update", orders, used)
 
+    async def announce(self, model: FlatModel) -> None:
+        """Names the model of the next order, so that devices fetch it while their edge server is busy.
+
+        Not where only some of them took part in the last round: the others might fetch it for nothing.
+        """
+        if len(self._orders) < len(self.devices):
+            return
+        offer = await asyncio.to_thread(Offer.of, model)
+        if self._assigned:
+            return  # the next order was faster
+        self._offer, self._announced = offer, self._serial()
+        await self._tell()
+
     async def finish(self, seconds: float) -> None:
         """Tells every device that the experiment is over, and waits until those who are there know."""
         self._finished = True
@@ -150,14 +179,13 @@ class Desk:
         self, kind: Kind, orders: Mapping[int, DeviceOrder], used: Mapping[int, Round]
     ) -> dict[int, Any]:
         self._answers, self._reported, self._orders, self._began = {}, {}, orders, self._now()
-        for device, order in orders.items():
-            if self._is_quarantined(device):
-                continue
-            self._count += 1
-            serial = f"{self._boot}-{self._count}"
-            self._assigned[device] = Assignment(kind, serial, order, used.get(device))
         model = next(iter(orders.values())).model if orders else self._start
-        self._model = await self._workroom.do(lambda: _offered(model))
+        if self._offer is None or self._offer.model is not model:
+            self._offer = await self._workroom.do(lambda: Offer.of(model))
+        for device, order in orders.items():
+            if not self._is_quarantined(device):
+                self._assigned[device] = Assignment(kind, self._serial(), order, used.get(device))
+        self._announced = ""
         await self._tell()
         deadline = self._now() + self._parameters.round_seconds
         while self._is_worth_waiting(deadline):
@@ -195,18 +223,21 @@ class Desk:
             self._told.add(device)
             return Message({"kind": "finished"})
         assignment = self._assigned.get(device)
-        if assignment is None or assignment.serial == known or not self._model[0]:
+        serial = assignment.serial if assignment else self._announced
+        if self._offer is None or serial in ("", known):
             return None
+        if assignment is None:
+            return Message({"kind": "soon", "serial": serial, "model_sha256": self._offer.digest})
         order = assignment.order
         return Message(
             {
                 "kind": assignment.kind,
-                "serial": assignment.serial,
+                "serial": serial,
                 "global_round": order.global_round,
                 "edge_round": order.edge_round,
                 "rho": order.rho,
                 "theta": order.theta,
-                "model_sha256": self._model[0],
+                "model_sha256": self._offer.digest,
                 "used": assignment.used,
             }
         )
@@ -214,9 +245,10 @@ class Desk:
     async def model(self, caller: Identity, message: Message) -> Message:
         """The model of the present order."""
         self._own(caller)
-        if message.text("sha256") != self._model[0]:
+        offer, wanted = self._offer, message.text("sha256")
+        if offer is None or wanted != offer.digest:
             raise RefusedError("this model is not needed any more")
-        return Message(digest=bytes.fromhex(self._model[0]), parts=self._model[1])
+        return Message(digest=bytes.fromhex(offer.digest), parts=offer.pieces)
 
     async def estimates(self, caller: Identity, message: Message) -> Message:
         """Takes a device's σ² and G²."""
@@ -287,6 +319,10 @@ class Desk:
             raise RefusedError(f"{caller} belongs to another edge server")
         return caller.number
 
+    def _serial(self) -> str:
+        self._count += 1
+        return f"{self._boot}-{self._count}"
+
     async def _tell(self) -> None:
         async with self._changed:
             self._changed.notify_all()
@@ -298,8 +334,3 @@ class Desk:
                     await self._changed.wait()
             except TimeoutError:
                 return
-
-
-def _offered(model: FlatModel) -> tuple[str, tuple[bytes, ...]]:
-    """A model's digest, and its bytes in pieces for the wire."""
-    return model.sha256().hex(), tuple(piece for view in model_views(model) for piece in cut(view))

@@ -14,6 +14,7 @@ from pathlib import Path
 from cfel.cost import realised_seconds
 from cfel.errors import RefusedError, UnreachableError
 from cfel.learning.exchange import DeviceOrder
+from cfel.learning.flat import FlatModel
 from cfel.learning.roles import device_estimate, device_update
 from cfel.learning.task import DeviceData
 from cfel.learning.workspace import Workspace
@@ -74,6 +75,7 @@ class DeviceAgent:
         self._workspace = Workspace(world.task, world.local, world.compress)
         self._orders: asyncio.Queue[Message] = asyncio.Queue()
         self._newest = ""
+        self._ahead: tuple[str, FlatModel] | None = None
         draw = generator(world.seed, "patience", number).random
         self._asking = Patience(str(self._edge), now, draw)
         self._working = Patience(str(self._edge), now, draw)
@@ -118,9 +120,15 @@ class DeviceAgent:
             if order.text("serial") != self._newest:
                 continue
             try:
-                await (self._estimate(order) if order.text("kind") == "estimate" else self._update(order))
+                match order.text("kind"):
+                    case "soon":
+                        self._ahead = await self._fetched(order)
+                    case "estimate":
+                        await self._estimate(order)
+                    case _:
+                        await self._update(order)
             except RefusedError as error:
-                _LOG.warning("order of round %s given up: %s", _round(order), error)
+                _LOG.warning("%s %s given up: %s", order.text("kind"), order.text("serial"), error)
 
     async def _estimate(self, asked: Message) -> None:
         order = await self._order(asked)
@@ -180,13 +188,19 @@ class DeviceAgent:
         await asyncio.sleep(max(0.0, left))
 
     async def _order(self, asked: Message) -> DeviceOrder:
-        request = Message({"sha256": asked.text("model_sha256")})
-        answer = await self._patiently(asked, "model", request)
-        if answer.digest.hex() != asked.text("model_sha256"):
-            raise RefusedError("the model that came is another one")
-        model = model_from(answer.body, self._world.start)
+        ahead, self._ahead = self._ahead, None
+        if ahead is None or ahead[0] != asked.text("model_sha256"):
+            ahead = await self._fetched(asked)
         rho, theta = asked.number("rho"), asked.number("theta")
-        return ordered(self._world, *_round(asked), self._number, rho, theta, model)
+        return ordered(self._world, *_round(asked), self._number, rho, theta, ahead[1])
+
+    async def _fetched(self, asked: Message) -> tuple[str, FlatModel]:
+        """The model that is named, and its digest."""
+        digest = asked.text("model_sha256")
+        answer = await self._patiently(asked, "model", Message({"sha256": digest}))
+        if answer.digest.hex() != digest:
+            raise RefusedError("the model that came is another one")
+        return digest, model_from(answer.body, self._world.start)
 
     async def _patiently(self, asked: Message, method: str, message: Message) -> Message:
         """Calls until it is answered, or the order is no longer the newest."""

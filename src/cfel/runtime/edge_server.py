@@ -35,7 +35,7 @@ from cfel.runtime.edge_state import EdgeDisk, EdgeState
 from cfel.runtime.identity import Identity
 from cfel.runtime.messages import Message
 from cfel.runtime.neighbours import Neighbours
-from cfel.runtime.stages import Position, after_gossip_step, place, position
+from cfel.runtime.stages import Position, after_gossip_step, gossip_is_next, place, position
 from cfel.runtime.transport import Calls, Method
 from cfel.runtime.workroom import Workroom
 from cfel.world import World
@@ -174,16 +174,15 @@ class EdgeServer:
             recent = {
                 key: old for key, old in self.state.reports.items() if int(key.split("/")[0]) >= at[0] - 1
             }
-            await self._become(
-                replace(
-                    self.state,
-                    position=(at[0], at[1] + 1, 0),
-                    model=aggregated,
-                    reports={**recent, place(at): told},
-                    used={**self.state.used, **dict.fromkeys(reports, at[:2])},
-                    control=control,
-                )
+            after = replace(
+                self.state,
+                position=(at[0], at[1] + 1, 0),
+                model=aggregated,
+                reports={**recent, place(at): told},
+                used={**self.state.used, **dict.fromkeys(reports, at[:2])},
+                control=control,
             )
+            await asyncio.gather(self._become(after), self._announce(after))
             self._phase = "waiting"
             return told
 
@@ -215,16 +214,15 @@ class EdgeServer:
             looks = bool(message.header["evaluate"])
             mixed, told = await self._workroom.do(lambda: self._mixed(models, weights, looks))
             told |= {"at": at, "rows": rows}
-            await self._become(
-                replace(
-                    self.state,
-                    position=after_gossip_step(self._world, at),
-                    model=mixed,
-                    before=self.state.model,
-                    gossip=told,
-                    control=message.header["control"],
-                )
+            after = replace(
+                self.state,
+                position=after_gossip_step(self._world, at),
+                model=mixed,
+                before=self.state.model,
+                gossip=told,
+                control=message.header["control"],
             )
+            await asyncio.gather(self._become(after), self._announce(after))
             self._phase = "waiting"
             self._neighbours.forget()
         return Message(told)
@@ -325,6 +323,12 @@ class EdgeServer:
     async def _become(self, state: EdgeState) -> None:
         await self._workroom.do(lambda: self._disk.save(state))
         self.state = state
+
+    async def _announce(self, state: EdgeState) -> None:
+        """Has devices fetch the model, if training is what comes next."""
+        world, at = self._world, state.position
+        if at[0] < world.rounds.global_rounds and not gossip_is_next(world, at):
+            await self._desk.announce(state.model)
 
     def _members(self, available: Iterable[bool]) -> list[int]:
         present = np.array(list(available), dtype=bool)

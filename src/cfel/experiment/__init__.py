@@ -11,6 +11,7 @@ from cfel.experiment.files import (
     load_experiment,
     parse_experiment,
     preset_experiment,
+    shared_parts,
 )
 from cfel.experiment.sections import BudgetParameters, CompressionParameters, DataParameters, ModelParameters
 
@@ -25,4 +26,5 @@ __all__ = [
     "load_experiment",
     "parse_experiment",
     "preset_experiment",
+    "shared_parts",
 ]

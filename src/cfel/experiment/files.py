@@ -1,5 +1,7 @@
 """Experiment files: presets, reading, and writing one with every default spelled out."""
 
+import hashlib
+import json
 import tomllib
 from collections.abc import Sequence
 from importlib.resources import files
@@ -42,6 +44,11 @@ CONDITIONS = {"random": RandomConditions, "classes": HardwareConditions, "trace"
 ROUND_KEYS = {"global": "global_rounds", "edge": "edge_rounds", "local": "local_steps"}
 ENDING_KEYS = ("stop", "target")
 FILE_NAMES = (("topology", "file"), ("fleet", "conditions", "file"), ("data", "path"), ("model", "init"))
+# What a member of a federation may have otherwise than the others.
+_OWN_BUSINESS = (
+    *(("preset",), ("name",)),
+    *(("simulation", key) for key in ("workers", "checkpoint_every", "engine", "device")),
+)
 # Fields of `LocalParameters` that stand elsewhere in the file: in [data] and in [compression].
 NOT_LOCAL = ("batch", "error_feedback")
 
@@ -131,6 +138,25 @@ def experiment_toml(experiment: Experiment) -> str:
         "deployment": table_of(experiment.deployment),
     }
     return tomli_w.dumps(document)
+
+
+def shared_parts(experiment: Experiment) -> dict[str, str]:
+    """A digest of each part that all members of a federation have to share, by its name.
+
+    Places of files may differ from host to host, and how a member does its work is its own business.
+    """
+    document = tomllib.loads(experiment_toml(experiment))
+    conditions = document.pop("deployment")["conditions"]
+    for place in (*FILE_NAMES, *_OWN_BUSINESS):
+        table = document
+        for name in place[:-1]:
+            table = table.get(name, {})
+        table.pop(place[-1], None)
+    document["deployment"] = {"conditions": conditions}
+    return {
+        name: hashlib.sha256(json.dumps(part, sort_keys=True).encode()).hexdigest()[:16]
+        for name, part in document.items()
+    }
 
 
 def _changed(document: Table, changes: Sequence[str]) -> Table:

@@ -107,7 +107,7 @@ class Coordinator:
                 return max(known, key=lambda control: control.newness)
             there = sum(len(each["connected"]) for each in answers.values())
             complete = len(answers) == clusters and there == self._world.fleet.devices
-            overdue = time.monotonic() > deadline and 2 * len(answers) > clusters
+            overdue = time.monotonic() > deadline and 2 * len(answers) > clusters and there > 0
             if not known and (complete or overdue):
                 return first_control(self._world, measures=self._deployment.measures)
             await asyncio.sleep(TRY_AGAIN_SECONDS)
@@ -123,6 +123,7 @@ class Coordinator:
     async def _planned(self, control: Control) -> Control:
         world, at = self._world, (control.rounds_done, control.edge_round)
         conditions = world.fleet.conditions(world.seed, *at, world.model_bits, control.spent_joules)
+        control = await self._with_somebody(control, set(np.flatnonzero(conditions.available).tolist()))
         away = np.zeros(world.fleet.devices, dtype=bool)
         away[list(control.absent)] = True
         conditions = conditions.without(away)
@@ -140,6 +141,18 @@ class Coordinator:
             seen = foreseen(world, control.measured, seen)
         plan, scheme = await self._workroom.do(lambda: world.scheme.plan(control.scheme, seen))
         return replace(control, plan=plan, scheme=scheme, available=available)
+
+    async def _with_somebody(self, control: Control, wanted: set[int]) -> Control:
+        """Waits while all who could take part are away: rounds without anybody would only use them up."""
+        absent = set(control.absent)
+        if not wanted or not wanted <= absent:
+            return control
+        _LOG.warning("no device is in touch: waits for one")
+        while wanted <= absent:
+            answers = await self._edges.ask_once("newest", {}, QUICK_SECONDS)
+            absent -= {n for each in answers.values() for n in each["connected"]}
+            await asyncio.sleep(TRY_AGAIN_SECONDS)
+        return replace(control, absent=tuple(sorted(absent)))
 
     def _since_last_count(self) -> float:
         """Seconds since this was called before: in the sum, none is left out."""

@@ -21,6 +21,9 @@ from cfel.runtime.contents import model_from, model_views
 from cfel.runtime.stages import Position, position
 
 
+_STATE = "state.bin"
+
+
 @dataclass(frozen=True, slots=True, eq=False)
 class EdgeState:
     """An edge server between two edge rounds.
@@ -53,8 +56,13 @@ class EdgeDisk:
     """
 
     def __init__(self, directory: Path, start: FlatModel) -> None:
-        self._path, self._models, self._start = directory / "state.bin", directory / "models", start
+        self._path, self._models, self._start = directory / _STATE, directory / "models", start
         self._kept: dict[str, FlatModel] = {}
+
+    @staticmethod
+    def holds_state(directory: Path) -> bool:
+        """Whether an edge server has kept its state there."""
+        return (directory / _STATE).exists()
 
     def load(self) -> EdgeState:
         """The state saved last, or that before the first round.

@@ -22,8 +22,10 @@ from cfel.status import DEVICE_STATES
 _LOG = logging.getLogger(__name__)
 # How many intervals without a command make an edge server believe that the others are through.
 _IDLE = 4.0
-# How many intervals a federation in touch may be without a coordinator before that is worth a word.
+# How many intervals a federation may be without a coordinator or a device before that is worth a word.
 _VACANT = 5.0
+_NO_MAJORITY = "no majority"
+_AWAY = ("away", "lost", "quarantined")
 
 
 class Lookout:
@@ -55,7 +57,8 @@ class Lookout:
         self._calls, self._contacts, self._now = calls, contacts, now
         self._others = member.state.electorate.others
         self._devices: dict[int, Mapping[int, str]] = {}
-        self._led_at = now()
+        self._refusals: dict[int, str] = {}
+        self._led_at = self._peopled_at = now()
         self.problem = ""
         self.over: set[int] = set()
 
@@ -102,9 +105,13 @@ class Lookout:
         seconds = self._contacts.interval_seconds
         try:
             answer = await self._calls.call(Identity("edge", number), "hello", asked, seconds)
-        except (UnreachableError, RefusedError) as error:
+        except RefusedError as error:
+            self._refusals[number] = str(error)
+            return False
+        except UnreachableError as error:
             _LOG.debug("edge server %d is silent: %s", number, error)
             return False
+        self._refusals.pop(number, None)
         self._devices[number] = _states(answer.header.get("devices"))
         if answer.header.get("over") is True:
             self.over.add(number)
@@ -120,25 +127,39 @@ class Lookout:
 
     def _judge(self) -> None:
         problem = "" if self._server.chronicle.finished.is_set() else self._found()
-        if problem and not self.problem:
+        if problem.startswith(_NO_MAJORITY) and not self.problem.startswith(_NO_MAJORITY):
             self._member.note_no_majority()
         if problem != self.problem:
             _LOG.warning("%s", problem or "all is well again")
         self.problem = problem
 
     def _found(self) -> str:
+        refused = "; ".join(reason for _, reason in sorted(self._refusals.items()))
+        return refused or self._no_majority() or self._no_coordinator() or self._no_device()
+
+    def _no_majority(self) -> str:
         lost, needed = self._contacts.lost(), self._member.state.electorate.majority
         in_touch = len(self._others) + 1 - len(lost)
         if in_touch < needed:
             silent = ", ".join(f"edge-{number}" for number in lost)
             return (
-                f"no majority: {in_touch} of {len(self._others) + 1} edge servers are in touch, {needed} are "
-                f"needed; nothing is lost, the run goes on when enough of {silent} are back"
+                f"{_NO_MAJORITY}: {in_touch} of {len(self._others) + 1} edge servers are in touch, "
+                f"{needed} are needed; nothing is lost, the run goes on when enough of {silent} are back"
             )
+        return ""
+
+    def _no_coordinator(self) -> str:
         if self._member.state.leader is not None:
             self._led_at = self._now()
         if self._now() - self._led_at > _VACANT * self._contacts.interval_seconds:
             return "no coordinator: a majority is in touch, but nobody has been elected"
+        return ""
+
+    def _no_device(self) -> str:
+        if any(state not in _AWAY for state in self.devices().values()):
+            self._peopled_at = self._now()
+        if self._now() - self._peopled_at > _VACANT * self._contacts.interval_seconds:
+            return "no device: none is in touch; nothing is lost, the run goes on when one is there"
         return ""
 
 

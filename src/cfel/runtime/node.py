@@ -19,6 +19,7 @@ import torch
 from cfel.errors import DeploymentError, InputError
 from cfel.learning.task import DeviceData
 from cfel.rounds import SimulationParameters
+from cfel.runtime.agreement import Agreement
 from cfel.runtime.contacts import Contacts, NotedCalls
 from cfel.runtime.contents import model_size
 from cfel.runtime.desk import Desk
@@ -220,6 +221,7 @@ async def run_edge(
     simulation: SimulationParameters,
     deployment: DeploymentParameters,
     node: Node,
+    agreement: Agreement,
     companion: Companion | None = None,
 ) -> None:
     """Runs an edge server until the experiment is over or the task is cancelled."""
@@ -228,8 +230,8 @@ async def run_edge(
         raise InputError(f"{node.identity}: {len(node.addresses)} addresses, {world.fleet.clusters} clusters")
     credentials = Credentials.read(node.certificates, node.identity)
     calls = GrpcCalls(credentials, node.peers(), model_size(world.start))
-    edge = EdgeNode(world, simulation, deployment, number, node.directory, calls)
-    listener = GrpcServer(credentials, edge.methods, edge.on_refusal, deployment)
+    edge = EdgeNode(world, simulation, deployment, number, node.directory, agreement.said_in(calls))
+    listener = GrpcServer(credentials, agreement.expected_of(edge.methods), edge.on_refusal, deployment)
     await listener.start(node.listen or node.addresses[number])
     try:
         await edge.run(companion)
@@ -247,7 +249,11 @@ async def _at_most(seconds: float, otherwise: str, what: Coroutine[None, None, A
 
 
 async def run_device(
-    world: World, deployment: DeploymentParameters, node: Node, data: DeviceData | None = None
+    world: World,
+    deployment: DeploymentParameters,
+    node: Node,
+    agreement: Agreement,
+    data: DeviceData | None = None,
 ) -> None:
     """Runs a device until the experiment is over or the task is cancelled.
 
@@ -255,6 +261,7 @@ async def run_device(
         world: what is run.
         deployment: deadlines and limits.
         node: where it stands.
+        agreement: which experiment that is.
         data: samples of its own; None for its part of the experiment's.
     """
     number = node.identity.number
@@ -269,7 +276,7 @@ async def run_device(
         number,
         data or own_data(world, number),
         deployment,
-        calls,
+        agreement.said_in(calls),
         node.directory,
         workroom,
         time.monotonic,

@@ -61,7 +61,7 @@ def snapshot(
     return Status(
         node=str(Identity("edge", server.number)),
         phase=server.phase,
-        round=state.position[0] + (server.phase not in ("waiting", "finished")),
+        round=state.position[0] + _is_within_a_round(server),
         rounds=world.rounds.global_rounds,
         edge_round=min(state.position[1] + 1, world.rounds.edge_rounds),
         edge_rounds=world.rounds.edge_rounds,
@@ -84,6 +84,11 @@ def snapshot(
         elections=tuple(member.events),
         problem=others.problem,
     )
+
+
+def _is_within_a_round(server: EdgeServer) -> bool:
+    """Whether a global round is under way, though the edge server may be waiting for the others in it."""
+    return server.phase not in ("waiting", "finished") or server.state.position[1:] != (0, 0)
 
 
 def _clusters(world: World, others: Others, control: Control | None) -> tuple[ClusterStatus, ...]:

@@ -10,17 +10,19 @@ from cfel.learning.files import save_model
 from cfel.learning.flat import FlatModel
 from cfel.learning.onnx_files import save_onnx
 from cfel.learning.roles import weighted_model
+from cfel.learning.task import initial_model
 from cfel.runlog import RunDirectory
+from cfel.runtime.edge_state import EdgeDisk
 from cfel.simulation.state import edge_models
 
 FORMATS = (".onnx", ".safetensors")
 
 
 def export_model(directory: Path, to: Path, edge: int | None = None) -> int:
-    """Writes the model of a run's last checkpoint.
+    """Writes the model of a run's last checkpoint, or that of a deployment as it is.
 
     Args:
-        directory: the run directory.
+        directory: the run directory; also that of a single edge server.
         to: the file; its ending names the format.
         edge: an edge server's own model; None for the consensus model.
 
@@ -43,16 +45,29 @@ def export_model(directory: Path, to: Path, edge: int | None = None) -> int:
 
 
 def trained_model(directory: Path, edge: int | None = None) -> tuple[int, FlatModel]:
-    """The last checkpoint's round, and one edge model or the mean of all, every device counting alike."""
+    """The last global round, and one edge model or the mean of all, every device counting alike."""
     run = RunDirectory.open(directory)
-    checkpoint = run.checkpoint()
-    if checkpoint is None:
-        raise RunDirectoryError(f"{directory}: the run has no checkpoint yet, so there is no model to export")
     sizes = np.bincount(run.fleet().cluster)
-    models = edge_models(checkpoint, len(sizes))
+    number, models = _models(run, directory, len(sizes))
     if edge is None:
-        shares = {i: float(share) for i, share in enumerate(sizes / sizes.sum())}
-        return checkpoint.round, weighted_model(dict(enumerate(models)), shares)
-    if not 0 <= edge < len(models):
-        raise InputError(f"--edge {edge}: the run has edge servers 0 to {len(models) - 1}")
-    return checkpoint.round, models[edge]
+        total = sum(sizes[i] for i in models)
+        return number, weighted_model(models, {i: float(sizes[i] / total) for i in models})
+    if edge not in models:
+        raise InputError(f"--edge {edge}: the run has edge servers {', '.join(map(str, models))}")
+    return number, models[edge]
+
+
+def _models(run: RunDirectory, directory: Path, clusters: int) -> tuple[int, dict[int, FlatModel]]:
+    """The round, and the edge models that there are: of a checkpoint, or of edge servers' own disks."""
+    checkpoint = run.checkpoint()
+    if checkpoint is not None:
+        return checkpoint.round, dict(enumerate(edge_models(checkpoint, clusters)))
+    places = {i: directory / "nodes" / f"edge-{i}" for i in range(clusters)}
+    if EdgeDisk.holds_state(directory):
+        places = {0: directory}
+    found = {i: place for i, place in places.items() if EdgeDisk.holds_state(place)}
+    if not found:
+        raise RunDirectoryError(f"{directory}: the run has no checkpoint yet, so there is no model to export")
+    like = initial_model(load_experiment(directory / "experiment.toml").task(), 0)
+    states = {i: EdgeDisk(place, like).load() for i, place in found.items()}
+    return min(state.position[0] for state in states.values()), {i: each.model for i, each in states.items()}

@@ -19,6 +19,7 @@ import logging
 import multiprocessing
 import os
 import signal
+import time
 import tomllib
 from collections.abc import Callable
 from dataclasses import dataclass, replace
@@ -28,15 +29,19 @@ from typing import Any
 import tomli_w
 
 from cfel.errors import ExperimentError, InputError
-from cfel.experiment import Experiment, load_experiment
+from cfel.experiment import Experiment, experiment_toml, load_experiment, shared_parts
 from cfel.experiment.document import refuse_unknown
 from cfel.plugins import import_from
 from cfel.report.dashboard import dashboard_app, serve
-from cfel.runlog.durable import replace_file
+from cfel.rounds import fleet_description, refuse_other_experiment
+from cfel.runlog import describe_environment
+from cfel.runlog.durable import replace_file, reported
+from cfel.runtime.agreement import Agreement
 from cfel.runtime.identity import Identity
 from cfel.runtime.node import Companion, Node, run_device, run_edge
 from cfel.status import Status
 from cfel.studies.device_data import own_samples
+from cfel.world import World
 
 TOKEN_VARIABLE = "CFEL_DASHBOARD_TOKEN"  # noqa: S105 — the variable's name
 _LOOK_SECONDS = 0.5
@@ -142,17 +147,36 @@ def run_node(path: Path) -> bool:
     file = read_node(path)
     experiment = file.load_experiment()
     world = experiment.world()
-    node = file.node
+    node, agreement = file.node, Agreement(shared_parts(experiment))
+    if node.identity.role == "operator":
+        raise InputError(f"{path}: an operator has nothing to run")
+    settle(node.directory, experiment, world)
     if node.identity.role == "edge":
         simulation = experiment.resolved(world).simulation
         companion = None if file.dashboard is None else _dashboard(experiment, file.dashboard)
         return asyncio.run(
-            _until_stopped(run_edge(world, simulation, experiment.deployment, node, companion))
+            _until_stopped(run_edge(world, simulation, experiment.deployment, node, agreement, companion))
         )
-    if node.identity.role == "device":
-        data = None if file.data is None else own_samples(file.data, file.data_path, world)
-        return asyncio.run(_until_stopped(run_device(world, experiment.deployment, node, data)))
-    raise InputError(f"{path}: an operator has nothing to run")
+    data = None if file.data is None else own_samples(file.data, file.data_path, world)
+    return asyncio.run(_until_stopped(run_device(world, experiment.deployment, node, agreement, data)))
+
+
+def settle(directory: Path, experiment: Experiment, world: World) -> None:
+    """Leaves word in a node's directory of what is run there, which makes an edge server's a run directory.
+
+    Raises:
+        RunDirectoryError: another experiment was run there.
+    """
+    text = experiment_toml(experiment.resolved(world))
+    if (directory / "experiment.toml").exists():
+        refuse_other_experiment(directory, text)
+        return
+    started = time.strftime("%Y-%m-%dT%H:%M:%SZ", time.gmtime())
+    with reported("create", directory):
+        directory.mkdir(parents=True, exist_ok=True)
+    replace_file(directory / "environment.json", describe_environment((), started).to_json().encode())
+    replace_file(directory / "fleet.json", fleet_description(world).to_json().encode())
+    replace_file(directory / "experiment.toml", text.encode())
 
 
 def _dashboard(experiment: Experiment, address: str) -> Companion:

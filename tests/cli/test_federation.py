@@ -1,5 +1,6 @@
 """`cfel up`, `cfel certs`, `cfel status`, `cfel edge` and `cfel device`, as far as they do not wait."""
 
+import shutil
 from pathlib import Path
 
 import pytest
@@ -27,6 +28,13 @@ def test_up_and_status(run: Run, tmp_path: Path) -> None:
     assert (out / "report.html").exists()
     exported = run("export", out, "--to", tmp_path / "model.safetensors")
     assert exported.code == 0, exported.err
+    # A single edge server's directory is as good, as on a real host there is no other.
+    own = run("export", out / "nodes" / "edge-1", "--to", tmp_path / "own.safetensors")
+    assert (own.code, "the edge server's own model after global round 1" in own.out) == (0, True), own.err
+    shutil.rmtree(out / "checkpoint")
+    assert run("export", out, "--to", tmp_path / "same.safetensors", "--edge", 1).code == 0
+    assert (tmp_path / "same.safetensors").read_bytes() == (tmp_path / "own.safetensors").read_bytes()
+    assert run("report", out / "nodes" / "edge-1").code == 0
     assert run("up", EXAMPLE, "--out", out).code == 1
     status = run("status", out, "--json")
     assert status.code == 1

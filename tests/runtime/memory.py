@@ -24,6 +24,9 @@ from cfel.world import World
 MOST_BYTES = 10**7
 
 
+PATIENCE_SECONDS = 60.0
+
+
 @dataclass
 class Network:
     """Who can be reached, and how well.
@@ -196,3 +199,11 @@ class Federation:
     async def __aexit__(self, *_: object) -> None:
         for member in list(self._tasks):
             await self.kill(member)
+
+
+async def until(what: str, condition: Callable[[], bool]) -> None:
+    """Waits for something to become true."""
+    deadline = asyncio.get_running_loop().time() + PATIENCE_SECONDS
+    while not condition():
+        assert asyncio.get_running_loop().time() < deadline, f"waited in vain until {what}"
+        await asyncio.sleep(0.005)

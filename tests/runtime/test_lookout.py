@@ -1,7 +1,6 @@
 """What an edge server knows of the others: who is alive, that there is no majority, that all is over."""
 
 import asyncio
-from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -13,18 +12,8 @@ from cfel.runtime.messages import Message
 
 from ..simulation.drive import timeless
 from .conftest import deployed
-from .memory import Federation, Network
+from .memory import Federation, Network, until
 from .test_limits import Clock
-
-PATIENCE_SECONDS = 60.0
-
-
-async def until(what: str, condition: Callable[[], bool]) -> None:
-    """Waits."""
-    deadline = asyncio.get_running_loop().time() + PATIENCE_SECONDS
-    while not condition():
-        assert asyncio.get_running_loop().time() < deadline, f"waited in vain until {what}"
-        await asyncio.sleep(0.005)
 
 
 def edges(*numbers: int) -> list[Identity]:

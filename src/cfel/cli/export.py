@@ -6,6 +6,7 @@ from pathlib import Path
 from rich.console import Console
 
 from cfel.cli.shared import Commands, add_command, add_json, count, print_json
+from cfel.runtime.edge_state import EdgeDisk
 from cfel.studies.export import export_model
 
 EXAMPLE = """  cfel export runs/first --to model.safetensors
@@ -38,6 +39,8 @@ def run(arguments: argparse.Namespace) -> int:
         print_json({"file": str(arguments.to), "round": number, "edge": arguments.edge})
         return 0
     whose = "consensus model" if arguments.edge is None else f"model of edge server {arguments.edge}"
+    if EdgeDisk.holds_state(arguments.directory):
+        whose = "the edge server's own model"
     console = Console(highlight=False)
     console.print(f"{arguments.to}: {whose} after global round {number}", soft_wrap=True, markup=False)
     return 0

@@ -5,7 +5,8 @@ from pathlib import Path
 from typing import Any
 
 from cfel.errors import RunDirectoryError
-from cfel.runlog import FleetDescription, RunDirectory
+from cfel.runlog import FleetDescription
+from cfel.runlog.durable import read_bytes
 from cfel.world import World
 
 MAY_DIFFER = (
@@ -31,8 +32,8 @@ def refuse_other_experiment(path: Path, experiment_toml: str) -> None:
         RunDirectoryError: naming the first key that differs, and both values.
     """
     try:
-        then = _flat(tomllib.loads(RunDirectory.open(path).experiment_toml()))
-    except tomllib.TOMLDecodeError as error:
+        then = _flat(tomllib.loads(read_bytes(path / "experiment.toml").decode()))
+    except (tomllib.TOMLDecodeError, UnicodeDecodeError) as error:
         raise RunDirectoryError(f"{path / 'experiment.toml'} is damaged: {error}") from error
     now = _flat(tomllib.loads(experiment_toml))
     for key in sorted(then.keys() | now.keys()):

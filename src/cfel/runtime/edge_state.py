@@ -20,7 +20,6 @@ from cfel.runtime import persisted
 from cfel.runtime.contents import model_from, model_views
 from cfel.runtime.stages import Position, position
 
-
 _STATE = "state.bin"
 
 

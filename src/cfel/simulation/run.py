@@ -5,7 +5,7 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
 
-from cfel.errors import DivergedError
+from cfel.errors import DivergedError, RunDirectoryError
 from cfel.rounds import SimulationParameters, fleet_description, is_last, refuse_other_experiment
 from cfel.runlog import (
     RoundRecord,
@@ -69,6 +69,7 @@ def run_in_directory(
         KeyboardInterrupt: the run was interrupted; the checkpoint is of the last round in the log.
     """
     if resume and holds_run(path):
+        _refuse_deployment(path)
         refuse_other_experiment(path, experiment_toml)
         writer, checkpoint = RunWriter.resume(path, experiment_toml=experiment_toml)
         state = initial_state(world) if checkpoint is None else from_checkpoint(checkpoint, world)
@@ -132,3 +133,12 @@ def _advice(path: Path, good_rounds: int) -> str:
         f"again {smaller}; to start from the last good model, `cfel export {path} --to good.safetensors` and "
         "--set model.init=good.safetensors"
     )
+
+
+def _refuse_deployment(path: Path) -> None:
+    """Raises if the run is a federation's, or one of its edge servers': going on would cut its log."""
+    if (path / "nodes").is_dir() or (path / "ballot.json").exists():
+        raise RunDirectoryError(
+            f"{path} holds a deployment's run, and what devices remember is theirs: "
+            "go on with `cfel up --resume`, or start its nodes again"
+        )

@@ -5,6 +5,7 @@ import logging
 from collections.abc import Sequence
 from pathlib import Path
 
+from cfel.runlog import RoundRecord
 from cfel.runtime.identity import Identity
 from cfel.runtime.messages import Message
 from cfel.runtime.node_log import NodeLog
@@ -51,7 +52,9 @@ class Chronicle:
             lines = await self.missed(caller)
             await self._workroom.do(lambda: self.log.catch_up(lines, round_number))
         await self._workroom.do(lambda: self.log.append(message.text("record"), message.header["plans"]))
+        _LOG.info("%s", in_words(self.log.records[-1]))
         if message.header["last"]:
+            _LOG.info("the experiment is over")
             self.finished.set()
 
     async def missed(self, other: Identity) -> Sequence[str]:
@@ -85,3 +88,12 @@ class Chronicle:
         self.awaited = tuple(i for i in message.header.get("missing", ()) if i != self._number)
         self.dismissed.set()
         return Message()
+
+
+def in_words(record: RoundRecord) -> str:
+    """A finished round in a line."""
+    accuracy = "" if record.accuracy is None else f"accuracy {100 * record.accuracy:.1f} %, "
+    return (
+        f"round {record.round}: {accuracy}{record.devices_taking_part} devices, "
+        f"{record.seconds:,.1f} s and {record.joules:,.1f} J so far"
+    )

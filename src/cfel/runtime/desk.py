@@ -100,6 +100,7 @@ class Desk:
         self._orders: Mapping[int, DeviceOrder] = {}
         self._began = now()
         self._finished = False
+        self._doubtful: set[int] = set()
         self._told: set[int] = set()
         self._changed = asyncio.Condition()
 
@@ -206,6 +207,11 @@ class Desk:
         device = self._own(caller)
         known = message.header.get("after")
         self._polls[device] += 1
+        if self._polls[device] > 1 and device not in self._doubtful:
+            self._doubtful.add(device)
+            _LOG.warning(
+                "device %d asks twice at once: it has just come back, or there are two of it", device
+            )
         try:
             deadline = self._now() + POLL_SECONDS
             while self._now() < deadline:

@@ -109,6 +109,7 @@ class DeviceAgent:
             self._asking.answered()
             kind = answer.text("kind")
             if kind == "finished":
+                _LOG.info("the experiment is over")
                 return
             if kind != "nothing":
                 self._newest = answer.text("serial")
@@ -147,6 +148,7 @@ class DeviceAgent:
         if sent is None or sent.key != key:
             sent = await self._trained(asked, key)
         await self._send(asked, "upload", Message(sent.header, sent.body))
+        _LOG.info("round %d.%d: %d steps, %d bytes sent", *_told(asked, sent))
 
     async def _trained(self, asked: Message, key: Key) -> Sent:
         order = await self._order(asked)
@@ -229,6 +231,12 @@ class DeviceAgent:
 
 def _round(asked: Message) -> tuple[int, int]:
     return asked.whole("global_round"), asked.whole("edge_round")
+
+
+def _told(asked: Message, sent: Sent) -> tuple[int, int, int, int]:
+    """Global and edge round, counted from 1, steps and bytes."""
+    global_round, edge_round = _round(asked)
+    return global_round + 1, edge_round + 1, sent.header["steps"], len(sent.body)
 
 
 def _place(order: DeviceOrder) -> dict[str, int]:

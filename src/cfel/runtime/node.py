@@ -232,7 +232,8 @@ async def run_edge(
     calls = GrpcCalls(credentials, node.peers(), model_size(world.start))
     edge = EdgeNode(world, simulation, deployment, number, node.directory, agreement.said_in(calls))
     listener = GrpcServer(credentials, agreement.expected_of(edge.methods), edge.on_refusal, deployment)
-    await listener.start(node.listen or node.addresses[number])
+    port = await listener.start(node.listen or node.addresses[number])
+    _LOG.info("%s of %d listens on port %d", node.identity, world.fleet.clusters, port)
     try:
         await edge.run(companion)
     finally:

@@ -44,6 +44,8 @@ class TermCalls:
         self._term, self._calls, self._in_office = term, calls, in_office
         self._edges, self._grace_seconds = range(clusters), grace_seconds
         self.missing: set[int] = set()
+        # Those of whom it has been said, which is enough while they are asked again and again.
+        self._silent: set[int] = set()
 
     def present(self) -> list[int]:
         """Edge servers that are not missing."""
@@ -99,8 +101,11 @@ class TermCalls:
             try:
                 answer = await self._calls.call(Identity("edge", edge), method, Message(fields), seconds)
             except (UnreachableError, RefusedError) as error:
-                _LOG.info("%s: %s", method, error)
+                if edge not in self._silent:
+                    _LOG.info("%s: %s", method, error)
+                self._silent.add(edge)
                 return None
+            self._silent.discard(edge)
             return answer.header
 
         if not self._in_office():

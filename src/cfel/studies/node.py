@@ -48,6 +48,8 @@ _LOOK_SECONDS = 0.5
 _NEEDED = ("role", "number", "experiment", "certificates", "directory", "addresses")
 _KEYS = (*_NEEDED, "listen", "dashboard", "import_from", "energy", "data", "data_path")
 
+_LOG = logging.getLogger(__name__)
+
 
 @dataclass(frozen=True, slots=True)
 class NodeFile:
@@ -192,6 +194,7 @@ def _dashboard(experiment: Experiment, address: str) -> Companion:
 
         app = dashboard_app(named, _LOOK_SECONDS, os.environ.get(TOKEN_VARIABLE) or None)
         async with serve(app, host, int(port)):
+            _LOG.info("dashboard: http://%s/", address)
             await asyncio.Event().wait()
 
     return show
@@ -225,3 +228,4 @@ def start_logging(path: Path | None) -> None:
         format="%(asctime)s %(levelname)s %(name)s: %(message)s",
         force=True,
     )
+    logging.getLogger("uvicorn").setLevel(logging.WARNING)

@@ -118,8 +118,10 @@ def sweep_figure(
                 axes.plot(across, up, marker=styles[name].marker, color=styles[name].colour, **_PAPERS_MARK)
         axes.set_xticks(sorted(values), [f"{value:g}" for value in sorted(values)])
     panels[-1].set_xlabel(axis)
-    if panels[0].get_legend_handles_labels()[1]:
-        panels[0].legend(fontsize=8, ncols=3, frameon=False)
+    handles, labels = panels[0].get_legend_handles_labels()
+    if labels:
+        # Outside, where no line can run through it.
+        figure.legend(handles, labels, loc="outside upper left", fontsize=8, ncols=6, frameon=False)
     return figure if any(axes.lines for axes in panels) else None
 
 

@@ -6,6 +6,7 @@ from pathlib import Path
 import pytest
 
 from cfel.cli import status as status_command
+from cfel.runtime.certificates import is_revoked
 from cfel.runtime.identity import Identity
 from cfel.runtime.node import Node
 from cfel.status import ClusterStatus, Status
@@ -56,6 +57,45 @@ def test_certs(run: Run, tmp_path: Path) -> None:
     assert len((out / "revoked.txt").read_text().split()) == 1
     wrong = run("certs", "--out", out, "--renew", "gateway-0")
     assert (wrong.code, "'gateway-0': must look like edge-0" in wrong.err) == (2, True)
+
+
+def test_certs_that_exist_are_left_alone(run: Run, tmp_path: Path) -> None:
+    assert run("certs", "--out", tmp_path, "--edges", 1, "--devices", 1).code == 0
+    before = {path.name: path.read_bytes() for path in tmp_path.iterdir()}
+    (tmp_path / "device-0.key").unlink()
+    again = run("certs", "--out", tmp_path, "--edges", 1, "--devices", 2)
+    assert again.code == 0
+    assert "2 certificates issued (2 were there already; --renew replaces them), 0 revoked" in again.out
+    changed = {name for name, content in before.items() if (tmp_path / name).read_bytes() != content}
+    assert changed == {"device-0.pem", "device-0.key"}
+    assert (tmp_path / "device-1.pem").exists()
+
+
+@pytest.mark.parametrize("option", ["--renew", "--revoke"])
+def test_renewing_and_revoking_make_nothing_new(run: Run, tmp_path: Path, option: str) -> None:
+    out = tmp_path / "certificates"
+    refused = run("certs", "--out", out, option, "device-0")
+    assert (refused.code, out.exists()) == (1, False)
+    assert "holds no certificate authority" in refused.err
+    assert run("certs", "--out", out, "--devices", 1).code == 0
+    before = sorted(out.iterdir())
+    refused = run("certs", "--out", out, option, "device-9")
+    assert (refused.code, sorted(out.iterdir())) == (2, before)
+    assert "device-9: " in refused.err
+
+
+def test_who_is_revoked_and_renewed_at_once_has_a_good_certificate(run: Run, tmp_path: Path) -> None:
+    assert run("certs", "--out", tmp_path, "--devices", 1).code == 0
+    assert run("certs", "--out", tmp_path, "--renew", "device-0", "--revoke", "device-0").code == 0
+    assert (tmp_path / "revoked.txt").exists()
+    assert not is_revoked(tmp_path, Identity("device", 0))
+
+
+@pytest.mark.parametrize("hours", ["inf", "0", "1e9", "a"])
+def test_lifetimes_that_cannot_be(run: Run, tmp_path: Path, hours: str) -> None:
+    refused = run("certs", "--out", tmp_path / "c", "--devices", 1, "--hours", hours)
+    assert (refused.code, (tmp_path / "c").exists()) == (2, False)
+    assert f"argument --hours: '{hours}': must be a number" in refused.err
 
 
 def test_node_files(tmp_path: Path) -> None:

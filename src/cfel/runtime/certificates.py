@@ -100,6 +100,16 @@ def issue(
     return certificate.serial_number
 
 
+def is_issued(directory: Path, identity: Identity) -> bool:
+    """Whether a member has a certificate and its key here, however old."""
+    return all((directory / f"{identity}.{kind}").exists() for kind in ("pem", "key"))
+
+
+def check_authority(directory: Path) -> None:
+    """Raises a `DeploymentError` unless certificates can be issued here."""
+    _authority(directory)
+
+
 def revoke(directory: Path, identity: Identity) -> None:
     """Adds the serial number of a member's present certificate to the list of those not let in."""
     certificate = x509.load_pem_x509_certificate(read_bytes(directory / f"{identity}.pem"))
@@ -119,7 +129,10 @@ def is_revoked(directory: Path, identity: Identity) -> bool:
 
 def _authority(directory: Path) -> tuple[x509.Certificate, ec.EllipticCurvePrivateKey]:
     if not (directory / "authority.key").exists():
-        raise DeploymentError(f"{directory} holds no certificate authority: make one with `cfel certs`")
+        raise DeploymentError(
+            f"{directory} holds no certificate authority (authority.key): name the directory in which "
+            "`cfel certs` made it"
+        )
     certificate = x509.load_pem_x509_certificate(read_bytes(directory / "authority.pem"))
     key = serialization.load_pem_private_key(read_bytes(directory / "authority.key"), None)
     if not isinstance(key, ec.EllipticCurvePrivateKey):

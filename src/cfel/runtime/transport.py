@@ -17,11 +17,11 @@ import grpc
 import grpc.aio
 
 from cfel.errors import DeploymentError, RefusedError, UnreachableError
-from cfel.runlog.durable import read_bytes
 from cfel.runtime.certificates import REVOKED
 from cfel.runtime.identity import Doorkeeper, Identity, Role
 from cfel.runtime.limits import MOST_OPEN_CALLS, BusyError, TooSlowError, Turnstile, Visit
 from cfel.runtime.messages import Message, pieces, put_together
+from cfel.runtime.own_certificate import read_own
 from cfel.runtime.parameters import DeploymentParameters
 from cfel.runtime.refusals import shortened
 from cfel.runtime.revocations import Revocations
@@ -111,16 +111,12 @@ class Credentials:
 
     @classmethod
     def read(cls, directory: Path, identity: Identity) -> "Credentials":
-        """Those that `cfel certs` left in a directory."""
-        missing = [name for name in ("authority.pem", f"{identity}.pem") if not (directory / name).exists()]
-        if missing:
-            raise DeploymentError(f"{directory / missing[0]} does not exist: make it with `cfel certs`")
-        return cls(
-            read_bytes(directory / "authority.pem"),
-            read_bytes(directory / f"{identity}.pem"),
-            read_bytes(directory / f"{identity}.key"),
-            directory / REVOKED,
-        )
+        """Those that `cfel certs` left in a directory.
+
+        Raises:
+            DeploymentError: one of them is missing, or they do not fit the member or one another.
+        """
+        return cls(*read_own(directory, identity), directory / REVOKED)
 
 
 class GrpcServer:

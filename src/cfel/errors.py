@@ -33,6 +33,17 @@ def reason(error: Exception) -> str:
     return (error.strerror if isinstance(error, OSError) else None) or str(error)
 
 
+def foreseen(group: BaseExceptionGroup[BaseException]) -> CfelError | None:
+    """The first error of a group of tasks, if all that went wrong in them was foreseen; else None."""
+    _, others = group.split(CfelError)
+    if others is not None:
+        return None
+    first: BaseException = group
+    while isinstance(first, BaseExceptionGroup):
+        first = first.exceptions[0]
+    return first if isinstance(first, CfelError) else None
+
+
 class InputError(CfelError, ValueError):
     """A value is not allowed; the message names field, place and value."""
 

@@ -73,6 +73,20 @@ def test_a_reader_that_leaves_early(fleet: Path) -> None:
     assert (started.returncode, errors) == (1, "")
 
 
+def test_interrupted_while_it_loads(run: Run, monkeypatch: pytest.MonkeyPatch) -> None:
+    def interrupted(_: str) -> None:
+        raise KeyboardInterrupt
+
+    monkeypatch.setattr("cfel.cli.program.import_module", interrupted)
+    answer = run("plan", "--help")
+    assert (answer.code, answer.out, answer.err) == (130, "", "interrupted\n")
+
+
+def test_nothing_slow_is_loaded_before_ctrl_c_is_heeded() -> None:
+    code = "import sys, cfel.cli; sys.exit(len({'numpy', 'rich', 'torch'} & set(sys.modules)))"
+    assert subprocess.run([sys.executable, "-c", code], check=False).returncode == 0
+
+
 def test_theory(run: Run, write: Write) -> None:
     """Ring of 8, every weight 1/3: ζ = 1/3 + 2/3 · cos 45° = 0.8047, and Ω₁ from its formula.
 

@@ -105,23 +105,59 @@ def test_node_files(tmp_path: Path) -> None:
     assert read_node(tmp_path / "edge-1.toml") == file
 
 
+GOOD = {
+    "role": '"edge"',
+    "number": "0",
+    "addresses": '["10.0.0.1:7400"]',
+    "directory": '"a"',
+    "certificates": '"b"',
+    "experiment": '"c"',
+}
+
+
+def node_toml(**changed: str | None) -> str:
+    """A node's file with some keys changed, or left out."""
+    return "\n".join(f"{key} = {value}" for key, value in (GOOD | changed).items() if value is not None)
+
+
+@pytest.mark.parametrize("key", GOOD)
+def test_missing_keys_of_node_files(run: Run, write: Write, key: str) -> None:
+    answer = run("edge", "--config", write("node.toml", node_toml(**{key: None})))
+    assert (answer.code, f"{key} is missing" in answer.err) == (2, True), answer.err
+
+
 @pytest.mark.parametrize(
-    ("text", "reason"),
+    ("key", "value", "reason"),
     [
-        ("", "role is missing"),
-        ('role = "edge"\nport = 3', "port"),
-        ('role = "server"\naddresses = []\ndirectory = "a"\ncertificates = "b"\nexperiment = "c"', "server"),
-        ("role = ", "cannot be used"),
+        ("port", "3", "unknown 'port'"),
+        ("role", '"server"', "unknown 'server'"),
+        ("role", "", "cannot be used"),
+        ("number", '"0"', "number = '0': must be a whole number"),
+        ("number", "true", "number = True: must be a whole number"),
+        ("number", "-1", "-1 is negative"),
+        ("directory", "5", "directory = 5: must be a text"),
+        ("certificates", "[]", "certificates = []: must be a text"),
+        ("experiment", "1.5", "experiment = 1.5: must be a text"),
+        ("listen", "7400", "listen = 7400: must be a host and a port"),
+        ("listen", '"0.0.0.0"', "listen = '0.0.0.0': must be a host and a port"),
+        ("dashboard", '"127.0.0.1:99999"', "dashboard = '127.0.0.1:99999': must be a host and a port"),
+        ("addresses", '"10.0.0.1:7400"', "addresses = '10.0.0.1:7400': must be a list"),
+        ("addresses", '["10.0.0.1"]', "addresses = '10.0.0.1': must be a host and a port"),
+        ("addresses", "[7400]", "addresses = 7400: must be a text"),
+        ("addresses", "[]", "addresses = []: must name all edge servers"),
+        ("import_from", '"."', "import_from = '.': must be a list"),
+        ("data", "3", "data = 3: must be a text"),
+        ("data_path", "3", "data_path = 3: must be a text"),
     ],
 )
-def test_wrong_node_files(run: Run, write: Write, text: str, reason: str) -> None:
-    answer = run("edge", "--config", write("node.toml", text))
+def test_wrong_node_files(run: Run, write: Write, key: str, value: str, reason: str) -> None:
+    answer = run("edge", "--config", write("node.toml", node_toml(**{key: value})))
     assert (answer.code, reason in answer.err) == (2, True), answer.err
+    assert str(write("node.toml", "")) in answer.err
 
 
 def test_a_devices_file_is_not_for_an_edge_server(run: Run, write: Write) -> None:
-    text = 'role = "device"\naddresses = []\ndirectory = "a"\ncertificates = "b"\nexperiment = "c"'
-    answer = run("edge", "--config", write("node.toml", text))
+    answer = run("edge", "--config", write("node.toml", node_toml(role='"device"')))
     assert (answer.code, "configures device-0" in answer.err) == (2, True)
 
 

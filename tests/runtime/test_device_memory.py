@@ -5,13 +5,20 @@ from pathlib import Path
 import pytest
 import torch
 
-from cfel.errors import RunDirectoryError
+from cfel.errors import RunBusyError, RunDirectoryError
 from cfel.learning.compression import SparseUpdate
 from cfel.learning.estimates import Estimates
 from cfel.learning.exchange import DeviceOrder, DeviceReport, DeviceState
 from cfel.learning.flat import FlatModel
 from cfel.runtime.contents import upload
-from cfel.runtime.device_memory import Memory, Sent, load_memory, save_memory, with_unused_returned
+from cfel.runtime.device_memory import (
+    Memory,
+    Sent,
+    alone_in,
+    load_memory,
+    save_memory,
+    with_unused_returned,
+)
 
 MODEL = FlatModel(torch.zeros(4), torch.ones(1))
 UPDATE = SparseUpdate(4, torch.tensor([1, 3], dtype=torch.int32), torch.tensor([2.0, -1.0]))
@@ -21,6 +28,17 @@ SENT = Sent((5, 1, "abc", 1.0, 0.5), MESSAGE.header, MESSAGE.body)
 STATE = DeviceState(
     torch.tensor([0.1, 0.2, 0.3, 0.4]), torch.tensor([1.0, 1.0, 1.0, 1.0]), Estimates(2.0, 3.0)
 )
+
+
+def test_a_directory_is_one_devices(tmp_path: Path) -> None:
+    home = tmp_path / "new" / "device-0"
+    with alone_in(home):
+        with pytest.raises(RunBusyError, match=f"{home}: another device's process"), alone_in(home):
+            pass
+        with alone_in(tmp_path / "device-1"):
+            pass
+    with alone_in(home):
+        save_memory(home / "memory.bin", Memory())
 
 
 def test_there_and_back(tmp_path: Path) -> None:

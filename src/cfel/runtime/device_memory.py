@@ -1,6 +1,9 @@
 """What a device keeps from one edge round to the next, on its disk: its state and its last upload."""
 
-from collections.abc import Mapping
+import fcntl
+import os
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
 from dataclasses import asdict, dataclass, field, replace
 from pathlib import Path
 from typing import Any
@@ -9,9 +12,11 @@ import numpy as np
 import torch
 from torch import Tensor
 
+from cfel.errors import RunBusyError
 from cfel.learning.estimates import estimates_from
 from cfel.learning.exchange import DeviceState
 from cfel.learning.wire import unpack
+from cfel.runlog.durable import reported
 from cfel.runtime import persisted
 from cfel.runtime.meters import Measurements, RunningRatio
 
@@ -35,6 +40,27 @@ class Memory:
     state: DeviceState = field(default_factory=DeviceState)
     sent: Sent | None = None
     measured: Measurements | None = None
+
+
+@contextmanager
+def alone_in(directory: Path) -> Iterator[None]:
+    """Makes a device's directory its own as long as it lasts, or until the process dies.
+
+    Raises:
+        RunBusyError: another device works there.
+        RunDirectoryError: it cannot be made or opened.
+    """
+    with reported("create", directory):
+        directory.mkdir(parents=True, exist_ok=True)
+        descriptor = os.open(directory, os.O_RDONLY | os.O_DIRECTORY)
+    try:
+        try:
+            fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        except BlockingIOError as error:
+            raise RunBusyError(f"{directory}: another device's process works in this directory") from error
+        yield
+    finally:
+        os.close(descriptor)
 
 
 def with_unused_returned(memory: Memory, used: tuple[int, int] | None) -> Memory:

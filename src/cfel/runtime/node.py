@@ -24,6 +24,7 @@ from cfel.runtime.contacts import Contacts, NotedCalls
 from cfel.runtime.contents import model_size
 from cfel.runtime.desk import Desk
 from cfel.runtime.device_agent import DeviceAgent
+from cfel.runtime.device_memory import alone_in
 from cfel.runtime.edge_server import EdgeServer
 from cfel.runtime.identity import Identity
 from cfel.runtime.joules import EnergyCounter, find_counter
@@ -225,9 +226,10 @@ async def run_edge(
     companion: Companion | None = None,
 ) -> None:
     """Runs an edge server until the experiment is over or the task is cancelled."""
-    number = node.identity.number
-    if len(node.addresses) != world.fleet.clusters or number >= world.fleet.clusters:
-        raise InputError(f"{node.identity}: {len(node.addresses)} addresses, {world.fleet.clusters} clusters")
+    number, clusters = node.identity.number, world.fleet.clusters
+    if number >= clusters:
+        raise InputError(f"{node.identity}: the experiment has edge servers 0 to {clusters - 1}")
+    _check_addresses(node, clusters)
     credentials = Credentials.read(node.certificates, node.identity)
     calls = GrpcCalls(credentials, node.peers(), model_size(world.start))
     edge = EdgeNode(world, simulation, deployment, number, node.directory, agreement.said_in(calls))
@@ -239,6 +241,14 @@ async def run_edge(
     finally:
         await listener.stop(1.0)
         await calls.close()
+
+
+def _check_addresses(node: Node, clusters: int) -> None:
+    if len(node.addresses) != clusters:
+        raise InputError(
+            f"{node.identity}: addresses has {len(node.addresses)} entries, the experiment {clusters} edge "
+            "servers"
+        )
 
 
 async def _at_most(seconds: float, otherwise: str, what: Coroutine[None, None, Any]) -> None:
@@ -268,14 +278,21 @@ async def run_device(
     number = node.identity.number
     if number >= world.fleet.devices:
         raise InputError(f"{node.identity}: the experiment has devices 0 to {world.fleet.devices - 1}")
-    node.directory.mkdir(parents=True, exist_ok=True)
+    _check_addresses(node, world.fleet.clusters)
+    with alone_in(node.directory):
+        await _run_device(world, deployment, node, agreement, data or own_data(world, number))
+
+
+async def _run_device(
+    world: World, deployment: DeploymentParameters, node: Node, agreement: Agreement, data: DeviceData
+) -> None:
     credentials = Credentials.read(node.certificates, node.identity)
     calls = GrpcCalls(credentials, node.peers(), model_size(world.start))
     workroom = Workroom()
     agent = DeviceAgent(
         world,
-        number,
-        data or own_data(world, number),
+        node.identity.number,
+        data,
         deployment,
         agreement.said_in(calls),
         node.directory,

@@ -17,6 +17,7 @@ import grpc
 import grpc.aio
 
 from cfel.errors import DeploymentError, RefusedError, UnreachableError
+from cfel.runtime.addresses import check_free
 from cfel.runtime.certificates import REVOKED
 from cfel.runtime.identity import Doorkeeper, Identity, Role
 from cfel.runtime.limits import MOST_OPEN_CALLS, BusyError, TooSlowError, Turnstile, Visit
@@ -154,6 +155,7 @@ class GrpcServer:
 
     async def start(self, address: str) -> int:
         """Listens; returns the port."""
+        check_free(address)
         pair = (self._credentials.key, self._credentials.certificate)
         secure = grpc.ssl_server_credentials(
             [pair], root_certificates=self._credentials.authority, require_client_auth=True

@@ -21,14 +21,14 @@ import os
 import signal
 import time
 import tomllib
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
 import tomli_w
 
-from cfel.errors import ExperimentError, InputError
+from cfel.errors import ExperimentError, InputError, foreseen
 from cfel.experiment import Experiment, experiment_toml, load_experiment, shared_parts
 from cfel.experiment.document import refuse_unknown
 from cfel.plugins import import_from
@@ -36,6 +36,7 @@ from cfel.report.dashboard import dashboard_app, serve
 from cfel.rounds import fleet_description, refuse_other_experiment
 from cfel.runlog import describe_environment
 from cfel.runlog.durable import replace_file, reported
+from cfel.runtime.addresses import split_address
 from cfel.runtime.agreement import Agreement
 from cfel.runtime.identity import Identity
 from cfel.runtime.node import Companion, Node, run_device, run_edge
@@ -86,24 +87,64 @@ def read_node(path: Path) -> NodeFile:
     try:
         table: dict[str, Any] = tomllib.loads(path.read_text(encoding="utf-8"))
         refuse_unknown("node", table, _KEYS)
-        beside = path.absolute().parent
-        node = Node(
-            Identity(table["role"], table.get("number", 0)),
-            tuple(str(address) for address in table["addresses"]),
-            beside / table["directory"],
-            beside / table["certificates"],
-            table.get("listen"),
-            _energy(beside, table.get("energy", "auto")),
-        )
-        folders = tuple(beside / folder for folder in table.get("import_from", ()))
-        samples = None if "data_path" not in table else beside / table["data_path"]
-        return NodeFile(
-            node, beside / table["experiment"], folders, table.get("dashboard"), table.get("data"), samples
-        )
-    except KeyError as error:
-        raise ExperimentError(f"{path}: {error.args[0]} is missing") from error
-    except (OSError, UnicodeDecodeError, tomllib.TOMLDecodeError, TypeError, InputError) as error:
+        return _node_file(path.absolute().parent, table)
+    except (OSError, UnicodeDecodeError, tomllib.TOMLDecodeError, InputError) as error:
         raise ExperimentError(f"{path}: cannot be used: {error}") from error
+
+
+def _node_file(beside: Path, table: dict[str, Any]) -> NodeFile:
+    """What a table says; paths are relative to `beside`."""
+    missing = [key for key in _NEEDED if key not in table]
+    if missing:
+        raise InputError(f"{missing[0]} is missing")
+    for key in ("listen", "dashboard"):
+        if key in table:
+            split_address(key, table[key])
+    node = Node(
+        Identity(table["role"], _number(table["number"])),
+        _addresses(table),
+        beside / _text("directory", table["directory"]),
+        beside / _text("certificates", table["certificates"]),
+        table.get("listen"),
+        _energy(beside, table.get("energy", "auto")),
+    )
+    given = {key: _text(key, table[key]) for key in ("data", "data_path") if key in table}
+    return NodeFile(
+        node,
+        beside / _text("experiment", table["experiment"]),
+        tuple(beside / _text("import_from", folder) for folder in _list("import_from", table)),
+        table.get("dashboard"),
+        given.get("data"),
+        beside / given["data_path"] if "data_path" in given else None,
+    )
+
+
+def _text(key: str, given: object) -> str:
+    if not isinstance(given, str) or not given:
+        raise InputError(f"{key} = {given!r}: must be a text in quotes")
+    return given
+
+
+def _number(given: object) -> int:
+    if not isinstance(given, int) or isinstance(given, bool):
+        raise InputError(f"number = {given!r}: must be a whole number, without quotes")
+    return given
+
+
+def _list(key: str, table: Mapping[str, object]) -> list[object]:
+    given = table.get(key, [])
+    if not isinstance(given, list):
+        raise InputError(f"{key} = {given!r}: must be a list of texts, in square brackets")
+    return given
+
+
+def _addresses(table: Mapping[str, object]) -> tuple[str, ...]:
+    given = [_text("addresses", address) for address in _list("addresses", table)]
+    if not given:
+        raise InputError("addresses = []: must name all edge servers")
+    for address in given:
+        split_address("addresses", address)
+    return tuple(given)
 
 
 def _energy(beside: Path, given: object) -> str:
@@ -183,9 +224,7 @@ def settle(directory: Path, experiment: Experiment, world: World) -> None:
 
 def _dashboard(experiment: Experiment, address: str) -> Companion:
     """Serves the dashboard beside an edge server."""
-    host, _, port = address.rpartition(":")
-    if not host or not port.isdigit():
-        raise InputError(f"dashboard = {address!r}: must look like 127.0.0.1:8470")
+    host, port = split_address("dashboard", address)
 
     async def show(look: Callable[[], Status]) -> None:
         def named() -> Status:
@@ -193,7 +232,7 @@ def _dashboard(experiment: Experiment, address: str) -> Companion:
             return replace(look(), name=experiment.name, scheme=experiment.scheme.name, target=target)
 
         app = dashboard_app(named, _LOOK_SECONDS, os.environ.get(TOKEN_VARIABLE) or None)
-        async with serve(app, host, int(port)):
+        async with serve(app, host, port):
             _LOG.info("dashboard: http://%s/", address)
             await asyncio.Event().wait()
 
@@ -214,6 +253,9 @@ async def _until_stopped(work: Any) -> bool:  # noqa: ANN401 — a coroutine
         await task
     except asyncio.CancelledError:
         return False
+    except BaseExceptionGroup as group:
+        # An edge server is several tasks; whoever started it wants to read what went wrong, not in which.
+        raise foreseen(group) or group from None
     finally:
         if parent is not None:
             loop.remove_reader(parent.sentinel)

@@ -1,10 +1,12 @@
 """What `cfel up` shows while a federation works, and how it stops and goes on."""
 
 import io
+import shlex
 import signal
 import subprocess
 import sys
 import time
+from argparse import Namespace
 from dataclasses import replace
 from pathlib import Path
 
@@ -12,6 +14,7 @@ import pytest
 from rich.console import Console
 
 from cfel.cli.federation_view import FederationView
+from cfel.cli.up import _resuming
 from cfel.runlog import RoundRecord
 from cfel.runlog.log import read_log
 from cfel.status import ClusterStatus, DeviceStatus, Status
@@ -85,8 +88,8 @@ def test_a_line_per_round_where_there_is_no_terminal() -> None:
         clock.seconds = 60.0
         view.on_round(record(2))
     assert out.getvalue().strip() == (
-        "round 2/10, training 3.2, coordinator edge-1 (term 7), 1/2 + those of 1 silent devices, 50.0 %, "
-        "20.0 s, 200 J, ETA 0:04:00"
+        "round 2/10, coordinator edge-1 (term 7), 1/2 + those of 1 silent devices, 50.0 %, 20.0 s, 200 J, "
+        "ETA 0:04:00"
     )
 
 
@@ -97,8 +100,31 @@ def test_a_table_in_a_terminal() -> None:
         view.see({0: status(("training", "idle")), 1: "nobody answers"})
         view.on_round(record(2))
     shown = out.getvalue()
-    for words in ("edge-1", "3.2", "2/2", "no answer", "round 2/10", "50.0 %", "200 J"):
+    for words in ("edge-1", "training", "3.2", "2/2", "no answer", "round 2/10", "50.0 %", "200 J"):
         assert words in shown
+
+
+def test_what_is_wrong_is_said_when_it_changes() -> None:
+    out = io.StringIO()
+    good = status(("training", "idle"))
+    alone, nobody = replace(good, problem="no majority: [1 of 3]"), replace(good, problem="nobody elected")
+    view = FederationView(10, Console(file=out, width=200))
+    for answer in (good, alone, alone, "no answer", alone, nobody, good, alone):
+        view.see({0: answer, 1: good})
+    assert out.getvalue().splitlines() == [
+        "edge-0: no majority: [1 of 3]",
+        "edge-0: nobody elected",
+        "edge-0: no majority: [1 of 3]",
+    ]
+
+
+def test_the_command_to_go_on_has_the_changes() -> None:
+    changes = ["rounds.global=3", 'scheme.options={ "frequency" = false }']
+    given = Namespace(experiment=Path("a b.toml"), set=changes, json=False)
+    words = shlex.split(_resuming(given, Path("runs/x")))
+    assert words == [
+        *("cfel", "up", "a b.toml", "--out", "runs/x", "--set", changes[0], "--set", changes[1], "--resume")
+    ]
 
 
 def test_before_the_first_round_nothing_is_known() -> None:

@@ -80,6 +80,21 @@ def test_all_samples_are_the_devices(tmp_path: Path) -> None:
     assert held.data.normalisation == world.task.data.normalisation
 
 
+def test_samples_that_cannot_be_read(tmp_path: Path) -> None:
+    import_from(EXAMPLES)
+    name, world, path = "own_device_data:samples", tiny().world(), tmp_path / "samples.npz"
+    with pytest.raises(InputError, match=f"^data_path = '{path}': does not exist$"):
+        own_samples(name, path, world)
+    with pytest.raises(InputError, match=f"^data = '{name}' failed without a data_path: ValueError"):
+        own_samples(name, None, world)
+    np.savez(path, pictures=np.zeros(3))
+    with pytest.raises(InputError, match=f"failed with data_path = '{path}': KeyError: 'images"):
+        own_samples(name, path, world)
+    path.write_bytes(b"no archive")
+    with pytest.raises(InputError, match=f"failed with data_path = '{path}': "):
+        own_samples(name, path, world)
+
+
 @pytest.mark.parametrize(
     ("given", "reason"),
     [

@@ -40,6 +40,7 @@ class FederationView:
         self._rounds, self._now = rounds, now
         self._console = console or Console(stderr=True, highlight=False)
         self._answers: Answers = {}
+        self._problems: dict[int, str] = {}
         self._last: RoundRecord | None = None
         self._begun: tuple[float, int] | None = None
         self._over = threading.Event()
@@ -76,8 +77,13 @@ class FederationView:
             self.say(self.line())
 
     def see(self, answers: Answers) -> None:
-        """Takes note of what the edge servers said of themselves."""
+        """Takes note of what the edge servers said of themselves, and says what is newly wrong with one."""
         self._answers = answers
+        for edge, answer in sorted(answers.items()):
+            problem = answer.problem if isinstance(answer, Status) else self._problems.get(edge, "")
+            if problem and problem != self._problems.get(edge):
+                self.say(f"edge-{edge}: {problem}")
+            self._problems[edge] = problem
 
     def line(self) -> str:
         """The state of the federation in a line."""
@@ -86,7 +92,7 @@ class FederationView:
         done = 0 if self._last is None else self._last.round
         parts = [f"round {done}/{self._rounds}"]
         if newest is not None:
-            parts.append(f"{newest.phase} {newest.round}.{newest.edge_round}")
+            # Each is asked once a second: by the time a round is told, its phase is an old one.
             parts.append(f"coordinator {newest.coordinator or 'none'} (term {newest.term})")
             parts.append(f"{_there(self._answers)} devices")
         if self._last is not None:

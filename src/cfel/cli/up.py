@@ -1,6 +1,7 @@
 """`cfel up`: a whole federation on this machine."""
 
 import argparse
+import shlex
 import sys
 from pathlib import Path
 
@@ -34,6 +35,15 @@ def _page(out: Path) -> str:
     return f"http://{read_node(out / 'nodes' / 'edge-0.toml').dashboard}/"
 
 
+def _resuming(arguments: argparse.Namespace, out: Path) -> str:
+    """The command that goes on with what this one has begun; without its changes it would be refused."""
+    changes = [part for change in arguments.set for part in ("--set", change)]
+    json = ["--json"] if arguments.json else []
+    return shlex.join(
+        ["cfel", "up", str(arguments.experiment), "--out", str(out), *changes, *json, "--resume"]
+    )
+
+
 def run(arguments: argparse.Namespace) -> int:
     """Brings the federation up, and reports when it is done."""
     experiment = read_experiment(arguments)
@@ -59,6 +69,6 @@ def run(arguments: argparse.Namespace) -> int:
         try:
             records = bring_up(experiment, out, raising)
         except KeyboardInterrupt:
-            view.say(f"all stopped; to go on: cfel up {arguments.experiment} --out {out} --resume")
+            view.say(f"all stopped; to go on: {_resuming(arguments, out)}")
             raise
     return tell_ending(arguments, experiment, out, records)

@@ -5,6 +5,7 @@
 What the experiment says of its data (shape, classes, how images are scaled) holds for them too.
 """
 
+from collections.abc import Callable
 from dataclasses import replace
 from pathlib import Path
 
@@ -27,10 +28,10 @@ def own_samples(name: str, path: Path | None, world: World) -> DeviceData:
         world: what is run; its model has to take the samples.
 
     Raises:
-        InputError: there is no such function, or what it gives does not fit the experiment.
+        InputError: there is no such path or function, it fails, or what it gives does not fit the experiment.
     """
-    found = resolve("samples", name, {}, ("path",))(path)
     what = f"data = {name!r}"
+    found = _given(what, resolve("samples", name, {}, ("path",)), path)
     if not isinstance(found, tuple) or len(found) != 2 or not all(isinstance(x, Tensor) for x in found):
         raise InputError(f"{what}: must give two tensors, inputs and targets, got {type(found).__name__}")
     inputs, targets = found
@@ -41,6 +42,16 @@ def own_samples(name: str, path: Path | None, world: World) -> DeviceData:
     data = replace(like, name=name, train_inputs=inputs, train_targets=targets, train_writers=None)
     check_task(what, replace(world.task, data=data))
     return DeviceData(data, np.arange(len(inputs)))
+
+
+def _given(what: str, function: Callable[[Path | None], object], path: Path | None) -> object:
+    if path is not None and not path.exists():
+        raise InputError(f"data_path = {str(path)!r}: does not exist")
+    try:
+        return function(path)
+    except (OSError, ValueError, KeyError, EOFError) as error:
+        called_with = "without a data_path" if path is None else f"with data_path = {str(path)!r}"
+        raise InputError(f"{what} failed {called_with}: {type(error).__name__}: {error}") from error
 
 
 def _check_part(what: str, given: Tensor, like: Tensor) -> None:

@@ -1,6 +1,7 @@
 """`cfel up`, `cfel certs`, `cfel status`, `cfel edge` and `cfel device`, as far as they do not wait."""
 
 import shutil
+from collections.abc import Callable
 from pathlib import Path
 
 import pytest
@@ -9,10 +10,10 @@ from cfel.cli import status as status_command
 from cfel.runtime.certificates import is_revoked
 from cfel.runtime.identity import Identity
 from cfel.runtime.node import Node
-from cfel.status import ClusterStatus, Status
+from cfel.status import ClusterStatus, DeviceStatus, RoundPoint, Status
 from cfel.studies.node import NodeFile, read_node, write_node
 
-from .conftest import Run, Write
+from .conftest import Answer, Run, Write
 
 EXAMPLE = Path(__file__).parents[2] / "examples" / "tiny.toml"
 
@@ -165,17 +166,64 @@ def test_status_of_nothing(run: Run, tmp_path: Path) -> None:
     assert run("status", tmp_path).code == 2
 
 
-def test_status_says_what_is_wrong(run: Run, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """One edge server answers, and finds no majority; the other does not answer."""
+SILENCE = (
+    "edge-1, status: failed to connect to all addresses; last error: UNKNOWN: ipv4:127.0.0.1:7400: "
+    "Failed to connect to remote host: Connection refused"
+)
+WHY = "edge 1: UNKNOWN: ipv4:127.0.0.1:7400: Failed to connect to remote host: Connection refused"
+
+
+@pytest.fixture
+def asked(run: Run, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Callable[..., Answer]:
+    """`cfel status` of two edge servers that say something."""
     path = tmp_path / "operator-0.toml"
     write_node(path, NodeFile(Node(Identity("operator", 0), ("a:1", "b:2"), tmp_path, tmp_path), path))
-    clusters = (ClusterStatus(cluster=0), ClusterStatus(cluster=1, state="lost"))
-    waiting = Status(node="edge-0", term=3, clusters=clusters, edge_round=1, problem="no majority: 1 of 2")
 
-    async def answers(_: Node) -> dict[int, Status | str]:
-        return {0: waiting, 1: "nobody listens"}
+    def ask(*answers: Status | str) -> Answer:
+        async def answer(_: Node) -> dict[int, Status | str]:
+            return dict(enumerate(answers))
 
-    monkeypatch.setattr(status_command, "ask_status", answers)
-    answer = run("status", path)
+        monkeypatch.setattr(status_command, "ask_status", answer)
+        return run("status", path)
+
+    return ask
+
+
+def test_status_says_what_is_wrong(asked: Callable[..., Answer]) -> None:
+    """One edge server answers, and finds no majority; the other does not answer."""
+    devices = tuple(DeviceStatus(device=n) for n in range(12))
+    clusters = (ClusterStatus(cluster=0, size=12, devices=devices), ClusterStatus(cluster=1, state="lost"))
+    history = (RoundPoint(round=123, seconds=1.0, joules=1.0, accuracy=0.987),)
+    waiting = Status(
+        node="edge-0",
+        term=12,
+        coordinator="edge-10",
+        clusters=clusters,
+        round=123,
+        edge_round=1,
+        phase="aggregating",
+        seconds=12_345.0,
+        joules=123_456.0,
+        history=history,
+        problem="no majority: 1 of 2",
+    )
+    answer = asked(waiting, SILENCE)
     assert answer.code == 0
-    assert "edge 0: no majority: 1 of 2" in answer.out
+    head, first, second, *below = [line.rstrip() for line in answer.out.splitlines()]
+    assert head.split()[:3] == ["edge", "term", "coordinator"]
+    assert first.split() == [
+        *("0", "12", "edge-10", "123.1", "aggregating", "12/12", "0", "98.7", "%", "12,345", "123,456")
+    ]
+    assert second.split() == ["1", "no", "answer"]
+    assert max(len(head), len(first)) <= 80
+    assert below == ["edge 0: no majority: 1 of 2", WHY]
+
+
+def test_status_when_nobody_is_there(asked: Callable[..., Answer]) -> None:
+    answer = asked("no", SILENCE)
+    assert answer.code == 1
+    assert answer.out.splitlines()[-3:] == [
+        "edge 0: no",
+        WHY,
+        "nobody answers: the federation is over, or not running",
+    ]

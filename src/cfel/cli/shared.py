@@ -17,7 +17,7 @@ Commands = Any
 """argparse's action for sub-commands; its type is private."""
 
 
-_UNLIMITED = 10_000
+UNLIMITED = 10_000
 """Columns of a terminal that cuts nothing off."""
 
 SUMMARIES = {
@@ -126,7 +126,7 @@ def print_table(console: Console, title: str, table: Table) -> None:
     A table of numbers alone that is wider than the terminal sticks out of it: digits are never cut off.
     """
     if all(column.no_wrap for column in table.columns):
-        table.width = console.measure(table, options=console.options.update_width(_UNLIMITED)).maximum
+        table.width = console.measure(table, options=console.options.update_width(UNLIMITED)).maximum
     console.print(f"[bold]{title}[/]")
     console.print(table, "", crop=False)
 

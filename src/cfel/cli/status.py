@@ -9,8 +9,10 @@ from typing import Any
 
 from rich.console import Console
 from rich.markup import escape
+from rich.table import Table
 
-from cfel.cli.shared import Commands, add_command, add_json, new_table, print_json
+from cfel.cli.federation_view import GONE
+from cfel.cli.shared import UNLIMITED, Commands, add_command, add_json, new_table, print_json
 from cfel.errors import InputError
 from cfel.runtime.node import ask_status
 from cfel.status import Status
@@ -52,14 +54,35 @@ def _document(edge: int, answer: Status | str) -> dict[str, Any]:
 
 def _print(answers: dict[int, Status | str]) -> None:
     console = Console(highlight=False)
-    columns = ("edge", "term", "coordinator", "round", "phase", "devices", "refused", "accuracy", "s", "J")
-    table = new_table(*columns, texts=("phase",))
+    table = _table(answers)
+    # Wider than the terminal it sticks out: neither words nor digits are broken.
+    table.width = console.measure(table, options=console.options.update_width(UNLIMITED)).maximum
+    console.print(table, crop=False)
     for edge, answer in sorted(answers.items()):
-        if not isinstance(answer, Status):
-            table.add_row(str(edge), "", "", "", f"[red]{escape(answer)}[/]")
+        if isinstance(answer, str):
+            console.print(f"[red]edge {edge}: {escape(_reason(answer))}[/]", soft_wrap=True)
+        elif answer.problem:
+            console.print(f"[yellow]edge {edge}: {escape(answer.problem)}[/]", soft_wrap=True)
+    if not any(isinstance(answer, Status) for answer in answers.values()):
+        console.print("nobody answers: the federation is over, or not running")
+    _print_sources(console, answers)
+
+
+def _reason(answer: str) -> str:
+    """Why there was no answer, in one line: of gRPC's chain of causes the last."""
+    return " ".join(answer.rpartition("last error: ")[2].split())
+
+
+def _table(answers: dict[int, Status | str]) -> Table:
+    columns = ("edge", "term", "coordinator", "round", "phase", "devices", "refused", "accuracy", "s", "J")
+    table = new_table(*columns)
+    table.padding = (0, 1, 0, 0)
+    for edge, answer in sorted(answers.items()):
+        if isinstance(answer, str):
+            table.add_row(str(edge), "", "", "", "[red]no answer[/]")
             continue
         devices = answer.clusters[edge].devices
-        there = sum(device.state not in ("lost", "quarantined") for device in devices)
+        there = sum(device.state not in GONE for device in devices)
         accuracy = next((each.accuracy for each in answer.history[::-1] if each.accuracy is not None), None)
         table.add_row(
             str(edge),
@@ -73,11 +96,7 @@ def _print(answers: dict[int, Status | str]) -> None:
             f"{answer.seconds:,.0f}",
             f"{answer.joules:,.0f}",
         )
-    console.print(table)
-    for edge, answer in sorted(answers.items()):
-        if isinstance(answer, Status) and answer.problem:
-            console.print(f"[yellow]edge {edge}: {escape(answer.problem)}[/]")
-    _print_sources(console, answers)
+    return table
 
 
 def _print_sources(console: Console, answers: dict[int, Status | str]) -> None:

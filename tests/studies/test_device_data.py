@@ -1,5 +1,6 @@
 """A device with samples and a model of its own, as `cfel device --config` runs it."""
 
+import re
 import shutil
 import subprocess
 import sys
@@ -78,6 +79,19 @@ def test_all_samples_are_the_devices(tmp_path: Path) -> None:
     assert held.samples == 7
     assert torch.equal(held.data.train_inputs, digits().train_inputs[:7])
     assert held.data.normalisation == world.task.data.normalisation
+
+
+def test_the_file_of_the_documents_fits(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """The lines in docs/deploy.md that make a `samples.npz`, and the range they speak of."""
+    page = (EXAMPLES.parent / "docs" / "deploy.md").read_text(encoding="utf-8")
+    (lines,) = (code for code in re.findall(r"```python\n(.*?)```", page, re.DOTALL) if "savez" in code)
+    monkeypatch.chdir(tmp_path)
+    exec(lines, {})  # noqa: S102 — our own document
+    import_from(EXAMPLES)
+    held = own_samples("own_device_data:samples", tmp_path / "samples.npz", tiny().world())
+    pixels = held.data.train_inputs
+    assert (tuple(pixels.shape), pixels.dtype) == ((20, 1, 8, 8), torch.uint8)
+    assert np.array_equal(np.unique(pixels), np.unique(digits().train_inputs))
 
 
 def test_samples_that_cannot_be_read(tmp_path: Path) -> None:

@@ -7,11 +7,14 @@ from pathlib import Path
 import pytest
 
 from cfel.errors import DashboardError, InputError
+from cfel.runtime.agreement import Agreement
 from cfel.runtime.identity import Identity
 from cfel.runtime.node import Node, run_device, run_edge
 from cfel.studies.node import _until_stopped
 
 from ..simulation.drive import tiny
+
+SAME = Agreement({})
 
 
 async def fail(error: Exception) -> None:
@@ -44,10 +47,10 @@ def test_a_node_that_the_experiment_does_not_have(tmp_path: Path) -> None:
     world, deployment = experiment.world(), experiment.deployment
     node = Node(Identity("edge", 7), ("a:1", "b:2"), tmp_path, tmp_path)
     with pytest.raises(InputError, match="edge-7: the experiment has edge servers 0 to 1"):
-        asyncio.run(run_edge(world, experiment.resolved(world).simulation, deployment, node))
+        asyncio.run(run_edge(world, experiment.resolved(world).simulation, deployment, node, SAME))
     node = replace(node, identity=Identity("device", 4))
     with pytest.raises(InputError, match="device-4: the experiment has devices 0 to 3"):
-        asyncio.run(run_device(world, deployment, node))
+        asyncio.run(run_device(world, deployment, node, SAME))
     node = replace(node, identity=Identity("device", 3), addresses=("a:1",))
     with pytest.raises(InputError, match="device-3: addresses has 1 entries, the experiment 2 edge servers"):
-        asyncio.run(run_device(world, deployment, node))
+        asyncio.run(run_device(world, deployment, node, SAME))

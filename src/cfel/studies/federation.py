@@ -18,7 +18,7 @@ from multiprocessing.context import ForkServerContext
 from multiprocessing.process import BaseProcess
 from pathlib import Path
 
-from cfel.errors import CfelError, DeploymentError, RefusedError
+from cfel.errors import CfelError, DeploymentError, InputError, RefusedError
 from cfel.experiment import Experiment, experiment_toml
 from cfel.learning.flat import FlatModel
 from cfel.rounds import fleet_description, is_last, refuse_other_experiment
@@ -297,8 +297,15 @@ def _node_process(configuration: Path) -> None:
     except CfelError as error:
         with log.open("a") as file:
             file.write(f"{error}\n")
-        raise SystemExit(_TURNED_AWAY if isinstance(error, RefusedError) else 1) from error
+        raise SystemExit(_exit_code(error)) from error
     except Exception:  # noqa: BLE001 — whatever it is, it must be in the node's log before the process ends
         with log.open("a") as file:
             traceback.print_exc(file=file)
         raise SystemExit(1) from None
+
+
+def _exit_code(error: CfelError) -> int:
+    """2 for what no restart mends, as on the command line."""
+    if isinstance(error, RefusedError):
+        return _TURNED_AWAY
+    return 2 if isinstance(error, InputError) else 1

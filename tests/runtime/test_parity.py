@@ -10,7 +10,7 @@ from cfel.runtime.identity import Identity
 
 from ..simulation.drive import records, timeless
 from .conftest import deployed
-from .memory import Federation, Network
+from .memory import Federation, Network, until
 
 
 def test_equals_the_simulation(tmp_path: Path, simulated: list[dict[str, Any]]) -> None:
@@ -90,6 +90,8 @@ def test_coordinator_killed_in_every_phase(
             network.on_call = count
             federation.start()
             await asyncio.wait_for(due.wait(), 30)
+            # On a busy machine an election may be under way at this very moment.
+            await until("somebody leads", lambda: federation.coordinator() is not None)
             killed = federation.coordinator()
             assert killed is not None
             await federation.kill(Identity("edge", killed))

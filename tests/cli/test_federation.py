@@ -45,6 +45,12 @@ def test_up_and_status(run: Run, tmp_path: Path) -> None:
     assert (resumed.code, "deployment's" in resumed.err) == (1, True)
 
 
+def test_up_on_another_machine(run: Run, tmp_path: Path) -> None:
+    answer = run("up", EXAMPLE, "--out", tmp_path / "run", "--set", "deployment.host=192.0.2.7")
+    assert (answer.code, "deployment.host = '192.0.2.7'" in answer.err) == (2, True), answer.err
+    assert not (tmp_path / "run").exists()
+
+
 def test_certs(run: Run, tmp_path: Path) -> None:
     out = tmp_path / "certificates"
     assert run("certs", "--out", out, "--edges", 2, "--devices", 1).code == 0

@@ -18,7 +18,7 @@ from multiprocessing.context import ForkServerContext
 from multiprocessing.process import BaseProcess
 from pathlib import Path
 
-from cfel.errors import CfelError, DeploymentError, InputError, RefusedError
+from cfel.errors import CfelError, DeploymentError, InputError, RefusedError, reason
 from cfel.experiment import Experiment, experiment_toml
 from cfel.learning.flat import FlatModel
 from cfel.rounds import fleet_description, is_last, refuse_other_experiment
@@ -80,6 +80,7 @@ def bring_up(experiment: Experiment, out: Path, raising: Raising) -> list[RoundR
         DeploymentError: a process cannot go on.
         KeyboardInterrupt: it was interrupted; everything is on the disk.
     """
+    free_ports(experiment.deployment.host, 1)  # before anything is left on the disk
     world = experiment.world()
     resolved = experiment.resolved(world)
     text = experiment_toml(resolved)
@@ -132,12 +133,19 @@ def prepare(experiment: Experiment, world: World, out: Path, import_from: tuple[
 
 
 def free_ports(host: str, count: int) -> list[int]:
-    """Ports that nobody listens on at the moment."""
+    """Ports that nobody listens on at the moment.
+
+    Raises:
+        InputError: the host is not this machine.
+    """
     sockets = [socket.socket() for _ in range(count)]
     try:
         for each in sockets:
             each.bind((host, 0))
         return [int(each.getsockname()[1]) for each in sockets]
+    except OSError as error:
+        words = f"deployment.host = {host!r}: must be an address of this machine ({reason(error)})"
+        raise InputError(words) from error
     finally:
         for each in sockets:
             each.close()

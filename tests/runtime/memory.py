@@ -13,10 +13,11 @@ from cfel.experiment import Experiment
 from cfel.runlog import RoundRecord
 from cfel.runlog.log import read_log
 from cfel.runtime.device_agent import DeviceAgent
+from cfel.runtime.edge_node import EdgeNode
 from cfel.runtime.identity import Identity
 from cfel.runtime.joules import EnergyCounter
 from cfel.runtime.messages import Message, pieces, put_together
-from cfel.runtime.node import EdgeNode, own_data
+from cfel.runtime.node import own_data
 from cfel.runtime.transport import Method
 from cfel.runtime.workroom import Workroom
 from cfel.world import World

@@ -38,8 +38,9 @@ from cfel.runlog import describe_environment
 from cfel.runlog.durable import replace_file, reported
 from cfel.runtime.addresses import split_address
 from cfel.runtime.agreement import Agreement
+from cfel.runtime.edge_node import Companion
 from cfel.runtime.identity import Identity
-from cfel.runtime.node import Companion, Node, run_device, run_edge
+from cfel.runtime.node import Node, run_device, run_edge
 from cfel.status import Status
 from cfel.studies.device_data import own_samples
 from cfel.world import World

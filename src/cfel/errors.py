@@ -10,6 +10,7 @@
     ├── DeploymentError     a federation cannot be started or gone on with
     │   ├── UnreachableError    another member did not answer (in time)
     │   └── RefusedError        a message was refused; says why
+    │       └── TurnedAwayError     whoever sent it is not let in, whatever it sends
     ├── DashboardError      the dashboard cannot be served
     ├── ScaleoutError       a cluster cannot be reached, or lost more than can be made good
     ├── WorkerError         a worker process failed or has ended
@@ -74,6 +75,10 @@ class UnreachableError(DeploymentError):
 
 class RefusedError(DeploymentError):
     """A message, a certificate or an upload was refused; the message says why."""
+
+
+class TurnedAwayError(RefusedError):
+    """A member is not let in: by its certificate, its cluster, or because it runs another experiment."""
 
 
 class DashboardError(CfelError):

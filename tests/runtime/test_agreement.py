@@ -7,7 +7,7 @@ from typing import Any
 
 import pytest
 
-from cfel.errors import RefusedError, RunDirectoryError
+from cfel.errors import RunDirectoryError, TurnedAwayError
 from cfel.experiment import Experiment, parse_experiment, shared_parts
 from cfel.runtime.agreement import Agreement
 from cfel.runtime.identity import Identity
@@ -73,15 +73,38 @@ def test_the_same_experiment_is_not_in_the_way() -> None:
 )
 def test_another_experiment_is_refused_by_what_differs(changes: dict[str, Any], words: str) -> None:
     other = Agreement(shared_parts(experiment(**changes)))
-    with pytest.raises(RefusedError, match=f"device-2 runs another experiment: {words}"):
+    with pytest.raises(TurnedAwayError, match=f"device-2 runs another experiment: {words}"):
         asked(other, Agreement(shared_parts(experiment())))
 
 
 @pytest.mark.parametrize("told", [None, "text", []])
 def test_whoever_does_not_say_which_is_refused(told: object) -> None:
     method = Agreement({"seed": "1"}).expected_of(METHODS)["next"]
-    with pytest.raises(RefusedError, match="does not say which"):
+    with pytest.raises(TurnedAwayError, match="does not say which"):
         answered(method, DEVICE, Message({} if told is None else {"experiment": told}))
+
+
+@pytest.mark.parametrize("extra", [None, "", 3])
+def test_a_part_that_nobody_knows_is_named(extra: object) -> None:
+    method = Agreement({"seed": "1"}).expected_of(METHODS)["next"]
+    with pytest.raises(TurnedAwayError, match="more differs"):
+        answered(method, DEVICE, Message({"experiment": {"seed": "1", "more": extra}}))
+
+
+def test_equal_numbers_are_equal_experiments() -> None:
+    whole = experiment(local={"momentum": 0, "learning_rate": 1}, budget={"seconds": 100})
+    decimal = experiment(local={"momentum": 0.0, "learning_rate": 1.0}, budget={"seconds": 100.0})
+    assert shared_parts(whole) == shared_parts(decimal)
+
+
+def test_files_count_by_what_they_hold(tmp_path: Path) -> None:
+    parts = []
+    for name, links in (("a", "0,1\n1,2\n"), ("b", "0,1\n1,2\n"), ("c", "0,1\n0,2\n")):
+        file = tmp_path / f"{name}.csv"
+        file.write_text(links)
+        parts.append(shared_parts(experiment(topology={"kind": "file", "file": str(file)})))
+    assert parts[0] == parts[1]
+    assert parts[0] != parts[2]
 
 
 def test_an_operator_has_no_experiment() -> None:
@@ -116,3 +139,7 @@ def test_a_directory_of_another_experiment_is_refused(settled: Path) -> None:
         RunDirectoryError, match=r"local\.learning_rate = .*, not 0\.123: .*another directory"
     ):
         settle(settled, other, other.world())
+
+
+def test_a_node_may_do_its_work_otherwise(settled: Path) -> None:
+    settle(settled, deployed({"simulation": {"engine": "batched", "workers": 7}}), deployed().world())

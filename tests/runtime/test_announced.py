@@ -32,7 +32,9 @@ async def desk() -> AsyncIterator[Desk]:
     workroom = Workroom()
     loop = asyncio.get_running_loop()
     try:
-        yield Desk(DEVICES, MODEL, DeploymentParameters(round_seconds=0.3), workroom, loop.time)
+        yield Desk(
+            DEVICES, MODEL, DeploymentParameters(round_seconds=0.3, quarantine_after=3), workroom, loop.time
+        )
     finally:
         workroom.close()
 
@@ -81,6 +83,20 @@ def test_nothing_is_named_where_only_some_took_part(asked: tuple[int, ...]) -> N
     asyncio.run(play())
 
 
+def test_a_device_in_quarantine_is_told_nothing() -> None:
+    async def play() -> None:
+        async with desk() as at:
+            await after_a_round(at, *DEVICES)
+            at.refused[0] = 100
+            await at.announce(OTHER)
+            assert at.states()[0] == "quarantined"
+            with pytest.raises(TimeoutError):
+                await asyncio.wait_for(at.next(Identity("device", 0), Message({"after": ""})), 0.2)
+            assert (await news(at, 1)).header["kind"] == "soon"
+
+    asyncio.run(play())
+
+
 def test_an_order_is_never_about_the_model_before() -> None:
     """Whoever asks while the pieces of the next model are still being cut waits for them."""
 
@@ -113,6 +129,7 @@ def test_a_late_announcement_does_not_disturb_an_order() -> None:
 def test_every_model_is_fetched_once(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """Three global rounds of two edge rounds, six devices: 36 orders, the first of them after estimates."""
     fetched: list[str] = []
+    told: list[str] = []
     call = MemoryCalls.call
 
     async def counted(
@@ -120,7 +137,10 @@ def test_every_model_is_fetched_once(tmp_path: Path, monkeypatch: pytest.MonkeyP
     ) -> Message:
         if method == "model":
             fetched.append(message.header["sha256"])
-        return await call(self, to, method, message, seconds)
+        answer = await call(self, to, method, message, seconds)
+        if method == "next":
+            told.append(answer.header["kind"])
+        return answer
 
     monkeypatch.setattr(MemoryCalls, "call", counted)
 
@@ -132,3 +152,6 @@ def test_every_model_is_fetched_once(tmp_path: Path, monkeypatch: pytest.MonkeyP
 
     assert asyncio.run(play()) == 3
     assert 36 <= len(fetched) <= 42
+    assert told.count("update") == 36
+    # After the first edge round of each global round and between global rounds; a busy device may miss one.
+    assert 15 <= told.count("soon") <= 30

@@ -63,3 +63,24 @@ def test_all_devices_are_gone_for_a_while(tmp_path: Path) -> None:
             assert (len(taking_part), taking_part[-1]) == (3, 6)
 
     asyncio.run(play())
+
+
+@pytest.mark.timeout(120)
+def test_one_that_is_gone_for_good_holds_up_nobody_else(tmp_path: Path) -> None:
+    """In round 2 only device 5 could take part, and it is gone: the round passes, and the run ends."""
+    away = [[device, 1, 1] for device in range(5)]
+    experiment = deployed(
+        {"fleet": {"availability": {"away": away}}},
+        join_seconds=0.5,
+        gone_seconds=0.3,
+        election_seconds=0.4,
+        round_seconds=5.0,
+    )
+
+    async def play() -> list[int]:
+        async with Federation(experiment, tmp_path) as federation:
+            federation.start(*(m for m in federation.everybody() if str(m) != "device-5"))
+            await federation.finished()
+            return [record.devices_taking_part for record in federation.records()]
+
+    assert asyncio.run(play()) == [5, 0, 5]

@@ -45,7 +45,8 @@ ROUND_KEYS = {"global": "global_rounds", "edge": "edge_rounds", "local": "local_
 ENDING_KEYS = ("stop", "target")
 FILE_NAMES = (("topology", "file"), ("fleet", "conditions", "file"), ("data", "path"), ("model", "init"))
 # What a member of a federation may have otherwise than the others.
-_OWN_BUSINESS = (
+OWN_BUSINESS = (
+    *FILE_NAMES,
     *(("preset",), ("name",)),
     *(("simulation", key) for key in ("workers", "checkpoint_every", "engine", "device")),
 )
@@ -146,17 +147,28 @@ def shared_parts(experiment: Experiment) -> dict[str, str]:
     Places of files may differ from host to host, and how a member does its work is its own business.
     """
     document = tomllib.loads(experiment_toml(experiment))
-    conditions = document.pop("deployment")["conditions"]
-    for place in (*FILE_NAMES, *_OWN_BUSINESS):
+    document["deployment"] = {"conditions": document["deployment"]["conditions"]}
+    for *path, key in OWN_BUSINESS:
         table = document
-        for name in place[:-1]:
+        for name in path:
             table = table.get(name, {})
-        table.pop(place[-1], None)
-    document["deployment"] = {"conditions": conditions}
+        place = table.pop(key, None)
+        # Samples stay where they are and may be anybody's own; other files have to say the same.
+        if (*path, key) in FILE_NAMES and key != "path" and place is not None:
+            table[key] = hashlib.sha256(Path(place).read_bytes()).hexdigest()
     return {
-        name: hashlib.sha256(json.dumps(part, sort_keys=True).encode()).hexdigest()[:16]
+        name: hashlib.sha256(json.dumps(_plain(part), sort_keys=True).encode()).hexdigest()[:16]
         for name, part in document.items()
     }
+
+
+def _plain(value: Any) -> Any:  # noqa: ANN401 — any value of a TOML document
+    """With all numbers floats: 1 and 1.0 are the same experiment."""
+    if isinstance(value, dict):
+        return {key: _plain(each) for key, each in value.items()}
+    if isinstance(value, list):
+        return [_plain(each) for each in value]
+    return float(value) if type(value) is int else value
 
 
 def _changed(document: Table, changes: Sequence[str]) -> Table:

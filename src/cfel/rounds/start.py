@@ -1,6 +1,7 @@
 """What a run directory begins with, and whether a run in one may be gone on with."""
 
 import tomllib
+from collections.abc import Collection
 from pathlib import Path
 from typing import Any
 
@@ -25,8 +26,13 @@ SAME_BITS = {"ray": "threads"}
 """Engines that compute what another one does: a run may move from one machine to a cluster, and back."""
 
 
-def refuse_other_experiment(path: Path, experiment_toml: str) -> None:
+def refuse_other_experiment(path: Path, experiment_toml: str, may_differ: Collection[str] = ()) -> None:
     """Raises unless the run in `path` is of this experiment, up to the keys in `MAY_DIFFER`.
+
+    Args:
+        path: the run directory.
+        experiment_toml: what is to be run there.
+        may_differ: further keys that may have another value.
 
     Raises:
         RunDirectoryError: naming the first key that differs, and both values.
@@ -38,7 +44,7 @@ def refuse_other_experiment(path: Path, experiment_toml: str) -> None:
     now = _flat(tomllib.loads(experiment_toml))
     for key in sorted(then.keys() | now.keys()):
         before, asked = then.get(key), now.get(key)
-        ignored = key in MAY_DIFFER or key.startswith("deployment.")
+        ignored = key in MAY_DIFFER or key in may_differ or key.startswith("deployment.")
         if not ignored and _meaning(key, before) != _meaning(key, asked):
             raise RunDirectoryError(
                 f"{path} holds a run with {key} = {before!r}, not {asked!r}: "

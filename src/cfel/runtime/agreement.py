@@ -5,8 +5,9 @@ Each part of the experiment file has a digest of its own, so that a refusal can 
 
 from collections.abc import Mapping
 from dataclasses import dataclass, replace
+from typing import Any
 
-from cfel.errors import RefusedError
+from cfel.errors import TurnedAwayError
 from cfel.runtime.identity import Identity
 from cfel.runtime.messages import Message
 from cfel.runtime.transport import Calls, Handler, Method
@@ -40,7 +41,7 @@ class Agreement:
             header = dict(message.header)
             told = header.pop(_FIELD, None)
             if told != self.parts:
-                raise RefusedError(f"{caller} runs another experiment: {self._differing(told)}")
+                raise TurnedAwayError(f"{caller} runs another experiment: {self._differing(told)}")
             return await handle(caller, replace(message, header=header))
 
         return checked
@@ -49,8 +50,12 @@ class Agreement:
         if not isinstance(told, dict):
             return "it does not say which"
         everything = sorted(map(str, self.parts.keys() | told.keys()))
-        names = [name for name in everything if self.parts.get(name) != told.get(name)]
+        names = [name for name in everything if _said(self.parts, name) != _said(told, name)]
         return f"{', '.join(names)} differ" if len(names) > 1 else f"{names[0]} differs"
+
+
+def _said(parts: Mapping[Any, Any], name: str) -> tuple[bool, Any]:
+    return name in parts, parts.get(name)
 
 
 def _is_members(method: Method) -> bool:

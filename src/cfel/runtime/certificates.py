@@ -101,8 +101,8 @@ def issue(
 
 
 def is_issued(directory: Path, identity: Identity) -> bool:
-    """Whether a member has a certificate and its key here, however old."""
-    return all((directory / f"{identity}.{kind}").exists() for kind in ("pem", "key"))
+    """Whether a member's certificate is here, however old; its key may have gone to where it belongs."""
+    return (directory / f"{identity}.pem").exists()
 
 
 def check_authority(directory: Path) -> None:

@@ -143,16 +143,18 @@ class Coordinator:
         return replace(control, plan=plan, scheme=scheme, available=available)
 
     async def _with_somebody(self, control: Control, wanted: set[int]) -> Control:
-        """Waits while all who could take part are away: rounds without anybody would only use them up."""
-        absent = set(control.absent)
-        if not wanted or not wanted <= absent:
+        """Waits while all who could take part are away and nobody else is there: such rounds are for nothing.
+
+        With others there the round passes without anybody, as in the simulator where none is available.
+        """
+        if not wanted or not wanted <= set(control.absent):
             return control
-        _LOG.warning("no device is in touch: waits for one")
-        while wanted <= absent:
+        there: set[int] = set()
+        while not there:
             answers = await self._edges.ask_once("newest", {}, QUICK_SECONDS)
-            absent -= {n for each in answers.values() for n in each["connected"]}
-            await asyncio.sleep(TRY_AGAIN_SECONDS)
-        return replace(control, absent=tuple(sorted(absent)))
+            there = {n for each in answers.values() for n in each["connected"]}
+            await asyncio.sleep(0 if there else TRY_AGAIN_SECONDS)
+        return replace(control, absent=tuple(n for n in control.absent if n not in there))
 
     def _since_last_count(self) -> float:
         """Seconds since this was called before: in the sum, none is left out."""

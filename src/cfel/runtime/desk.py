@@ -11,7 +11,7 @@ from collections.abc import Callable, Iterable, Mapping
 from dataclasses import astuple, dataclass
 from typing import Any, Literal
 
-from cfel.errors import RefusedError
+from cfel.errors import RefusedError, TurnedAwayError
 from cfel.learning.estimates import Estimates
 from cfel.learning.exchange import DeviceOrder, DeviceReport
 from cfel.learning.flat import FlatModel
@@ -230,7 +230,7 @@ class Desk:
             return Message({"kind": "finished"})
         assignment = self._assigned.get(device)
         serial = assignment.serial if assignment else self._announced
-        if self._offer is None or serial in ("", known):
+        if self._offer is None or serial in ("", known) or self._is_quarantined(device):
             return None
         if assignment is None:
             return Message({"kind": "soon", "serial": serial, "model_sha256": self._offer.digest})
@@ -322,7 +322,7 @@ class Desk:
 
     def _own(self, caller: Identity) -> int:
         if caller.number not in self._polls:
-            raise RefusedError(f"{caller} belongs to another edge server")
+            raise TurnedAwayError(f"{caller} belongs to another edge server")
         return caller.number
 
     def _serial(self) -> str:

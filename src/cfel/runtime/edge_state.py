@@ -73,6 +73,8 @@ class EdgeDisk:
         if found is None:
             return EdgeState((0, 0, 0), self._start, self._start)
         _, values = found
+        if "models" not in values:
+            raise RunDirectoryError(f"{self._path} was written by another version of cfel")
         names: list[str] = values["models"]
         self._kept = {name: self._read(name) for name in names}
         return EdgeState(

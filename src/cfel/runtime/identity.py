@@ -8,7 +8,7 @@ from typing import Literal, get_args
 
 from cryptography import x509
 
-from cfel.errors import InputError, RefusedError, unknown_name
+from cfel.errors import InputError, RefusedError, TurnedAwayError, unknown_name
 
 Role = Literal["edge", "device", "operator"]
 ROLES: tuple[Role, ...] = get_args(Role)
@@ -93,7 +93,7 @@ class Doorkeeper:
         """Who calls.
 
         Raises:
-            RefusedError: the certificate names nobody, has expired, or was revoked.
+            TurnedAwayError: the certificate names nobody, has expired, or was revoked.
         """
         if certificate_pem not in self._known:
             certificate = x509.load_pem_x509_certificate(certificate_pem)
@@ -102,9 +102,9 @@ class Doorkeeper:
             )
         known = self._known[certificate_pem]
         if known.serial in self._revoked:
-            raise RefusedError(f"the certificate of {known.identity} was revoked")
+            raise TurnedAwayError(f"the certificate of {known.identity} was revoked")
         if self._now() > known.expires:
-            raise RefusedError(
+            raise TurnedAwayError(
                 f"the certificate of {known.identity} expired at {known.expires:%Y-%m-%d %H:%M} UTC"
             )
         return known.identity

@@ -109,6 +109,7 @@ class Lookout:
             self._refusals[number] = str(error)
             return False
         except UnreachableError as error:
+            self._refusals.pop(number, None)
             _LOG.debug("edge server %d is silent: %s", number, error)
             return False
         self._refusals.pop(number, None)
@@ -134,8 +135,9 @@ class Lookout:
         self.problem = problem
 
     def _found(self) -> str:
-        refused = "; ".join(reason for _, reason in sorted(self._refusals.items()))
-        return refused or self._no_majority() or self._no_coordinator() or self._no_device()
+        lacking = self._no_majority() or self._no_coordinator() or self._no_device()
+        refused = (reason for _, reason in sorted(self._refusals.items()))
+        return "; ".join(each for each in (lacking, *refused) if each)
 
     def _no_majority(self) -> str:
         lost, needed = self._contacts.lost(), self._member.state.electorate.majority

@@ -4,7 +4,7 @@ import asyncio
 import logging
 from collections.abc import Iterable, Sequence
 
-from cfel.errors import RefusedError, UnreachableError
+from cfel.errors import RefusedError, TurnedAwayError, UnreachableError
 from cfel.learning.flat import FlatModel
 from cfel.runtime.contents import model_from
 from cfel.runtime.identity import Identity
@@ -50,6 +50,9 @@ class Neighbours:
                 answer = await self._calls.call(
                     Identity("edge", number), "peer_model", request, self._seconds
                 )
+            except TurnedAwayError as error:
+                _LOG.warning("no model of edge server %d: %s", number, error)
+                return
             except (UnreachableError, RefusedError) as error:
                 _LOG.info("no model of edge server %d yet: %s", number, error)
                 await asyncio.sleep(_TRY_AGAIN_SECONDS)

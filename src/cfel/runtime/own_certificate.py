@@ -12,7 +12,7 @@ from cryptography.exceptions import InvalidSignature, UnsupportedAlgorithm
 from cryptography.hazmat.primitives.asymmetric.types import CertificatePublicKeyTypes, PublicKeyTypes
 from cryptography.hazmat.primitives.serialization import Encoding, PublicFormat, load_pem_private_key
 
-from cfel.errors import DeploymentError, RefusedError, reason
+from cfel.errors import DeploymentError, RefusedError, TurnedAwayError, reason
 from cfel.runtime.identity import Identity, identity_of
 
 
@@ -26,7 +26,7 @@ def read_own(directory: Path, identity: Identity, now: datetime | None = None) -
 
     Raises:
         DeploymentError: one of them is missing or is not what it should be; names the file.
-        RefusedError: the certificate or its authority has expired, or is not valid yet.
+        TurnedAwayError: the certificate or its authority has expired, or is not valid yet.
     """
     paths = (directory / "authority.pem", directory / f"{identity}.pem", directory / f"{identity}.key")
     authority, certificate, key = (_content(path) for path in paths)
@@ -90,9 +90,9 @@ def _check_issuer(path: Path, own: x509.Certificate, beside: Path, issuer: x509.
 def _check_dates(path: Path, certificate: x509.Certificate, now: datetime, advice: str) -> None:
     begin, end = certificate.not_valid_before_utc, certificate.not_valid_after_utc
     if now > end:
-        raise RefusedError(f"{path} expired on {end:%Y-%m-%d %H:%M} UTC: {advice}")
+        raise TurnedAwayError(f"{path} expired on {end:%Y-%m-%d %H:%M} UTC: {advice}")
     if now < begin:
-        raise RefusedError(
+        raise TurnedAwayError(
             f"{path} is not valid before {begin:%Y-%m-%d %H:%M} UTC, and this machine's clock shows "
             f"{now:%Y-%m-%d %H:%M} UTC"
         )

@@ -6,7 +6,7 @@ import time
 from collections.abc import Callable, Iterable, Mapping
 from typing import Any
 
-from cfel.errors import DeploymentError, RefusedError, UnreachableError
+from cfel.errors import DeploymentError, RefusedError, TurnedAwayError, UnreachableError
 from cfel.runtime.identity import Identity
 from cfel.runtime.messages import Message
 from cfel.runtime.stages import Position
@@ -35,7 +35,7 @@ class TermCalls:
         grace_seconds: what an edge server may itself wait for others, beyond any deadline.
 
     Attributes:
-        missing: edge servers that missed a deadline and have not answered since.
+        missing: edge servers that missed a deadline, or turn it away, and have not answered since.
     """
 
     def __init__(
@@ -81,6 +81,8 @@ class TermCalls:
                 if "stale term" in str(error):
                     raise DeposedError(str(error)) from error
                 _LOG.warning("%s: %s", method, error)
+                if isinstance(error, TurnedAwayError):
+                    self.missing.add(edge)
                 return None
             except UnreachableError as error:
                 if edge in self.missing or time.monotonic() > deadline:

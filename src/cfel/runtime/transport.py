@@ -16,7 +16,7 @@ from typing import Any, Protocol
 import grpc
 import grpc.aio
 
-from cfel.errors import DeploymentError, RefusedError, UnreachableError
+from cfel.errors import DeploymentError, RefusedError, TurnedAwayError, UnreachableError
 from cfel.runtime.addresses import check_free
 from cfel.runtime.certificates import REVOKED
 from cfel.runtime.identity import Doorkeeper, Identity, Role
@@ -65,7 +65,6 @@ _CLIENT_OPTIONS = (
 )
 _REFUSALS = (
     grpc.StatusCode.INVALID_ARGUMENT,
-    grpc.StatusCode.PERMISSION_DENIED,
     grpc.StatusCode.UNIMPLEMENTED,
 )
 _SERVICE = "cfel.Federation"
@@ -227,7 +226,9 @@ class GrpcServer:
             await context.abort(grpc.StatusCode.RESOURCE_EXHAUSTED, reason)
         if not isinstance(error, TooSlowError):
             await _let_finish(requests)
-        await context.abort(grpc.StatusCode.INVALID_ARGUMENT, reason)
+        outside = isinstance(error, TurnedAwayError)
+        code = grpc.StatusCode.PERMISSION_DENIED if outside else grpc.StatusCode.INVALID_ARGUMENT
+        await context.abort(code, reason)
 
     def _identified(self, context: Any) -> Identity:  # noqa: ANN401
         (certificate,) = context.auth_context()["x509_pem_cert"]
@@ -275,6 +276,8 @@ class GrpcCalls:
             return await put_together(ask(pieces(message), timeout=seconds), self._most_bytes)
         except grpc.aio.AioRpcError as error:
             reason = f"{to}, {method}: {error.details()}"
+            if error.code() is grpc.StatusCode.PERMISSION_DENIED:
+                raise TurnedAwayError(reason) from error
             if error.code() in _REFUSALS:
                 raise RefusedError(reason) from error
             raise UnreachableError(reason) from error

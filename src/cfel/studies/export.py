@@ -1,5 +1,6 @@
 """The trained model out of a run directory, into a file that other programs read."""
 
+import time
 from pathlib import Path
 
 import numpy as np
@@ -12,10 +13,12 @@ from cfel.learning.onnx_files import save_onnx
 from cfel.learning.roles import weighted_model
 from cfel.learning.task import initial_model
 from cfel.runlog import RunDirectory
-from cfel.runtime.edge_state import EdgeDisk
+from cfel.runtime.edge_state import EdgeDisk, EdgeState
 from cfel.simulation.state import edge_models
 
 FORMATS = (".onnx", ".safetensors")
+_MOST_LOOKS = 5
+_LOOK_SECONDS = 0.1
 
 
 def export_model(directory: Path, to: Path, edge: int | None = None) -> int:
@@ -69,5 +72,15 @@ def _models(run: RunDirectory, directory: Path, clusters: int) -> tuple[int, dic
     if not found:
         raise RunDirectoryError(f"{directory}: the run has no checkpoint yet, so there is no model to export")
     like = initial_model(load_experiment(directory / "experiment.toml").task(), 0)
-    states = {i: EdgeDisk(place, like).load() for i, place in found.items()}
+    states = {i: _state(place, like) for i, place in found.items()}
     return min(state.position[0] for state in states.values()), {i: each.model for i, each in states.items()}
+
+
+def _state(place: Path, like: FlatModel) -> EdgeState:
+    """The state of an edge server that may be at work, and may sweep a model up between two looks."""
+    for _ in range(_MOST_LOOKS - 1):
+        try:
+            return EdgeDisk(place, like).load()
+        except RunDirectoryError:
+            time.sleep(_LOOK_SECONDS)
+    return EdgeDisk(place, like).load()

@@ -18,7 +18,7 @@ from multiprocessing.context import ForkServerContext
 from multiprocessing.process import BaseProcess
 from pathlib import Path
 
-from cfel.errors import CfelError, DeploymentError, InputError, RefusedError, reason
+from cfel.errors import CfelError, DeploymentError, InputError, TurnedAwayError, reason
 from cfel.experiment import Experiment, experiment_toml
 from cfel.learning.flat import FlatModel
 from cfel.rounds import fleet_description, is_last, refuse_other_experiment
@@ -214,6 +214,14 @@ class _Running:
     restarts: int = 0
     over: bool = field(default=False)
 
+    @property
+    def is_device(self) -> bool:
+        return self.configuration.stem.startswith("device-")
+
+    @property
+    def is_outside(self) -> bool:
+        return self.process.exitcode == _TURNED_AWAY
+
 
 class Processes:
     """The processes of a federation; a context manager that leaves none behind.
@@ -261,14 +269,16 @@ class Processes:
                 continue
             if code == 0:
                 each.over = True
-            elif code == _TURNED_AWAY:
+            elif code == _TURNED_AWAY and each.is_device:
                 each.over = True
                 turned_away.append(each.configuration.stem)
-            elif code == 2 or each.restarts >= MOST_RESTARTS:
+            elif code in (2, _TURNED_AWAY) or each.restarts >= MOST_RESTARTS:
                 log = each.configuration.with_suffix(".log")
                 raise DeploymentError(f"{each.configuration.stem} ended with code {code}, see {log}")
             else:
                 each.process, each.restarts = self._start(each.configuration), each.restarts + 1
+        if turned_away and all(each.is_outside for each in self._running if each.is_device):
+            raise DeploymentError("all devices were turned away; --resume gives those not revoked a new try")
         return turned_away
 
     def wait(self, seconds: float) -> None:
@@ -314,6 +324,6 @@ def _node_process(configuration: Path) -> None:
 
 def _exit_code(error: CfelError) -> int:
     """2 for what no restart mends, as on the command line."""
-    if isinstance(error, RefusedError):
+    if isinstance(error, TurnedAwayError):
         return _TURNED_AWAY
     return 2 if isinstance(error, InputError) else 1

@@ -31,6 +31,7 @@ import tomli_w
 from cfel.errors import ExperimentError, InputError, foreseen
 from cfel.experiment import Experiment, experiment_toml, load_experiment, shared_parts
 from cfel.experiment.document import refuse_unknown
+from cfel.experiment.files import OWN_BUSINESS
 from cfel.plugins import import_from
 from cfel.report.dashboard import dashboard_app, serve
 from cfel.rounds import fleet_description, refuse_other_experiment
@@ -213,7 +214,7 @@ def settle(directory: Path, experiment: Experiment, world: World) -> None:
     """
     text = experiment_toml(experiment.resolved(world))
     if (directory / "experiment.toml").exists():
-        refuse_other_experiment(directory, text)
+        refuse_other_experiment(directory, text, [".".join(key) for key in OWN_BUSINESS])
         return
     started = time.strftime("%Y-%m-%dT%H:%M:%SZ", time.gmtime())
     with reported("create", directory):

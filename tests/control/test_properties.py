@@ -73,14 +73,14 @@ def test_no_feasible_plan_beats_the_lower_bound(problem: RoundProblem, seed: int
 @given(PAPER, st.sampled_from([1.05, 1.5, 10.0, np.inf]), st.booleans())
 @settings(max_examples=60)
 def test_more_budget_is_never_worse(problem: RoundProblem, factor: float, more_time: bool) -> None:
-    """Without stretching: the bound does not rise, and the plan is worse by no more than its own gap."""
+    """Without stretching: the bound stays below the old plan; the new one is worse by at most its gap."""
     tight = solve(problem)
     assume(tight.feasible)
     if more_time:
         wide = solve(replace(problem, time_cap=problem.time_cap * factor))
     else:
         wide = solve(replace(problem, energy_cap=problem.energy_cap * factor))
-    assert wide.lower_bound <= tight.lower_bound * (1 + SEARCHED)
+    assert wide.lower_bound <= tight.objective * (1 + SEARCHED)
     assert wide.objective <= tight.objective * (1 + wide.gap + SEARCHED)
 
 
@@ -90,14 +90,14 @@ def test_scaling_both_estimates_scales_the_objective(problem: RoundProblem, fact
     """P2 is linear in (σ², G²) taken together, so the plan stays and the numbers scale."""
     plain = solve(problem)
     scaled = solve(replace(problem, sigma2=problem.sigma2 * factor, g2=problem.g2 * factor))
-    assert scaled.lower_bound == pytest.approx(factor * plain.lower_bound, rel=SEARCHED)
-    assert scaled.objective == pytest.approx(
-        factor * plain.objective, rel=SEARCHED + larger_gap(plain, scaled)
+    assert_one_problem(
+        plain, replace(scaled, objective=scaled.objective / factor, lower_bound=scaled.lower_bound / factor)
     )
 
 
 @given(PAPER, st.sampled_from([1e-9, 1e-3, 60.0, 1e9]), st.sampled_from([1e-9, 1e-3, 60.0, 1e9]))
 @example(paper_problem(2, FEMNIST, 29, 2, 0.01, 0.4), 1e-9, 1e9)
+@example(paper_problem(10, FEMNIST, 10, 6, 1.0, 0.2), 60.0, 1e-9)
 @settings(max_examples=40)
 def test_units_of_time_and_energy_do_not_matter(problem: RoundProblem, seconds: float, joules: float) -> None:
     """Hours for seconds and kilojoules for joules, consistently: the same problem."""
@@ -110,14 +110,16 @@ def test_units_of_time_and_energy_do_not_matter(problem: RoundProblem, seconds: 
         time_cap=problem.time_cap * seconds,
         energy_cap=problem.energy_cap * joules,
     )
-    plain, changed = solve(problem), solve(other)
-    assert changed.lower_bound == pytest.approx(plain.lower_bound, rel=SEARCHED)
-    assert changed.objective == pytest.approx(plain.objective, rel=SEARCHED + larger_gap(plain, changed))
+    assert_one_problem(solve(problem), solve(other))
 
 
-def larger_gap(one: Solution, other: Solution) -> float:
-    """Two plans for one problem may differ by as much as either may be from the optimum."""
-    return max(one.gap, other.gap)
+def assert_one_problem(one: Solution, other: Solution) -> None:
+    """Plans and bounds may differ by as much as is not proven, as rounding decides which cases are tried."""
+    gap = SEARCHED + max(one.gap, other.gap)
+    assert other.objective == pytest.approx(one.objective, rel=gap)
+    assert other.lower_bound == pytest.approx(one.lower_bound, rel=gap)
+    assert other.lower_bound <= one.objective * (1 + SEARCHED)
+    assert one.lower_bound <= other.objective * (1 + SEARCHED)
 
 
 def one_device(**fields: Any) -> RoundProblem:

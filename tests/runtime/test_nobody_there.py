@@ -26,6 +26,7 @@ def is_said(federation: Federation) -> bool:
     return len(problems) == 3 and all("no device" in problem for problem in problems)
 
 
+@pytest.mark.long
 @pytest.mark.timeout(120)
 def test_nothing_begins_without_a_device(tmp_path: Path) -> None:
     async def play() -> None:
@@ -40,6 +41,7 @@ def test_nothing_begins_without_a_device(tmp_path: Path) -> None:
     asyncio.run(play())
 
 
+@pytest.mark.long
 @pytest.mark.timeout(120)
 def test_all_devices_are_gone_for_a_while(tmp_path: Path) -> None:
     """The edge round under way ends without them, and no other begins before one of them is back."""

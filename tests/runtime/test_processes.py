@@ -80,6 +80,7 @@ def test_killed_and_started_again(tmp_path: Path, simulated: list[dict[str, Any]
     assert run(tmp_path / "run", raising, time_scale=3e-3) == simulated
 
 
+@pytest.mark.long
 def test_interrupted_and_resumed(tmp_path: Path, simulated: list[dict[str, Any]]) -> None:
     out = tmp_path / "run"
     rounds: list[int] = []
@@ -90,6 +91,7 @@ def test_interrupted_and_resumed(tmp_path: Path, simulated: list[dict[str, Any]]
     assert run(out, Raising(resume=True)) == simulated
 
 
+@pytest.mark.long
 def test_a_revoked_device_is_turned_away_and_the_others_go_on(tmp_path: Path) -> None:
     """Interrupted afterwards and resumed: it stays outside, though everybody else gets a new certificate."""
     experiment = deployed({"rounds": {"global": 5}}, election_seconds=1.0, gone_seconds=1.0)

@@ -142,4 +142,6 @@ def test_a_directory_of_another_experiment_is_refused(settled: Path) -> None:
 
 
 def test_a_node_may_do_its_work_otherwise(settled: Path) -> None:
+    before = (settled / "experiment.toml").read_bytes()
     settle(settled, deployed({"simulation": {"engine": "batched", "workers": 7}}), deployed().world())
+    assert (settled / "experiment.toml").read_bytes() == before

@@ -19,7 +19,7 @@ test-faults: $(READY)     ## clusters that lose nodes, drivers and memory; five 
 	$(BIN)/pytest -m slow tests/scaleout
 
 chaos: $(READY)           ## federations whose members are killed, frozen and cut off; ten minutes on two cores
-	$(BIN)/pytest -m slow tests/runtime
+	$(BIN)/pytest -m slow tests/deployment
 
 test-slow: $(READY)       ## the long tests
 	$(BIN)/pytest -m slow

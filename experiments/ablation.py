@@ -15,7 +15,7 @@ from statistics import mean
 
 from cfel.report import Run, load_runs, write_summary
 from cfel.report.summary import half_width
-from cfel.studies.reproduce_land import land
+from cfel.reproduce.landing import land
 
 LAST = 3
 WHOLE = "nothing"

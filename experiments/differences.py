@@ -14,7 +14,7 @@ from statistics import geometric_mean, mean
 
 from cfel.report import Run, load_runs, write_summary
 from cfel.report.summary import measure
-from cfel.studies.reproduce_land import land
+from cfel.reproduce.landing import land
 
 SCHEMES = ("hcef", "hcef_plus")
 NEEDS = ("seconds_to_target", "joules_to_target")

@@ -18,6 +18,8 @@ import numpy as np
 from numpy.random.bit_generator import ISeedSequence
 from numpy.typing import DTypeLike, NDArray
 
+from cfel.arrays import FloatArray
+
 
 def key(seed: int, purpose: str, *index: int) -> int:
     """A 128-bit integer that names the stream; equal arguments give equal keys on every platform.
@@ -58,7 +60,7 @@ class _Words(ISeedSequence):
         return self._words.astype(np.uint64)
 
 
-def uniforms(seed: int, purpose: str, index: Sequence[int], devices: int, draws: int) -> NDArray[np.float64]:
+def uniforms(seed: int, purpose: str, index: Sequence[int], devices: int, draws: int) -> FloatArray:
     """Independent U[0, 1) numbers, one row per device.
 
     Row n depends on (seed, purpose, index, n, draws) only: a larger fleet has the same first rows.

@@ -6,12 +6,12 @@ the course of a run belongs to whoever drives it.
 
 from dataclasses import dataclass, field
 
+from cfel.arrays import FloatArray
 from cfel.control import Budget, Rounds, Scheme
-from cfel.control.problem import FloatArray
-from cfel.learning.compression import Compressor
-from cfel.learning.flat import FlatModel
-from cfel.learning.robust import AggregationParameters
-from cfel.learning.sgd import LocalParameters
+from cfel.learning.aggregation import AggregationParameters
+from cfel.learning.compression.compressors import Compressor
+from cfel.learning.local.sgd import LocalParameters
+from cfel.learning.models.flat import FlatModel
 from cfel.learning.task import DeviceData, Task
 from cfel.system import Backhaul, Fleet
 

@@ -50,7 +50,7 @@ def _own_search_path(monkeypatch: pytest.MonkeyPatch) -> None:
 @pytest.fixture
 def no_figures(monkeypatch: pytest.MonkeyPatch) -> None:
     """Reports without figures: drawing takes longer than a short run, and is looked at elsewhere."""
-    for place in ("cfel.report.page", "cfel.studies.reproduce"):
+    for place in ("cfel.report.page", "cfel.reproduce.reproduction"):
         monkeypatch.setattr(f"{place}.draw_pictures", lambda *_: ())
 
 

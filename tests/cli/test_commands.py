@@ -11,8 +11,7 @@ from types import SimpleNamespace
 import pytest
 
 from cfel import __version__
-
-from .conftest import Run, Write
+from tests.cli.conftest import Run, Write
 
 COMMANDS = ("demo", "plan", "theory", "run", "compare", "watch", "report", "export", "bench")
 
@@ -162,7 +161,7 @@ def test_theory_without_a_file(run: Run, tmp_path: Path) -> None:
 
 def test_bench_prints(run: Run, monkeypatch: pytest.MonkeyPatch) -> None:
     """With the measuring replaced, everything around it: the table, and the progress kept off it."""
-    from cfel.studies import bench_solver
+    from cfel.bench import solver as bench_solver
 
     tiny = SimpleNamespace(
         measure_quality=lambda n, seeds, _: bench_solver.Quality(n, seeds, 1e-5, 2e-4, 0, None),

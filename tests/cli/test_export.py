@@ -7,11 +7,10 @@ import pytest
 import torch
 from safetensors.numpy import load_file
 
-from cfel.learning import onnx_files
 from cfel.learning.data import digits
-from cfel.learning.models import mlp
-
-from .conftest import Run
+from cfel.learning.models import onnx_files
+from cfel.learning.models.builders import mlp
+from tests.cli.conftest import Run
 
 CHANGES = (
     "rounds.global=2",
@@ -27,8 +26,8 @@ CHANGES = (
 @pytest.fixture(scope="module")
 def finished(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """A run of two rounds: three devices in the first cluster, two in the second."""
+    from cfel.api.runs import Doing, run_experiment
     from cfel.experiment import preset_experiment
-    from cfel.studies.runs import Doing, run_experiment
 
     out = tmp_path_factory.mktemp("export") / "run"
     run_experiment(preset_experiment("demo", CHANGES), out, Doing())

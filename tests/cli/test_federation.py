@@ -7,13 +7,12 @@ from pathlib import Path
 import pytest
 
 from cfel.cli import status as status_command
-from cfel.runtime.certificates import is_revoked
-from cfel.runtime.identity import Identity
-from cfel.runtime.node import Node
+from cfel.deployment.node import Node
+from cfel.deployment.security.certificates import is_revoked
+from cfel.deployment.security.identity import Identity
+from cfel.launch.node import NodeFile, read_node, write_node
 from cfel.status import ClusterStatus, DeviceStatus, RoundPoint, Status
-from cfel.studies.node import NodeFile, read_node, write_node
-
-from .conftest import Answer, Run, Write
+from tests.cli.conftest import Answer, Run, Write
 
 EXAMPLE = Path(__file__).parents[2] / "examples" / "tiny.toml"
 

@@ -10,11 +10,10 @@ import pyarrow.csv as pa_csv
 import pyarrow.parquet as pa_parquet
 import pytest
 
+from cfel.api.fleet_file import read_problem
 from cfel.control import solve
 from cfel.errors import CfelError
-from cfel.studies.fleet_file import read_problem
-
-from .conftest import HEAD, Run, Write
+from tests.cli.conftest import HEAD, Run, Write
 
 COLUMNS = ("mu", "alpha", "nu", "power")
 

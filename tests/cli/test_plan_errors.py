@@ -8,7 +8,7 @@ import pyarrow as pa
 import pyarrow.parquet as pa_parquet
 import pytest
 
-from .conftest import Run, Write
+from tests.cli.conftest import Run, Write
 
 HEAD = "mu,alpha,nu,power,cluster"
 DEVICE: dict[str, Any] = {"mu": 1, "alpha": 1, "nu": 1, "power": 1, "cluster": 0}

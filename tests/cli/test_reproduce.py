@@ -9,15 +9,15 @@ from typing import Any
 
 import pytest
 
+from cfel.api.runs import Doing
 from cfel.cli.reproduce import forecast
 from cfel.control import SCHEMES
 from cfel.report import load_runs
+from cfel.reproduce.forecast import rounds_left
+from cfel.reproduce.items import Asked, planned_runs
+from cfel.reproduce.landing import land
+from cfel.reproduce.reproduction import carry_out, reproduced
 from cfel.runlog import WALL_CLOCK_FIELDS
-from cfel.studies.reproduce import carry_out, reproduced
-from cfel.studies.reproduce_items import Asked, planned_runs
-from cfel.studies.reproduce_land import land
-from cfel.studies.reproduce_time import rounds_left
-from cfel.studies.runs import Doing
 from tests.cli.conftest import Run
 from tests.paper_data import write_cifar10, write_femnist
 

@@ -8,9 +8,9 @@ import pytest
 
 from cfel.cli.reproduce import forecast
 from cfel.report import load_runs
-from cfel.studies.reproduce_items import Asked, PlannedRun, base_experiment
-from cfel.studies.reproduce_land import land
-from cfel.studies.reproduce_time import rounds_left
+from cfel.reproduce.forecast import rounds_left
+from cfel.reproduce.items import Asked, PlannedRun, base_experiment
+from cfel.reproduce.landing import land
 from tests.cli.conftest import Answer, Run
 from tests.report.conftest import record, write_run
 

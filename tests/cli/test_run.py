@@ -9,8 +9,7 @@ from pathlib import Path
 import pytest
 
 from cfel.runlog import RunDirectory
-
-from .conftest import Run, Write
+from tests.cli.conftest import Run, Write
 
 EXAMPLES = Path(__file__).parents[2] / "examples"
 TINY = EXAMPLES / "tiny.toml"

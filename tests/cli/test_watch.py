@@ -10,7 +10,7 @@ from pathlib import Path
 
 import pytest
 
-from .conftest import Run
+from tests.cli.conftest import Run
 
 WITHOUT_TOKEN = {name: value for name, value in os.environ.items() if name != "CFEL_DASHBOARD_TOKEN"}
 # A process begun in the background of a shell ignores Ctrl-C, and so would its children.

@@ -8,11 +8,9 @@ from typing import Any, NamedTuple
 
 import numpy as np
 from hypothesis import strategies as st
-from numpy.typing import NDArray
 
+from cfel.arrays import FloatArray, IndexArray
 from cfel.control import RoundProblem
-
-Floats = NDArray[np.float64]
 
 TAU = 5
 RATIOS = (0.01, 0.1, 0.2, 1.0, 5.0, 10.0, 100.0)
@@ -34,10 +32,10 @@ PRESETS = {"cifar": CIFAR, "femnist": FEMNIST}
 class Devices(NamedTuple):
     """μ, α, ν, p of some devices, under the names `RoundProblem` knows them by."""
 
-    mu: Floats
-    alpha: Floats
-    nu: Floats
-    power: Floats
+    mu: FloatArray
+    alpha: FloatArray
+    nu: FloatArray
+    power: FloatArray
 
 
 def paper_devices(draw: np.random.Generator, preset: Preset, devices: int) -> Devices:
@@ -49,17 +47,17 @@ def paper_devices(draw: np.random.Generator, preset: Preset, devices: int) -> De
     return Devices(150 / gigahertz, preset.step_joules * gigahertz**2, preset.bits / rate, watts)
 
 
-def full_seconds(devices: Devices) -> Floats:
+def full_seconds(devices: Devices) -> FloatArray:
     """τμ + ν: every step, everything sent."""
     return TAU * devices.mu + devices.nu
 
 
-def full_joules(devices: Devices) -> Floats:
+def full_joules(devices: Devices) -> FloatArray:
     """τα + pν: every step, everything sent."""
     return TAU * devices.alpha + devices.power * devices.nu
 
 
-def slowest(seconds: Floats, cluster: NDArray[np.intp], clusters: int) -> Floats:
+def slowest(seconds: FloatArray, cluster: IndexArray, clusters: int) -> FloatArray:
     """Each cluster's largest entry, 0 where it has none."""
     return np.array([seconds[cluster == i].max(initial=0.0) for i in range(clusters)])
 
@@ -172,7 +170,7 @@ def wild_problem(
     )
 
 
-def _spread(draw: np.random.Generator, typical: Floats, spread: str) -> Floats:
+def _spread(draw: np.random.Generator, typical: FloatArray, spread: str) -> FloatArray:
     if spread == "same":
         return np.full_like(typical, typical[0])
     if spread == "wide":
@@ -202,7 +200,7 @@ def _bounds(draw: np.random.Generator, bounds: str, devices: int) -> dict[str, A
     return {"rho_min": low[0], "rho_max": high[0], "theta_min": low[1], "theta_max": high[1]}
 
 
-def _battery(draw: np.random.Generator, battery: str, full: Floats) -> Floats | None:
+def _battery(draw: np.random.Generator, battery: str, full: FloatArray) -> FloatArray | None:
     shares: dict[str, Any] = {
         "infinite": np.inf,
         "half": 0.5,

@@ -9,18 +9,17 @@ from typing import Any
 
 import cvxpy
 import numpy as np
-from numpy.typing import NDArray
 
+from cfel.arrays import BoolArray, FloatArray
 from cfel.control import RoundProblem
 
-Floats = NDArray[np.float64]
-Plan = tuple[Floats, Floats]
+Plan = tuple[FloatArray, FloatArray]
 
 # Half of CVXPY is annotated; it is used here as if none of it were.
 cp: Any = cvxpy
 
 
-def objective(problem: RoundProblem, rho: Floats, theta: Floats) -> float:
+def objective(problem: RoundProblem, rho: FloatArray, theta: FloatArray) -> float:
     """P2's sum, term by term with exact summation; written in the form σ²(2−θ)ρ + G²((2−θ)ρ + 3(1−ρ)²)."""
     w, sigma2, g2 = problem.noise_weight, problem.sigma2, problem.g2
     terms = []
@@ -29,14 +28,14 @@ def objective(problem: RoundProblem, rho: Floats, theta: Floats) -> float:
     return fsum(terms)
 
 
-def seconds(problem: RoundProblem, rho: Floats, theta: Floats) -> Floats:
+def seconds(problem: RoundProblem, rho: FloatArray, theta: FloatArray) -> FloatArray:
     """ρτμ + θν of every device."""
     return np.array(
         [r * problem.tau * m + t * n for r, t, m, n in zip(rho, theta, problem.mu, problem.nu, strict=True)]
     )
 
 
-def joules(problem: RoundProblem, rho: Floats, theta: Floats) -> Floats:
+def joules(problem: RoundProblem, rho: FloatArray, theta: FloatArray) -> FloatArray:
     """ρτα + pθν of every device."""
     return np.array(
         [
@@ -46,7 +45,7 @@ def joules(problem: RoundProblem, rho: Floats, theta: Floats) -> Floats:
     )
 
 
-def worst_excess(used: Floats, allowed: Floats) -> float:
+def worst_excess(used: FloatArray, allowed: FloatArray) -> float:
     """By how much the worst entry exceeds what is allowed, relative to that; ≤ 0 when all is well."""
     limited = np.isfinite(allowed)
     over = used[limited] - allowed[limited]
@@ -57,7 +56,7 @@ def worst_excess(used: Floats, allowed: Floats) -> float:
 # --- CVXPY --------------------------------------------------------------------------------------------------
 
 
-def cvxpy_theta(problem: RoundProblem, rho: Floats) -> Floats:
+def cvxpy_theta(problem: RoundProblem, rho: FloatArray) -> FloatArray:
     """P2.1 as the paper prints it, with batteries where there are any."""
     theta = cp.Variable(problem.devices)
     send = problem.power * problem.nu
@@ -73,7 +72,7 @@ def cvxpy_theta(problem: RoundProblem, rho: Floats) -> Floats:
     return np.asarray(theta.value)
 
 
-def cvxpy_rho(problem: RoundProblem, theta: Floats) -> Floats:
+def cvxpy_rho(problem: RoundProblem, theta: FloatArray) -> FloatArray:
     """P2.2 as the paper prints it, 3G²ρ² + Cρ with C = (2−θ)σ² − (4+θ)G² (for w = 1)."""
     rho = cp.Variable(problem.devices)
     send = problem.power * problem.nu * theta
@@ -104,11 +103,11 @@ def cvxpy_alternation(problem: RoundProblem, start: Plan, tolerance: float = 1e-
     return rho, theta
 
 
-def _caps(problem: RoundProblem) -> Floats:
+def _caps(problem: RoundProblem) -> FloatArray:
     return problem.time_cap[problem.cluster]
 
 
-def _limit(limits: list[Any], used: Any, allowed: Floats) -> None:
+def _limit(limits: list[Any], used: Any, allowed: FloatArray) -> None:
     limited = np.flatnonzero(np.isfinite(allowed))
     if limited.size:
         limits.append(used[limited] <= allowed[limited])
@@ -117,7 +116,9 @@ def _limit(limits: list[Any], used: Any, allowed: Floats) -> None:
 # --- brute force --------------------------------------------------------------------------------------------
 
 
-def value_of_energy(problem: RoundProblem, device: int, budgets: Floats, places: int = 2001) -> Floats:
+def value_of_energy(
+    problem: RoundProblem, device: int, budgets: FloatArray, places: int = 2001
+) -> FloatArray:
     """One device's least cost for each energy budget, by trying many ρ with the largest θ each allows.
 
     The cost falls with θ, so nothing is lost by taking the largest. +inf where no ρ fits.
@@ -187,8 +188,8 @@ def _energy_range(problem: RoundProblem, device: int) -> tuple[float, float]:
 
 
 def _largest_theta(
-    problem: RoundProblem, device: int, rho: Floats, budget: Floats
-) -> tuple[Floats, NDArray[np.bool_]]:
+    problem: RoundProblem, device: int, rho: FloatArray, budget: FloatArray
+) -> tuple[FloatArray, BoolArray]:
     """θ as large as bounds, time, battery and energy allow, and whether that is at least θ_min."""
     steps, upload = problem.tau * problem.alpha[device], problem.power[device] * problem.nu[device]
     own = np.inf if problem.battery is None else problem.battery[device]
@@ -204,7 +205,7 @@ def _largest_theta(
     return np.maximum(theta, low), theta >= low * (1 - 1e-12)
 
 
-def _cost(problem: RoundProblem, rho: Floats, theta: Floats) -> Floats:
+def _cost(problem: RoundProblem, rho: FloatArray, theta: FloatArray) -> FloatArray:
     w, scale = problem.noise_weight, problem.sigma2 + problem.g2
     return np.asarray(w * (2 - theta) * rho * scale + 3 * (1 - rho) ** 2 * problem.g2)
 
@@ -214,7 +215,7 @@ def _cost(problem: RoundProblem, rho: Floats, theta: Floats) -> Floats:
 
 def feasible_plans(
     problem: RoundProblem,
-    seconds_allowed: Floats,
+    seconds_allowed: FloatArray,
     joules_allowed: float,
     draw: np.random.Generator,
     count: int,
@@ -243,7 +244,7 @@ def feasible_plans(
     return plans
 
 
-def _shrink(extra: Floats, room: Floats) -> Floats:
+def _shrink(extra: FloatArray, room: FloatArray) -> FloatArray:
     """The factor that brings each extra within its room."""
     room = np.maximum(room, 0.0)
     return np.minimum(1.0, np.divide(room, extra, out=np.ones_like(extra), where=extra > room))

@@ -22,8 +22,7 @@ from cfel.control import (
 from cfel.cost import Ledger, new_ledger
 from cfel.errors import InputError
 from cfel.system.conditions import Conditions
-
-from .instances import CIFAR, full_joules, full_seconds, paper_devices
+from tests.control.instances import CIFAR, full_joules, full_seconds, paper_devices
 
 DEVICES, CLUSTERS = 12, 3
 ROUNDS = Rounds(global_rounds=4, edge_rounds=5, local_steps=5)

@@ -7,11 +7,10 @@ import pytest
 
 from cfel.control import Solution, SolverDefectError, solve
 from cfel.control.problem import RoundProblem
-from cfel.control.reach import reachable
 from cfel.control.solution import proven
-from cfel.control.trim import trimmed
-
-from .instances import CIFAR, paper_problem
+from cfel.control.solver.feasible_limits import reachable
+from cfel.control.solver.project_feasible import trimmed
+from tests.control.instances import CIFAR, paper_problem
 
 
 def prove(problem: RoundProblem, rho: float, theta: float) -> Solution:

@@ -6,15 +6,15 @@ from pathlib import Path
 import pytest
 import torch
 
-from cfel.learning.compression import compressor
+from cfel.learning.compression.compressors import compressor
 from cfel.learning.data import digits, synthetic
-from cfel.learning.exchange import DeviceOrder, DeviceReport
-from cfel.learning.flat import FlatModel
-from cfel.learning.models import model_builder
-from cfel.learning.partition import PartitionParameters, partition
-from cfel.learning.sgd import LocalParameters
+from cfel.learning.data.partition import PartitionParameters, partition
+from cfel.learning.device_messages import DeviceOrder, DeviceReport
+from cfel.learning.local.sgd import LocalParameters
+from cfel.learning.local.workspace import Workspace
+from cfel.learning.models.builders import model_builder
+from cfel.learning.models.flat import FlatModel
 from cfel.learning.task import DeviceData, Task
-from cfel.learning.workspace import Workspace
 
 Build = Callable[..., Workspace]
 Make = Callable[..., DeviceOrder]

@@ -12,20 +12,19 @@ import torch.nn.functional as F  # noqa: N812
 from torch import nn
 
 from cfel.errors import InputError
-from cfel.learning.augment import augmentation, crop_and_flip
-from cfel.learning.compression import SparseUpdate
+from cfel.learning.compression.compressors import SparseUpdate
 from cfel.learning.data import DataSet, synthetic
+from cfel.learning.data.augment import augmentation, crop_and_flip
+from cfel.learning.device_messages import DeviceOrder, DeviceReport, DeviceState
 from cfel.learning.evaluate import evaluate
-from cfel.learning.exchange import DeviceOrder, DeviceReport, DeviceState
-from cfel.learning.flat import FlatModel
-from cfel.learning.models import model_builder
+from cfel.learning.local.sgd import drawn_batches
+from cfel.learning.local.workspace import Workspace
+from cfel.learning.models.builders import model_builder
+from cfel.learning.models.flat import FlatModel
 from cfel.learning.roles import device_estimate, device_update, edge_aggregate, gossip_mix, weighted_model
-from cfel.learning.sgd import drawn_batches
 from cfel.learning.task import DeviceData, Task, custom_task, initial_model
-from cfel.learning.workers import prepare_process, prepare_thread
-from cfel.learning.workspace import Workspace
-
-from .conftest import Build, Make, Spread, dense
+from cfel.learning.worker_threads import prepare_process, prepare_thread
+from tests.learning.conftest import Build, Make, Spread, dense
 
 
 def _fedavg(task: Task, devices: list[DeviceData], start: FlatModel, rounds: int, batch: int) -> torch.Tensor:

@@ -9,12 +9,11 @@ from typing import Any
 
 import pytest
 
+from cfel.api.runs import Doing, compare, run_experiment
 from cfel.experiment import load_experiment
 from cfel.runlog import RoundRecord, RunDirectory, holds_run
-from cfel.studies.runs import Doing, compare, run_experiment
-
-from ..simulation.drive import timeless
-from .conftest import Nodes, cluster
+from tests.scaleout.conftest import Nodes, cluster
+from tests.simulation.drive import timeless
 
 EXAMPLE = Path(__file__).parents[2] / "examples" / "tiny.toml"
 # A process begun in the background of a shell ignores Ctrl-C, and so would its children.

@@ -6,13 +6,12 @@ from typing import TYPE_CHECKING
 
 import pytest
 
+from cfel.api.runs import Doing, PlacedRun, do_all, run_experiment
 from cfel.errors import InputError, RunDirectoryError, ScaleoutError
 from cfel.experiment import Experiment
 from cfel.runlog import RunDirectory
 from cfel.simulation import initial_state, simulate
-from cfel.studies.runs import Doing, PlacedRun, do_all, run_experiment
-
-from ..simulation.drive import records, timeless, tiny
+from tests.simulation.drive import records, timeless, tiny
 
 pytest.importorskip("ray", reason="Ray is not installed")
 
@@ -140,7 +139,7 @@ def test_interrupted_runs_have_checkpoints(stand_in: "StandIn", tmp_path: Path) 
 def test_no_node_sees_the_folder(
     stand_in: "StandIn", tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    from cfel.scaleout import sweep as module
+    from cfel.scaleout import run_tasks as module
 
     monkeypatch.setattr(module, "_versions_where_seen", lambda _: ())
     said: list[str] = []

@@ -5,11 +5,11 @@ from dataclasses import asdict
 from typing import Any
 
 import numpy as np
-from numpy.typing import NDArray
 
+from cfel.arrays import Float32Array, FloatArray
 from cfel.experiment import Experiment, parse_experiment
 from cfel.experiment.document import merged
-from cfel.learning.exchange import DeviceOrder
+from cfel.learning.device_messages import DeviceOrder
 from cfel.runlog import WALL_CLOCK_FIELDS, PlanTable, RoundRecord
 from cfel.simulation import PoolExecutor, RoundOutcome, initial_state, simulate
 from cfel.simulation.executors import Answer, Task
@@ -52,12 +52,12 @@ def timeless(lines: Sequence[RoundRecord]) -> list[dict[str, Any]]:
     ]
 
 
-def column(tables: Sequence[PlanTable], name: str) -> NDArray[np.float64]:
+def column(tables: Sequence[PlanTable], name: str) -> FloatArray:
     """One column of the plan tables of all rounds."""
     return np.concatenate([np.asarray(getattr(table, name), dtype=np.float64) for table in tables])
 
 
-def parameters_of(outcome: RoundOutcome) -> list[NDArray[np.float32]]:
+def parameters_of(outcome: RoundOutcome) -> list[Float32Array]:
     """The edge models after a round."""
     return [model.parameters.numpy() for model in outcome.state.models]
 

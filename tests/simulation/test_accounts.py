@@ -7,14 +7,13 @@ import pytest
 import torch
 
 from cfel.experiment import Experiment
+from cfel.learning.local.workspace import Workspace
 from cfel.learning.roles import device_update
-from cfel.learning.workspace import Workspace
 from cfel.rounds import EdgeRoundOutcome
 from cfel.simulation import RunState, initial_state
 from cfel.simulation.loop import run_edge_round
 from cfel.world import World
-
-from .drive import Listening, column, outcomes, records, tiny
+from tests.simulation.drive import Listening, column, outcomes, records, tiny
 
 SCHEMES = ("hcef", "cef", "cef_c", "cef_f", "mll_sgd")
 

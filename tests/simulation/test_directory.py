@@ -7,13 +7,12 @@ from pathlib import Path
 
 import pytest
 
+from cfel.api.runs import Doing, run_experiment
 from cfel.errors import RunDirectoryError
 from cfel.experiment import Experiment, load_experiment
 from cfel.rounds import refuse_other_experiment
 from cfel.runlog import RoundRecord, RunDirectory
-from cfel.studies.runs import Doing, run_experiment
-
-from .drive import timeless, tiny
+from tests.simulation.drive import timeless, tiny
 
 KEEPING = tiny(
     rounds={"global": 5, "edge": 1},

@@ -4,12 +4,11 @@ from pathlib import Path
 
 import pytest
 
+from cfel.api.export import export_model
+from cfel.api.runs import Doing, run_experiment
 from cfel.errors import DivergedError
 from cfel.runlog import RunDirectory
-from cfel.studies.export import export_model
-from cfel.studies.runs import Doing, run_experiment
-
-from .drive import timeless, tiny
+from tests.simulation.drive import timeless, tiny
 
 
 @pytest.mark.parametrize("engine", ["threads", "batched"])

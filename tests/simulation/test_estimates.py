@@ -8,11 +8,10 @@ import numpy as np
 import pytest
 
 from cfel.control.scheme import Observation, RoundPlan, Scheme, State
-from cfel.learning.exchange import DeviceState
+from cfel.learning.device_messages import DeviceState
 from cfel.simulation import PoolExecutor, initial_state, simulate
 from cfel.simulation.executors import Task
-
-from .drive import tiny
+from tests.simulation.drive import tiny
 
 
 class Asking(PoolExecutor):

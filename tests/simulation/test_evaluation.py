@@ -5,10 +5,9 @@ from dataclasses import replace
 import pytest
 
 from cfel.learning.evaluate import evaluate
-from cfel.learning.workspace import Workspace
+from cfel.learning.local.workspace import Workspace
 from cfel.rounds import mean_model
-
-from .drive import outcomes, records, tiny
+from tests.simulation.drive import outcomes, records, tiny
 
 
 def test_every_so_many_rounds_and_at_the_end() -> None:

@@ -11,14 +11,13 @@ import networkx as nx
 import numpy as np
 import pytest
 
+from cfel.api.runs import Doing, run_experiment
 from cfel.errors import InputError
 from cfel.experiment import Experiment, load_experiment
-from cfel.studies.runs import Doing, run_experiment
-
-from .drive import column, outcomes, records, timeless
+from tests.simulation.drive import column, outcomes, records, timeless
 
 EXAMPLES = Path(__file__).parents[2] / "examples"
-# That of a device's own samples needs a device: tests/studies/test_device_data.py runs it.
+# That of a device's own samples needs a device: tests/launch/test_device_data.py runs it.
 OWN = sorted(file.stem for file in EXAMPLES.glob("own_*.py") if file.stem != "own_device_data")
 
 

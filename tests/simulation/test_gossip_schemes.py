@@ -9,13 +9,12 @@ import torch
 
 from cfel.control import SchemeParameters, build_scheme
 from cfel.experiment import Experiment
+from cfel.learning.local.workspace import Workspace
 from cfel.learning.roles import device_update, edge_aggregate, gossip_mix
-from cfel.learning.workspace import Workspace
 from cfel.rounds import EdgeRoundOutcome
 from cfel.simulation import RunState, initial_state, simulate
 from cfel.simulation.loop import run_edge_round
-
-from .drive import Listening, outcomes, parameters_of, tiny
+from tests.simulation.drive import Listening, outcomes, parameters_of, tiny
 
 ONE: Mapping[str, Any] = {"rounds": {"global": 1, "edge": 1, "local": 2}}
 

@@ -4,8 +4,7 @@ import numpy as np
 
 from cfel.simulation import PoolExecutor, initial_state, simulate
 from cfel.simulation.state import from_checkpoint, to_checkpoint
-
-from .drive import column, outcomes, timeless, tiny
+from tests.simulation.drive import column, outcomes, timeless, tiny
 
 PLUS = {"scheme": {"name": "hcef_plus"}, "budget": {"share_of_cef": 0.6}}
 

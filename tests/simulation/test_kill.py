@@ -9,11 +9,10 @@ from pathlib import Path
 import numpy as np
 import pytest
 
+from cfel.api.runs import Doing, run_experiment
 from cfel.experiment import load_experiment
 from cfel.runlog import RoundRecord, RunDirectory, holds_run
-from cfel.studies.runs import Doing, run_experiment
-
-from .drive import timeless
+from tests.simulation.drive import timeless
 
 ROUNDS = 20
 CHANGES = [

@@ -12,14 +12,13 @@ import torch
 from torch import Tensor
 
 from cfel.errors import InputError
-from cfel.learning.compression import Update, topk
-from cfel.learning.files import load_model, save_model
+from cfel.learning.compression.compressors import Update, topk
+from cfel.learning.local.workspace import Workspace
+from cfel.learning.models.safetensors_files import load_model, save_model
 from cfel.learning.roles import device_estimate
-from cfel.learning.workspace import Workspace
 from cfel.simulation import initial_state
 from cfel.simulation.loop import run_edge_round
-
-from .drive import Listening, column, outcomes, records, timeless, tiny
+from tests.simulation.drive import Listening, column, outcomes, records, timeless, tiny
 
 
 def test_estimates_are_reused_but_for_the_first() -> None:

@@ -10,8 +10,7 @@ import torch
 from torch import Tensor
 
 from cfel.experiment import Experiment
-
-from .drive import column, outcomes, parameters_of, records, timeless, tiny
+from tests.simulation.drive import column, outcomes, parameters_of, records, timeless, tiny
 
 SCHEMES = ("hcef", "cef", "cef_c", "cef_f", "mll_sgd")
 

@@ -4,13 +4,12 @@ import numpy as np
 import pytest
 import torch
 
-from cfel.learning.files import named_tensors
-from cfel.learning.models import mlp
-from cfel.learning.sgd import drawn_batches
+from cfel.learning.local.sgd import drawn_batches
+from cfel.learning.models.builders import mlp
+from cfel.learning.models.safetensors_files import named_tensors
 from cfel.seeding import generator
 from cfel.world import World
-
-from .drive import outcomes, parameters_of, records, timeless, tiny
+from tests.simulation.drive import outcomes, parameters_of, records, timeless, tiny
 
 
 def fedavg(world: World, rounds: int, devices: int, steps: int) -> torch.nn.Module:

@@ -7,8 +7,7 @@ from typing import Any
 import pytest
 
 from cfel.errors import InputError
-
-from .drive import records, tiny
+from tests.simulation.drive import records, tiny
 
 SCHEME = """
 from dataclasses import replace
@@ -21,9 +20,9 @@ LEARNING = """
 from types import SimpleNamespace
 import torch
 from torch import nn
-from cfel.learning.compression import DenseUpdate
+from cfel.learning.compression.compressors import DenseUpdate
 from cfel.learning.data import DataSet, digits
-from cfel.learning.models import mlp
+from cfel.learning.models.builders import mlp
 from cfel.learning.task import Task
 """
 

@@ -6,6 +6,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from cfel.arrays import FloatArray
 from cfel.errors import InputError
 from cfel.system import (
     TopologyParameters,
@@ -17,7 +18,6 @@ from cfel.system import (
     target_weights,
     zeta,
 )
-from cfel.system.checked import Floats
 
 
 def test_path_of_three_towards_uniform() -> None:
@@ -58,7 +58,7 @@ def test_one_cluster_agrees_with_itself() -> None:
 
 
 @st.composite
-def networks(draw: st.DrawFn) -> tuple["nx.Graph[int]", Floats]:
+def networks(draw: st.DrawFn) -> tuple["nx.Graph[int]", FloatArray]:
     sizes = draw(st.lists(st.integers(1, 40), min_size=1, max_size=9))
     parameters = TopologyParameters(kind="erdos-renyi", p_edge=0.6, weights="size")
     backhaul = build_backhaul(parameters, sizes, seed=draw(st.integers(0, 99)))
@@ -66,13 +66,13 @@ def networks(draw: st.DrawFn) -> tuple["nx.Graph[int]", Floats]:
 
 
 @given(networks())
-def test_any_connected_graph_mixes(network: tuple["nx.Graph[int]", Floats]) -> None:
+def test_any_connected_graph_mixes(network: tuple["nx.Graph[int]", FloatArray]) -> None:
     graph, pi = network
     check_mixing(metropolis(graph, pi), pi, graph)
 
 
 @given(networks())
-def test_gossip_repeated_reaches_the_weighted_mean(network: tuple["nx.Graph[int]", Floats]) -> None:
+def test_gossip_repeated_reaches_the_weighted_mean(network: tuple["nx.Graph[int]", FloatArray]) -> None:
     """Disagreement in the norm weighted by π shrinks at least by ζ per step."""
     graph, pi = network
     weights = metropolis(graph, pi)
@@ -84,7 +84,7 @@ def test_gossip_repeated_reaches_the_weighted_mean(network: tuple["nx.Graph[int]
 
 
 @given(networks(), st.integers(0, 2**9 - 1))
-def test_absent_servers_keep_their_model(network: tuple["nx.Graph[int]", Floats], bits: int) -> None:
+def test_absent_servers_keep_their_model(network: tuple["nx.Graph[int]", FloatArray], bits: int) -> None:
     graph, pi = network
     live = np.array([bool(bits >> i & 1) for i in range(pi.size)])
     weights = metropolis_live(graph, pi, live)

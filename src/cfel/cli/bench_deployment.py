@@ -5,8 +5,7 @@ from collections.abc import Sequence
 
 from rich.console import Console
 
-from cfel.cli.shared import new_table, print_json, print_table
-from cfel.studies.bench_deployment import (
+from cfel.bench.deployment import (
     MOST_BYTES,
     MOST_GROWTH,
     MOST_OVERHEAD,
@@ -18,6 +17,7 @@ from cfel.studies.bench_deployment import (
     measure_memory,
     measure_overhead,
 )
+from cfel.cli.shared import new_table, print_json, print_table
 
 PARTS = ("overhead", "memory", "flat")
 

@@ -5,8 +5,8 @@ from collections.abc import Sequence
 
 from rich.console import Console
 
+from cfel.bench.scaleout import Overhead, Race, as_document, measure_overhead, measure_race
 from cfel.cli.shared import new_table, print_json, print_table
-from cfel.studies.bench_scaleout import Overhead, Race, as_document, measure_overhead, measure_race
 
 
 def run(arguments: argparse.Namespace) -> int:

@@ -6,10 +6,9 @@ from dataclasses import replace
 
 from rich.console import Console
 
-from cfel.cli.shared import new_table, print_json, print_table
-from cfel.studies.bench_child import peak_bytes, seconds_to_first_step
-from cfel.studies.bench_settings import LEAF, PERCEPTRON, RESNET, SMALL, BenchSetting
-from cfel.studies.bench_simulation import (
+from cfel.bench.child import peak_bytes, seconds_to_first_step
+from cfel.bench.settings import LEAF, PERCEPTRON, RESNET, SMALL, BenchSetting
+from cfel.bench.simulation import (
     Pace,
     Scale,
     as_document,
@@ -17,6 +16,7 @@ from cfel.studies.bench_simulation import (
     measure_scale,
     paces_document,
 )
+from cfel.cli.shared import new_table, print_json, print_table
 
 MOST_DEVICES = 10_000
 SETTINGS = tuple(setting.model for setting in (PERCEPTRON, SMALL, RESNET, LEAF))

@@ -4,8 +4,8 @@ import argparse
 
 from rich.console import Console
 
+from cfel.bench import solver as bench_solver
 from cfel.cli.shared import new_table, print_json, print_table
-from cfel.studies import bench_solver
 
 
 def run(arguments: argparse.Namespace) -> int:

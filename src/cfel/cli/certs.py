@@ -9,8 +9,7 @@ from rich.console import Console
 from rich.markup import escape
 
 from cfel.cli.shared import Commands, add_command, count
-from cfel.errors import InputError
-from cfel.runtime.certificates import (
+from cfel.deployment.security.certificates import (
     AUTHORITY_DAYS,
     check_authority,
     is_issued,
@@ -18,7 +17,8 @@ from cfel.runtime.certificates import (
     make_authority,
     revoke,
 )
-from cfel.runtime.identity import ROLES, Identity
+from cfel.deployment.security.identity import ROLES, Identity
+from cfel.errors import InputError
 
 EXAMPLE = """  cfel certs --out certificates --edges 3 --devices 6
   cfel certs --out certificates --renew device-4 --hours 24

@@ -8,6 +8,7 @@ from typing import Any
 from rich.console import Console
 from rich.markup import escape
 
+from cfel.api.runs import compare
 from cfel.cli.interrupt import interruptible
 from cfel.cli.progress import RunProgress
 from cfel.cli.run import add_experiment, add_run_options, doing_so, read_experiment
@@ -20,7 +21,6 @@ from cfel.cli.shared import (
     print_table,
 )
 from cfel.experiment import Experiment
-from cfel.studies.runs import compare
 
 EXAMPLE = """  cfel compare experiment.toml --seeds 0,1,2 --target 0.7 --out runs/table
   cfel compare experiment.toml --schemes hcef,cef,my_module:build"""

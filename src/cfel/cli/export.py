@@ -5,9 +5,9 @@ from pathlib import Path
 
 from rich.console import Console
 
+from cfel.api.export import export_model
 from cfel.cli.shared import Commands, add_command, add_json, count, print_json
-from cfel.runtime.edge_state import EdgeDisk
-from cfel.studies.export import export_model
+from cfel.deployment.edge.state import EdgeDisk
 
 EXAMPLE = """  cfel export runs/first --to model.safetensors
   cfel export runs/first --to model.onnx --edge 3"""

@@ -15,8 +15,8 @@ from rich.table import Table
 from rich.text import Text
 
 from cfel.cli.shared import new_table
+from cfel.deployment.node import Node, ask_status
 from cfel.runlog import RoundRecord
-from cfel.runtime.node import Node, ask_status
 from cfel.status import Status
 
 LOOK_SECONDS = 1.0

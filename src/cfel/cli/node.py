@@ -5,7 +5,7 @@ from pathlib import Path
 
 from cfel.cli.shared import Commands, add_command
 from cfel.errors import InputError
-from cfel.studies.node import read_node, run_node, start_logging
+from cfel.launch.node import read_node, run_node, start_logging
 
 
 def register_node(commands: Commands, role: str, example: str) -> None:

@@ -12,6 +12,8 @@ from rich.console import Console
 from rich.markup import escape
 from rich.table import Table
 
+from cfel.api.binding_limits import MEANING, binding_limits
+from cfel.api.fleet_file import NamedProblem, RunLength, read_problem
 from cfel.cli.shared import (
     Commands,
     add_command,
@@ -27,8 +29,6 @@ from cfel.cli.shared import (
 )
 from cfel.control import Solution, solve
 from cfel.errors import FleetFileError, InputError
-from cfel.studies.binding import MEANING, binding_limits
-from cfel.studies.fleet_file import NamedProblem, RunLength, read_problem
 
 EXAMPLE = """  cfel plan devices.csv --tau 5 --sigma2 2 --time-cap 450 --energy-cap 900
   cfel plan fleet.json --method alternating --json

@@ -13,8 +13,8 @@ from cfel.cli.progress import RunProgress
 from cfel.cli.run import add_run_options, doing_so
 from cfel.cli.shared import Commands, add_command, new_table, print_json, print_table
 from cfel.report.reproduction import TextTable
-from cfel.studies.reproduce import carry_out, reproduced
-from cfel.studies.reproduce_items import (
+from cfel.reproduce.forecast import estimated_seconds, measured_pace, rounds_left
+from cfel.reproduce.items import (
     DATASETS,
     ITEMS,
     SCALES,
@@ -23,9 +23,9 @@ from cfel.studies.reproduce_items import (
     experiments_directory,
     planned_runs,
 )
-from cfel.studies.reproduce_land import land
-from cfel.studies.reproduce_rates import chosen_rates
-from cfel.studies.reproduce_time import estimated_seconds, measured_pace, rounds_left
+from cfel.reproduce.landing import land
+from cfel.reproduce.rates import chosen_rates
+from cfel.reproduce.reproduction import carry_out, reproduced
 
 EXAMPLE = """  cfel reproduce table1 --dataset cifar10 --data data/cifar10 --scale smoke
   cfel reproduce q --dataset femnist --data data/femnist --seeds 0,1

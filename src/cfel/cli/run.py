@@ -9,6 +9,7 @@ from pathlib import Path
 from rich.console import Console
 from rich.markup import escape
 
+from cfel.api.runs import Doing, run_experiment
 from cfel.cli.ending import tell_ending
 from cfel.cli.interrupt import interruptible
 from cfel.cli.progress import RunProgress
@@ -17,7 +18,6 @@ from cfel.errors import RunDirectoryError
 from cfel.experiment import Experiment, load_experiment
 from cfel.runlog import RoundRecord, RunDirectory, holds_run
 from cfel.simulation import ENGINES
-from cfel.studies.runs import Doing, run_experiment
 from cfel.system import bias_warning, cluster_sizes
 
 EXAMPLE = """  cfel run experiment.toml --out runs/first --set rounds.global=10

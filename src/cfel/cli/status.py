@@ -13,10 +13,10 @@ from rich.table import Table
 
 from cfel.cli.federation_view import GONE
 from cfel.cli.shared import UNLIMITED, Commands, add_command, add_json, new_table, print_json
+from cfel.deployment.node import ask_status
 from cfel.errors import InputError
-from cfel.runtime.node import ask_status
+from cfel.launch.node import read_node
 from cfel.status import Status
-from cfel.studies.node import read_node
 
 EXAMPLE = """  cfel status runs/tiny-up
   cfel status operator-0.toml --json"""

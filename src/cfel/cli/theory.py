@@ -7,6 +7,7 @@ from pathlib import Path
 from rich.console import Console
 from rich.markup import escape
 
+from cfel.api.theorem import Assumptions, TheoremReport, report_theorem
 from cfel.cli.shared import (
     Commands,
     add_changes,
@@ -19,7 +20,6 @@ from cfel.cli.shared import (
     print_table,
 )
 from cfel.control import Bound
-from cfel.studies.theorem import Assumptions, TheoremReport, report_theorem
 
 EXAMPLE = """  cfel theory experiment.toml
   cfel theory experiment.toml --set scheme.name=cef --set rounds.global=10

@@ -10,8 +10,8 @@ from cfel.cli.federation_view import FederationView
 from cfel.cli.interrupt import interruptible
 from cfel.cli.run import read_experiment
 from cfel.cli.shared import Commands, add_changes, add_command, add_json
-from cfel.studies.federation import Processes, Raising, bring_up
-from cfel.studies.node import read_node
+from cfel.launch.federation import Processes, Raising, bring_up
+from cfel.launch.node import read_node
 
 EXAMPLE = """  cfel up examples/tiny.toml --out runs/tiny-up
   cfel up examples/tiny.toml --out runs/tiny-up --resume

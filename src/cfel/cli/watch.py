@@ -9,7 +9,7 @@ from rich.console import Console
 from rich.markup import escape
 
 from cfel.cli.shared import Commands, add_command, count, positive
-from cfel.report.dashboard import RunWatcher, dashboard_app, serve
+from cfel.dashboard import RunWatcher, dashboard_app, serve
 
 EXAMPLE = """  cfel watch runs/first
   CFEL_DASHBOARD_TOKEN=… cfel watch runs/table --host 0.0.0.0 --port 8470"""

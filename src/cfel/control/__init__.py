@@ -6,16 +6,16 @@
 This package deals in numbers only: it knows no tensors, no files, no clock.
 """
 
-from cfel.control.alternating import Stopping
 from cfel.control.caps import Budget, Rounds, round_caps
+from cfel.control.device_overrides import Habits
+from cfel.control.dry_run import RehearsedRound, Setting, expected_use, rehearse
 from cfel.control.gossip import Gossip
-from cfel.control.habits import Habits
 from cfel.control.problem import RoundProblem
-from cfel.control.rehearsal import RehearsedRound, Setting, expected_use, rehearse
 from cfel.control.scheme import Observation, RoundPlan, Scheme, SchemeParameters
 from cfel.control.schemes import SCHEMES, build_scheme
 from cfel.control.solution import Solution, SolverDefectError
-from cfel.control.solver import solve
+from cfel.control.solver.alternating import Stopping
+from cfel.control.solver.solve import solve
 from cfel.control.theory import Bound, Landscape, omega1, theorem_1
 
 __all__ = [

@@ -11,9 +11,9 @@ from typing import Literal, get_args
 
 import numpy as np
 
-from cfel.control.problem import FloatArray
+from cfel import validation
+from cfel.arrays import FloatArray
 from cfel.errors import InputError, unknown_name
-from cfel.system import checked
 
 Weights = Literal["equal", "samples"]
 Reach = Literal["neighbours", "everybody"]
@@ -41,7 +41,7 @@ class Gossip:
     reach: Reach = "neighbours"
 
     def __post_init__(self) -> None:
-        checked.whole("gossip.steps", self.steps, least=1)
+        validation.whole("gossip.steps", self.steps, least=1)
         for field, allowed in (("weights", get_args(Weights)), ("reach", get_args(Reach))):
             if getattr(self, field) not in allowed:
                 raise InputError(unknown_name(f"gossip.{field}", getattr(self, field), allowed))

@@ -7,14 +7,14 @@ bounds, and the work is done here once.
 from dataclasses import dataclass
 
 import numpy as np
-from numpy.typing import NDArray
 
+from cfel.arrays import BoolArray, FloatArray
 from cfel.control.caps import round_caps
-from cfel.control.problem import FloatArray, RoundProblem
-from cfel.control.progress import ProgressSolution
+from cfel.control.problem import RoundProblem
 from cfel.control.scheme import Observation, RoundPlan, SchemeParameters, nobody
 from cfel.control.solution import Solution
-from cfel.control.solver import solve
+from cfel.control.solver.grid_solver import ProgressSolution
+from cfel.control.solver.solve import solve
 
 Bound = float | FloatArray
 
@@ -49,7 +49,7 @@ def plan_round(
 def plan_of_solution(
     problem: RoundProblem,
     solution: Solution | ProgressSolution,
-    present: NDArray[np.bool_],
+    present: BoolArray,
     *,
     speed: FloatArray | None = None,
 ) -> RoundPlan:
@@ -75,7 +75,7 @@ def plan_of_solution(
     )
 
 
-def _of_fleet(values: FloatArray, present: NDArray[np.bool_], absent: float) -> FloatArray:
+def _of_fleet(values: FloatArray, present: BoolArray, absent: float) -> FloatArray:
     spread = np.full(len(present), absent)
     spread[present] = values
     return spread

@@ -8,13 +8,12 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING, Literal
 
 import numpy as np
-from numpy.typing import ArrayLike, NDArray
+from numpy.typing import ArrayLike
 
+from cfel import validation
+from cfel.arrays import FloatArray, IndexArray
 from cfel.errors import InputError, unknown_name
-from cfel.system import checked
 
-FloatArray = NDArray[np.float64]
-IntArray = NDArray[np.intp]
 Unreachable = Literal["stretch", "minimum"]
 
 UNREACHABLE = ("stretch", "minimum")
@@ -61,7 +60,7 @@ class RoundProblem:
     alpha: FloatArray
     nu: FloatArray
     power: FloatArray
-    cluster: IntArray
+    cluster: IndexArray
     time_cap: FloatArray
     energy_cap: float
     rho_min: FloatArray = 0.1  # type: ignore[assignment]
@@ -71,7 +70,7 @@ class RoundProblem:
     noise_weight: float = 1.0
     on_unreachable: Unreachable = "stretch"
     battery: FloatArray | None = None
-    device: IntArray | None = None
+    device: IndexArray | None = None
 
     if TYPE_CHECKING:
         # Any numbers may come in; what is kept are arrays.
@@ -98,9 +97,9 @@ class RoundProblem:
         ) -> None: ...
 
     def __post_init__(self) -> None:
-        self._set("tau", checked.whole("tau", self.tau, least=1))
+        self._set("tau", validation.whole("tau", self.tau, least=1))
         for field in ("sigma2", "g2", "noise_weight"):
-            self._set(field, checked.number(field, getattr(self, field), least=0))
+            self._set(field, validation.number(field, getattr(self, field), least=0))
         self._set("energy_cap", _energy_cap(self.energy_cap))
         self._check_devices()
         self._check_clusters()
@@ -137,23 +136,23 @@ class RoundProblem:
         object.__setattr__(self, field, value)
 
     def _check_devices(self) -> None:
-        self._set("mu", checked.floats("mu", self.mu, above=0))
+        self._set("mu", validation.floats("mu", self.mu, above=0))
         if self.devices == 0:
             raise InputError("mu: a round needs at least one device, got none")
         for field in ("alpha", "nu", "power"):
             given = getattr(self, field)
-            self._set(field, checked.floats(field, given, length=self.devices, least=0))
+            self._set(field, validation.floats(field, given, length=self.devices, least=0))
         if self.battery is not None:
-            battery = checked.floats("battery", self.battery, length=self.devices, least=0, finite=False)
+            battery = validation.floats("battery", self.battery, length=self.devices, least=0, finite=False)
             self._set("battery", battery)
         if self.device is not None:
             self._set("device", self._whole_numbers("device", np.asarray(self.device)))
 
-    def _whole_numbers(self, field: str, values: np.ndarray) -> IntArray:
+    def _whole_numbers(self, field: str, values: np.ndarray) -> IndexArray:
         if values.shape != self.mu.shape or values.dtype.kind not in "iu":
             found = f"{values.dtype} of shape {values.shape}"
             raise InputError(f"{field}: must be {self.devices} whole numbers, got {found}")
-        return checked.read_only(values.astype(np.intp, copy=False))
+        return validation.read_only(values.astype(np.intp, copy=False))
 
     def _check_clusters(self) -> None:
         cluster = self._whole_numbers("cluster", np.asarray(self.cluster))
@@ -186,7 +185,7 @@ class RoundProblem:
 
 def _energy_cap(value: object) -> float:
     """One number; negative and +inf have a meaning, −inf and NaN do not."""
-    cap = checked.number("energy_cap", value, finite=False)
+    cap = validation.number("energy_cap", value, finite=False)
     if cap == -np.inf:
         raise InputError("energy_cap = -inf: must be a number or +inf")
     return cap
@@ -198,7 +197,7 @@ def _time_caps(values: ArrayLike, clusters: int) -> FloatArray:
         raise InputError(f"time_cap = {values!r}: must be a number")
     given = np.asarray(values, dtype=np.float64) if np.isscalar(values) else values
     spread = np.full(clusters, given) if np.ndim(given) == 0 else given
-    caps = checked.floats("time_cap", spread, finite=False)
+    caps = validation.floats("time_cap", spread, finite=False)
     if np.isneginf(caps).any():
         first = int(np.argmax(np.isneginf(caps)))
         raise InputError(f"time_cap[{first}] = -inf: must be a number or +inf")
@@ -207,5 +206,5 @@ def _time_caps(values: ArrayLike, clusters: int) -> FloatArray:
 
 def _bound(field: str, values: ArrayLike, devices: int) -> FloatArray:
     if np.ndim(values) == 0:
-        return np.broadcast_to(checked.number(field, values, least=0, most=1), (devices,))
-    return checked.floats(field, values, length=devices, least=0, most=1)
+        return np.broadcast_to(validation.number(field, values, least=0, most=1), (devices,))
+    return validation.floats(field, values, length=devices, least=0, most=1)

@@ -14,14 +14,15 @@ from typing import Any
 
 import numpy as np
 
+from cfel import validation
+from cfel.arrays import FloatArray, IndexArray
 from cfel.control.caps import Budget, Rounds
+from cfel.control.device_overrides import Habits
 from cfel.control.gossip import Gossip
-from cfel.control.habits import Habits
-from cfel.control.problem import UNREACHABLE, FloatArray, IntArray, Unreachable
-from cfel.control.solver import METHODS, Method
+from cfel.control.problem import UNREACHABLE, Unreachable
+from cfel.control.solver.solve import METHODS, Method
 from cfel.cost.ledger import Ledger
 from cfel.errors import InputError, unknown_name
-from cfel.system import checked
 from cfel.system.conditions import Conditions
 
 State = Mapping[str, Any]
@@ -52,12 +53,12 @@ class SchemeParameters:
     options: Mapping[str, Any] = field(default_factory=dict)
 
     def __post_init__(self) -> None:
-        checked.text("scheme.name", self.name)
+        validation.text("scheme.name", self.name)
         if not isinstance(self.options, Mapping):
             raise InputError(f"scheme.options = {self.options!r}: must be a table")
-        checked.number("scheme.rho_min", self.rho_min, above=0, most=1)
-        checked.number("scheme.theta_min", self.theta_min, above=0, most=1)
-        checked.number("scheme.noise_weight", self.noise_weight, least=0)
+        validation.number("scheme.rho_min", self.rho_min, above=0, most=1)
+        validation.number("scheme.theta_min", self.theta_min, above=0, most=1)
+        validation.number("scheme.noise_weight", self.noise_weight, least=0)
         if self.solver not in METHODS:
             raise InputError(unknown_name("scheme.solver", self.solver, METHODS))
         if self.on_unreachable not in UNREACHABLE:
@@ -90,7 +91,7 @@ class Observation:
     edge_round: int
     rounds: Rounds
     conditions: Conditions
-    cluster: IntArray
+    cluster: IndexArray
     sigma2: FloatArray
     g2: FloatArray
     ledger: Ledger

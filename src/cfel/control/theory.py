@@ -14,10 +14,10 @@ from dataclasses import dataclass
 
 import numpy as np
 
+from cfel import validation
+from cfel.arrays import FloatArray
 from cfel.control.caps import Rounds
-from cfel.control.problem import FloatArray
 from cfel.errors import InputError
-from cfel.system import checked
 
 
 @dataclass(frozen=True, slots=True)
@@ -38,10 +38,10 @@ class Landscape:
     learning_rate: float
 
     def __post_init__(self) -> None:
-        checked.number("smoothness", self.smoothness, above=0)
-        checked.number("learning_rate", self.learning_rate, above=0)
+        validation.number("smoothness", self.smoothness, above=0)
+        validation.number("learning_rate", self.learning_rate, above=0)
         for field in ("initial_gap", "sigma2", "g2"):
-            checked.number(field, getattr(self, field), least=0)
+            validation.number(field, getattr(self, field), least=0)
 
 
 @dataclass(frozen=True, slots=True)

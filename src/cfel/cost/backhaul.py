@@ -7,10 +7,10 @@ from collections.abc import Mapping
 
 import networkx as nx
 import numpy as np
-from numpy.typing import NDArray
 
+from cfel import validation
+from cfel.arrays import FloatArray
 from cfel.errors import InputError
-from cfel.system import checked
 
 PAPER_BITS_PER_SECOND = 50e6
 """Rate of every backhaul link in the paper's evaluation."""
@@ -20,7 +20,7 @@ def backhaul_seconds(
     graph: "nx.Graph[int]",
     model_bits: float,
     bits_per_second: float | Mapping[tuple[int, int], float] = PAPER_BITS_PER_SECOND,
-) -> NDArray[np.float64]:
+) -> FloatArray:
     """Seconds per cluster: the full model over its slowest link; 0 for a cluster without a neighbour.
 
     Args:
@@ -31,9 +31,9 @@ def backhaul_seconds(
     Raises:
         InputError: a rate is not positive, or a link has none.
     """
-    bits = checked.number("model_bits", model_bits, least=0)
+    bits = validation.number("model_bits", model_bits, least=0)
     if not isinstance(bits_per_second, Mapping):
-        rate = checked.number("bits_per_second", bits_per_second, above=0)
+        rate = validation.number("bits_per_second", bits_per_second, above=0)
         return np.array([bits / rate if graph.degree(node) else 0.0 for node in range(len(graph))])
     seconds = np.zeros(len(graph))
     for ends in graph.edges:
@@ -47,4 +47,4 @@ def _rate(rates: Mapping[tuple[int, int], float], ends: tuple[int, int]) -> floa
     if there not in rates and back not in rates:
         raise InputError(f"bits_per_second: no rate for the link between clusters {ends[0]} and {ends[1]}")
     rate = rates[there] if there in rates else rates[back]
-    return checked.number(f"bits_per_second[{ends[0]}, {ends[1]}]", rate, above=0)
+    return validation.number(f"bits_per_second[{ends[0]}, {ends[1]}]", rate, above=0)

@@ -8,24 +8,24 @@ step, α joules per step, ν seconds per full upload, p watts while sending.
 """
 
 import numpy as np
-from numpy.typing import ArrayLike, NDArray
+from numpy.typing import ArrayLike
 
-Floats = NDArray[np.float64]
+from cfel.arrays import FloatArray
 
 
-def device_seconds(rho: ArrayLike, theta: ArrayLike, tau: int, mu: ArrayLike, nu: ArrayLike) -> Floats:
+def device_seconds(rho: ArrayLike, theta: ArrayLike, tau: int, mu: ArrayLike, nu: ArrayLike) -> FloatArray:
     """Expected seconds: ρτμ + θν."""
     return realised_seconds(np.multiply(rho, float(tau)), theta, mu, nu)
 
 
 def device_joules(
     rho: ArrayLike, theta: ArrayLike, tau: int, alpha: ArrayLike, nu: ArrayLike, power: ArrayLike
-) -> Floats:
+) -> FloatArray:
     """Expected joules: ρτα + pθν."""
     return realised_joules(np.multiply(rho, float(tau)), theta, alpha, nu, power)
 
 
-def realised_seconds(steps: ArrayLike, share_sent: ArrayLike, mu: ArrayLike, nu: ArrayLike) -> Floats:
+def realised_seconds(steps: ArrayLike, share_sent: ArrayLike, mu: ArrayLike, nu: ArrayLike) -> FloatArray:
     """Seconds really taken.
 
     Args:
@@ -39,7 +39,7 @@ def realised_seconds(steps: ArrayLike, share_sent: ArrayLike, mu: ArrayLike, nu:
 
 def realised_joules(
     steps: ArrayLike, share_sent: ArrayLike, alpha: ArrayLike, nu: ArrayLike, power: ArrayLike
-) -> Floats:
+) -> FloatArray:
     """Joules really spent (arguments: see `realised_seconds`, with α and p)."""
     sending = np.multiply(share_sent, nu, dtype=np.float64)
     return np.add(np.multiply(steps, alpha, dtype=np.float64), np.multiply(power, sending))

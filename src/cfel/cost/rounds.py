@@ -10,11 +10,11 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 
 import numpy as np
-from numpy.typing import ArrayLike, NDArray
+from numpy.typing import ArrayLike
 
+from cfel import validation
+from cfel.arrays import BoolArray, FloatArray, IntArray
 from cfel.errors import InputError
-from cfel.system import checked
-from cfel.system.checked import Floats, Integers
 
 NOBODY = -1
 """In place of a device where none took part."""
@@ -30,8 +30,8 @@ class EdgeRoundCost:
         joules: of all devices together.
     """
 
-    seconds: Floats
-    slowest_device: Integers
+    seconds: FloatArray
+    slowest_device: IntArray
     joules: float
 
 
@@ -48,13 +48,13 @@ class GlobalRoundCost:
     """
 
     seconds: float
-    cluster_seconds: Floats
+    cluster_seconds: FloatArray
     slowest_cluster: int
     straggler: int
     joules: float
 
 
-def cluster_seconds(device_seconds: ArrayLike, cluster: ArrayLike, clusters: int) -> Floats:
+def cluster_seconds(device_seconds: ArrayLike, cluster: ArrayLike, clusters: int) -> FloatArray:
     """Seconds of each cluster's slowest device; 0 for a cluster without devices.
 
     Args:
@@ -73,7 +73,7 @@ def edge_round_cost(
     device_joules: ArrayLike,
     cluster: ArrayLike,
     clusters: int,
-    available: NDArray[np.bool_] | None = None,
+    available: BoolArray | None = None,
 ) -> EdgeRoundCost:
     """Cost of one edge round from the cost of its devices.
 
@@ -126,20 +126,20 @@ def _straggler(edge_rounds: Sequence[EdgeRoundCost], cluster: int) -> int:
     return min(waited, key=lambda device: (-waited[device], device), default=NOBODY)
 
 
-def _first_device(chosen: NDArray[np.bool_], member: Integers, clusters: int) -> Integers:
+def _first_device(chosen: BoolArray, member: IntArray, clusters: int) -> IntArray:
     devices = np.flatnonzero(chosen)
     first = np.full(clusters, member.size, dtype=np.int64)
     np.minimum.at(first, member[devices], devices)
     return np.where(first == member.size, NOBODY, first)
 
 
-def _members(cluster: ArrayLike, devices: int, clusters: int) -> Integers:
+def _members(cluster: ArrayLike, devices: int, clusters: int) -> IntArray:
     member = np.asarray(cluster)
     if member.shape != (devices,) or not np.issubdtype(member.dtype, np.integer):
         raise InputError(
             f"cluster: must be {devices} whole numbers, got {member.dtype} of shape {member.shape}"
         )
-    strange = (member < 0) | (member >= checked.whole("clusters", clusters, least=1))
+    strange = (member < 0) | (member >= validation.whole("clusters", clusters, least=1))
     if strange.any():
         index = int(np.argmax(strange))
         raise InputError(

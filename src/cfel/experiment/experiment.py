@@ -6,24 +6,25 @@ from pathlib import Path
 
 import numpy as np
 
+from cfel import validation
 from cfel.control import Budget, Gossip, Habits, Rounds, SchemeParameters, Setting, build_scheme, expected_use
 from cfel.cost import backhaul_seconds
+from cfel.deployment.parameters import DeploymentParameters
 from cfel.errors import InputError
 from cfel.experiment.sections import BudgetParameters, CompressionParameters, DataParameters, ModelParameters
-from cfel.learning.augment import augmentation
-from cfel.learning.compression import compressor
+from cfel.learning.aggregation import AggregationParameters
+from cfel.learning.compression.compressors import compressor
 from cfel.learning.data import BUILTIN as DATA_SETS
 from cfel.learning.data import load
-from cfel.learning.files import load_model
-from cfel.learning.flat import FlatModel
-from cfel.learning.held_out import hold_out
-from cfel.learning.models import BUILTIN as MODELS
-from cfel.learning.models import model_builder
-from cfel.learning.partition import partition
-from cfel.learning.robust import AggregationParameters
-from cfel.learning.sgd import LocalParameters
+from cfel.learning.data.augment import augmentation
+from cfel.learning.data.held_out import hold_out
+from cfel.learning.data.partition import partition
+from cfel.learning.local.sgd import LocalParameters
+from cfel.learning.models.builders import BUILTIN as MODELS
+from cfel.learning.models.builders import model_builder
+from cfel.learning.models.flat import FlatModel
+from cfel.learning.models.safetensors_files import load_model
 from cfel.learning.task import DeviceData, Task, check_task, custom_task, initial_model
-from cfel.runtime.parameters import DeploymentParameters
 from cfel.simulation import SimulationParameters, chosen_engine
 from cfel.system import (
     Backhaul,
@@ -33,7 +34,6 @@ from cfel.system import (
     averaged_towards,
     build_backhaul,
     build_fleet,
-    checked,
 )
 from cfel.world import World
 
@@ -60,7 +60,7 @@ class Experiment:
     deployment: DeploymentParameters = field(default_factory=DeploymentParameters)
 
     def __post_init__(self) -> None:
-        checked.text("name", self.name)
+        validation.text("name", self.name)
         if isinstance(self.seed, bool) or not isinstance(self.seed, int):
             raise InputError(f"seed = {self.seed!r}: must be a whole number")
         if self.data.task is None:

@@ -10,7 +10,9 @@ from typing import Any
 
 import tomli_w
 
+from cfel import validation
 from cfel.control import Rounds, SchemeParameters
+from cfel.deployment.parameters import DeploymentParameters
 from cfel.errors import ExperimentError, InputError, reason, unknown_name
 from cfel.experiment.document import (
     Table,
@@ -24,9 +26,8 @@ from cfel.experiment.document import (
 )
 from cfel.experiment.experiment import Experiment
 from cfel.experiment.sections import BudgetParameters, CompressionParameters, DataParameters, ModelParameters
-from cfel.learning.robust import AggregationParameters
-from cfel.learning.sgd import LocalParameters
-from cfel.runtime.parameters import DeploymentParameters
+from cfel.learning.aggregation import AggregationParameters
+from cfel.learning.local.sgd import LocalParameters
 from cfel.simulation import SimulationParameters
 from cfel.system import (
     Availability,
@@ -36,7 +37,6 @@ from cfel.system import (
     RandomConditions,
     TopologyParameters,
     TraceParameters,
-    checked,
 )
 
 PRESETS = ("demo", "paper-cifar10", "paper-femnist", "none")
@@ -222,7 +222,7 @@ def _conditions(table: Table) -> RandomConditions | HardwareConditions | TracePa
     rest = {key: value for key, value in table.items() if key != "kind"}
     if "extra_classes" in rest:
         place = "fleet.conditions.extra_classes"
-        rows = enumerate(checked.entries(place, rest["extra_classes"]))
+        rows = enumerate(validation.entries(place, rest["extra_classes"]))
         places = ((f"{place}[{i}]", row) for i, row in rows)
         rest["extra_classes"] = [section(DeviceClass, at, as_table(at, row)) for at, row in places]
     return section(CONDITIONS[kind], "fleet.conditions", rest)

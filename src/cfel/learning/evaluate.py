@@ -8,8 +8,8 @@ from dataclasses import dataclass
 import torch
 
 from cfel.errors import InputError
-from cfel.learning.flat import FlatModel
-from cfel.learning.workspace import Workspace
+from cfel.learning.local.workspace import Workspace
+from cfel.learning.models.flat import FlatModel
 from cfel.seeding import generator
 
 _BATCH = 500

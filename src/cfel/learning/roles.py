@@ -19,21 +19,21 @@ from functools import partial
 
 import numpy as np
 import torch
-from numpy.typing import NDArray
 from torch import Tensor
 
+from cfel.arrays import FloatArray
 from cfel.errors import InputError
-from cfel.learning.compression import Update
-from cfel.learning.divergence import refuse_diverged
-from cfel.learning.estimates import Estimates, Scatter, from_fresh
-from cfel.learning.exchange import DeviceOrder, DeviceReport, DeviceState
-from cfel.learning.flat import FlatModel
-from cfel.learning.halves import gradient_and_estimates
-from cfel.learning.selection import kept_energy
-from cfel.learning.sgd import drawn_batches, momentum_step, taken_iterations
+from cfel.learning.compression.compressors import Update
+from cfel.learning.compression.top_k import kept_energy
+from cfel.learning.device_messages import DeviceOrder, DeviceReport, DeviceState
+from cfel.learning.local.divergence import refuse_diverged
+from cfel.learning.local.estimates import Estimates, Scatter, from_fresh
+from cfel.learning.local.half_batch_estimates import gradient_and_estimates
+from cfel.learning.local.sgd import drawn_batches, momentum_step, taken_iterations
+from cfel.learning.local.workspace import Workspace
+from cfel.learning.models.flat import FlatModel
 from cfel.learning.task import DeviceData
-from cfel.learning.workers import prepare_thread
-from cfel.learning.workspace import Workspace
+from cfel.learning.worker_threads import prepare_thread
 
 
 def device_estimate(
@@ -265,7 +265,7 @@ def weighted_model(models: Mapping[int, FlatModel], weights: Mapping[int, float]
     return FlatModel(parameters, buffers)
 
 
-def gossip_mix(models: Sequence[FlatModel], mixing: NDArray[np.float64]) -> list[FlatModel]:
+def gossip_mix(models: Sequence[FlatModel], mixing: FloatArray) -> list[FlatModel]:
     """One gossip step: y_i ← Σ_j W_ij y_j (Algorithm 1, line 14).
 
     Args:
@@ -276,7 +276,7 @@ def gossip_mix(models: Sequence[FlatModel], mixing: NDArray[np.float64]) -> list
         raise InputError(f"mixing matrix: shape {mixing.shape} for {len(models)} edge models")
     by_id = dict(enumerate(models))
 
-    def mixed(row: NDArray[np.float64]) -> FlatModel:
+    def mixed(row: FloatArray) -> FlatModel:
         return weighted_model(by_id, {j: float(w) for j, w in enumerate(row)})
 
     with ThreadPoolExecutor(os.cpu_count(), initializer=prepare_thread) as pool:

@@ -18,10 +18,10 @@ import torch.nn.functional as F  # noqa: N812
 from torch import Tensor, nn
 
 from cfel.errors import InputError
-from cfel.learning.augment import Augmentation
+from cfel.learning.data.augment import Augmentation
 from cfel.learning.data.dataset import DataSet
-from cfel.learning.flat import FlatModel, FlatModule
-from cfel.learning.models import ModelBuilder
+from cfel.learning.models.builders import ModelBuilder
+from cfel.learning.models.flat import FlatModel, FlatModule
 from cfel.plugins import check_result, resolve
 from cfel.seeding import key
 

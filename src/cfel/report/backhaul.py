@@ -3,15 +3,15 @@
 import numpy as np
 from matplotlib.axes import Axes
 from matplotlib.figure import Figure
-from numpy.typing import NDArray
 
+from cfel.arrays import FloatArray, IndexArray
 from cfel.report.style import INK, MUTED, SURFACE, new_figure
 from cfel.runlog import FleetDescription
 
 _MOST_NAMES = 40
 
 
-def circle(count: int) -> NDArray[np.float64]:
+def circle(count: int) -> FloatArray:
     """Points on the unit circle, the first on top, clockwise; one row per point."""
     angle = np.pi / 2 - 2 * np.pi * np.arange(count) / max(count, 1)
     return np.stack([np.cos(angle), np.sin(angle)], axis=1)
@@ -37,7 +37,7 @@ def backhaul_figure(fleet: FleetDescription) -> Figure:
     return figure
 
 
-def _names(axes: Axes, points: NDArray[np.float64], sizes: NDArray[np.intp]) -> None:
+def _names(axes: Axes, points: FloatArray, sizes: IndexArray) -> None:
     for number, (point, size) in enumerate(zip(points, sizes, strict=True)):
         x, y = point * (1.22, 1.27)
         side = "center" if abs(x) < 0.3 else "left" if x > 0 else "right"

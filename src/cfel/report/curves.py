@@ -18,8 +18,8 @@ from matplotlib.ticker import (
     NullFormatter,
     PercentFormatter,
 )
-from numpy.typing import NDArray
 
+from cfel.arrays import FloatArray
 from cfel.report.load import Run
 from cfel.report.style import GRID, MUTED, SchemeStyle, new_figure
 from cfel.runlog import RoundRecord
@@ -44,10 +44,10 @@ class Curve:
     """
 
     style: SchemeStyle
-    x: NDArray[np.float64]
-    y: NDArray[np.float64]
-    low: NDArray[np.float64]
-    high: NDArray[np.float64]
+    x: FloatArray
+    y: FloatArray
+    low: FloatArray
+    high: FloatArray
 
 
 def curve(style: SchemeStyle, runs: Sequence[Run], x: Value, y: Value) -> Curve | None:

@@ -7,8 +7,8 @@ import numpy as np
 from matplotlib.axes import Axes
 from matplotlib.figure import Figure
 from matplotlib.ticker import MaxNLocator, PercentFormatter
-from numpy.typing import NDArray
 
+from cfel.arrays import FloatArray
 from cfel.report.load import Run
 from cfel.report.style import GRID, INK, MUTED, SURFACE, SchemeStyle, new_figure
 from cfel.runlog import PlanTable
@@ -37,9 +37,9 @@ def decisions_figure(run: Run) -> Figure | None:
     return figure
 
 
-def device_means(plan: PlanTable, name: str, devices: int) -> NDArray[np.float64]:
+def device_means(plan: PlanTable, name: str, devices: int) -> FloatArray:
     """Mean of a column over the edge rounds of a global round, for each device; NaN for one that was away."""
-    values: NDArray[np.float64] = getattr(plan, name)
+    values: FloatArray = getattr(plan, name)
     total = np.bincount(plan.device, weights=values, minlength=devices)
     count = np.bincount(plan.device, minlength=devices)
     means = np.full(devices, np.nan)
@@ -53,7 +53,7 @@ def thinned(numbers: Sequence[int], most: int) -> list[int]:
     return list(numbers[::-1][::step][::-1])
 
 
-def grouped_rows(table: NDArray[np.float64], most: int) -> NDArray[np.float64]:
+def grouped_rows(table: FloatArray, most: int) -> FloatArray:
     """Neighbouring rows averaged until at most `most` are left: a large fleet has more rows than pixels."""
     if len(table) <= most:
         return table
@@ -63,7 +63,7 @@ def grouped_rows(table: NDArray[np.float64], most: int) -> NDArray[np.float64]:
     return np.array([total / count for total, count in zip(sums, counts, strict=True)])
 
 
-def _heat_map(axes: Axes, table: NDArray[np.float64], rounds: Sequence[int], run: Run) -> None:
+def _heat_map(axes: Axes, table: FloatArray, rounds: Sequence[int], run: Run) -> None:
     extent = (rounds[0] - 0.5, rounds[-1] + 0.5, run.fleet.devices - 0.5, -0.5)
     axes.imshow(table, aspect="auto", interpolation="none", vmin=0.0, vmax=1.0, cmap="cividis", extent=extent)
     axes.grid(visible=False)

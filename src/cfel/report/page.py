@@ -10,12 +10,12 @@ from importlib.resources import files
 from pathlib import Path
 from typing import Any
 
+from cfel.durable import replace_file
 from cfel.report.load import Run, by_scheme, load_runs, stated_target
 from cfel.report.pictures import Picture, draw_pictures, write_pictures
 from cfel.report.style import SchemeStyle, colour_pairs, css_variable, scheme_styles
 from cfel.report.summary import summarise
 from cfel.report.tables import headline, share_text, summary_table
-from cfel.runlog.durable import replace_file
 
 
 def write_report(path: Path, target: float | None = None) -> Path:

@@ -8,12 +8,12 @@ from pathlib import Path
 
 from matplotlib.figure import Figure
 
+from cfel.durable import replace_file, reported
 from cfel.report.backhaul import backhaul_figure
 from cfel.report.curves import accuracy_figure, budget_figure, estimates_figure
 from cfel.report.devices import decisions_figure, straggler_figure
 from cfel.report.load import Run, by_scheme
 from cfel.report.style import SchemeStyle, as_inline_svg, as_png, as_svg, drawing, scheme_styles
-from cfel.runlog.durable import replace_file, reported
 
 
 @dataclass(frozen=True, slots=True)

@@ -12,12 +12,12 @@ from typing import Any
 from matplotlib.axes import Axes
 from matplotlib.figure import Figure
 
+from cfel.durable import replace_file
 from cfel.report.curves import Value, accuracy_figure
 from cfel.report.load import Run, by_scheme
 from cfel.report.page import gallery, made, stylesheet
 from cfel.report.pictures import Picture, write_pictures
 from cfel.report.style import INK, SchemeStyle, new_figure, scheme_styles
-from cfel.runlog.durable import replace_file
 
 Marks = Mapping[str, tuple[float, float]]
 """The paper's points (x, y) by scheme."""

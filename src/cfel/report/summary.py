@@ -11,8 +11,8 @@ from pathlib import Path
 from statistics import fmean, stdev
 from typing import Any
 
+from cfel.durable import replace_file
 from cfel.report.load import Run, by_scheme
-from cfel.runlog.durable import replace_file
 
 REFERENCE = "cef"
 """Gains are over this scheme."""

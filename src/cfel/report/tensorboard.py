@@ -12,9 +12,9 @@ from collections.abc import Iterator
 from functools import cache
 from pathlib import Path
 
+from cfel.durable import replace_file, reported
 from cfel.report.load import Run, load_runs
 from cfel.runlog import RoundRecord
-from cfel.runlog.durable import replace_file, reported
 
 _TAGS = (
     "accuracy",

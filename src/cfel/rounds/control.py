@@ -4,13 +4,12 @@ import math
 from collections.abc import Mapping, Sequence
 
 import numpy as np
-from numpy.typing import NDArray
 
-from cfel.control.problem import FloatArray
+from cfel.arrays import BoolArray, FloatArray
 from cfel.control.scheme import Observation
-from cfel.learning.estimates import Estimates
-from cfel.learning.exchange import DeviceOrder
-from cfel.learning.flat import FlatModel
+from cfel.learning.device_messages import DeviceOrder
+from cfel.learning.local.estimates import Estimates
+from cfel.learning.models.flat import FlatModel
 from cfel.rounds.outcome import Spent
 from cfel.rounds.parameters import SimulationParameters
 from cfel.system import Conditions
@@ -84,12 +83,12 @@ def beyond_belief(known: Sequence[Estimates | None]) -> list[int]:
     return found
 
 
-def _doubtful(both: FloatArray) -> NDArray[np.bool_]:
+def _doubtful(both: FloatArray) -> BoolArray:
     sizes = np.minimum(np.abs(both), np.finfo(np.float64).max / 2).sum(axis=1)
     telling = sizes[sizes > 0]
     usual = float(np.median(telling)) if telling.size else math.inf
     # Whoever told nothing is NaN here, and NaN is larger than nothing.
-    doubtful: NDArray[np.bool_] = sizes > MOST_MEDIANS * usual
+    doubtful: BoolArray = sizes > MOST_MEDIANS * usual
     return doubtful
 
 

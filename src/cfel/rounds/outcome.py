@@ -3,7 +3,7 @@
 from dataclasses import dataclass
 from typing import NamedTuple, Protocol
 
-from cfel.control.problem import FloatArray
+from cfel.arrays import FloatArray
 from cfel.control.scheme import RoundPlan, State
 from cfel.cost import EdgeRoundCost, Ledger
 from cfel.system import Conditions

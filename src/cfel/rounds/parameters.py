@@ -2,8 +2,8 @@
 
 from dataclasses import dataclass
 
+from cfel import validation
 from cfel.errors import InputError, unknown_name
-from cfel.system import checked
 
 ENGINES = ("auto", "threads", "batched", "ray")
 ACCOUNTS = ("expected", "realised")
@@ -66,10 +66,10 @@ class SimulationParameters:
             ("evaluate_samples", 0),
             ("checkpoint_every", 0),
         ):
-            checked.whole(f"simulation.{field}", getattr(self, field), least=least)
-        checked.text("simulation.device", self.device)
+            validation.whole(f"simulation.{field}", getattr(self, field), least=least)
+        validation.text("simulation.device", self.device)
         if self.target is not None:
-            checked.number("rounds.target", self.target)
+            validation.number("rounds.target", self.target)
         elif self.stop == "target":
             raise InputError("rounds.stop = 'target': needs rounds.target, the accuracy to reach")
 

@@ -7,7 +7,7 @@ import numpy as np
 
 from cfel.cost import Ledger, global_round_cost
 from cfel.cost.rounds import NOBODY
-from cfel.learning.flat import FlatModel
+from cfel.learning.models.flat import FlatModel
 from cfel.learning.roles import weighted_model
 from cfel.rounds.outcome import EdgeRoundOutcome, Spent
 from cfel.rounds.parameters import SimulationParameters

@@ -5,9 +5,9 @@ from collections.abc import Collection
 from pathlib import Path
 from typing import Any
 
+from cfel.durable import read_bytes
 from cfel.errors import RunDirectoryError
 from cfel.runlog import FleetDescription
-from cfel.runlog.durable import read_bytes
 from cfel.world import World
 
 MAY_DIFFER = (

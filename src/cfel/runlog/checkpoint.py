@@ -28,8 +28,8 @@ import safetensors.numpy
 from numpy.typing import NDArray
 from safetensors import SafetensorError
 
+from cfel.durable import read_bytes, remove_quietly, replace_file, reported, sync_directory, sync_file
 from cfel.errors import InputError, RunDirectoryError
-from cfel.runlog.durable import read_bytes, remove_quietly, replace_file, reported, sync_directory, sync_file
 
 SHARD_BYTES = 64 * 1024**2
 """Files are closed when they reach this size; bounds what a reader holds twice."""

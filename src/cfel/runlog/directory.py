@@ -18,10 +18,10 @@ from pathlib import Path
 from types import TracebackType
 from typing import Self
 
+from cfel.durable import read_bytes, remove_quietly, replace_file, reported, sync_directory
 from cfel.errors import InputError, RunDirectoryError
 from cfel.runlog.background import CheckpointWriter
 from cfel.runlog.checkpoint import SHARD_BYTES, Checkpoint, read_checkpoint, sweep
-from cfel.runlog.durable import read_bytes, remove_quietly, replace_file, reported, sync_directory
 from cfel.runlog.environment import Environment
 from cfel.runlog.fleet import FleetDescription
 from cfel.runlog.log import RoundLog, read_log

@@ -10,8 +10,8 @@ import os
 from dataclasses import dataclass
 from pathlib import Path
 
+from cfel.durable import read_bytes, reported
 from cfel.errors import InputError, RunBusyError, RunDirectoryError
-from cfel.runlog.durable import read_bytes, reported
 from cfel.runlog.record import RoundRecord
 
 

@@ -15,8 +15,8 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 from numpy.typing import NDArray
 
+from cfel.durable import read_bytes, replace_file
 from cfel.errors import InputError, RunDirectoryError
-from cfel.runlog.durable import read_bytes, replace_file
 
 _WHOLE = ("edge_round", "device", "cluster", "steps")
 

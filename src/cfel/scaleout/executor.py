@@ -13,16 +13,16 @@ from typing import Any, Self
 
 import ray
 
+from cfel.learning.device_messages import DeviceState
 from cfel.learning.evaluate import Evaluation
-from cfel.learning.exchange import DeviceState
-from cfel.learning.flat import FlatModel
-from cfel.learning.workers import prepare_process, prepare_thread
+from cfel.learning.models.flat import FlatModel
+from cfel.learning.worker_threads import prepare_process, prepare_thread
 from cfel.scaleout.cluster import connected
 from cfel.scaleout.roster import FULL, Message, Roster, no_room
 from cfel.scaleout.worker import Order, Place, Share, send_tensors_as_arrays
 from cfel.simulation import SimulationParameters
 from cfel.simulation.executors import Answer, Task
-from cfel.simulation.groups import guided_groups, most_in_a_task
+from cfel.simulation.task_groups import guided_groups, most_in_a_task
 from cfel.world import World
 
 

@@ -20,16 +20,17 @@ from numpy.typing import NDArray
 from torch import Tensor
 
 from cfel import __version__
-from cfel.learning.compression import Compressor
-from cfel.learning.estimates import Estimates
+from cfel.arrays import IntArray
+from cfel.learning.compression.compressors import Compressor
+from cfel.learning.device_messages import DeviceOrder, DeviceState
 from cfel.learning.evaluate import Evaluation, evaluate
-from cfel.learning.exchange import DeviceOrder, DeviceState
-from cfel.learning.flat import FlatModel
+from cfel.learning.local.estimates import Estimates
+from cfel.learning.local.sgd import LocalParameters
+from cfel.learning.local.workspace import Workspace
+from cfel.learning.models.flat import FlatModel
 from cfel.learning.roles import device_estimate, device_update
-from cfel.learning.sgd import LocalParameters
 from cfel.learning.task import DeviceData, Task
-from cfel.learning.workers import prepare_process, prepare_thread
-from cfel.learning.workspace import Workspace
+from cfel.learning.worker_threads import prepare_process, prepare_thread
 from cfel.simulation.executors import Answer
 from cfel.world import World
 
@@ -75,8 +76,8 @@ class Share:
     task: Task
     local: LocalParameters
     compress: Compressor
-    indices: NDArray[np.int64]
-    starts: NDArray[np.int64]
+    indices: IntArray
+    starts: IntArray
 
     @classmethod
     def of(cls, world: World) -> "Share":

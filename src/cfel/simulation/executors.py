@@ -15,16 +15,16 @@ from queue import SimpleQueue
 from types import TracebackType
 from typing import Protocol, Self, TypeVar, cast
 
-from cfel.learning.batched import device_updates_batched
+from cfel.learning.device_messages import DeviceOrder, DeviceReport, DeviceState
 from cfel.learning.evaluate import Evaluation, evaluate
-from cfel.learning.exchange import DeviceOrder, DeviceReport, DeviceState
-from cfel.learning.flat import FlatModel
+from cfel.learning.local.batched import device_updates_batched
+from cfel.learning.local.workspace import Workspace
+from cfel.learning.models.flat import FlatModel
 from cfel.learning.roles import device_estimate, device_update
-from cfel.learning.workers import prepare_process, prepare_thread
-from cfel.learning.workspace import Workspace
+from cfel.learning.worker_threads import prepare_process, prepare_thread
 from cfel.rounds import SimulationParameters
-from cfel.simulation.children import Child, can_fork
-from cfel.simulation.groups import guided_groups
+from cfel.simulation.task_groups import guided_groups
+from cfel.simulation.worker_process import Child, can_fork
 from cfel.world import World
 
 # Tasks handed out beyond those being worked on, per worker: they keep everybody busy while results are used.

@@ -10,13 +10,13 @@ from itertools import groupby, islice
 
 import numpy as np
 
-from cfel.control.problem import FloatArray
+from cfel.arrays import FloatArray
 from cfel.control.scheme import RoundPlan
 from cfel.cost import Ledger, after_edge_round, after_exchange, after_global_round
 from cfel.errors import DivergedError
-from cfel.learning.exchange import DeviceOrder, DeviceReport, DeviceState
-from cfel.learning.flat import FlatModel, model_sha256
-from cfel.learning.robust import robust_aggregate
+from cfel.learning.aggregation import robust_aggregate
+from cfel.learning.device_messages import DeviceOrder, DeviceReport, DeviceState
+from cfel.learning.models.flat import FlatModel, model_sha256
 from cfel.learning.roles import edge_sum, gossip_mix, participants_weights
 from cfel.rounds import (
     EdgeRoundOutcome,

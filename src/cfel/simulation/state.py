@@ -8,13 +8,13 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from cfel.control.problem import FloatArray
+from cfel.arrays import FloatArray
 from cfel.control.scheme import State
 from cfel.cost import Ledger, new_ledger
 from cfel.errors import RunDirectoryError
-from cfel.learning.estimates import Estimates, estimates_from
-from cfel.learning.exchange import DeviceState
-from cfel.learning.flat import FlatModel
+from cfel.learning.device_messages import DeviceState
+from cfel.learning.local.estimates import Estimates, estimates_from
+from cfel.learning.models.flat import FlatModel
 from cfel.runlog import Checkpoint
 from cfel.world import World
 

@@ -8,10 +8,10 @@ from dataclasses import dataclass
 import numpy as np
 from numpy.typing import ArrayLike
 
+from cfel import validation
+from cfel.arrays import BoolArray, FloatArray
 from cfel.errors import InputError
 from cfel.seeding import uniforms
-from cfel.system import checked
-from cfel.system.checked import Booleans, Floats
 
 
 @dataclass(frozen=True, slots=True)
@@ -27,8 +27,8 @@ class Availability:
     away: tuple[tuple[int, int, int], ...] = ()
 
     def __post_init__(self) -> None:
-        checked.number("availability.away_probability", self.away_probability, least=0, most=1)
-        given = enumerate(checked.entries("availability.away", self.away))
+        validation.number("availability.away_probability", self.away_probability, least=0, most=1)
+        given = enumerate(validation.entries("availability.away", self.away))
         object.__setattr__(self, "away", tuple(_absence(i, triple) for i, triple in given))
 
     def check_devices(self, devices: int) -> None:
@@ -39,7 +39,7 @@ class Availability:
                     f"availability.away[{i}]: unknown device {device} (allowed: 0 to {devices - 1})"
                 )
 
-    def is_away(self, seed: int, global_round: int, devices: int) -> Booleans:
+    def is_away(self, seed: int, global_round: int, devices: int) -> BoolArray:
         """For every device whether it misses this global round."""
         self.check_devices(devices)
         away = np.zeros(devices, dtype=bool)
@@ -54,24 +54,24 @@ def _absence(index: int, triple: object) -> tuple[int, int, int]:
     field = f"availability.away[{index}]"
     if not isinstance(triple, list | tuple) or len(triple) != 3:
         raise InputError(f"{field} = {triple!r}: must be device, first and last global round")
-    device, first, last = (checked.whole(field, part, least=0) for part in triple)
+    device, first, last = (validation.whole(field, part, least=0) for part in triple)
     if first > last:
         raise InputError(f"{field} = {triple!r}: the first round must not be after the last")
     return device, first, last
 
 
-def joules_left(battery_joules: ArrayLike, spent_joules: ArrayLike) -> Floats:
+def joules_left(battery_joules: ArrayLike, spent_joules: ArrayLike) -> FloatArray:
     """What each battery still holds, never below 0.
 
     Args:
         battery_joules: full charge per device, ≥ 0; infinity for a device on mains power.
         spent_joules: joules each device has spent so far, ≥ 0.
     """
-    charge = checked.floats("battery", battery_joules, least=0, finite=False)
-    spent = checked.floats("spent joules", spent_joules, length=charge.size, least=0)
+    charge = validation.floats("battery", battery_joules, least=0, finite=False)
+    spent = validation.floats("spent joules", spent_joules, length=charge.size, least=0)
     return np.maximum(charge - spent, 0.0)
 
 
-def is_exhausted(battery_joules: ArrayLike, spent_joules: ArrayLike) -> Booleans:
+def is_exhausted(battery_joules: ArrayLike, spent_joules: ArrayLike) -> BoolArray:
     """For every device whether its battery is empty (see `joules_left`)."""
     return np.asarray(joules_left(battery_joules, spent_joules) <= 0)

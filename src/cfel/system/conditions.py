@@ -11,10 +11,10 @@ from typing import Protocol
 import numpy as np
 from numpy.typing import ArrayLike
 
+from cfel import validation
+from cfel.arrays import BoolArray, FloatArray
 from cfel.errors import InputError, unknown_name
 from cfel.seeding import uniforms
-from cfel.system import checked
-from cfel.system.checked import Booleans, Floats
 
 REDRAWS = ("edge_round", "global_round", "never")
 """How often conditions change."""
@@ -32,20 +32,22 @@ class Conditions:
         available: whether the device takes part.
     """
 
-    mu: Floats
-    alpha: Floats
-    nu: Floats
-    power: Floats
-    available: Booleans
+    mu: FloatArray
+    alpha: FloatArray
+    nu: FloatArray
+    power: FloatArray
+    available: BoolArray
 
     def __post_init__(self) -> None:
-        mu = checked.floats("mu", self.mu, above=0)
+        mu = validation.floats("mu", self.mu, above=0)
         object.__setattr__(self, "mu", mu)
         for field in ("alpha", "nu", "power"):
             object.__setattr__(
-                self, field, checked.floats(field, getattr(self, field), length=mu.size, least=0)
+                self, field, validation.floats(field, getattr(self, field), length=mu.size, least=0)
             )
-        object.__setattr__(self, "available", checked.booleans("available", self.available, length=mu.size))
+        object.__setattr__(
+            self, "available", validation.booleans("available", self.available, length=mu.size)
+        )
 
     @property
     def devices(self) -> int:
@@ -54,7 +56,7 @@ class Conditions:
 
     def without(self, away: ArrayLike) -> "Conditions":
         """The same conditions with the devices marked in `away` absent as well."""
-        absent = checked.booleans("away", away, length=self.devices)
+        absent = validation.booleans("away", away, length=self.devices)
         return replace(self, available=self.available & ~absent)
 
 
@@ -118,12 +120,12 @@ class RandomConditions:
 
     def __post_init__(self) -> None:
         for field in ("gigahertz", "bandwidth_megahertz", "watts"):
-            pair = checked.interval(f"conditions.{field}", getattr(self, field), above=0)
+            pair = validation.interval(f"conditions.{field}", getattr(self, field), above=0)
             object.__setattr__(self, field, pair)
         for field in ("seconds_gigahertz", "channel_mean", "noise_watts"):
-            checked.number(f"conditions.{field}", getattr(self, field), above=0)
+            validation.number(f"conditions.{field}", getattr(self, field), above=0)
         for field in ("alpha_joules", "channel_floor"):
-            checked.number(f"conditions.{field}", getattr(self, field), least=0)
+            validation.number(f"conditions.{field}", getattr(self, field), least=0)
         check_redraw("conditions.redraw", self.redraw)
 
     def conditions(
@@ -143,13 +145,13 @@ class RandomConditions:
             available=np.ones(devices, dtype=bool),
         )
 
-    def _bits_per_second(self, megahertz: Floats, watts: Floats, draws: Floats) -> Floats:
+    def _bits_per_second(self, megahertz: FloatArray, watts: FloatArray, draws: FloatArray) -> FloatArray:
         """Shannon's rate; h is exponential by inversion, its draw kept off 0 to keep every rate positive."""
         gain = -self.channel_mean * np.log1p(-np.maximum(draws, 2.0**-54))
         signal = watts * np.maximum(gain, self.channel_floor) / self.noise_watts
         return np.asarray(megahertz * 1e6 * np.log1p(signal) / np.log(2))
 
 
-def _between(bounds: tuple[float, float], draws: Floats) -> Floats:
+def _between(bounds: tuple[float, float], draws: FloatArray) -> FloatArray:
     low, high = bounds
     return low + (high - low) * draws

@@ -13,9 +13,10 @@ import pyarrow as pa
 import pyarrow.compute as pc
 from numpy.typing import NDArray
 
-from cfel.system.checked import Floats, Integers, read_only
+from cfel.arrays import FloatArray, IntArray
 from cfel.system.conditions import Conditions
 from cfel.system.tables import Table, read_table
+from cfel.validation import read_only
 
 REQUIRED = ("mu", "alpha", "nu", "power", "cluster")
 NUMBERS = ("mu", "alpha", "nu", "power", "rho_min", "rho_max", "theta_min", "theta_max", "battery")
@@ -38,18 +39,18 @@ class DeviceTable:
         battery_joules: joules per device, infinity for an empty cell, or None if not in the file.
     """
 
-    mu: Floats
-    alpha: Floats
-    nu: Floats
-    power: Floats
-    cluster: Integers
+    mu: FloatArray
+    alpha: FloatArray
+    nu: FloatArray
+    power: FloatArray
+    cluster: IntArray
     cluster_labels: tuple[str, ...]
     names: NDArray[np.object_] | None = None
-    rho_min: Floats | None = None
-    rho_max: Floats | None = None
-    theta_min: Floats | None = None
-    theta_max: Floats | None = None
-    battery_joules: Floats | None = None
+    rho_min: FloatArray | None = None
+    rho_max: FloatArray | None = None
+    theta_min: FloatArray | None = None
+    theta_max: FloatArray | None = None
+    battery_joules: FloatArray | None = None
 
     @property
     def devices(self) -> int:
@@ -97,17 +98,17 @@ def read_devices(path: str | Path) -> DeviceTable:
     )
 
 
-def _cost(table: Table, column: str) -> Floats:
+def _cost(table: Table, column: str) -> FloatArray:
     return table.floats(column, above=0) if column == "mu" else table.floats(column, least=0)
 
 
-def _clusters(table: Table) -> tuple[Integers, tuple[str, ...]]:
+def _clusters(table: Table) -> tuple[IntArray, tuple[str, ...]]:
     encoded = table.texts("cluster").dictionary_encode()
     numbers = encoded.indices.to_numpy(zero_copy_only=False).astype(np.int64)
     return read_only(numbers), tuple(encoded.dictionary.to_pylist())
 
 
-def _bounds(table: Table, variable: str) -> tuple[Floats | None, Floats | None]:
+def _bounds(table: Table, variable: str) -> tuple[FloatArray | None, FloatArray | None]:
     names = (f"{variable}_min", f"{variable}_max")
     low, high = (table.floats(name, least=0, most=1) if table.has(name) else None for name in names)
     if low is not None and high is not None and (low > high).any():

@@ -10,10 +10,10 @@ from dataclasses import dataclass, field
 import numpy as np
 from numpy.typing import ArrayLike
 
+from cfel import validation
+from cfel.arrays import FloatArray, IntArray
 from cfel.errors import InputError
-from cfel.system import checked
 from cfel.system.availability import Availability, is_exhausted
-from cfel.system.checked import Floats, Integers
 from cfel.system.conditions import ConditionModel, Conditions, RandomConditions
 from cfel.system.hardware import HardwareConditions
 from cfel.system.traces import TraceParameters, read_trace
@@ -40,18 +40,18 @@ class FleetParameters:
     battery_joules: float | tuple[float, ...] | None = None
 
     def __post_init__(self) -> None:
-        checked.whole("fleet.devices", self.devices, least=1)
+        validation.whole("fleet.devices", self.devices, least=1)
         if isinstance(self.clusters, Sequence):
             object.__setattr__(self, "clusters", _checked_sizes(self.clusters, self.devices))
         else:
-            checked.whole("fleet.clusters", self.clusters, least=1, most=self.devices)
+            validation.whole("fleet.clusters", self.clusters, least=1, most=self.devices)
         if isinstance(self.battery_joules, Sequence):
-            battery = checked.floats(
+            battery = validation.floats(
                 "fleet.battery_joules", self.battery_joules, length=self.devices, least=0, finite=False
             )
             object.__setattr__(self, "battery_joules", tuple(battery.tolist()))
         elif self.battery_joules is not None:
-            checked.number("fleet.battery_joules", self.battery_joules, least=0, finite=False)
+            validation.number("fleet.battery_joules", self.battery_joules, least=0, finite=False)
         self.availability.check_devices(self.devices)
         if isinstance(self.conditions, HardwareConditions):
             self.conditions.check_devices(self.devices)
@@ -69,11 +69,11 @@ class Fleet:
         battery_joules: charge per device, infinity for mains power; None if nobody has a limit.
     """
 
-    cluster: Integers
-    sizes: Integers
+    cluster: IntArray
+    sizes: IntArray
     model: ConditionModel
     availability: Availability
-    battery_joules: Floats | None = None
+    battery_joules: FloatArray | None = None
 
     @property
     def devices(self) -> int:
@@ -102,7 +102,7 @@ class Fleet:
             model_bits: size of one full model, e.g. 32 d.
             spent_joules: joules each device has spent so far; needed for batteries to count.
         """
-        checked.number("model_bits", model_bits, least=0)
+        validation.number("model_bits", model_bits, least=0)
         found = self.model.conditions(seed, global_round, edge_round, self.devices, model_bits)
         away = self.availability.is_away(seed, global_round, self.devices)
         if self.battery_joules is not None and spent_joules is not None:
@@ -116,7 +116,7 @@ def build_fleet(parameters: FleetParameters) -> Fleet:
     given = parameters.conditions
     battery = parameters.battery_joules
     return Fleet(
-        cluster=checked.read_only(np.repeat(np.arange(sizes.size), sizes)),
+        cluster=validation.read_only(np.repeat(np.arange(sizes.size), sizes)),
         sizes=sizes,
         model=read_trace(given.file) if isinstance(given, TraceParameters) else given,
         availability=parameters.availability,
@@ -126,16 +126,16 @@ def build_fleet(parameters: FleetParameters) -> Fleet:
     )
 
 
-def cluster_sizes(devices: int, clusters: int | Sequence[int]) -> Integers:
+def cluster_sizes(devices: int, clusters: int | Sequence[int]) -> IntArray:
     """Devices per cluster: as given, or as even as can be with the larger clusters first."""
     if isinstance(clusters, Sequence):
-        return checked.read_only(np.array(_checked_sizes(clusters, devices), dtype=np.int64))
-    share, rest = divmod(devices, checked.whole("fleet.clusters", clusters, least=1, most=devices))
-    return checked.read_only(share + (np.arange(clusters) < rest).astype(np.int64))
+        return validation.read_only(np.array(_checked_sizes(clusters, devices), dtype=np.int64))
+    share, rest = divmod(devices, validation.whole("fleet.clusters", clusters, least=1, most=devices))
+    return validation.read_only(share + (np.arange(clusters) < rest).astype(np.int64))
 
 
 def _checked_sizes(sizes: Sequence[int], devices: int) -> tuple[int, ...]:
-    counts = tuple(checked.whole(f"fleet.clusters[{i}]", size, least=1) for i, size in enumerate(sizes))
+    counts = tuple(validation.whole(f"fleet.clusters[{i}]", size, least=1) for i, size in enumerate(sizes))
     if sum(counts) != devices:
         raise InputError(f"fleet.clusters: sizes sum to {sum(counts)}, must be fleet.devices = {devices}")
     return counts

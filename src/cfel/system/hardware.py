@@ -11,10 +11,10 @@ from types import MappingProxyType
 
 import numpy as np
 
+from cfel import validation
+from cfel.arrays import FloatArray, IntArray
 from cfel.errors import InputError, unknown_name
 from cfel.seeding import generator, uniforms
-from cfel.system import checked
-from cfel.system.checked import Floats, Integers
 from cfel.system.conditions import Conditions, check_redraw, round_index
 
 GOLDEN = (5**0.5 - 1) / 2
@@ -42,11 +42,11 @@ class DeviceClass:
     source: str
 
     def __post_init__(self) -> None:
-        checked.text("device class: name", self.name)
+        validation.text("device class: name", self.name)
         for field in ("flops_per_second", "uplink_bits_per_second"):
-            checked.number(f"device class {self.name!r}: {field}", getattr(self, field), above=0)
+            validation.number(f"device class {self.name!r}: {field}", getattr(self, field), above=0)
         for field in ("compute_watts", "radio_watts"):
-            checked.number(f"device class {self.name!r}: {field}", getattr(self, field), least=0)
+            validation.number(f"device class {self.name!r}: {field}", getattr(self, field), least=0)
 
 
 DEVICE_CLASSES: Mapping[str, DeviceClass] = MappingProxyType(
@@ -120,11 +120,11 @@ class HardwareConditions:
         for name, amount in self.classes.items():
             if name not in known:
                 raise InputError(unknown_name("conditions.classes", name, known))
-            checked.number(f"conditions.classes[{name!r}]", amount, above=0)
-        checked.number("conditions.flops_per_sample", self.flops_per_sample, above=0)
-        checked.whole("conditions.batch", self.batch, least=1)
-        checked.number("conditions.utilisation", self.utilisation, above=0, most=1)
-        if checked.number("conditions.jitter", self.jitter, least=0) >= 1:
+            validation.number(f"conditions.classes[{name!r}]", amount, above=0)
+        validation.number("conditions.flops_per_sample", self.flops_per_sample, above=0)
+        validation.whole("conditions.batch", self.batch, least=1)
+        validation.number("conditions.utilisation", self.utilisation, above=0, most=1)
+        if validation.number("conditions.jitter", self.jitter, least=0) >= 1:
             raise InputError(f"conditions.jitter = {self.jitter}: must be < 1")
         check_redraw("conditions.redraw", self.redraw)
 
@@ -143,7 +143,7 @@ class HardwareConditions:
         amounts = self.classes.values()
         return sum(amounts) == devices and all(float(amount).is_integer() for amount in amounts)
 
-    def class_of(self, seed: int, devices: int) -> Integers:
+    def class_of(self, seed: int, devices: int) -> IntArray:
         """For every device the place of its class in `classes`."""
         self.check_devices(devices)
         amounts = np.array(list(self.classes.values()), dtype=np.float64)
@@ -172,6 +172,6 @@ class HardwareConditions:
         power = self._figures("radio_watts")[kind]
         return Conditions(mu=mu, alpha=mu * watts, nu=nu, power=power, available=np.ones(devices, dtype=bool))
 
-    def _figures(self, field: str) -> Floats:
+    def _figures(self, field: str) -> FloatArray:
         known = self._known()
         return np.array([getattr(known[name], field) for name in self.classes], dtype=np.float64)

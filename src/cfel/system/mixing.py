@@ -10,9 +10,9 @@ import networkx as nx
 import numpy as np
 from numpy.typing import ArrayLike
 
+from cfel import validation
+from cfel.arrays import BoolArray, FloatArray
 from cfel.errors import InputError, unknown_name
-from cfel.system import checked
-from cfel.system.checked import Booleans, Floats
 from cfel.system.topology import WEIGHTS, TopologyParameters, build_graph
 
 TOLERANCE = 1e-9
@@ -31,8 +31,8 @@ class Backhaul:
     """
 
     graph: "nx.Graph[int]"
-    weights: Floats
-    target: Floats
+    weights: FloatArray
+    target: FloatArray
     zeta: float
 
     @property
@@ -45,7 +45,7 @@ class Backhaul:
         """Links as (smaller, larger) pairs, in order."""
         return tuple(sorted((min(edge), max(edge)) for edge in self.graph.edges))
 
-    def live(self, live: ArrayLike) -> Floats:
+    def live(self, live: ArrayLike) -> FloatArray:
         """W for a gossip step that some edge servers miss (see `metropolis_live`)."""
         return metropolis_live(self.graph, self.target, live)
 
@@ -62,7 +62,7 @@ def build_backhaul(parameters: TopologyParameters, sizes: ArrayLike, seed: int) 
     graph = build_graph(parameters, target.size, seed)
     weights = metropolis(graph, target)
     check_mixing(weights, target, graph)
-    return Backhaul(graph, checked.read_only(weights), target, zeta(weights, target))
+    return Backhaul(graph, validation.read_only(weights), target, zeta(weights, target))
 
 
 def averaged_towards(backhaul: Backhaul, target: ArrayLike, *, at_once: bool = False) -> Backhaul:
@@ -74,31 +74,31 @@ def averaged_towards(backhaul: Backhaul, target: ArrayLike, *, at_once: bool = F
         at_once: every server gets the π-weighted mean of all in one step, whatever the links, as from a cloud
             server.
     """
-    pi = checked.read_only(_distribution(target, backhaul.clusters))
+    pi = validation.read_only(_distribution(target, backhaul.clusters))
     weights = np.tile(pi, (pi.size, 1)) if at_once else metropolis(backhaul.graph, pi)
-    return Backhaul(backhaul.graph, checked.read_only(weights), pi, zeta(weights, pi))
+    return Backhaul(backhaul.graph, validation.read_only(weights), pi, zeta(weights, pi))
 
 
-def target_weights(weights: str, sizes: ArrayLike) -> Floats:
+def target_weights(weights: str, sizes: ArrayLike) -> FloatArray:
     """π: 1/m for "uniform" (the paper), N_i/N for "size".
 
     Args:
         weights: "uniform" or "size".
         sizes: devices per cluster, each at least 1.
     """
-    counts = checked.floats("cluster sizes", sizes, least=1)
+    counts = validation.floats("cluster sizes", sizes, least=1)
     if counts.size == 0:
         raise InputError("cluster sizes: must have at least 1 entry, got 0")
     if weights == "uniform":
-        return checked.read_only(np.full(counts.size, 1 / counts.size))
+        return validation.read_only(np.full(counts.size, 1 / counts.size))
     if weights == "size":
-        return checked.read_only(counts / counts.sum())
+        return validation.read_only(counts / counts.sum())
     raise InputError(unknown_name("topology.weights", weights, WEIGHTS))
 
 
 def bias_warning(weights: str, sizes: ArrayLike) -> str | None:
     """A sentence worth showing when uniform gossip meets clusters of unequal size, else None."""
-    counts = checked.floats("cluster sizes", sizes, least=1)
+    counts = validation.floats("cluster sizes", sizes, least=1)
     if weights != "uniform" or counts.size == 0 or counts.min() == counts.max():
         return None
     return (
@@ -107,7 +107,7 @@ def bias_warning(weights: str, sizes: ArrayLike) -> str | None:
     )
 
 
-def metropolis(graph: "nx.Graph[int]", pi: ArrayLike) -> Floats:
+def metropolis(graph: "nx.Graph[int]", pi: ArrayLike) -> FloatArray:
     """Metropolis–Hastings weights W towards π.
 
     W_ij = min(1/(d_i+1), π_j/(π_i(d_j+1))) for neighbours i, j with degrees d, and the rest on the diagonal.
@@ -125,7 +125,7 @@ def metropolis(graph: "nx.Graph[int]", pi: ArrayLike) -> Floats:
     return weights
 
 
-def metropolis_live(graph: "nx.Graph[int]", pi: ArrayLike, live: ArrayLike) -> Floats:
+def metropolis_live(graph: "nx.Graph[int]", pi: ArrayLike, live: ArrayLike) -> FloatArray:
     """Weights when only the `live` edge servers gossip; the others keep their model.
 
     The live ones use `metropolis` on the sub-graph between them, so rows still sum to 1 and πW = π still
@@ -137,7 +137,7 @@ def metropolis_live(graph: "nx.Graph[int]", pi: ArrayLike, live: ArrayLike) -> F
         live: one truth value per edge server.
     """
     target = _distribution(pi, graph.number_of_nodes())
-    present = checked.booleans("live", live, length=target.size)
+    present = validation.booleans("live", live, length=target.size)
     nodes = np.flatnonzero(present)
     weights = np.eye(target.size)
     if nodes.size:
@@ -191,27 +191,27 @@ def check_mixing(weights: ArrayLike, pi: ArrayLike, graph: "nx.Graph[int] | None
         )
 
 
-def _refuse_entries(matrix: Floats, bad: Booleans, allowed: str) -> None:
+def _refuse_entries(matrix: FloatArray, bad: BoolArray, allowed: str) -> None:
     if bad.any():
         row, column = np.argwhere(bad)[0]
         raise InputError(f"mixing matrix[{row}, {column}] = {matrix[row, column]!s}: {allowed}")
 
 
-def _refuse_sums(sentence: str, found: Floats, wanted: Floats) -> None:
+def _refuse_sums(sentence: str, found: FloatArray, wanted: FloatArray) -> None:
     off = np.abs(found - wanted) > TOLERANCE
     if off.any():
         first = int(np.argmax(off))
         raise InputError(f"mixing matrix: {sentence.format(first, found[first])} ({wanted[first]:g})")
 
 
-def _distribution(pi: ArrayLike, clusters: int) -> Floats:
-    target = checked.floats("pi", pi, length=clusters, above=0)
+def _distribution(pi: ArrayLike, clusters: int) -> FloatArray:
+    target = validation.floats("pi", pi, length=clusters, above=0)
     if abs(target.sum() - 1) > TOLERANCE:
         raise InputError(f"pi: sums to {target.sum()!s}, must be 1")
     return target
 
 
-def _adjacency(graph: "nx.Graph[int]") -> Booleans:
+def _adjacency(graph: "nx.Graph[int]") -> BoolArray:
     joined = np.zeros((graph.number_of_nodes(),) * 2, dtype=bool)
     ends = np.array(graph.edges, dtype=np.int64).reshape(-1, 2)
     joined[ends[:, 0], ends[:, 1]] = True

@@ -17,9 +17,9 @@ import pyarrow.compute as pc
 import pyarrow.csv as pa_csv
 import pyarrow.parquet as pa_parquet
 
+from cfel import validation
+from cfel.arrays import BoolArray, FloatArray, IntArray
 from cfel.errors import FleetFileError, reason
-from cfel.system import checked
-from cfel.system.checked import Booleans, Floats, Integers
 
 YES = ("1", "1.0", "true")
 NO = ("0", "0.0", "false")
@@ -54,7 +54,7 @@ class Table:
         least: float | None = None,
         most: float | None = None,
         blank: float | None = None,
-    ) -> Floats:
+    ) -> FloatArray:
         """A column of finite numbers in a range.
 
         Args:
@@ -67,13 +67,13 @@ class Table:
         values = self.columns[column].combine_chunks()
         if blank is not None:
             values = values.fill_null(blank)
-        array: Floats = values.to_numpy(zero_copy_only=False)
-        row = checked.first_outside(array, above=above, least=least, most=most, finite=blank is None)
+        array: FloatArray = values.to_numpy(zero_copy_only=False)
+        row = validation.first_outside(array, above=above, least=least, most=most, finite=blank is None)
         if row is not None:
-            raise self.error(column, row, checked.range_in_words(above=above, least=least, most=most))
-        return checked.read_only(array)
+            raise self.error(column, row, validation.range_in_words(above=above, least=least, most=most))
+        return validation.read_only(array)
 
-    def wholes(self, column: str) -> Integers:
+    def wholes(self, column: str) -> IntArray:
         """A column of whole numbers ≥ 0."""
         array = self.floats(column, least=0, most=2**53)
         odd = array != np.round(array)
@@ -89,14 +89,14 @@ class Table:
             raise self.error(column, int(np.argmin(filled)), "a number or a name")
         return texts
 
-    def truths(self, column: str) -> Booleans:
+    def truths(self, column: str) -> BoolArray:
         """A column of 1 or 0, true or false, read as text."""
         texts = pc.utf8_lower(self.texts(column))
         yes, no = (pc.is_in(texts, pa.array(words)).to_numpy(zero_copy_only=False) for words in (YES, NO))
         unclear = ~(yes | no)
         if unclear.any():
             raise self.error(column, int(np.argmax(unclear)), "1 or 0, true or false")
-        return checked.read_only(yes)
+        return validation.read_only(yes)
 
     def error(self, column: str, row: int, allowed: str) -> FleetFileError:
         """The error for one cell; `row` counts from 0."""

@@ -10,8 +10,8 @@ from pathlib import Path
 
 import numpy as np
 
+from cfel.arrays import BoolArray, FloatArray, IntArray
 from cfel.errors import FleetFileError, InputError
-from cfel.system.checked import Booleans, Floats, Integers
 from cfel.system.conditions import Conditions
 from cfel.system.tables import Table, read_table
 
@@ -47,11 +47,11 @@ class TraceConditions:
     """
 
     source: str
-    mu: Floats
-    alpha: Floats
-    nu: Floats
-    power: Floats
-    available: Booleans
+    mu: FloatArray
+    alpha: FloatArray
+    nu: FloatArray
+    power: FloatArray
+    available: BoolArray
 
     @property
     def devices(self) -> int:
@@ -93,7 +93,7 @@ def read_trace(path: str | Path) -> TraceConditions:
     )
 
 
-def _order(table: Table, keys: list[Integers], shape: tuple[int, int, int]) -> Integers:
+def _order(table: Table, keys: list[IntArray], shape: tuple[int, int, int]) -> IntArray:
     """Rows by global round, edge round, device; refuses a combination that is twice or never there."""
     order = np.lexsort(keys[::-1])
     ordered = [key[order] for key in keys]
@@ -106,7 +106,7 @@ def _order(table: Table, keys: list[Integers], shape: tuple[int, int, int]) -> I
     return np.asarray(order, dtype=np.int64)
 
 
-def _first_gap(ordered: list[Integers], shape: tuple[int, int, int]) -> str:
+def _first_gap(ordered: list[IntArray], shape: tuple[int, int, int]) -> str:
     """Rows are distinct and too few, so somewhere the sorted keys leave the sequence 0, 1, 2."""
     rows = ordered[0].size
     edge_rounds_on, devices = np.divmod(np.arange(rows + 1), shape[2])
@@ -118,7 +118,7 @@ def _first_gap(ordered: list[Integers], shape: tuple[int, int, int]) -> str:
     return f"column 'device': no row for {there}; every combination is needed"
 
 
-def _available(table: Table, order: Integers) -> Booleans:
+def _available(table: Table, order: IntArray) -> BoolArray:
     if not table.has("available"):
         return np.ones(table.rows, dtype=bool)
     return table.truths("available")[order]

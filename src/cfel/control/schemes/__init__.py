@@ -4,7 +4,7 @@ from collections.abc import Mapping
 from types import MappingProxyType
 
 from cfel import plugins
-from cfel.control.foreign import held_to_promise
+from cfel.control.plugin_checks import held_to_promise
 from cfel.control.scheme import Scheme, SchemeBuilder, SchemeParameters
 from cfel.control.schemes.cef import cef
 from cfel.control.schemes.cef_c import cef_c

@@ -18,15 +18,15 @@ from typing import Any
 
 import numpy as np
 
+from cfel import validation
+from cfel.arrays import FloatArray
+from cfel.control.device_overrides import Habits
 from cfel.control.gossip import Gossip
-from cfel.control.habits import Habits
-from cfel.control.menu import Worth
 from cfel.control.planning import Bounds, plan_of_solution, round_problem
-from cfel.control.problem import FloatArray
-from cfel.control.progress import solve_progress
 from cfel.control.scheme import Observation, RoundPlan, Scheme, SchemeParameters, nobody
+from cfel.control.solver.grid_solver import solve_progress
+from cfel.control.solver.theta_grid import Worth
 from cfel.errors import InputError, unknown_name
-from cfel.system import checked
 
 LIST = (0.01, 0.02, 0.03, 0.05, 0.07, 0.1, 0.15, 0.2, 0.3, 0.5, 0.7, 1.0)
 """The shares θ to choose from; those below `theta_min` are left out."""
@@ -62,10 +62,10 @@ class Options:
         for name in ("progress", "curve", "error_feedback", "systematic", "frequency", "dense_gossip"):
             if not isinstance(getattr(self, name), bool):
                 raise InputError(f"scheme.options.{name} = {getattr(self, name)!r}: must be true or false")
-        checked.number("scheme.options.evenness", self.evenness, least=0)
-        checked.number("scheme.options.horizon", self.horizon, above=0)
-        checked.number("scheme.options.least_speed", self.least_speed, above=0, most=1)
-        checked.whole("scheme.options.gossip_steps", self.gossip_steps, least=1)
+        validation.number("scheme.options.evenness", self.evenness, least=0)
+        validation.number("scheme.options.horizon", self.horizon, above=0)
+        validation.number("scheme.options.least_speed", self.least_speed, above=0, most=1)
+        validation.whole("scheme.options.gossip_steps", self.gossip_steps, least=1)
 
     @classmethod
     def of(cls, given: Mapping[str, Any]) -> "Options":

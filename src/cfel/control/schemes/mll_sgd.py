@@ -7,8 +7,8 @@ that formula.
 
 import numpy as np
 
+from cfel.arrays import FloatArray
 from cfel.control.planning import Bounds, plan_round
-from cfel.control.problem import FloatArray
 from cfel.control.scheme import Observation, RoundPlan, Scheme, SchemeParameters, stateless
 
 

@@ -11,11 +11,11 @@ from pathlib import Path
 from typing import TypeAlias
 
 import numpy as np
-from numpy.typing import NDArray
 
+from cfel.arrays import ByteArray, IntArray
 from cfel.errors import InputError
 
-Labelled: TypeAlias = tuple[NDArray[np.uint8], NDArray[np.int64]]
+Labelled: TypeAlias = tuple[ByteArray, IntArray]
 
 _PIXELS = 3 * 32 * 32
 
@@ -77,7 +77,7 @@ class _Array:
     def __setstate__(self, state: object) -> None:
         self.state = state
 
-    def pixels(self, where: str) -> NDArray[np.uint8]:
+    def pixels(self, where: str) -> ByteArray:
         match self.state:
             case (int(), (int() as rows, 3072), _Type() as kind, False | 0, bytes() as content) if (
                 kind.name in ("u1", "uint8", "|u1") and len(content) == rows * _PIXELS

@@ -10,6 +10,7 @@ import torch
 from numpy.typing import NDArray
 from torch import Tensor
 
+from cfel.arrays import BoolArray, IntArray
 from cfel.errors import InputError
 from cfel.seeding import generator
 
@@ -52,8 +53,8 @@ class DataSet:
     test_targets: Tensor
     classes: int
     normalisation: Normalisation | None = None
-    train_writers: NDArray[np.int64] | None = None
-    test_writers: NDArray[np.int64] | None = None
+    train_writers: IntArray | None = None
+    test_writers: IntArray | None = None
 
     def __post_init__(self) -> None:
         for part in ("train", "test"):
@@ -87,7 +88,7 @@ class DataSet:
         trailing = (1,) * (inputs.dim() - 2)
         return inputs.to(torch.float32).mul_(scale.view(-1, *trailing)).add_(shift.view(-1, *trailing))
 
-    def restricted_to_writers(self, writers: NDArray[np.int64]) -> "DataSet":
+    def restricted_to_writers(self, writers: IntArray) -> "DataSet":
         """Only what the given writers wrote, in training and in testing."""
         if self.train_writers is None or self.test_writers is None:
             raise InputError(f"{self.name}: it names no writers")
@@ -106,7 +107,7 @@ class DataSet:
         )
 
 
-def tenth_of_each(groups: NDArray[np.int64]) -> NDArray[np.bool_]:
+def tenth_of_each(groups: IntArray) -> BoolArray:
     """Marks a tenth (rounded up) of each group's samples, always the same; none of a group's only one."""
     order = generator(0, "femnist split").permutation(len(groups))
     order = order[np.argsort(groups[order], kind="stable")]

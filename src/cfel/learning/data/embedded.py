@@ -8,8 +8,8 @@ from pathlib import Path
 
 import numpy as np
 import torch
-from numpy.typing import NDArray
 
+from cfel.arrays import FloatArray
 from cfel.learning.data.dataset import DataSet, Normalisation, class_targets
 from cfel.seeding import generator
 
@@ -58,7 +58,7 @@ def synthetic(
     return DataSet("synthetic", inputs[cut:], targets[cut:], inputs[:cut], targets[:cut], classes)
 
 
-def _digits_table() -> NDArray[np.float64]:
+def _digits_table() -> FloatArray:
     """Rows of 64 pixels (0 … 16) and the digit; read from the file, as importing scikit-learn is slow."""
     package = find_spec("sklearn")
     if package is not None and package.submodule_search_locations:

@@ -14,6 +14,7 @@ import pyarrow as pa
 import torch
 from numpy.typing import NDArray
 
+from cfel.arrays import BoolArray, ByteArray, IntArray
 from cfel.errors import InputError
 from cfel.learning.data.dataset import DataSet, Normalisation, class_targets, tenth_of_each
 from cfel.learning.data.hub import load_splits, parsed_name, read_part
@@ -76,7 +77,7 @@ def _from_parquet(files: list[Path], cache: Path) -> DataSet:
     return _data_set(images, labels, writers, test, str(files[0]))
 
 
-def _is_test(column: pa.ChunkedArray, file: Path) -> NDArray[np.bool_]:
+def _is_test(column: pa.ChunkedArray, file: Path) -> BoolArray:
     values = np.asarray(column.to_pylist(), dtype=np.str_)
     bad = np.flatnonzero((values != "train") & (values != "test"))
     if bad.size:
@@ -92,7 +93,7 @@ def _from_leaf(path: Path) -> DataSet:
     ]
     if not any(is_test for _, is_test in parts):
         raise InputError(f"data.path: {path / 'test'} holds no *.json")
-    pixels: list[NDArray[np.uint8]] = []
+    pixels: list[ByteArray] = []
     labels: list[int] = []
     names: list[str] = []
     test: list[bool] = []
@@ -107,7 +108,7 @@ def _from_leaf(path: Path) -> DataSet:
     return _data_set(images, np.asarray(labels), writers, np.asarray(test, dtype=np.bool_), str(path))
 
 
-def _leaf_users(file: Path) -> list[tuple[str, NDArray[np.uint8], list[int]]]:
+def _leaf_users(file: Path) -> list[tuple[str, ByteArray, list[int]]]:
     try:
         content = json.loads(file.read_text())["user_data"]
         return [(user, _leaf_pixels(own["x"], file, user), own["y"]) for user, own in content.items()]
@@ -117,7 +118,7 @@ def _leaf_users(file: Path) -> list[tuple[str, NDArray[np.uint8], list[int]]]:
         raise InputError(f"{file}: not a LEAF file ({type(error).__name__}: {error})") from error
 
 
-def _leaf_pixels(rows: list[list[float]], file: Path, user: str) -> NDArray[np.uint8]:
+def _leaf_pixels(rows: list[list[float]], file: Path, user: str) -> ByteArray:
     values = np.asarray(rows, dtype=np.float64)
     if values.ndim != 2 or values.shape[1] != _SIDE**2 or not ((values >= 0) & (values <= 1)).all():
         raise InputError(f"{file}: user {user!r}: 'x' must be rows of {_SIDE**2} numbers in [0, 1]")
@@ -125,10 +126,10 @@ def _leaf_pixels(rows: list[list[float]], file: Path, user: str) -> NDArray[np.u
 
 
 def _data_set(
-    images: NDArray[np.uint8],
+    images: ByteArray,
     labels: NDArray[np.integer],
-    writers: NDArray[np.int64],
-    test: NDArray[np.bool_],
+    writers: IntArray,
+    test: BoolArray,
     where: str,
 ) -> DataSet:
     if len(labels) != len(images):

@@ -18,6 +18,7 @@ import numpy as np
 import torch
 from numpy.typing import NDArray
 
+from cfel.arrays import BoolArray, IntArray
 from cfel.errors import InputError, unknown_name
 from cfel.learning.data.dataset import DataSet, class_targets, tenth_of_each
 from cfel.learning.data.images import cache_directory, decoded_cells, kept_array
@@ -54,7 +55,7 @@ class Part:
     """
 
     inputs: NDArray[Any]
-    labels: NDArray[np.int64]
+    labels: IntArray
     classes: int
     writers: NDArray[np.str_] | None
 
@@ -187,7 +188,7 @@ def _inputs(wanted: HubName, split: Any, column: str) -> NDArray[Any]:  # noqa: 
     return kept_array(file, lambda: decoded_cells((cell["bytes"] for cell in plain[column]), None, where))
 
 
-def _chosen(part: Part, mask: NDArray[np.bool_]) -> Part:
+def _chosen(part: Part, mask: BoolArray) -> Part:
     writers = None if part.writers is None else part.writers[mask]
     return Part(part.inputs[mask], part.labels[mask], part.classes, writers)
 
@@ -209,7 +210,7 @@ def _data_set(wanted: HubName, train: Part, test: Part) -> DataSet:
 
 def _numbered(
     train: NDArray[np.str_] | None, test: NDArray[np.str_] | None
-) -> tuple[NDArray[np.int64] | None, NDArray[np.int64] | None]:
+) -> tuple[IntArray | None, IntArray | None]:
     """Writers as numbers that mean the same in both parts."""
     if train is None or test is None:
         return None, None

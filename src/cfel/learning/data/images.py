@@ -16,9 +16,9 @@ from pathlib import Path
 import numpy as np
 import pyarrow as pa
 import pyarrow.parquet as pq
-from numpy.typing import NDArray
 from PIL import Image, UnidentifiedImageError
 
+from cfel.arrays import ByteArray
 from cfel.errors import InputError
 
 GREY = ("1", "L", "LA", "I", "F")
@@ -61,7 +61,7 @@ def column_names(path: Path) -> list[str]:
         raise InputError(f"{path}: cannot be read as Parquet: {error}") from error
 
 
-def decoded(path: Path, column: str, channels: int, cache: Path | None) -> NDArray[np.uint8]:
+def decoded(path: Path, column: str, channels: int, cache: Path | None) -> ByteArray:
     """All images of a Parquet file's column, as samples × channels × height × width.
 
     Args:
@@ -74,7 +74,7 @@ def decoded(path: Path, column: str, channels: int, cache: Path | None) -> NDArr
     return kept_array(kept, lambda: _decode(path, column, channels))
 
 
-def kept_array(kept: Path | None, make: Callable[[], NDArray[np.uint8]]) -> NDArray[np.uint8]:
+def kept_array(kept: Path | None, make: Callable[[], ByteArray]) -> ByteArray:
     """The images in a file of the cache; made, and written there, if it does not hold them yet."""
     if kept is not None and (images := _read(kept)) is not None:
         return images
@@ -84,7 +84,7 @@ def kept_array(kept: Path | None, make: Callable[[], NDArray[np.uint8]]) -> NDAr
     return images
 
 
-def _decode(path: Path, column: str, channels: int) -> NDArray[np.uint8]:
+def _decode(path: Path, column: str, channels: int) -> ByteArray:
     cells = columns(path, [column])[column].combine_chunks()
     if not pa.types.is_struct(cells.type) or cells.type.get_field_index("bytes") < 0:
         raise InputError(f"{path}: column {column!r} must hold structs with a field 'bytes', is {cells.type}")
@@ -94,7 +94,7 @@ def _decode(path: Path, column: str, channels: int) -> NDArray[np.uint8]:
 
 def decoded_cells(
     contents: Iterable[bytes | None], channels: int | None, where: str, count: int = 0
-) -> NDArray[np.uint8]:
+) -> ByteArray:
     """Image files as one array, samples × channels × height × width.
 
     Args:
@@ -106,7 +106,7 @@ def decoded_cells(
     Raises:
         InputError: there are none, one is no image, or they are not all of one size.
     """
-    images: list[NDArray[np.uint8]] | NDArray[np.uint8] = []
+    images: list[ByteArray] | ByteArray = []
     shape: tuple[int, ...] | None = None
     for row, content in enumerate(contents):
         image = _picture(content, channels, f"{where}, row {row}")
@@ -128,7 +128,7 @@ def decoded_cells(
     return np.ascontiguousarray(stacked.reshape(*stacked.shape[:3], channels).transpose(0, 3, 1, 2))
 
 
-def _picture(content: bytes | None, channels: int | None, where: str) -> NDArray[np.uint8]:
+def _picture(content: bytes | None, channels: int | None, where: str) -> ByteArray:
     try:
         with Image.open(io.BytesIO(content or b"")) as picture:
             grey = channels == 1 if channels is not None else picture.mode in GREY
@@ -143,15 +143,15 @@ def _fingerprint(path: Path, column: str, channels: int) -> str:
     return hashlib.blake2b(text.encode(), digest_size=16).hexdigest()
 
 
-def _read(kept: Path) -> NDArray[np.uint8] | None:
+def _read(kept: Path) -> ByteArray | None:
     try:
-        images: NDArray[np.uint8] = np.load(kept, allow_pickle=False)
+        images: ByteArray = np.load(kept, allow_pickle=False)
     except (OSError, ValueError, EOFError):
         return None
     return images if images.dtype == np.uint8 and images.ndim == 4 else None
 
 
-def _write(kept: Path, images: NDArray[np.uint8]) -> None:
+def _write(kept: Path, images: ByteArray) -> None:
     aside = kept.with_name(f"{kept.stem}.{os.getpid()}.part")
     try:
         kept.parent.mkdir(parents=True, exist_ok=True)

@@ -1,0 +1,86 @@
+"""The trained model out of a run directory, into a file that other programs read."""
+
+import time
+from pathlib import Path
+
+import numpy as np
+
+from cfel.deployment.edge.state import EdgeDisk, EdgeState
+from cfel.errors import InputError, RunDirectoryError, unknown_name
+from cfel.experiment import load_experiment
+from cfel.learning.models.flat import FlatModel
+from cfel.learning.models.onnx_files import save_onnx
+from cfel.learning.models.safetensors_files import save_model
+from cfel.learning.roles import weighted_model
+from cfel.learning.task import initial_model
+from cfel.runlog import RunDirectory
+from cfel.simulation.state import edge_models
+
+FORMATS = (".onnx", ".safetensors")
+_MOST_LOOKS = 5
+_LOOK_SECONDS = 0.1
+
+
+def export_model(directory: Path, to: Path, edge: int | None = None) -> int:
+    """Writes the model of a run's last checkpoint, or that of a deployment as it is.
+
+    Args:
+        directory: the run directory; also that of a single edge server.
+        to: the file; its ending names the format.
+        edge: an edge server's own model; None for the consensus model.
+
+    Returns:
+        The global round the model comes from.
+
+    Raises:
+        InputError: the format or the edge server is unknown, or the file cannot be written.
+        RunDirectoryError: there is no run, or no checkpoint yet.
+    """
+    if to.suffix not in FORMATS:
+        raise InputError(unknown_name("--to: ending", to.suffix, FORMATS))
+    number, model = trained_model(directory, edge)
+    task = load_experiment(directory / "experiment.toml").task()
+    if to.suffix == ".onnx":
+        save_onnx(to, model, task.build(), task.data.input_shape)
+    else:
+        save_model(to, model, task.build())
+    return number
+
+
+def trained_model(directory: Path, edge: int | None = None) -> tuple[int, FlatModel]:
+    """The last global round, and one edge model or the mean of all, every device counting alike."""
+    run = RunDirectory.open(directory)
+    sizes = np.bincount(run.fleet().cluster)
+    number, models = _models(run, directory, len(sizes))
+    if edge is None:
+        total = sum(sizes[i] for i in models)
+        return number, weighted_model(models, {i: float(sizes[i] / total) for i in models})
+    if edge not in models:
+        raise InputError(f"--edge {edge}: the run has edge servers {', '.join(map(str, models))}")
+    return number, models[edge]
+
+
+def _models(run: RunDirectory, directory: Path, clusters: int) -> tuple[int, dict[int, FlatModel]]:
+    """The round, and the edge models that there are: of a checkpoint, or of edge servers' own disks."""
+    checkpoint = run.checkpoint()
+    if checkpoint is not None:
+        return checkpoint.round, dict(enumerate(edge_models(checkpoint, clusters)))
+    places = {i: directory / "nodes" / f"edge-{i}" for i in range(clusters)}
+    if EdgeDisk.holds_state(directory):
+        places = {0: directory}
+    found = {i: place for i, place in places.items() if EdgeDisk.holds_state(place)}
+    if not found:
+        raise RunDirectoryError(f"{directory}: the run has no checkpoint yet, so there is no model to export")
+    like = initial_model(load_experiment(directory / "experiment.toml").task(), 0)
+    states = {i: _state(place, like) for i, place in found.items()}
+    return min(state.position[0] for state in states.values()), {i: each.model for i, each in states.items()}
+
+
+def _state(place: Path, like: FlatModel) -> EdgeState:
+    """The state of an edge server that may be at work, and may sweep a model up between two looks."""
+    for _ in range(_MOST_LOOKS - 1):
+        try:
+            return EdgeDisk(place, like).load()
+        except RunDirectoryError:
+            time.sleep(_LOOK_SECONDS)
+    return EdgeDisk(place, like).load()

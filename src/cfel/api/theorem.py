@@ -1,0 +1,196 @@
+"""Theorem 1 for an experiment file, on rehearsed plans, or for a run, on the plans that were carried out.
+
+A run's plans and its estimates of σ² and G² are in its log, round by round. An experiment file has neither:
+its controller is rehearsed with constant σ² and G², which are assumed.
+"""
+
+from collections.abc import Sequence
+from dataclasses import asdict, dataclass
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+from cfel import validation
+from cfel.control import Bound, Landscape, Rounds, Scheme, build_scheme, omega1, rehearse, theorem_1
+from cfel.control.theory import RoundTerms, joined, round_terms
+from cfel.errors import InputError
+from cfel.experiment import Experiment, load_experiment
+from cfel.runlog import FleetDescription, PlanTable, RunDirectory, holds_run
+from cfel.system import target_weights, zeta
+
+ASSUMED = 1.0
+"""σ² and G² where nothing is known of them."""
+
+
+@dataclass(frozen=True, slots=True)
+class Assumptions:
+    """What Theorem 1 needs and an experiment file does not say.
+
+    Attributes:
+        initial_gap: F(u⁰) − F_inf.
+        sigma2, g2: σ² and G²; `None` for a run's own estimates, and for 1 where there is no run yet.
+        smoothness: L; `None` for 1/(2η), the case in which P2 is the theorem's bound as printed.
+        learning_rate: η; `None` for the experiment's.
+    """
+
+    initial_gap: float
+    sigma2: float | None = None
+    g2: float | None = None
+    smoothness: float | None = None
+    learning_rate: float | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class RoundReport:
+    """One global round of a run.
+
+    Attributes:
+        round: its number.
+        sigma2, g2: as estimated then, or as assumed.
+        terms: what it adds to the bound.
+        holds: whether η keeps what the backhaul and this round's plans allow.
+    """
+
+    round: int
+    sigma2: float
+    g2: float
+    terms: RoundTerms
+    holds: bool
+
+
+@dataclass(frozen=True, slots=True)
+class TheoremReport:
+    """The theorem's terms for one experiment, with everything they rest on.
+
+    Attributes:
+        name, scheme, clusters: of the experiment.
+        edge_rounds: edge rounds that were rehearsed or carried out.
+        zeta, omega1: of the backhaul.
+        landscape: as assumed; for a run σ² and G² are means over its rounds.
+        bound: of all rounds.
+        rounds: of a run, round by round; empty for a rehearsal.
+    """
+
+    name: str
+    scheme: str
+    clusters: int
+    edge_rounds: int
+    zeta: float
+    omega1: float
+    landscape: Landscape
+    bound: Bound
+    rounds: tuple[RoundReport, ...] = ()
+
+    @property
+    def violating_rounds(self) -> int:
+        """Rounds of a run in which the step-size condition does not hold."""
+        return sum(not each.holds for each in self.rounds)
+
+    def to_dict(self) -> dict[str, Any]:
+        """Plain values, the bound's total included."""
+        document = asdict(self)
+        document["source"] = "logged" if self.rounds else "rehearsed"
+        document["violating_rounds"] = self.violating_rounds if self.rounds else None
+        document["bound"]["total"] = self.bound.total
+        return document
+
+
+def report_theorem(path: str | Path, changes: Sequence[str], assumed: Assumptions) -> TheoremReport:
+    """Evaluates the theorem for a run directory, an experiment file or the folder that one is in."""
+    if holds_run(Path(path)):
+        if changes:
+            raise InputError(
+                f"--set {changes[0]}: {path} is a run, whose plans are what they were; "
+                "give an experiment file to try changes"
+            )
+        return _of_run(Path(path), assumed)
+    file = Path(path) / "experiment.toml" if Path(path).is_dir() else path
+    runs = [] if Path(file).exists() else sorted(log.parent for log in Path(path).glob("*/*/rounds.jsonl"))
+    if runs:
+        raise InputError(f"{path}: holds a comparison; name one of its runs, as {runs[0]}")
+    return _of_experiment(load_experiment(file, changes), assumed)
+
+
+def _landscape(experiment: Experiment, assumed: Assumptions, sigma2: float, g2: float) -> Landscape:
+    rate = experiment.local.learning_rate if assumed.learning_rate is None else assumed.learning_rate
+    validation.number("learning_rate", rate, above=0)
+    return Landscape(
+        smoothness=1 / (2 * rate) if assumed.smoothness is None else assumed.smoothness,
+        initial_gap=assumed.initial_gap,
+        sigma2=sigma2 if assumed.sigma2 is None else assumed.sigma2,
+        g2=g2 if assumed.g2 is None else assumed.g2,
+        learning_rate=rate,
+    )
+
+
+def _of_experiment(experiment: Experiment, assumed: Assumptions) -> TheoremReport:
+    landscape = _landscape(experiment, assumed, ASSUMED, ASSUMED)
+    setting, backhaul = experiment.setting(landscape.sigma2, landscape.g2)
+    scheme = build_scheme(experiment.scheme)
+    survives = scheme.gossip.survives(backhaul.zeta)
+    rehearsed = rehearse(setting, scheme, experiment.budgets(setting))
+    plans = [
+        (plan.rho[now.available], plan.theta[now.available])
+        for each in rehearsed
+        for plan, now in zip(each.plans, each.conditions, strict=True)
+    ]
+    return TheoremReport(
+        name=experiment.name,
+        scheme=experiment.scheme.name,
+        clusters=backhaul.clusters,
+        edge_rounds=len(plans),
+        zeta=survives,
+        omega1=omega1(survives),
+        landscape=landscape,
+        bound=theorem_1(landscape, _between_gossip(experiment.rounds, scheme), survives, plans),
+    )
+
+
+def _of_run(path: Path, assumed: Assumptions) -> TheoremReport:
+    run = RunDirectory.open(path)
+    experiment, records = load_experiment(path / "experiment.toml"), run.records()
+    if not records:
+        raise InputError(f"{path}: the run has finished no round yet, so there are no plans to look at")
+    scheme = build_scheme(experiment.scheme)
+    survives = scheme.gossip.survives(_zeta(experiment, run.fleet()))
+    lengths = _between_gossip(experiment.rounds, scheme)
+    means = (float(np.mean([getattr(each, name) for each in records])) for name in ("sigma2", "g2"))
+    landscape = _landscape(experiment, assumed, *means)
+    edge_rounds = experiment.rounds.edge_rounds
+    rounds = []
+    for record in records:
+        at = _landscape(experiment, assumed, record.sigma2, record.g2)
+        terms = round_terms(at, _edge_plans(run.plan(record.round), edge_rounds))
+        alone = joined(at, lengths, survives, [terms])
+        rounds.append(RoundReport(record.round, at.sigma2, at.g2, terms, alone.holds))
+    return TheoremReport(
+        name=experiment.name,
+        scheme=experiment.scheme.name,
+        clusters=run.fleet().clusters,
+        edge_rounds=len(rounds) * edge_rounds,
+        zeta=survives,
+        omega1=omega1(survives),
+        landscape=landscape,
+        bound=joined(landscape, lengths, survives, [each.terms for each in rounds]),
+        rounds=tuple(rounds),
+    )
+
+
+def _between_gossip(rounds: Rounds, scheme: Scheme) -> Rounds:
+    """The rounds as the theorem counts them: gossip in every edge round makes each a global round."""
+    if not scheme.gossip.every_edge_round:
+        return rounds
+    return Rounds(rounds.global_rounds * rounds.edge_rounds, 1, rounds.local_steps)
+
+
+def _edge_plans(table: PlanTable, edge_rounds: int) -> list[tuple[np.ndarray, np.ndarray]]:
+    """(ρ, θ) of each edge round; an edge round without devices has no rows in the table, but counts."""
+    chosen = [table.edge_round == number for number in range(edge_rounds)]
+    return [(table.rho[rows], table.theta[rows]) for rows in chosen]
+
+
+def _zeta(experiment: Experiment, fleet: FleetDescription) -> float:
+    """ζ of the mixing weights the run really used."""
+    sizes = np.bincount(fleet.cluster, minlength=fleet.clusters)
+    return zeta(fleet.mixing, target_weights(experiment.topology.weights, sizes))

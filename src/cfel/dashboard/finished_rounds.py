@@ -1,0 +1,179 @@
+"""A run directory's content as a snapshot: what the log, the fleet and the last plan table say.
+
+Pure functions of what `watching` has read.
+"""
+
+import math
+import tomllib
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+
+from cfel.arrays import FloatArray, IntArray
+from cfel.report.load import Run
+from cfel.runlog import FleetDescription, PlanTable, RoundRecord
+from cfel.status import ClusterStatus, Curve, DeviceStatus, Link, RoundPoint, Status, thinned
+
+MOST_POINTS = 1000
+"""Rounds of a curve; longer ones are thinned."""
+MOST_DEVICES = 1000
+"""Devices listed; of more, the slowest of each cluster are."""
+
+
+@dataclass(frozen=True, slots=True)
+class WatchedRun:
+    """What was read of one run.
+
+    Attributes:
+        run: all but the plan tables.
+        plan: the plan table of its last round that has one, or None.
+        unix_seconds: when its log last changed.
+    """
+
+    run: Run
+    plan: PlanTable | None
+    unix_seconds: float
+
+
+def run_status(node: str, watched: WatchedRun, others: Sequence[Run] = ()) -> Status:
+    """The snapshot of one run, with the curves of others beside it.
+
+    Args:
+        node: what the run is called among those watched.
+        watched: the run.
+        others: runs to compare with.
+    """
+    run, fleet = watched.run, watched.run.fleet
+    last = run.records[-1] if run.records else None
+    rounds = tomllib.loads(run.experiment_toml).get("rounds", {})
+    over = last is not None and _is_over(last, rounds, fleet)
+    return Status(
+        node=node,
+        name=run.name,
+        scheme=run.scheme,
+        source="simulation",
+        unix_seconds=watched.unix_seconds,
+        phase="finished" if over else "training",
+        round=(last.round if last else 0) + (not over),
+        rounds=rounds.get("global"),
+        edge_rounds=rounds.get("edge"),
+        seconds=last.seconds if last else 0.0,
+        seconds_budget=fleet.seconds_budget,
+        joules=last.joules if last else 0.0,
+        joules_budget=fleet.joules_budget,
+        target=run.target,
+        straggler=last.straggler if last else None,
+        slowest_cluster=last.slowest_cluster if last else None,
+        clusters=_clusters(fleet, watched.plan),
+        links=tuple(
+            Link(a=a, b=b, weight=(fleet.mixing[a][b] + fleet.mixing[b][a]) / 2) for a, b in fleet.edges
+        ),
+        history=_history(run),
+        curves=_curves(run, others),
+    )
+
+
+def _is_over(last: RoundRecord, rounds: dict[str, Any], fleet: FleetDescription) -> bool:
+    """Whether the run has come to its own end; one that was interrupted has not."""
+    if last.round >= rounds.get("global", math.inf):
+        return True
+    if rounds.get("stop") == "budget":
+        seconds, joules = fleet.seconds_budget or math.inf, fleet.joules_budget or math.inf
+        return last.seconds >= seconds or last.joules >= joules
+    return rounds.get("stop") == "target" and (last.accuracy or 0.0) >= rounds.get("target", math.inf)
+
+
+def _curves(run: Run, others: Sequence[Run]) -> tuple[Curve, ...]:
+    """The others' curves; their seeds are named where they differ."""
+    alike = len({run.seed, *(other.seed for other in others)}) == 1
+    return tuple(
+        Curve(name=other.scheme if alike else f"{other.scheme}, seed {other.seed}", history=_history(other))
+        for other in others
+        if other.records
+    )
+
+
+def _history(run: Run) -> tuple[RoundPoint, ...]:
+    return thinned(tuple(map(_point, run.records)), MOST_POINTS)
+
+
+def _point(record: RoundRecord) -> RoundPoint:
+    return RoundPoint(
+        round=record.round,
+        seconds=record.seconds,
+        joules=record.joules,
+        accuracy=record.accuracy,
+        loss=record.loss,
+        straggler=record.straggler,
+    )
+
+
+def _clusters(fleet: FleetDescription, plan: PlanTable | None) -> tuple[ClusterStatus, ...]:
+    cluster = np.asarray(fleet.cluster)
+    rows = _last_rows(fleet.devices, plan)
+    quota = MOST_DEVICES if fleet.devices <= MOST_DEVICES else max(1, MOST_DEVICES // fleet.clusters)
+    return tuple(
+        _cluster(number, np.flatnonzero(cluster == number), rows, plan, quota)
+        for number in range(fleet.clusters)
+    )
+
+
+def _last_rows(devices: int, plan: PlanTable | None) -> IntArray:
+    """For every device its row of the last edge round, or -1 if it was away."""
+    rows = np.full(devices, -1)
+    if plan is not None and len(plan.device):
+        last = np.flatnonzero(plan.edge_round == plan.edge_round.max())
+        rows[plan.device[last]] = last
+    return rows
+
+
+def _cluster(
+    number: int, members: IntArray, rows: IntArray, plan: PlanTable | None, quota: int
+) -> ClusterStatus:
+    present = rows[members][rows[members] >= 0]
+    listed = members
+    if plan is not None and len(members) > quota:
+        seconds = np.where(rows[members] >= 0, plan.seconds[rows[members]], -1.0)
+        listed = np.sort(members[np.argsort(-seconds, kind="stable")[:quota]])
+    return ClusterStatus(
+        cluster=number,
+        node=f"edge {number}",
+        size=len(members),
+        devices=tuple(_device(int(each), int(rows[each]), plan) for each in listed[:quota]),
+        rho_mean=_mean(plan.rho[present]) if plan is not None else None,
+        theta_mean=_mean(plan.theta[present]) if plan is not None else None,
+    )
+
+
+def _device(number: int, row: int, plan: PlanTable | None) -> DeviceStatus:
+    name = f"device {number}"
+    if plan is None:
+        return DeviceStatus(device=number, name=name, state="idle")
+    if row < 0:
+        return DeviceStatus(device=number, name=name, state="away")
+    return DeviceStatus(
+        device=number,
+        name=name,
+        state="done",
+        rho=_share(plan.rho[row]),
+        theta=_share(plan.theta[row]),
+        mu=_finite(plan.mu[row]),
+        nu=_finite(plan.nu[row]),
+        seconds=_finite(plan.seconds[row]),
+        joules=_finite(plan.joules[row]),
+    )
+
+
+def _mean(values: FloatArray) -> float | None:
+    return _share(values.mean()) if len(values) else None
+
+
+def _share(value: float) -> float:
+    """A plan's ρ or θ; a last bit above 1 is rounding."""
+    return min(1.0, float(value))
+
+
+def _finite(value: float) -> float | None:
+    return float(value) if math.isfinite(value) else None

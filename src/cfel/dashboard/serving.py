@@ -1,0 +1,138 @@
+"""The dashboard on a port: inside somebody else's event loop, stopped when they are done.
+
+Loopback unless told otherwise; beyond it, only with a token. uvicorn does the HTTP; it is kept from taking
+the process's signals and from logging requests.
+"""
+
+import asyncio
+import contextlib
+import ipaddress
+import socket
+import ssl
+from collections.abc import AsyncIterator, Iterator
+from contextlib import asynccontextmanager
+from pathlib import Path
+
+import uvicorn
+
+from cfel.dashboard.app import Dashboard
+from cfel.dashboard.guard import is_address
+from cfel.errors import DashboardError, InputError
+
+MOST_CONNECTIONS = 128
+_MOST_HEADER_BYTES = 16 * 1024
+_MOST_PORT = 65_535
+_FROZEN_MILLISECONDS = 60_000
+
+
+@asynccontextmanager
+async def serve(
+    app: Dashboard,
+    host: str = "127.0.0.1",
+    port: int = 0,
+    *,
+    certificate: Path | None = None,
+    key: Path | None = None,
+) -> AsyncIterator[str]:
+    """Serves while the block lasts, in the running event loop.
+
+    Args:
+        app: made by `dashboard_app`.
+        host: address or name to listen on.
+        port: 0 takes any free one.
+        certificate: PEM file; with `key`, the dashboard speaks TLS.
+        key: PEM file.
+
+    Yields:
+        Its address, such as "http://127.0.0.1:8470/".
+
+    Raises:
+        InputError: `host` is beyond loopback and the app needs no token; there is no such port; or only one
+            of certificate and key was given.
+        DashboardError: the address cannot be listened on, or the certificate cannot be used.
+    """
+    server = _QuietServer(_configuration(app, certificate, key))
+    listener = _listener(app, host, port)
+    try:
+        task = asyncio.create_task(server.serve(sockets=[listener]))
+        try:
+            await _started(server, task)
+            yield _address(listener, server.config.is_ssl)
+        finally:
+            app.close()
+            server.should_exit = True
+            await task
+    finally:
+        listener.close()
+
+
+class _QuietServer(uvicorn.Server):
+    """uvicorn without its signal handlers: Ctrl-C belongs to whoever runs the loop."""
+
+    @contextlib.contextmanager
+    def capture_signals(self) -> Iterator[None]:
+        """Captures none."""
+        yield
+
+
+def _configuration(app: Dashboard, certificate: Path | None, key: Path | None) -> uvicorn.Config:
+    if (certificate is None) != (key is None):
+        raise InputError("dashboard: certificate and key go together, but only one was given")
+    settings = uvicorn.Config(
+        app,
+        http="h11",
+        ws="none",
+        lifespan="on",
+        access_log=False,
+        log_config=None,
+        server_header=False,
+        proxy_headers=False,
+        limit_concurrency=MOST_CONNECTIONS,
+        h11_max_incomplete_event_size=_MOST_HEADER_BYTES,
+        timeout_graceful_shutdown=2,
+        ssl_certfile=certificate,
+        ssl_keyfile=key,
+    )
+    try:
+        settings.load()
+    except (OSError, ssl.SSLError) as error:
+        raise DashboardError(f"the dashboard cannot use {certificate} and {key}: {error}") from error
+    return settings
+
+
+def _listener(app: Dashboard, host: str, port: int) -> socket.socket:
+    if not 0 <= port <= _MOST_PORT:
+        raise InputError(f"dashboard: port {port} is not from 0 to {_MOST_PORT}")
+    try:
+        family, _, _, _, address = socket.getaddrinfo(
+            host, port, type=socket.SOCK_STREAM, flags=socket.AI_PASSIVE
+        )[0]
+    except (OSError, UnicodeError) as error:
+        raise DashboardError(f"dashboard: host {host!r} is not known: {error}") from error
+    if not app.needs_token and not _is_loopback(str(address[0])):
+        raise InputError(f"dashboard: host {host!r} can be reached from outside, which needs a token")
+    try:
+        listener = socket.create_server(address[:2], family=family)
+    except OSError as error:
+        raise DashboardError(f"the dashboard cannot listen on {host} port {port}: {error}") from error
+    if hasattr(socket, "TCP_USER_TIMEOUT"):  # a reader that froze is let go by the kernel
+        listener.setsockopt(socket.IPPROTO_TCP, socket.TCP_USER_TIMEOUT, _FROZEN_MILLISECONDS)
+    return listener
+
+
+def _is_loopback(address: str) -> bool:
+    return is_address(address) and ipaddress.ip_address(address).is_loopback
+
+
+async def _started(server: uvicorn.Server, task: "asyncio.Task[None]") -> None:
+    while not server.started:
+        if task.done():
+            await task
+            raise DashboardError("the dashboard stopped before it had started")
+        await asyncio.sleep(0.01)
+
+
+def _address(listener: socket.socket, encrypted: bool) -> str:
+    host, port = listener.getsockname()[:2]
+    shown = f"[{host}]" if ":" in host else host
+    return f"{'https' if encrypted else 'http'}://{shown}:{port}/"

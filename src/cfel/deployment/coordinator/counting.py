@@ -1,0 +1,90 @@
+"""What edge servers told, put into the coordinator's control; pure."""
+
+from collections.abc import Mapping
+from dataclasses import replace
+from typing import Any
+
+import numpy as np
+
+from cfel.cost import after_edge_round
+from cfel.deployment.coordinator.control_state import Control, Done, outcome
+from cfel.deployment.measurement.measured_rounds import (
+    Measured,
+    after_clocked,
+    as_asked,
+    beside,
+    clocked,
+    rows_in,
+)
+from cfel.errors import DeploymentError
+from cfel.learning.local.estimates import estimates_from
+from cfel.rounds import SimulationParameters, Work
+from cfel.world import World
+
+Told = Mapping[int, Mapping[str, Any]]
+"""Headers of the edge servers' answers, by edge server."""
+
+
+def with_estimates(control: Control, told: Told) -> Control:
+    """The control with fresh σ² and G²."""
+    estimates = list(control.estimates)
+    for each in told.values():
+        for device, sigma2, g2 in each["estimates"]:
+            before = control.estimates[device]
+            estimates[device] = estimates_from(sigma2, g2, () if before is None else before.kept_energy)
+    return replace(control, estimates=tuple(estimates), measured=_measured(control, told))
+
+
+def counted(
+    world: World, simulation: SimulationParameters, control: Control, told: Told, seconds: float
+) -> Control:
+    """The control after an edge round.
+
+    Args:
+        world: what is run.
+        simulation: which accounts count.
+        control: with the plan that was carried out.
+        told: what became of it.
+        seconds: by the coordinator's clock since the count before.
+    """
+    if control.plan is None:
+        raise DeploymentError("an edge round without a plan cannot be counted")
+    rows = sorted((row for each in told.values() for row in each["work"]), key=lambda row: row[0])
+    arrived = {row[0] for row in rows}
+    there = {n for each in told.values() for n in each["connected"]}
+    asked = np.flatnonzero(control.available).tolist()
+    done = Done(
+        control.edge_round,
+        tuple(n in arrived for n in range(world.fleet.devices)),
+        control.plan,
+        tuple(Work(*row[:4]) for row in rows),
+    )
+    if control.measured is not None:
+        plan = as_asked(done.plan, rows_in(told.values()))
+        done = replace(done, plan=plan, clocked=clocked(world, told, seconds))
+    result = outcome(world, simulation, control.rounds_done, done)
+    estimates = list(control.estimates)
+    for device, *_, sigma2, g2, kept in rows:
+        estimates[device] = None if sigma2 is None else estimates_from(sigma2, g2, tuple(kept))
+    after = replace(
+        control,
+        edge_round=control.edge_round + 1,
+        step=0,
+        expected=after_edge_round(control.expected, result.expected),
+        realised=after_edge_round(control.realised, result.realised),
+        spent_joules=control.spent_joules + result.joules,
+        estimates=tuple(estimates),
+        done=(*control.done, done),
+        absent=tuple(n for n in {*asked, *control.absent} if n not in arrived and n not in there),
+        plan=None,
+        available=(),
+        measured=_measured(control, told),
+    )
+    if after.measured is None or done.clocked is None:
+        return after
+    realised = after_clocked(control.realised, result, done.clocked)
+    return replace(after, realised=realised, measured=beside(after.measured, result, done.clocked))
+
+
+def _measured(control: Control, told: Told) -> Measured | None:
+    return None if control.measured is None else control.measured.told(rows_in(told.values()))

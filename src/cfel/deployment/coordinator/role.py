@@ -1,0 +1,132 @@
+"""The coordinator's office at one edge server: taken when it is elected, left when it is not any more."""
+
+import asyncio
+import logging
+from collections.abc import Mapping
+
+from cfel.deployment.compute_thread import Workroom
+from cfel.deployment.coordinator.coordinator import Coordinator
+from cfel.deployment.coordinator.edge_calls import DeposedError
+from cfel.deployment.edge.edge_server import EdgeServer
+from cfel.deployment.election.member import Member
+from cfel.deployment.parameters import DeploymentParameters
+from cfel.deployment.security.identity import Identity
+from cfel.deployment.transport.grpc_transport import Calls, Method, OnRefusal
+from cfel.deployment.transport.messages import Message
+from cfel.rounds import SimulationParameters
+from cfel.world import World
+
+_LOG = logging.getLogger(__name__)
+_LOOK_SECONDS = 0.01
+# The longest rest after a failure, in election timeouts.
+_MOST_RESTS = 64.0
+
+
+class WithOwn:
+    """Calls where one's own methods are called without a network.
+
+    Args:
+        own: whose they are.
+        calls: for everybody else.
+        methods: one's own.
+    """
+
+    def __init__(self, own: Identity, calls: Calls, methods: Mapping[str, Method]) -> None:
+        self._own, self._calls, self._methods = own, calls, methods
+
+    async def call(self, to: Identity, method: str, message: Message, seconds: float) -> Message:
+        """See `Calls`."""
+        if to == self._own:
+            return await self._methods[method].handle(self._own, message)
+        return await self._calls.call(to, method, message, seconds)
+
+
+class Office:
+    """Holds the office while its edge server is the leader.
+
+    Args:
+        server: its edge server.
+        calls: how to reach all edge servers, its own included.
+        workroom: where plans are made.
+        world: what is run.
+        simulation: accounts, evaluation, when to stop.
+        deployment: deadlines.
+        on_refusal: told of what is not believed.
+    """
+
+    def __init__(
+        self,
+        server: EdgeServer,
+        calls: Calls,
+        workroom: Workroom,
+        world: World,
+        simulation: SimulationParameters,
+        deployment: DeploymentParameters,
+        on_refusal: OnRefusal,
+    ) -> None:
+        self._on_refusal = on_refusal
+        self._server, self._calls, self._workroom = server, calls, workroom
+        self._world, self._simulation, self._deployment = world, simulation, deployment
+        self._term: asyncio.Task[None] | None = None
+        self._failures = 0
+        self._failure, self._failed_at = "", server.state.position
+
+    def change(self, term: int, leader: int | None, member: Member) -> None:
+        """Takes the office if its edge server leads from now on, else leaves it."""
+        self._server.obey(term)
+        self.leave()
+        if leader == self._server.number:
+            self._term = asyncio.get_running_loop().create_task(self._lead(term, member))
+
+    @property
+    def problem(self) -> str:
+        """Why its last term ended before its time, as long as the run has not gone on since; else empty."""
+        return self._failure if self._server.state.position == self._failed_at else ""
+
+    async def closing(self) -> None:
+        """Returns when the coordinator, if it sits here, has told everybody that the experiment is over."""
+        if self._term is not None:
+            await asyncio.wait([self._term])
+
+    def leave(self) -> None:
+        """Leaves the office at once."""
+        if self._term is not None and not self._term.done():
+            self._term.cancel()
+
+    async def _lead(self, term: int, member: Member) -> None:
+        def in_office() -> bool:
+            return member.state.term == term and member.leads()
+
+        coordinator = Coordinator(
+            self._world,
+            self._simulation,
+            self._deployment,
+            term,
+            self._calls,
+            self._workroom,
+            in_office,
+            self._server.number,
+            self._on_refusal,
+        )
+        while not in_office():
+            # Elected, but not yet answered by a majority.
+            await asyncio.sleep(_LOOK_SECONDS)
+        try:
+            await coordinator.lead()
+        except DeposedError as error:
+            _LOG.warning("%s", error)
+        except Exception as error:  # noqa: BLE001 — logged with its trace; the office must not stay held
+            self._give_up(term, member, error)
+        else:
+            self._failures = 0
+
+    def _give_up(self, term: int, member: Member, error: Exception) -> None:
+        """Leaves the office to another edge server; should that fail too, each rests ever longer."""
+        self._failures += 1
+        rest_seconds = self._deployment.election_seconds * min(4.0 * 2**self._failures, _MOST_RESTS)
+        self._failure, self._failed_at = (
+            f"coordinator of term {term} failed: {error!r}",
+            self._server.state.position,
+        )
+        _LOG.error("%s; gives the office up for %.1f s", self._failure, rest_seconds, exc_info=error)
+        member.resign(term, rest_seconds)

@@ -1,0 +1,161 @@
+"""What an edge server shows of itself: a `Status` for `cfel status` and the dashboard.
+
+Of its own devices it knows what they are doing; of the others what their edge servers last told.
+"""
+
+import math
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+from cfel.deployment.coordinator.control_state import Control, from_json
+from cfel.deployment.edge.edge_server import EdgeServer
+from cfel.deployment.election.member import Member
+from cfel.deployment.measurement.measured_rounds import conditions_by
+from cfel.deployment.measurement.reported import Reported
+from cfel.deployment.security.identity import Identity
+from cfel.runlog import RoundRecord
+from cfel.status import ClusterStatus, DeviceStatus, Link, RoundPoint, Status, thinned
+from cfel.system import Conditions
+from cfel.world import World
+
+MOST_ROUNDS = 400
+"""Finished rounds that a snapshot tells of."""
+
+
+@dataclass(frozen=True, slots=True)
+class Others:
+    """What an edge server knows of everybody.
+
+    Attributes:
+        devices: what each of them is doing, as far as known.
+        state: of an edge server, in the words of `cfel.status`.
+        problem: what is wrong, in words; empty when nothing is.
+    """
+
+    devices: Mapping[int, str]
+    state: Callable[[int], str]
+    problem: str
+
+
+def snapshot(
+    world: World,
+    server: EdgeServer,
+    member: Member,
+    others: Others,
+    refused: Mapping[str, int],
+) -> Status:
+    """The present state of an edge server; when it came to that is for the caller to add.
+
+    Args:
+        world: what is run.
+        server: its part.
+        member: its part in the election.
+        others: what it knows of everybody, and what is wrong.
+        refused: how many calls were refused, by reason.
+    """
+    state, records = server.state, server.chronicle.log.records
+    last = records[-1] if records else None
+    leader = member.state.leader
+    control = None if state.control is None else from_json(state.control)
+    return Status(
+        node=str(Identity("edge", server.number)),
+        phase=server.phase,
+        round=state.position[0] + _is_within_a_round(server),
+        rounds=world.rounds.global_rounds,
+        edge_round=min(state.position[1] + 1, world.rounds.edge_rounds),
+        edge_rounds=world.rounds.edge_rounds,
+        term=member.state.term,
+        conditions="model" if control is None or control.measured is None else "measured",
+        coordinator=None if leader is None else str(Identity("edge", leader)),
+        seconds=0.0 if last is None else last.seconds,
+        seconds_budget=_limit(world.budget.seconds),
+        joules=0.0 if last is None else last.joules,
+        joules_budget=_limit(world.budget.joules),
+        straggler=None if last is None else last.straggler,
+        slowest_cluster=None if last is None else last.slowest_cluster,
+        clusters=_clusters(world, others, control),
+        links=tuple(
+            Link(a=a, b=b, weight=float(world.backhaul.weights[a, b]), up=_went_over(state.gossip, a, b))
+            for a, b in world.backhaul.edges
+        ),
+        history=thinned(tuple(_point(record) for record in records), MOST_ROUNDS),
+        refused=tuple(sorted(refused.items())),
+        elections=tuple(member.events),
+        problem=others.problem,
+    )
+
+
+def _is_within_a_round(server: EdgeServer) -> bool:
+    """Whether a global round is under way, though the edge server may be waiting for the others in it."""
+    return server.phase not in ("waiting", "finished") or server.state.position[1:] != (0, 0)
+
+
+def _clusters(world: World, others: Others, control: Control | None) -> tuple[ClusterStatus, ...]:
+    plan = None if control is None else control.plan
+    states = others.devices
+    now = None if control is None else _conditions(world, control)
+    reports = _reports(world, control)
+    clusters = []
+    for cluster in range(world.fleet.clusters):
+        devices = [n for n in range(world.fleet.devices) if world.fleet.cluster[n] == cluster]
+        clusters.append(
+            ClusterStatus(
+                cluster=cluster,
+                node=str(Identity("edge", cluster)),
+                state=others.state(cluster),
+                size=len(devices),
+                devices=tuple(
+                    DeviceStatus(
+                        device=n,
+                        name=str(Identity("device", n)),
+                        state=states.get(n, "idle"),
+                        rho=None if plan is None else float(plan.rho[n]),
+                        theta=None if plan is None else float(plan.theta[n]),
+                        mu=None if now is None else float(now.mu[n]),
+                        nu=None if now is None else float(now.nu[n]),
+                        source=_source(reports[n]),
+                    )
+                    for n in devices
+                ),
+                rho_mean=None if plan is None else float(plan.rho[devices].mean()),
+                theta_mean=None if plan is None else float(plan.theta[devices].mean()),
+            )
+        )
+    return tuple(clusters)
+
+
+def _conditions(world: World, control: Control) -> Conditions:
+    edge_round = min(control.edge_round, world.rounds.edge_rounds - 1)
+    model = world.fleet.conditions(world.seed, control.rounds_done, edge_round, world.model_bits)
+    return conditions_by(_reports(world, control), model)
+
+
+def _reports(world: World, control: Control | None) -> Sequence[Reported | None]:
+    if control is None or control.measured is None:
+        return (None,) * world.fleet.devices
+    return control.measured.devices
+
+
+def _source(report: Reported | None) -> str:
+    return "" if report is None else report.in_words
+
+
+def _went_over(gossip: Mapping[str, Any] | None, a: int, b: int) -> bool:
+    """Whether the last gossip step went over a link."""
+    return gossip is None or bool(gossip["rows"][a][b])
+
+
+def _point(record: RoundRecord) -> RoundPoint:
+    return RoundPoint(
+        round=record.round,
+        seconds=record.seconds,
+        joules=record.joules,
+        accuracy=record.accuracy,
+        loss=record.loss,
+        straggler=record.straggler,
+    )
+
+
+def _limit(budget: float) -> float | None:
+    return budget if math.isfinite(budget) else None

@@ -1,0 +1,1 @@
+"""Who coordinates: a leader vote in the manner of Raft."""

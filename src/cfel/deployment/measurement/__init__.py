@@ -1,0 +1,1 @@
+"""Seconds and joules measured on real devices, and plans made with them."""

@@ -1,0 +1,185 @@
+"""One process of a federation: an edge server or a device, put together, run and stopped.
+
+The experiment is built by whoever calls; here its parts meet the network. A process may be stopped at any
+moment: what counts is on the disk before anybody hears of it.
+"""
+
+import asyncio
+import json
+import logging
+import time
+from dataclasses import dataclass, replace
+from pathlib import Path
+
+import numpy as np
+import torch
+
+from cfel.deployment.compute_thread import Workroom
+from cfel.deployment.device.agent import DeviceAgent
+from cfel.deployment.device.memory import alone_in
+from cfel.deployment.edge.node import Companion, EdgeNode
+from cfel.deployment.measurement.energy_counters import EnergyCounter, find_counter
+from cfel.deployment.parameters import DeploymentParameters
+from cfel.deployment.payloads import model_size
+from cfel.deployment.security.agreement import Agreement
+from cfel.deployment.security.identity import Identity
+from cfel.deployment.transport.grpc_transport import Credentials, GrpcCalls, GrpcServer
+from cfel.deployment.transport.messages import Message
+from cfel.errors import DeploymentError, InputError
+from cfel.learning.task import DeviceData
+from cfel.rounds import SimulationParameters
+from cfel.status import Status
+from cfel.world import World
+
+_LOG = logging.getLogger(__name__)
+
+
+@dataclass(frozen=True, slots=True)
+class Node:
+    """Where a process stands.
+
+    Attributes:
+        identity: who it is.
+        addresses: "host:port" of every edge server, by number.
+        directory: where it keeps what it must not forget.
+        certificates: directory with its certificate, key and authority.
+        listen: address to listen on, if another than others reach it at; edge servers only.
+        energy: where a device that measures takes its joules from: the host's counters ("auto"), the
+            experiment's "model", or the path of a file that shows microwatts.
+    """
+
+    identity: Identity
+    addresses: tuple[str, ...]
+    directory: Path
+    certificates: Path
+    listen: str | None = None
+    energy: str = "auto"
+
+    def peers(self) -> dict[Identity, str]:
+        """The edge servers' addresses."""
+        return {Identity("edge", i): address for i, address in enumerate(self.addresses)}
+
+    def counter(self) -> EnergyCounter | None:
+        """The counter of joules; None for the experiment's model.
+
+        Raises:
+            InputError: the file that was named shows no microwatts.
+        """
+        if self.energy == "model":
+            return None
+        return find_counter() if self.energy == "auto" else find_counter(power_file=Path(self.energy))
+
+
+async def run_edge(
+    world: World,
+    simulation: SimulationParameters,
+    deployment: DeploymentParameters,
+    node: Node,
+    agreement: Agreement,
+    companion: Companion | None = None,
+) -> None:
+    """Runs an edge server until the experiment is over or the task is cancelled."""
+    number, clusters = node.identity.number, world.fleet.clusters
+    if number >= clusters:
+        raise InputError(f"{node.identity}: the experiment has edge servers 0 to {clusters - 1}")
+    _check_addresses(node, clusters)
+    credentials = Credentials.read(node.certificates, node.identity)
+    calls = GrpcCalls(credentials, node.peers(), model_size(world.start))
+    edge = EdgeNode(world, simulation, deployment, number, node.directory, agreement.said_in(calls))
+    listener = GrpcServer(credentials, agreement.expected_of(edge.methods), edge.on_refusal, deployment)
+    port = await listener.start(node.listen or node.addresses[number])
+    _LOG.info("%s of %d listens on port %d", node.identity, world.fleet.clusters, port)
+    try:
+        await edge.run(companion)
+    finally:
+        await listener.stop(1.0)
+        await calls.close()
+
+
+def _check_addresses(node: Node, clusters: int) -> None:
+    if len(node.addresses) != clusters:
+        raise InputError(
+            f"{node.identity}: addresses has {len(node.addresses)} entries, the experiment {clusters} edge "
+            "servers"
+        )
+
+
+async def run_device(
+    world: World,
+    deployment: DeploymentParameters,
+    node: Node,
+    agreement: Agreement,
+    data: DeviceData | None = None,
+) -> None:
+    """Runs a device until the experiment is over or the task is cancelled.
+
+    Args:
+        world: what is run.
+        deployment: deadlines and limits.
+        node: where it stands.
+        agreement: which experiment that is.
+        data: samples of its own; None for its part of the experiment's.
+    """
+    number = node.identity.number
+    if number >= world.fleet.devices:
+        raise InputError(f"{node.identity}: the experiment has devices 0 to {world.fleet.devices - 1}")
+    _check_addresses(node, world.fleet.clusters)
+    with alone_in(node.directory):
+        await _run_device(world, deployment, node, agreement, data or own_data(world, number))
+
+
+async def _run_device(
+    world: World, deployment: DeploymentParameters, node: Node, agreement: Agreement, data: DeviceData
+) -> None:
+    credentials = Credentials.read(node.certificates, node.identity)
+    calls = GrpcCalls(credentials, node.peers(), model_size(world.start))
+    workroom = Workroom()
+    agent = DeviceAgent(
+        world,
+        node.identity.number,
+        data,
+        deployment,
+        agreement.said_in(calls),
+        node.directory,
+        workroom,
+        time.monotonic,
+        node.counter() if deployment.measures else None,
+    )
+    try:
+        await agent.run()
+    finally:
+        await calls.close()
+        workroom.close()
+
+
+async def ask_status(node: Node, seconds: float = 3.0) -> dict[int, Status | str]:
+    """The snapshot of every edge server that answers, else the reason why it does not."""
+    calls = GrpcCalls(Credentials.read(node.certificates, node.identity), node.peers(), 0)
+
+    async def ask(edge: Identity) -> Status | str:
+        try:
+            answer = await calls.call(edge, "status", Message(), seconds)
+            return Status.from_json(json.dumps(dict(answer.header)))
+        except DeploymentError as error:
+            return str(error)
+
+    try:
+        edges = list(node.peers())
+        answers = await asyncio.gather(*(ask(edge) for edge in edges))
+        return {edge.number: answer for edge, answer in zip(edges, answers, strict=True)}
+    finally:
+        await calls.close()
+
+
+def own_data(world: World, number: int) -> DeviceData:
+    """A device's samples alone, in a data set of their own: the others' need not stay in its memory."""
+    held = world.data[number]
+    places = torch.from_numpy(held.indices)
+    writers = held.data.train_writers
+    alone = replace(
+        held.data,
+        train_inputs=held.data.train_inputs.index_select(0, places),
+        train_targets=held.data.train_targets.index_select(0, places),
+        train_writers=None if writers is None else writers[held.indices],
+    )
+    return DeviceData(alone, np.arange(held.samples))

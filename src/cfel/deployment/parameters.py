@@ -1,0 +1,74 @@
+"""The experiment file's `[deployment]`: how edge servers and devices work together on a network."""
+
+from dataclasses import dataclass
+
+from cfel import validation
+from cfel.errors import InputError, unknown_name
+
+CHUNK_BYTES = 1024 * 1024
+"""Bodies travel in pieces of this size, so that memory stays flat and a slow peer slows nobody else."""
+
+CONDITIONS = ("model", "measured")
+
+
+@dataclass(frozen=True, slots=True)
+class DeploymentParameters:
+    """How a deployment is carried out.
+
+    Attributes:
+        conditions: where μ, α, ν and p come from: the experiment's "model", or "measured" on the devices;
+            with the latter, budgets count real seconds.
+        join_seconds: how long the first round waits for devices that have not joined yet.
+        round_seconds: an edge server closes an edge round after this long, with what has arrived.
+        gone_seconds: it does not wait for a device that has been disconnected for this long.
+        gossip_seconds: an edge server that misses a gossip step by this much is left out of it.
+        election_seconds: silence after which a member thinks the coordinator dead; other waits follow it.
+        time_scale: real seconds per virtual second that devices take, to emulate the fleet; 0 for no waiting.
+        clip_norm: an update of larger Euclidean norm is scaled down to it; None for no limit.
+        quarantine_after: refused uploads after which a device is not listened to any more; 0 for never.
+        linger_seconds: a finished edge server waits this long for one that missed the end.
+        host: address that `cfel up` lets edge servers listen on.
+        certificate_hours: lifetime of the certificates that `cfel up` makes.
+        receive_seconds: time a request may take to come in, besides what its body takes.
+        least_bytes_per_second: the pace below which a body comes too slowly.
+        calls_per_second: what one member may call an edge server; twice as many at once.
+        bytes_in_flight: bodies that one member may have under way to an edge server; one may always be.
+    """
+
+    conditions: str = "model"
+    join_seconds: float = 120.0
+    round_seconds: float = 120.0
+    gone_seconds: float = 10.0
+    gossip_seconds: float = 30.0
+    election_seconds: float = 0.7
+    time_scale: float = 0.0
+    clip_norm: float | None = None
+    quarantine_after: int = 10
+    linger_seconds: float = 60.0
+    host: str = "127.0.0.1"
+    certificate_hours: float = 72.0
+    receive_seconds: float = 60.0
+    least_bytes_per_second: float = 10_000.0
+    calls_per_second: float = 500.0
+    bytes_in_flight: int = 256 * 1024 * 1024
+
+    def __post_init__(self) -> None:
+        if self.conditions not in CONDITIONS:
+            raise InputError(unknown_name("deployment.conditions", self.conditions, CONDITIONS))
+        waits = ("join_seconds", "round_seconds", "gossip_seconds", "election_seconds", "certificate_hours")
+        rates = ("receive_seconds", "least_bytes_per_second", "calls_per_second")
+        for name in (*waits, *rates):
+            validation.number(f"deployment.{name}", getattr(self, name), above=0)
+        for name in ("time_scale", "gone_seconds", "linger_seconds"):
+            validation.number(f"deployment.{name}", getattr(self, name), least=0)
+        if self.clip_norm is not None:
+            validation.number("deployment.clip_norm", self.clip_norm, above=0)
+        validation.whole("deployment.quarantine_after", self.quarantine_after, least=0)
+        validation.whole("deployment.bytes_in_flight", self.bytes_in_flight, least=1)
+        if not isinstance(self.host, str) or not self.host:
+            raise InputError(f"deployment.host = {self.host!r}: must be an address")
+
+    @property
+    def measures(self) -> bool:
+        """Whether conditions are measured."""
+        return self.conditions == "measured"

@@ -1,0 +1,182 @@
+"""Models and uploads as message bodies, and the checks that an upload has to pass before it is used."""
+
+from typing import Any
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from cfel.deployment.transport.messages import Message
+from cfel.errors import InputError, RefusedError
+from cfel.learning.aggregation import ScaledUpdate, update_norm
+from cfel.learning.compression.compressors import Update
+from cfel.learning.compression.packing import pack, unpack
+from cfel.learning.device_messages import DeviceOrder, DeviceReport
+from cfel.learning.local.estimates import Estimates, estimates_from
+from cfel.learning.models.flat import FlatModel
+
+
+def model_views(model: FlatModel) -> tuple[memoryview, memoryview]:
+    """The bytes of both vectors where they are, parameters first."""
+    return _view(model.parameters), _view(model.buffers)
+
+
+def model_bytes(model: FlatModel) -> bytes:
+    """Both vectors, parameters first."""
+    return b"".join(model_views(model))
+
+
+def model_size(model: FlatModel) -> int:
+    """How many bytes `model_bytes` gives."""
+    return 4 * (model.parameters.numel() + model.buffers.numel())
+
+
+def model_from(body: bytes | bytearray, like: FlatModel) -> FlatModel:
+    """The model that `model_bytes` wrote, of the same shape as `like`.
+
+    Args:
+        body: its bytes; if they can be written to, the model takes them over and they must not be used again.
+        like: any model of the same shape.
+
+    Raises:
+        RefusedError: it has another length.
+    """
+    split, expected = 4 * like.parameters.numel(), model_size(like)
+    if len(body) != expected:
+        raise RefusedError(f"a model of {len(body)} bytes, {expected} expected")
+    view = memoryview(body)
+    return FlatModel(_vector(view[:split]), _vector(view[split:]))
+
+
+def most_upload_bytes(start: FlatModel) -> int:
+    """No upload is larger: dense values, a bitmap, scales, buffers and some room for headers."""
+    return 5 * start.parameters.numel() + 4 * start.buffers.numel() + 4096
+
+
+def upload(report: DeviceReport, order: DeviceOrder) -> Message:
+    """A report for the wire."""
+    header = {
+        "global_round": order.global_round,
+        "edge_round": order.edge_round,
+        "sigma2": report.sigma2,
+        "g2": report.g2,
+        "steps": report.steps,
+        "loss": report.loss,
+        "samples": report.samples,
+        "kept_energy": list(report.kept_energy),
+        "buffers": report.buffers.numel(),
+    }
+    return Message(header, b"".join((_view(report.buffers), pack(report.update))))
+
+
+def report_from(
+    message: Message, order: DeviceOrder, clip_norm: float | None = None, kept_entries: int = 0
+) -> DeviceReport:
+    """The report in an upload, after every check.
+
+    Args:
+        message: what came in.
+        order: what its sender was asked; the sender is who the certificate says.
+        clip_norm: a longer update is scaled down to this norm.
+        kept_entries: at how many shares θ the energy of the largest entries was asked.
+
+    Raises:
+        RefusedError: it is of another round, damaged, out of range or not finite.
+    """
+    asked = (order.global_round, order.edge_round)
+    sent = (message.whole("global_round"), message.whole("edge_round"))
+    if sent != asked:
+        raise RefusedError(f"upload of round {sent}, asked was {asked}")
+    split = 4 * order.model.buffers.numel()
+    buffers = _finite("buffers", _vector(message.body[:split]), order.model.buffers.numel())
+    try:
+        update = unpack(message.body[split:], order.model.parameters.numel())
+    except InputError as error:
+        raise RefusedError(str(error)) from error
+    for part in ("values", "scales"):
+        values: Tensor | None = getattr(update, part, None)
+        if values is not None:
+            _finite(f"update.{part}", values, values.numel())
+    steps = message.whole("steps")
+    if steps > order.tau:
+        raise RefusedError(f"steps = {steps}: at most {order.tau} were asked")
+    samples = message.whole("samples")
+    if not samples:
+        raise RefusedError("samples = 0: a device holds at least one")
+    estimates = estimates_in(message)
+    return DeviceReport(
+        device=order.device,
+        update=update if clip_norm is None else clipped(update, clip_norm),
+        buffers=buffers,
+        sigma2=None if estimates is None else estimates.sigma2,
+        g2=None if estimates is None else estimates.g2,
+        steps=steps,
+        loss=message.number("loss"),
+        samples=samples,
+        kept_energy=_shares(message.header.get("kept_energy"), kept_entries),
+    )
+
+
+def estimates_in(message: Message) -> Estimates | None:
+    """σ² and G² of a message: both, or none.
+
+    Raises:
+        RefusedError: they are no such numbers.
+    """
+    if message.header.get("sigma2") is None and message.header.get("g2") is None:
+        return None
+    try:
+        return estimates_from(message.number("sigma2"), message.number("g2"))
+    except InputError as error:
+        raise RefusedError(str(error)) from error
+
+
+def given_estimates(message: Message) -> Estimates:
+    """σ² and G² of a message that is about nothing else.
+
+    Raises:
+        RefusedError: they are missing, or no such numbers.
+    """
+    found = estimates_in(message)
+    if found is None:
+        raise RefusedError("sigma2 and g2 are missing")
+    return found
+
+
+def clipped(update: Update, clip_norm: float) -> Update:
+    """The update itself, or scaled down to a Euclidean norm of `clip_norm` if it is longer."""
+    norm = update_norm(update)
+    return update if norm <= clip_norm else ScaledUpdate(update, clip_norm / norm)
+
+
+def _shares(value: Any, entries: int) -> tuple[float, ...]:  # noqa: ANN401 — whatever came in
+    if not isinstance(value, list) or not all(_is_share(each) for each in value):
+        raise RefusedError(f"kept_energy = {value!r}: must be a list of numbers from 0 to 1")
+    if len(value) != entries:
+        raise RefusedError(f"kept_energy: {len(value)} numbers, {entries} were asked")
+    return tuple(float(share) for share in value)
+
+
+def _is_share(value: object) -> bool:
+    return isinstance(value, int | float) and type(value) is not bool and 0 <= value <= 1
+
+
+def _finite(name: str, values: Tensor, count: int) -> Tensor:
+    if values.numel() != count:
+        raise RefusedError(f"{name}: {values.numel()} numbers, {count} expected")
+    if not bool(torch.isfinite(values).all()):
+        raise RefusedError(f"{name}: not all of them finite")
+    return values
+
+
+def _view(values: Tensor) -> memoryview:
+    return values.numpy().astype("<f4", copy=False).view(np.uint8).data
+
+
+def _vector(content: bytes | bytearray | memoryview) -> Tensor:
+    """The numbers, where they are if they may be written to there, otherwise a copy."""
+    try:
+        values = np.frombuffer(content, dtype="<f4")
+    except ValueError as error:
+        raise RefusedError(f"{len(content)} bytes are not a vector of float32") from error
+    return torch.from_numpy(values.astype(np.float32, copy=not values.flags.writeable))

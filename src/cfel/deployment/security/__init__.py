@@ -1,0 +1,1 @@
+"""Who may do what: identities, certificates, revocation, and limits per caller."""

@@ -1,0 +1,186 @@
+"""A private certificate authority: one per federation, with short-lived certificates for its members.
+
+    DIR/
+    ├── authority.pem, authority.key     the authority; the key stays where certificates are made
+    ├── edge-0.pem, edge-0.key           a member's certificate and key
+    └── revoked.txt                      serial numbers that are not let in any more
+
+The role and the number are in the certificate (`cfel://device/7`); nothing a member says about itself counts.
+"""
+
+import ipaddress
+import os
+from collections.abc import Sequence
+from datetime import UTC, datetime, timedelta
+from pathlib import Path
+
+from cryptography import x509
+from cryptography.hazmat.primitives import hashes, serialization
+from cryptography.hazmat.primitives.asymmetric import ec
+from cryptography.x509.oid import ExtendedKeyUsageOID, NameOID
+
+from cfel.deployment.security.identity import Identity
+from cfel.deployment.security.revocations import Revocations
+from cfel.durable import read_bytes, replace_file, reported
+from cfel.errors import DeploymentError
+
+AUTHORITY_DAYS = 3650
+# Clocks of the members may differ by this much.
+SKEW = timedelta(minutes=5)
+REVOKED = "revoked.txt"
+
+
+def make_authority(directory: Path, now: datetime | None = None) -> None:
+    """Makes the authority, unless the directory has one already."""
+    if (directory / "authority.pem").exists():
+        return
+    with reported("create", directory):
+        directory.mkdir(parents=True, exist_ok=True)
+    key = ec.generate_private_key(ec.SECP256R1())
+    name = x509.Name([x509.NameAttribute(NameOID.COMMON_NAME, "cfel authority")])
+    begin = (now or datetime.now(UTC)) - SKEW
+    certificate = (
+        x509.CertificateBuilder(name, name, key.public_key(), x509.random_serial_number())
+        .not_valid_before(begin)
+        .not_valid_after(begin + timedelta(days=AUTHORITY_DAYS))
+        .add_extension(x509.BasicConstraints(ca=True, path_length=0), critical=True)
+        .add_extension(_usage(signs_certificates=True), critical=True)
+        .add_extension(x509.SubjectKeyIdentifier.from_public_key(key.public_key()), critical=False)
+        .sign(key, hashes.SHA256())
+    )
+    _write_key(directory / "authority.key", key)
+    replace_file(directory / "authority.pem", _pem(certificate))
+
+
+def issue(
+    directory: Path,
+    identity: Identity,
+    hours: float,
+    hosts: Sequence[str] = (),
+    now: datetime | None = None,
+) -> int:
+    """Issues (or renews) a member's certificate.
+
+    Args:
+        directory: the authority's.
+        identity: whom it is for.
+        hours: lifetime.
+        hosts: names and addresses besides the member's own name.
+        now: begin of the lifetime; the present by default.
+
+    Returns:
+        The serial number, by which it can be revoked.
+
+    Raises:
+        DeploymentError: there is no authority here.
+    """
+    authority, authority_key = _authority(directory)
+    key = ec.generate_private_key(ec.SECP256R1())
+    begin = now or datetime.now(UTC)
+    certificate = (
+        x509.CertificateBuilder(
+            authority.subject,
+            x509.Name([x509.NameAttribute(NameOID.COMMON_NAME, str(identity))]),
+            key.public_key(),
+            x509.random_serial_number(),
+        )
+        .not_valid_before(begin - SKEW)
+        .not_valid_after(begin + timedelta(hours=hours))
+        .add_extension(x509.BasicConstraints(ca=False, path_length=None), critical=True)
+        .add_extension(_usage(signs_certificates=False), critical=True)
+        .add_extension(x509.ExtendedKeyUsage(_purposes(identity)), critical=False)
+        .add_extension(_names(identity, hosts), critical=False)
+        .add_extension(
+            x509.AuthorityKeyIdentifier.from_issuer_public_key(authority_key.public_key()), critical=False
+        )
+        .sign(authority_key, hashes.SHA256())
+    )
+    _write_key(directory / f"{identity}.key", key)
+    replace_file(directory / f"{identity}.pem", _pem(certificate))
+    return certificate.serial_number
+
+
+def is_issued(directory: Path, identity: Identity) -> bool:
+    """Whether a member's certificate is here, however old; its key may have gone to where it belongs."""
+    return (directory / f"{identity}.pem").exists()
+
+
+def check_authority(directory: Path) -> None:
+    """Raises a `DeploymentError` unless certificates can be issued here."""
+    _authority(directory)
+
+
+def revoke(directory: Path, identity: Identity) -> None:
+    """Adds the serial number of a member's present certificate to the list of those not let in."""
+    certificate = x509.load_pem_x509_certificate(read_bytes(directory / f"{identity}.pem"))
+    path = directory / REVOKED
+    before = path.read_bytes() if path.exists() else b""
+    replace_file(path, before + f"{certificate.serial_number:x}\n".encode())
+
+
+def is_revoked(directory: Path, identity: Identity) -> bool:
+    """Whether a member's present certificate is on the list; one that has none is not."""
+    path = directory / f"{identity}.pem"
+    if not path.exists():
+        return False
+    serial = x509.load_pem_x509_certificate(read_bytes(path)).serial_number
+    return serial in Revocations(directory / REVOKED, lambda _: None)
+
+
+def _authority(directory: Path) -> tuple[x509.Certificate, ec.EllipticCurvePrivateKey]:
+    if not (directory / "authority.key").exists():
+        raise DeploymentError(
+            f"{directory} holds no certificate authority (authority.key): name the directory in which "
+            "`cfel certs` made it"
+        )
+    certificate = x509.load_pem_x509_certificate(read_bytes(directory / "authority.pem"))
+    key = serialization.load_pem_private_key(read_bytes(directory / "authority.key"), None)
+    if not isinstance(key, ec.EllipticCurvePrivateKey):
+        raise DeploymentError(f"{directory / 'authority.key'} is not a key that `cfel certs` made")
+    return certificate, key
+
+
+def _names(identity: Identity, hosts: Sequence[str]) -> x509.SubjectAlternativeName:
+    names: list[x509.GeneralName] = [x509.UniformResourceIdentifier(identity.uri)]
+    if identity.role == "edge":
+        names.append(x509.DNSName(identity.host))
+    for host in hosts:
+        try:
+            names.append(x509.IPAddress(ipaddress.ip_address(host)))
+        except ValueError:
+            names.append(x509.DNSName(host))
+    return x509.SubjectAlternativeName(names)
+
+
+def _purposes(identity: Identity) -> list[x509.ObjectIdentifier]:
+    client, server = ExtendedKeyUsageOID.CLIENT_AUTH, ExtendedKeyUsageOID.SERVER_AUTH
+    return [client, server] if identity.role == "edge" else [client]
+
+
+def _usage(*, signs_certificates: bool) -> x509.KeyUsage:
+    return x509.KeyUsage(
+        digital_signature=not signs_certificates,
+        content_commitment=False,
+        key_encipherment=False,
+        data_encipherment=False,
+        key_agreement=False,
+        key_cert_sign=signs_certificates,
+        crl_sign=signs_certificates,
+        encipher_only=False,
+        decipher_only=False,
+    )
+
+
+def _pem(certificate: x509.Certificate) -> bytes:
+    return certificate.public_bytes(serialization.Encoding.PEM)
+
+
+def _write_key(path: Path, key: ec.EllipticCurvePrivateKey) -> None:
+    """Writes a key that from its first instant nobody else can read."""
+    content = key.private_bytes(
+        serialization.Encoding.PEM, serialization.PrivateFormat.PKCS8, serialization.NoEncryption()
+    )
+    with reported("write", path):
+        path.unlink(missing_ok=True)
+        with os.fdopen(os.open(path, os.O_WRONLY | os.O_CREAT | os.O_EXCL, 0o600), "wb") as file:
+            file.write(content)

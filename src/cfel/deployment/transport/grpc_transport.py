@@ -1,0 +1,288 @@
+"""Calls between members over gRPC with certificates on both sides.
+
+A narrow seam: somebody is called by identity and method with a message and answers with one, or the call
+fails with a reason. `Calls` is what the roles see; a test may put a memory in its place. Nothing here knows
+what the messages mean.
+"""
+
+import asyncio
+import logging
+from collections.abc import AsyncIterator, Awaitable, Callable, Mapping
+from contextlib import ExitStack
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any, Protocol
+
+import grpc
+import grpc.aio
+
+from cfel.deployment.parameters import DeploymentParameters
+from cfel.deployment.security.certificates import REVOKED
+from cfel.deployment.security.identity import Doorkeeper, Identity, Role
+from cfel.deployment.security.limits import MOST_OPEN_CALLS, BusyError, TooSlowError, Turnstile, Visit
+from cfel.deployment.security.own_certificate import read_own
+from cfel.deployment.security.refusals import shortened
+from cfel.deployment.security.revocations import Revocations
+from cfel.deployment.transport.addresses import check_free
+from cfel.deployment.transport.messages import Message, pieces, put_together
+from cfel.errors import DeploymentError, RefusedError, TurnedAwayError, UnreachableError
+
+_LOG = logging.getLogger(__name__)
+
+Handler = Callable[[Identity, Message], Awaitable[Message]]
+"""(caller, message) → answer; raises `RefusedError` to refuse."""
+
+OnRefusal = Callable[[Identity | None, str, str], None]
+"""Told of every refusal: who (if known), method, reason."""
+
+# Misspelt names are ignored silently by gRPC. All three are needed to notice a frozen peer within 2 s.
+_ALIVE = (
+    ("grpc.keepalive_time_ms", 1000),
+    ("grpc.keepalive_timeout_ms", 1000),
+    ("grpc.http2.ping_timeout_ms", 1000),
+    ("grpc.keepalive_permit_without_calls", 1),
+)
+# Without these a server evicts healthy clients for pinging too often.
+_PATIENT = (
+    ("grpc.http2.min_ping_interval_without_data_ms", 300),
+    ("grpc.http2.max_ping_strikes", 0),
+)
+# Connections are made anew every hour, so that callers look at the server's certificate again, too.
+_SERVER_OPTIONS = (
+    *_ALIVE,
+    *_PATIENT,
+    ("grpc.so_reuseport", 0),
+    ("grpc.server_handshake_timeout_ms", 10_000),
+    ("grpc.max_connection_age_ms", 3_600_000),
+    ("grpc.max_concurrent_streams", MOST_OPEN_CALLS),
+)
+# The smallest backoff is also the time a handshake may take; the others make a restarted server found soon.
+_CLIENT_OPTIONS = (
+    *_ALIVE,
+    ("grpc.min_reconnect_backoff_ms", 5000),
+    ("grpc.initial_reconnect_backoff_ms", 100),
+    ("grpc.max_reconnect_backoff_ms", 1000),
+)
+_REFUSALS = (
+    grpc.StatusCode.INVALID_ARGUMENT,
+    grpc.StatusCode.UNIMPLEMENTED,
+)
+_SERVICE = "cfel.Federation"
+FINISH_SECONDS = 5.0
+_MOMENT_SECONDS = 0.02
+
+
+class Calls(Protocol):
+    """How members reach one another."""
+
+    async def call(self, to: Identity, method: str, message: Message, seconds: float) -> Message:
+        """Calls and waits for the answer.
+
+        Raises:
+            RefusedError: the other side refused and said why.
+            UnreachableError: it could not be reached, or did not answer in time.
+        """
+        ...
+
+
+@dataclass(frozen=True, slots=True)
+class Method:
+    """One method of a server.
+
+    Attributes:
+        roles: who may call it.
+        handle: what it does.
+        most_bytes: largest body it accepts.
+    """
+
+    roles: tuple[Role, ...]
+    handle: Handler
+    most_bytes: int = 0
+
+
+@dataclass(frozen=True, slots=True)
+class Credentials:
+    """A member's certificate, key and authority."""
+
+    authority: bytes
+    certificate: bytes
+    key: bytes
+    revoked: Path
+
+    @classmethod
+    def read(cls, directory: Path, identity: Identity) -> "Credentials":
+        """Those that `cfel certs` left in a directory.
+
+        Raises:
+            DeploymentError: one of them is missing, or they do not fit the member or one another.
+        """
+        return cls(*read_own(directory, identity), directory / REVOKED)
+
+
+class GrpcServer:
+    """Serves methods to members of the same authority.
+
+    Args:
+        credentials: the server's own.
+        methods: by name.
+        on_refusal: told of every refusal.
+        parameters: how slow a request may come in, and how much one member may ask at once.
+    """
+
+    def __init__(
+        self,
+        credentials: Credentials,
+        methods: Mapping[str, Method],
+        on_refusal: OnRefusal,
+        parameters: DeploymentParameters | None = None,
+    ) -> None:
+        self._credentials = credentials
+        revocations = Revocations(
+            credentials.revoked, lambda problem: on_refusal(None, "every call", problem)
+        )
+        self._doorkeeper = Doorkeeper(revocations)
+        self._on_refusal = on_refusal
+        self._parameters = parameters or DeploymentParameters()
+        limits = self._parameters
+        self._turnstile = Turnstile(limits.calls_per_second, limits.bytes_in_flight)
+        self._server = grpc.aio.server(options=_SERVER_OPTIONS)
+        handlers = {
+            name: grpc.stream_stream_rpc_method_handler(self._served(name, method))
+            for name, method in methods.items()
+        }
+        self._server.add_generic_rpc_handlers((grpc.method_handlers_generic_handler(_SERVICE, handlers),))
+
+    async def start(self, address: str) -> int:
+        """Listens; returns the port."""
+        check_free(address)
+        pair = (self._credentials.key, self._credentials.certificate)
+        secure = grpc.ssl_server_credentials(
+            [pair], root_certificates=self._credentials.authority, require_client_auth=True
+        )
+        try:
+            port: int = self._server.add_secure_port(address, secure)
+        except RuntimeError as error:
+            raise DeploymentError(f"cannot listen on {address}: {error}") from error
+        await self._server.start()
+        return port
+
+    async def stop(self, grace_seconds: float) -> None:
+        """Takes no new calls, and ends those under way after a while."""
+        await self._server.stop(grace_seconds)
+
+    def _served(self, name: str, method: Method) -> Callable[..., AsyncIterator[bytes]]:
+        async def serve(requests: AsyncIterator[bytes], context: Any) -> AsyncIterator[bytes]:  # noqa: ANN401
+            caller: Identity | None = None
+            # A call counts as open until its answer is taken.
+            with ExitStack() as until_the_end:
+                try:
+                    caller = self._identified(context)
+                    visit = until_the_end.enter_context(self._turnstile.visit(caller))
+                    _admit(caller, name, method)
+                    message = await self._received(requests, method.most_bytes, visit)
+                    answer = await method.handle(caller, message)
+                except RefusedError as error:
+                    await self._refuse(context, requests, (caller, name, error))
+                    return
+                except Exception as error:  # noqa: BLE001 — logged with its trace; the server goes on
+                    _LOG.exception("%s of %s failed", name, caller)
+                    await context.abort(grpc.StatusCode.INTERNAL, shortened(f"failed: {error!r}"))
+                for piece in pieces(answer):
+                    yield piece
+
+        return serve
+
+    async def _received(self, requests: AsyncIterator[bytes], most_bytes: int, visit: Visit) -> Message:
+        """A request, whole; the larger its body, the longer it may take."""
+        parameters = self._parameters
+        begin = asyncio.get_running_loop().time()
+
+        def announced(body_bytes: int) -> None:
+            visit.brings(body_bytes)
+            seconds = parameters.receive_seconds + body_bytes / parameters.least_bytes_per_second
+            if not limit.expired():
+                limit.reschedule(begin + seconds)
+
+        try:
+            async with asyncio.timeout(parameters.receive_seconds) as limit:
+                return await put_together(requests, most_bytes, announced)
+        except TimeoutError as error:
+            raise TooSlowError("the request came too slowly") from error
+
+    async def _refuse(
+        self,
+        context: Any,  # noqa: ANN401
+        requests: AsyncIterator[bytes],
+        refusal: tuple[Identity | None, str, RefusedError],
+    ) -> None:
+        caller, name, error = refusal
+        # A caller that dies in the middle is seen as half a message first, and as gone a moment later.
+        await asyncio.sleep(_MOMENT_SECONDS)
+        if context.cancelled():
+            return
+        reason = shortened(str(error))
+        self._on_refusal(caller, name, reason)
+        if isinstance(error, BusyError):
+            await context.abort(grpc.StatusCode.RESOURCE_EXHAUSTED, reason)
+        if not isinstance(error, TooSlowError):
+            await _let_finish(requests)
+        outside = isinstance(error, TurnedAwayError)
+        code = grpc.StatusCode.PERMISSION_DENIED if outside else grpc.StatusCode.INVALID_ARGUMENT
+        await context.abort(code, reason)
+
+    def _identified(self, context: Any) -> Identity:  # noqa: ANN401
+        (certificate,) = context.auth_context()["x509_pem_cert"]
+        return self._doorkeeper.identify(certificate)
+
+
+async def _let_finish(requests: AsyncIterator[bytes]) -> None:
+    """Takes the rest of a refused request for a while, as its sender would not hear the reason before."""
+    try:
+        async with asyncio.timeout(FINISH_SECONDS):
+            async for _ in requests:
+                pass
+    except TimeoutError:
+        return
+
+
+def _admit(caller: Identity, name: str, method: Method) -> None:
+    if caller.role not in method.roles:
+        raise RefusedError(f"{name!r} is not for a {caller.role}")
+
+
+class GrpcCalls:
+    """Calls servers by identity.
+
+    Args:
+        credentials: the caller's own.
+        addresses: "host:port" of every server.
+        most_bytes: largest body of an answer.
+    """
+
+    def __init__(self, credentials: Credentials, addresses: Mapping[Identity, str], most_bytes: int) -> None:
+        self._most_bytes = most_bytes
+        secure = grpc.ssl_channel_credentials(credentials.authority, credentials.key, credentials.certificate)
+        self._channels = {
+            to: grpc.aio.secure_channel(
+                address, secure, options=(*_CLIENT_OPTIONS, ("grpc.ssl_target_name_override", to.host))
+            )
+            for to, address in addresses.items()
+        }
+
+    async def call(self, to: Identity, method: str, message: Message, seconds: float) -> Message:
+        """See `Calls`."""
+        try:
+            ask = self._channels[to].stream_stream(f"/{_SERVICE}/{method}")
+            return await put_together(ask(pieces(message), timeout=seconds), self._most_bytes)
+        except grpc.aio.AioRpcError as error:
+            reason = f"{to}, {method}: {error.details()}"
+            if error.code() is grpc.StatusCode.PERMISSION_DENIED:
+                raise TurnedAwayError(reason) from error
+            if error.code() in _REFUSALS:
+                raise RefusedError(reason) from error
+            raise UnreachableError(reason) from error
+
+    async def close(self) -> None:
+        """Lets all connections go."""
+        for channel in self._channels.values():
+            await channel.close()

@@ -1,0 +1,1 @@
+"""Starting a whole federation, or one node of it, as operating-system processes."""

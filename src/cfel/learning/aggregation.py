@@ -1,0 +1,208 @@
+"""Aggregation that a few devices with well-formed but wrong updates cannot ruin; options beside the mean.
+
+    mean          `roles.edge_aggregate`, the paper's
+    trimmed_mean  entry by entry, without the smallest and the largest values
+    median        entry by entry, the middle value
+    clipped       the mean, after updates much longer than usual are scaled down
+
+Pure functions, the same bits in whichever order reports come. An entry that a sparse update leaves out is a
+zero there, as it is for the mean. Batch-norm statistics are treated like updates, or they would be the open
+door. None of this helps against a majority, nor against many who agree to push a little in one direction.
+"""
+
+import math
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, replace
+from typing import Literal, TypeAlias, get_args
+
+import torch
+from torch import Tensor
+
+from cfel import validation
+from cfel.errors import InputError, unknown_name
+from cfel.learning.compression.compressors import (
+    DenseUpdate,
+    SampledUpdate,
+    SparseUpdate,
+    Update,
+    drawn_places,
+)
+from cfel.learning.device_messages import DeviceReport
+from cfel.learning.models.flat import FlatModel
+from cfel.learning.roles import check_fits, edge_aggregate, participants_weights
+
+Kind = Literal["mean", "trimmed_mean", "median", "clipped"]
+BLOCK_ENTRIES = 1 << 16
+"""Entries sorted at a time, so that memory grows with the devices by this much and not by a model each."""
+
+Rule: TypeAlias = Callable[[Tensor, Tensor], Tensor]
+"""(devices × entries, weight per device) → one value per entry, all float64."""
+
+
+@dataclass(frozen=True, slots=True)
+class AggregationParameters:
+    """The experiment file's `[aggregation]`: how an edge server makes one update of many.
+
+    Attributes:
+        kind: see the module.
+        trim: of `trimmed_mean`: share of the devices left out at each end, in [0, 0.5).
+        clip: of `clipped`: an update may be this many times as long as the median one, > 0.
+    """
+
+    kind: Kind = "mean"
+    trim: float = 0.2
+    clip: float = 2.0
+
+    def __post_init__(self) -> None:
+        if self.kind not in get_args(Kind):
+            raise InputError(unknown_name("aggregation.kind", self.kind, get_args(Kind)))
+        if validation.number("aggregation.trim", self.trim, least=0) >= 0.5:
+            raise InputError(f"aggregation.trim = {self.trim}: must be less than 0.5, or nobody is left")
+        validation.number("aggregation.clip", self.clip, above=0)
+
+
+def robust_aggregate(
+    model: FlatModel,
+    reports: Sequence[DeviceReport],
+    weights: Mapping[int, float] | None,
+    parameters: AggregationParameters,
+) -> FlatModel:
+    """The edge model plus what the rule makes of the updates; the mean's very bits if nothing is left out.
+
+    Args:
+        model: the model the devices started from; left as it is.
+        reports: of the devices that took part, in any order.
+        weights: by device id, see `edge_aggregate`.
+        parameters: which rule.
+    """
+    ordered = sorted(reports, key=lambda report: report.device)
+    trimmed = math.floor(parameters.trim * len(ordered))
+    match parameters.kind:
+        case "clipped":
+            return edge_aggregate(model, clipped_reports(model, ordered, parameters.clip), weights)
+        case "trimmed_mean" if trimmed:
+            return _by_entry(
+                model, ordered, weights, lambda values, each: trimmed_mean(values, each, trimmed)
+            )
+        case "median" if len(ordered) > 2:
+            return _by_entry(model, ordered, weights, weighted_median)
+    return edge_aggregate(model, ordered, weights)
+
+
+def trimmed_mean(values: Tensor, weights: Tensor, trimmed: int) -> Tensor:
+    """The weighted mean of each column without its `trimmed` smallest and largest values."""
+    ranked, order = torch.sort(values, dim=0, stable=True)
+    kept = slice(trimmed, len(values) - trimmed)
+    share = weights[order][kept]
+    return (ranked[kept] * share).sum(0) / share.sum(0)
+
+
+def weighted_median(values: Tensor, weights: Tensor) -> Tensor:
+    """The value of each column with half the weight on either side; halfway between two if it falls there."""
+    ranked, order = torch.sort(values, dim=0, stable=True)
+    below = weights[order].cumsum(0)
+    half = below[-1] / 2
+    low = (below >= half).to(torch.int8).argmax(0, keepdim=True)
+    high = (below > half).to(torch.int8).argmax(0, keepdim=True)
+    return ((ranked.gather(0, low) + ranked.gather(0, high)) / 2)[0]
+
+
+def clipped_reports(model: FlatModel, reports: Sequence[DeviceReport], clip: float) -> list[DeviceReport]:
+    """The reports, the long ones scaled down to `clip` times the median length; likewise their statistics."""
+    if not reports:
+        return []
+    updates = _factors([update_norm(report.update) for report in reports], clip)
+    drifts = _factors([_norm(report.buffers - model.buffers) for report in reports], clip)
+    scaled = []
+    for report, factor, drift in zip(reports, updates, drifts, strict=True):
+        update = report.update if factor == 1.0 else ScaledUpdate(report.update, factor)
+        buffers = report.buffers if drift == 1.0 else torch.lerp(model.buffers, report.buffers, drift)
+        scaled.append(replace(report, update=update, buffers=buffers))
+    return scaled
+
+
+def _factors(norms: Sequence[float], clip: float) -> list[float]:
+    most = clip * float(torch.tensor(norms, dtype=torch.float64).quantile(0.5))
+    return [1.0 if norm <= most else most / norm for norm in norms]
+
+
+def update_norm(update: Update) -> float:
+    """Euclidean length of the vector that an update stands for."""
+    if isinstance(update, DenseUpdate | SparseUpdate):
+        return _norm(update.values)
+    dense = torch.zeros(update.size)
+    update.add_to(dense, 1.0)
+    return _norm(dense)
+
+
+def _norm(values: Tensor) -> float:
+    return float(torch.linalg.vector_norm(values.double()))
+
+
+def _by_entry(
+    model: FlatModel, ordered: Sequence[DeviceReport], weights: Mapping[int, float] | None, rule: Rule
+) -> FlatModel:
+    for report in ordered:
+        check_fits(model, report)
+    devices = [report.device for report in ordered]
+    each = torch.tensor(participants_weights(devices, weights), dtype=torch.float64)
+    readers = [_reader(report.update) for report in ordered]
+    parameters = model.parameters.clone()
+    for start in range(0, parameters.numel(), BLOCK_ENTRIES):
+        stop = min(start + BLOCK_ENTRIES, parameters.numel())
+        values = torch.stack([read(start, stop) for read in readers]).double()
+        parameters[start:stop] += rule(values, each).float()
+    buffers = torch.stack([report.buffers for report in ordered]).double()
+    return FlatModel(parameters, rule(buffers, each).float() if model.buffers.numel() else model.buffers)
+
+
+Reader: TypeAlias = Callable[[int, int], Tensor]
+"""(start, stop) → those entries of an update, dense."""
+
+
+def _reader(update: Update) -> Reader:
+    """How to read an update block by block; what cannot be read so is made dense once, whole."""
+    match update:
+        case DenseUpdate(values):
+            return lambda start, stop: values[start:stop]
+        case SparseUpdate(_, indices, values):
+            return _sparse_reader(indices, values)
+        case SampledUpdate(size, key, values, None):
+            return _sparse_reader(drawn_places(key, size, values.numel()), values)
+        case _:
+            dense = torch.zeros(update.size)
+            update.add_to(dense, 1.0)
+            return lambda start, stop: dense[start:stop]
+
+
+def _sparse_reader(indices: Tensor, values: Tensor) -> Reader:
+    def read(start: int, stop: int) -> Tensor:
+        bounds = torch.tensor([start, stop], dtype=indices.dtype)
+        first, last = torch.searchsorted(indices, bounds).tolist()
+        block = torch.zeros(stop - start)
+        block[indices[first:last].long() - start] = values[first:last]
+        return block
+
+    return read
+
+
+@dataclass(frozen=True, slots=True)
+class ScaledUpdate:
+    """An update times a factor; as large on the wire as it came."""
+
+    update: Update
+    factor: float
+
+    @property
+    def size(self) -> int:
+        """Length of the vector."""
+        return self.update.size
+
+    @property
+    def wire_bits(self) -> int:
+        """As it came."""
+        return self.update.wire_bits
+
+    def add_to(self, dense: Tensor, weight: float) -> None:
+        """Adds weight · factor · the vector."""
+        self.update.add_to(dense, weight * self.factor)

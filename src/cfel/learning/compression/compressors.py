@@ -1,0 +1,268 @@
+"""Compressors: a model difference in, a smaller update out, with its exact size on the wire.
+
+A compressor is a function `(vector, theta, stream) -> Update`; an `Update` can add itself to a dense vector
+and says how many bits it costs. θ is the share of a full upload: entries for top-k, random-k and projection,
+bits for the quantiser. Nothing here remembers anything: error feedback is a residual that `roles` carries.
+An update holds exactly what travels; what both ends can derive from the stream's key does not.
+"""
+
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
+from types import MappingProxyType
+from typing import Protocol, TypeAlias
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from cfel.errors import InputError
+from cfel.learning.compression.projection import BlockRotation
+from cfel.learning.compression.top_k import largest
+from cfel.plugins import resolve
+from cfel.seeding import keyed_generator
+
+FLOAT_BITS = 32
+KEY_BITS = 128
+BUCKET = 1024
+
+
+class Update(Protocol):
+    """What a device uploads."""
+
+    @property
+    def size(self) -> int:
+        """Length d of the vector it stands for."""
+
+    @property
+    def wire_bits(self) -> int:
+        """Bits of the upload."""
+
+    def add_to(self, dense: Tensor, weight: float) -> None:
+        """Adds `weight` times the vector it stands for to `dense` (float32, d entries), in place."""
+
+
+Compressor: TypeAlias = Callable[[Tensor, float, int], Update]
+"""(float32 vector on the CPU, theta in (0, 1], 128-bit key of a stream) → update. The vector is kept."""
+
+
+@dataclass(frozen=True, slots=True)
+class DenseUpdate:
+    """Every entry as it is."""
+
+    values: Tensor
+
+    @property
+    def size(self) -> int:
+        """Length of the vector."""
+        return self.values.numel()
+
+    @property
+    def wire_bits(self) -> int:
+        """32 bits an entry."""
+        return FLOAT_BITS * self.values.numel()
+
+    def add_to(self, dense: Tensor, weight: float) -> None:
+        """Adds weight · values."""
+        dense.add_(self.values, alpha=weight)
+
+
+@dataclass(frozen=True, slots=True)
+class SparseUpdate:
+    """Some entries and where they are.
+
+    Attributes:
+        size: length of the vector.
+        indices: int32, ascending, without repetition.
+        values: float32, one per index.
+    """
+
+    size: int
+    indices: Tensor
+    values: Tensor
+
+    @property
+    def wire_bits(self) -> int:
+        """The values, and the cheaper of a bitmap and packed indices."""
+        return FLOAT_BITS * self.values.numel() + index_bits(self.size, self.values.numel())
+
+    def add_to(self, dense: Tensor, weight: float) -> None:
+        """Adds weight · values where they belong."""
+        dense.index_add_(0, self.indices, self.values, alpha=weight)
+
+
+@dataclass(frozen=True, slots=True)
+class SampledUpdate:
+    """Entries at places that both ends draw from the same stream, so that only values and the key travel.
+
+    Attributes:
+        size: length of the vector.
+        key: names the stream.
+        values: float32, at the drawn places in ascending order.
+        rotation: the basis in which entries were taken, or None for the vector's own.
+    """
+
+    size: int
+    key: int
+    values: Tensor
+    rotation: BlockRotation | None = None
+
+    @property
+    def wire_bits(self) -> int:
+        """The values and the key."""
+        return FLOAT_BITS * self.values.numel() + KEY_BITS
+
+    def add_to(self, dense: Tensor, weight: float) -> None:
+        """Adds weight · the vector rebuilt from the values."""
+        if self.rotation is None:
+            places = drawn_places(self.key, self.size, self.values.numel())
+            dense.index_add_(0, places, self.values, alpha=weight)
+            return
+        rotated = torch.zeros(self.rotation.padded)
+        rotated[drawn_places(self.key, self.rotation.padded, self.values.numel())] = self.values
+        dense.add_(self.rotation.backward(rotated), alpha=weight)
+
+
+@dataclass(frozen=True, slots=True)
+class QuantisedUpdate:
+    """Every entry as a small signed integer, scaled bucket by bucket.
+
+    Attributes:
+        size: length of the vector.
+        bits: bits an entry, sign included.
+        codes: int16, padded to whole buckets: −levels … levels.
+        scales: float32, one per bucket: the value of code 1.
+    """
+
+    size: int
+    bits: int
+    codes: Tensor
+    scales: Tensor
+
+    @property
+    def wire_bits(self) -> int:
+        """`bits` an entry and 32 a bucket."""
+        return self.bits * self.size + FLOAT_BITS * self.scales.numel()
+
+    def add_to(self, dense: Tensor, weight: float) -> None:
+        """Adds weight · scale · code."""
+        values = self.codes.view(self.scales.numel(), -1) * self.scales[:, None]
+        dense.add_(values.view(-1)[: self.size], alpha=weight)
+
+
+def index_bits(size: int, kept: int) -> int:
+    """Bits to tell which `kept` of `size` entries are meant; nothing if all of them are."""
+    if kept == size:
+        return 0
+    return min(size, kept * max(1, (size - 1).bit_length()))
+
+
+def entries(theta: float, size: int) -> int:
+    """How many entries a share θ is: max(1, round(θ·d)).
+
+    Raises:
+        InputError: θ is not in (0, 1].
+    """
+    if not 0 < theta <= 1:
+        raise InputError(f"theta: must lie in (0, 1], got {theta}")
+    return max(1, round(theta * size))
+
+
+def drawn_places(key: int, size: int, count: int) -> Tensor:
+    """`count` of `size` places drawn without replacement from the stream `key`, ascending."""
+    draw = keyed_generator(key)
+    if 2 * count > size:
+        mask = np.ones(size, dtype=np.bool_)
+        mask[draw.choice(size, size - count, replace=False, shuffle=False)] = False
+    else:
+        mask = np.zeros(size, dtype=np.bool_)
+        mask[draw.choice(size, count, replace=False, shuffle=False)] = True
+    return torch.from_numpy(np.flatnonzero(mask))
+
+
+def none(vector: Tensor, theta: float, key: int) -> Update:  # noqa: ARG001 — the shape of every compressor
+    """Sends everything, whatever θ."""
+    return DenseUpdate(vector.clone())
+
+
+def topk(vector: Tensor, theta: float, key: int) -> Update:  # noqa: ARG001
+    """Keeps the k = max(1, round(θ·d)) entries of largest magnitude; θ = 1 is exact."""
+    kept = entries(theta, vector.numel())
+    if kept == vector.numel():
+        return DenseUpdate(vector.clone())
+    indices, values = largest(vector.numpy(), kept)
+    return SparseUpdate(vector.numel(), torch.from_numpy(indices), torch.from_numpy(values))
+
+
+def randomk(vector: Tensor, theta: float, key: int) -> Update:
+    """Keeps k entries drawn at random, unscaled: a contraction, E‖x − Q(x)‖² = (1 − k/d)‖x‖²."""
+    kept = entries(theta, vector.numel())
+    if kept == vector.numel():
+        return DenseUpdate(vector.clone())
+    places = drawn_places(key, vector.numel(), kept)
+    return SampledUpdate(vector.numel(), key, vector.index_select(0, places))
+
+
+def jl(vector: Tensor, theta: float, key: int) -> Update:
+    """Projects on k random directions of a randomly signed block-Hadamard basis (Johnson–Lindenstrauss).
+
+    The receiver multiplies by the transpose: an orthogonal projection, so E‖x − Q(x)‖² = (1 − k/d′)‖x‖²,
+    with d′ the padded length. Time O(d), never a dense matrix.
+    """
+    rotation = BlockRotation(vector.numel(), key)
+    kept = entries(theta, rotation.padded)
+    if entries(theta, vector.numel()) == vector.numel():
+        return DenseUpdate(vector.clone())
+    places = drawn_places(key, rotation.padded, kept)
+    return SampledUpdate(vector.numel(), key, rotation.forward(vector)[places], rotation)
+
+
+def quantise(vector: Tensor, theta: float, key: int) -> Update:
+    """Rounds every entry at random to a grid of 2^(bits−1) − 1 levels a sign, without bias (FedPAQ, QSGD).
+
+    bits = round(32·θ), at least 2; above 16 everything is sent as it is. The grid spans the largest
+    magnitude M of each bucket of 1,024 entries, so E‖x − Q(x)‖² ≤ Σ over buckets 1024·(M/levels)²/4.
+    """
+    entries(theta, vector.numel())
+    bits = max(2, round(FLOAT_BITS * theta))
+    if bits > 16:
+        return DenseUpdate(vector.clone())
+    levels = 2 ** (bits - 1) - 1
+    buckets = -(-vector.numel() // BUCKET)
+    padded = torch.nn.functional.pad(vector, (0, buckets * BUCKET - vector.numel())).view(buckets, BUCKET)
+    scales = padded.abs().amax(1).div_(levels)
+    noise = keyed_generator(key).random(padded.shape, dtype=np.float32)
+    grid = torch.where(scales[:, None] > 0, padded / scales[:, None], 0.0)
+    codes = grid.add_(torch.from_numpy(noise)).floor_().clamp_(-levels, levels).to(torch.int16)
+    return QuantisedUpdate(vector.numel(), bits, codes.view(-1), scales)
+
+
+BUILTIN: Mapping[str, Compressor] = MappingProxyType(
+    {"topk": topk, "randomk": randomk, "jl": jl, "quantise": quantise, "none": none}
+)
+
+
+def compressor(name: str) -> Compressor:
+    """The compressor called `name`: built in, an entry point `cfel.compression`, or "module:function"."""
+    found: Compressor = resolve("compression", name, BUILTIN, ("vector", "theta", "key"))
+    if name in BUILTIN:
+        return found
+
+    def compress(vector: Tensor, theta: float, key: int) -> Update:
+        update = found(vector, theta, key)
+        _check_update(name, update, vector.numel())
+        return update
+
+    return compress
+
+
+def _check_update(name: str, update: object, size: int) -> None:
+    """A slip of a compressor from outside is named here, not where the update is used."""
+    lacking = [part for part in ("size", "wire_bits", "add_to") if not hasattr(update, part)]
+    if lacking:
+        raise InputError(
+            f"compression {name!r} returned a {type(update).__name__}, not an update: it has no {lacking[0]}"
+        )
+    if update.size != size:  # type: ignore[attr-defined]
+        raise InputError(
+            f"compression {name!r} returned an update of {update.size} entries for a vector of {size}"  # type: ignore[attr-defined]
+        )

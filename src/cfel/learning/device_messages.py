@@ -1,0 +1,98 @@
+"""What passes between an edge server and a device, and what a device remembers: frozen values, no behaviour.
+
+How they travel is the business of whoever drives them; what is done with them is `roles`.
+"""
+
+from dataclasses import dataclass
+
+import numpy as np
+from torch import Tensor
+
+from cfel.errors import InputError
+from cfel.learning.compression.compressors import Update
+from cfel.learning.local.estimates import Estimates
+from cfel.learning.models.flat import FlatModel
+from cfel.seeding import generator, key
+
+
+@dataclass(frozen=True, slots=True)
+class DeviceOrder:
+    """What an edge server asks of a device in one edge round.
+
+    Attributes:
+        seed: the experiment's.
+        global_round: l, from 0.
+        edge_round: r, from 0.
+        device: the device's id, from 0.
+        rho: share of iterations to take, in [0, 1].
+        theta: share of a full upload, in (0, 1].
+        tau: local iterations, ≥ 1.
+        model: the edge model to start from.
+    """
+
+    seed: int
+    global_round: int
+    edge_round: int
+    device: int
+    rho: float
+    theta: float
+    tau: int
+    model: FlatModel
+
+    def __post_init__(self) -> None:
+        if not 0 <= self.rho <= 1:
+            raise InputError(f"rho of device {self.device}: must lie in [0, 1], got {self.rho}")
+        if not 0 < self.theta <= 1:
+            raise InputError(f"theta of device {self.device}: must lie in (0, 1], got {self.theta}")
+        if self.tau < 1:
+            raise InputError(f"tau of device {self.device}: must be at least 1, got {self.tau}")
+
+    def stream(self, purpose: str, *index: int) -> np.random.Generator:
+        """The device's random stream of this edge round for one purpose, and one iteration if named."""
+        return generator(self.seed, purpose, self.global_round, self.edge_round, self.device, *index)
+
+    def key(self, purpose: str) -> int:
+        """The name of that stream."""
+        return key(self.seed, purpose, self.global_round, self.edge_round, self.device)
+
+
+@dataclass(frozen=True, slots=True)
+class DeviceState:
+    """What stays on a device from one edge round to the next; a new device has an empty one.
+
+    Attributes:
+        momentum: d numbers, or None for zero.
+        residual: what compression dropped so far (error feedback), or None for zero.
+        estimates: the last σ² and G², or None before the first.
+    """
+
+    momentum: Tensor | None = None
+    residual: Tensor | None = None
+    estimates: Estimates | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class DeviceReport:
+    """What a device sends back.
+
+    Attributes:
+        device: its id.
+        update: the compressed difference to the edge model.
+        buffers: its batch-norm statistics, uncompressed.
+        sigma2: last estimate of the gradient variance, or None if there never was one.
+        g2: last estimate of the squared gradient norm (may be negative), or None.
+        steps: local iterations taken.
+        loss: mean training loss over those, NaN if there were none.
+        samples: how many the device holds.
+        kept_energy: shares of ‖x‖² at `LocalParameters.kept_energy_at`.
+    """
+
+    device: int
+    update: Update
+    buffers: Tensor
+    sigma2: float | None
+    g2: float | None
+    steps: int
+    loss: float
+    samples: int
+    kept_energy: tuple[float, ...] = ()

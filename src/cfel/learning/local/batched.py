@@ -1,0 +1,257 @@
+"""Many devices trained at once: the same updates as `roles.device_update`, up to the order of additions.
+
+For small models a device's work is too little to keep a core busy: most time goes into starting operations.
+Here the models of all devices are the rows of one matrix, and each iteration takes all their gradients with
+one batched forward and backward pass. Random streams, step rules, estimates and compression
+are those of `roles`, device by device. Models with floating buffers (batch norm) are refused: padding a batch
+would change their statistics.
+"""
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+import numpy as np
+import torch
+from torch import Tensor
+from torch.func import functional_call, vmap
+
+from cfel.arrays import BoolArray, IntArray
+from cfel.errors import InputError
+from cfel.learning.device_messages import DeviceOrder, DeviceReport, DeviceState
+from cfel.learning.local.estimates import Estimates, from_halves
+from cfel.learning.local.sgd import drawn_batches, taken_iterations
+from cfel.learning.local.workspace import Workspace
+from cfel.learning.roles import finished
+from cfel.learning.task import DeviceData
+
+
+@dataclass(frozen=True, slots=True)
+class _Schedule:
+    """What the devices of a group will do, drawn in advance.
+
+    Attributes:
+        taken: devices × iterations.
+        rows: devices × iterations × batch: places in the data set; short batches repeat their first sample.
+        sizes: samples in a device's batches.
+    """
+
+    taken: BoolArray
+    rows: IntArray
+    sizes: IntArray
+
+
+def device_updates_batched(
+    orders: Sequence[DeviceOrder],
+    data: Sequence[DeviceData],
+    states: Sequence[DeviceState],
+    workspace: Workspace,
+) -> list[tuple[DeviceReport, DeviceState]]:
+    """`device_update` for a group of devices of the same data set and τ, trained side by side.
+
+    Args:
+        orders: one per device; the models may differ.
+        data: the devices' samples.
+        states: what they remember; left as they are.
+        workspace: the worker's scratch memory.
+
+    Returns:
+        A report and a new state per device, in the order given.
+    """
+    if not orders:
+        return []
+    _check(orders, data, workspace)
+    start = torch.stack([order.model.parameters for order in orders]).to(workspace.device)
+    momentum = _momenta(states, start, workspace)
+    parameters, estimates, losses = _train(orders, data, start.clone(), momentum, workspace)
+    differences = parameters.sub_(start).cpu()
+    buffers = torch.empty(0)
+    momenta = None if momentum is None else momentum.cpu()
+    return [
+        finished(
+            order,
+            data[n],
+            state,
+            workspace,
+            difference=differences[n],
+            momentum=None if momenta is None else momenta[n].clone(),
+            buffers=buffers,
+            estimates=estimates[n],
+            losses=losses[n],
+        )
+        for n, (order, state) in enumerate(zip(orders, states, strict=True))
+    ]
+
+
+def _check(orders: Sequence[DeviceOrder], data: Sequence[DeviceData], workspace: Workspace) -> None:
+    if workspace.flat.buffers.numel():
+        raise InputError("batched: models with batch-norm statistics cannot be trained side by side")
+    if len({order.tau for order in orders}) > 1 or len({id(own.data) for own in data}) > 1:
+        raise InputError("batched: the devices of a group need the same tau and the same data set")
+
+
+def _momenta(states: Sequence[DeviceState], start: Tensor, workspace: Workspace) -> Tensor | None:
+    if not workspace.local.momentum:
+        return None
+    momentum = torch.zeros_like(start)
+    if workspace.local.momentum_state == "keep":
+        for n, state in enumerate(states):
+            if state.momentum is not None:
+                momentum[n] = state.momentum
+    return momentum
+
+
+def _schedule(orders: Sequence[DeviceOrder], data: Sequence[DeviceData], workspace: Workspace) -> _Schedule:
+    local, tau = workspace.local, orders[0].tau
+    sizes = np.minimum(local.batch, [own.samples for own in data])
+    rows = np.empty((len(orders), tau, int(sizes.max())), dtype=np.int64)
+    taken = np.empty((len(orders), tau), dtype=np.bool_)
+    for n, (order, own) in enumerate(zip(orders, data, strict=True)):
+        taken[n] = taken_iterations(local.steps, order.rho, tau, order.stream("steps"))
+        places = own.indices[drawn_batches(own.samples, local.batch, tau, order.stream("batches"))]
+        rows[n, :, : sizes[n]] = places
+        rows[n, :, sizes[n] :] = places[:, :1]
+    return _Schedule(taken, rows, sizes)
+
+
+def _train(
+    orders: Sequence[DeviceOrder],
+    data: Sequence[DeviceData],
+    parameters: Tensor,
+    momentum: Tensor | None,
+    workspace: Workspace,
+) -> tuple[Tensor, list[Estimates | None], list[list[float]]]:
+    """All iterations; `parameters` and `momentum` (devices × d) change in place."""
+    schedule = _schedule(orders, data, workspace)
+    estimates: list[Estimates | None] = [None] * len(orders)
+    losses: list[list[float]] = [[] for _ in orders]
+    for iteration in range(orders[0].tau):
+        active = np.flatnonzero(schedule.taken[:, iteration])
+        if active.size == 0:
+            continue
+        inputs, targets = _batch(orders, data, schedule, active, iteration, workspace)
+        sizes = schedule.sizes[active]
+        chosen = None if active.size == len(orders) else torch.from_numpy(active)
+        now = parameters if chosen is None else parameters[chosen]
+        fresh = np.asarray([not losses[n] for n in active]) & (sizes > 1)
+        if workspace.local.estimator == "reuse" and fresh.any():
+            gradient, loss, scatter = _by_halves(now, inputs, targets, sizes, workspace)
+            whole = gradient.double().square().sum(1)
+            for row in np.flatnonzero(fresh):
+                estimates[active[row]] = from_halves(
+                    float(scatter[row]), float(whole[row]), int(sizes[row]), data[active[row]].samples
+                )
+        else:
+            gradient, loss = _gradients(now, inputs, targets, _shares(sizes, inputs), workspace)
+        _step(parameters, momentum, gradient, chosen, workspace)
+        for n, value in zip(active, loss.tolist(), strict=True):
+            losses[n].append(value)
+    return parameters, estimates, losses
+
+
+def _batch(
+    orders: Sequence[DeviceOrder],
+    data: Sequence[DeviceData],
+    schedule: _Schedule,
+    active: IntArray,
+    iteration: int,
+    workspace: Workspace,
+) -> tuple[Tensor, Tensor]:
+    """Inputs and targets of the active devices: devices × batch × sample shape."""
+    source, places = data[0].data, torch.from_numpy(schedule.rows[active, iteration].reshape(-1))
+    inputs = source.train_inputs.index_select(0, places).to(workspace.device)
+    targets = source.train_targets.index_select(0, places).to(workspace.device)
+    shape = (active.size, -1)
+    if workspace.task.augment is not None:
+        pieces = inputs.view(*shape, *inputs.shape[1:])
+        inputs = torch.cat(
+            [
+                workspace.task.augment(pieces[row], orders[n].stream("augmentation", iteration))
+                for row, n in enumerate(active)
+            ]
+        )
+    inputs = source.scaled(inputs)
+    return inputs.view(*shape, *inputs.shape[1:]), targets.view(*shape, *targets.shape[1:])
+
+
+def _shares(sizes: IntArray, inputs: Tensor) -> Tensor:
+    """The weight of each sample in its device's mean loss: 1/size, and 0 for padding."""
+    places = np.arange(inputs.shape[1])
+    shares = np.where(places < sizes[:, None], 1 / np.maximum(sizes, 1)[:, None], 0.0)
+    return torch.from_numpy(shares.astype(np.float32)).to(inputs.device)
+
+
+def _losses(
+    parameters: Tensor, inputs: Tensor, targets: Tensor, workspace: Workspace
+) -> tuple[list[Tensor], Tensor]:
+    """Every row's loss per sample (rows × batch), and what to differentiate it by: one tensor per slot.
+
+    Only the model is vectorised, and only forwards: autograd then goes backwards over batched operations as
+    it would over any others, which starts far fewer of them than differentiating inside `vmap`. The loss is
+    each sample's own, so it takes those of all rows as one batch.
+    """
+    slots = workspace.flat.parameter_slots
+    leaves = [slot.rows(parameters.detach()).requires_grad_() for slot in slots]
+
+    def scores(own: tuple[Tensor, ...], own_inputs: Tensor) -> Tensor:
+        named = {slot.name: leaf for slot, leaf in zip(slots, own, strict=True)}
+        found: Tensor = functional_call(workspace.flat.module, named, (own_inputs,))
+        return found
+
+    outputs: Tensor = vmap(scores)(tuple(leaves), inputs)
+    losses = workspace.task.loss(outputs.flatten(0, 1), targets.flatten(0, 1))
+    return leaves, losses.view(targets.shape[:2])
+
+
+def _gradients(
+    parameters: Tensor, inputs: Tensor, targets: Tensor, shares: Tensor, workspace: Workspace
+) -> tuple[Tensor, Tensor]:
+    """Every row's gradient (rows × d) and loss, its samples weighted by their shares."""
+    leaves, losses = _losses(parameters, inputs, targets, workspace)
+    weighted = losses * shares
+    found = torch.autograd.grad(weighted.sum(), leaves)
+    gradient = torch.empty_like(parameters)
+    for slot, part in zip(workspace.flat.parameter_slots, found, strict=True):
+        slot.rows(gradient).copy_(part)
+    return gradient, weighted.detach().sum(1)
+
+
+def _by_halves(
+    parameters: Tensor, inputs: Tensor, targets: Tensor, sizes: IntArray, workspace: Workspace
+) -> tuple[Tensor, Tensor, Tensor]:
+    """Every row's gradient, loss, and the scatter of its two halves' gradients.
+
+    The halves are rows of their own in one pass, each padded to the longest.
+    """
+    half = np.stack([sizes // 2, sizes - sizes // 2], axis=1)
+    places = np.arange(half.max()) + half[:, :1, None] * [[0], [1]]
+    rows = np.arange(len(sizes))[:, None, None] * inputs.shape[1]
+    chosen = torch.from_numpy((rows + np.minimum(places, sizes[:, None, None] - 1)).reshape(-1))
+    own = [part.flatten(0, 1)[chosen.to(part.device)] for part in (inputs, targets)]
+    pieces = [part.view(2 * len(sizes), -1, *part.shape[1:]) for part in own]
+    shares = _shares(half.reshape(-1), pieces[0])
+    gradient, loss = _gradients(parameters.repeat_interleave(2, 0), pieces[0], pieces[1], shares, workspace)
+    weight = torch.from_numpy((half / sizes[:, None]).astype(np.float32)).to(gradient.device)
+    one, two = gradient.view(len(sizes), 2, -1).unbind(1)
+    scatter = (one - two).double().square().sum(1) * (
+        weight.prod(1) * torch.from_numpy(sizes).to(weight.device)
+    )
+    mean = torch.addcmul(one * weight[:, :1], two, weight[:, 1:])
+    return mean, (loss.view(-1, 2) * weight).sum(1), scatter
+
+
+def _step(
+    parameters: Tensor, momentum: Tensor | None, gradient: Tensor, chosen: Tensor | None, workspace: Workspace
+) -> None:
+    """M ← βm + g + decay·x, x ← x − ηm for the chosen rows, or all of them."""
+    local = workspace.local
+    if local.weight_decay:
+        gradient = gradient + local.weight_decay * (parameters if chosen is None else parameters[chosen])
+    if momentum is not None and chosen is None:
+        gradient = momentum.mul_(local.momentum).add_(gradient)
+    elif momentum is not None and chosen is not None:
+        gradient = gradient + momentum[chosen] * local.momentum
+        momentum[chosen] = gradient
+    if chosen is None:
+        parameters.add_(gradient, alpha=-local.learning_rate)
+    else:
+        parameters.index_add_(0, chosen, gradient, alpha=-local.learning_rate)

@@ -1,0 +1,64 @@
+"""Has a device's training diverged? Looked for before anything of it is compressed, sent or averaged.
+
+One number that is not finite spreads over all models within a round, and no later round brings them back. So
+it ends the run where it first shows. It does not judge a loss that is merely large.
+"""
+
+import math
+from collections.abc import Sequence
+
+import torch
+from torch import Tensor
+
+from cfel.errors import DivergedError
+from cfel.learning.device_messages import DeviceOrder
+from cfel.learning.local.estimates import Estimates
+from cfel.learning.local.sgd import LocalParameters
+
+
+def refuse_diverged(
+    order: DeviceOrder,
+    local: LocalParameters,
+    estimates: Estimates | None,
+    losses: Sequence[float] = (),
+    difference: Tensor | None = None,
+) -> None:
+    """Raises if anything that a device came to is not a finite number.
+
+    Args:
+        order: what it was asked to do.
+        local: how it trained.
+        estimates: of σ² and G², or None.
+        losses: of the steps it took.
+        difference: what it learned, or None.
+
+    Raises:
+        DivergedError: naming the device and the first thing that is not finite.
+    """
+    what = _not_finite(estimates, losses, difference)
+    if what is not None:
+        raise DivergedError(
+            what,
+            device=order.device,
+            global_round=order.global_round,
+            edge_round=order.edge_round,
+            learning_rate=local.learning_rate,
+        )
+
+
+def _not_finite(
+    estimates: Estimates | None, losses: Sequence[float], difference: Tensor | None
+) -> str | None:
+    for number, loss in enumerate(losses, start=1):
+        if not math.isfinite(loss):
+            return f"the loss of local step {number} is {loss}"
+    if estimates is not None and not estimates.finite:
+        return f"the estimates are σ² = {estimates.sigma2:g}, G² = {estimates.g2:g}"
+    # The sum of many large entries may overflow by itself: only then is every one looked at.
+    if difference is not None and not torch.isfinite(difference.sum()) and not _all_finite(difference):
+        return "the update holds entries that are not finite"
+    return None
+
+
+def _all_finite(vector: Tensor) -> bool:
+    return bool(torch.isfinite(vector).all())

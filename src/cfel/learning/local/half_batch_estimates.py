@@ -1,0 +1,177 @@
+"""The gradients of a batch's two halves compared, without computing the batch twice.
+
+`reuse` needs the batch's gradient and how far the gradients of its halves lie apart. Two passes over the
+halves give both for any model, but a dense layer of millions of weights is then read and written twice. Where
+all parameters sit in dense and convolution layers one pass is enough. A dense layer's gradient is
+Σ_i δ_i a_iᵀ over the samples i, so ‖Σ_i c_i δ_i a_iᵀ‖² = Σ_ij c_i c_j (δ_i·δ_j)(a_i·a_j) needs two small
+Gram matrices; a convolution's weight gradient is taken for each half by itself, which costs what the whole
+would. Other models (batch norm, recurrence, layers of the user's own) get the two passes. Both
+agree up to rounding.
+"""
+
+from dataclasses import dataclass
+
+import torch
+from torch import Tensor, nn
+
+from cfel.learning.local.estimates import Estimates, Scatter, from_halves, squared_norm
+from cfel.learning.local.workspace import Workspace
+
+
+@dataclass(frozen=True, slots=True)
+class _Call:
+    """One layer's part in a forward pass."""
+
+    layer: nn.Linear | nn.Conv2d
+    inputs: Tensor
+    outputs: Tensor
+    version: int
+
+
+def gradient_and_estimates(
+    inputs: Tensor, targets: Tensor, samples: int, workspace: Workspace
+) -> tuple[list[Tensor], float, Estimates]:
+    """A batch's gradient and loss, and the estimates of σ² and G² its halves give.
+
+    Args:
+        inputs: a batch of at least 2 of the device's samples, drawn without replacement.
+        targets: theirs.
+        samples: how many samples the device holds.
+        workspace: holds the model.
+    """
+    if workspace.layered:
+        found = _one_pass(inputs, targets, samples, workspace)
+        if found is not None:
+            return found
+    return _two_passes(inputs, targets, samples, workspace)
+
+
+def _two_passes(
+    inputs: Tensor, targets: Tensor, samples: int, workspace: Workspace
+) -> tuple[list[Tensor], float, Estimates]:
+    batch, half = len(targets), len(targets) // 2
+    gradient, loss = workspace.gradient(inputs[:half], targets[:half])
+    scatter = Scatter(gradient, half)
+    gradient, other = workspace.gradient(inputs[half:], targets[half:])
+    scatter.add(gradient, batch - half)
+    mean_loss = (half * loss + (batch - half) * other) / batch
+    estimates = from_halves(scatter.scatter, squared_norm(scatter.mean), batch, samples)
+    return scatter.mean, mean_loss, estimates
+
+
+def _one_pass(
+    inputs: Tensor, targets: Tensor, samples: int, workspace: Workspace
+) -> tuple[list[Tensor], float, Estimates] | None:
+    """None if the forward pass did something the shortcut does not cover."""
+    calls, outputs = _recorded(inputs, workspace)
+    if not _covered(calls, workspace):
+        return None
+    loss = workspace.task.loss(outputs, targets).mean()
+    leaves, layers = workspace.flat.leaves, [call.layer for call in calls]
+    dense = [place for layer in layers if isinstance(layer, nn.Linear) for place in workspace.places(layer)]
+    wanted = [*(leaves[place] for place in dense), *(call.outputs for call in calls)]
+    found = torch.autograd.grad(loss, wanted)
+    gradient = dict(zip(dense, found[: len(dense)], strict=True))
+    batch, half = len(targets), len(targets) // 2
+    products = torch.zeros(2, 2, dtype=torch.float64, device=loss.device)
+    for call, delta in zip(calls, found[len(dense) :], strict=True):
+        if isinstance(call.layer, nn.Linear):
+            products += _dense_products(call, delta)
+        else:
+            one, two = _convolution_halves(call, delta)
+            products += _products(one, two)
+            torch._foreach_add_(one, two)
+            gradient.update(zip(workspace.places(call.layer), one, strict=True))
+    ordered = [gradient[place] for place in range(len(leaves))]
+    return ordered, float(loss.detach()), from_halves(*_scatter(products, batch, half), batch, samples)
+
+
+def _scatter(products: Tensor, batch: int, half: int) -> tuple[float, float]:
+    """The halves' scatter and ‖ḡ‖², from the inner products of their shares u_a, u_b of the gradient.
+
+    g_a = u_a·B/h and g_b = u_b·B/(B − h), so the scatter h(B − h)/B·‖g_a − g_b‖² has no more than these.
+    """
+    (aa, ab), (_, bb) = products.tolist()
+    one, two = batch / half, batch / (batch - half)
+    apart = one * one * aa - 2 * one * two * ab + two * two * bb
+    return max(apart, 0.0) * half * (batch - half) / batch, aa + 2 * ab + bb
+
+
+def _recorded(inputs: Tensor, workspace: Workspace) -> tuple[list[_Call], Tensor]:
+    """A forward pass that notes what went in and out of every layer."""
+    calls: list[_Call] = []
+
+    def note(layer: nn.Module, given: tuple[Tensor, ...], result: Tensor) -> None:
+        assert isinstance(layer, nn.Linear | nn.Conv2d)  # noqa: S101 — only those are hooked
+        calls.append(_Call(layer, given[0].detach(), result, result._version))
+
+    hooks = [layer.register_forward_hook(note) for layer in workspace.layers]
+    try:
+        outputs: Tensor = workspace.flat.module(inputs)
+    finally:
+        for hook in hooks:
+            hook.remove()
+    return calls, outputs
+
+
+def _covered(calls: list[_Call], workspace: Workspace) -> bool:
+    """Was each layer called just once, on a row or image per sample, its output kept and padding plain?"""
+    once = {id(call.layer) for call in calls} == {id(layer) for layer in workspace.layers}
+    return (
+        once
+        and len(calls) == len(workspace.layers)
+        and all(call.inputs.dim() == (2 if isinstance(call.layer, nn.Linear) else 4) for call in calls)
+        and all(call.outputs._version == call.version for call in calls)
+        and all(_pads_with_zeros(call.layer) for call in calls)
+    )
+
+
+def _pads_with_zeros(layer: nn.Linear | nn.Conv2d) -> bool:
+    """By so many on either side; a convolution may also pad by name ("same"), or with something else."""
+    return isinstance(layer, nn.Linear) or (
+        layer.padding_mode == "zeros" and not isinstance(layer.padding, str)
+    )
+
+
+def _dense_products(call: _Call, delta: Tensor) -> Tensor:
+    """⟨u, v⟩ between the halves' shares of a dense layer's gradient, from Gram matrices over the samples."""
+    half = len(delta) // 2
+    inputs = (call.inputs @ call.inputs.T).double()
+    if call.layer.bias is not None:
+        inputs += 1.0
+    gram = (delta @ delta.T).double().mul_(inputs)
+    rows = torch.stack([gram[:half].sum(0), gram[half:].sum(0)])
+    return torch.stack([rows[:, :half].sum(1), rows[:, half:].sum(1)], 1)
+
+
+def _products(one: list[Tensor], two: list[Tensor]) -> Tensor:
+    """⟨u, v⟩ between two shares of a gradient, given as lists of tensors."""
+    both = torch.stack([torch.cat([part.flatten() for part in share]) for share in (one, two)]).double()
+    return both @ both.T
+
+
+def _convolution_halves(call: _Call, delta: Tensor) -> tuple[list[Tensor], list[Tensor]]:
+    """What each half of the batch adds to a convolution's gradient."""
+    half = len(delta) // 2
+    one = _convolution_gradient(call.layer, call.inputs[:half], delta[:half])
+    return one, _convolution_gradient(call.layer, call.inputs[half:], delta[half:])
+
+
+def _convolution_gradient(layer: nn.Linear | nn.Conv2d, inputs: Tensor, delta: Tensor) -> list[Tensor]:
+    """Of the operation behind autograd itself: `torch.nn.grad` forgets how the weight is strided."""
+    assert isinstance(layer, nn.Conv2d)  # noqa: S101
+    biased = layer.bias is not None
+    _, weight, bias = torch.ops.aten.convolution_backward(
+        delta,
+        inputs,
+        layer.weight,
+        [layer.out_channels] if biased else None,
+        layer.stride,
+        layer.padding,
+        layer.dilation,
+        False,
+        [0, 0],
+        layer.groups,
+        [False, True, biased],
+    )
+    return [weight, bias] if biased else [weight]

@@ -1,0 +1,130 @@
+"""Local SGD with momentum: which of the τ iterations are taken, on which samples, and what a step does.
+
+Every draw comes from a stream keyed by (seed, purpose, global round, edge round, device), and all τ uniforms
+and τ batches are drawn whether they are used or not: two schemes that take the same iteration see the same
+batch. A skipped iteration changes neither the model nor the momentum. What happens to the result is `roles`.
+"""
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Literal, get_args
+
+import numpy as np
+import torch
+from torch import Tensor
+from torch.optim.sgd import sgd
+
+from cfel import validation
+from cfel.arrays import BoolArray, IntArray
+from cfel.errors import InputError, unknown_name
+
+MomentumState = Literal["keep", "reset"]
+StepRule = Literal["bernoulli", "systematic"]
+Estimator = Literal["reuse", "fresh"]
+
+
+@dataclass(frozen=True, slots=True)
+class LocalParameters:
+    """How a device trains.
+
+    Attributes:
+        learning_rate: η > 0.
+        batch: samples in a mini-batch, ≥ 1; a device with fewer samples uses all of them in each.
+        momentum: in [0, 1).
+        momentum_state: does the buffer stay with the device across edge rounds, or start at zero?
+        weight_decay: added to the gradient as weight_decay · x, ≥ 0.
+        steps: is each iteration taken with probability ρ (bernoulli, the paper), or ⌊ρτ⌋ or ⌈ρτ⌉ of them,
+            evenly spread, with the same mean (systematic)?
+        estimator: σ² and G² from the first step's two halves (reuse) or from extra batches (fresh).
+        fresh_batches: K ≥ 2, batches of a fresh estimate.
+        error_feedback: does the device keep what compression dropped and add it next time?
+        kept_energy_at: shares θ at which a report tells the energy the largest entries carry; may be empty.
+    """
+
+    learning_rate: float = 0.05
+    batch: int = 50
+    momentum: float = 0.9
+    momentum_state: MomentumState = "keep"
+    weight_decay: float = 0.0
+    steps: StepRule = "bernoulli"
+    estimator: Estimator = "reuse"
+    fresh_batches: int = 2
+    error_feedback: bool = False
+    kept_energy_at: tuple[float, ...] = ()
+
+    def __post_init__(self) -> None:
+        validation.number("local.learning_rate", self.learning_rate, above=0)
+        validation.whole("local.batch", self.batch, least=1)
+        validation.number("local.momentum", self.momentum, least=0, below=1)
+        validation.number("local.weight_decay", self.weight_decay, least=0)
+        validation.whole("local.fresh_batches", self.fresh_batches, least=2)
+        for place, share in enumerate(validation.entries("local.kept_energy_at", self.kept_energy_at)):
+            validation.number(f"local.kept_energy_at[{place}]", share, least=0, most=1)
+        for name, kind in (("momentum_state", MomentumState), ("steps", StepRule), ("estimator", Estimator)):
+            if getattr(self, name) not in get_args(kind):
+                raise InputError(unknown_name(f"local.{name}", getattr(self, name), get_args(kind)))
+
+
+def taken_iterations(rule: StepRule, rho: float, tau: int, draw: np.random.Generator) -> BoolArray:
+    """Which of the τ iterations are taken; draws τ uniforms either way.
+
+    Args:
+        rule: see `LocalParameters.steps`.
+        rho: share of iterations, in [0, 1].
+        tau: number of iterations, ≥ 1.
+        draw: the device's stream of this edge round.
+    """
+    uniforms = draw.random(tau)
+    if rule == "bernoulli":
+        return np.asarray(uniforms < rho)
+    marks = np.floor(np.arange(tau + 1) * rho + uniforms[0])
+    return np.asarray(np.diff(marks) > 0)
+
+
+def drawn_batches(samples: int, batch: int, count: int, draw: np.random.Generator) -> IntArray:
+    """`count` mini-batches as rows of positions 0 … samples − 1.
+
+    Batches are cut from one shuffle after another, and never across two: each is a plain sample without
+    replacement of min(batch, samples) positions, and a device sees all it holds before it sees anything again
+    (but for the rest of a shuffle that does not fill a batch).
+    """
+    size = min(batch, samples)
+    each = samples // size
+    shuffles = [draw.permutation(samples)[: each * size] for _ in range(-(-count // each))]
+    return np.concatenate(shuffles).reshape(-1, size)[:count]
+
+
+def momentum_step(
+    parameters: Sequence[Tensor],
+    gradient: Sequence[Tensor],
+    momentum: Sequence[Tensor],
+    local: LocalParameters,
+) -> None:
+    """One step, in place and in one sweep over memory: m ← βm + g + decay·x, x ← x − ηm.
+
+    Args:
+        parameters: x, one tensor per parameter.
+        gradient: g, likewise; may be overwritten.
+        momentum: m, likewise, strided like the parameters; may be empty if β = 0.
+        local: learning rate η, momentum β and weight decay.
+    """
+    with torch.no_grad():
+        sgd(
+            list(parameters),
+            [_strided_like(part, parameter) for part, parameter in zip(gradient, parameters, strict=True)],
+            list(momentum) or [None] * len(parameters),
+            fused=True,
+            weight_decay=local.weight_decay,
+            momentum=local.momentum,
+            lr=local.learning_rate,
+            dampening=0.0,
+            nesterov=False,
+            maximize=False,
+        )
+
+
+def _strided_like(part: Tensor, parameter: Tensor) -> Tensor:
+    """The fused step walks through memory without looking at strides, so they must agree."""
+    if part.stride() == parameter.stride():
+        return part
+    return torch.empty_like(parameter).copy_(part)

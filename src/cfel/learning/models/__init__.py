@@ -1,0 +1,1 @@
+"""Models: builders, their flat layout, and their files."""

@@ -1,0 +1,78 @@
+"""Models as ONNX files, for runtimes without torch. Needs the packages of the extra `cfel[onnx]`.
+
+The graph is the bare network in evaluation mode: scaled inputs (any number of samples) in, scores out.
+"""
+
+import logging
+import os
+import warnings
+from collections.abc import Iterator
+from contextlib import contextmanager
+from importlib.util import find_spec
+from pathlib import Path
+
+import torch
+
+from cfel.errors import InputError
+from cfel.learning.models.flat import FlatModel, FlatModule
+
+NEEDED = ("onnx", "onnxscript")
+
+
+def save_onnx(path: Path, model: FlatModel, flat: FlatModule, input_shape: tuple[int, ...]) -> None:
+    """Writes a model to an ONNX file, which appears only when complete.
+
+    Args:
+        path: the file to write.
+        model: the values.
+        flat: a module of the same task; its values change to the model's.
+        input_shape: of one sample.
+
+    Raises:
+        InputError: a package is missing, the module cannot be expressed, or the file cannot be written.
+    """
+    missing = [name for name in NEEDED if find_spec(name) is None]
+    if missing:
+        raise InputError(f"{path}: ONNX needs {' and '.join(missing)}: pip install 'cfel[onnx]'")
+    flat.load(model)
+    program = _program(flat, input_shape, path)
+    aside = path.with_name(f"{path.name}.{os.getpid()}.part")
+    try:
+        program.save(str(aside))
+        aside.replace(path)
+    except OSError as error:
+        raise InputError(f"{path}: cannot be written: {error}") from error
+    finally:
+        aside.unlink(missing_ok=True)
+
+
+def _program(flat: FlatModule, input_shape: tuple[int, ...], path: Path) -> torch.onnx.ONNXProgram:
+    with _quiet():
+        try:
+            program = torch.onnx.export(
+                flat.module.eval(),
+                (torch.zeros(2, *input_shape),),
+                input_names=["inputs"],
+                output_names=["scores"],
+                dynamic_shapes=({0: torch.export.Dim("samples")},),
+                dynamo=True,
+                verbose=False,
+            )
+        except torch.onnx.OnnxExporterError as error:
+            raise InputError(f"{path}: the model cannot be expressed in ONNX: {error}") from error
+    assert program is not None  # noqa: S101 — it is None only when torch writes the file itself
+    return program
+
+
+@contextmanager
+def _quiet() -> Iterator[None]:
+    """The exporter speaks of packages nobody needs here, and of its own deprecations."""
+    logger = logging.getLogger("torch.onnx")
+    level = logger.level
+    logger.setLevel(logging.ERROR)
+    try:
+        with warnings.catch_warnings():
+            warnings.simplefilter("ignore")
+            yield
+    finally:
+        logger.setLevel(level)

@@ -1,0 +1,76 @@
+"""Models in files: safetensors with the names and shapes torch users know, and back.
+
+A file holds one tensor per parameter and floating buffer under its name in the module, so that it loads into
+the bare torch module with `load_state_dict(strict=False)`. Nothing here is pickled. Checkpoints of a run are
+another matter (`runlog`).
+"""
+
+import os
+from pathlib import Path
+
+from safetensors import SafetensorError
+from safetensors.torch import load_file, save_file
+from torch import Tensor
+
+from cfel.errors import InputError
+from cfel.learning.models.flat import FlatModel, FlatModule, Slot
+
+
+def named_tensors(model: FlatModel, flat: FlatModule) -> dict[str, Tensor]:
+    """A model's parameters and buffers by name, contiguous."""
+    parts = ((flat.parameter_slots, model.parameters), (flat.buffer_slots, model.buffers))
+    return {slot.name: slot.view(vector).contiguous() for slots, vector in parts for slot in slots}
+
+
+def save_model(path: Path, model: FlatModel, flat: FlatModule) -> None:
+    """Writes a model to a safetensors file, which appears only when complete.
+
+    Args:
+        path: the file to write.
+        model: the values.
+        flat: a module of the same task, for names and shapes.
+    """
+    aside = path.with_name(f"{path.name}.{os.getpid()}.part")
+    try:
+        save_file(named_tensors(model, flat), aside, metadata={"format": "pt"})
+        aside.replace(path)
+    except (OSError, SafetensorError) as error:
+        raise InputError(f"{path}: cannot be written: {error}") from error
+    finally:
+        aside.unlink(missing_ok=True)
+
+
+def load_model(path: Path, flat: FlatModule) -> FlatModel:
+    """Reads a model from a safetensors file.
+
+    Args:
+        path: the file.
+        flat: a module of the task, for names and shapes; its values change to the file's.
+
+    Raises:
+        InputError: it is no such file, or a tensor is missing, unknown or of another shape.
+    """
+    try:
+        tensors = load_file(path)
+    except (OSError, SafetensorError) as error:
+        raise InputError(f"{path}: cannot be read as safetensors: {error}") from error
+    known = {slot.name for slot in (*flat.parameter_slots, *flat.buffer_slots)}
+    unknown = sorted(n for n, t in tensors.items() if n not in known and t.is_floating_point())
+    if unknown:
+        raise InputError(f"{path}: tensor {unknown[0]!r} is not part of the model")
+    for slots, vector in ((flat.parameter_slots, flat.parameters), (flat.buffer_slots, flat.buffers)):
+        for slot in slots:
+            slot.view(vector).copy_(_fitting(tensors, slot, path))
+    return flat.read()
+
+
+def _fitting(tensors: dict[str, Tensor], slot: Slot, path: Path) -> Tensor:
+    tensor = tensors.get(slot.name)
+    if tensor is None:
+        raise InputError(f"{path}: tensor {slot.name!r} is missing")
+    if tuple(tensor.shape) != slot.shape or not tensor.is_floating_point():
+        raise InputError(
+            f"{path}: tensor {slot.name!r} is {tensor.dtype} of shape {tuple(tensor.shape)}, "
+            f"the model has shape {slot.shape}"
+        )
+    return tensor

@@ -1,0 +1,96 @@
+"""How long reproduction will take on this machine, measured before it starts.
+
+Local training is timed with all workers busy, on the experiment's own model and data, and so is evaluation. A
+scheme that skips steps is faster than counted, so the result is an upper estimate, for a machine left alone.
+"""
+
+import time
+from collections.abc import Sequence
+from dataclasses import dataclass
+from pathlib import Path
+
+from cfel.experiment import Experiment
+from cfel.learning.device_messages import DeviceOrder
+from cfel.reproduce.items import PlannedRun
+from cfel.runlog import RunDirectory, holds_run
+from cfel.simulation import PoolExecutor, initial_state
+from cfel.simulation.executors import Task
+from cfel.world import World
+
+DEVICES_TIMED = 4
+MOST_STEPS_TIMED = 2
+
+
+@dataclass(frozen=True, slots=True)
+class Pace:
+    """What this machine takes, all workers together.
+
+    Attributes:
+        step_seconds: per local step.
+        evaluation_seconds: per evaluated model.
+    """
+
+    step_seconds: float
+    evaluation_seconds: float
+
+
+def measured_pace(experiment: Experiment) -> Pace:
+    """Times a few local steps and one evaluation of an experiment."""
+    world = experiment.world()
+    parameters = experiment.resolved(world).simulation
+    tau = min(MOST_STEPS_TIMED, world.rounds.local_steps)
+    tasks = [_task(world, n, tau) for n in range(min(DEVICES_TIMED, world.fleet.devices))]
+    with PoolExecutor(world, parameters) as executor:
+        list(executor.updates(tasks))  # the first call pays for warming up
+        begin = time.perf_counter()
+        list(executor.updates(tasks))
+        trained = time.perf_counter()
+        executor.evaluations([world.start] * 2, parameters.evaluate_samples)
+        tested = time.perf_counter()
+    return Pace((trained - begin) / (len(tasks) * tau), (tested - trained) / 2)
+
+
+def _task(world: World, device: int, tau: int) -> Task:
+    order = DeviceOrder(
+        seed=world.seed,
+        global_round=0,
+        edge_round=0,
+        device=device,
+        rho=1.0,
+        theta=0.1,
+        tau=tau,
+        model=world.start,
+    )
+    return order, initial_state(world).devices[device]
+
+
+def estimated_seconds(runs: Sequence[PlannedRun], out: Path, pace: Pace) -> float:
+    """Seconds that the rounds still to be run will take."""
+    return sum(rounds_left(run, out) * _round_seconds(run.experiment, pace) for run in runs)
+
+
+def _round_seconds(experiment: Experiment, pace: Pace) -> float:
+    rounds, simulation = experiment.rounds, experiment.simulation
+    steps = experiment.fleet.devices * rounds.edge_rounds * rounds.local_steps
+    clusters = experiment.fleet.clusters
+    models = clusters if isinstance(clusters, int) else len(clusters)
+    tests = (1 if simulation.evaluate_on == "mean" else models) / simulation.evaluate_every
+    return steps * pace.step_seconds + tests * pace.evaluation_seconds
+
+
+def rounds_left(run: PlannedRun, out: Path) -> int:
+    """Global rounds a run has still to do; none where it has ended at a budget or at its target."""
+    rounds, path = run.experiment.rounds.global_rounds, out / run.place
+    if not holds_run(path):
+        return rounds
+    directory = RunDirectory.open(path)
+    records = directory.records()
+    if not records:
+        return rounds
+    last, fleet, stop = records[-1], directory.fleet(), run.experiment.simulation.stop
+    over_time = fleet.seconds_budget is not None and last.seconds >= fleet.seconds_budget
+    over_energy = fleet.joules_budget is not None and last.joules >= fleet.joules_budget
+    target = run.experiment.simulation.target
+    reached = target is not None and last.accuracy is not None and last.accuracy >= target
+    ended = (stop == "budget" and (over_time or over_energy)) or (stop == "target" and reached)
+    return 0 if ended else rounds - last.round

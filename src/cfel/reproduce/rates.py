@@ -1,0 +1,63 @@
+"""Learning rates per scheme: the table of those chosen, and the choice by the paper's grid.
+
+The grid is tried on held-out training samples, never on test samples. What counts is the mean accuracy over
+the last evaluated rounds, as a single one is noisy; of equal rates the smaller one is taken.
+"""
+
+import tomllib
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from statistics import fmean
+
+import tomli_w
+
+from cfel import validation
+from cfel.errors import InputError, reason
+from cfel.report import Run
+
+LAST_ROUNDS = 3
+
+
+def chosen_rates(file: Path, dataset: str, scale: str) -> dict[str, float]:
+    """The learning rate of each scheme that one was chosen for.
+
+    Args:
+        file: a table like `experiments/rates.toml`.
+        dataset: first key.
+        scale: second key.
+    """
+    try:
+        document = tomllib.loads(file.read_text(encoding="utf-8"))
+    except (OSError, UnicodeDecodeError, tomllib.TOMLDecodeError) as error:
+        raise InputError(f"--rates {file}: cannot be read: {reason(error)}") from error
+    table = document.get(dataset, {}).get(scale, {})
+    return {
+        scheme: validation.number(f"{file}: {dataset}.{scale}.{scheme}", rate, above=0)
+        for scheme, rate in table.items()
+    }
+
+
+def closing_accuracy(run: Run) -> float:
+    """Mean accuracy over the last evaluated rounds; 0 if a run diverged before the first."""
+    found = [record.accuracy for record in run.records if record.accuracy is not None]
+    return fmean(found[-LAST_ROUNDS:]) if found else 0.0
+
+
+def best_rates(runs: Mapping[float, Sequence[Run]]) -> tuple[dict[str, float], dict[str, dict[str, float]]]:
+    """The best rate of each scheme, and the accuracies it was chosen by.
+
+    Args:
+        runs: by learning rate.
+    """
+    tried: dict[str, dict[float, list[float]]] = {}
+    for rate in sorted(runs):
+        for run in runs[rate]:
+            tried.setdefault(run.scheme, {}).setdefault(rate, []).append(closing_accuracy(run))
+    means = {scheme: {rate: fmean(values) for rate, values in by.items()} for scheme, by in tried.items()}
+    best = {scheme: max(by, key=lambda rate: by[rate]) for scheme, by in means.items()}
+    return best, {scheme: {f"{rate:g}": value for rate, value in by.items()} for scheme, by in means.items()}
+
+
+def rates_toml(dataset: str, scale: str, chosen: Mapping[str, float]) -> str:
+    """A table that `chosen_rates` reads."""
+    return tomli_w.dumps({dataset: {scale: dict(chosen)}})

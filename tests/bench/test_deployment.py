@@ -1,0 +1,93 @@
+"""The measurements of real processes: what is computed and printed; federations are made up."""
+
+import json
+import os
+from dataclasses import replace
+from pathlib import Path
+
+import numpy as np
+import pytest
+
+from cfel.bench.deployment import (
+    Flat,
+    Memory,
+    Overhead,
+    loopback_bytes_per_second,
+    memory_bytes,
+    overhead_of,
+    parent,
+)
+from cfel.bench.federations import leaf_federation, small_federation
+from cfel.cli import bench_deployment as command
+from cfel.cli import main
+from cfel.control.scheme import nobody
+from cfel.deployment.coordinator.control_state import Done, first_control
+from cfel.deployment.measurement.measured_rounds import Clocked
+from cfel.deployment.measurement.reported import Reported
+from cfel.deployment.payloads import model_bytes
+from cfel.rounds import Work
+from tests.simulation.drive import tiny
+
+
+def clocked(wall: float, trainings: list[float]) -> Clocked:
+    """An edge round in which devices trained so long."""
+    told = tuple(Reported(1.0, 0.0, 1.0, 0.0, seconds, 0.0, "clock", "model") for seconds in trainings)
+    return Clocked(wall, (wall,), told)
+
+
+def test_overhead_is_over_training_and_bytes() -> None:
+    """Rounds of 5 and 7 s for 4 s of training and one second's worth of bytes: between 1 and 1.4."""
+    world = tiny().world()
+    devices = world.fleet.devices
+    plan, bits = nobody(devices), 8 * 1000
+    work = tuple(Work(n, 1, bits, 0.0) for n in range(devices))
+    size = devices * (len(model_bytes(world.start)) + 1000)
+    rounds = [clocked(wall, [1.0, 4.0, *[2.0] * (devices - 2)]) for wall in (99.0, 5.0, 7.0)]
+    done = tuple(Done(r, (True,) * devices, plan, work, told) for r, told in enumerate(rounds))
+    found = overhead_of(world, replace(first_control(world), done=done), float(size))
+    assert (found.wall_seconds, found.training_seconds, found.transfer_seconds) == (6.0, 4.0, 1.0)
+    assert found.transferred_bytes == size
+    assert found.ratio == pytest.approx(1.2)
+
+
+def test_memory_of_this_process() -> None:
+    """A hundred megabytes more are seen; a process that has gone has none."""
+    if not Path("/proc/self/smaps_rollup").exists():
+        pytest.skip("this system has no smaps_rollup")
+    before = memory_bytes(os.getpid(), "Pss")
+    held = np.ones(100 * 2**20, dtype=np.uint8)
+    assert memory_bytes(os.getpid(), "Pss") - before > 90 * 2**20
+    assert held.all()
+    assert memory_bytes(os.getpid(), "Rss") >= memory_bytes(os.getpid(), "Pss")
+    assert memory_bytes(2**22 + 1, "Rss") == 0
+    assert parent(os.getpid()) == os.getppid()
+    assert parent(2**22 + 1) == 0
+
+
+def test_loopback_carries_something() -> None:
+    assert loopback_bytes_per_second(2**22) > 0
+
+
+def test_experiments_have_the_sizes_asked_for() -> None:
+    leaf = leaf_federation(6, 5)
+    assert (leaf.fleet.devices, leaf.rounds.edge_rounds, leaf.deployment.conditions) == (8, 6, "measured")
+    small = small_federation(64, 8, 2).world()
+    assert (small.fleet.devices, small.fleet.clusters) == (64, 8)
+
+
+def test_what_is_printed(capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("COLUMNS", "80")
+    made_up = Overhead(8, 4.4, 3.8, 0.2, 250_000_000, 1.25e9, 1.1)
+    monkeypatch.setattr(command, "measure_overhead", lambda _rounds, _steps: made_up)
+    monkeypatch.setattr(command, "measure_memory", lambda devices, edges: Memory(devices, edges, 5 * 2**30))
+    monkeypatch.setattr(command, "measure_flat", lambda early, late: Flat(early, 2**27, late, 2**27 + 2**20))
+    assert main(["bench", "deployment"]) == 0
+    text = capsys.readouterr().out
+    assert "1.100" in text
+    assert "peak memory of 64 devices and 8 edge servers: 5.00 GiB" in text.replace("\n", " ")
+    assert main(["bench", "deployment", "--json", "--only", "flat"]) == 0
+    document = json.loads(capsys.readouterr().out)
+    assert document["overhead"] == document["memory"] == []
+    assert document["flat"][0]["growth"] == pytest.approx(1 + 1 / 128)
+    assert main(["bench", "deployment", "--only", "resnet20"]) == 2
+    assert main(["bench", "solver", "--only", "flat"]) == 2

@@ -1,0 +1,72 @@
+"""The Ray engine's measurements: what is computed from rounds, and what is printed; rounds are made up."""
+
+import json
+from collections.abc import Iterator
+from contextlib import contextmanager
+
+import pytest
+
+from cfel.bench import scaleout as bench_scaleout
+from cfel.bench.scaleout import measure_overhead, measure_race
+from cfel.bench.scaleout_child import Engine, Lap
+from cfel.cli import main
+
+SECONDS = {0: [9.0, 4.0, 4.0, 5.0], 1: [9.0, 5.0, 4.0, 4.0], 2: [9.0, 5.0, 5.0, 8.0]}
+
+
+class MadeUp:
+    """A child whose rounds are known."""
+
+    def __init__(self, engine: Engine) -> None:
+        self._laps = iter(SECONDS[engine.nodes])
+        self._devices = engine.devices
+
+    def lap(self) -> Lap:
+        """The next one."""
+        seconds = next(self._laps)
+        return Lap(seconds, seconds - 1, 2.0, 2**20 * self._devices)
+
+
+@pytest.fixture(autouse=True)
+def made_up(monkeypatch: pytest.MonkeyPatch) -> None:
+    @contextmanager
+    def child(engine: Engine) -> Iterator[MadeUp]:
+        yield MadeUp(engine)
+
+    monkeypatch.setattr(bench_scaleout, "child", child)
+    monkeypatch.setattr(bench_scaleout, "require_ray", lambda: None)
+    monkeypatch.setattr(bench_scaleout, "even_cores", lambda: 2)
+
+
+def test_ratios_are_of_rounds_in_turn() -> None:
+    """The first round is not counted: medians of 4/5, 4/4, 5/4 and of 5/5, 4/5, 4/8."""
+    race = measure_race(64, 8, 1, 3)
+    assert race.seconds == {"threads": 4.0, "ray": 4.0, "ray, two nodes": 5.0}
+    assert (race.ray_to_threads, race.two_nodes_to_one) == (1.0, 0.8)
+
+
+def test_overhead_is_what_is_not_training() -> None:
+    """The best of (4, 3, 3) seconds on two cores, less 2 of training, over 1,000 devices."""
+    overhead = measure_overhead(1000, 3)
+    assert overhead.milliseconds == pytest.approx(4.0)
+    assert overhead.training_milliseconds == pytest.approx(2.0)
+    assert overhead.driver_bytes == 1000 * 2**20
+
+
+def test_what_is_printed(capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("COLUMNS", "80")
+    assert main(["bench", "scaleout", "--quick"]) == 0
+    text = capsys.readouterr().out
+    assert max(map(len, text.splitlines())) <= 80
+    assert "ray, two nodes" in text
+    assert "1024.0" in text
+    assert main(["bench", "scaleout", "--quick", "--json"]) == 0
+    document = json.loads(capsys.readouterr().out)
+    assert document["race"]["two_nodes_to_one"] == 0.8
+    assert [each["devices"] for each in document["overhead"]] == [500, 2000]
+
+
+def test_settings_have_the_sizes_asked_for() -> None:
+    setting = Engine("small", 100, 4, 1, 0, 2).built()
+    assert (setting.devices, setting.clusters, setting.local_steps) == (100, 4, 1)
+    assert setting.momentum_state == "reset"

@@ -1,0 +1,119 @@
+"""Whole runs without learning: budgets kept, CEF counted exactly, batteries and absences respected."""
+
+from typing import Any
+
+import numpy as np
+import pytest
+
+from cfel.control import (
+    Budget,
+    RehearsedRound,
+    Rounds,
+    SchemeParameters,
+    Setting,
+    build_scheme,
+    expected_use,
+    rehearse,
+)
+from cfel.system.availability import Availability
+from cfel.system.conditions import RandomConditions
+from cfel.system.fleet import FleetParameters, build_fleet
+from tests.control.instances import PRESETS, Preset
+
+
+def setting(preset: Preset, rounds: Rounds, **fleet: Any) -> Setting:
+    """A preset's fleet with a backhaul of 50 Mb/s."""
+    conditions = RandomConditions(alpha_joules=preset.step_joules)
+    built = build_fleet(FleetParameters(conditions=conditions, **fleet))
+    return Setting(
+        fleet=built,
+        backhaul_seconds=np.full(built.clusters, preset.bits / 50e6),
+        rounds=rounds,
+        seed=3,
+        model_bits=preset.bits,
+        sigma2=0.2,
+    )
+
+
+def run(where: Setting, scheme: str, budget: Budget) -> list[RehearsedRound]:
+    return list(rehearse(where, build_scheme(SchemeParameters(name=scheme)), budget))
+
+
+@pytest.mark.parametrize("name", PRESETS)
+def test_hcef_keeps_to_both_60_percent_budgets(name: str) -> None:
+    where = setting(PRESETS[name], Rounds(global_rounds=6), devices=64, clusters=8)
+    budget = expected_use(where).shared(0.6)
+    ledger = run(where, "hcef", budget)[-1].ledger
+    assert ledger.seconds <= budget.seconds * (1 + 1e-9)
+    assert ledger.joules <= budget.joules * (1 + 1e-9)
+    assert ledger.joules >= 0.5 * budget.joules
+
+
+def test_cef_uses_what_is_expected_of_it() -> None:
+    """Summed device by device from the conditions: Σ over rounds of max over clusters, and of all joules."""
+    preset = PRESETS["cifar"]
+    where = setting(preset, Rounds(global_rounds=2, edge_rounds=3), devices=9, clusters=2)
+    use = expected_use(where)
+    fleet, seconds, joules = where.fleet, 0.0, 0.0
+    for global_round in range(2):
+        clock = [0.0, 0.0]
+        for edge_round in range(3):
+            now = fleet.conditions(where.seed, global_round, edge_round, preset.bits)
+            for i in range(2):
+                times = (5 * now.mu + now.nu)[fleet.cluster == i]
+                clock[i] += float(times.max())
+            joules += float((5 * now.alpha + now.power * now.nu).sum())
+        seconds += max(clock) + preset.bits / 50e6
+    assert use.seconds == pytest.approx(seconds, rel=1e-12)
+    assert use.joules == pytest.approx(joules, rel=1e-12)
+    assert run(where, "cef", Budget(1.0, 1.0))[-1].ledger.seconds == use.seconds
+    assert run(where, "cef", Budget(1.0, 1.0))[-1].ledger.joules == use.joules
+
+
+def test_rounds_add_up_to_the_ledger() -> None:
+    where = setting(PRESETS["cifar"], Rounds(global_rounds=3, edge_rounds=2), devices=8, clusters=2)
+    rounds = run(where, "hcef", expected_use(where).shared(0.6))
+    assert len(rounds) == 3
+    assert all(len(each.plans) == len(each.conditions) == 2 for each in rounds)
+    assert rounds[-1].ledger.seconds == pytest.approx(sum(each.cost.seconds for each in rounds))
+    assert rounds[-1].ledger.joules == pytest.approx(sum(each.cost.joules for each in rounds))
+
+
+@pytest.mark.parametrize("charge", [0.3, 2.0, 12.0])
+def test_batteries_are_overdrawn_only_by_lower_bounds_and_never_silently(charge: float) -> None:
+    """A device at ρ = 0.1 and θ = 0.01 uses 0.1 J or so a round; CEF would use 2 J and more."""
+    devices = 12
+    where = setting(
+        PRESETS["cifar"], Rounds(global_rounds=3), devices=devices, clusters=3, battery_joules=charge
+    )
+    left = np.full(devices, charge)
+    for each in run(where, "hcef", Budget()):
+        for now, plan in zip(each.conditions, each.plans, strict=True):
+            assert not now.available[left <= 0].any()
+            spent = plan.rho * 5 * now.alpha + now.power * plan.theta * now.nu
+            for device in np.flatnonzero(spent > np.maximum(left, 0.0) * (1 + 1e-9)):
+                assert any(words.startswith(f"device {device}:") for words in plan.violations)
+                assert (plan.rho[device], plan.theta[device]) == pytest.approx((0.1, 0.01))
+            left = left - spent
+    assert (left < charge).all()
+
+
+def test_run_goes_on_through_a_round_without_anybody() -> None:
+    """In global round 1 of 3 everybody is away: only gossip takes time."""
+    away = tuple((device, 1, 1) for device in range(4))
+    where = setting(
+        PRESETS["cifar"], Rounds(3, 2), devices=4, clusters=2, availability=Availability(away=away)
+    )
+    rounds = run(where, "hcef", expected_use(where).shared(0.6))
+    assert all(plan.rho.tolist() == [0.0] * 4 for plan in rounds[1].plans)
+    assert (rounds[1].cost.seconds, rounds[1].cost.joules) == (PRESETS["cifar"].bits / 50e6, 0.0)
+    assert rounds[2].cost.joules > 0
+
+
+@pytest.mark.parametrize("scheme", ["hcef", "cef", "cef_f", "cef_c", "mll_sgd"])
+def test_rehearsing_twice_gives_the_same(scheme: str) -> None:
+    where = setting(PRESETS["femnist"], Rounds(2, 2), devices=10, clusters=3)
+    budget = Budget(2000.0, 400.0)
+    first, second = run(where, scheme, budget), run(where, scheme, budget)
+    assert first[-1].ledger == second[-1].ledger
+    assert first[-1].plans[-1].rho.tolist() == second[-1].plans[-1].rho.tolist()

@@ -1,0 +1,78 @@
+"""The metrics, to the letter."""
+
+import re
+
+from cfel.dashboard.metrics import metrics_text
+from cfel.status import ClusterStatus, DeviceStatus, RoundPoint, Status
+from tests.dashboard.conftest import EVIL, federation
+
+LINE = re.compile(
+    r"(# HELP [a-z_]+ [^\n]+|# TYPE [a-z_]+ (gauge|counter)|"
+    r'[a-z_]+(\{[a-z]+="([^"\\\n]|\\["\\n])*"(,[a-z]+="([^"\\\n]|\\["\\n])*")*\})? -?[0-9.e+-]+)'
+)
+
+
+def test_every_line_has_the_format() -> None:
+    text = metrics_text(federation())
+    assert text.endswith("\n")
+    for line in text.splitlines():
+        assert LINE.fullmatch(line), line
+
+
+def test_numbers() -> None:
+    status = Status(
+        node="edge-1",
+        name='a "b"\\\nc',
+        phase="gossip",
+        round=3,
+        term=7,
+        coordinator="edge-1",
+        seconds=12.5,
+        joules_budget=100.0,
+        clusters=(
+            ClusterStatus(cluster=0, node="edge-0", state="suspect"),
+            ClusterStatus(
+                cluster=1,
+                node="edge-1",
+                size=3,
+                devices=tuple(
+                    DeviceStatus(device=n, state=s) for n, s in enumerate(("late", "done", "done"))
+                ),
+                rho_mean=0.5,
+            ),
+        ),
+        history=(
+            RoundPoint(round=1, seconds=1.0, joules=1.0, accuracy=0.25, loss=2.0),
+            RoundPoint(round=2, seconds=2.0, joules=2.0, loss=1.0),
+        ),
+        refused=(("not finite", 4),),
+    )
+    lines = metrics_text(status).splitlines()
+    for line in (
+        'cfel_info{node="edge-1",experiment="a \\"b\\"\\\\\\nc",scheme="",source="edge"} 1',
+        "cfel_round 3",
+        "cfel_rounds_finished 2",
+        'cfel_phase{phase="gossip"} 1',
+        'cfel_phase{phase="training"} 0',
+        "cfel_term 7",
+        "cfel_coordinator 1",
+        "# TYPE cfel_spent_seconds_total counter",
+        "cfel_spent_seconds_total 12.5",
+        "cfel_budget_joules 100.0",
+        "cfel_accuracy_ratio 0.25",
+        "cfel_loss 1.0",
+        'cfel_edge_up{cluster="0",node="edge-0"} 0',
+        'cfel_edge_up{cluster="1",node="edge-1"} 1',
+        'cfel_devices{cluster="1",state="done"} 2',
+        'cfel_devices{cluster="1",state="late"} 1',
+        'cfel_cluster_rho_mean{cluster="1"} 0.5',
+        'cfel_uploads_refused_total{reason="not finite"} 4',
+    ):
+        assert line in lines
+    assert not [line for line in lines if "budget_seconds" in line or line.startswith("cfel_rounds ")]
+
+
+def test_a_family_is_announced_once_and_before_its_samples() -> None:
+    names = re.findall(r"# TYPE (\S+)", metrics_text(federation()))
+    assert len(names) == len(set(names)) == 20
+    assert EVIL.replace('"', '\\"') in metrics_text(federation())

@@ -1,0 +1,95 @@
+"""A coordinator that fails: said in the log, out of office, and another one does its work."""
+
+import asyncio
+import logging
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from cfel.deployment.coordinator.control_state import Control
+from cfel.deployment.coordinator.coordinator import Coordinator
+from cfel.deployment.election import member as member_module
+from cfel.deployment.election.electorate import Role
+from cfel.deployment.election.member import Member
+from cfel.deployment.election.messages import Ballot, LeaderChanged, Resign, Tick
+from cfel.deployment.election.rules import leads, step, wakes_at
+from cfel.deployment.security.identity import Identity
+from cfel.deployment.transport.memory_transport import MemoryNetwork
+from cfel.deployment.transport.messages import Message
+from cfel.errors import RunDirectoryError
+from tests.deployment.conftest import deployed
+from tests.deployment.election.test_rules import elected
+from tests.deployment.memory_federation import Federation
+from tests.simulation.drive import timeless
+
+
+def test_whoever_resigns_rests_and_keeps_its_vote() -> None:
+    """Elected at 11 s, it resigns at 12 s for 5 s: no leader, same term and vote, silent until 17 s."""
+    after, actions = step(elected(), Resign(5.0), 12.0, 0.5)
+    assert actions == (LeaderChanged(1, None),)
+    assert (after.role, after.ballot, wakes_at(after)) == (Role.FOLLOWER, Ballot(1, 0), 17.0)
+    assert not leads(after, 12.0)
+    assert step(after, Tick(), 16.9, 0.5) == (after, ())
+    assert step(after, Resign(5.0), 13.0, 0.5) == (after, ())
+
+
+def test_an_unexpected_failure_gives_the_office_to_another(
+    tmp_path: Path,
+    simulated: list[dict[str, Any]],
+    monkeypatch: pytest.MonkeyPatch,
+    caplog: pytest.LogCaptureFixture,
+) -> None:
+    """The first two to plan the second round fail; the third does not, and nothing else is different."""
+    failed: list[int] = []
+    planned = Coordinator._planned
+
+    async def fail_at_first(self: Coordinator, control: Control) -> Control:
+        if control.rounds_done == 1 and len(failed) < 2 and self._number not in failed:
+            failed.append(self._number)
+            raise ZeroDivisionError(f"at edge server {self._number}")
+        return await planned(self, control)
+
+    monkeypatch.setattr(Coordinator, "_planned", fail_at_first)
+    shown: list[str] = []
+
+    async def play() -> list[dict[str, Any]]:
+        async with Federation(deployed(), tmp_path) as federation:
+            federation.start()
+            while not failed:
+                await asyncio.sleep(0.001)
+            await asyncio.sleep(0)
+            shown.append(federation.edges[failed[0]].look().problem)
+            await federation.finished()
+            return timeless(federation.records())
+
+    with caplog.at_level(logging.ERROR, "cfel.deployment.coordinator.role"):
+        assert asyncio.run(play()) == simulated
+    assert len(failed) == 2
+    assert [record.exc_info[0] for record in caplog.records if record.exc_info] == [ZeroDivisionError] * 2
+    assert "ZeroDivisionError" in shown[0]
+
+
+def test_a_ballot_that_cannot_be_kept_is_not_given_and_ends_the_member(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Asked again after the disk failed, it still has not voted; whoever runs it is told."""
+
+    def no_space(path: Path, *_: object) -> None:
+        raise RunDirectoryError(f"cannot write {path}")
+
+    monkeypatch.setattr(member_module, "save_ballot", no_space)
+    asked = Message({"kind": "VoteRequest", "term": 9, "asked_at": 1.0, "preliminary": False})
+
+    async def play() -> None:
+        own = Identity("edge", 0)
+        voter = Member(0, 3, 0.01, tmp_path / "ballot.json", MemoryNetwork(0).calls(own), lambda *_: None)
+        await asyncio.sleep(0.02)
+        for _ in range(2):
+            with pytest.raises(RunDirectoryError):
+                await voter.received(Identity("edge", 1), asked)
+            assert voter.state.ballot == Ballot()
+        with pytest.raises(RunDirectoryError):
+            await voter.run()
+
+    asyncio.run(play())

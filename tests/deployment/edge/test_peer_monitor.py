@@ -1,0 +1,147 @@
+"""What an edge server knows of the others: who is alive, that there is no majority, that all is over."""
+
+import asyncio
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from cfel.deployment.edge.contacts import Contacts
+from cfel.deployment.security.identity import Identity
+from cfel.deployment.transport.messages import Message
+from tests.deployment.conftest import deployed
+from tests.deployment.memory_federation import Federation, Network, until
+from tests.deployment.security.test_limits import Clock
+from tests.simulation.drive import timeless
+
+
+def edges(*numbers: int) -> list[Identity]:
+    return [Identity("edge", number) for number in numbers]
+
+
+def test_silence_makes_suspect_and_then_lost() -> None:
+    """Asked every 2 s: suspect until first heard of and beyond 5 s of silence, lost beyond 10 s."""
+    clock = Clock()
+    contacts = Contacts([1, 2], 2.0, clock)
+    assert [contacts.state(i) for i in range(3)] == ["alive", "suspect", "suspect"]
+    contacts.heard(Identity("edge", 1))
+    contacts.heard(Identity("device", 2))
+    assert [contacts.state(i) for i in range(3)] == ["alive", "alive", "suspect"]
+    clock.seconds = 6.0
+    assert contacts.state(1) == "suspect"
+    clock.seconds = 10.5
+    assert contacts.lost() == [1, 2]
+    contacts.heard(Identity("edge", 2))
+    assert contacts.lost() == [1]
+
+
+def test_status_shows_who_is_lost_and_what_devices_of_others_do(tmp_path: Path) -> None:
+    """Edge server 2 is killed before the first round: the others say so, of its devices too."""
+
+    async def play() -> None:
+        async with Federation(deployed(join_seconds=600.0), tmp_path) as federation:
+            federation.start(*edges(0, 1, 2), Identity("device", 0), Identity("device", 4))
+            node = federation.edges
+
+            def states(number: int) -> list[str]:
+                return [cluster.state for cluster in node[number].look().clusters]
+
+            await until("all are there", lambda: len(node) == 3 and states(0) == ["alive"] * 3)
+            await until("told", lambda: node[0].look().clusters[2].devices[0].state == "idle")
+            assert node[0].look().clusters[2].devices[1].state == "lost"
+            await federation.kill(Identity("edge", 2))
+            await until("its loss is seen", lambda: states(0) == states(1) == ["alive", "alive", "lost"])
+            seen = node[0].look()
+            assert [device.state for device in seen.clusters[2].devices] == ["away", "away"]
+            assert seen.problem == ""
+
+    asyncio.run(play())
+
+
+def test_without_a_majority_everybody_says_so_and_goes_on_when_it_is_back(
+    tmp_path: Path, simulated: list[dict[str, Any]]
+) -> None:
+    """Two of three are killed in round 2; the third waits and says why; all end as if nothing had been."""
+    experiment = deployed(round_seconds=60.0, gone_seconds=60.0, gossip_seconds=60.0)
+
+    async def play() -> list[dict[str, Any]]:
+        async with Federation(experiment, tmp_path) as federation:
+            federation.start()
+            await until(
+                "a round is done",
+                lambda: any(n.server.chronicle.log.records for n in federation.edges.values()),
+            )
+            for gone in edges(1, 2):
+                await federation.kill(gone)
+            alone = federation.edges[0]
+            await until("it says so", lambda: "no majority: 1 of 3" in alone.look().problem)
+            assert "edge-1, edge-2" in alone.look().problem
+            assert alone.look().elections[-1].kind == "no-majority"
+            assert alone.look().coordinator is None
+            federation.start(*edges(1, 2))
+            await until("all is well again", lambda: not alone.look().problem)
+            await federation.finished()
+            return timeless(federation.records())
+
+    assert asyncio.run(play()) == simulated
+
+
+@pytest.mark.parametrize("missed", ["all", "the end"])
+def test_an_edge_server_that_comes_after_the_end_learns_of_it(tmp_path: Path, missed: str) -> None:
+    """It was away from round 1 (or 3) on; the others wait for it; it gets log and model, and ends."""
+    experiment = deployed(
+        {"rounds": {"global": 4, "edge": 1}}, round_seconds=0.8, gossip_seconds=0.4, linger_seconds=50.0
+    )
+
+    async def play() -> None:
+        async with Federation(experiment, tmp_path, Network()) as federation:
+            federation.start()
+            node = federation.edges
+            rounds = 1 if missed == "all" else 3
+            await until(
+                "away", lambda: any(len(n.server.chronicle.log.records) >= rounds for n in node.values())
+            )
+            await federation.kill(Identity("edge", 1))
+            await until(
+                "the end",
+                lambda: (
+                    node[0].server.chronicle.finished.is_set() and node[2].server.chronicle.finished.is_set()
+                ),
+            )
+            federation.start(Identity("edge", 1))
+            await federation.finished(40.0)
+            late = node[1].server
+            assert late.state.position == (4, 0, 0)
+            assert late.chronicle.log.last_round == 4
+            if missed == "all":
+                others = {node[i].server.state.model.sha256() for i in (0, 2)}
+                assert late.state.model.sha256() in others
+
+    asyncio.run(play())
+
+
+def test_one_that_has_finished_and_is_started_again_ends_by_itself(tmp_path: Path) -> None:
+    async def play(who: list[Identity]) -> None:
+        async with Federation(
+            deployed({"rounds": {"global": 1}}, gossip_seconds=2.0), tmp_path
+        ) as federation:
+            federation.start(*who)
+            await federation.finished()
+            assert federation.edges[0].look().phase == "finished"
+
+    asyncio.run(play([]))
+    asyncio.run(play(edges(0)))
+
+
+def test_nobody_waits_for_itself(tmp_path: Path) -> None:
+    """An edge server that comes back between the last round and the farewell is named there as missing."""
+
+    async def play() -> None:
+        async with Federation(deployed(), tmp_path) as federation:
+            federation.start(*edges(1))
+            await until("it is there", lambda: 1 in federation.edges)
+            server = federation.edges[1].server
+            await server.chronicle.farewell(Identity("edge", 0), Message({"missing": [1, 2]}))
+            assert server.chronicle.awaited == (2,)
+
+    asyncio.run(play())

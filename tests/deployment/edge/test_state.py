@@ -1,0 +1,119 @@
+"""An edge server's state on its disk: models by their digest, written once, swept when nobody names them."""
+
+from dataclasses import replace
+from pathlib import Path
+
+import pytest
+import torch
+
+from cfel.deployment.edge.state import EdgeDisk, EdgeState
+from cfel.errors import RunDirectoryError
+from cfel.learning.models.flat import FlatModel
+
+
+def _model(value: float, entries: int = 5) -> FlatModel:
+    return FlatModel(torch.full((entries,), value), torch.full((2,), -value))
+
+
+START, FIRST, SECOND = _model(0.0), _model(1.0), _model(2.0)
+STATE = EdgeState(
+    position=(3, 1, 0),
+    model=SECOND,
+    before=FIRST,
+    reports={"3/0/0": {"work": [[0, 5, 100, 0.5]]}},
+    used={4: (3, 0)},
+    gossip={"at": [2, 4, 0]},
+    control={"round": 3},
+)
+
+
+def _disk(directory: Path) -> EdgeDisk:
+    return EdgeDisk(directory, START)
+
+
+def _same(left: FlatModel, right: FlatModel) -> bool:
+    return left.sha256() == right.sha256()
+
+
+def _files(directory: Path) -> dict[str, int]:
+    return {path.name: path.stat().st_ino for path in (directory / "models").iterdir()}
+
+
+def test_nothing_saved_is_the_start(tmp_path: Path) -> None:
+    state = _disk(tmp_path).load()
+    assert state.position == (0, 0, 0)
+    assert state.model is START
+    assert state.before is START
+
+
+def test_there_and_back(tmp_path: Path) -> None:
+    _disk(tmp_path).save(STATE)
+    found = _disk(tmp_path).load()
+    assert _same(found.model, SECOND)
+    assert _same(found.before, FIRST)
+    for name in ("position", "reports", "used", "gossip", "control"):
+        assert getattr(found, name) == getattr(STATE, name)
+    # A model that was read may be written to like any other.
+    found.model.parameters.add_(1)
+
+
+def test_a_model_is_written_once(tmp_path: Path) -> None:
+    disk = _disk(tmp_path)
+    disk.save(STATE)
+    before = _files(tmp_path)
+    disk.save(replace(STATE, position=(3, 2, 0)))
+    assert _files(tmp_path) == before
+    back = _disk(tmp_path)
+    back.save(replace(back.load(), position=(3, 3, 0)))
+    assert _files(tmp_path) == before
+    disk.save(replace(STATE, before=SECOND, model=_model(3.0)))
+    after = _files(tmp_path)
+    kept = SECOND.sha256().hex()
+    assert after[kept] == before[kept]
+    assert after.keys() == {kept, _model(3.0).sha256().hex()}
+
+
+def test_equal_models_share_a_file(tmp_path: Path) -> None:
+    _disk(tmp_path).save(replace(STATE, before=_model(2.0)))
+    assert len(_files(tmp_path)) == 1
+    assert _same(_disk(tmp_path).load().before, SECOND)
+
+
+def test_what_a_crash_left_is_swept(tmp_path: Path) -> None:
+    disk = _disk(tmp_path)
+    disk.save(STATE)
+    (tmp_path / "models" / "0123").write_bytes(b"a model that no state names")
+    (tmp_path / "models" / ".0123.tmp").write_bytes(b"half of one")
+    assert _same(_disk(tmp_path).load().model, SECOND)
+    disk.save(STATE)
+    assert _files(tmp_path).keys() == {SECOND.sha256().hex(), FIRST.sha256().hex()}
+
+
+def test_the_old_state_stands_until_the_new_one_does(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    disk = _disk(tmp_path)
+    disk.save(STATE)
+
+    def refuse(*_: object) -> None:
+        raise RunDirectoryError("no space left")
+
+    monkeypatch.setattr("cfel.deployment.state_file.save", refuse)
+    with pytest.raises(RunDirectoryError, match="no space"):
+        disk.save(replace(STATE, model=_model(3.0), before=_model(4.0)))
+    found = _disk(tmp_path).load()
+    assert _same(found.model, SECOND)
+    assert _same(found.before, FIRST)
+
+
+@pytest.mark.parametrize("harm", ["damaged", "does not exist", "another experiment"])
+def test_a_model_that_is_not_what_it_was(tmp_path: Path, harm: str) -> None:
+    start = START
+    _disk(tmp_path).save(STATE)
+    path = tmp_path / "models" / SECOND.sha256().hex()
+    if harm == "damaged":
+        path.write_bytes(path.read_bytes()[:-1] + b"\x01")
+    elif harm == "does not exist":
+        path.unlink()
+    else:
+        start = _model(0.0, 6)
+    with pytest.raises(RunDirectoryError, match=harm):
+        EdgeDisk(tmp_path, start).load()

@@ -1,0 +1,228 @@
+"""Deployments that measure: devices tell their own speed and energy, and budgets hold by the clock."""
+
+import asyncio
+import itertools
+import math
+from collections.abc import Callable, Mapping
+from pathlib import Path
+from time import monotonic
+from typing import Any
+
+import numpy as np
+import pytest
+
+from cfel.deployment.coordinator.control_state import first_control, from_json, to_json
+from cfel.deployment.device.memory import Memory, load_memory, save_memory
+from cfel.deployment.measurement.energy_counters import EnergyCounter, PowerCounter
+from cfel.deployment.measurement.measured_rounds import Measured
+from cfel.deployment.measurement.meters import Measurements, RunningRatio
+from cfel.deployment.measurement.reported import Reported, reported_in
+from cfel.deployment.security.identity import Identity
+from cfel.deployment.transport.messages import Message
+from cfel.errors import RefusedError
+from cfel.experiment import Experiment
+from cfel.learning.device_messages import DeviceState
+from cfel.runlog import PlanTable, RoundRecord
+from cfel.runlog.plans import read_plan
+from tests.deployment.conftest import deployed
+from tests.deployment.memory_federation import Federation
+
+SCALE = 3e-4
+"""A step of the emulated devices takes 20 to 45 ms."""
+NO_LIMIT: Mapping[str, Any] = {"seconds": math.inf, "joules": math.inf}
+TOLD = {
+    "mu": 0.5,
+    "alpha": 2.0,
+    "nu": 3.0,
+    "power": 1.5,
+    "seconds": 2.5,
+    "joules": 10.0,
+    "time_source": "clock",
+    "energy_source": "rapl",
+}
+
+
+def measuring(budget: Mapping[str, Any], rounds: int, stop: str = "rounds") -> Experiment:
+    """The tiny experiment on emulated devices that measure themselves, one edge round per global round."""
+    changes = {
+        "budget": budget,
+        "rounds": {"global": rounds, "edge": 1, "stop": stop},
+        "scheme": {"noise_weight": 0.0},  # more steps are always better
+    }
+    return deployed(changes, conditions="measured", time_scale=SCALE)
+
+
+def play(
+    experiment: Experiment,
+    directory: Path,
+    energy: Callable[[], EnergyCounter | None] = lambda: None,
+    during: Callable[[Federation], Any] | None = None,
+) -> list[RoundRecord]:
+    """Runs it over memory."""
+
+    async def run() -> list[RoundRecord]:
+        async with Federation(experiment, directory) as federation:
+            federation.energy = energy
+            federation.start()
+            if during is not None:
+                await during(federation)
+            await federation.finished()
+            return federation.records()
+
+    return asyncio.run(run())
+
+
+def table(directory: Path, number: int) -> PlanTable:
+    """A round's plans, from whoever wrote them down."""
+    (path, *_) = directory.glob(f"edge-*/plans/round-{number:05d}.parquet")
+    return read_plan(path.parents[1], number)
+
+
+def test_seconds_are_the_clocks(tmp_path: Path) -> None:
+    """At least what the emulated devices take, at most what passes from start to end."""
+    experiment = measuring(NO_LIMIT, 4)
+    began = monotonic()
+    lines = play(experiment, tmp_path)
+    passed = monotonic() - began
+    plans = [table(tmp_path, line.round) for line in lines]
+    slowest = [float((each.steps * each.mu).max()) for each in plans]
+    assert sum(slowest) * 0.5 <= lines[-1].seconds <= passed
+    assert lines[-1].seconds == lines[-1].seconds_realised
+    assert all(later.seconds > line.seconds for line, later in itertools.pairwise(lines))
+    world = experiment.world()
+    for line, plan in zip(lines, plans, strict=True):
+        model = world.fleet.conditions(world.seed, line.round - 1, 0, world.model_bits)
+        took = plan.steps > 0
+        assert (plan.seconds[took] >= SCALE * (plan.steps * model.mu[plan.device])[took]).all()
+        assert (plan.mu < model.mu[plan.device] / 10).all()
+
+
+def test_a_budget_in_real_seconds_is_planned_for(tmp_path: Path) -> None:
+    """Devices with seconds to spare do all their steps; with next to none, about as few as they may."""
+    plenty = play(measuring({**NO_LIMIT, "seconds": 1000.0}, 4), tmp_path / "plenty")
+    scarce = play(measuring({**NO_LIMIT, "seconds": 0.1}, 4), tmp_path / "scarce")
+    assert plenty[-1].rho_mean == 1.0
+    assert plenty[-1].feasible
+    assert scarce[-1].rho_mean < 0.5
+    assert not scarce[-1].feasible
+
+
+def test_a_budget_in_real_seconds_ends_a_run(tmp_path: Path) -> None:
+    lines = play(measuring({**NO_LIMIT, "seconds": 1.5}, 1000, stop="budget"), tmp_path)
+    assert lines[-1].seconds >= 1.5
+    assert lines[-2].seconds < 1.5
+    assert lines[-1].accuracy is not None
+
+
+def test_joules_come_from_the_counter_or_from_the_model(tmp_path: Path) -> None:
+    """A steady 5 W: joules are five times the seconds. Without a counter, α per step and p while sending."""
+    sources: list[str] = []
+
+    async def look(federation: Federation) -> None:
+        while not any((node.server.chronicle.log.last_round or 0) >= 2 for node in federation.edges.values()):
+            await asyncio.sleep(0.01)
+        shown = [node.look() for node in federation.edges.values()]
+        assert {each.conditions for each in shown} == {"measured"}
+        sources.extend({device.source for each in shown for c in each.clusters for device in c.devices})
+
+    play(measuring(NO_LIMIT, 4), tmp_path / "file", lambda: PowerCounter("power file", lambda: 5.0), look)
+    plan = table(tmp_path / "file", 3)
+    np.testing.assert_allclose(plan.joules, 5.0 * plan.seconds)
+    assert sources == ["time: clock, energy: power file"]
+
+    sources.clear()
+    experiment = measuring(NO_LIMIT, 4)
+    play(experiment, tmp_path / "model", during=look)
+    world, plan = experiment.world(), table(tmp_path / "model", 3)
+    model = world.fleet.conditions(world.seed, 2, 0, world.model_bits)
+    np.testing.assert_allclose(plan.alpha, model.alpha)
+    assert (plan.joules >= plan.steps * model.alpha).all()
+    assert sources == ["time: clock, energy: model"]
+
+
+def test_a_coordinator_that_dies_takes_no_measurement_along(tmp_path: Path) -> None:
+    async def kill(federation: Federation) -> None:
+        while not any((node.server.chronicle.log.last_round or 0) >= 2 for node in federation.edges.values()):
+            await asyncio.sleep(0.005)
+        killed = federation.coordinator()
+        assert killed is not None
+        await federation.kill(Identity("edge", killed))
+        await asyncio.sleep(0.1)
+        federation.start(Identity("edge", killed))
+
+    lines = play(measuring(NO_LIMIT, 6), tmp_path, during=kill)
+    assert [line.round for line in lines] == [1, 2, 3, 4, 5, 6]
+    assert all(later.seconds > line.seconds for line, later in itertools.pairwise(lines))
+    assert all(line.devices_taking_part == 6 for line in lines)
+
+
+@pytest.mark.parametrize(
+    ("change", "reason"),
+    [
+        ({"mu": 0.0}, "measured.mu = 0"),
+        ({"mu": math.nan}, "measured.mu = nan"),
+        ({"nu": math.inf}, "measured.nu = inf"),
+        ({"alpha": -1.0}, "measured.alpha = -1"),
+        ({"power": 1e9}, "measured.power = 1000000000"),
+        ({"seconds": "2"}, "measured.seconds = '2'"),
+        ({"joules": True}, "measured.joules = True"),
+        ({"joules": 10**400}, "measured: int too large"),
+        ({"time_source": ""}, "measured.time_source = ''"),
+        ({"energy_source": "x" * 1000}, "measured.energy_source: 1000 characters"),
+        ({"watts": 3.0}, "measured.watts: is unknown"),
+    ],
+)
+def test_bad_measurements_are_refused_by_name(change: Mapping[str, Any], reason: str) -> None:
+    with pytest.raises(RefusedError, match=reason):
+        reported_in(Message({"measured": {**TOLD, **change}}))
+
+
+def test_measurements_are_whole_or_absent() -> None:
+    assert reported_in(Message({})) is None
+    assert reported_in(Message({"measured": TOLD})) == Reported(**TOLD)  # type: ignore[arg-type]
+    with pytest.raises(RefusedError, match=r"measured\.nu: is missing"):
+        reported_in(Message({"measured": {name: value for name, value in TOLD.items() if name != "nu"}}))
+    with pytest.raises(RefusedError, match="must be an object"):
+        reported_in(Message({"measured": [1, 2]}))
+
+
+def test_a_bad_measurement_costs_only_its_sender(tmp_path: Path) -> None:
+    """Device 5 claims that its steps take no time: its uploads are refused, and the others go on."""
+
+    async def spoil(federation: Federation) -> None:
+        desk = federation.edges[2].desk
+        honest = federation.edges[2].methods["upload"].handle
+
+        async def upload(caller: Identity, message: Message) -> Message:
+            if caller.number == 5:
+                told = {**message.header["measured"], "mu": -1.0}
+                message = Message({**message.header, "measured": told}, message.body)
+            return await honest(caller, message)
+
+        desk.upload = upload  # type: ignore[method-assign]
+        methods = federation.edges[2].methods
+        methods["upload"] = type(methods["upload"])(("device",), upload, methods["upload"].most_bytes)
+
+    async def begin(federation: Federation) -> None:
+        while len(federation.edges) < 3:
+            await asyncio.sleep(0)
+        await spoil(federation)
+
+    lines = play(measuring(NO_LIMIT, 3), tmp_path, during=begin)
+    assert [line.devices_taking_part for line in lines] == [5, 5, 5]
+
+
+def test_measurements_survive_the_disk_and_the_wire(tmp_path: Path) -> None:
+    known = Measurements(seconds_per_step=RunningRatio(8.0, 4.0), energy_source="rapl", call_seconds=0.1)
+    save_memory(tmp_path / "memory.bin", Memory(DeviceState(), None, known))
+    assert load_memory(tmp_path / "memory.bin").measured == known
+    control = first_control(deployed().world(), measures=True)
+    assert control.measured is not None
+    told = (Reported(**TOLD), *control.measured.devices[1:])  # type: ignore[arg-type]
+    measured = Measured(told, RunningRatio(1.0, 2.0), RunningRatio(3.0, 4.0))
+    again = from_json(to_json(type(control)(**{**_fields(control), "measured": measured})))
+    assert again.measured == measured
+
+
+def _fields(control: Any) -> dict[str, Any]:
+    return {name: getattr(control, name) for name in control.__slots__}

@@ -1,0 +1,210 @@
+"""A federation in one event loop: a network made of memory, with faults, and members that can be killed."""
+
+import asyncio
+import random
+from collections.abc import Callable, Iterable
+from dataclasses import dataclass, field
+from pathlib import Path
+from time import monotonic
+from typing import Any
+
+from cfel.deployment.compute_thread import Workroom
+from cfel.deployment.device.agent import DeviceAgent
+from cfel.deployment.edge.node import EdgeNode
+from cfel.deployment.measurement.energy_counters import EnergyCounter
+from cfel.deployment.node import own_data
+from cfel.deployment.security.identity import Identity
+from cfel.deployment.transport.grpc_transport import Method
+from cfel.deployment.transport.messages import Message, pieces, put_together
+from cfel.errors import RefusedError, UnreachableError
+from cfel.experiment import Experiment
+from cfel.runlog import RoundRecord
+from cfel.runlog.log import read_log
+from cfel.world import World
+
+MOST_BYTES = 10**7
+
+
+PATIENCE_SECONDS = 60.0
+
+
+@dataclass
+class Network:
+    """Who can be reached, and how well.
+
+    Attributes:
+        drop: share of calls lost on the way there, and likewise on the way back.
+        double: share of calls that arrive twice.
+        delay_seconds: the longest a call is under way.
+        cut: pairs of members that do not reach each other.
+        on_call: told of every call before it is delivered.
+    """
+
+    drop: float = 0.0
+    double: float = 0.0
+    delay_seconds: float = 0.0
+    cut: set[frozenset[Identity]] = field(default_factory=set)
+    on_call: Callable[[Identity, Identity, str], None] = lambda _from, _to, _method: None
+    members: dict[Identity, dict[str, Method]] = field(default_factory=dict)
+    under_way: dict[Identity, set["asyncio.Task[Message]"]] = field(default_factory=dict)
+    chance: random.Random = field(default_factory=lambda: random.Random(0))  # noqa: S311
+
+    async def deliver(self, caller: Identity, to: Identity, method: str, message: Message) -> Message:
+        """Brings a call to its receiver and the answer back, if nothing happens to them."""
+        self.on_call(caller, to, method)
+        await asyncio.sleep(self.chance.uniform(0, self.delay_seconds))
+        lost = self.chance.random() < self.drop
+        if lost or to not in self.members or frozenset((caller, to)) in self.cut:
+            raise UnreachableError(f"{to}, {method}: nobody answers")
+        if self.chance.random() < self.double:
+            await self._handled(caller, to, method, message)
+        answer = await self._handled(caller, to, method, message)
+        if self.chance.random() < self.drop or frozenset((caller, to)) in self.cut:
+            raise UnreachableError(f"{to}, {method}: the answer was lost")
+        return answer
+
+    async def _handled(self, caller: Identity, to: Identity, method: str, message: Message) -> Message:
+        offered = self.members[to][method]
+        if caller.role not in offered.roles:
+            raise RefusedError(f"{method!r} is not for a {caller.role}")
+        came = await put_together(_as_stream(message), offered.most_bytes)
+        task = asyncio.ensure_future(offered.handle(caller, came))
+        self.under_way.setdefault(to, set()).add(task)
+        try:
+            return await put_together(_as_stream(await task), MOST_BYTES)
+        except asyncio.CancelledError:
+            if to in self.members and self.members[to][method] is offered:
+                raise
+            raise UnreachableError(f"{to}, {method}: died") from None
+        finally:
+            self.under_way[to].discard(task)
+
+
+async def _as_stream(message: Message) -> Any:
+    for piece in pieces(message):
+        yield piece
+
+
+@dataclass(frozen=True)
+class MemoryCalls:
+    """How one member reaches the others."""
+
+    own: Identity
+    network: Network
+
+    async def call(self, to: Identity, method: str, message: Message, seconds: float) -> Message:
+        """See `Calls`."""
+        try:
+            async with asyncio.timeout(seconds):
+                return await self.network.deliver(self.own, to, method, message)
+        except TimeoutError:
+            raise UnreachableError(f"{to}, {method}: no answer in time") from None
+
+
+class Federation:
+    """Edge servers and devices as tasks; a context manager that ends them all."""
+
+    def __init__(self, experiment: Experiment, directory: Path, network: Network | None = None) -> None:
+        self.experiment = experiment
+        self.world: World = experiment.world()
+        self.directory = directory
+        self.network = network or Network()
+        self.edges: dict[int, EdgeNode] = {}
+        self.energy: Callable[[], EnergyCounter | None] = lambda: None
+        self._tasks: dict[Identity, asyncio.Task[None]] = {}
+        self._workrooms: dict[Identity, Workroom] = {}
+
+    def start(self, *members: Identity) -> None:
+        """Starts some members, or all."""
+        for member in members or self.everybody():
+            self._tasks[member] = asyncio.create_task(
+                self._edge(member) if member.role == "edge" else self._device(member)
+            )
+
+    def everybody(self) -> Iterable[Identity]:
+        """Edge servers first."""
+        fleet = self.world.fleet
+        return [
+            *(Identity("edge", i) for i in range(fleet.clusters)),
+            *(Identity("device", n) for n in range(fleet.devices)),
+        ]
+
+    async def _edge(self, member: Identity) -> None:
+        node = EdgeNode(
+            self.world,
+            self.experiment.resolved(self.world).simulation,
+            self.experiment.deployment,
+            member.number,
+            self.directory / str(member),
+            MemoryCalls(member, self.network),
+        )
+        self.edges[member.number] = node
+        self.network.members[member] = node.methods
+        await node.run()
+
+    async def _device(self, member: Identity) -> None:
+        workroom = self._workrooms[member] = Workroom()
+        directory = self.directory / str(member)
+        directory.mkdir(parents=True, exist_ok=True)
+        agent = DeviceAgent(
+            self.world,
+            member.number,
+            own_data(self.world, member.number),
+            self.experiment.deployment,
+            MemoryCalls(member, self.network),
+            directory,
+            workroom,
+            monotonic,
+            self.energy(),
+        )
+        try:
+            await agent.run()
+        finally:
+            workroom.close()
+
+    async def kill(self, member: Identity) -> None:
+        """Ends a member in the middle of whatever it does; calls to it fail at once."""
+        self.network.members.pop(member, None)
+        task = self._tasks.pop(member)
+        task.cancel()
+        for handling in list(self.network.under_way.get(member, ())):
+            handling.cancel()
+        if member.role == "edge":
+            for running in self.edges[member.number].server._running.values():
+                running.cancel()
+        await asyncio.wait([task])
+
+    def coordinator(self) -> int | None:
+        """Who holds the office now."""
+        leading = [
+            i for i, node in self.edges.items() if Identity("edge", i) in self._tasks and node.member.leads()
+        ]
+        return leading[0] if leading else None
+
+    async def finished(self, seconds: float = 60.0) -> None:
+        """Returns when every member that is alive has ended by itself."""
+        done, _ = await asyncio.wait(self._tasks.values(), timeout=seconds)
+        pending = [str(member) for member, task in self._tasks.items() if not task.done()]
+        assert not pending, f"{pending} go on after {seconds} s"
+        for task in done:
+            task.result()
+
+    def records(self) -> list[RoundRecord]:
+        """The longest log of all edge servers."""
+        paths = self.directory.glob("edge-*/rounds.jsonl")
+        return max((list(read_log(path).records) for path in paths), key=len)
+
+    async def __aenter__(self) -> "Federation":
+        return self
+
+    async def __aexit__(self, *_: object) -> None:
+        for member in list(self._tasks):
+            await self.kill(member)
+
+
+async def until(what: str, condition: Callable[[], bool]) -> None:
+    """Waits for something to become true."""
+    deadline = asyncio.get_running_loop().time() + PATIENCE_SECONDS
+    while not condition():
+        assert asyncio.get_running_loop().time() < deadline, f"waited in vain until {what}"
+        await asyncio.sleep(0.005)

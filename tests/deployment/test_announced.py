@@ -1,0 +1,156 @@
+"""A model that is named before its order: fetched once, ahead, and never in place of another."""
+
+import asyncio
+from collections.abc import AsyncIterator
+from contextlib import asynccontextmanager
+from pathlib import Path
+
+import pytest
+
+from cfel.deployment.compute_thread import Workroom
+from cfel.deployment.edge.device_service import Desk
+from cfel.deployment.parameters import DeploymentParameters
+from cfel.deployment.security.identity import Identity
+from cfel.deployment.transport.messages import Message
+from cfel.errors import RefusedError
+from cfel.learning.device_messages import DeviceOrder
+from cfel.learning.models.flat import FlatModel
+from cfel.rounds import ordered
+from cfel.world import World
+from tests.deployment.conftest import deployed
+from tests.deployment.memory_federation import Federation, MemoryCalls
+
+DEVICES = (0, 1)
+WORLD: World = deployed().world()
+MODEL = WORLD.start
+OTHER = FlatModel(MODEL.parameters + 1, MODEL.buffers)
+
+
+@asynccontextmanager
+async def desk() -> AsyncIterator[Desk]:
+    workroom = Workroom()
+    loop = asyncio.get_running_loop()
+    try:
+        yield Desk(
+            DEVICES, MODEL, DeploymentParameters(round_seconds=0.3, quarantine_after=3), workroom, loop.time
+        )
+    finally:
+        workroom.close()
+
+
+def orders(model: FlatModel, *devices: int) -> dict[int, DeviceOrder]:
+    return {n: ordered(WORLD, 0, 0, n, 1.0, 1.0, model) for n in devices}
+
+
+async def news(at: Desk, device: int, known: str = "") -> Message:
+    return await asyncio.wait_for(at.next(Identity("device", device), Message({"after": known})), 5)
+
+
+async def after_a_round(at: Desk, *devices: int) -> None:
+    """Nobody answers; what counts is who was asked."""
+    assert await at.collect_reports(orders(MODEL, *devices), {}) == {}
+
+
+def test_the_model_is_named_and_can_be_fetched_before_its_order() -> None:
+    async def play() -> None:
+        async with desk() as at:
+            await after_a_round(at, *DEVICES)
+            await at.announce(OTHER)
+            soon = await news(at, 0)
+            assert (soon.header["kind"], soon.header["model_sha256"]) == ("soon", OTHER.sha256().hex())
+            answer = await at.model(Identity("device", 0), Message({"sha256": OTHER.sha256().hex()}))
+            assert b"".join(answer.parts) == OTHER.parameters.numpy().tobytes()
+            with pytest.raises(RefusedError, match="not needed any more"):
+                await at.model(Identity("device", 0), Message({"sha256": MODEL.sha256().hex()}))
+            collecting = asyncio.create_task(at.collect_reports(orders(OTHER, *DEVICES), {}))
+            update = await news(at, 0, soon.header["serial"])
+            assert (update.header["kind"], update.header["model_sha256"]) == ("update", OTHER.sha256().hex())
+            await collecting
+
+    asyncio.run(play())
+
+
+@pytest.mark.parametrize("asked", [(), (1,)])
+def test_nothing_is_named_where_only_some_took_part(asked: tuple[int, ...]) -> None:
+    async def play() -> None:
+        async with desk() as at:
+            await after_a_round(at, *asked)
+            await at.announce(OTHER)
+            with pytest.raises(TimeoutError):
+                await asyncio.wait_for(at.next(Identity("device", 0), Message({"after": ""})), 0.2)
+
+    asyncio.run(play())
+
+
+def test_a_device_in_quarantine_is_told_nothing() -> None:
+    async def play() -> None:
+        async with desk() as at:
+            await after_a_round(at, *DEVICES)
+            at.refused[0] = 100
+            await at.announce(OTHER)
+            assert at.states()[0] == "quarantined"
+            with pytest.raises(TimeoutError):
+                await asyncio.wait_for(at.next(Identity("device", 0), Message({"after": ""})), 0.2)
+            assert (await news(at, 1)).header["kind"] == "soon"
+
+    asyncio.run(play())
+
+
+def test_an_order_is_never_about_the_model_before() -> None:
+    """Whoever asks while the pieces of the next model are still being cut waits for them."""
+
+    async def play() -> None:
+        async with desk() as at:
+            await after_a_round(at, *DEVICES)
+            collecting = asyncio.create_task(at.collect_reports(orders(OTHER, *DEVICES), {}))
+            await asyncio.sleep(0)
+            update = await news(at, 1)
+            assert update.header["model_sha256"] == OTHER.sha256().hex()
+            await collecting
+
+    asyncio.run(play())
+
+
+def test_a_late_announcement_does_not_disturb_an_order() -> None:
+    async def play() -> None:
+        async with desk() as at:
+            await after_a_round(at, *DEVICES)
+            collecting = asyncio.create_task(at.collect_reports(orders(OTHER, *DEVICES), {}))
+            assert (await news(at, 0)).header["kind"] == "update"
+            await at.announce(MODEL)
+            answer = await at.model(Identity("device", 0), Message({"sha256": OTHER.sha256().hex()}))
+            assert answer.digest == OTHER.sha256()
+            await collecting
+
+    asyncio.run(play())
+
+
+def test_every_model_is_fetched_once(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Three global rounds of two edge rounds, six devices: 36 orders, the first of them after estimates."""
+    fetched: list[str] = []
+    told: list[str] = []
+    call = MemoryCalls.call
+
+    async def counted(
+        self: MemoryCalls, to: Identity, method: str, message: Message, seconds: float
+    ) -> Message:
+        if method == "model":
+            fetched.append(message.header["sha256"])
+        answer = await call(self, to, method, message, seconds)
+        if method == "next":
+            told.append(answer.header["kind"])
+        return answer
+
+    monkeypatch.setattr(MemoryCalls, "call", counted)
+
+    async def play() -> int:
+        async with Federation(deployed(), tmp_path) as federation:
+            federation.start()
+            await federation.finished()
+            return len(federation.records())
+
+    assert asyncio.run(play()) == 3
+    assert 36 <= len(fetched) <= 42
+    assert told.count("update") == 36
+    # After the first edge round of each global round and between global rounds; a busy device may miss one.
+    assert 15 <= told.count("soon") <= 30

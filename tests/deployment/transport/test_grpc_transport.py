@@ -1,0 +1,261 @@
+"""gRPC with certificates: who gets in, who does not, and what both sides hear."""
+
+import asyncio
+import socket
+from collections.abc import AsyncIterator
+from contextlib import asynccontextmanager
+from datetime import UTC, datetime, timedelta
+from pathlib import Path
+
+import grpc
+import grpc.aio
+import pytest
+from cryptography import x509
+from cryptography.hazmat.primitives import hashes, serialization
+from cryptography.hazmat.primitives.asymmetric import ec
+
+from cfel.deployment.security.certificates import issue, make_authority, revoke
+from cfel.deployment.security.identity import Identity
+from cfel.deployment.transport.grpc_transport import Credentials, GrpcCalls, GrpcServer, Method
+from cfel.deployment.transport.messages import Message, pieces
+from cfel.errors import DeploymentError, RefusedError, UnreachableError
+
+EDGE, DEVICE, OTHER = Identity("edge", 0), Identity("device", 3), Identity("device", 4)
+LIMIT = 3 * 1024 * 1024
+
+
+@pytest.fixture(scope="module")
+def certificates(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    directory = tmp_path_factory.mktemp("certificates")
+    make_authority(directory)
+    for member in (EDGE, Identity("edge", 1), DEVICE, OTHER):
+        issue(directory, member, hours=1)
+    return directory
+
+
+async def _echo(caller: Identity, message: Message) -> Message:
+    if message.header.get("refuse"):
+        raise RefusedError("because")
+    return Message({"caller": str(caller), **message.header}, message.body)
+
+
+Refusals = list[tuple[Identity | None, str, str]]
+
+
+@asynccontextmanager
+async def serving(certificates: Path) -> AsyncIterator[tuple[str, Refusals]]:
+    refusals: Refusals = []
+    methods = {
+        "echo": Method(("device", "edge"), _echo, LIMIT),
+        "plan": Method(("edge",), _echo, LIMIT),
+    }
+    server = GrpcServer(
+        Credentials.read(certificates, EDGE), methods, lambda *refusal: refusals.append(refusal)
+    )
+    port = await server.start("127.0.0.1:0")
+    try:
+        yield f"127.0.0.1:{port}", refusals
+    finally:
+        await server.stop(0)
+
+
+def as_they_are(certificates: Path, who: Identity) -> Credentials:
+    """What lies in a directory, without the owner's own look at it."""
+    names = ("authority.pem", f"{who}.pem", f"{who}.key")
+    authority, certificate, key = ((certificates / name).read_bytes() for name in names)
+    return Credentials(authority, certificate, key, certificates / "revoked.txt")
+
+
+async def ask(
+    certificates: Path,
+    who: Identity,
+    address: str,
+    method: str = "echo",
+    message: Message | None = None,
+    to: Identity = EDGE,
+) -> Message:
+    calls = GrpcCalls(as_they_are(certificates, who), {to: address}, LIMIT)
+    try:
+        return await calls.call(to, method, message or Message(), 10)
+    finally:
+        await calls.close()
+
+
+def test_the_caller_is_who_the_certificate_says(certificates: Path) -> None:
+    async def play() -> Message:
+        async with serving(certificates) as (address, _):
+            body = bytes(LIMIT)
+            return await ask(certificates, DEVICE, address, message=Message({"device": 99}, body))
+
+    answer = asyncio.run(play())
+    assert answer.header == {"caller": "device-3", "device": 99}
+    assert answer.body == bytes(LIMIT)
+
+
+@pytest.mark.parametrize(
+    ("method", "message", "reason"),
+    [
+        ("plan", Message(), "'plan' is not for a device"),
+        ("echo", Message({"refuse": True}), "because"),
+        ("echo", Message({}, bytes(LIMIT + 1)), "too large"),
+        ("nothing", Message(), "not found"),
+    ],
+)
+def test_refused_with_a_reason(certificates: Path, method: str, message: Message, reason: str) -> None:
+    async def play() -> Refusals:
+        async with serving(certificates) as (address, refusals):
+            with pytest.raises(RefusedError, match=f"(?i){reason}"):
+                await ask(certificates, DEVICE, address, method, message)
+            assert (await ask(certificates, DEVICE, address)).header == {"caller": "device-3"}
+            return refusals
+
+    refusals = asyncio.run(play())
+    assert [who for who, _, _ in refusals] == ([] if method == "nothing" else [DEVICE])
+
+
+def test_raw_bytes_are_refused(certificates: Path) -> None:
+    """The bytes of a stranger's program, or of a later version, with a certificate that is all right."""
+    credentials = Credentials.read(certificates, DEVICE)
+    (good,) = pieces(Message())
+    later = good[:4] + b"\x09\x00" + good[6:]
+
+    async def play() -> list[str]:
+        details = []
+        async with serving(certificates) as (address, _):
+            secure = grpc.ssl_channel_credentials(
+                credentials.authority, credentials.key, credentials.certificate
+            )
+            options = (("grpc.ssl_target_name_override", EDGE.host),)
+            async with grpc.aio.secure_channel(address, secure, options=options) as channel:
+                for content in (b"\x00" * 100, later, b""):
+                    call = channel.stream_stream("/cfel.Federation/echo")(iter([content]), timeout=10)
+                    with pytest.raises(grpc.aio.AioRpcError) as refusal:
+                        _ = [piece async for piece in call]
+                    assert refusal.value.code() == grpc.StatusCode.INVALID_ARGUMENT
+                    details.append(refusal.value.details())
+        return details
+
+    strange, version, nothing = asyncio.run(play())
+    assert "not a message of cfel" in strange
+    assert "protocol version 9" in version
+    assert "not the start of a message" in nothing
+
+
+def test_strangers_expired_and_revoked_certificates_do_not_get_in(certificates: Path, tmp_path: Path) -> None:
+    stranger = tmp_path / "stranger"
+    make_authority(stranger)
+    issue(stranger, DEVICE, hours=1)
+    (stranger / "authority.pem").write_bytes((certificates / "authority.pem").read_bytes())
+    late = Identity("device", 8)
+    issue(certificates, late, hours=1, now=datetime.now(UTC) - timedelta(hours=2))
+
+    async def play() -> None:
+        async with serving(certificates) as (address, _):
+            with pytest.raises(UnreachableError):
+                await ask(stranger, DEVICE, address)
+            with pytest.raises(UnreachableError):
+                await ask(certificates, late, address)
+            assert (await ask(certificates, OTHER, address)).header == {"caller": "device-4"}
+            revoke(certificates, OTHER)
+            with pytest.raises(RefusedError, match="device-4 was revoked"):
+                await ask(certificates, OTHER, address)
+            assert (await ask(certificates, DEVICE, address)).header == {"caller": "device-3"}
+
+    asyncio.run(play())
+
+
+def test_plain_text_and_another_server_are_not_spoken_to(certificates: Path) -> None:
+    async def play() -> None:
+        async with serving(certificates) as (address, _):
+            host, port = address.split(":")
+            with socket.create_connection((host, int(port)), timeout=5) as plain:
+                plain.sendall(b"GET / HTTP/1.1\r\n\r\n")
+                await asyncio.sleep(0.1)
+            with pytest.raises(UnreachableError):
+                await ask(certificates, DEVICE, address, to=Identity("edge", 1))
+            assert (await ask(certificates, DEVICE, address)).header == {"caller": "device-3"}
+
+    asyncio.run(play())
+
+
+def test_keys_are_for_their_owner_only_and_missing_ones_named(certificates: Path) -> None:
+    assert (certificates / "device-3.key").stat().st_mode & 0o777 == 0o600
+    assert (certificates / "authority.key").stat().st_mode & 0o777 == 0o600
+    with pytest.raises(DeploymentError, match=r"edge-7\.pem does not exist"):
+        Credentials.read(certificates, Identity("edge", 7))
+
+
+def test_a_revocation_reaches_open_connections_and_a_bad_line_fails_nobody(tmp_path: Path) -> None:
+    """Both devices keep their connections; the list gets a bad line besides, which is said once."""
+    make_authority(tmp_path)
+    for member in (EDGE, DEVICE, OTHER):
+        issue(tmp_path, member, hours=1)
+
+    async def play() -> Refusals:
+        async with serving(tmp_path) as (address, refusals):
+            calls = {
+                who: GrpcCalls(Credentials.read(tmp_path, who), {EDGE: address}, LIMIT)
+                for who in (DEVICE, OTHER)
+            }
+            for each in calls.values():
+                await each.call(EDGE, "echo", Message(), 10)
+            revoke(tmp_path, OTHER)
+            with (tmp_path / "revoked.txt").open("a") as file:
+                file.write("zzz\n")
+            with pytest.raises(RefusedError, match="device-4 was revoked"):
+                await calls[OTHER].call(EDGE, "echo", Message(), 10)
+            for _ in range(3):
+                await calls[DEVICE].call(EDGE, "echo", Message(), 10)
+            for each in calls.values():
+                await each.close()
+            return refusals
+
+    assert asyncio.run(play()) == [
+        (None, "every call", "revoked.txt, line 2: 'zzz' is no serial number"),
+        (None, "echo", "the certificate of device-4 was revoked"),
+    ]
+
+
+def test_a_certificate_that_names_nobody_is_refused(tmp_path: Path) -> None:
+    """Signed by the authority, but for somebody who is no member."""
+    make_authority(tmp_path)
+    for member in (EDGE, DEVICE):
+        issue(tmp_path, member, hours=1)
+    authority = x509.load_pem_x509_certificate((tmp_path / "authority.pem").read_bytes())
+    signing = serialization.load_pem_private_key((tmp_path / "authority.key").read_bytes(), None)
+    key = serialization.load_pem_private_key((tmp_path / "device-3.key").read_bytes(), None)
+    assert isinstance(signing, ec.EllipticCurvePrivateKey)
+    assert isinstance(key, ec.EllipticCurvePrivateKey)
+    begin = datetime.now(UTC) - timedelta(minutes=1)
+    nobody = (
+        x509.CertificateBuilder(authority.subject, x509.Name([]), key.public_key(), 7)
+        .not_valid_before(begin)
+        .not_valid_after(begin + timedelta(hours=1))
+        .sign(signing, hashes.SHA256())
+    )
+    (tmp_path / "device-3.pem").write_bytes(nobody.public_bytes(serialization.Encoding.PEM))
+
+    async def play() -> Refusals:
+        async with serving(tmp_path) as (address, refusals):
+            with pytest.raises(RefusedError, match="names no role and number"):
+                await ask(tmp_path, DEVICE, address)
+            return refusals
+
+    assert asyncio.run(play()) == [(None, "echo", "the certificate names no role and number")]
+
+
+@pytest.mark.long
+def test_whoever_connects_and_says_nothing_is_hung_up_on(certificates: Path) -> None:
+    """No handshake within 10 s; others are served meanwhile."""
+
+    async def play() -> bytes:
+        async with serving(certificates) as (address, _):
+            host, port = address.split(":")
+            reader, writer = await asyncio.open_connection(host, int(port))
+            assert (await ask(certificates, DEVICE, address)).header == {"caller": "device-3"}
+            async with asyncio.timeout(60):
+                left = await reader.read()
+            writer.close()
+            return left
+
+    assert asyncio.run(play()) == b""

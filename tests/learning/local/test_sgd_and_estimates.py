@@ -1,0 +1,181 @@
+"""Steps, batches and estimates against numbers derived by hand."""
+
+import math
+
+import numpy as np
+import pytest
+import torch
+from hypothesis import given
+from hypothesis import strategies as st
+from torch import Tensor, nn
+
+from cfel.errors import InputError
+from cfel.learning.compression.compressors import compressor
+from cfel.learning.data import DataSet
+from cfel.learning.device_messages import DeviceOrder, DeviceState
+from cfel.learning.local.estimates import Estimates, estimates_from
+from cfel.learning.local.sgd import LocalParameters, drawn_batches, momentum_step, taken_iterations
+from cfel.learning.local.workspace import Workspace
+from cfel.learning.models.flat import FlatModel
+from cfel.learning.roles import device_estimate, device_update
+from cfel.learning.task import DeviceData, Task
+from cfel.seeding import generator
+
+
+@pytest.mark.parametrize("rule", ["bernoulli", "systematic"])
+def test_both_step_rules_have_mean_rho(rule: str) -> None:
+    """4,000 rounds of τ = 5 at ρ = 0.7: 3.5 steps on average, standard error below 0.02."""
+    counts = [
+        taken_iterations(rule, 0.7, 5, generator(0, "s", n)).sum()  # type: ignore[arg-type]
+        for n in range(4000)
+    ]
+    assert np.mean(counts) == pytest.approx(3.5, abs=0.07)
+    assert set(counts) == ({3, 4} if rule == "systematic" else {0, 1, 2, 3, 4, 5})
+
+
+@given(st.floats(0, 1), st.integers(1, 20), st.integers(0, 99))
+def test_systematic_steps_are_floor_or_ceiling_and_evenly_spread(rho: float, tau: int, seed: int) -> None:
+    taken = taken_iterations("systematic", rho, tau, generator(seed, "s"))
+    assert np.floor(rho * tau - 1e-9) <= taken.sum() <= np.ceil(rho * tau + 1e-9)
+    for width in range(1, tau):
+        windows = np.convolve(taken, np.ones(width), mode="valid")
+        assert windows.max() - windows.min() <= 1
+
+
+@pytest.mark.parametrize("rule", ["bernoulli", "systematic"])
+def test_all_or_nothing(rule: str) -> None:
+    assert taken_iterations(rule, 1.0, 6, generator(0, "s")).all()  # type: ignore[arg-type]
+    assert not taken_iterations(rule, 0.0, 6, generator(0, "s")).any()  # type: ignore[arg-type]
+
+
+def test_a_larger_rho_takes_the_same_iterations_and_more() -> None:
+    """Common random numbers: the uniforms do not depend on ρ."""
+    few, many = (taken_iterations("bernoulli", rho, 50, generator(0, "s")) for rho in (0.3, 0.6))
+    assert not (few & ~many).any()
+
+
+@given(st.integers(1, 40), st.integers(1, 50), st.integers(1, 12))
+def test_batches_are_samples_without_replacement(samples: int, batch: int, count: int) -> None:
+    rows = drawn_batches(samples, batch, count, generator(0, "b"))
+    assert rows.shape == (count, min(samples, batch))
+    assert all(len(set(row)) == len(row) for row in rows.tolist())
+    each = samples // min(samples, batch)
+    assert len(set(rows[:each].ravel().tolist())) == rows[:each].size
+
+
+def test_fewer_batches_are_the_first_of_more() -> None:
+    few, many = (drawn_batches(30, 7, count, generator(0, "b")) for count in (3, 9))
+    assert np.array_equal(few, many[:3])
+
+
+@pytest.mark.parametrize(("momentum", "decay"), [(0.9, 0.0), (0.0, 0.0), (0.5, 0.1)])
+def test_steps_equal_torch_sgd_whatever_the_strides(momentum: float, decay: float) -> None:
+    local = LocalParameters(learning_rate=0.1, momentum=momentum, weight_decay=decay)
+    draw = torch.Generator().manual_seed(0)
+    start = torch.randn(4, 3, 2, 2, generator=draw)
+    own = nn.Parameter(start.clone().to(memory_format=torch.channels_last))
+    theirs = nn.Parameter(start.clone())
+    buffers = [torch.zeros_like(own).detach()] if momentum else []
+    reference = torch.optim.SGD([theirs], lr=0.1, momentum=momentum, weight_decay=decay, foreach=False)
+    for _ in range(3):
+        gradient = torch.randn(4, 3, 2, 2, generator=draw)
+        momentum_step([own], [gradient.clone()], buffers, local)
+        theirs.grad = gradient
+        reference.step()
+    torch.testing.assert_close(own, theirs)
+
+
+@pytest.mark.parametrize(
+    ("field", "value"),
+    [
+        ("learning_rate", 0.0),
+        ("batch", 0),
+        ("momentum", 1.0),
+        ("weight_decay", -1.0),
+        ("fresh_batches", 1),
+        ("kept_energy_at", (1.5,)),
+        ("momentum_state", "drop"),
+        ("steps", "bernouli"),
+        ("estimator", "none"),
+    ],
+)
+def test_bad_local_parameters_are_named(field: str, value: object) -> None:
+    with pytest.raises(InputError, match=f"local.{field}"):
+        LocalParameters(**{field: value})  # type: ignore[arg-type]
+
+
+class _Centre(nn.Module):
+    """Outputs its one weight vector for every sample; with loss ½‖w − x‖² the gradient is w − x."""
+
+    def __init__(self, size: int) -> None:
+        super().__init__()
+        self.weight = nn.Parameter(torch.zeros(size))
+
+    def forward(self, x: Tensor) -> Tensor:
+        return self.weight.expand(len(x), -1)
+
+
+SAMPLES, SIZE = 12, 3
+
+
+def _quadratic(layered: bool) -> tuple[Task, float, float]:
+    """A task with known σ² (per sample, population) and G² at w = 0, with and without the one-pass route.
+
+    ∇ℓ_i(0) = −x_i, so G² = ‖mean x‖² and the variance of a batch of B of n drawn without replacement is
+    S²/B·(1 − B/n) with S² = Σ‖x_i − x̄‖²/(n − 1).
+    """
+    points = torch.from_numpy(np.random.default_rng(3).standard_normal((SAMPLES, SIZE)).astype(np.float32))
+    points += 0.5
+    scatter = float((points - points.mean(0)).square().sum()) / (SAMPLES - 1)
+    if layered:  # a dense layer fed with ones does the same
+        data = DataSet("points", torch.ones(SAMPLES, 1), points, torch.ones(1, 1), points[:1], SIZE)
+
+        def build(_shape: tuple[int, ...], classes: int) -> nn.Module:
+            return nn.Sequential(nn.Linear(1, classes, bias=False))
+    else:
+        data = DataSet("points", points, points, points[:1], points[:1], SIZE)
+
+        def build(_shape: tuple[int, ...], classes: int) -> nn.Module:
+            return _Centre(classes)
+
+    task = Task(
+        data, build, loss=lambda out, x: 0.5 * (out - x).square().sum(1), metric=lambda out, _: -out[:, 0]
+    )
+    return task, scatter, float(points.mean(0).square().sum())
+
+
+@pytest.mark.parametrize("layered", [True, False], ids=["one pass", "two passes"])
+@pytest.mark.parametrize("batch", [4, 5, 12])
+@pytest.mark.parametrize("estimator", ["reuse", "fresh"])
+def test_estimates_are_unbiased_on_a_quadratic(layered: bool, batch: int, estimator: str) -> None:
+    task, scatter, g2 = _quadratic(layered)
+    workspace = Workspace(task, LocalParameters(batch=batch, estimator=estimator), compressor("none"))  # type: ignore[arg-type]
+    data = DeviceData(task.data, np.arange(SAMPLES))
+    zero = FlatModel(torch.zeros(SIZE), torch.zeros(0))
+    found: list[Estimates] = []
+    for seed in range(400):
+        order = DeviceOrder(seed, 0, 0, 0, 1.0, 1.0, 1, zero)
+        if estimator == "fresh":
+            state = device_estimate(order, data, DeviceState(), workspace)
+        else:
+            _, state = device_update(order, data, DeviceState(), workspace)
+        assert state.estimates is not None
+        found.append(state.estimates)
+    sigma2 = scatter / batch * (1 - batch / SAMPLES)
+    for values, truth in (([e.sigma2 for e in found], sigma2), ([e.g2 for e in found], g2)):
+        error = np.std(values) / np.sqrt(len(values))
+        assert np.mean(values) == pytest.approx(truth, abs=4.5 * error + 1e-5)
+
+
+@pytest.mark.parametrize(
+    ("sigma2", "g2", "finite"), [(1.0, -1.0, True), (math.nan, 0.0, False), (0.0, math.inf, False)]
+)
+def test_estimates_know_whether_they_are_finite(sigma2: float, g2: float, finite: bool) -> None:
+    assert Estimates(sigma2, g2).finite is finite
+
+
+@pytest.mark.parametrize(("sigma2", "g2"), [(math.nan, 0.0), (1.0, math.inf), (-1.0, 1.0)])
+def test_estimates_from_elsewhere_must_be_possible(sigma2: float, g2: float) -> None:
+    with pytest.raises(InputError, match="diverged"):
+        estimates_from(sigma2, g2)
+    assert estimates_from(1.0, -1.0, (0.5,)) == Estimates(1.0, -1.0, (0.5,))

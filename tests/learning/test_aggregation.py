@@ -1,0 +1,163 @@
+"""Robust aggregation: small cases by hand, and a liar among eight."""
+
+from dataclasses import replace
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+
+from cfel.errors import InputError
+from cfel.learning import aggregation as robust
+from cfel.learning.aggregation import (
+    AggregationParameters,
+    Kind,
+    ScaledUpdate,
+    robust_aggregate,
+    weighted_median,
+)
+from cfel.learning.compression.compressors import DenseUpdate, SparseUpdate, Update, compressor
+from cfel.learning.device_messages import DeviceReport
+from cfel.learning.models.flat import FlatModel
+from cfel.learning.roles import edge_aggregate
+
+KINDS: tuple[Kind, ...] = ("trimmed_mean", "median", "clipped")
+
+
+def report(device: int, update: Update, buffers: list[float] | None = None) -> DeviceReport:
+    return DeviceReport(device, update, torch.tensor(buffers or []), 1.0, 1.0, 5, 0.1, 10)
+
+
+def dense(device: int, *values: float, buffers: list[float] | None = None) -> DeviceReport:
+    return report(device, DenseUpdate(torch.tensor(values)), buffers)
+
+
+def zeros(size: int, buffers: int = 0) -> FlatModel:
+    return FlatModel(torch.zeros(size), torch.zeros(buffers))
+
+
+FIVE = [dense(n, value, -value) for n, value in enumerate([1.0, 2.0, 3.0, 4.0, 1000.0])]
+
+
+def test_trimmed_mean_by_hand() -> None:
+    """One of five left out at each end: (2 + 3 + 4) / 3 = 3."""
+    made = robust_aggregate(zeros(2), FIVE, None, AggregationParameters("trimmed_mean", trim=0.2))
+    assert made.parameters.tolist() == [3.0, -3.0]
+
+
+def test_trimmed_mean_takes_weights_along() -> None:
+    """Left are 2, 3 and 4 with weights 1, 1 and 2: 13 / 4."""
+    weights = {0: 9.0, 1: 1.0, 2: 1.0, 3: 2.0, 4: 9.0}
+    made = robust_aggregate(zeros(2), FIVE, weights, AggregationParameters("trimmed_mean", trim=0.2))
+    assert made.parameters.tolist() == [3.25, -3.25]
+
+
+@pytest.mark.parametrize(("count", "expected"), [(3, 2.0), (4, 2.5), (5, 3.0)])
+def test_median_by_hand(count: int, expected: float) -> None:
+    made = robust_aggregate(zeros(2), FIVE[:count], None, AggregationParameters("median"))
+    assert made.parameters.tolist() == [expected, -expected]
+
+
+def test_weighted_median_by_hand() -> None:
+    """Weights 1, 1, 3: the middle of five units is the third value; with 1, 1, 2 it falls between."""
+    values = torch.tensor([[1.0], [2.0], [8.0]], dtype=torch.float64)
+    for weights, expected in (([1.0, 1.0, 3.0], 8.0), ([1.0, 1.0, 2.0], 5.0), ([3.0, 1.0, 1.0], 1.0)):
+        assert weighted_median(values, torch.tensor(weights, dtype=torch.float64)).tolist() == [expected]
+
+
+def test_clipping_by_hand() -> None:
+    """Lengths 5, 5 and 500, at most twice the median 5: (3, 4) twice and (6, 8) make a mean of (4, 16/3)."""
+    reports = [dense(0, 3.0, 4.0), dense(1, 3.0, 4.0), dense(2, 300.0, 400.0)]
+    made = robust_aggregate(zeros(2), reports, None, AggregationParameters("clipped", clip=2.0))
+    assert made.parameters.tolist() == pytest.approx([4.0, 16 / 3], rel=1e-6)
+
+
+@pytest.mark.parametrize("kind", KINDS)
+def test_statistics_go_through_the_same_rule(kind: Kind) -> None:
+    reports = [dense(n, 0.0, buffers=[1.0]) for n in range(7)] + [dense(7, 0.0, buffers=[1e9])]
+    made = robust_aggregate(zeros(1, buffers=1), reports, None, AggregationParameters(kind))
+    assert 0.9 < made.buffers.item() < 1.2
+
+
+@pytest.mark.parametrize("kind", KINDS)
+@pytest.mark.parametrize("name", ["topk", "randomk", "jl", "quantise", "none"])
+def test_every_kind_of_update_means_the_vector_it_stands_for(
+    name: str, kind: Kind, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Compressed updates give what their dense vectors give, over several blocks; NumPy is the reference."""
+    monkeypatch.setattr(robust, "BLOCK_ENTRIES", 700)
+    draw = np.random.default_rng(3)
+    size, count = 3000, 7
+    lengths = [1.0, 1.1, 0.9, 1.2, 50.0, 1.0, 0.8]
+    vectors = [torch.from_numpy(x * draw.standard_normal(size).astype(np.float32)) for x in lengths]
+    reports = [report(n, compressor(name)(vectors[n], 0.2, n)) for n in draw.permutation(count).tolist()]
+    made = robust_aggregate(zeros(size), reports, None, AggregationParameters(kind, trim=0.2))
+
+    whole = np.zeros((count, size))
+    for each in reports:
+        entry = torch.zeros(size)
+        each.update.add_to(entry, 1.0)
+        whole[each.device] = entry.numpy()
+    ranked = np.sort(whole, axis=0)
+    norms = np.linalg.norm(whole, axis=1)
+    shrunk = whole * np.minimum(1.0, 2 * np.median(norms) / norms)[:, None]
+    expected = {"trimmed_mean": ranked[1:-1].mean(0), "median": ranked[3], "clipped": shrunk.mean(0)}[kind]
+    np.testing.assert_allclose(made.parameters.numpy(), expected, rtol=1e-4, atol=1e-6)
+
+
+@pytest.mark.parametrize("kind", KINDS)
+def test_where_nothing_is_left_out_it_is_the_mean_to_the_bit(
+    kind: Kind,
+) -> None:
+    draw = np.random.default_rng(1)
+    reports = [
+        report(n, compressor("topk")(torch.from_numpy(draw.standard_normal(50).astype(np.float32)), 0.5, 0))
+        for n in (9, 4)
+    ]
+    weights = {4: 2.0, 9: 1.0}
+    made = robust_aggregate(zeros(50), reports, weights, AggregationParameters(kind))
+    assert made.sha256() == edge_aggregate(zeros(50), reports, weights).sha256()
+    assert robust_aggregate(model := zeros(3), [], None, AggregationParameters(kind)) is model
+
+
+@pytest.mark.parametrize("kind", KINDS)
+def test_the_order_of_arrival_does_not_matter(kind: Kind) -> None:
+    draw = np.random.default_rng(0)
+    reports = [dense(n, *draw.standard_normal(20).tolist()) for n in range(9)]
+    orders = [[reports[i] for i in draw.permutation(9)] for _ in range(10)]
+    weights = {n: n + 1.0 for n in range(9)}
+    parameters = AggregationParameters(kind)
+    assert len({robust_aggregate(zeros(20), each, weights, parameters).sha256() for each in orders}) == 1
+
+
+def test_one_liar_of_eight_moves_the_mean_and_hardly_the_others() -> None:
+    """Seven agree on a direction of length 1 within noise; the eighth sends −100 times it."""
+    draw = np.random.default_rng(2)
+    truth = np.full(400, 1 / 20, dtype=np.float32)
+    honest = [truth + 0.01 * draw.standard_normal(400).astype(np.float32) for _ in range(7)]
+    reports = [report(n, DenseUpdate(torch.from_numpy(vector))) for n, vector in enumerate(honest)]
+    reports.append(report(7, ScaledUpdate(DenseUpdate(torch.from_numpy(truth)), -100.0)))
+    errors: dict[Kind, float] = {}
+    everything: tuple[Kind, ...] = ("mean", *KINDS)
+    for kind in everything:
+        made = robust_aggregate(zeros(400), reports, None, AggregationParameters(kind))
+        errors[kind] = float(np.linalg.norm(made.parameters.numpy() - truth))
+    assert errors["mean"] > 12
+    assert errors["median"] < 0.1
+    assert errors["trimmed_mean"] < 0.1
+    assert errors["clipped"] < 0.5
+
+
+def test_what_does_not_fit_is_refused() -> None:
+    refused: tuple[tuple[dict[str, Any], str], ...] = (
+        ({"kind": "medain"}, "did you mean 'median'"),
+        ({"trim": 0.5}, "less than 0.5"),
+        ({"trim": -0.1}, "aggregation.trim"),
+        ({"clip": 0.0}, "aggregation.clip"),
+    )
+    for bad, complaint in refused:
+        with pytest.raises(InputError, match=complaint):
+            AggregationParameters(**bad)
+    odd = replace(FIVE[2], update=SparseUpdate(9, torch.tensor([1], dtype=torch.int32), torch.ones(1)))
+    with pytest.raises(InputError, match="report of device 2: 9 entries, the model has 2"):
+        robust_aggregate(zeros(2), [*FIVE[:2], odd], None, AggregationParameters("median"))

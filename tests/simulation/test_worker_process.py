@@ -1,0 +1,178 @@
+"""Worker processes: they answer, tell of failures, end with us, and give the same bits as threads."""
+
+import gc
+import os
+import pickle
+import signal
+import subprocess
+import sys
+import time
+from pathlib import Path
+
+import numpy as np
+import pytest
+import torch
+
+from cfel.errors import DivergedError, InputError, WorkerError
+from cfel.learning.compression.compressors import SparseUpdate
+from cfel.learning.device_messages import DeviceReport, DeviceState
+from cfel.learning.local.estimates import Estimates
+from cfel.simulation import executors
+from cfel.simulation.worker_process import Child, can_fork, packed
+from tests.simulation.drive import outcomes, parameters_of, tiny
+
+pytestmark = pytest.mark.skipif(not can_fork(), reason="worker processes need Linux")
+
+PATIENCE_SECONDS = 60
+
+
+class _Served:
+    """Something to be called."""
+
+    def __init__(self) -> None:
+        self.calls = 0
+
+    def add(self, one: int, two: int) -> tuple[int, int, int]:
+        """The sum, how often it was asked for, and where."""
+        self.calls += 1
+        return one + two, self.calls, os.getpid()
+
+    def collect(self) -> bool:
+        """Collects garbage; is that what happens by itself, too?"""
+        gc.collect()
+        return gc.isenabled()
+
+    def refuse(self) -> None:
+        """Fails as foreseen."""
+        raise InputError("field: 3")
+
+    def diverge(self) -> None:
+        """Fails as training may."""
+        raise DivergedError("it is nan", device=4, global_round=1, edge_round=2, learning_rate=9.0)
+
+    def fail(self) -> None:
+        """Fails as nobody foresaw."""
+        raise ZeroDivisionError("by nought")
+
+
+def test_calls_are_made_elsewhere() -> None:
+    """The child has an object of its own from the moment it was forked."""
+    served = _Served()
+    child = Child(served)
+    first, second = child.call("add", 1, 2), child.call("add", 3, 4)
+    assert (first[:2], second[:2]) == ((3, 1), (7, 2))
+    assert first[2] == second[2] != os.getpid()
+    assert served.calls == 0
+    child.close()
+
+
+def test_failures_come_back() -> None:
+    child = Child(_Served())
+    with pytest.raises(InputError, match="field: 3"):
+        child.call("refuse")
+    with pytest.raises(DivergedError, match="it is nan") as caught:
+        child.call("diverge")
+    assert (caught.value.device, caught.value.edge_round, caught.value.cluster) == (4, 2, None)
+    with pytest.raises(WorkerError, match="by nought"):
+        child.call("fail")
+    assert child.call("add", 1, 1)[0] == 2
+    child.close()
+
+
+def test_a_lost_child_is_told_of() -> None:
+    child = Child(_Served())
+    os.kill(child.call("add", 0, 0)[2], signal.SIGKILL)
+    with pytest.raises(WorkerError, match="exit code -9"):
+        child.call("add", 0, 0)
+
+
+class _Leaving:
+    """Garbage that only the cyclic collector finds, and that tells which process threw it away."""
+
+    def __init__(self, told: Path) -> None:
+        self.told = told
+        self.itself = self
+
+    def __del__(self) -> None:
+        with self.told.open("a") as file:
+            file.write(f"{os.getpid()}\n")
+
+
+def test_a_childs_garbage_is_its_own(tmp_path: Path) -> None:
+    """What the parent threw away before the fork is not finalised a second time in the child."""
+    told = tmp_path / "told"
+    gc.disable()
+    try:
+        _Leaving(told)
+        child = Child(_Served())
+        assert not gc.isenabled()
+    finally:
+        gc.enable()
+    assert child.call("collect")
+    child.close()
+    assert not told.exists()
+    gc.collect()
+    assert told.read_text().split() == [str(os.getpid())]
+
+
+def test_children_do_not_outlive_a_killed_parent() -> None:
+    """Each child must not hold the pipes of the others: the parent's death closes the last end of each."""
+    code = (
+        "import os, time\n"
+        "from cfel.simulation.worker_process import Child\n"
+        "class Served:\n"
+        "    def where(self): return os.getpid()\n"
+        "children = []\n"
+        "for _ in range(3): children.append(Child(Served(), children))\n"
+        "print(*(child.call('where') for child in children), flush=True)\n"
+        "time.sleep(600)\n"
+    )
+    with subprocess.Popen([sys.executable, "-c", code], stdout=subprocess.PIPE, text=True) as parent:
+        assert parent.stdout is not None
+        processes = [int(word) for word in parent.stdout.readline().split()]
+        parent.kill()
+    assert len(processes) == 3
+    deadline = time.monotonic() + PATIENCE_SECONDS
+    while any(_alive(process) for process in processes) and time.monotonic() < deadline:
+        time.sleep(0.02)
+    assert not any(_alive(process) for process in processes)
+
+
+def _alive(process: int) -> bool:
+    """Whether it still runs; one that has ended may wait for its new parent to notice."""
+    try:
+        return Path(f"/proc/{process}/stat").read_text().rpartition(")")[2].split()[0] != "Z"
+    except FileNotFoundError:
+        return False
+
+
+def test_parcels_keep_everything() -> None:
+    update = SparseUpdate(9, torch.tensor([1, 4], dtype=torch.int32), torch.tensor([0.5, -2.0]))
+    report = DeviceReport(3, update, torch.empty(0), 1.5, None, 2, 0.25, 10, (0.5,))
+    state = DeviceState(torch.arange(9.0), None, Estimates(1.5, -0.5))
+    found, remembered = pickle.loads(packed((report, state)))  # noqa: S301 — just packed
+    assert (found.device, found.sigma2, found.g2, found.steps, found.loss) == (3, 1.5, None, 2, 0.25)
+    assert (found.samples, found.kept_energy, found.update.size) == (10, (0.5,), 9)
+    assert found.update.indices.tolist() == [1, 4]
+    assert found.update.indices.dtype == torch.int32
+    assert found.update.values.tolist() == [0.5, -2.0]
+    assert remembered.estimates == state.estimates
+    assert torch.equal(remembered.momentum.add_(0.0), torch.arange(9.0))
+
+
+def test_processes_and_threads_give_the_same_bits(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Groups of two, so that both workers have something to do; own estimates, error feedback."""
+    monkeypatch.setattr(executors, "MOST_IN_A_GROUP", 2)
+    experiment = tiny(
+        local={"estimator": "fresh"},
+        compression={"error_feedback": True},
+        simulation={"engine": "batched", "workers": 2},
+    )
+    by_processes = outcomes(experiment)
+    monkeypatch.setattr(executors, "can_fork", lambda: False)
+    by_threads = outcomes(experiment)
+    assert [each.record.accuracy for each in by_processes] == [each.record.accuracy for each in by_threads]
+    for one, two in zip(by_processes, by_threads, strict=True):
+        assert one.record.model_sha256 == two.record.model_sha256
+        for first, second in zip(parameters_of(one), parameters_of(two), strict=True):
+            assert np.array_equal(first, second)

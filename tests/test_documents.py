@@ -37,7 +37,7 @@ def test_the_papers_map_names_tests_that_exist() -> None:
 
 
 def test_the_papers_map_names_functions_that_exist() -> None:
-    named = re.findall(r"`((?:control|cost|learning|rounds|simulation|studies|system)(?:\.\w+)+)`", MAP)
+    named = re.findall(r"`((?:api|control|cost|learning|reproduce|rounds|simulation|system)(?:\.\w+)+)`", MAP)
     assert len(named) > 30
     assert [name for name in named if not _exists(name)] == []
 

@@ -144,7 +144,7 @@ def test_no_directory(tmp_path: Path) -> None:
 
 
 def test_changes_come_when_something_changed(
-    tmp_path: Path, make_run: Callable[..., None], make_record: Callable[..., RoundRecord]
+    tmp_path: Path, make_record: Callable[..., RoundRecord]
 ) -> None:
     async def play() -> int:
         watcher = RunWatcher(tmp_path)
@@ -152,7 +152,7 @@ def test_changes_come_when_something_changed(
         waiting = asyncio.ensure_future(anext(changes))
         await asyncio.sleep(0.1)
         assert not waiting.done()
-        make_run(tmp_path, "hcef", 0, [make_record(1, 0.5, 1.0, 1.0)])
+        write_run(tmp_path, "hcef", 0, [make_record(1, 0.5, 1.0, 1.0)])
         while not watcher.snapshot().history:
             await asyncio.wait_for(waiting, 30)
             waiting = asyncio.ensure_future(anext(changes))

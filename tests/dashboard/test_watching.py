@@ -2,7 +2,6 @@
 
 import asyncio
 import os
-from collections.abc import Callable
 from pathlib import Path
 
 import numpy as np
@@ -10,7 +9,7 @@ import pytest
 
 from cfel.dashboard import RunWatcher, finished_rounds
 from cfel.errors import RunDirectoryError
-from cfel.runlog import FleetDescription, PlanTable, RoundRecord, RunWriter, describe_environment
+from cfel.runlog import FleetDescription, PlanTable, RunWriter, describe_environment
 from cfel.status import Link, Status
 from tests.report.conftest import record, ring, write_run
 
@@ -144,7 +143,7 @@ def test_no_directory(tmp_path: Path) -> None:
 
 
 def test_changes_come_when_something_changed(
-    tmp_path: Path, make_record: Callable[..., RoundRecord]
+    tmp_path: Path,
 ) -> None:
     async def play() -> int:
         watcher = RunWatcher(tmp_path)
@@ -152,7 +151,7 @@ def test_changes_come_when_something_changed(
         waiting = asyncio.ensure_future(anext(changes))
         await asyncio.sleep(0.1)
         assert not waiting.done()
-        write_run(tmp_path, "hcef", 0, [make_record(1, 0.5, 1.0, 1.0)])
+        write_run(tmp_path, "hcef", 0, [record(1, 0.5, 1.0, 1.0)])
         while not watcher.snapshot().history:
             await asyncio.wait_for(waiting, 30)
             waiting = asyncio.ensure_future(anext(changes))

@@ -1,7 +1,8 @@
-"""Numbers and arrays of numbers as they come in from outside, checked once at the door.
+"""Checks for numbers, texts and arrays that come from outside: files, options, other processes.
 
-Every function returns the value in its final type or raises an `InputError` that names the field, the first
-offending index, the value and what is allowed. It knows nothing of what the numbers mean.
+Every `check_…` function returns the value in its final type, or raises an `InputError` that names the field,
+the first bad index, the value and what is allowed. Data classes call these in `__post_init__`, so the code
+behind them never checks again. This module does not know what the numbers mean.
 """
 
 from typing import TypeVar
@@ -15,7 +16,7 @@ from cfel.errors import InputError
 _Entry = TypeVar("_Entry", bound=np.generic)
 
 
-def floats(
+def check_floats(
     field: str,
     values: ArrayLike,
     *,
@@ -25,10 +26,10 @@ def floats(
     most: float | None = None,
     finite: bool = True,
 ) -> FloatArray:
-    """A read-only float64 vector.
+    """Returns the values as a read-only float64 vector.
 
     Args:
-        field: what the user calls it.
+        field: the name the user knows it by, for the error message.
         values: what was given.
         length: how many entries there must be; None for any number.
         above: every entry must be larger than this.
@@ -37,14 +38,14 @@ def floats(
         finite: whether infinity is forbidden; NaN always is.
     """
     array = _vector(field, values, length)
-    bad = first_outside(array, above=above, least=least, most=most, finite=finite)
+    bad = find_outside(array, above=above, least=least, most=most, finite=finite)
     if bad is not None:
-        allowed = range_in_words(above=above, least=least, most=most, finite=finite)
+        allowed = describe_range(above=above, least=least, most=most, finite=finite)
         raise InputError(f"{field}[{bad}] = {array[bad]!s}: must be {allowed}")
-    return read_only(array)
+    return make_read_only(array)
 
 
-def first_outside(
+def find_outside(
     array: FloatArray,
     *,
     above: float | None = None,
@@ -52,7 +53,7 @@ def first_outside(
     most: float | None = None,
     finite: bool = True,
 ) -> int | None:
-    """Index of the first entry out of range (see `floats`), or None."""
+    """Returns the index of the first entry out of range (see `check_floats`), or None."""
     good = np.isfinite(array) if finite else ~np.isnan(array)
     if above is not None:
         good &= array > above
@@ -63,7 +64,7 @@ def first_outside(
     return None if good.all() else int(np.argmin(good))
 
 
-def range_in_words(
+def describe_range(
     *,
     above: float | None = None,
     least: float | None = None,
@@ -72,14 +73,14 @@ def range_in_words(
     finite: bool = True,
     integral: bool = False,
 ) -> str:
-    """The range of `number` or of `whole`, for an error message."""
+    """Describes the range of `check_number` or `check_whole` in words, for an error message."""
     signs = ((">", above), ("≥", least), ("≤", most), ("<", below))
     limits = [f"{sign} {limit:g}" for sign, limit in signs if limit is not None]
     kind = "a whole number" if integral else "a finite number" if finite else "a number"
     return " ".join([kind, " and ".join(limits)]).strip()
 
 
-def number(
+def check_number(
     field: str,
     value: object,
     *,
@@ -89,61 +90,62 @@ def number(
     below: float | None = None,
     finite: bool = True,
 ) -> float:
-    """One real number in a range (see `floats`) and smaller than `below`; a truth value is not a number."""
-    allowed = range_in_words(above=above, least=least, most=most, below=below, finite=finite)
+    """Returns one real number in a range (see `check_floats`) and smaller than `below`."""
+    # bool is a subclass of int, but `jitter = true` in a TOML file is a mistake, not a 1.
+    allowed = describe_range(above=above, least=least, most=most, below=below, finite=finite)
     if isinstance(value, bool | np.bool_) or not isinstance(value, int | float | np.integer | np.floating):
         raise InputError(f"{field} = {value!r}: must be {allowed}")
-    outside = first_outside(np.array([value], float), above=above, least=least, most=most, finite=finite)
+    outside = find_outside(np.array([value], float), above=above, least=least, most=most, finite=finite)
     if outside is not None or (below is not None and not value < below):
         raise InputError(f"{field} = {value!s}: must be {allowed}")
     return float(value)
 
 
-def whole(field: str, value: object, *, least: int, most: int | None = None) -> int:
-    """One whole number within [least, most]."""
+def check_whole(field: str, value: object, *, least: int, most: int | None = None) -> int:
+    """Returns one whole number within [least, most]."""
     given = isinstance(value, int | np.integer) and not isinstance(value, bool)
     if not given or value < least or (most is not None and value > most):  # type: ignore[operator]
-        allowed = range_in_words(least=least, most=most, integral=True)
+        allowed = describe_range(least=least, most=most, integral=True)
         raise InputError(f"{field} = {value!r}: must be {allowed}")
     return int(value)  # type: ignore[call-overload, no-any-return]
 
 
-def interval(field: str, value: object, *, above: float) -> tuple[float, float]:
-    """A pair (low, high) with above < low ≤ high."""
+def check_interval(field: str, value: object, *, above: float) -> tuple[float, float]:
+    """Returns a pair (low, high) with above < low ≤ high."""
     if not isinstance(value, list | tuple) or len(value) != 2:
         raise InputError(f"{field} = {value!r}: must be two numbers, the lowest and the highest")
-    low, high = (number(f"{field}[{i}]", bound, above=above) for i, bound in enumerate(value))
+    low, high = (check_number(f"{field}[{i}]", bound, above=above) for i, bound in enumerate(value))
     if low > high:
         raise InputError(f"{field} = [{low}, {high}]: the lowest must not exceed the highest")
     return low, high
 
 
-def text(field: str, value: object) -> str:
-    """A text that is not empty."""
+def check_text(field: str, value: object) -> str:
+    """Returns a text that is not empty."""
     if not isinstance(value, str) or not value:
         raise InputError(f"{field} = {value!r}: must be text")
     return value
 
 
-def entries(field: str, value: object) -> tuple[object, ...]:
-    """A list, whatever it holds."""
+def check_list(field: str, value: object) -> tuple[object, ...]:
+    """Returns the entries of a list, of any type."""
     if not isinstance(value, list | tuple):
         raise InputError(f"{field} = {value!r}: must be a list")
     return tuple(value)
 
 
-def booleans(field: str, values: ArrayLike, *, length: int) -> BoolArray:
-    """A read-only vector of truth values."""
+def check_booleans(field: str, values: ArrayLike, *, length: int) -> BoolArray:
+    """Returns a read-only vector of truth values."""
     array = np.asarray(values)
     if array.dtype != np.bool_:
         raise InputError(f"{field}: must be truth values, got {array.dtype}")
     if array.shape != (length,):
         raise InputError(f"{field}: must have {length} entries, got shape {array.shape}")
-    return read_only(array)
+    return make_read_only(array)
 
 
-def read_only(array: NDArray[_Entry]) -> NDArray[_Entry]:
-    """A view through which nobody writes."""
+def make_read_only(array: NDArray[_Entry]) -> NDArray[_Entry]:
+    """Returns a view that cannot be written to; the array itself stays as it is."""
     view = array.view()
     view.flags.writeable = False
     return view

@@ -114,7 +114,7 @@ def report_theorem(path: str | Path, changes: Sequence[str], assumed: Assumption
 
 def _landscape(experiment: Experiment, assumed: Assumptions, sigma2: float, g2: float) -> Landscape:
     rate = experiment.local.learning_rate if assumed.learning_rate is None else assumed.learning_rate
-    validation.number("learning_rate", rate, above=0)
+    validation.check_number("learning_rate", rate, above=0)
     return Landscape(
         smoothness=1 / (2 * rate) if assumed.smoothness is None else assumed.smoothness,
         initial_gap=assumed.initial_gap,

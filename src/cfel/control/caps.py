@@ -34,9 +34,9 @@ class Rounds:
     local_steps: int = 5
 
     def __post_init__(self) -> None:
-        validation.whole("rounds.global", self.global_rounds, least=1)
-        validation.whole("rounds.edge", self.edge_rounds, least=1)
-        validation.whole("rounds.local", self.local_steps, least=1)
+        validation.check_whole("rounds.global", self.global_rounds, least=1)
+        validation.check_whole("rounds.edge", self.edge_rounds, least=1)
+        validation.check_whole("rounds.local", self.local_steps, least=1)
 
     def edge_rounds_left(self, global_round: int, edge_round: int) -> int:
         """Edge rounds from this one to the end of the run."""
@@ -51,8 +51,8 @@ class Budget:
     joules: float = np.inf
 
     def __post_init__(self) -> None:
-        validation.number("budget.seconds", self.seconds, above=0, finite=False)
-        validation.number("budget.joules", self.joules, above=0, finite=False)
+        validation.check_number("budget.seconds", self.seconds, above=0, finite=False)
+        validation.check_number("budget.joules", self.joules, above=0, finite=False)
 
     def shared(self, share: float) -> "Budget":
         """A share of this budget."""

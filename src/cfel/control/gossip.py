@@ -41,7 +41,7 @@ class Gossip:
     reach: Reach = "neighbours"
 
     def __post_init__(self) -> None:
-        validation.whole("gossip.steps", self.steps, least=1)
+        validation.check_whole("gossip.steps", self.steps, least=1)
         for field, allowed in (("weights", get_args(Weights)), ("reach", get_args(Reach))):
             if getattr(self, field) not in allowed:
                 raise InputError(unknown_name(f"gossip.{field}", getattr(self, field), allowed))

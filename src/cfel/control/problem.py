@@ -97,9 +97,9 @@ class RoundProblem:
         ) -> None: ...
 
     def __post_init__(self) -> None:
-        self._set("tau", validation.whole("tau", self.tau, least=1))
+        self._set("tau", validation.check_whole("tau", self.tau, least=1))
         for field in ("sigma2", "g2", "noise_weight"):
-            self._set(field, validation.number(field, getattr(self, field), least=0))
+            self._set(field, validation.check_number(field, getattr(self, field), least=0))
         self._set("energy_cap", _energy_cap(self.energy_cap))
         self._check_devices()
         self._check_clusters()
@@ -136,14 +136,16 @@ class RoundProblem:
         object.__setattr__(self, field, value)
 
     def _check_devices(self) -> None:
-        self._set("mu", validation.floats("mu", self.mu, above=0))
+        self._set("mu", validation.check_floats("mu", self.mu, above=0))
         if self.devices == 0:
             raise InputError("mu: a round needs at least one device, got none")
         for field in ("alpha", "nu", "power"):
             given = getattr(self, field)
-            self._set(field, validation.floats(field, given, length=self.devices, least=0))
+            self._set(field, validation.check_floats(field, given, length=self.devices, least=0))
         if self.battery is not None:
-            battery = validation.floats("battery", self.battery, length=self.devices, least=0, finite=False)
+            battery = validation.check_floats(
+                "battery", self.battery, length=self.devices, least=0, finite=False
+            )
             self._set("battery", battery)
         if self.device is not None:
             self._set("device", self._whole_numbers("device", np.asarray(self.device)))
@@ -152,7 +154,7 @@ class RoundProblem:
         if values.shape != self.mu.shape or values.dtype.kind not in "iu":
             found = f"{values.dtype} of shape {values.shape}"
             raise InputError(f"{field}: must be {self.devices} whole numbers, got {found}")
-        return validation.read_only(values.astype(np.intp, copy=False))
+        return validation.make_read_only(values.astype(np.intp, copy=False))
 
     def _check_clusters(self) -> None:
         cluster = self._whole_numbers("cluster", np.asarray(self.cluster))
@@ -185,7 +187,7 @@ class RoundProblem:
 
 def _energy_cap(value: object) -> float:
     """One number; negative and +inf have a meaning, −inf and NaN do not."""
-    cap = validation.number("energy_cap", value, finite=False)
+    cap = validation.check_number("energy_cap", value, finite=False)
     if cap == -np.inf:
         raise InputError("energy_cap = -inf: must be a number or +inf")
     return cap
@@ -197,7 +199,7 @@ def _time_caps(values: ArrayLike, clusters: int) -> FloatArray:
         raise InputError(f"time_cap = {values!r}: must be a number")
     given = np.asarray(values, dtype=np.float64) if np.isscalar(values) else values
     spread = np.full(clusters, given) if np.ndim(given) == 0 else given
-    caps = validation.floats("time_cap", spread, finite=False)
+    caps = validation.check_floats("time_cap", spread, finite=False)
     if np.isneginf(caps).any():
         first = int(np.argmax(np.isneginf(caps)))
         raise InputError(f"time_cap[{first}] = -inf: must be a number or +inf")
@@ -206,5 +208,5 @@ def _time_caps(values: ArrayLike, clusters: int) -> FloatArray:
 
 def _bound(field: str, values: ArrayLike, devices: int) -> FloatArray:
     if np.ndim(values) == 0:
-        return np.broadcast_to(validation.number(field, values, least=0, most=1), (devices,))
-    return validation.floats(field, values, length=devices, least=0, most=1)
+        return np.broadcast_to(validation.check_number(field, values, least=0, most=1), (devices,))
+    return validation.check_floats(field, values, length=devices, least=0, most=1)

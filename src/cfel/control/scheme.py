@@ -53,12 +53,12 @@ class SchemeParameters:
     options: Mapping[str, Any] = field(default_factory=dict)
 
     def __post_init__(self) -> None:
-        validation.text("scheme.name", self.name)
+        validation.check_text("scheme.name", self.name)
         if not isinstance(self.options, Mapping):
             raise InputError(f"scheme.options = {self.options!r}: must be a table")
-        validation.number("scheme.rho_min", self.rho_min, above=0, most=1)
-        validation.number("scheme.theta_min", self.theta_min, above=0, most=1)
-        validation.number("scheme.noise_weight", self.noise_weight, least=0)
+        validation.check_number("scheme.rho_min", self.rho_min, above=0, most=1)
+        validation.check_number("scheme.theta_min", self.theta_min, above=0, most=1)
+        validation.check_number("scheme.noise_weight", self.noise_weight, least=0)
         if self.solver not in METHODS:
             raise InputError(unknown_name("scheme.solver", self.solver, METHODS))
         if self.on_unreachable not in UNREACHABLE:

@@ -38,10 +38,10 @@ class Landscape:
     learning_rate: float
 
     def __post_init__(self) -> None:
-        validation.number("smoothness", self.smoothness, above=0)
-        validation.number("learning_rate", self.learning_rate, above=0)
+        validation.check_number("smoothness", self.smoothness, above=0)
+        validation.check_number("learning_rate", self.learning_rate, above=0)
         for field in ("initial_gap", "sigma2", "g2"):
-            validation.number(field, getattr(self, field), least=0)
+            validation.check_number(field, getattr(self, field), least=0)
 
 
 @dataclass(frozen=True, slots=True)

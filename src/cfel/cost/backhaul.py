@@ -31,9 +31,9 @@ def backhaul_seconds(
     Raises:
         InputError: a rate is not positive, or a link has none.
     """
-    bits = validation.number("model_bits", model_bits, least=0)
+    bits = validation.check_number("model_bits", model_bits, least=0)
     if not isinstance(bits_per_second, Mapping):
-        rate = validation.number("bits_per_second", bits_per_second, above=0)
+        rate = validation.check_number("bits_per_second", bits_per_second, above=0)
         return np.array([bits / rate if graph.degree(node) else 0.0 for node in range(len(graph))])
     seconds = np.zeros(len(graph))
     for ends in graph.edges:
@@ -47,4 +47,4 @@ def _rate(rates: Mapping[tuple[int, int], float], ends: tuple[int, int]) -> floa
     if there not in rates and back not in rates:
         raise InputError(f"bits_per_second: no rate for the link between clusters {ends[0]} and {ends[1]}")
     rate = rates[there] if there in rates else rates[back]
-    return validation.number(f"bits_per_second[{ends[0]}, {ends[1]}]", rate, above=0)
+    return validation.check_number(f"bits_per_second[{ends[0]}, {ends[1]}]", rate, above=0)

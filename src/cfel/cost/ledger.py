@@ -34,9 +34,9 @@ class Ledger:
 
     def __post_init__(self) -> None:
         for field in ("seconds", "joules", "elapsed_joules"):
-            amount = validation.number(f"ledger.{field}", getattr(self, field), least=0)
+            amount = validation.check_number(f"ledger.{field}", getattr(self, field), least=0)
             object.__setattr__(self, field, amount)
-        elapsed = validation.floats("ledger.elapsed_seconds", self.elapsed_seconds, least=0)
+        elapsed = validation.check_floats("ledger.elapsed_seconds", self.elapsed_seconds, least=0)
         object.__setattr__(self, "elapsed_seconds", tuple(elapsed.tolist()))
 
     @property
@@ -72,12 +72,12 @@ class Ledger:
 
 def new_ledger(clusters: int) -> Ledger:
     """Nothing spent yet."""
-    return Ledger(0.0, 0.0, (0.0,) * validation.whole("clusters", clusters, least=1), 0.0)
+    return Ledger(0.0, 0.0, (0.0,) * validation.check_whole("clusters", clusters, least=1), 0.0)
 
 
 def after_edge_round(ledger: Ledger, cost: EdgeRoundCost) -> Ledger:
     """The ledger with one more edge round of the current global round."""
-    seconds = validation.floats("cost.seconds", cost.seconds, length=ledger.clusters, least=0)
+    seconds = validation.check_floats("cost.seconds", cost.seconds, length=ledger.clusters, least=0)
     elapsed = np.add(ledger.elapsed_seconds, seconds)
     return Ledger(ledger.seconds, ledger.joules, tuple(elapsed.tolist()), ledger.elapsed_joules + cost.joules)
 
@@ -89,7 +89,7 @@ def after_exchange(ledger: Ledger, exchange_seconds: ArrayLike) -> Ledger:
         ledger: after an edge round.
         exchange_seconds: per cluster.
     """
-    exchange = validation.floats("exchange_seconds", exchange_seconds, length=ledger.clusters, least=0)
+    exchange = validation.check_floats("exchange_seconds", exchange_seconds, length=ledger.clusters, least=0)
     latest = float(np.add(ledger.elapsed_seconds, exchange).max())
     return Ledger(ledger.seconds, ledger.joules, (latest,) * ledger.clusters, ledger.elapsed_joules)
 
@@ -101,6 +101,6 @@ def after_global_round(ledger: Ledger, backhaul_seconds: ArrayLike) -> Ledger:
         ledger: after the last edge round.
         backhaul_seconds: per cluster.
     """
-    backhaul = validation.floats("backhaul_seconds", backhaul_seconds, length=ledger.clusters, least=0)
+    backhaul = validation.check_floats("backhaul_seconds", backhaul_seconds, length=ledger.clusters, least=0)
     makespan = float(np.add(ledger.elapsed_seconds, backhaul).max())
     return Ledger(ledger.seconds + makespan, ledger.total_joules, (0.0,) * ledger.clusters, 0.0)

@@ -139,7 +139,7 @@ def _members(cluster: ArrayLike, devices: int, clusters: int) -> IntArray:
         raise InputError(
             f"cluster: must be {devices} whole numbers, got {member.dtype} of shape {member.shape}"
         )
-    strange = (member < 0) | (member >= validation.whole("clusters", clusters, least=1))
+    strange = (member < 0) | (member >= validation.check_whole("clusters", clusters, least=1))
     if strange.any():
         index = int(np.argmax(strange))
         raise InputError(

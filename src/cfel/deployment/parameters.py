@@ -58,13 +58,13 @@ class DeploymentParameters:
         waits = ("join_seconds", "round_seconds", "gossip_seconds", "election_seconds", "certificate_hours")
         rates = ("receive_seconds", "least_bytes_per_second", "calls_per_second")
         for name in (*waits, *rates):
-            validation.number(f"deployment.{name}", getattr(self, name), above=0)
+            validation.check_number(f"deployment.{name}", getattr(self, name), above=0)
         for name in ("time_scale", "gone_seconds", "linger_seconds"):
-            validation.number(f"deployment.{name}", getattr(self, name), least=0)
+            validation.check_number(f"deployment.{name}", getattr(self, name), least=0)
         if self.clip_norm is not None:
-            validation.number("deployment.clip_norm", self.clip_norm, above=0)
-        validation.whole("deployment.quarantine_after", self.quarantine_after, least=0)
-        validation.whole("deployment.bytes_in_flight", self.bytes_in_flight, least=1)
+            validation.check_number("deployment.clip_norm", self.clip_norm, above=0)
+        validation.check_whole("deployment.quarantine_after", self.quarantine_after, least=0)
+        validation.check_whole("deployment.bytes_in_flight", self.bytes_in_flight, least=1)
         if not isinstance(self.host, str) or not self.host:
             raise InputError(f"deployment.host = {self.host!r}: must be an address")
 

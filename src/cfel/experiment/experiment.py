@@ -60,7 +60,7 @@ class Experiment:
     deployment: DeploymentParameters = field(default_factory=DeploymentParameters)
 
     def __post_init__(self) -> None:
-        validation.text("name", self.name)
+        validation.check_text("name", self.name)
         if isinstance(self.seed, bool) or not isinstance(self.seed, int):
             raise InputError(f"seed = {self.seed!r}: must be a whole number")
         if self.data.task is None:

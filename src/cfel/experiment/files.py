@@ -222,7 +222,7 @@ def _conditions(table: Table) -> RandomConditions | HardwareConditions | TracePa
     rest = {key: value for key, value in table.items() if key != "kind"}
     if "extra_classes" in rest:
         place = "fleet.conditions.extra_classes"
-        rows = enumerate(validation.entries(place, rest["extra_classes"]))
+        rows = enumerate(validation.check_list(place, rest["extra_classes"]))
         places = ((f"{place}[{i}]", row) for i, row in rows)
         rest["extra_classes"] = [section(DeviceClass, at, as_table(at, row)) for at, row in places]
     return section(CONDITIONS[kind], "fleet.conditions", rest)

@@ -38,12 +38,12 @@ class DataParameters:
     task: str | None = None
 
     def __post_init__(self) -> None:
-        validation.whole("data.batch", self.batch, least=1)
-        validation.number("data.held_out", self.held_out, least=0, most=0.9)
+        validation.check_whole("data.batch", self.batch, least=1)
+        validation.check_number("data.held_out", self.held_out, least=0, most=0.9)
         for key in ("name", "augment", "path", "task"):
             value = getattr(self, key)
             if value is not None or key in ("name", "augment"):
-                validation.text(f"data.{key}", value)
+                validation.check_text(f"data.{key}", value)
         self.rule()
 
     def rule(self) -> PartitionParameters:
@@ -73,12 +73,12 @@ class ModelParameters:
     charged_parameters: int | None = None
 
     def __post_init__(self) -> None:
-        validation.text("model.name", self.name)
+        validation.check_text("model.name", self.name)
         if self.init is not None:
-            validation.text("model.init", self.init)
+            validation.check_text("model.init", self.init)
         for key in ("parameters", "charged_parameters"):
             if getattr(self, key) is not None:
-                validation.whole(f"model.{key}", getattr(self, key), least=1)
+                validation.check_whole(f"model.{key}", getattr(self, key), least=1)
 
     def known_size(self) -> int | None:
         """The number of parameters, where it can be told without building the model."""
@@ -98,7 +98,7 @@ class CompressionParameters:
     error_feedback: bool = False
 
     def __post_init__(self) -> None:
-        validation.text("compression.kind", self.kind)
+        validation.check_text("compression.kind", self.kind)
         if not isinstance(self.error_feedback, bool):
             raise InputError(f"compression.error_feedback = {self.error_feedback!r}: must be true or false")
 
@@ -115,4 +115,4 @@ class BudgetParameters:
         for name in ("seconds", "joules", "share_of_cef"):
             value = getattr(self, name)
             if value is not None:
-                validation.number(f"budget.{name}", value, above=0, finite=False)
+                validation.check_number(f"budget.{name}", value, above=0, finite=False)

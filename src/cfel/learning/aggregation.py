@@ -56,9 +56,9 @@ class AggregationParameters:
     def __post_init__(self) -> None:
         if self.kind not in get_args(Kind):
             raise InputError(unknown_name("aggregation.kind", self.kind, get_args(Kind)))
-        if validation.number("aggregation.trim", self.trim, least=0) >= 0.5:
+        if validation.check_number("aggregation.trim", self.trim, least=0) >= 0.5:
             raise InputError(f"aggregation.trim = {self.trim}: must be less than 0.5, or nobody is left")
-        validation.number("aggregation.clip", self.clip, above=0)
+        validation.check_number("aggregation.clip", self.clip, above=0)
 
 
 def robust_aggregate(

@@ -32,7 +32,7 @@ def chosen_rates(file: Path, dataset: str, scale: str) -> dict[str, float]:
         raise InputError(f"--rates {file}: cannot be read: {reason(error)}") from error
     table = document.get(dataset, {}).get(scale, {})
     return {
-        scheme: validation.number(f"{file}: {dataset}.{scale}.{scheme}", rate, above=0)
+        scheme: validation.check_number(f"{file}: {dataset}.{scale}.{scheme}", rate, above=0)
         for scheme, rate in table.items()
     }
 

@@ -66,10 +66,10 @@ class SimulationParameters:
             ("evaluate_samples", 0),
             ("checkpoint_every", 0),
         ):
-            validation.whole(f"simulation.{field}", getattr(self, field), least=least)
-        validation.text("simulation.device", self.device)
+            validation.check_whole(f"simulation.{field}", getattr(self, field), least=least)
+        validation.check_text("simulation.device", self.device)
         if self.target is not None:
-            validation.number("rounds.target", self.target)
+            validation.check_number("rounds.target", self.target)
         elif self.stop == "target":
             raise InputError("rounds.stop = 'target': needs rounds.target, the accuracy to reach")
 

@@ -27,8 +27,8 @@ class Availability:
     away: tuple[tuple[int, int, int], ...] = ()
 
     def __post_init__(self) -> None:
-        validation.number("availability.away_probability", self.away_probability, least=0, most=1)
-        given = enumerate(validation.entries("availability.away", self.away))
+        validation.check_number("availability.away_probability", self.away_probability, least=0, most=1)
+        given = enumerate(validation.check_list("availability.away", self.away))
         object.__setattr__(self, "away", tuple(_absence(i, triple) for i, triple in given))
 
     def check_devices(self, devices: int) -> None:
@@ -54,7 +54,7 @@ def _absence(index: int, triple: object) -> tuple[int, int, int]:
     field = f"availability.away[{index}]"
     if not isinstance(triple, list | tuple) or len(triple) != 3:
         raise InputError(f"{field} = {triple!r}: must be device, first and last global round")
-    device, first, last = (validation.whole(field, part, least=0) for part in triple)
+    device, first, last = (validation.check_whole(field, part, least=0) for part in triple)
     if first > last:
         raise InputError(f"{field} = {triple!r}: the first round must not be after the last")
     return device, first, last
@@ -67,8 +67,8 @@ def joules_left(battery_joules: ArrayLike, spent_joules: ArrayLike) -> FloatArra
         battery_joules: full charge per device, ≥ 0; infinity for a device on mains power.
         spent_joules: joules each device has spent so far, ≥ 0.
     """
-    charge = validation.floats("battery", battery_joules, least=0, finite=False)
-    spent = validation.floats("spent joules", spent_joules, length=charge.size, least=0)
+    charge = validation.check_floats("battery", battery_joules, least=0, finite=False)
+    spent = validation.check_floats("spent joules", spent_joules, length=charge.size, least=0)
     return np.maximum(charge - spent, 0.0)
 
 

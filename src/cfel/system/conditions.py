@@ -39,14 +39,14 @@ class Conditions:
     available: BoolArray
 
     def __post_init__(self) -> None:
-        mu = validation.floats("mu", self.mu, above=0)
+        mu = validation.check_floats("mu", self.mu, above=0)
         object.__setattr__(self, "mu", mu)
         for field in ("alpha", "nu", "power"):
             object.__setattr__(
-                self, field, validation.floats(field, getattr(self, field), length=mu.size, least=0)
+                self, field, validation.check_floats(field, getattr(self, field), length=mu.size, least=0)
             )
         object.__setattr__(
-            self, "available", validation.booleans("available", self.available, length=mu.size)
+            self, "available", validation.check_booleans("available", self.available, length=mu.size)
         )
 
     @property
@@ -56,7 +56,7 @@ class Conditions:
 
     def without(self, away: ArrayLike) -> "Conditions":
         """The same conditions with the devices marked in `away` absent as well."""
-        absent = validation.booleans("away", away, length=self.devices)
+        absent = validation.check_booleans("away", away, length=self.devices)
         return replace(self, available=self.available & ~absent)
 
 
@@ -120,12 +120,12 @@ class RandomConditions:
 
     def __post_init__(self) -> None:
         for field in ("gigahertz", "bandwidth_megahertz", "watts"):
-            pair = validation.interval(f"conditions.{field}", getattr(self, field), above=0)
+            pair = validation.check_interval(f"conditions.{field}", getattr(self, field), above=0)
             object.__setattr__(self, field, pair)
         for field in ("seconds_gigahertz", "channel_mean", "noise_watts"):
-            validation.number(f"conditions.{field}", getattr(self, field), above=0)
+            validation.check_number(f"conditions.{field}", getattr(self, field), above=0)
         for field in ("alpha_joules", "channel_floor"):
-            validation.number(f"conditions.{field}", getattr(self, field), least=0)
+            validation.check_number(f"conditions.{field}", getattr(self, field), least=0)
         check_redraw("conditions.redraw", self.redraw)
 
     def conditions(

@@ -16,7 +16,7 @@ from numpy.typing import NDArray
 from cfel.arrays import FloatArray, IntArray
 from cfel.system.conditions import Conditions
 from cfel.system.tables import Table, read_table
-from cfel.validation import read_only
+from cfel.validation import make_read_only
 
 REQUIRED = ("mu", "alpha", "nu", "power", "cluster")
 NUMBERS = ("mu", "alpha", "nu", "power", "rho_min", "rho_max", "theta_min", "theta_max", "battery")
@@ -105,7 +105,7 @@ def _cost(table: Table, column: str) -> FloatArray:
 def _clusters(table: Table) -> tuple[IntArray, tuple[str, ...]]:
     encoded = table.texts("cluster").dictionary_encode()
     numbers = encoded.indices.to_numpy(zero_copy_only=False).astype(np.int64)
-    return read_only(numbers), tuple(encoded.dictionary.to_pylist())
+    return make_read_only(numbers), tuple(encoded.dictionary.to_pylist())
 
 
 def _bounds(table: Table, variable: str) -> tuple[FloatArray | None, FloatArray | None]:

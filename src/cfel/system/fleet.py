@@ -40,18 +40,18 @@ class FleetParameters:
     battery_joules: float | tuple[float, ...] | None = None
 
     def __post_init__(self) -> None:
-        validation.whole("fleet.devices", self.devices, least=1)
+        validation.check_whole("fleet.devices", self.devices, least=1)
         if isinstance(self.clusters, Sequence):
             object.__setattr__(self, "clusters", _checked_sizes(self.clusters, self.devices))
         else:
-            validation.whole("fleet.clusters", self.clusters, least=1, most=self.devices)
+            validation.check_whole("fleet.clusters", self.clusters, least=1, most=self.devices)
         if isinstance(self.battery_joules, Sequence):
-            battery = validation.floats(
+            battery = validation.check_floats(
                 "fleet.battery_joules", self.battery_joules, length=self.devices, least=0, finite=False
             )
             object.__setattr__(self, "battery_joules", tuple(battery.tolist()))
         elif self.battery_joules is not None:
-            validation.number("fleet.battery_joules", self.battery_joules, least=0, finite=False)
+            validation.check_number("fleet.battery_joules", self.battery_joules, least=0, finite=False)
         self.availability.check_devices(self.devices)
         if isinstance(self.conditions, HardwareConditions):
             self.conditions.check_devices(self.devices)
@@ -102,7 +102,7 @@ class Fleet:
             model_bits: size of one full model, e.g. 32 d.
             spent_joules: joules each device has spent so far; needed for batteries to count.
         """
-        validation.number("model_bits", model_bits, least=0)
+        validation.check_number("model_bits", model_bits, least=0)
         found = self.model.conditions(seed, global_round, edge_round, self.devices, model_bits)
         away = self.availability.is_away(seed, global_round, self.devices)
         if self.battery_joules is not None and spent_joules is not None:
@@ -116,7 +116,7 @@ def build_fleet(parameters: FleetParameters) -> Fleet:
     given = parameters.conditions
     battery = parameters.battery_joules
     return Fleet(
-        cluster=validation.read_only(np.repeat(np.arange(sizes.size), sizes)),
+        cluster=validation.make_read_only(np.repeat(np.arange(sizes.size), sizes)),
         sizes=sizes,
         model=read_trace(given.file) if isinstance(given, TraceParameters) else given,
         availability=parameters.availability,
@@ -129,13 +129,15 @@ def build_fleet(parameters: FleetParameters) -> Fleet:
 def cluster_sizes(devices: int, clusters: int | Sequence[int]) -> IntArray:
     """Devices per cluster: as given, or as even as can be with the larger clusters first."""
     if isinstance(clusters, Sequence):
-        return validation.read_only(np.array(_checked_sizes(clusters, devices), dtype=np.int64))
-    share, rest = divmod(devices, validation.whole("fleet.clusters", clusters, least=1, most=devices))
-    return validation.read_only(share + (np.arange(clusters) < rest).astype(np.int64))
+        return validation.make_read_only(np.array(_checked_sizes(clusters, devices), dtype=np.int64))
+    share, rest = divmod(devices, validation.check_whole("fleet.clusters", clusters, least=1, most=devices))
+    return validation.make_read_only(share + (np.arange(clusters) < rest).astype(np.int64))
 
 
 def _checked_sizes(sizes: Sequence[int], devices: int) -> tuple[int, ...]:
-    counts = tuple(validation.whole(f"fleet.clusters[{i}]", size, least=1) for i, size in enumerate(sizes))
+    counts = tuple(
+        validation.check_whole(f"fleet.clusters[{i}]", size, least=1) for i, size in enumerate(sizes)
+    )
     if sum(counts) != devices:
         raise InputError(f"fleet.clusters: sizes sum to {sum(counts)}, must be fleet.devices = {devices}")
     return counts

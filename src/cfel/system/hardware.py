@@ -42,11 +42,11 @@ class DeviceClass:
     source: str
 
     def __post_init__(self) -> None:
-        validation.text("device class: name", self.name)
+        validation.check_text("device class: name", self.name)
         for field in ("flops_per_second", "uplink_bits_per_second"):
-            validation.number(f"device class {self.name!r}: {field}", getattr(self, field), above=0)
+            validation.check_number(f"device class {self.name!r}: {field}", getattr(self, field), above=0)
         for field in ("compute_watts", "radio_watts"):
-            validation.number(f"device class {self.name!r}: {field}", getattr(self, field), least=0)
+            validation.check_number(f"device class {self.name!r}: {field}", getattr(self, field), least=0)
 
 
 DEVICE_CLASSES: Mapping[str, DeviceClass] = MappingProxyType(
@@ -120,11 +120,11 @@ class HardwareConditions:
         for name, amount in self.classes.items():
             if name not in known:
                 raise InputError(unknown_name("conditions.classes", name, known))
-            validation.number(f"conditions.classes[{name!r}]", amount, above=0)
-        validation.number("conditions.flops_per_sample", self.flops_per_sample, above=0)
-        validation.whole("conditions.batch", self.batch, least=1)
-        validation.number("conditions.utilisation", self.utilisation, above=0, most=1)
-        if validation.number("conditions.jitter", self.jitter, least=0) >= 1:
+            validation.check_number(f"conditions.classes[{name!r}]", amount, above=0)
+        validation.check_number("conditions.flops_per_sample", self.flops_per_sample, above=0)
+        validation.check_whole("conditions.batch", self.batch, least=1)
+        validation.check_number("conditions.utilisation", self.utilisation, above=0, most=1)
+        if validation.check_number("conditions.jitter", self.jitter, least=0) >= 1:
             raise InputError(f"conditions.jitter = {self.jitter}: must be < 1")
         check_redraw("conditions.redraw", self.redraw)
 

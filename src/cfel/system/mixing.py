@@ -62,7 +62,7 @@ def build_backhaul(parameters: TopologyParameters, sizes: ArrayLike, seed: int) 
     graph = build_graph(parameters, target.size, seed)
     weights = metropolis(graph, target)
     check_mixing(weights, target, graph)
-    return Backhaul(graph, validation.read_only(weights), target, zeta(weights, target))
+    return Backhaul(graph, validation.make_read_only(weights), target, zeta(weights, target))
 
 
 def averaged_towards(backhaul: Backhaul, target: ArrayLike, *, at_once: bool = False) -> Backhaul:
@@ -74,9 +74,9 @@ def averaged_towards(backhaul: Backhaul, target: ArrayLike, *, at_once: bool = F
         at_once: every server gets the π-weighted mean of all in one step, whatever the links, as from a cloud
             server.
     """
-    pi = validation.read_only(_distribution(target, backhaul.clusters))
+    pi = validation.make_read_only(_distribution(target, backhaul.clusters))
     weights = np.tile(pi, (pi.size, 1)) if at_once else metropolis(backhaul.graph, pi)
-    return Backhaul(backhaul.graph, validation.read_only(weights), pi, zeta(weights, pi))
+    return Backhaul(backhaul.graph, validation.make_read_only(weights), pi, zeta(weights, pi))
 
 
 def target_weights(weights: str, sizes: ArrayLike) -> FloatArray:
@@ -86,19 +86,19 @@ def target_weights(weights: str, sizes: ArrayLike) -> FloatArray:
         weights: "uniform" or "size".
         sizes: devices per cluster, each at least 1.
     """
-    counts = validation.floats("cluster sizes", sizes, least=1)
+    counts = validation.check_floats("cluster sizes", sizes, least=1)
     if counts.size == 0:
         raise InputError("cluster sizes: must have at least 1 entry, got 0")
     if weights == "uniform":
-        return validation.read_only(np.full(counts.size, 1 / counts.size))
+        return validation.make_read_only(np.full(counts.size, 1 / counts.size))
     if weights == "size":
-        return validation.read_only(counts / counts.sum())
+        return validation.make_read_only(counts / counts.sum())
     raise InputError(unknown_name("topology.weights", weights, WEIGHTS))
 
 
 def bias_warning(weights: str, sizes: ArrayLike) -> str | None:
     """A sentence worth showing when uniform gossip meets clusters of unequal size, else None."""
-    counts = validation.floats("cluster sizes", sizes, least=1)
+    counts = validation.check_floats("cluster sizes", sizes, least=1)
     if weights != "uniform" or counts.size == 0 or counts.min() == counts.max():
         return None
     return (
@@ -137,7 +137,7 @@ def metropolis_live(graph: "nx.Graph[int]", pi: ArrayLike, live: ArrayLike) -> F
         live: one truth value per edge server.
     """
     target = _distribution(pi, graph.number_of_nodes())
-    present = validation.booleans("live", live, length=target.size)
+    present = validation.check_booleans("live", live, length=target.size)
     nodes = np.flatnonzero(present)
     weights = np.eye(target.size)
     if nodes.size:
@@ -205,7 +205,7 @@ def _refuse_sums(sentence: str, found: FloatArray, wanted: FloatArray) -> None:
 
 
 def _distribution(pi: ArrayLike, clusters: int) -> FloatArray:
-    target = validation.floats("pi", pi, length=clusters, above=0)
+    target = validation.check_floats("pi", pi, length=clusters, above=0)
     if abs(target.sum() - 1) > TOLERANCE:
         raise InputError(f"pi: sums to {target.sum()!s}, must be 1")
     return target

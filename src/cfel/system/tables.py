@@ -68,10 +68,10 @@ class Table:
         if blank is not None:
             values = values.fill_null(blank)
         array: FloatArray = values.to_numpy(zero_copy_only=False)
-        row = validation.first_outside(array, above=above, least=least, most=most, finite=blank is None)
+        row = validation.find_outside(array, above=above, least=least, most=most, finite=blank is None)
         if row is not None:
-            raise self.error(column, row, validation.range_in_words(above=above, least=least, most=most))
-        return validation.read_only(array)
+            raise self.error(column, row, validation.describe_range(above=above, least=least, most=most))
+        return validation.make_read_only(array)
 
     def wholes(self, column: str) -> IntArray:
         """A column of whole numbers ≥ 0."""
@@ -96,7 +96,7 @@ class Table:
         unclear = ~(yes | no)
         if unclear.any():
             raise self.error(column, int(np.argmax(unclear)), "1 or 0, true or false")
-        return validation.read_only(yes)
+        return validation.make_read_only(yes)
 
     def error(self, column: str, row: int, allowed: str) -> FleetFileError:
         """The error for one cell; `row` counts from 0."""

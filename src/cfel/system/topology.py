@@ -49,13 +49,13 @@ class TopologyParameters:
         if not isinstance(self.kind, str):
             raise InputError(f"topology.kind = {self.kind!r}: must be a name")
         if self.file is not None:
-            validation.text("topology.file", self.file)
-        validation.number("topology.p_edge", self.p_edge, above=0, most=1)
+            validation.check_text("topology.file", self.file)
+        validation.check_number("topology.p_edge", self.p_edge, above=0, most=1)
         if self.weights not in WEIGHTS:
             raise InputError(unknown_name("topology.weights", self.weights, WEIGHTS))
         if self.kind == "edges" and (self.file is None) == (not self.edges):
             raise InputError("topology: kind 'edges' needs either `file` or `edges`, one of the two")
-        given = enumerate(validation.entries("topology.edges", self.edges))
+        given = enumerate(validation.check_list("topology.edges", self.edges))
         object.__setattr__(self, "edges", tuple(_pair(i, edge) for i, edge in given))
 
 
@@ -73,7 +73,7 @@ def build_graph(parameters: TopologyParameters, clusters: int, seed: int) -> "nx
     Raises:
         InputError: the kind is unknown, or the graph is not connected, or it has a foreign node.
     """
-    validation.whole("clusters", clusters, least=1)
+    validation.check_whole("clusters", clusters, least=1)
     builder: Builder = plugins.resolve("topology", parameters.kind, KINDS, ("parameters", "clusters", "seed"))
     graph = builder(parameters, clusters, seed)
     check_graph(graph, clusters, parameters.kind)
@@ -195,7 +195,7 @@ def _edge(path: str | Path, place: int, fields: list[str]) -> tuple[int, int]:
 def _pair(index: int, edge: object) -> tuple[int, int]:
     if not isinstance(edge, list | tuple) or len(edge) != 2:
         raise InputError(f"topology.edges[{index}] = {edge!r}: must be a pair of cluster numbers")
-    source, target = (validation.whole(f"topology.edges[{index}]", end, least=0) for end in edge)
+    source, target = (validation.check_whole(f"topology.edges[{index}]", end, least=0) for end in edge)
     return source, target
 
 

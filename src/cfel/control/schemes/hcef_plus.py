@@ -62,10 +62,10 @@ class Options:
         for name in ("progress", "curve", "error_feedback", "systematic", "frequency", "dense_gossip"):
             if not isinstance(getattr(self, name), bool):
                 raise InputError(f"scheme.options.{name} = {getattr(self, name)!r}: must be true or false")
-        validation.number("scheme.options.evenness", self.evenness, least=0)
-        validation.number("scheme.options.horizon", self.horizon, above=0)
-        validation.number("scheme.options.least_speed", self.least_speed, above=0, most=1)
-        validation.whole("scheme.options.gossip_steps", self.gossip_steps, least=1)
+        validation.check_number("scheme.options.evenness", self.evenness, least=0)
+        validation.check_number("scheme.options.horizon", self.horizon, above=0)
+        validation.check_number("scheme.options.least_speed", self.least_speed, above=0, most=1)
+        validation.check_whole("scheme.options.gossip_steps", self.gossip_steps, least=1)
 
     @classmethod
     def of(cls, given: Mapping[str, Any]) -> "Options":

@@ -63,9 +63,9 @@ class DeviceCosts:
     power_source: str = MODEL
 
     def __post_init__(self) -> None:
-        validation.number("mu", self.mu, above=0)
+        validation.check_number("mu", self.mu, above=0)
         for name in ("alpha", "nu", "power"):
-            validation.number(name, getattr(self, name), least=0)
+            validation.check_number(name, getattr(self, name), least=0)
 
     def in_words(self) -> str:
         """For a log line or a status page."""

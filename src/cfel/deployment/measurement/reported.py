@@ -54,11 +54,11 @@ class Reported:
     energy_source: str
 
     def __post_init__(self) -> None:
-        validation.number(f"{FIELD}.mu", self.mu, above=0, most=_MOST["mu"])
+        validation.check_number(f"{FIELD}.mu", self.mu, above=0, most=_MOST["mu"])
         for name, most in _MOST.items():
-            validation.number(f"{FIELD}.{name}", getattr(self, name), least=0, most=most)
+            validation.check_number(f"{FIELD}.{name}", getattr(self, name), least=0, most=most)
         for name in ("time_source", "energy_source"):
-            text = validation.text(f"{FIELD}.{name}", getattr(self, name))
+            text = validation.check_text(f"{FIELD}.{name}", getattr(self, name))
             if len(text) > MOST_SOURCE_CHARACTERS:
                 raise InputError(f"{FIELD}.{name}: {len(text)} characters, at most {MOST_SOURCE_CHARACTERS}")
 

@@ -40,10 +40,10 @@ class LinkFaults:
 
     def __post_init__(self) -> None:
         for name in ("drop", "double", "late"):
-            validation.number(f"link faults: {name}", getattr(self, name), least=0, most=1)
-        validation.number("link faults: late_seconds", self.late_seconds, least=0)
-        validation.number("link faults: seconds[0]", self.seconds[0], least=0)
-        validation.number("link faults: seconds[1]", self.seconds[1], least=self.seconds[0])
+            validation.check_number(f"link faults: {name}", getattr(self, name), least=0, most=1)
+        validation.check_number("link faults: late_seconds", self.late_seconds, least=0)
+        validation.check_number("link faults: seconds[0]", self.seconds[0], least=0)
+        validation.check_number("link faults: seconds[1]", self.seconds[1], least=self.seconds[0])
 
 
 @dataclass(slots=True)

@@ -39,9 +39,9 @@ class PartitionParameters:
     def __post_init__(self) -> None:
         if self.rule not in get_args(Rule):
             raise InputError(unknown_name("data.partition", self.rule, get_args(Rule)))
-        validation.number("data.beta", self.beta, above=0)
-        validation.whole("data.least", self.least, least=1)
-        validation.whole("data.shards", self.shards, least=1)
+        validation.check_number("data.beta", self.beta, above=0)
+        validation.check_whole("data.least", self.least, least=1)
+        validation.check_whole("data.shards", self.shards, least=1)
 
 
 def partition(

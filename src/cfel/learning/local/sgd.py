@@ -53,13 +53,13 @@ class LocalParameters:
     kept_energy_at: tuple[float, ...] = ()
 
     def __post_init__(self) -> None:
-        validation.number("local.learning_rate", self.learning_rate, above=0)
-        validation.whole("local.batch", self.batch, least=1)
-        validation.number("local.momentum", self.momentum, least=0, below=1)
-        validation.number("local.weight_decay", self.weight_decay, least=0)
-        validation.whole("local.fresh_batches", self.fresh_batches, least=2)
-        for place, share in enumerate(validation.entries("local.kept_energy_at", self.kept_energy_at)):
-            validation.number(f"local.kept_energy_at[{place}]", share, least=0, most=1)
+        validation.check_number("local.learning_rate", self.learning_rate, above=0)
+        validation.check_whole("local.batch", self.batch, least=1)
+        validation.check_number("local.momentum", self.momentum, least=0, below=1)
+        validation.check_number("local.weight_decay", self.weight_decay, least=0)
+        validation.check_whole("local.fresh_batches", self.fresh_batches, least=2)
+        for place, share in enumerate(validation.check_list("local.kept_energy_at", self.kept_energy_at)):
+            validation.check_number(f"local.kept_energy_at[{place}]", share, least=0, most=1)
         for name, kind in (("momentum_state", MomentumState), ("steps", StepRule), ("estimator", Estimator)):
             if getattr(self, name) not in get_args(kind):
                 raise InputError(unknown_name(f"local.{name}", getattr(self, name), get_args(kind)))

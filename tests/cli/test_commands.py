@@ -112,7 +112,7 @@ def test_theory(run: Run, write: Write) -> None:
 
 @pytest.mark.usefixtures("no_figures")
 def test_theory_of_a_run(run: Run, tmp_path: Path) -> None:
-    """Logged plans and estimates instead of a rehearsal, round by round."""
+    """Logged plans and estimates instead of a dry run, round by round."""
     tiny = Path(__file__).parents[2] / "examples" / "tiny.toml"
     path = tmp_path / "r"
     assert run("run", tiny, "--out", path, "--set", "rounds.global=2").code == 0

@@ -7,13 +7,13 @@ import pytest
 
 from cfel.control import (
     Budget,
-    RehearsedRound,
+    DryRunRound,
     Rounds,
     SchemeParameters,
     Setting,
     build_scheme,
+    dry_run,
     expected_use,
-    rehearse,
 )
 from cfel.system.availability import Availability
 from cfel.system.conditions import RandomConditions
@@ -35,8 +35,8 @@ def setting(preset: Preset, rounds: Rounds, **fleet: Any) -> Setting:
     )
 
 
-def run(where: Setting, scheme: str, budget: Budget) -> list[RehearsedRound]:
-    return list(rehearse(where, build_scheme(SchemeParameters(name=scheme)), budget))
+def run(where: Setting, scheme: str, budget: Budget) -> list[DryRunRound]:
+    return list(dry_run(where, build_scheme(SchemeParameters(name=scheme)), budget))
 
 
 @pytest.mark.parametrize("name", PRESETS)
@@ -111,7 +111,7 @@ def test_run_goes_on_through_a_round_without_anybody() -> None:
 
 
 @pytest.mark.parametrize("scheme", ["hcef", "cef", "cef_f", "cef_c", "mll_sgd"])
-def test_rehearsing_twice_gives_the_same(scheme: str) -> None:
+def test_a_second_dry_run_gives_the_same(scheme: str) -> None:
     where = setting(PRESETS["femnist"], Rounds(2, 2), devices=10, clusters=3)
     budget = Budget(2000.0, 400.0)
     first, second = run(where, scheme, budget), run(where, scheme, budget)

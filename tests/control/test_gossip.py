@@ -5,7 +5,7 @@ from dataclasses import replace
 import numpy as np
 import pytest
 
-from cfel.control import Budget, Gossip, Rounds, SchemeParameters, Setting, build_scheme, rehearse
+from cfel.control import Budget, Gossip, Rounds, SchemeParameters, Setting, build_scheme, dry_run
 from cfel.errors import InputError
 from cfel.system import Conditions, FleetParameters, build_fleet
 
@@ -61,9 +61,9 @@ def setting(backhaul: float) -> Setting:
 
 
 def spent(scheme: str, backhaul: float, options: dict[str, int] | None = None) -> float:
-    """Seconds of a rehearsed run."""
+    """Seconds of a dry run."""
     parameters = SchemeParameters(name=scheme, options=options or {})
-    *_, last = rehearse(setting(backhaul), build_scheme(parameters), Budget())
+    *_, last = dry_run(setting(backhaul), build_scheme(parameters), Budget())
     return last.ledger.seconds
 
 
@@ -88,7 +88,7 @@ def test_clocks_meet_at_every_exchange() -> None:
     world = setting(1.0)
     for name, every in (("cef", False), ("p_fedavg", True)):
         before = 0.0
-        for each in rehearse(world, build_scheme(SchemeParameters(name=name)), Budget()):
+        for each in dry_run(world, build_scheme(SchemeParameters(name=name)), Budget()):
             table = np.array([_slowest(world, each.conditions[r]) for r in range(3)])
             wanted = (table + 1.0).max(axis=1).sum() if every else table.sum(axis=0).max() + 1.0
             assert each.ledger.seconds - before == pytest.approx(wanted)
@@ -107,7 +107,7 @@ def test_caps_leave_room_for_all_gossip_to_come() -> None:
     world, hcef = setting(40.0), build_scheme(SchemeParameters(name="hcef"))
     eager = replace(hcef, gossip=Gossip(every_edge_round=True))
     budget = Budget(seconds=0.6 * spent("p_fedavg", 40.0))
-    *_, last = rehearse(world, eager, budget)
+    *_, last = dry_run(world, eager, budget)
     assert all(plan.feasible for plan in last.plans)
     assert last.ledger.seconds <= budget.seconds * (1 + 1e-9)
     assert last.ledger.seconds > 0.9 * budget.seconds

@@ -87,13 +87,13 @@ def test_without_frequency_clocks_are_full_and_progress_is_less() -> None:
 def test_habits_and_gossip_follow_the_switches() -> None:
     on = build_scheme(SchemeParameters(name="hcef_plus"))
     off = build_scheme(SchemeParameters(name="hcef_plus", options=OFF))
-    assert on.habits.steps == "systematic"
-    assert on.habits.error_feedback
-    assert on.habits.kept_energy_at == LIST
+    assert on.device_overrides.steps == "systematic"
+    assert on.device_overrides.error_feedback
+    assert on.device_overrides.kept_energy_at == LIST
     assert on.gossip.every_edge_round
-    assert off.habits.steps is None
-    assert off.habits.error_feedback is None
-    assert off.habits.kept_energy_at == ()
+    assert off.device_overrides.steps is None
+    assert off.device_overrides.error_feedback is None
+    assert off.device_overrides.kept_energy_at == ()
     assert not off.gossip.every_edge_round
 
 

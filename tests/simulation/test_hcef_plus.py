@@ -1,4 +1,4 @@
-"""HCEF+ in the round loop: habits reach devices, clocks reach the accounts, and a run resumes exactly."""
+"""HCEF+ in the round loop: overrides reach devices, clocks reach the accounts, and a run resumes exactly."""
 
 import numpy as np
 

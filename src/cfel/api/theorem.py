@@ -1,7 +1,7 @@
-"""Theorem 1 for an experiment file, on rehearsed plans, or for a run, on the plans that were carried out.
+"""Theorem 1 for an experiment file, from a dry run's plans, or for a run, from the plans in its log.
 
-A run's plans and its estimates of σ² and G² are in its log, round by round. An experiment file has neither:
-its controller is rehearsed with constant σ² and G², which are assumed.
+A run logs its plans and its estimates of σ² and G², round by round. An experiment file has neither, so its
+controller goes through a dry run with assumed, constant σ² and G².
 """
 
 from collections.abc import Sequence
@@ -12,7 +12,7 @@ from typing import Any
 import numpy as np
 
 from cfel import validation
-from cfel.control import Bound, Landscape, Rounds, Scheme, build_scheme, omega1, rehearse, theorem_1
+from cfel.control import Bound, Landscape, Rounds, Scheme, build_scheme, dry_run, omega1, theorem_1
 from cfel.control.theory import RoundTerms, joined, round_terms
 from cfel.errors import InputError
 from cfel.experiment import Experiment, load_experiment
@@ -65,11 +65,11 @@ class TheoremReport:
 
     Attributes:
         name, scheme, clusters: of the experiment.
-        edge_rounds: edge rounds that were rehearsed or carried out.
+        edge_rounds: edge rounds of the run or of the dry run.
         zeta, omega1: of the backhaul.
         landscape: as assumed; for a run σ² and G² are means over its rounds.
         bound: of all rounds.
-        rounds: of a run, round by round; empty for a rehearsal.
+        rounds: of a run, round by round; empty for a dry run.
     """
 
     name: str
@@ -129,10 +129,10 @@ def _of_experiment(experiment: Experiment, assumed: Assumptions) -> TheoremRepor
     setting, backhaul = experiment.setting(landscape.sigma2, landscape.g2)
     scheme = build_scheme(experiment.scheme)
     survives = scheme.gossip.survives(backhaul.zeta)
-    rehearsed = rehearse(setting, scheme, experiment.budgets(setting))
+    rounds = dry_run(setting, scheme, experiment.budgets(setting))
     plans = [
         (plan.rho[now.available], plan.theta[now.available])
-        for each in rehearsed
+        for each in rounds
         for plan, now in zip(each.plans, each.conditions, strict=True)
     ]
     return TheoremReport(

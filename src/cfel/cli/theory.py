@@ -84,7 +84,7 @@ def run(arguments: argparse.Namespace) -> int:
 def _print(console: Console, report: TheoremReport) -> None:
     bound, landscape = report.bound, report.landscape
     title = f"[bold]{escape(report.name)}[/]: {escape(report.scheme)}"
-    done = f"carried out in {len(report.rounds)} rounds" if report.rounds else "rehearsed"
+    done = f"carried out in {len(report.rounds)} rounds" if report.rounds else "planned in a dry run"
     console.print(f"{title}, {report.edge_rounds} edge rounds {done}\n")
     table = new_table("clusters", "ζ", "Ω₁")
     table.add_row(str(report.clusters), f"{report.zeta:.4f}", f"{report.omega1:.4g}")

@@ -7,8 +7,8 @@ This package deals in numbers only: it knows no tensors, no files, no clock.
 """
 
 from cfel.control.caps import Budget, Rounds, round_caps
-from cfel.control.device_overrides import Habits
-from cfel.control.dry_run import RehearsedRound, Setting, expected_use, rehearse
+from cfel.control.device_overrides import DeviceOverrides
+from cfel.control.dry_run import DryRunRound, Setting, dry_run, expected_use
 from cfel.control.gossip import Gossip
 from cfel.control.problem import RoundProblem
 from cfel.control.scheme import Observation, RoundPlan, Scheme, SchemeParameters
@@ -22,11 +22,11 @@ __all__ = [
     "SCHEMES",
     "Bound",
     "Budget",
+    "DeviceOverrides",
+    "DryRunRound",
     "Gossip",
-    "Habits",
     "Landscape",
     "Observation",
-    "RehearsedRound",
     "RoundPlan",
     "RoundProblem",
     "Rounds",
@@ -37,9 +37,9 @@ __all__ = [
     "SolverDefectError",
     "Stopping",
     "build_scheme",
+    "dry_run",
     "expected_use",
     "omega1",
-    "rehearse",
     "round_caps",
     "solve",
     "theorem_1",

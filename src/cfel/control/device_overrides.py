@@ -1,7 +1,7 @@
 """What a scheme asks of devices beyond ρ and θ: how they step, what they keep, what they measure.
 
-A scheme's `Habits` go before the experiment's own choices, so that schemes compared with one another can each
-train as they are meant to; what is left `None` stays as the experiment says.
+A scheme's `DeviceOverrides` take precedence over the experiment file, so that every scheme of a comparison
+trains the way it is meant to. A field left at `None` keeps the experiment's setting.
 """
 
 from dataclasses import dataclass
@@ -9,13 +9,13 @@ from typing import Literal
 
 
 @dataclass(frozen=True, slots=True)
-class Habits:
-    """How devices work under a scheme.
+class DeviceOverrides:
+    """Settings of the local training that a scheme overrides.
 
     Attributes:
-        steps: "bernoulli" or "systematic"; None for the experiment's.
-        error_feedback: whether devices keep what compression dropped; None for the experiment's.
-        kept_energy_at: shares θ at which every report tells the energy that the largest entries carry.
+        steps: "bernoulli" or "systematic"; None keeps the experiment's.
+        error_feedback: whether devices keep what compression dropped; None keeps the experiment's.
+        kept_energy_at: shares θ at which every report states how much energy the largest entries carry.
     """
 
     steps: Literal["bernoulli", "systematic"] | None = None

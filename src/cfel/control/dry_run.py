@@ -33,7 +33,7 @@ from cfel.system.fleet import Fleet
 
 @dataclass(frozen=True, slots=True, eq=False)
 class Setting:
-    """Where a rehearsal takes place.
+    """What a dry run needs to know.
 
     Attributes:
         fleet: devices, clusters and their conditions.
@@ -54,8 +54,8 @@ class Setting:
 
 
 @dataclass(frozen=True, slots=True, eq=False)
-class RehearsedRound:
-    """One global round of a rehearsal.
+class DryRunRound:
+    """One global round of a dry run.
 
     Attributes:
         conditions, plans: of its edge rounds.
@@ -69,7 +69,7 @@ class RehearsedRound:
     ledger: Ledger
 
 
-def rehearse(setting: Setting, scheme: Scheme, budget: Budget) -> Iterator[RehearsedRound]:
+def dry_run(setting: Setting, scheme: Scheme, budget: Budget) -> Iterator[DryRunRound]:
     """Runs the controller for φ global rounds, on expected costs."""
     fleet, rounds, gossip = setting.fleet, setting.rounds, scheme.gossip
     exchange = gossip.exchange_seconds(setting.backhaul_seconds)
@@ -108,12 +108,12 @@ def rehearse(setting: Setting, scheme: Scheme, budget: Budget) -> Iterator[Rehea
             costs.append(cost)
         ledger = after_global_round(ledger, exchange)
         total = global_round_cost(costs, exchange, every_edge_round=gossip.every_edge_round)
-        yield RehearsedRound(tuple(conditions), tuple(plans), total, ledger)
+        yield DryRunRound(tuple(conditions), tuple(plans), total, ledger)
 
 
 def expected_use(setting: Setting, scheme: str = "cef") -> Budget:
     """What a scheme without limits uses over the whole run, on average over its random steps."""
-    *_, last = rehearse(setting, build_scheme(SchemeParameters(name=scheme)), Budget())
+    *_, last = dry_run(setting, build_scheme(SchemeParameters(name=scheme)), Budget())
     if not (last.ledger.seconds > 0 and last.ledger.joules > 0):
         raise InputError(
             f"budget: a share of what {scheme} uses is nothing, as it uses {last.ledger.seconds:g} s and "

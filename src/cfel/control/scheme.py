@@ -17,7 +17,7 @@ import numpy as np
 from cfel import validation
 from cfel.arrays import FloatArray, IndexArray
 from cfel.control.caps import Budget, Rounds
-from cfel.control.device_overrides import Habits
+from cfel.control.device_overrides import DeviceOverrides
 from cfel.control.gossip import Gossip
 from cfel.control.problem import UNREACHABLE, Unreachable
 from cfel.control.solver.solve import METHODS, Method
@@ -152,13 +152,13 @@ class Scheme:
         init: the state before the first round.
         plan: from state and observation to the plan and the next state.
         gossip: how the backhaul is used.
-        habits: what is asked of devices beyond ρ and θ.
+        device_overrides: what is asked of devices beyond ρ and θ.
     """
 
     init: Callable[[], State]
     plan: Callable[[State, Observation], tuple[RoundPlan, State]]
     gossip: Gossip = field(default_factory=Gossip)
-    habits: Habits = field(default_factory=Habits)
+    device_overrides: DeviceOverrides = field(default_factory=DeviceOverrides)
 
 
 SchemeBuilder = Callable[[SchemeParameters], Scheme]

@@ -7,7 +7,16 @@ from pathlib import Path
 import numpy as np
 
 from cfel import validation
-from cfel.control import Budget, Gossip, Habits, Rounds, SchemeParameters, Setting, build_scheme, expected_use
+from cfel.control import (
+    Budget,
+    DeviceOverrides,
+    Gossip,
+    Rounds,
+    SchemeParameters,
+    Setting,
+    build_scheme,
+    expected_use,
+)
 from cfel.cost import backhaul_seconds
 from cfel.deployment.parameters import DeploymentParameters
 from cfel.errors import InputError
@@ -121,7 +130,7 @@ class Experiment:
             backhaul_seconds=gossip,
             task=task,
             data=tuple(DeviceData(data, indices) for indices in shares),
-            local=self._local(scheme.habits),
+            local=self._local(scheme.device_overrides),
             compress=compressor(self.compression.kind),
             scheme=scheme,
             budget=self.budgets(setting),
@@ -130,15 +139,17 @@ class Experiment:
             aggregation=self.aggregation,
         )
 
-    def _local(self, habits: Habits) -> LocalParameters:
+    def _local(self, overrides: DeviceOverrides) -> LocalParameters:
         """How devices train; what the scheme asks of them goes before the experiment's own choices."""
-        feedback = self.compression.error_feedback if habits.error_feedback is None else habits.error_feedback
+        feedback = (
+            self.compression.error_feedback if overrides.error_feedback is None else overrides.error_feedback
+        )
         return replace(
             self.local,
             batch=self.data.batch,
             error_feedback=feedback,
-            steps=habits.steps or self.local.steps,
-            kept_energy_at=habits.kept_energy_at or self.local.kept_energy_at,
+            steps=overrides.steps or self.local.steps,
+            kept_energy_at=overrides.kept_energy_at or self.local.kept_energy_at,
         )
 
     def resolved(self, world: World) -> "Experiment":

@@ -20,7 +20,7 @@ import numpy as np
 
 from cfel import validation
 from cfel.arrays import FloatArray
-from cfel.control.device_overrides import Habits
+from cfel.control.device_overrides import DeviceOverrides
 from cfel.control.gossip import Gossip
 from cfel.control.planning import Bounds, plan_of_solution, round_problem
 from cfel.control.scheme import Observation, RoundPlan, Scheme, SchemeParameters, nobody
@@ -96,7 +96,7 @@ def hcef_plus(parameters: SchemeParameters) -> Scheme:
         init=dict,
         plan=lambda state, observation: (plan(observation), state),
         gossip=Gossip(every_edge_round=options.dense_gossip, steps=options.gossip_steps),
-        habits=Habits(
+        device_overrides=DeviceOverrides(
             steps="systematic" if options.systematic else None,
             error_feedback=True if options.error_feedback else None,
             kept_energy_at=tuple(theta.tolist()) if options.curve else (),

@@ -94,7 +94,7 @@ def test_compare_resumes(run: Run, compared: Path, tmp_path: Path) -> None:
     ("options", "message"),
     [
         (["--schemes", "cef,hcf"], "scheme: unknown 'hcf'; did you mean 'hcef'?"),
-        (["--schemes", ""], "compare: needs at least one scheme and one seed"),
+        (["--schemes", ""], "compare: give at least one scheme and one seed"),
         (["--seeds", "0,x"], "argument --seeds: '0,x': must be whole numbers between commas"),
         (["--target", "high"], "argument --target: 'high': must be a number"),
         (["--set", "rounds.glbal=1"], "[rounds]: unknown 'glbal'"),

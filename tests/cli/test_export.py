@@ -26,11 +26,11 @@ CHANGES = (
 @pytest.fixture(scope="module")
 def finished(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """A run of two rounds: three devices in the first cluster, two in the second."""
-    from cfel.api.runs import Doing, run_experiment
+    from cfel.api.runs import RunOptions, run_experiment
     from cfel.experiment import preset_experiment
 
     out = tmp_path_factory.mktemp("export") / "run"
-    run_experiment(preset_experiment("demo", CHANGES), out, Doing())
+    run_experiment(preset_experiment("demo", CHANGES), out, RunOptions())
     return out
 
 

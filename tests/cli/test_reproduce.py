@@ -9,7 +9,7 @@ from typing import Any
 
 import pytest
 
-from cfel.api.runs import Doing
+from cfel.api.runs import RunOptions
 from cfel.cli.reproduce import forecast
 from cfel.control import SCHEMES
 from cfel.report import load_runs
@@ -49,7 +49,7 @@ def finished(data: dict[str, Path], tmp_path_factory: pytest.TempPathFactory) ->
     place = tmp_path_factory.mktemp("finished") / "out"
     asked = Asked("table1", "cifar10", data["cifar10"], "smoke", ("cef",))
     words = ("/opt/bin/cfel", "reproduce", "--data", str(data["cifar10"]), "--set", "data.path=/x/y", "/z")
-    carry_out(planned_runs(asked, {}), place, Doing(words, resume=True))
+    carry_out(planned_runs(asked, {}), place, RunOptions(words, resume=True))
     reproduced(asked, place)
     return place
 
@@ -135,10 +135,10 @@ def test_goes_on_where_it_stopped(data: dict[str, Path], out: Path) -> None:
     asked = Asked("table1", "cifar10", data["cifar10"], "smoke", ("cef", "hcef"))
     runs = planned_runs(asked, {})
     with pytest.raises(KeyboardInterrupt):
-        carry_out(runs, out / "cut", Doing(interrupted=lambda: True, resume=True))
+        carry_out(runs, out / "cut", RunOptions(interrupted=lambda: True, resume=True))
     assert [rounds_left(each, out / "cut") for each in runs] == [1, 2]
-    carry_out(runs, out / "cut", Doing(resume=True))
-    carry_out(runs, out / "whole", Doing(resume=True))
+    carry_out(runs, out / "cut", RunOptions(resume=True))
+    carry_out(runs, out / "whole", RunOptions(resume=True))
     for each in runs:
         logs = [
             [_timeless(line) for line in (out / way / each.place / "rounds.jsonl").read_text().splitlines()]

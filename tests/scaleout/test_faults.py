@@ -9,7 +9,7 @@ from typing import Any
 
 import pytest
 
-from cfel.api.runs import Doing, compare, run_experiment
+from cfel.api.runs import RunOptions, compare, run_experiment
 from cfel.experiment import load_experiment
 from cfel.runlog import RoundRecord, RunDirectory, holds_run
 from tests.scaleout.conftest import Nodes, cluster
@@ -58,7 +58,7 @@ def logged(out: Path) -> list[dict[str, Any]]:
 def undisturbed(tmp_path_factory: pytest.TempPathFactory) -> list[RoundRecord]:
     """The long experiment on threads."""
     out = tmp_path_factory.mktemp("undisturbed") / "run"
-    return run_experiment(load_experiment(EXAMPLE, LONG), out, Doing())
+    return run_experiment(load_experiment(EXAMPLE, LONG), out, RunOptions())
 
 
 @pytest.mark.timeout(300)
@@ -71,7 +71,7 @@ def test_two_nodes_give_the_log_of_threads(two_nodes: Nodes, tmp_path: Path) -> 
     assert code == 0, errors
     document = json.loads(text)
     assert document["nodes"] == 2
-    threads = run_experiment(load_experiment(EXAMPLE, REMEMBERING), tmp_path / "run", Doing())
+    threads = run_experiment(load_experiment(EXAMPLE, REMEMBERING), tmp_path / "run", RunOptions())
     assert timeless([RoundRecord(**each) for each in document["records"]]) == timeless(threads)
 
 
@@ -102,7 +102,7 @@ def test_the_driver_killed_and_resumed(
         two_nodes.tell(do="kill", name=f"--out {out}")
         ended(process)
     assert 6 <= lines(out) < 12
-    finished = run_experiment(load_experiment(EXAMPLE, LONG), out, Doing(resume=True))
+    finished = run_experiment(load_experiment(EXAMPLE, LONG), out, RunOptions(resume=True))
     assert timeless(finished) == timeless(undisturbed)
 
 
@@ -135,7 +135,7 @@ def test_a_node_removed_in_mid_sweep(tmp_path: Path) -> None:
     assert code == 0, errors
     assert "is lost; its runs go on elsewhere" in errors
     experiment = load_experiment(EXAMPLE, LONG)
-    compare(experiment, schemes, seeds, tmp_path / "threads", Doing())
+    compare(experiment, schemes, seeds, tmp_path / "threads", RunOptions())
     for run in (f"{scheme}/seed-{seed}" for scheme in schemes for seed in seeds):
         assert logged(out / run) == logged(tmp_path / "threads" / run), run
     assert (out / "summary.json").exists()
@@ -191,6 +191,6 @@ def test_the_object_store_full(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) 
     reached = lines(out)
     assert 2 <= reached < 40
     monkeypatch.syspath_prepend(tmp_path)
-    finished = run_experiment(load_experiment(experiment, changes), out, Doing(resume=True))
-    threads = run_experiment(load_experiment(experiment, changes), tmp_path / "threads", Doing())
+    finished = run_experiment(load_experiment(experiment, changes), out, RunOptions(resume=True))
+    threads = run_experiment(load_experiment(experiment, changes), tmp_path / "threads", RunOptions())
     assert timeless(finished) == timeless(threads)

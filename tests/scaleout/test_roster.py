@@ -6,7 +6,7 @@ from typing import TYPE_CHECKING
 
 import pytest
 
-from cfel.api.runs import Doing, PlacedRun, do_all, run_experiment
+from cfel.api.runs import PlacedRun, RunOptions, run_all, run_experiment
 from cfel.errors import InputError, RunDirectoryError, ScaleoutError
 from cfel.experiment import Experiment
 from cfel.runlog import RunDirectory
@@ -110,12 +110,12 @@ def test_whole_runs_go_on_where_they_were_lost(stand_in: "StandIn", tmp_path: Pa
     stand_in.deaths = {2, 4}
     said: list[str] = []
     told: list[str] = []
-    doing = Doing(say=said.append, on_round=lambda name, _: told.append(name))
-    do_all(sweep(tmp_path), tmp_path, doing)
+    options = RunOptions(notify=said.append, on_round=lambda name, _: told.append(name))
+    run_all(sweep(tmp_path), tmp_path, options)
     assert len([line for line in said if "goes on from its last checkpoint" in line]) == 2
     assert sorted(told) == sorted(f"seed {seed}" for seed in range(4) for _ in range(3))
     for run in sweep(tmp_path / "threads", "threads"):
-        expected = timeless(run_experiment(run.experiment, run.directory, Doing()))
+        expected = timeless(run_experiment(run.experiment, run.directory, RunOptions()))
         there = RunDirectory.open(tmp_path / run.directory.name)
         assert timeless(there.records()) == expected
         assert 'engine = "ray"' in there.experiment_toml()
@@ -125,13 +125,13 @@ def test_whole_runs_go_on_where_they_were_lost(stand_in: "StandIn", tmp_path: Pa
 def test_a_run_that_kills_everybody(stand_in: "StandIn", tmp_path: Path) -> None:
     stand_in.deaths = set(range(2, 1000))
     with pytest.raises(ScaleoutError, match=r"seed \d: lost 5 times with the machine or process"):
-        do_all(sweep(tmp_path), tmp_path, Doing())
+        run_all(sweep(tmp_path), tmp_path, RunOptions())
 
 
 def test_interrupted_runs_have_checkpoints(stand_in: "StandIn", tmp_path: Path) -> None:
     """Asked before the first run is handed out: nothing is begun."""
     with pytest.raises(KeyboardInterrupt):
-        do_all(sweep(tmp_path), tmp_path, Doing(interrupted=lambda: True))
+        run_all(sweep(tmp_path), tmp_path, RunOptions(interrupted=lambda: True))
     assert stand_in.calls <= 1
     assert not list(tmp_path.iterdir())
 
@@ -144,14 +144,14 @@ def test_no_node_sees_the_folder(
     monkeypatch.setattr(module, "_versions_where_seen", lambda _: ())
     said: list[str] = []
     with pytest.raises(ScaleoutError, match="put it on shared storage"):
-        do_all(sweep(tmp_path), tmp_path, Doing(say=said.append))
+        run_all(sweep(tmp_path), tmp_path, RunOptions(notify=said.append))
     assert "does not see" in said[0]
     assert stand_in.calls == 1
 
 
 def test_a_run_that_cannot_be_done(stand_in: "StandIn", tmp_path: Path) -> None:
     runs = sweep(tmp_path)
-    run_experiment(tiny(), runs[1].directory, Doing())
+    run_experiment(tiny(), runs[1].directory, RunOptions())
     with pytest.raises(RunDirectoryError, match="holds a run already"):
-        do_all(runs, tmp_path, Doing())
+        run_all(runs, tmp_path, RunOptions())
     assert stand_in.calls > 1

@@ -7,7 +7,7 @@ from pathlib import Path
 
 import pytest
 
-from cfel.api.runs import Doing, run_experiment
+from cfel.api.runs import RunOptions, run_experiment
 from cfel.errors import RunDirectoryError
 from cfel.experiment import Experiment, load_experiment
 from cfel.rounds import refuse_other_experiment
@@ -45,7 +45,7 @@ def saved_round(path: Path) -> int | None:
 
 @pytest.fixture(scope="module")
 def undisturbed(tmp_path_factory: pytest.TempPathFactory) -> list[RoundRecord]:
-    return run_experiment(KEEPING, tmp_path_factory.mktemp("undisturbed") / "run", Doing())
+    return run_experiment(KEEPING, tmp_path_factory.mktemp("undisturbed") / "run", RunOptions())
 
 
 @pytest.mark.parametrize(
@@ -58,10 +58,10 @@ def test_breaking_off_and_going_on(
     """The log ends up the same, whatever was lost; the last round always has a checkpoint."""
     path, experiment = tmp_path / "run", with_checkpoints(every)
     with pytest.raises(PowerCutError):
-        run_experiment(experiment, path, Doing(on_round=cut_after(cut)))
+        run_experiment(experiment, path, RunOptions(on_round=cut_after(cut)))
     assert saved_round(path) == saved
     assert len(RunDirectory.open(path).records()) == cut
-    found = run_experiment(experiment, path, Doing(resume=True))
+    found = run_experiment(experiment, path, RunOptions(resume=True))
     assert timeless(found) == timeless(undisturbed)
     assert saved_round(path) == 5
     assert RunDirectory.open(path).plan_rounds() == (1, 2, 3, 4, 5)
@@ -73,22 +73,22 @@ def test_being_asked_to_stop(tmp_path: Path, undisturbed: list[RoundRecord], eve
     path, experiment = tmp_path / "run", with_checkpoints(every)
     asked = iter([False, True])
     with pytest.raises(KeyboardInterrupt):
-        run_experiment(experiment, path, Doing(interrupted=lambda: next(asked)))
+        run_experiment(experiment, path, RunOptions(interrupted=lambda: next(asked)))
     assert saved_round(path) == len(RunDirectory.open(path).records()) == 2
-    assert timeless(run_experiment(experiment, path, Doing(resume=True))) == timeless(undisturbed)
+    assert timeless(run_experiment(experiment, path, RunOptions(resume=True))) == timeless(undisturbed)
 
 
 def test_being_asked_to_stop_too_late(tmp_path: Path) -> None:
     """After the last round there is nothing left to stop."""
     experiment = tiny(rounds={"global": 1, "edge": 1})
-    assert len(run_experiment(experiment, tmp_path / "run", Doing(interrupted=lambda: True))) == 1
+    assert len(run_experiment(experiment, tmp_path / "run", RunOptions(interrupted=lambda: True))) == 1
 
 
 def test_going_on_with_a_finished_run_changes_nothing(tmp_path: Path) -> None:
     path, told = tmp_path / "run", []
-    doing = Doing(on_round=lambda _, record: told.append(record.round))
-    first = run_experiment(tiny(), path, doing)
-    again = run_experiment(tiny(), path, replace(doing, resume=True))
+    options = RunOptions(on_round=lambda _, record: told.append(record.round))
+    first = run_experiment(tiny(), path, options)
+    again = run_experiment(tiny(), path, replace(options, resume=True))
     assert again == first
     assert told == [1, 2, 3]
 
@@ -98,28 +98,28 @@ def test_a_run_that_ended_early_stays_ended(tmp_path: Path, rounds: dict[str, ob
     """Also when it is resumed from a checkpoint written in its last round."""
     experiment = tiny(rounds=rounds | {"global": 8}, scheme={"name": "cef"})
     path = tmp_path / "run"
-    first = run_experiment(experiment, path, Doing())
+    first = run_experiment(experiment, path, RunOptions())
     assert len(first) < 8
-    assert run_experiment(experiment, path, Doing(resume=True)) == first
+    assert run_experiment(experiment, path, RunOptions(resume=True)) == first
 
 
 def test_a_run_that_ended_at_its_target_can_go_on(tmp_path: Path) -> None:
     """Only when it ends is another matter; the directory then says so, and equals a run never stopped."""
     early = tiny(rounds={"stop": "target", "target": 0.2}, scheme={"name": "cef"})
     path = tmp_path / "run"
-    assert len(run_experiment(early, path, Doing())) < 3
+    assert len(run_experiment(early, path, RunOptions())) < 3
     on = tiny(rounds={"stop": "rounds"}, scheme={"name": "cef"}, simulation={"workers": 1})
-    found = run_experiment(on, path, Doing(resume=True))
-    assert timeless(found) == timeless(run_experiment(on, tmp_path / "other", Doing()))
+    found = run_experiment(on, path, RunOptions(resume=True))
+    assert timeless(found) == timeless(run_experiment(on, tmp_path / "other", RunOptions()))
     assert tomllib.loads(RunDirectory.open(path).experiment_toml())["rounds"]["stop"] == "rounds"
 
 
 def test_a_directory_is_not_run_over(tmp_path: Path) -> None:
     path = tmp_path / "run"
-    run_experiment(tiny(rounds={"global": 1}), path, Doing())
+    run_experiment(tiny(rounds={"global": 1}), path, RunOptions())
     before = {file: file.read_bytes() for file in path.rglob("*") if file.is_file()}
     with pytest.raises(RunDirectoryError, match="holds a run already: resume it, or choose another"):
-        run_experiment(tiny(rounds={"global": 1}), path, Doing())
+        run_experiment(tiny(rounds={"global": 1}), path, RunOptions())
     assert before == {file: file.read_bytes() for file in path.rglob("*") if file.is_file()}
 
 
@@ -139,40 +139,42 @@ def test_another_experiment_is_refused(tmp_path: Path, change: dict[str, object]
     """Before anything is touched."""
     path = tmp_path / "run"
     with pytest.raises(PowerCutError):
-        run_experiment(tiny(), path, Doing(on_round=cut_after(1)))
+        run_experiment(tiny(), path, RunOptions(on_round=cut_after(1)))
     before = {file: file.read_bytes() for file in path.rglob("*") if file.is_file()}
     with pytest.raises(RunDirectoryError, match=f"holds a run with {words}: resume it as it was"):
-        run_experiment(tiny(change), path, Doing(resume=True))
+        run_experiment(tiny(change), path, RunOptions(resume=True))
     assert before == {file: file.read_bytes() for file in path.rglob("*") if file.is_file()}
 
 
 def test_a_damaged_experiment_is_refused(tmp_path: Path) -> None:
     path = tmp_path / "run"
-    run_experiment(tiny(rounds={"global": 1}), path, Doing())
+    run_experiment(tiny(rounds={"global": 1}), path, RunOptions())
     (path / "experiment.toml").write_text("rounds =")
     with pytest.raises(RunDirectoryError, match=r"experiment\.toml is damaged"):
-        run_experiment(tiny(rounds={"global": 1}), path, Doing(resume=True))
+        run_experiment(tiny(rounds={"global": 1}), path, RunOptions(resume=True))
 
 
 def test_the_resolved_experiment_gives_the_same_run(tmp_path: Path) -> None:
     """Engine chosen, defaults spelled out, in another directory."""
-    first = run_experiment(tiny(simulation={"engine": "auto"}), tmp_path / "one", Doing())
+    first = run_experiment(tiny(simulation={"engine": "auto"}), tmp_path / "one", RunOptions())
     text = (tmp_path / "one" / "experiment.toml").read_text()
     assert tomllib.loads(text)["simulation"]["engine"] == "batched"
-    again = run_experiment(load_experiment(tmp_path / "one" / "experiment.toml"), tmp_path / "two", Doing())
+    again = run_experiment(
+        load_experiment(tmp_path / "one" / "experiment.toml"), tmp_path / "two", RunOptions()
+    )
     assert timeless(again) == timeless(first)
     assert (tmp_path / "two" / "experiment.toml").read_text() == text
 
 
 def test_resuming_where_nothing_is_begins(tmp_path: Path) -> None:
     """So that one command can be repeated until it is through."""
-    assert len(run_experiment(tiny(rounds={"global": 1}), tmp_path / "run", Doing(resume=True))) == 1
+    assert len(run_experiment(tiny(rounds={"global": 1}), tmp_path / "run", RunOptions(resume=True))) == 1
 
 
 def test_threads_and_ray_may_take_turns(tmp_path: Path) -> None:
     """They compute the same bits; the batched engine does not."""
     path = tmp_path / "run"
-    run_experiment(tiny(rounds={"global": 1, "edge": 1}), path, Doing())
+    run_experiment(tiny(rounds={"global": 1, "edge": 1}), path, RunOptions())
     text = RunDirectory.open(path).experiment_toml()
     refuse_other_experiment(path, text.replace('engine = "threads"', 'engine = "ray"'))
     with pytest.raises(RunDirectoryError, match=r"simulation.engine = 'threads', not 'batched'"):

@@ -11,7 +11,7 @@ import networkx as nx
 import numpy as np
 import pytest
 
-from cfel.api.runs import Doing, run_experiment
+from cfel.api.runs import RunOptions, run_experiment
 from cfel.errors import InputError
 from cfel.experiment import Experiment, load_experiment
 from tests.simulation.drive import column, outcomes, records, timeless
@@ -95,7 +95,7 @@ def test_the_tiny_example_is_as_promised(tmp_path: Path) -> None:
     world = experiment.world()
     assert world.fleet.sizes.tolist() == [2, 2, 2]
     assert (experiment.data.name, experiment.simulation.engine) == ("digits", "threads")
-    log = run_experiment(experiment, tmp_path / "run", Doing())
+    log = run_experiment(experiment, tmp_path / "run", RunOptions())
     assert sum(line.wall_seconds for line in log) < 10
     assert (log[-1].accuracy or 0) > 0.5
     assert timeless(log) == timeless(records(experiment))
@@ -115,8 +115,8 @@ def test_a_state_waits_in_the_checkpoint(tmp_path: Path) -> None:
     experiment = example("own_scheme")
     asked = iter([False, True])
     with pytest.raises(KeyboardInterrupt):
-        run_experiment(experiment, tmp_path / "run", Doing(interrupted=lambda: next(asked)))
-    found = run_experiment(experiment, tmp_path / "run", Doing(resume=True))
+        run_experiment(experiment, tmp_path / "run", RunOptions(interrupted=lambda: next(asked)))
+    found = run_experiment(experiment, tmp_path / "run", RunOptions(resume=True))
     assert timeless(found) == timeless(records(experiment))
 
 

@@ -9,7 +9,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from cfel.api.runs import Doing, run_experiment
+from cfel.api.runs import RunOptions, run_experiment
 from cfel.experiment import load_experiment
 from cfel.runlog import RoundRecord, RunDirectory, holds_run
 from tests.simulation.drive import timeless
@@ -55,12 +55,12 @@ def end(process: "subprocess.Popen[str]", number: signal.Signals) -> tuple[int, 
 @pytest.fixture(scope="module")
 def undisturbed(tmp_path_factory: pytest.TempPathFactory) -> list[RoundRecord]:
     out = tmp_path_factory.mktemp("undisturbed") / "run"
-    return run_experiment(load_experiment(EXAMPLE, CHANGES), out, Doing())
+    return run_experiment(load_experiment(EXAMPLE, CHANGES), out, RunOptions())
 
 
 def finished(out: Path) -> list[RoundRecord]:
     """The log once the run has been resumed a last time, in this process."""
-    return run_experiment(load_experiment(EXAMPLE, CHANGES), out, Doing(resume=True))
+    return run_experiment(load_experiment(EXAMPLE, CHANGES), out, RunOptions(resume=True))
 
 
 @pytest.mark.timeout(300)

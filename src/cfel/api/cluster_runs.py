@@ -1,7 +1,7 @@
-"""Comparisons on a cluster: whole runs side by side, each on one core, where that is the better split.
+"""Comparisons on a Ray cluster: whole runs side by side, one core each, where that is faster.
 
-A run is handed over as its experiment's text and its directory. Data sets that are read from files must lie
-at the same path on every machine; the directory on storage that all machines see, or on this one alone.
+A run is sent as the text of its experiment and the path of its directory. Data files must be at the same path
+on every machine. The directory must be on storage shared by all machines, unless there is only this one.
 """
 
 import time
@@ -11,28 +11,29 @@ from dataclasses import dataclass, replace
 from functools import partial
 from pathlib import Path
 
-from cfel.api.run_options import Doing
+from cfel.api.run_options import RunOptions
 from cfel.errors import RunBusyError
 from cfel.experiment import Experiment, experiment_toml, parse_experiment
 from cfel.runlog import RunDirectory, holds_run
 from cfel.scaleout.work_split import whole_runs_are_better
 from cfel.simulation import PoolExecutor, Watch, run_in_directory
 
-# How long a run waits for the process that had it before: one whose machine was lost may take a while to end.
+# How long a run waits for an earlier process to release its directory: after a network failure that process
+# may still be alive and hold the lock.
 BUSY_SECONDS = 60.0
 
 
 @dataclass(frozen=True, slots=True)
 class PlacedRun:
-    """One run of a comparison: its name in tables, what is run, and where."""
+    """One run of a comparison: its display name, its experiment and its directory."""
 
     name: str
     experiment: Experiment
     directory: Path
 
 
-def is_better_whole(runs: Sequence[PlacedRun]) -> bool:
-    """Whether the cluster that is connected does these runs sooner side by side than one after the other."""
+def prefer_whole_runs(runs: Sequence[PlacedRun]) -> bool:
+    """Whether the connected cluster finishes these runs sooner side by side than one after another."""
     from cfel.scaleout.cluster import cluster_cores
 
     first = runs[0].experiment
@@ -43,38 +44,41 @@ def is_better_whole(runs: Sequence[PlacedRun]) -> bool:
     return whole_runs_are_better(len(runs), workers, first.fleet.devices, small)
 
 
-def do_on_cluster(runs: Sequence[PlacedRun], folder: Path, doing: Doing) -> None:
-    """Does whole runs on the cluster that is connected.
+def run_on_cluster(runs: Sequence[PlacedRun], folder: Path, options: RunOptions) -> None:
+    """Executes whole runs on the connected cluster.
 
     Raises:
-        KeyboardInterrupt: they were interrupted; each that had begun has a checkpoint.
+        KeyboardInterrupt: the user interrupted them; every run that had started has a checkpoint.
     """
     from cfel.scaleout.run_tasks import Looking, Run, Sweep
 
-    told: dict[str, int] = {}
+    reported: dict[str, int] = {}
     looking = Looking(
-        lambda run: _tell_of_rounds(run.name, run.directory, told, doing), doing.interrupted, doing.say
+        lambda run: _report_new_rounds(run.name, run.directory, reported, options),
+        options.interrupted,
+        options.notify,
     )
-    work = partial(run_from_text, command=doing.command)
+    work = partial(run_from_text, command=options.command)
     wanted = [
-        Run(run.name, experiment_toml(run.experiment), run.directory.absolute(), doing.resume) for run in runs
+        Run(run.name, experiment_toml(run.experiment), run.directory.absolute(), options.resume)
+        for run in runs
     ]
     if not Sweep(work, folder.absolute(), looking).do(wanted):
         raise KeyboardInterrupt
 
 
 def run_from_text(text: str, directory: str, resume: bool, stop: str, *, command: tuple[str, ...]) -> bool:
-    """A run in this process, one device at a time: what a core of the cluster does.
+    """Executes a run in this process, one device at a time; this is the job of one core of the cluster.
 
     Args:
-        text: the experiment.
-        directory: of the run.
-        resume: go on with what it holds.
-        stop: a file; where it exists the run ends after its round.
-        command: what was typed, for the record.
+        text: the experiment as TOML.
+        directory: the run directory.
+        resume: continue the run in that directory.
+        stop: path of a file; once it exists, the run ends after the current round.
+        command: the command line, kept in `environment.json`.
 
     Returns:
-        Whether the run came to its end.
+        True if the run finished, False if it was stopped.
     """
     experiment = parse_experiment(tomllib.loads(text))
     world = experiment.world()
@@ -92,14 +96,14 @@ def run_from_text(text: str, directory: str, resume: bool, stop: str, *, command
             watch=Watch(None, Path(stop).exists),
         )
         try:
-            _once_free(run)
+            _run_when_free(run)
         except KeyboardInterrupt:
             return False
     return True
 
 
-def _once_free(run: Callable[[], object]) -> None:
-    """Runs as soon as no other process has the directory."""
+def _run_when_free(run: Callable[[], object]) -> None:
+    """Waits until no other process uses the run directory, then runs."""
     deadline = time.monotonic() + BUSY_SECONDS
     while True:
         try:
@@ -112,11 +116,12 @@ def _once_free(run: Callable[[], object]) -> None:
             return
 
 
-def _tell_of_rounds(name: str, directory: Path, told: dict[str, int], doing: Doing) -> None:
-    """Tells of the rounds that a run's log holds and nobody has been told of."""
-    if doing.on_round is None or not holds_run(directory):
+def _report_new_rounds(name: str, directory: Path, reported: dict[str, int], options: RunOptions) -> None:
+    """Passes the rounds that were added to a run's log since the last call to `on_round`."""
+    if options.on_round is None or not holds_run(directory):
         return
     records = RunDirectory.open(directory).records()
-    for record in records[told.get(name, 0) :]:
-        doing.on_round(name, record)
-    told[name] = max(told.get(name, 0), len(records))
+    for record in records[reported.get(name, 0) :]:
+        options.on_round(name, record)
+    # A directory that is being rewritten may briefly show fewer records than before.
+    reported[name] = max(reported.get(name, 0), len(records))

@@ -1,4 +1,4 @@
-"""The trained model out of a run directory, into a file that other programs read."""
+"""Exports the trained model of a run directory to a file that other programs can read."""
 
 import time
 from pathlib import Path
@@ -17,28 +17,28 @@ from cfel.runlog import RunDirectory
 from cfel.simulation.state import edge_models
 
 FORMATS = (".onnx", ".safetensors")
-_MOST_LOOKS = 5
-_LOOK_SECONDS = 0.1
+_MAX_ATTEMPTS = 5
+_RETRY_SECONDS = 0.1
 
 
 def export_model(directory: Path, to: Path, edge: int | None = None) -> int:
-    """Writes the model of a run's last checkpoint, or that of a deployment as it is.
+    """Writes the model of a run's last checkpoint, or the current model of a deployment.
 
     Args:
-        directory: the run directory; also that of a single edge server.
-        to: the file; its ending names the format.
-        edge: an edge server's own model; None for the consensus model.
+        directory: a run directory, or the directory of a single edge server.
+        to: the file to write; its suffix selects the format.
+        edge: the edge server whose model to export; None for the consensus model.
 
     Returns:
-        The global round the model comes from.
+        The global round of the model.
 
     Raises:
         InputError: the format or the edge server is unknown, or the file cannot be written.
-        RunDirectoryError: there is no run, or no checkpoint yet.
+        RunDirectoryError: the directory holds no run, or the run has no checkpoint yet.
     """
     if to.suffix not in FORMATS:
-        raise InputError(unknown_name("--to: ending", to.suffix, FORMATS))
-    number, model = trained_model(directory, edge)
+        raise InputError(unknown_name("--to: suffix", to.suffix, FORMATS))
+    number, model = load_trained_model(directory, edge)
     task = load_experiment(directory / "experiment.toml").task()
     if to.suffix == ".onnx":
         save_onnx(to, model, task.build(), task.data.input_shape)
@@ -47,11 +47,11 @@ def export_model(directory: Path, to: Path, edge: int | None = None) -> int:
     return number
 
 
-def trained_model(directory: Path, edge: int | None = None) -> tuple[int, FlatModel]:
-    """The last global round, and one edge model or the mean of all, every device counting alike."""
+def load_trained_model(directory: Path, edge: int | None = None) -> tuple[int, FlatModel]:
+    """The last global round with its consensus model (clusters weighted by size), or with one edge model."""
     run = RunDirectory.open(directory)
     sizes = np.bincount(run.fleet().cluster)
-    number, models = _models(run, directory, len(sizes))
+    number, models = _load_models(run, directory, len(sizes))
     if edge is None:
         total = sum(sizes[i] for i in models)
         return number, weighted_model(models, {i: float(sizes[i] / total) for i in models})
@@ -60,8 +60,8 @@ def trained_model(directory: Path, edge: int | None = None) -> tuple[int, FlatMo
     return number, models[edge]
 
 
-def _models(run: RunDirectory, directory: Path, clusters: int) -> tuple[int, dict[int, FlatModel]]:
-    """The round, and the edge models that there are: of a checkpoint, or of edge servers' own disks."""
+def _load_models(run: RunDirectory, directory: Path, clusters: int) -> tuple[int, dict[int, FlatModel]]:
+    """The round and its edge models: from a checkpoint, or else from the edge servers' state files."""
     checkpoint = run.checkpoint()
     if checkpoint is not None:
         return checkpoint.round, dict(enumerate(edge_models(checkpoint, clusters)))
@@ -70,17 +70,18 @@ def _models(run: RunDirectory, directory: Path, clusters: int) -> tuple[int, dic
         places = {0: directory}
     found = {i: place for i, place in places.items() if EdgeDisk.holds_state(place)}
     if not found:
-        raise RunDirectoryError(f"{directory}: the run has no checkpoint yet, so there is no model to export")
+        raise RunDirectoryError(f"{directory}: the run has no checkpoint yet, so there is nothing to export")
     like = initial_model(load_experiment(directory / "experiment.toml").task(), 0)
-    states = {i: _state(place, like) for i, place in found.items()}
+    states = {i: _load_state(place, like) for i, place in found.items()}
+    # Edge servers may be one round apart; name the round that all of them have finished.
     return min(state.position[0] for state in states.values()), {i: each.model for i, each in states.items()}
 
 
-def _state(place: Path, like: FlatModel) -> EdgeState:
-    """The state of an edge server that may be at work, and may sweep a model up between two looks."""
-    for _ in range(_MOST_LOOKS - 1):
+def _load_state(place: Path, like: FlatModel) -> EdgeState:
+    """The state of an edge server; retries, as a running server may replace a model file while we read."""
+    for _ in range(_MAX_ATTEMPTS - 1):
         try:
             return EdgeDisk(place, like).load()
         except RunDirectoryError:
-            time.sleep(_LOOK_SECONDS)
+            time.sleep(_RETRY_SECONDS)
     return EdgeDisk(place, like).load()

@@ -1,4 +1,4 @@
-"""How runs are carried out, whatever the experiment."""
+"""How runs are executed, whatever the experiment: progress, interruption, resuming, the cluster."""
 
 from collections.abc import Callable
 from dataclasses import dataclass
@@ -6,25 +6,25 @@ from dataclasses import dataclass
 from cfel.runlog import RoundRecord
 
 OnRound = Callable[[str, RoundRecord], None]
-"""Told the run's name and every finished round."""
+"""Called after every round, with the name of the run and the round's record."""
 
 
 @dataclass(frozen=True, slots=True)
-class Doing:
-    """How runs are carried out, whatever the experiment.
+class RunOptions:
+    """How to execute runs.
 
     Attributes:
-        command: what was typed, for the record.
-        resume: go on with runs that exist already.
-        on_round: told of every round.
-        interrupted: asked after every round; true ends the run there, with a checkpoint.
-        say: told what a user should know, in a line.
-        ray_address: of the cluster, where the engine is "ray"; None starts one on this machine.
+        command: the command line, kept in `environment.json`.
+        resume: continue runs that already exist.
+        on_round: called after every round.
+        interrupted: checked after every round; true ends the run there, with a checkpoint.
+        notify: receives one-line messages for the user.
+        ray_address: the cluster to use with engine "ray"; None starts one on this machine.
     """
 
     command: tuple[str, ...] = ()
     resume: bool = False
     on_round: OnRound | None = None
     interrupted: Callable[[], bool] = lambda: False
-    say: Callable[[str], None] = lambda _: None
+    notify: Callable[[str], None] = lambda _: None
     ray_address: str | None = None

@@ -1,4 +1,4 @@
-"""Runs and comparisons: experiments carried out in directories of their own."""
+"""Single runs and comparisons of several schemes, each run in its own directory."""
 
 from collections.abc import Sequence
 from contextlib import AbstractContextManager, nullcontext
@@ -6,8 +6,8 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
-from cfel.api.cluster_runs import PlacedRun, do_on_cluster, is_better_whole
-from cfel.api.run_options import Doing, OnRound
+from cfel.api.cluster_runs import PlacedRun, prefer_whole_runs, run_on_cluster
+from cfel.api.run_options import OnRound, RunOptions
 from cfel.errors import InputError
 from cfel.experiment import Experiment, experiment_toml
 from cfel.report import load_runs, summarise, write_report, write_summary
@@ -16,33 +16,35 @@ from cfel.scaleout import connection, ray_executor
 from cfel.simulation import Executor, PoolExecutor, SimulationParameters, Watch, run_in_directory
 from cfel.world import World
 
-__all__ = ["Doing", "OnRound", "PlacedRun", "compare", "do_all", "run_experiment", "run_name"]
+__all__ = ["OnRound", "PlacedRun", "RunOptions", "compare", "run_all", "run_experiment", "scheme_folder"]
 
 
-def run_experiment(experiment: Experiment, out: Path, doing: Doing, name: str = "") -> list[RoundRecord]:
-    """One simulation in one run directory."""
+def run_experiment(
+    experiment: Experiment, out: Path, options: RunOptions, name: str = ""
+) -> list[RoundRecord]:
+    """Simulates one experiment in one run directory and returns the records of all its rounds."""
     world = experiment.world()
     resolved = experiment.resolved(world)
-    tell = doing.on_round
-    progress = None if tell is None else lambda record: tell(name or experiment.name, record)
-    with _executor(world, resolved.simulation, doing) as executor:
+    on_round = options.on_round
+    progress = None if on_round is None else lambda record: on_round(name or experiment.name, record)
+    with _open_executor(world, resolved.simulation, options) as executor:
         return run_in_directory(
             world,
             executor,
             resolved.simulation,
             out,
             experiment_toml=experiment_toml(resolved),
-            command=list(doing.command),
-            resume=doing.resume,
-            watch=Watch(progress, doing.interrupted),
+            command=list(options.command),
+            resume=options.resume,
+            watch=Watch(progress, options.interrupted),
         )
 
 
-def _executor(
-    world: World, parameters: SimulationParameters, doing: Doing
+def _open_executor(
+    world: World, parameters: SimulationParameters, options: RunOptions
 ) -> AbstractContextManager[Executor]:
     if parameters.engine == "ray":
-        return ray_executor(world, parameters, doing.ray_address)
+        return ray_executor(world, parameters, options.ray_address)
     return PoolExecutor(world, parameters)
 
 
@@ -51,25 +53,28 @@ def compare(
     schemes: Sequence[str],
     seeds: Sequence[int],
     out: Path,
-    doing: Doing,
+    options: RunOptions,
     target: float | None = None,
 ) -> dict[str, Any]:
-    """Several schemes under the same conditions, data and first model, each for the same seeds.
+    """Runs several schemes with the same seeds, device conditions, data and initial model.
 
     Args:
-        experiment: all but scheme and seed.
-        schemes: names; "cef" among them gives the others a gain.
+        experiment: everything except scheme and seed.
+        schemes: their names; gains are computed if "cef" is among them.
         seeds: one run per scheme and seed.
-        out: holds `<scheme>/seed-<n>/`, `summary.json` and `report.html` in the end.
-        doing: how.
-        target: accuracy the tables speak of; the experiment's own by default.
+        out: receives `<scheme>/seed-<n>/`, `summary.json` and `report.html`.
+        options: how to execute the runs.
+        target: accuracy to reach in the tables; None for the experiment's target.
 
     Returns:
-        The document of `summary.json`.
+        The content of `summary.json`.
+
+    Raises:
+        InputError: there is no scheme or no seed.
     """
     if not schemes or not seeds:
-        raise InputError("compare: needs at least one scheme and one seed")
-    # All are put together before the first is run: a misspelt scheme should not cost the time of the others.
+        raise InputError("compare: give at least one scheme and one seed")
+    # Build all of them before the first one runs: a misspelt scheme should fail now, not hours later.
     experiments = [
         replace(experiment, seed=seed, scheme=replace(experiment.scheme, name=name))
         for name in dict.fromkeys(schemes)
@@ -77,11 +82,13 @@ def compare(
     ]
     runs = [
         PlacedRun(
-            f"{one.scheme.name} (seed {one.seed})", one, out / run_name(one.scheme.name) / f"seed-{one.seed}"
+            f"{one.scheme.name} (seed {one.seed})",
+            one,
+            out / scheme_folder(one.scheme.name) / f"seed-{one.seed}",
         )
         for one in experiments
     ]
-    do_all(runs, out, doing)
+    run_all(runs, out, options)
     aim = experiment.simulation.target if target is None else target
     document = summarise(load_runs(out), aim)
     write_summary(out, document)
@@ -89,24 +96,24 @@ def compare(
     return document
 
 
-def do_all(runs: Sequence[PlacedRun], out: Path, doing: Doing) -> None:
-    """Does the runs one after the other, or side by side on a cluster where that is the better split.
+def run_all(runs: Sequence[PlacedRun], out: Path, options: RunOptions) -> None:
+    """Executes runs one after another, or side by side on a Ray cluster if that is faster.
 
     Args:
-        runs: what is done, and where; all with the same engine.
-        out: holds all their directories.
-        doing: how.
+        runs: the runs and their directories; all use the same engine.
+        out: contains all these directories.
+        options: how to execute the runs.
     """
     parameters = runs[0].experiment.simulation
     on_ray = parameters.engine == "ray"
-    with connection(doing.ray_address, parameters.workers) if on_ray else nullcontext():
-        if on_ray and is_better_whole(runs):
-            do_on_cluster(runs, out, doing)
+    with connection(options.ray_address, parameters.workers) if on_ray else nullcontext():
+        if on_ray and prefer_whole_runs(runs):
+            run_on_cluster(runs, out, options)
             return
         for run in runs:
-            run_experiment(run.experiment, run.directory, doing, run.name)
+            run_experiment(run.experiment, run.directory, options, run.name)
 
 
-def run_name(scheme: str) -> str:
-    """A scheme's name as a directory's: "module:function" has no place there."""
+def scheme_folder(scheme: str) -> str:
+    """The directory name for a scheme; a colon, as in "module:function", is not portable in paths."""
     return scheme.replace(":", ".")

@@ -11,7 +11,7 @@ from rich.markup import escape
 from cfel.api.runs import compare
 from cfel.cli.interrupt import interruptible
 from cfel.cli.progress import RunProgress
-from cfel.cli.run import add_experiment, add_run_options, doing_so, read_experiment
+from cfel.cli.run import add_experiment, add_run_options, build_run_options, read_experiment
 from cfel.cli.shared import (
     Commands,
     add_command,
@@ -72,8 +72,8 @@ def compare_and_print(
 ) -> int:
     """The part that `demo` shares."""
     with RunProgress(experiment.rounds.global_rounds) as progress, interruptible(progress.say) as interrupted:
-        doing = doing_so(arguments, progress, interrupted, arguments.resume)
-        document = compare(experiment, schemes, seeds, out, doing, arguments.target)
+        options = build_run_options(arguments, progress, interrupted, arguments.resume)
+        document = compare(experiment, schemes, seeds, out, options, arguments.target)
     if arguments.json:
         print_json(document)
         return 0

@@ -10,7 +10,7 @@ from rich.markup import escape
 from cfel.cli.compare import names, numbers
 from cfel.cli.interrupt import interruptible
 from cfel.cli.progress import RunProgress
-from cfel.cli.run import add_run_options, doing_so
+from cfel.cli.run import add_run_options, build_run_options
 from cfel.cli.shared import Commands, add_command, new_table, print_json, print_table
 from cfel.report.reproduction import TextTable
 from cfel.reproduce.forecast import estimated_seconds, measured_pace, rounds_left
@@ -100,7 +100,7 @@ def _run_all(asked: Asked, arguments: argparse.Namespace, out: Path) -> None:
     most = max(run.experiment.rounds.global_rounds for run in runs)
     with RunProgress(most) as progress, interruptible(progress.say) as interrupted:
         progress.say(forecast(runs, out))
-        carry_out(runs, out, doing_so(arguments, progress, interrupted, resume=True))
+        carry_out(runs, out, build_run_options(arguments, progress, interrupted, resume=True))
 
 
 def forecast(runs: list[PlannedRun], out: Path) -> str:

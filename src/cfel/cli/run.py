@@ -9,7 +9,7 @@ from pathlib import Path
 from rich.console import Console
 from rich.markup import escape
 
-from cfel.api.runs import Doing, run_experiment
+from cfel.api.runs import RunOptions, run_experiment
 from cfel.cli.ending import tell_ending
 from cfel.cli.interrupt import interruptible
 from cfel.cli.progress import RunProgress
@@ -100,16 +100,16 @@ def _ending(last: RoundRecord, experiment: Experiment) -> str:
     )
 
 
-def doing_so(
+def build_run_options(
     arguments: argparse.Namespace, progress: RunProgress, interrupted: Callable[[], bool], resume: bool
-) -> Doing:
+) -> RunOptions:
     """How the arguments want runs to be carried out."""
-    return Doing(
+    return RunOptions(
         command=tuple(sys.argv),
         resume=resume,
         on_round=progress.on_round,
         interrupted=interrupted,
-        say=progress.say,
+        notify=progress.say,
         ray_address=arguments.ray_address,
     )
 
@@ -121,8 +121,8 @@ def run(arguments: argparse.Namespace) -> int:
     if holds_run(out) and not arguments.resume:
         raise RunDirectoryError(_in_the_way(out, experiment))
     with RunProgress(experiment.rounds.global_rounds) as progress, interruptible(progress.say) as interrupted:
-        doing = doing_so(arguments, progress, interrupted, arguments.resume)
-        records = run_experiment(experiment, out, doing)
+        options = build_run_options(arguments, progress, interrupted, arguments.resume)
+        records = run_experiment(experiment, out, options)
         if not progress.moved:
             progress.say(f"{out} is finished already: {_ending(records[-1], experiment)}")
     return tell_ending(arguments, experiment, out, records)

@@ -10,7 +10,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 import cfel
-from cfel.api.runs import run_name
+from cfel.api.runs import scheme_folder
 from cfel.control import SCHEMES
 from cfel.errors import InputError
 from cfel.experiment import Experiment, load_experiment
@@ -174,7 +174,7 @@ def planned_runs(asked: Asked, rates: dict[str, float]) -> list[PlannedRun]:
 def _planned(asked: Asked, value: float | None, scheme: str, seed: int, rate: float | None) -> PlannedRun:
     changes = [f"scheme.name={json.dumps(scheme)}", f"seed={seed}", f"rounds.stop={_ending(asked, scheme)}"]
     changes += [] if rate is None else [f"local.learning_rate={rate}"]
-    folder = Path(run_name(scheme)) / f"seed-{seed}"
+    folder = Path(scheme_folder(scheme)) / f"seed-{seed}"
     name = f"{scheme} (seed {seed})"
     if value is not None:
         changes += _swept(asked, value)

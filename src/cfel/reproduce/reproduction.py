@@ -11,7 +11,7 @@ from functools import partial
 from pathlib import Path
 from typing import Any
 
-from cfel.api.runs import Doing, PlacedRun, do_all
+from cfel.api.runs import PlacedRun, RunOptions, run_all
 from cfel.durable import replace_file
 from cfel.errors import RunDirectoryError
 from cfel.report import Run, load_runs, summarise, write_summary
@@ -41,9 +41,9 @@ AT_THE_END = (Measure("final_accuracy", "accuracy in the end"),)
 _DEFAULT_SETTING = {"noniid": 1.0}
 
 
-def carry_out(runs: list[PlannedRun], out: Path, doing: Doing) -> None:
+def carry_out(runs: list[PlannedRun], out: Path, options: RunOptions) -> None:
     """Runs what is not finished yet."""
-    do_all([PlacedRun(run.name, run.experiment, out / run.place) for run in runs], out, doing)
+    run_all([PlacedRun(run.name, run.experiment, out / run.place) for run in runs], out, options)
 
 
 def reproduced(asked: Asked, out: Path) -> tuple[dict[str, Any], tuple[TextTable, ...]]:

@@ -22,17 +22,19 @@ from cfel.cli import bench_deployment as command
 from cfel.cli import main
 from cfel.control.scheme import nobody
 from cfel.deployment.coordinator.control_state import Done, first_control
-from cfel.deployment.measurement.measured_rounds import Clocked
-from cfel.deployment.measurement.reported import Reported
+from cfel.deployment.measurement.measured_rounds import EdgeRoundMeasurements
+from cfel.deployment.measurement.self_measurement import MeasurementReport
 from cfel.deployment.payloads import model_bytes
 from cfel.rounds import Work
 from tests.simulation.drive import tiny
 
 
-def clocked(wall: float, trainings: list[float]) -> Clocked:
+def clocked(wall: float, trainings: list[float]) -> EdgeRoundMeasurements:
     """An edge round in which devices trained so long."""
-    told = tuple(Reported(1.0, 0.0, 1.0, 0.0, seconds, 0.0, "clock", "model") for seconds in trainings)
-    return Clocked(wall, (wall,), told)
+    told = tuple(
+        MeasurementReport(1.0, 0.0, 1.0, 0.0, seconds, 0.0, "clock", "model") for seconds in trainings
+    )
+    return EdgeRoundMeasurements(wall, (wall,), told)
 
 
 def test_overhead_is_over_training_and_bytes() -> None:

@@ -14,9 +14,9 @@ import pytest
 from cfel.deployment.coordinator.control_state import first_control, from_json, to_json
 from cfel.deployment.device.memory import Memory, load_memory, save_memory
 from cfel.deployment.measurement.energy_counters import EnergyCounter, PowerCounter
-from cfel.deployment.measurement.measured_rounds import Measured
+from cfel.deployment.measurement.measured_rounds import FederationMeasurements
 from cfel.deployment.measurement.meters import Measurements, RunningRatio
-from cfel.deployment.measurement.reported import Reported, reported_in
+from cfel.deployment.measurement.self_measurement import MeasurementReport, read_report
 from cfel.deployment.security.identity import Identity
 from cfel.deployment.transport.messages import Message
 from cfel.errors import RefusedError
@@ -174,16 +174,16 @@ def test_a_coordinator_that_dies_takes_no_measurement_along(tmp_path: Path) -> N
 )
 def test_bad_measurements_are_refused_by_name(change: Mapping[str, Any], reason: str) -> None:
     with pytest.raises(RefusedError, match=reason):
-        reported_in(Message({"measured": {**TOLD, **change}}))
+        read_report(Message({"measured": {**TOLD, **change}}))
 
 
 def test_measurements_are_whole_or_absent() -> None:
-    assert reported_in(Message({})) is None
-    assert reported_in(Message({"measured": TOLD})) == Reported(**TOLD)  # type: ignore[arg-type]
+    assert read_report(Message({})) is None
+    assert read_report(Message({"measured": TOLD})) == MeasurementReport(**TOLD)  # type: ignore[arg-type]
     with pytest.raises(RefusedError, match=r"measured\.nu: is missing"):
-        reported_in(Message({"measured": {name: value for name, value in TOLD.items() if name != "nu"}}))
+        read_report(Message({"measured": {name: value for name, value in TOLD.items() if name != "nu"}}))
     with pytest.raises(RefusedError, match="must be an object"):
-        reported_in(Message({"measured": [1, 2]}))
+        read_report(Message({"measured": [1, 2]}))
 
 
 def test_a_bad_measurement_costs_only_its_sender(tmp_path: Path) -> None:
@@ -218,8 +218,8 @@ def test_measurements_survive_the_disk_and_the_wire(tmp_path: Path) -> None:
     assert load_memory(tmp_path / "memory.bin").measured == known
     control = first_control(deployed().world(), measures=True)
     assert control.measured is not None
-    told = (Reported(**TOLD), *control.measured.devices[1:])  # type: ignore[arg-type]
-    measured = Measured(told, RunningRatio(1.0, 2.0), RunningRatio(3.0, 4.0))
+    told = (MeasurementReport(**TOLD), *control.measured.devices[1:])  # type: ignore[arg-type]
+    measured = FederationMeasurements(told, RunningRatio(1.0, 2.0), RunningRatio(3.0, 4.0))
     again = from_json(to_json(type(control)(**{**_fields(control), "measured": measured})))
     assert again.measured == measured
 

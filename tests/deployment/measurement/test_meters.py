@@ -137,11 +137,11 @@ def test_costs_are_measured_where_they_can_be_and_say_so(tmp_path: Path) -> None
     mark = meter.begin()
     clock.seconds += 10
     write(package, energy_uj=500_000)
-    meter.trained(mark, 5)
+    meter.add_training(mark, 5)
     mark = meter.begin()
     clock.seconds += 2
     write(package, energy_uj=700_000)
-    meter.uploaded(mark, 1000)
+    meter.add_upload(mark, 1000)
 
     costs = meter.measured.costs(MODEL, 4000.0)
     assert (costs.mu, costs.alpha, costs.nu, costs.power) == pytest.approx((2.0, 0.1, 8.0, 0.1))
@@ -155,9 +155,9 @@ def test_without_a_counter_energy_is_the_models() -> None:
     assert meter.measured.costs(MODEL, 4000.0) == MODEL
     mark = meter.begin()
     clock.seconds += 3
-    meter.trained(mark, 0)
+    meter.add_training(mark, 0)
     assert meter.measured.costs(MODEL, 4000.0) == MODEL
-    meter.trained(mark, 2)
+    meter.add_training(mark, 2)
     words = meter.measured.costs(MODEL, 4000.0).in_words()
     assert words == "1.5 s/step (clock), 0.3 J/step (model), 20 s/upload (model), 0.5 W sending (model)"
 
@@ -169,25 +169,25 @@ def test_what_any_call_takes_is_not_the_bits_doing() -> None:
     for seconds in (0.7, 0.4, 0.6):
         mark = meter.begin()
         clock.seconds += seconds
-        meter.called(mark)
+        meter.add_call(mark)
     mark = meter.begin()
     clock.seconds += 0.5
-    meter.uploaded(mark, 1000)
+    meter.add_upload(mark, 1000)
     assert meter.measured.bits_per_second.value == pytest.approx(10_000)
     quick = DeviceMeter(clock, None, Measurements(call_seconds=0.4))
     mark = quick.begin()
     clock.seconds += 0.2
-    quick.uploaded(mark, 1000)
+    quick.add_upload(mark, 1000)
     assert quick.measured.bits_per_second.value == pytest.approx(50_000)
 
 
 def test_recent_rounds_count_more_and_larger_ones_too() -> None:
     """10 s for 10 steps, then 60 s for 20: (0.7·10 + 60) / (0.7·10 + 20)."""
     assert RunningRatio().value is None
-    assert RunningRatio().after(10, 10).after(60, 20).value == pytest.approx(67 / 27)
+    assert RunningRatio().add(10, 10).add(60, 20).value == pytest.approx(67 / 27)
     settled = RunningRatio()
     for _ in range(200):
-        settled = settled.after(6.0, 2)
+        settled = settled.add(6.0, 2)
     assert settled.value == pytest.approx(3.0)
 
 
@@ -202,4 +202,4 @@ def test_a_clock_that_runs_backwards_is_an_error() -> None:
     mark = meter.begin()
     clock.seconds -= 1
     with pytest.raises(InputError, match="ran backwards"):
-        meter.trained(mark, 1)
+        meter.add_training(mark, 1)

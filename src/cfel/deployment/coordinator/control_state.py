@@ -11,14 +11,14 @@ from cfel.arrays import FloatArray
 from cfel.control.scheme import RoundPlan, State
 from cfel.cost import Ledger, new_ledger
 from cfel.deployment.measurement.measured_rounds import (
-    Clocked,
-    Measured,
-    by_the_clock,
-    clocked_from,
-    clocked_json,
-    conditions_by,
-    measured_from,
-    measured_json,
+    EdgeRoundMeasurements,
+    FederationMeasurements,
+    apply_measured_costs,
+    apply_reports,
+    edge_round_from_json,
+    edge_round_to_json,
+    measurements_from_json,
+    measurements_to_json,
 )
 from cfel.deployment.positions import Position
 from cfel.learning.local.estimates import Estimates, estimates_from
@@ -35,7 +35,7 @@ class Done:
     available: tuple[bool, ...]
     plan: RoundPlan
     work: tuple[Work, ...]
-    clocked: Clocked | None = None
+    clocked: EdgeRoundMeasurements | None = None
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -74,7 +74,7 @@ class Control:
     began: float
     plan: RoundPlan | None = None
     available: tuple[bool, ...] = ()
-    measured: Measured | None = None
+    measured: FederationMeasurements | None = None
 
     @property
     def at(self) -> Position:
@@ -104,7 +104,7 @@ def first_control(world: World, *, measures: bool = False) -> Control:
         digests=(world.start.sha256().hex(),) * clusters,
         metrics=(0.0,) * clusters,
         began=time.time(),
-        measured=Measured((None,) * devices) if measures else None,
+        measured=FederationMeasurements((None,) * devices) if measures else None,
     )
 
 
@@ -123,8 +123,10 @@ def outcome(
     conditions = conditions_of(world, global_round, done.edge_round, done.available)
     if done.clocked is None:
         return counted(world, parameters, conditions, done.plan, done.work)
-    conditions = conditions_by(done.clocked.devices, conditions)
-    return by_the_clock(world, counted(world, parameters, conditions, done.plan, done.work), done.clocked)
+    conditions = apply_reports(done.clocked.devices, conditions)
+    return apply_measured_costs(
+        world, counted(world, parameters, conditions, done.plan, done.work), done.clocked
+    )
 
 
 def to_json(control: Control) -> dict[str, Any]:
@@ -146,7 +148,7 @@ def to_json(control: Control) -> dict[str, Any]:
                 "available": done.available,
                 "plan": _plan_json(done.plan),
                 "work": done.work,
-                "clocked": clocked_json(done.clocked),
+                "clocked": edge_round_to_json(done.clocked),
             }
             for done in control.done
         ],
@@ -156,7 +158,7 @@ def to_json(control: Control) -> dict[str, Any]:
         "began": control.began,
         "plan": None if control.plan is None else _plan_json(control.plan),
         "available": control.available,
-        "measured": measured_json(control.measured),
+        "measured": measurements_to_json(control.measured),
     }
 
 
@@ -181,7 +183,7 @@ def from_json(values: Mapping[str, Any]) -> Control:
         began=values["began"],
         plan=None if values["plan"] is None else plan_from(values["plan"]),
         available=tuple(values["available"]),
-        measured=measured_from(values.get("measured")),
+        measured=measurements_from_json(values.get("measured")),
     )
 
 
@@ -191,7 +193,7 @@ def _done(values: Mapping[str, Any]) -> Done:
         tuple(values["available"]),
         plan_from(values["plan"]),
         tuple(Work(*each) for each in values["work"]),
-        clocked_from(values.get("clocked")),
+        edge_round_from_json(values.get("clocked")),
     )
 
 

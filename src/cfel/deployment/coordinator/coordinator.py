@@ -21,7 +21,7 @@ from cfel.deployment.coordinator.control_state import Control, first_control, fr
 from cfel.deployment.coordinator.counting import counted, with_estimates
 from cfel.deployment.coordinator.edge_calls import QUICK_SECONDS, TRY_AGAIN_SECONDS, TermCalls
 from cfel.deployment.coordinator.partial_mixing import rows_for
-from cfel.deployment.measurement.measured_rounds import conditions_by, foreseen
+from cfel.deployment.measurement.measured_rounds import apply_reports, reserve_overhead
 from cfel.deployment.parameters import DeploymentParameters
 from cfel.deployment.positions import ends_exchange, ends_global_round, gossip_is_next
 from cfel.deployment.security.identity import Identity
@@ -133,12 +133,12 @@ class Coordinator:
             answers = await self._edges.ask_all("estimate", control.at, self._deployment.round_seconds, asked)
             control = with_estimates(control, answers)
         if control.measured is not None:
-            conditions = conditions_by(control.measured.devices, conditions)
+            conditions = apply_reports(control.measured.devices, conditions)
         for device in beyond_belief(control.estimates):
             self._on_refusal(Identity("device", device), "plan", "its σ² and G² are beyond belief")
         seen = observed(world, self._simulation, control, at[1], conditions, control.estimates)
         if control.measured is not None:
-            seen = foreseen(world, control.measured, seen)
+            seen = reserve_overhead(world, control.measured, seen)
         plan, scheme = await self._workroom.do(lambda: world.scheme.plan(control.scheme, seen))
         return replace(control, plan=plan, scheme=scheme, available=available)
 
@@ -167,7 +167,7 @@ class Coordinator:
         if control.measured is None:
             return after
         seconds = self._since_last_count()
-        told = replace(control.measured, exchange=control.measured.exchange.after(seconds, 1))
+        told = replace(control.measured, exchange=control.measured.exchange.add(seconds, 1))
         spent = close(control.realised, np.full(self._world.fleet.clusters, seconds))
         return replace(after, realised=spent, measured=told)
 

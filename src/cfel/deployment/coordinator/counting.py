@@ -9,12 +9,12 @@ import numpy as np
 from cfel.cost import after_edge_round
 from cfel.deployment.coordinator.control_state import Control, Done, outcome
 from cfel.deployment.measurement.measured_rounds import (
-    Measured,
-    after_clocked,
-    as_asked,
-    beside,
-    clocked,
-    rows_in,
+    FederationMeasurements,
+    add_overhead,
+    advance_ledger,
+    collect_measurements,
+    read_rows,
+    use_actual_orders,
 )
 from cfel.errors import DeploymentError
 from cfel.learning.local.estimates import estimates_from
@@ -60,8 +60,8 @@ def counted(
         tuple(Work(*row[:4]) for row in rows),
     )
     if control.measured is not None:
-        plan = as_asked(done.plan, rows_in(told.values()))
-        done = replace(done, plan=plan, clocked=clocked(world, told, seconds))
+        plan = use_actual_orders(done.plan, read_rows(told.values()))
+        done = replace(done, plan=plan, clocked=collect_measurements(world, told, seconds))
     result = outcome(world, simulation, control.rounds_done, done)
     estimates = list(control.estimates)
     for device, *_, sigma2, g2, kept in rows:
@@ -82,9 +82,9 @@ def counted(
     )
     if after.measured is None or done.clocked is None:
         return after
-    realised = after_clocked(control.realised, result, done.clocked)
-    return replace(after, realised=realised, measured=beside(after.measured, result, done.clocked))
+    realised = advance_ledger(control.realised, result, done.clocked)
+    return replace(after, realised=realised, measured=add_overhead(after.measured, result, done.clocked))
 
 
-def _measured(control: Control, told: Told) -> Measured | None:
-    return None if control.measured is None else control.measured.told(rows_in(told.values()))
+def _measured(control: Control, told: Told) -> FederationMeasurements | None:
+    return None if control.measured is None else control.measured.add_reports(read_rows(told.values()))

@@ -70,7 +70,7 @@ class DeviceAgent:
         self._path = directory / "memory.bin"
         self._memory = load_memory(self._path)
         self._meter = SelfMeasurement(
-            world, number, now, energy, self._memory.measured, tells=parameters.measures
+            world, number, now, energy, self._memory.measured, enabled=parameters.measures
         )
         self._workspace = Workspace(world.task, world.local, world.compress)
         self._orders: asyncio.Queue[Message] = asyncio.Queue()
@@ -135,7 +135,7 @@ class DeviceAgent:
         order = await self._order(asked)
         before, begin = self._memory.state, self._meter.begin()
         state = await self._workroom.do(lambda: device_estimate(order, self._data, before, self._workspace))
-        told = self._meter.estimated(order, begin)
+        told = self._meter.finish_estimates(order, begin)
         await self._remember(Memory(state, self._memory.sent))
         if state.estimates is None:
             raise RefusedError("no estimates came out")
@@ -161,7 +161,7 @@ class DeviceAgent:
             lambda: device_update(order, self._data, memory.state, self._workspace)
         )
         await self._emulated(_round(asked), begin, steps=report.steps)
-        message, told = upload(report, order), self._meter.trained(order, begin, report.steps)
+        message, told = upload(report, order), self._meter.finish_training(order, begin, report.steps)
         sent = Sent(key, {**message.header, **told}, message.body)
         await self._remember(Memory(state, sent))
         return sent
@@ -173,7 +173,7 @@ class DeviceAgent:
             begin = self._meter.begin()
             await self._emulated(at, begin, theta=theta)
             if await self._tried(method, message) is not None:
-                self._meter.sent(begin, 8 * len(message.body))
+                self._meter.finish_call(begin, 8 * len(message.body))
                 return
         raise RefusedError("a newer order has come")
 

@@ -12,7 +12,7 @@ from dataclasses import astuple, dataclass
 from typing import Any, Literal
 
 from cfel.deployment.compute_thread import Workroom
-from cfel.deployment.measurement.reported import Reported, reported_in
+from cfel.deployment.measurement.self_measurement import MeasurementReport, read_report
 from cfel.deployment.parameters import DeploymentParameters
 from cfel.deployment.payloads import given_estimates, model_views, most_upload_bytes, report_from
 from cfel.deployment.security.identity import Identity
@@ -96,7 +96,7 @@ class Desk:
         self._announced = ""
         self._polls: dict[int, int] = dict.fromkeys(devices, 0)
         self._left_at: dict[int, float] = dict.fromkeys(devices, now())
-        self._reported: dict[int, Reported] = {}
+        self._reported: dict[int, MeasurementReport] = {}
         self._orders: Mapping[int, DeviceOrder] = {}
         self._began = now()
         self._finished = False
@@ -310,10 +310,10 @@ class Desk:
             del self._assigned[device]
             await self._tell()
 
-    def _measured_in(self, message: Message) -> Reported | None:
-        return reported_in(message) if self._parameters.measures else None
+    def _measured_in(self, message: Message) -> MeasurementReport | None:
+        return read_report(message) if self._parameters.measures else None
 
-    async def _take(self, device: int, answer: object, told: Reported | None) -> None:
+    async def _take(self, device: int, answer: object, told: MeasurementReport | None) -> None:
         self._answers[device] = answer
         if told is not None:
             self._reported[device] = told

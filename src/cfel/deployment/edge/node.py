@@ -19,7 +19,7 @@ from cfel.deployment.edge.edge_server import EdgeServer
 from cfel.deployment.edge.peer_monitor import Lookout
 from cfel.deployment.edge.status import Others, snapshot
 from cfel.deployment.election.member import Member
-from cfel.deployment.measurement.measured_rounds import counting
+from cfel.deployment.measurement.measured_rounds import choose_accounting
 from cfel.deployment.parameters import DeploymentParameters
 from cfel.deployment.security.identity import Identity
 from cfel.deployment.security.refusals import count, is_worth_a_line
@@ -66,7 +66,7 @@ class EdgeNode:
         self.methods: dict[str, Method] = {}
         self.refused: dict[str, int] = {}
         self._world = world
-        simulation = counting(simulation, deployment)
+        simulation = choose_accounting(simulation, deployment)
         self._shown: Status | None = None
         self._patience_seconds = 2 * deployment.gossip_seconds
         self._linger_seconds = deployment.linger_seconds

@@ -11,8 +11,8 @@ from typing import Any
 from cfel.deployment.coordinator.control_state import Control, from_json
 from cfel.deployment.edge.edge_server import EdgeServer
 from cfel.deployment.election.member import Member
-from cfel.deployment.measurement.measured_rounds import conditions_by
-from cfel.deployment.measurement.reported import Reported
+from cfel.deployment.measurement.measured_rounds import apply_reports
+from cfel.deployment.measurement.self_measurement import MeasurementReport
 from cfel.deployment.security.identity import Identity
 from cfel.runlog import RoundRecord
 from cfel.status import ClusterStatus, DeviceStatus, Link, RoundPoint, Status, thinned
@@ -128,17 +128,17 @@ def _clusters(world: World, others: Others, control: Control | None) -> tuple[Cl
 def _conditions(world: World, control: Control) -> Conditions:
     edge_round = min(control.edge_round, world.rounds.edge_rounds - 1)
     model = world.fleet.conditions(world.seed, control.rounds_done, edge_round, world.model_bits)
-    return conditions_by(_reports(world, control), model)
+    return apply_reports(_reports(world, control), model)
 
 
-def _reports(world: World, control: Control | None) -> Sequence[Reported | None]:
+def _reports(world: World, control: Control | None) -> Sequence[MeasurementReport | None]:
     if control is None or control.measured is None:
         return (None,) * world.fleet.devices
     return control.measured.devices
 
 
-def _source(report: Reported | None) -> str:
-    return "" if report is None else report.in_words
+def _source(report: MeasurementReport | None) -> str:
+    return "" if report is None else report.sources
 
 
 def _went_over(gossip: Mapping[str, Any] | None, a: int, b: int) -> bool:

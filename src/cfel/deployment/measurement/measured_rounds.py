@@ -1,10 +1,10 @@
-"""Rounds by the clock: what the coordinator plans with and counts when conditions are measured.
+"""Rounds with measured conditions: what the coordinator plans with and counts.
 
-Devices tell their own μ, α, ν and p (`reported`); before a device's first report the experiment's model
-stands in for it. Seconds are those of the coordinator's own clock, from one count to the next, so that none
-is left out: devices, calls, planning, gossip and evaluation alike. What an edge round takes beside its
-slowest device, and what gossip takes, is kept free when the next one is planned. Edge servers wait for one
-another after every edge round, so all clusters have spent the same.
+Devices report their own μ, α, ν and p (`self_measurement`); the experiment's model stands in until a device's
+first report. Seconds are those of the coordinator's clock from one count to the next, so that all time is
+counted: devices, calls, planning, gossip and evaluation. The overhead of an edge round (its time beyond the
+slowest device) and the time of gossip are reserved when the next one is planned. Edge servers wait for one
+another after every edge round, so all clusters have spent the same time.
 """
 
 from collections.abc import Iterable, Mapping, Sequence
@@ -16,7 +16,7 @@ import numpy as np
 from cfel.control.scheme import Observation, RoundPlan
 from cfel.cost import Ledger, after_edge_round, after_exchange, edge_round_cost
 from cfel.deployment.measurement.meters import RunningRatio
-from cfel.deployment.measurement.reported import Reported
+from cfel.deployment.measurement.self_measurement import MeasurementReport
 from cfel.deployment.parameters import DeploymentParameters
 from cfel.rounds import EdgeRoundOutcome, SimulationParameters
 from cfel.system import Conditions
@@ -25,26 +25,26 @@ from cfel.world import World
 NOTHING = RunningRatio()
 """Not measured yet."""
 
-Row = tuple[int, float, float, Reported]
-"""A device, the ρ and θ it was really asked, and what it told."""
+Row = tuple[int, float, float, MeasurementReport]
+"""A device, the ρ and θ of the order it carried out, and its report."""
 
 
 @dataclass(frozen=True, slots=True)
-class Measured:
-    """What a deployment knows of its own speed; part of the coordinator's control.
+class FederationMeasurements:
+    """What a deployment knows of its own speed; part of the coordinator's state.
 
     Attributes:
         devices: every device's newest report, or None before its first.
-        beside: seconds that an edge round takes beside its slowest device.
-        exchange: seconds of one exchange between edge servers, with what follows it.
+        overhead: seconds of an edge round beyond its slowest device.
+        exchange: seconds of one exchange between edge servers and of what follows it.
     """
 
-    devices: tuple[Reported | None, ...]
-    beside: RunningRatio = NOTHING
+    devices: tuple[MeasurementReport | None, ...]
+    overhead: RunningRatio = NOTHING
     exchange: RunningRatio = NOTHING
 
-    def told(self, rows: Iterable[Row]) -> "Measured":
-        """With newer reports."""
+    def add_reports(self, rows: Iterable[Row]) -> "FederationMeasurements":
+        """Replaces the reports of these devices by newer ones."""
         devices = list(self.devices)
         for device, *_, report in rows:
             devices[device] = report
@@ -52,61 +52,66 @@ class Measured:
 
 
 @dataclass(frozen=True, slots=True)
-class Clocked:
-    """What the clocks said of one edge round.
+class EdgeRoundMeasurements:
+    """What was measured in one edge round.
 
     Attributes:
-        seconds: from the count before it to its own.
-        cluster_seconds: what each edge server measured; 0 for one that told nothing.
-        devices: reports of those who took part.
+        seconds: from the previous count to this round's.
+        cluster_seconds: what each edge server measured; 0 for one that reported nothing.
+        devices: reports of the devices that took part.
     """
 
     seconds: float
     cluster_seconds: tuple[float, ...]
-    devices: tuple[Reported | None, ...]
+    devices: tuple[MeasurementReport | None, ...]
 
 
-def counting(simulation: SimulationParameters, deployment: DeploymentParameters) -> SimulationParameters:
-    """The accounts of a deployment: where conditions are measured, budgets count what was measured."""
+def choose_accounting(
+    simulation: SimulationParameters, deployment: DeploymentParameters
+) -> SimulationParameters:
+    """Makes budgets count realised costs where conditions are measured."""
     return replace(simulation, accounting="realised") if deployment.measures else simulation
 
 
-def rows_in(headers: Iterable[Mapping[str, Any]]) -> list[Row]:
-    """The reports in edge servers' answers, by device."""
+def read_rows(headers: Iterable[Mapping[str, Any]]) -> list[Row]:
+    """Reads the reports in edge servers' answers, in order of devices."""
     rows = [row for header in headers for row in header.get("measured", ())]
-    found = [(int(n), float(rho), float(theta), Reported(*told)) for n, rho, theta, told in rows]
+    found = [(int(n), float(rho), float(theta), MeasurementReport(*report)) for n, rho, theta, report in rows]
     return sorted(found, key=lambda row: row[0])
 
 
-def clocked(world: World, headers: Mapping[int, Mapping[str, Any]], seconds: float) -> Clocked:
-    """What the clocks said of an edge round.
+def collect_measurements(
+    world: World, headers: Mapping[int, Mapping[str, Any]], seconds: float
+) -> EdgeRoundMeasurements:
+    """Collects what was measured in an edge round.
 
     Args:
         world: what is run.
-        headers: of the answers of the edge servers, by number.
-        seconds: by the coordinator's clock; one that took over in the middle has seen only a part.
+        headers: of the edge servers' answers, by cluster.
+        seconds: by the coordinator's clock.
     """
-    told = [float(headers.get(i, {}).get("seconds", 0.0)) for i in range(world.fleet.clusters)]
-    devices: list[Reported | None] = [None] * world.fleet.devices
-    for device, *_, report in rows_in(headers.values()):
+    clusters = [float(headers.get(i, {}).get("seconds", 0.0)) for i in range(world.fleet.clusters)]
+    devices: list[MeasurementReport | None] = [None] * world.fleet.devices
+    for device, *_, report in read_rows(headers.values()):
         devices[device] = report
-    return Clocked(max(seconds, *told), tuple(told), tuple(devices))
+    # A coordinator that took over in the middle has seen only a part of the round.
+    return EdgeRoundMeasurements(max(seconds, *clusters), tuple(clusters), tuple(devices))
 
 
-def as_asked(plan: RoundPlan, rows: Iterable[Row]) -> RoundPlan:
-    """The plan with the ρ and θ that devices were really asked.
+def use_actual_orders(plan: RoundPlan, rows: Iterable[Row]) -> RoundPlan:
+    """Replaces ρ and θ in the plan by those of the orders that devices carried out.
 
-    A coordinator that takes over in the middle of an edge round may plan it anew, by newer measurements; the
-    devices go on with the plan they have.
+    A coordinator that takes over in the middle of an edge round may plan it again with newer measurements,
+    while devices carry out the orders they already have.
     """
     rho, theta = plan.rho.copy(), plan.theta.copy()
-    for device, asked_rho, asked_theta, _ in rows:
-        rho[device], theta[device] = asked_rho, asked_theta
+    for device, actual_rho, actual_theta, _ in rows:
+        rho[device], theta[device] = actual_rho, actual_theta
     return replace(plan, rho=rho, theta=theta)
 
 
-def conditions_by(reports: Sequence[Reported | None], model: Conditions) -> Conditions:
-    """Conditions as devices told them, the model's for those that have told nothing."""
+def apply_reports(reports: Sequence[MeasurementReport | None], model: Conditions) -> Conditions:
+    """Replaces the model's conditions by reported ones, for devices that have reported any."""
     columns = {}
     for name in ("mu", "alpha", "nu", "power"):
         values = np.array(getattr(model, name))
@@ -117,88 +122,99 @@ def conditions_by(reports: Sequence[Reported | None], model: Conditions) -> Cond
     return replace(model, **columns)
 
 
-def foreseen(world: World, measured: Measured, seen: Observation) -> Observation:
-    """The observation with what this global round will still take beside devices' work, as measured."""
-    left = seen.rounds.edge_rounds - seen.edge_round
-    exchanges = world.scheme.gossip.exchanges_from(seen.edge_round, seen.rounds.edge_rounds)
-    gossip = seen.backhaul_seconds
-    if measured.exchange.value is not None:
-        gossip = np.full(seen.clusters, exchanges * measured.exchange.value)
-    return replace(seen, backhaul_seconds=gossip + left * (measured.beside.value or 0.0))
+def reserve_overhead(
+    world: World, measurements: FederationMeasurements, observation: Observation
+) -> Observation:
+    """Reserves the measured time that the rest of this global round will take beyond devices' work."""
+    first, edge_rounds = observation.edge_round, observation.rounds.edge_rounds
+    gossip = observation.backhaul_seconds
+    if measurements.exchange.value is not None:
+        exchanges = world.scheme.gossip.exchanges_from(first, edge_rounds)
+        gossip = np.full(observation.clusters, exchanges * measurements.exchange.value)
+    overhead = (edge_rounds - first) * (measurements.overhead.value or 0.0)
+    return replace(observation, backhaul_seconds=gossip + overhead)
 
 
-def by_the_clock(world: World, counted: EdgeRoundOutcome, told: Clocked) -> EdgeRoundOutcome:
-    """An edge round's outcome with seconds and joules as they were measured.
+def apply_measured_costs(
+    world: World, outcome: EdgeRoundOutcome, measured: EdgeRoundMeasurements
+) -> EdgeRoundOutcome:
+    """Replaces an edge round's seconds and joules by measured ones.
 
     Args:
         world: what is run.
-        counted: the same by steps, bits and conditions; it stands for devices that told nothing.
-        told: what the clocks said.
+        outcome: counted from steps, bits and conditions; it stands for devices that reported nothing.
+        measured: what was measured in the round.
     """
-    seconds, joules = counted.seconds.copy(), counted.joules.copy()
-    for device, report in enumerate(told.devices):
+    seconds, joules = outcome.seconds.copy(), outcome.joules.copy()
+    for device, report in enumerate(measured.devices):
         if report is not None:
-            sending = report.nu * counted.wire_bits[device] / world.model_bits
+            sending = report.nu * outcome.wire_bits[device] / world.model_bits
             seconds[device] = report.seconds + sending
             joules[device] = report.joules + report.power * sending
-    present = counted.conditions.available
+    present = outcome.conditions.available
     cost = edge_round_cost(seconds, joules, world.fleet.cluster, world.fleet.clusters, present)
-    known = np.array(told.cluster_seconds)
+    known = np.array(measured.cluster_seconds)
     cost = replace(cost, seconds=np.where(known > 0, known, cost.seconds))
-    return replace(counted, seconds=seconds, joules=joules, realised=cost)
+    return replace(outcome, seconds=seconds, joules=joules, realised=cost)
 
 
-def after_clocked(ledger: Ledger, outcome: EdgeRoundOutcome, told: Clocked) -> Ledger:
-    """The ledger after an edge round: all clusters have spent what the clock says."""
+def advance_ledger(ledger: Ledger, outcome: EdgeRoundOutcome, measured: EdgeRoundMeasurements) -> Ledger:
+    """Adds an edge round to the ledger; all clusters have spent the time the coordinator measured."""
     after = after_edge_round(ledger, outcome.realised)
-    spent = max(ledger.elapsed_seconds) + told.seconds
+    spent = max(ledger.elapsed_seconds) + measured.seconds
     rest = max(0.0, spent - max(after.elapsed_seconds))
     return after_exchange(after, np.full(ledger.clusters, rest))
 
 
-def beside(measured: Measured, outcome: EdgeRoundOutcome, told: Clocked) -> Measured:
-    """With what one more edge round took beside its slowest device."""
-    rest = max(0.0, told.seconds - float(outcome.seconds.max(initial=0.0)))
-    return replace(measured, beside=measured.beside.after(rest, 1))
+def add_overhead(
+    measurements: FederationMeasurements, outcome: EdgeRoundOutcome, measured: EdgeRoundMeasurements
+) -> FederationMeasurements:
+    """Adds the overhead of one more edge round."""
+    rest = max(0.0, measured.seconds - float(outcome.seconds.max(initial=0.0)))
+    return replace(measurements, overhead=measurements.overhead.add(rest, 1))
 
 
-def measured_json(measured: Measured | None) -> dict[str, Any] | None:
-    """Plain values; `measured_from` gives back an equal one."""
-    if measured is None:
-        return None
-    ratios = {name: astuple(getattr(measured, name)) for name in ("beside", "exchange")}
-    return {"devices": _lists(measured.devices), **ratios}
-
-
-def measured_from(values: Mapping[str, Any] | None) -> Measured | None:
-    """Out of JSON."""
-    if values is None:
-        return None
-    ratios = (RunningRatio(*values[name]) for name in ("beside", "exchange"))
-    return Measured(_reports(values["devices"]), *ratios)
-
-
-def clocked_json(told: Clocked | None) -> dict[str, Any] | None:
-    """Plain values; `clocked_from` gives back an equal one."""
-    if told is None:
+def measurements_to_json(measurements: FederationMeasurements | None) -> dict[str, Any] | None:
+    """The measurements as plain values."""
+    if measurements is None:
         return None
     return {
-        "seconds": told.seconds,
-        "cluster_seconds": told.cluster_seconds,
-        "devices": _lists(told.devices),
+        "devices": _lists(measurements.devices),
+        "beside": astuple(measurements.overhead),
+        "exchange": astuple(measurements.exchange),
     }
 
 
-def clocked_from(values: Mapping[str, Any] | None) -> Clocked | None:
-    """Out of JSON."""
+def measurements_from_json(values: Mapping[str, Any] | None) -> FederationMeasurements | None:
+    """Reverses `measurements_to_json`."""
     if values is None:
         return None
-    return Clocked(values["seconds"], tuple(values["cluster_seconds"]), _reports(values["devices"]))
+    ratios = (RunningRatio(*values[name]) for name in ("beside", "exchange"))
+    return FederationMeasurements(_reports(values["devices"]), *ratios)
 
 
-def _lists(reports: Sequence[Reported | None]) -> list[tuple[Any, ...] | None]:
+def edge_round_to_json(measured: EdgeRoundMeasurements | None) -> dict[str, Any] | None:
+    """One edge round's measurements as plain values."""
+    if measured is None:
+        return None
+    return {
+        "seconds": measured.seconds,
+        "cluster_seconds": measured.cluster_seconds,
+        "devices": _lists(measured.devices),
+    }
+
+
+def edge_round_from_json(values: Mapping[str, Any] | None) -> EdgeRoundMeasurements | None:
+    """Reverses `edge_round_to_json`."""
+    if values is None:
+        return None
+    seconds, clusters = values["seconds"], tuple(values["cluster_seconds"])
+    return EdgeRoundMeasurements(seconds, clusters, _reports(values["devices"]))
+
+
+def _lists(reports: Sequence[MeasurementReport | None]) -> list[tuple[Any, ...] | None]:
     return [None if each is None else astuple(each) for each in reports]
 
 
-def _reports(values: Sequence[Sequence[Any] | None]) -> tuple[Reported | None, ...]:
-    return tuple(None if each is None else Reported(*each) for each in values)
+def _reports(values: Sequence[Sequence[Any] | None]) -> tuple[MeasurementReport | None, ...]:
+    return tuple(None if each is None else MeasurementReport(*each) for each in values)

@@ -1,8 +1,8 @@
-"""A device's own speed and energy, measured: μ, α, ν and the radio's watts, each with where it comes from.
+"""Measures a device's speed and energy: μ, α, ν and the radio's watts, each with its source.
 
-Each is a quotient of two sums (seconds by steps, bits by seconds) in which older rounds count less and less,
-so that a round of two steps does not weigh as much as one of fifty. What has not been measured is the
-experiment's model, and is said to be.
+Each value is a quotient of two sums (seconds by steps, bits by seconds). Old rounds count less and less, and
+a round of fifty steps counts more than one of two. A value that has not been measured comes from the
+experiment's model, and its source says so. Sends nothing: reports are in `self_measurement`.
 """
 
 from collections.abc import Callable
@@ -13,24 +13,24 @@ from cfel.deployment.measurement.energy_counters import EnergyCounter
 from cfel.errors import InputError
 
 KEEP = 0.7
-"""Weight of everything before against one new round: the last six rounds make nine tenths of an estimate."""
+"""Weight of all earlier rounds against a new one: the last six rounds make up 90 % of an estimate."""
 LEAST_SENDING = 0.1
-"""Share of an upload's time that is taken to be sending at least."""
+"""The least share of an upload's time that counts as sending."""
 MODEL = "model"
-"""What is said of a number that comes from the experiment."""
+"""Source of a number that comes from the experiment's model."""
 CLOCK = "clock"
-"""What is said of a number that comes from measured seconds."""
+"""Source of a number that comes from measured seconds."""
 
 
 @dataclass(frozen=True, slots=True)
 class RunningRatio:
-    """How much of one thing per unit of another, the recent past before the distant."""
+    """How much of one thing per unit of another; recent rounds count more."""
 
     amount: float = 0.0
     units: float = 0.0
 
-    def after(self, amount: float, units: float) -> "RunningRatio":
-        """With one more round; one without units tells nothing."""
+    def add(self, amount: float, units: float) -> "RunningRatio":
+        """Adds one round; a round without units changes nothing."""
         if units <= 0:
             return self
         return RunningRatio(KEEP * self.amount + amount, KEEP * self.units + units)
@@ -43,7 +43,7 @@ class RunningRatio:
 
 @dataclass(frozen=True, slots=True)
 class DeviceCosts:
-    """What computing and sending cost one device, and how that is known.
+    """What computing and sending cost one device, and the source of each number.
 
     Attributes:
         mu: seconds per local step, > 0.
@@ -68,7 +68,7 @@ class DeviceCosts:
             validation.check_number(name, getattr(self, name), least=0)
 
     def in_words(self) -> str:
-        """For a log line or a status page."""
+        """The costs as text, for a log line."""
         return (
             f"{self.mu:.4g} s/step ({self.mu_source}), {self.alpha:.4g} J/step ({self.alpha_source}), "
             f"{self.nu:.4g} s/upload ({self.nu_source}), {self.power:.4g} W sending ({self.power_source})"
@@ -77,13 +77,13 @@ class DeviceCosts:
 
 @dataclass(frozen=True, slots=True)
 class Measurements:
-    """All that a device has measured so far; survives a restart if kept.
+    """Everything a device has measured so far, to be stored across restarts.
 
     Attributes:
         seconds_per_step, joules_per_step: of training.
         bits_per_second, watts_sending: of uploads.
         energy_source: name of the counter that gave the joules, or "model".
-        call_seconds: the least that a call took which carried next to nothing; None before the first.
+        call_seconds: the shortest time of a call without a body; None before the first.
     """
 
     seconds_per_step: RunningRatio = RunningRatio()
@@ -94,10 +94,10 @@ class Measurements:
     call_seconds: float | None = None
 
     def costs(self, model: DeviceCosts, model_bits: float) -> DeviceCosts:
-        """What is measured where it is, the model elsewhere.
+        """Measured costs where they exist, the model's elsewhere.
 
         Args:
-            model: what the experiment says of this device.
+            model: this device in the experiment's model.
             model_bits: size of a full upload.
         """
         rate = self.bits_per_second.value
@@ -114,7 +114,7 @@ class Measurements:
 
 @dataclass(frozen=True, slots=True)
 class Mark:
-    """A moment from which something is measured."""
+    """The moment at which a measurement began."""
 
     seconds: float
 
@@ -122,12 +122,12 @@ class Mark:
 class DeviceMeter:
     """Measures one device while it works.
 
-    Training and uploads must not overlap: the host has one counter for both.
+    Training and uploads must not overlap: the host has one energy counter for both.
 
     Args:
-        now: a clock that only runs forward.
+        now: a monotonic clock.
         energy: the host's counter, or None if it has none.
-        measured: what an earlier process of the same device found out.
+        measured: what an earlier process of the same device measured.
     """
 
     def __init__(
@@ -141,48 +141,47 @@ class DeviceMeter:
         self.measured = replace(measured or Measurements(), energy_source=source)
 
     def begin(self) -> Mark:
-        """The start of some training, or of an upload."""
+        """Marks the start of training or of an upload."""
         mark = Mark(self._now())
+        # Counters give joules since the last reading: read now, so that idle time is not counted.
         self._joules(mark.seconds)
         return mark
 
-    def trained(self, since: Mark, steps: int) -> tuple[float, float | None]:
-        """`steps` local steps have been taken since `begin`.
+    def add_training(self, since: Mark, steps: int) -> tuple[float, float | None]:
+        """Adds `steps` local steps taken since `begin`.
 
         Returns:
-            Seconds and, where they are counted, joules that they took.
+            The seconds they took, and the joules if the host counts them.
         """
-        seconds, joules = self._passed(since)
+        seconds, joules = self._elapsed(since)
         self.measured = replace(
-            self.measured, seconds_per_step=self.measured.seconds_per_step.after(seconds, steps)
+            self.measured, seconds_per_step=self.measured.seconds_per_step.add(seconds, steps)
         )
         if joules is not None:
-            spent = self.measured.joules_per_step.after(joules, steps)
+            spent = self.measured.joules_per_step.add(joules, steps)
             self.measured = replace(self.measured, joules_per_step=spent)
         return seconds, joules
 
-    def called(self, since: Mark) -> None:
-        """A call that carried next to nothing has been answered since `begin`."""
-        seconds, _ = self._passed(since)
+    def add_call(self, since: Mark) -> None:
+        """Adds a call without a body that was answered since `begin`."""
+        seconds, _ = self._elapsed(since)
         least = self.measured.call_seconds
         self.measured = replace(self.measured, call_seconds=seconds if least is None else min(least, seconds))
 
-    def uploaded(self, since: Mark, bits: int) -> None:
-        """`bits` have been sent, and answered, since `begin`.
-
-        What any call takes is not the bits' doing: counted as such, it would make a full upload look as many
-        times too long as it is larger than this one.
-        """
-        seconds, joules = self._passed(since)
+    def add_upload(self, since: Mark, bits: int) -> None:
+        """Adds an upload of `bits` that was answered since `begin`."""
+        seconds, joules = self._elapsed(since)
+        # The fixed time of a call must not count as sending: ν scales this upload to a full model, and the
+        # fixed part would be scaled with it.
         sending = max(seconds - (self.measured.call_seconds or 0.0), LEAST_SENDING * seconds)
         self.measured = replace(
-            self.measured, bits_per_second=self.measured.bits_per_second.after(bits, sending)
+            self.measured, bits_per_second=self.measured.bits_per_second.add(bits, sending)
         )
         if joules is not None:
-            spent = self.measured.watts_sending.after(joules, seconds)
+            spent = self.measured.watts_sending.add(joules, seconds)
             self.measured = replace(self.measured, watts_sending=spent)
 
-    def _passed(self, since: Mark) -> tuple[float, float | None]:
+    def _elapsed(self, since: Mark) -> tuple[float, float | None]:
         now = self._now()
         if now < since.seconds:
             raise InputError(f"now = {now}: the clock ran backwards from {since.seconds}")

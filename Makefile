@@ -4,7 +4,7 @@ VENV   ?= .venv
 BIN    := $(VENV)/bin
 READY  := $(VENV)/.ready
 
-.PHONY: demo test test-long test-faults chaos test-slow check bench clean
+.PHONY: demo test test-long test-faults chaos-quick chaos test-slow check bench clean
 
 demo: $(READY)            ## run the main job
 	$(BIN)/cfel demo
@@ -13,15 +13,18 @@ test: $(READY)            ## the tests, under five minutes on two cores (COVERAG
 	$(BIN)/pytest -m "not slow and not long" -n 2 --dist worksteal $(COVERAGE)
 
 test-long: $(READY)       ## every item of `cfel reproduce`, killed processes, a Ray cluster; some minutes
-	$(BIN)/pytest -m "long and not slow" -n 2 --dist worksteal
+	$(BIN)/pytest -m "long and not slow and not chaos" -n 2 --dist worksteal
 
 test-faults: $(READY)     ## clusters that lose nodes, drivers and memory; five minutes on two cores
 	$(BIN)/pytest -m slow tests/scaleout
 
-chaos: $(READY)           ## federations whose members are killed, frozen and cut off; ten minutes on two cores
-	$(BIN)/pytest -m slow tests/deployment
+chaos-quick: $(READY)     ## the bounded chaos tests, as in CI; three minutes on two cores
+	$(BIN)/pytest -m "chaos and not slow" -n 2 --dist worksteal tests/deployment
 
-test-slow: $(READY)       ## the long tests
+chaos: $(READY)           ## federations whose nodes are killed, frozen and cut off; ten minutes on two cores
+	$(BIN)/pytest -m "slow or chaos" tests/deployment
+
+test-slow: $(READY)       ## every test that takes minutes
 	$(BIN)/pytest -m slow
 
 check: $(READY)           ## style, types, layers
@@ -41,5 +44,5 @@ $(READY): pyproject.toml constraints.txt
 	$(BIN)/pip install --quiet --disable-pip-version-check -c constraints.txt -e '.[dev]'
 	touch $(READY)
 
-clean:                    ## everything that can be made again
+clean:                    ## delete everything that can be rebuilt
 	rm -rf $(VENV) build dist .mypy_cache .ruff_cache .pytest_cache .hypothesis .coverage .import_linter_cache

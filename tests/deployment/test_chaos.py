@@ -1,7 +1,7 @@
 """Real processes over TLS, killed and frozen at moments chosen by what they are doing.
 
-The short tests kill the coordinator of three edge servers in each phase; the long ones do so with five and
-eight, and mix everything for minutes.
+The bounded tests (`make chaos-quick`) mostly use three edge servers. The slow ones (`make chaos`) use five
+and eight, and mix all faults for minutes.
 """
 
 import asyncio
@@ -30,7 +30,7 @@ from cfel.runlog import RoundRecord, RunDirectory
 from tests.deployment.conftest import deployed
 from tests.simulation.drive import records, timeless
 
-pytestmark = [pytest.mark.timeout(300), pytest.mark.long]
+pytestmark = [pytest.mark.timeout(300), pytest.mark.long, pytest.mark.chaos]
 
 Snapshots = Mapping[int, Mapping[str, Any]]
 LOOK_SECONDS = 0.005
@@ -181,9 +181,15 @@ def test_kill_of_the_coordinator_in_every_phase(tmp_path: Path, phase: str) -> N
     check_kill(3, phase, tmp_path / "run")
 
 
-@pytest.mark.slow
-@pytest.mark.parametrize("clusters", [5, 8])
-@pytest.mark.parametrize("phase", ["planning", "training", "gossip", "waiting"])
+# Planning with five is bounded: no other bounded test kills a coordinator while it plans.
+MORE = [
+    pytest.param(phase, clusters, marks=[] if (phase, clusters) == ("planning", 5) else pytest.mark.slow)
+    for phase in ("planning", "training", "gossip", "waiting")
+    for clusters in (5, 8)
+]
+
+
+@pytest.mark.parametrize(("phase", "clusters"), MORE)
 def test_kill_of_the_coordinator_among_more(tmp_path: Path, phase: str, clusters: int) -> None:
     check_kill(clusters, phase, tmp_path / "run")
 
@@ -319,7 +325,6 @@ class FreezeMajority:
         return bool(self.said)
 
 
-@pytest.mark.slow
 def test_without_a_majority_nothing_is_lost(tmp_path: Path) -> None:
     """The two that are left say so and wait; the run goes on when the others are back, to the same bits."""
     freeze, experiment = (

@@ -29,7 +29,7 @@ GLOBAL_ROUNDS = 8
 PATIENCE_SECONDS = 90.0
 IP = shutil.which("ip")
 
-pytestmark = [pytest.mark.slow, pytest.mark.timeout(400)]
+pytestmark = [pytest.mark.long, pytest.mark.chaos, pytest.mark.timeout(400)]
 
 
 def ip(*arguments: str) -> None:

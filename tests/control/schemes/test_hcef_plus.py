@@ -10,7 +10,7 @@ from cfel.control import Observation, RoundPlan, SchemeParameters, build_scheme,
 from cfel.control.schemes.hcef_plus import LIST
 from cfel.cost import device_joules, device_seconds
 from cfel.errors import InputError
-from tests.control.test_schemes import DEVICES, ROUNDS, observation
+from tests.control.schemes.test_schemes import DEVICES, ROUNDS, observation
 
 OFF = dict.fromkeys(("progress", "curve", "error_feedback", "systematic", "frequency", "dense_gossip"), False)
 

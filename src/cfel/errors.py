@@ -8,9 +8,10 @@
     │   └── RunBusyError        another process is writing it
     ├── DivergedError       training has left the realm of finite numbers
     ├── DeploymentError     a federation cannot be started or gone on with
-    │   ├── UnreachableError    another member did not answer (in time)
-    │   └── RefusedError        a message was refused; says why
-    │       └── TurnedAwayError     whoever sent it is not let in, whatever it sends
+    │   ├── UnreachableError    another node did not answer (in time)
+    │   └── RejectedError       a request was rejected; says why
+    │       ├── StaleTermError      its term is over: another coordinator has been elected
+    │       └── NotAdmittedError    the caller may not call at all, whatever it sends
     ├── DashboardError      the dashboard cannot be served
     ├── ScaleoutError       a cluster cannot be reached, or lost more than can be made good
     ├── WorkerError         a worker process failed or has ended
@@ -70,15 +71,19 @@ class DeploymentError(CfelError):
 
 
 class UnreachableError(DeploymentError):
-    """Another member did not answer, or not in time; asking again may help."""
+    """Another node did not answer, or not in time; asking again may help."""
 
 
-class RefusedError(DeploymentError):
-    """A message, a certificate or an upload was refused; the message says why."""
+class RejectedError(DeploymentError):
+    """A request, a certificate or an upload was rejected; the message says why."""
 
 
-class TurnedAwayError(RefusedError):
-    """A member is not let in: by its certificate, its cluster, or because it runs another experiment."""
+class StaleTermError(RejectedError):
+    """A command of an earlier term: another coordinator has been elected since."""
+
+
+class NotAdmittedError(RejectedError):
+    """The caller may not call: its certificate, its cluster or its experiment is the wrong one."""
 
 
 class DashboardError(CfelError):

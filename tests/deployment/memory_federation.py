@@ -8,7 +8,7 @@ from pathlib import Path
 from time import monotonic
 from typing import Any
 
-from cfel.deployment.compute_thread import Workroom
+from cfel.deployment.compute_thread import ComputeThread
 from cfel.deployment.device.agent import DeviceAgent
 from cfel.deployment.edge.node import EdgeNode
 from cfel.deployment.measurement.energy_counters import EnergyCounter
@@ -16,7 +16,7 @@ from cfel.deployment.node import own_data
 from cfel.deployment.security.identity import Identity
 from cfel.deployment.transport.grpc_transport import Method
 from cfel.deployment.transport.messages import Message, pieces, put_together
-from cfel.errors import RefusedError, UnreachableError
+from cfel.errors import RejectedError, UnreachableError
 from cfel.experiment import Experiment
 from cfel.runlog import RoundRecord
 from cfel.runlog.log import read_log
@@ -66,7 +66,7 @@ class Network:
     async def _handled(self, caller: Identity, to: Identity, method: str, message: Message) -> Message:
         offered = self.members[to][method]
         if caller.role not in offered.roles:
-            raise RefusedError(f"{method!r} is not for a {caller.role}")
+            raise RejectedError(f"{method!r} is not for a {caller.role}")
         came = await put_together(_as_stream(message), offered.most_bytes)
         task = asyncio.ensure_future(offered.handle(caller, came))
         self.under_way.setdefault(to, set()).add(task)
@@ -112,7 +112,7 @@ class Federation:
         self.edges: dict[int, EdgeNode] = {}
         self.energy: Callable[[], EnergyCounter | None] = lambda: None
         self._tasks: dict[Identity, asyncio.Task[None]] = {}
-        self._workrooms: dict[Identity, Workroom] = {}
+        self._compute_threads: dict[Identity, ComputeThread] = {}
 
     def start(self, *members: Identity) -> None:
         """Starts some members, or all."""
@@ -143,7 +143,7 @@ class Federation:
         await node.run()
 
     async def _device(self, member: Identity) -> None:
-        workroom = self._workrooms[member] = Workroom()
+        compute = self._compute_threads[member] = ComputeThread()
         directory = self.directory / str(member)
         directory.mkdir(parents=True, exist_ok=True)
         agent = DeviceAgent(
@@ -153,14 +153,14 @@ class Federation:
             self.experiment.deployment,
             MemoryCalls(member, self.network),
             directory,
-            workroom,
+            compute,
             monotonic,
             self.energy(),
         )
         try:
             await agent.run()
         finally:
-            workroom.close()
+            compute.close()
 
     async def kill(self, member: Identity) -> None:
         """Ends a member in the middle of whatever it does; calls to it fail at once."""

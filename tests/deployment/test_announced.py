@@ -7,12 +7,12 @@ from pathlib import Path
 
 import pytest
 
-from cfel.deployment.compute_thread import Workroom
-from cfel.deployment.edge.device_service import Desk
+from cfel.deployment.compute_thread import ComputeThread
+from cfel.deployment.edge.device_service import DeviceService
 from cfel.deployment.parameters import DeploymentParameters
 from cfel.deployment.security.identity import Identity
 from cfel.deployment.transport.messages import Message
-from cfel.errors import RefusedError
+from cfel.errors import RejectedError
 from cfel.learning.device_messages import DeviceOrder
 from cfel.learning.models.flat import FlatModel
 from cfel.rounds import ordered
@@ -27,26 +27,26 @@ OTHER = FlatModel(MODEL.parameters + 1, MODEL.buffers)
 
 
 @asynccontextmanager
-async def desk() -> AsyncIterator[Desk]:
-    workroom = Workroom()
+async def desk() -> AsyncIterator[DeviceService]:
+    compute = ComputeThread()
     loop = asyncio.get_running_loop()
     try:
-        yield Desk(
-            DEVICES, MODEL, DeploymentParameters(round_seconds=0.3, quarantine_after=3), workroom, loop.time
+        yield DeviceService(
+            DEVICES, MODEL, DeploymentParameters(round_seconds=0.3, quarantine_after=3), compute, loop.time
         )
     finally:
-        workroom.close()
+        compute.close()
 
 
 def orders(model: FlatModel, *devices: int) -> dict[int, DeviceOrder]:
     return {n: ordered(WORLD, 0, 0, n, 1.0, 1.0, model) for n in devices}
 
 
-async def news(at: Desk, device: int, known: str = "") -> Message:
+async def news(at: DeviceService, device: int, known: str = "") -> Message:
     return await asyncio.wait_for(at.next(Identity("device", device), Message({"after": known})), 5)
 
 
-async def after_a_round(at: Desk, *devices: int) -> None:
+async def after_a_round(at: DeviceService, *devices: int) -> None:
     """Nobody answers; what counts is who was asked."""
     assert await at.collect_reports(orders(MODEL, *devices), {}) == {}
 
@@ -60,7 +60,7 @@ def test_the_model_is_named_and_can_be_fetched_before_its_order() -> None:
             assert (soon.header["kind"], soon.header["model_sha256"]) == ("soon", OTHER.sha256().hex())
             answer = await at.model(Identity("device", 0), Message({"sha256": OTHER.sha256().hex()}))
             assert b"".join(answer.parts) == OTHER.parameters.numpy().tobytes()
-            with pytest.raises(RefusedError, match="not needed any more"):
+            with pytest.raises(RejectedError, match="not needed any more"):
                 await at.model(Identity("device", 0), Message({"sha256": MODEL.sha256().hex()}))
             collecting = asyncio.create_task(at.collect_reports(orders(OTHER, *DEVICES), {}))
             update = await news(at, 0, soon.header["serial"])

@@ -16,15 +16,15 @@ import grpc
 import grpc.aio
 import pytest
 
-from cfel.deployment.compute_thread import Workroom
-from cfel.deployment.edge.device_service import Desk
+from cfel.deployment.compute_thread import ComputeThread
+from cfel.deployment.edge.device_service import DeviceService
 from cfel.deployment.parameters import DeploymentParameters
 from cfel.deployment.payloads import upload
 from cfel.deployment.security.certificates import issue, make_authority
 from cfel.deployment.security.identity import Identity
 from cfel.deployment.transport.grpc_transport import Credentials, GrpcCalls, GrpcServer, Method
 from cfel.deployment.transport.messages import MOST_HEADER_BYTES, Message, pieces
-from cfel.errors import RefusedError
+from cfel.errors import RejectedError
 from cfel.learning.compression.compressors import DenseUpdate
 from cfel.learning.device_messages import DeviceReport
 from tests.deployment.test_payloads import (
@@ -158,9 +158,9 @@ class Open:
         self._certificates = certificates
         self.refused: list[tuple[Identity | None, str, str]] = []
         parameters = DeploymentParameters(round_seconds=30.0, gone_seconds=30.0, **limits)
-        self._workroom = Workroom()
+        self._compute = ComputeThread()
         now = asyncio.get_running_loop().time
-        self.desk = Desk((4, 5), MODEL, parameters, self._workroom, now, kept_entries=1)
+        self.desk = DeviceService((4, 5), MODEL, parameters, self._compute, now, kept_entries=1)
         methods = {**self.desk.methods(), "plan": Method(("edge",), self._never)}
         credentials = Credentials.read(certificates, EDGE)
         self._server = GrpcServer(credentials, methods, lambda *each: self.refused.append(each), parameters)
@@ -176,7 +176,7 @@ class Open:
         """Leaves nothing behind."""
         self.reports.cancel()
         await self._server.stop(0)
-        self._workroom.close()
+        self._compute.close()
 
     async def _never(self, caller: Identity, message: Message) -> Message:
         raise AssertionError(f"{caller} got through with {message}")
@@ -229,7 +229,7 @@ def test_refused_counted_and_nobody_else_notices(certificates: Path, name: str) 
             if kind.again:
                 await desk.good(BAD)
             else:
-                with pytest.raises(RefusedError, match="no update is asked of device 4"):
+                with pytest.raises(RejectedError, match="no update is asked of device 4"):
                     await desk.good(BAD)
             assert sorted(await desk.reports) == ([4, 5] if kind.again else [5])
 

@@ -10,7 +10,7 @@ import torch
 
 from cfel.deployment.payloads import clipped, model_bytes, model_from, report_from, upload
 from cfel.deployment.transport.messages import Message
-from cfel.errors import RefusedError
+from cfel.errors import RejectedError
 from cfel.learning.compression.compressors import DenseUpdate, QuantisedUpdate, SparseUpdate
 from cfel.learning.device_messages import DeviceOrder, DeviceReport
 from cfel.learning.models.flat import FlatModel
@@ -101,14 +101,14 @@ def test_nothing_learned_has_no_loss_and_no_estimates() -> None:
     ],
 )
 def test_refused(message: Message, reason: str) -> None:
-    with pytest.raises(RefusedError, match=reason):
+    with pytest.raises(RejectedError, match=reason):
         report_from(message, ORDER, None, 1)
 
 
 def test_scales_of_a_quantised_update_are_looked_at() -> None:
     update = QuantisedUpdate(SIZE, 4, torch.zeros(1024, dtype=torch.int16), torch.tensor([float("inf")]))
     report = DeviceReport(4, update, torch.zeros(2), 1.0, 1.0, 1, 0.5, 9)
-    with pytest.raises(RefusedError, match="scales"):
+    with pytest.raises(RejectedError, match="scales"):
         report_from(upload(report, ORDER), ORDER, None, 1)
 
 
@@ -126,5 +126,5 @@ def test_models_there_and_back() -> None:
     model = FlatModel(torch.tensor([1.0, -0.0, 3.5]), torch.tensor([7.0]))
     found = model_from(model_bytes(model), model)
     assert found.sha256() == model.sha256()
-    with pytest.raises(RefusedError, match="12 bytes, 16 expected"):
+    with pytest.raises(RejectedError, match="12 bytes, 16 expected"):
         model_from(model_bytes(model)[:-4], model)

@@ -10,7 +10,7 @@ from cfel.deployment.device import agent as device_agent
 from cfel.deployment.payloads import upload
 from cfel.deployment.security.identity import Identity
 from cfel.deployment.transport.messages import Message
-from cfel.errors import RefusedError, UnreachableError
+from cfel.errors import RejectedError, UnreachableError
 from cfel.learning.device_messages import DeviceOrder, DeviceReport
 from cfel.runlog import RoundRecord
 from tests.deployment.conftest import deployed
@@ -38,7 +38,7 @@ async def misbehave(calls: MemoryCalls, reasons: list[str]) -> None:
                 await calls.call(EDGE, "upload", Message(rubbish, b"rubbish"), 60)
             else:
                 await calls.call(EDGE, "estimates", Message({**place, "sigma2": -1.0, "g2": 1.0}), 60)
-        except RefusedError as error:
+        except RejectedError as error:
             reasons.append(str(error))
 
 
@@ -58,7 +58,7 @@ def test_rubbish_costs_the_others_nothing(tmp_path: Path, quarantine_after: int)
             rogue = asyncio.create_task(misbehave(MemoryCalls(ROGUE, federation.network), reasons))
             await federation.finished()
             rogue.cancel()
-            return federation.records(), federation.edges[2].desk.refused[5]
+            return federation.records(), federation.edges[2].device_service.refused[5]
 
     lines, refused = asyncio.run(play())
     assert [line.devices_taking_part for line in lines] == [5] * 4
@@ -84,9 +84,9 @@ def test_calls_out_of_place(tmp_path: Path, method: str, message: Message, reaso
             federation.start(EDGE)
             while EDGE not in federation.network.members:
                 await asyncio.sleep(0.01)
-            with pytest.raises(RefusedError, match=reason):
+            with pytest.raises(RejectedError, match=reason):
                 await MemoryCalls(ROGUE, federation.network).call(EDGE, method, message, 5)
-            with pytest.raises(RefusedError, match="device-0 belongs to another edge server"):
+            with pytest.raises(RejectedError, match="device-0 belongs to another edge server"):
                 await MemoryCalls(Identity("device", 0), federation.network).call(EDGE, "next", Message(), 5)
 
     asyncio.run(play())
@@ -108,7 +108,7 @@ def test_commands_out_of_place(tmp_path: Path, message: Message, reason: str) ->
             while EDGE not in federation.network.members:
                 await asyncio.sleep(0.01)
             federation.edges[2].server.obey(9)
-            with pytest.raises(RefusedError, match=reason):
+            with pytest.raises(RejectedError, match=reason):
                 await MemoryCalls(Identity("edge", 0), federation.network).call(EDGE, "plan", message, 5)
 
     asyncio.run(play())

@@ -13,14 +13,14 @@ from cfel.learning.worker_threads import prepare_process, prepare_thread
 Result = TypeVar("Result")
 
 
-class Workroom:
+class ComputeThread:
     """Runs functions one after the other, off the event loop."""
 
     def __init__(self) -> None:
         prepare_process()
-        self._pool = ThreadPoolExecutor(1, "workroom", initializer=prepare_thread)
+        self._pool = ThreadPoolExecutor(1, "compute", initializer=prepare_thread)
 
-    async def do(self, function: Callable[[], Result]) -> Result:
+    async def run(self, function: Callable[[], Result]) -> Result:
         """The function's result."""
         return await asyncio.get_running_loop().run_in_executor(self._pool, function)
 

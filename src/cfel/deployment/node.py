@@ -14,7 +14,7 @@ from pathlib import Path
 import numpy as np
 import torch
 
-from cfel.deployment.compute_thread import Workroom
+from cfel.deployment.compute_thread import ComputeThread
 from cfel.deployment.device.agent import DeviceAgent
 from cfel.deployment.device.memory import alone_in
 from cfel.deployment.edge.node import Companion, EdgeNode
@@ -133,7 +133,7 @@ async def _run_device(
 ) -> None:
     credentials = Credentials.read(node.certificates, node.identity)
     calls = GrpcCalls(credentials, node.peers(), model_size(world.start))
-    workroom = Workroom()
+    compute = ComputeThread()
     agent = DeviceAgent(
         world,
         node.identity.number,
@@ -141,7 +141,7 @@ async def _run_device(
         deployment,
         agreement.said_in(calls),
         node.directory,
-        workroom,
+        compute,
         time.monotonic,
         node.counter() if deployment.measures else None,
     )
@@ -149,7 +149,7 @@ async def _run_device(
         await agent.run()
     finally:
         await calls.close()
-        workroom.close()
+        compute.close()
 
 
 async def ask_status(node: Node, seconds: float = 3.0) -> dict[int, Status | str]:

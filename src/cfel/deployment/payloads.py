@@ -7,7 +7,7 @@ import torch
 from torch import Tensor
 
 from cfel.deployment.transport.messages import Message
-from cfel.errors import InputError, RefusedError
+from cfel.errors import InputError, RejectedError
 from cfel.learning.aggregation import ScaledUpdate, update_norm
 from cfel.learning.compression.compressors import Update
 from cfel.learning.compression.packing import pack, unpack
@@ -39,11 +39,11 @@ def model_from(body: bytes | bytearray, like: FlatModel) -> FlatModel:
         like: any model of the same shape.
 
     Raises:
-        RefusedError: it has another length.
+        RejectedError: it has another length.
     """
     split, expected = 4 * like.parameters.numel(), model_size(like)
     if len(body) != expected:
-        raise RefusedError(f"a model of {len(body)} bytes, {expected} expected")
+        raise RejectedError(f"a model of {len(body)} bytes, {expected} expected")
     view = memoryview(body)
     return FlatModel(_vector(view[:split]), _vector(view[split:]))
 
@@ -81,28 +81,28 @@ def report_from(
         kept_entries: at how many shares θ the energy of the largest entries was asked.
 
     Raises:
-        RefusedError: it is of another round, damaged, out of range or not finite.
+        RejectedError: it is of another round, damaged, out of range or not finite.
     """
     asked = (order.global_round, order.edge_round)
     sent = (message.whole("global_round"), message.whole("edge_round"))
     if sent != asked:
-        raise RefusedError(f"upload of round {sent}, asked was {asked}")
+        raise RejectedError(f"upload of round {sent}, asked was {asked}")
     split = 4 * order.model.buffers.numel()
     buffers = _finite("buffers", _vector(message.body[:split]), order.model.buffers.numel())
     try:
         update = unpack(message.body[split:], order.model.parameters.numel())
     except InputError as error:
-        raise RefusedError(str(error)) from error
+        raise RejectedError(str(error)) from error
     for part in ("values", "scales"):
         values: Tensor | None = getattr(update, part, None)
         if values is not None:
             _finite(f"update.{part}", values, values.numel())
     steps = message.whole("steps")
     if steps > order.tau:
-        raise RefusedError(f"steps = {steps}: at most {order.tau} were asked")
+        raise RejectedError(f"steps = {steps}: at most {order.tau} were asked")
     samples = message.whole("samples")
     if not samples:
-        raise RefusedError("samples = 0: a device holds at least one")
+        raise RejectedError("samples = 0: a device holds at least one")
     estimates = estimates_in(message)
     return DeviceReport(
         device=order.device,
@@ -121,25 +121,25 @@ def estimates_in(message: Message) -> Estimates | None:
     """σ² and G² of a message: both, or none.
 
     Raises:
-        RefusedError: they are no such numbers.
+        RejectedError: they are no such numbers.
     """
     if message.header.get("sigma2") is None and message.header.get("g2") is None:
         return None
     try:
         return estimates_from(message.number("sigma2"), message.number("g2"))
     except InputError as error:
-        raise RefusedError(str(error)) from error
+        raise RejectedError(str(error)) from error
 
 
 def given_estimates(message: Message) -> Estimates:
     """σ² and G² of a message that is about nothing else.
 
     Raises:
-        RefusedError: they are missing, or no such numbers.
+        RejectedError: they are missing, or no such numbers.
     """
     found = estimates_in(message)
     if found is None:
-        raise RefusedError("sigma2 and g2 are missing")
+        raise RejectedError("sigma2 and g2 are missing")
     return found
 
 
@@ -151,9 +151,9 @@ def clipped(update: Update, clip_norm: float) -> Update:
 
 def _shares(value: Any, entries: int) -> tuple[float, ...]:  # noqa: ANN401 — whatever came in
     if not isinstance(value, list) or not all(_is_share(each) for each in value):
-        raise RefusedError(f"kept_energy = {value!r}: must be a list of numbers from 0 to 1")
+        raise RejectedError(f"kept_energy = {value!r}: must be a list of numbers from 0 to 1")
     if len(value) != entries:
-        raise RefusedError(f"kept_energy: {len(value)} numbers, {entries} were asked")
+        raise RejectedError(f"kept_energy: {len(value)} numbers, {entries} were asked")
     return tuple(float(share) for share in value)
 
 
@@ -163,9 +163,9 @@ def _is_share(value: object) -> bool:
 
 def _finite(name: str, values: Tensor, count: int) -> Tensor:
     if values.numel() != count:
-        raise RefusedError(f"{name}: {values.numel()} numbers, {count} expected")
+        raise RejectedError(f"{name}: {values.numel()} numbers, {count} expected")
     if not bool(torch.isfinite(values).all()):
-        raise RefusedError(f"{name}: not all of them finite")
+        raise RejectedError(f"{name}: not all of them finite")
     return values
 
 
@@ -178,5 +178,5 @@ def _vector(content: bytes | bytearray | memoryview) -> Tensor:
     try:
         values = np.frombuffer(content, dtype="<f4")
     except ValueError as error:
-        raise RefusedError(f"{len(content)} bytes are not a vector of float32") from error
+        raise RejectedError(f"{len(content)} bytes are not a vector of float32") from error
     return torch.from_numpy(values.astype(np.float32, copy=not values.flags.writeable))

@@ -22,7 +22,7 @@ from cfel.deployment.edge.state import EdgeDisk
 from cfel.deployment.node import Node
 from cfel.deployment.security.certificates import is_revoked, issue, make_authority
 from cfel.deployment.security.identity import Identity
-from cfel.errors import CfelError, DeploymentError, InputError, TurnedAwayError, reason
+from cfel.errors import CfelError, DeploymentError, InputError, NotAdmittedError, reason
 from cfel.experiment import Experiment, experiment_toml
 from cfel.launch.node import NodeFile, run_node, start_logging, write_node
 from cfel.learning.models.flat import FlatModel
@@ -324,6 +324,6 @@ def _node_process(configuration: Path) -> None:
 
 def _exit_code(error: CfelError) -> int:
     """2 for what no restart mends, as on the command line."""
-    if isinstance(error, TurnedAwayError):
+    if isinstance(error, NotAdmittedError):
         return _TURNED_AWAY
     return 2 if isinstance(error, InputError) else 1

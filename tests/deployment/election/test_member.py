@@ -12,7 +12,7 @@ from cfel.deployment.election.member import Member
 from cfel.deployment.security.identity import Identity
 from cfel.deployment.transport.memory_transport import LinkFaults, MemoryNetwork
 from cfel.deployment.transport.messages import Message
-from cfel.errors import RefusedError
+from cfel.errors import RejectedError
 from tests.deployment.virtual_time import run_virtually
 
 
@@ -127,7 +127,7 @@ def test_what_is_no_message_of_an_election_is_refused(
         office = Office(3, 0, tmp_path)
         office.start(0)
         before = office.members[0].state
-        with pytest.raises(RefusedError, match=reason):
+        with pytest.raises(RejectedError, match=reason):
             await office.members[0].received(Identity("edge", caller), Message(header))
         assert office.members[0].state is before
         office.kill(0)

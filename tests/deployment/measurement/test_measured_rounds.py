@@ -19,7 +19,7 @@ from cfel.deployment.measurement.meters import Measurements, RunningRatio
 from cfel.deployment.measurement.self_measurement import MeasurementReport, read_report
 from cfel.deployment.security.identity import Identity
 from cfel.deployment.transport.messages import Message
-from cfel.errors import RefusedError
+from cfel.errors import RejectedError
 from cfel.experiment import Experiment
 from cfel.learning.device_messages import DeviceState
 from cfel.runlog import PlanTable, RoundRecord
@@ -173,16 +173,16 @@ def test_a_coordinator_that_dies_takes_no_measurement_along(tmp_path: Path) -> N
     ],
 )
 def test_bad_measurements_are_refused_by_name(change: Mapping[str, Any], reason: str) -> None:
-    with pytest.raises(RefusedError, match=reason):
+    with pytest.raises(RejectedError, match=reason):
         read_report(Message({"measured": {**TOLD, **change}}))
 
 
 def test_measurements_are_whole_or_absent() -> None:
     assert read_report(Message({})) is None
     assert read_report(Message({"measured": TOLD})) == MeasurementReport(**TOLD)  # type: ignore[arg-type]
-    with pytest.raises(RefusedError, match=r"measured\.nu: is missing"):
+    with pytest.raises(RejectedError, match=r"measured\.nu: is missing"):
         read_report(Message({"measured": {name: value for name, value in TOLD.items() if name != "nu"}}))
-    with pytest.raises(RefusedError, match="must be an object"):
+    with pytest.raises(RejectedError, match="must be an object"):
         read_report(Message({"measured": [1, 2]}))
 
 
@@ -190,7 +190,7 @@ def test_a_bad_measurement_costs_only_its_sender(tmp_path: Path) -> None:
     """Device 5 claims that its steps take no time: its uploads are refused, and the others go on."""
 
     async def spoil(federation: Federation) -> None:
-        desk = federation.edges[2].desk
+        desk = federation.edges[2].device_service
         honest = federation.edges[2].methods["upload"].handle
 
         async def upload(caller: Identity, message: Message) -> Message:

@@ -11,7 +11,7 @@ from cfel.deployment.security.agreement import Agreement
 from cfel.deployment.security.identity import Identity
 from cfel.deployment.transport.grpc_transport import Method
 from cfel.deployment.transport.messages import Message
-from cfel.errors import RunDirectoryError, TurnedAwayError
+from cfel.errors import NotAdmittedError, RunDirectoryError
 from cfel.experiment import Experiment, parse_experiment, shared_parts
 from cfel.launch.node import settle
 from tests.deployment.conftest import deployed
@@ -72,21 +72,21 @@ def test_the_same_experiment_is_not_in_the_way() -> None:
 )
 def test_another_experiment_is_refused_by_what_differs(changes: dict[str, Any], words: str) -> None:
     other = Agreement(shared_parts(experiment(**changes)))
-    with pytest.raises(TurnedAwayError, match=f"device-2 runs another experiment: {words}"):
+    with pytest.raises(NotAdmittedError, match=f"device-2 runs another experiment: {words}"):
         asked(other, Agreement(shared_parts(experiment())))
 
 
 @pytest.mark.parametrize("told", [None, "text", []])
 def test_whoever_does_not_say_which_is_refused(told: object) -> None:
     method = Agreement({"seed": "1"}).expected_of(METHODS)["next"]
-    with pytest.raises(TurnedAwayError, match="does not say which"):
+    with pytest.raises(NotAdmittedError, match="does not say which"):
         answered(method, DEVICE, Message({} if told is None else {"experiment": told}))
 
 
 @pytest.mark.parametrize("extra", [None, "", 3])
 def test_a_part_that_nobody_knows_is_named(extra: object) -> None:
     method = Agreement({"seed": "1"}).expected_of(METHODS)["next"]
-    with pytest.raises(TurnedAwayError, match="more differs"):
+    with pytest.raises(NotAdmittedError, match="more differs"):
         answered(method, DEVICE, Message({"experiment": {"seed": "1", "more": extra}}))
 
 

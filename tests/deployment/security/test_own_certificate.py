@@ -9,7 +9,7 @@ from cfel.deployment.security.certificates import AUTHORITY_DAYS, issue, make_au
 from cfel.deployment.security.identity import Identity
 from cfel.deployment.security.own_certificate import read_own
 from cfel.deployment.transport.grpc_transport import Credentials
-from cfel.errors import DeploymentError, RefusedError
+from cfel.errors import DeploymentError, RejectedError
 
 EDGE, DEVICE = Identity("edge", 0), Identity("device", 0)
 NOON = datetime(2030, 1, 1, 12, tzinfo=UTC)
@@ -68,8 +68,8 @@ def test_dates(made: Path) -> None:
 
 
 def test_a_federation_goes_on_without_a_device_whose_certificate_expired(made: Path) -> None:
-    """Which is how it takes a `RefusedError`; other errors end it."""
-    with pytest.raises(RefusedError):
+    """Which is how it takes a `RejectedError`; other errors end it."""
+    with pytest.raises(RejectedError):
         read_own(made, DEVICE, NOON + timedelta(hours=2))
 
 

@@ -9,7 +9,7 @@ import pytest
 from cfel.deployment.security.certificates import issue, make_authority
 from cfel.deployment.security.identity import Doorkeeper, Identity
 from cfel.deployment.security.revocations import Revocations
-from cfel.errors import RefusedError
+from cfel.errors import RejectedError
 
 
 def test_a_bad_line_is_named_and_the_last_good_list_stays(tmp_path: Path) -> None:
@@ -57,5 +57,5 @@ def test_a_certificate_that_expires_is_turned_away_however_old_the_connection(tm
     times = [noon + timedelta(minutes=59), noon + timedelta(minutes=61)]
     doorkeeper = Doorkeeper(frozenset(), lambda: times.pop(0))
     assert doorkeeper.identify(shown) == Identity("device", 3)
-    with pytest.raises(RefusedError, match="device-3 expired at 2030-01-01 13:00 UTC"):
+    with pytest.raises(RejectedError, match="device-3 expired at 2030-01-01 13:00 UTC"):
         doorkeeper.identify(shown)

@@ -18,7 +18,7 @@ from cfel.deployment.security.certificates import issue, make_authority, revoke
 from cfel.deployment.security.identity import Identity
 from cfel.deployment.transport.grpc_transport import Credentials, GrpcCalls, GrpcServer, Method
 from cfel.deployment.transport.messages import Message, pieces
-from cfel.errors import DeploymentError, RefusedError, UnreachableError
+from cfel.errors import DeploymentError, RejectedError, UnreachableError
 
 EDGE, DEVICE, OTHER = Identity("edge", 0), Identity("device", 3), Identity("device", 4)
 LIMIT = 3 * 1024 * 1024
@@ -35,7 +35,7 @@ def certificates(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 async def _echo(caller: Identity, message: Message) -> Message:
     if message.header.get("refuse"):
-        raise RefusedError("because")
+        raise RejectedError("because")
     return Message({"caller": str(caller), **message.header}, message.body)
 
 
@@ -104,7 +104,7 @@ def test_the_caller_is_who_the_certificate_says(certificates: Path) -> None:
 def test_refused_with_a_reason(certificates: Path, method: str, message: Message, reason: str) -> None:
     async def play() -> Refusals:
         async with serving(certificates) as (address, refusals):
-            with pytest.raises(RefusedError, match=f"(?i){reason}"):
+            with pytest.raises(RejectedError, match=f"(?i){reason}"):
                 await ask(certificates, DEVICE, address, method, message)
             assert (await ask(certificates, DEVICE, address)).header == {"caller": "device-3"}
             return refusals
@@ -157,7 +157,7 @@ def test_strangers_expired_and_revoked_certificates_do_not_get_in(certificates: 
                 await ask(certificates, late, address)
             assert (await ask(certificates, OTHER, address)).header == {"caller": "device-4"}
             revoke(certificates, OTHER)
-            with pytest.raises(RefusedError, match="device-4 was revoked"):
+            with pytest.raises(RejectedError, match="device-4 was revoked"):
                 await ask(certificates, OTHER, address)
             assert (await ask(certificates, DEVICE, address)).header == {"caller": "device-3"}
 
@@ -202,7 +202,7 @@ def test_a_revocation_reaches_open_connections_and_a_bad_line_fails_nobody(tmp_p
             revoke(tmp_path, OTHER)
             with (tmp_path / "revoked.txt").open("a") as file:
                 file.write("zzz\n")
-            with pytest.raises(RefusedError, match="device-4 was revoked"):
+            with pytest.raises(RejectedError, match="device-4 was revoked"):
                 await calls[OTHER].call(EDGE, "echo", Message(), 10)
             for _ in range(3):
                 await calls[DEVICE].call(EDGE, "echo", Message(), 10)
@@ -237,7 +237,7 @@ def test_a_certificate_that_names_nobody_is_refused(tmp_path: Path) -> None:
 
     async def play() -> Refusals:
         async with serving(tmp_path) as (address, refusals):
-            with pytest.raises(RefusedError, match="names no role and number"):
+            with pytest.raises(RejectedError, match="names no role and number"):
                 await ask(tmp_path, DEVICE, address)
             return refusals
 

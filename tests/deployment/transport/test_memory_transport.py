@@ -8,7 +8,7 @@ from cfel.deployment.security.identity import Identity
 from cfel.deployment.transport.grpc_transport import Method
 from cfel.deployment.transport.memory_transport import LinkFaults, MemoryNetwork
 from cfel.deployment.transport.messages import Message
-from cfel.errors import InputError, RefusedError, UnreachableError
+from cfel.errors import InputError, RejectedError, UnreachableError
 from tests.deployment.virtual_time import run_virtually
 
 EDGE, OTHER, DEVICE = Identity("edge", 0), Identity("edge", 1), Identity("device", 4)
@@ -22,7 +22,7 @@ def network(faults: LinkFaults | None = None, seed: int = 1) -> tuple[MemoryNetw
     async def add(caller: Identity, message: Message) -> Message:
         seen.append((asyncio.get_running_loop().time(), message.whole("value")))
         if message.whole("value") == 13:
-            raise RefusedError("13 is refused")
+            raise RejectedError("13 is refused")
         if message.whole("value") == 99:
             raise ZeroDivisionError
         return Message({"sum": message.whole("value") + caller.number}, message.body[::-1])
@@ -43,13 +43,13 @@ def test_a_call_is_answered() -> None:
 
 def test_refusals_are_those_of_the_real_transport() -> None:
     made, seen = network()
-    with pytest.raises(RefusedError, match="13 is refused"):
+    with pytest.raises(RejectedError, match="13 is refused"):
         run_virtually(call(made, 13))
-    with pytest.raises(RefusedError, match="not for a edge"):
+    with pytest.raises(RejectedError, match="not for a edge"):
         run_virtually(call(made, 1, own=OTHER))
-    with pytest.raises(RefusedError, match="too large"):
+    with pytest.raises(RejectedError, match="too large"):
         run_virtually(call(made, 1, b"four"))
-    with pytest.raises(RefusedError, match="no such method"):
+    with pytest.raises(RejectedError, match="no such method"):
         run_virtually(made.calls(DEVICE).call(EDGE, "subtract", Message(), 1.0))
     with pytest.raises(UnreachableError, match="ZeroDivisionError"):
         run_virtually(call(made, 99))

@@ -9,7 +9,7 @@ import pytest
 
 from cfel.deployment.parameters import CHUNK_BYTES
 from cfel.deployment.transport.messages import PROTOCOL, Message, cut, pieces, put_together
-from cfel.errors import RefusedError
+from cfel.errors import RejectedError
 
 
 async def _stream(parts: Iterable[bytes]) -> AsyncIterator[bytes]:
@@ -62,19 +62,19 @@ GOOD = list(pieces(Message({"round": 1}, b"body")))
     ],
 )
 def test_refused(parts: list[bytes], reason: str) -> None:
-    with pytest.raises(RefusedError, match=reason):
+    with pytest.raises(RejectedError, match=reason):
         back(parts, most_bytes=100)
 
 
 @pytest.mark.parametrize("value", [None, "1", 1.5, -1, True, [1], 2**53 + 1, 10**400])
 def test_whole_numbers_are_whole(value: object) -> None:
-    with pytest.raises(RefusedError, match="round"):
+    with pytest.raises(RejectedError, match="round"):
         Message({"round": value}).whole("round")
 
 
 @pytest.mark.parametrize("value", [None, "1", True, [1.0], 10**400, -(10**400)])
 def test_numbers_are_numbers_that_a_float_can_hold(value: object) -> None:
     """JSON has whole numbers of any size; one as a device's samples would end the round of everybody."""
-    with pytest.raises(RefusedError, match="loss"):
+    with pytest.raises(RejectedError, match="loss"):
         Message({"loss": value}).number("loss")
     assert Message({"loss": 3}).number("loss") == 3.0

@@ -16,7 +16,7 @@ import numpy as np
 
 from cfel.arrays import FloatArray
 from cfel.cost import Ledger, after_exchange, after_global_round
-from cfel.deployment.compute_thread import Workroom
+from cfel.deployment.compute_thread import ComputeThread
 from cfel.deployment.coordinator.control_state import Control, first_control, from_json, outcome, to_json
 from cfel.deployment.coordinator.counting import counted, with_estimates
 from cfel.deployment.coordinator.edge_calls import QUICK_SECONDS, TRY_AGAIN_SECONDS, TermCalls
@@ -55,8 +55,8 @@ class Coordinator:
         deployment: deadlines.
         term: of office.
         calls: how it reaches the edge servers, its own included.
-        workroom: where plans are made.
-        in_office: whether it still may act.
+        compute: where plans are made.
+        still_leads: whether it still may act.
         number: the edge server that holds the office.
         on_refusal: told whose estimates are not believed.
     """
@@ -68,15 +68,15 @@ class Coordinator:
         deployment: DeploymentParameters,
         term: int,
         calls: Calls,
-        workroom: Workroom,
-        in_office: Callable[[], bool],
+        compute: ComputeThread,
+        still_leads: Callable[[], bool],
         number: int,
         on_refusal: OnRefusal,
     ) -> None:
         self._on_refusal = on_refusal
         self._world, self._simulation, self._deployment = world, simulation, deployment
-        self._workroom, self._number = workroom, number
-        self._edges = TermCalls(term, world.fleet.clusters, calls, in_office, deployment.gossip_seconds)
+        self._compute, self._number = compute, number
+        self._edges = TermCalls(term, world.fleet.clusters, calls, still_leads, deployment.gossip_seconds)
         self._counted_at = time.monotonic()
 
     async def lead(self) -> None:
@@ -139,7 +139,7 @@ class Coordinator:
         seen = observed(world, self._simulation, control, at[1], conditions, control.estimates)
         if control.measured is not None:
             seen = reserve_overhead(world, control.measured, seen)
-        plan, scheme = await self._workroom.do(lambda: world.scheme.plan(control.scheme, seen))
+        plan, scheme = await self._compute.run(lambda: world.scheme.plan(control.scheme, seen))
         return replace(control, plan=plan, scheme=scheme, available=available)
 
     async def _with_somebody(self, control: Control, wanted: set[int]) -> Control:

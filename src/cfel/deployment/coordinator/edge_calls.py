@@ -10,7 +10,7 @@ from cfel.deployment.positions import Position
 from cfel.deployment.security.identity import Identity
 from cfel.deployment.transport.grpc_transport import Calls
 from cfel.deployment.transport.messages import Message
-from cfel.errors import DeploymentError, RefusedError, TurnedAwayError, UnreachableError
+from cfel.errors import DeploymentError, NotAdmittedError, RejectedError, UnreachableError
 
 _LOG = logging.getLogger(__name__)
 TRY_AGAIN_SECONDS = 0.2
@@ -31,7 +31,7 @@ class TermCalls:
         term: of office.
         clusters: how many edge servers there are.
         calls: how they are reached.
-        in_office: whether the caller still may act.
+        still_leads: whether the caller still may act.
         grace_seconds: what an edge server may itself wait for others, beyond any deadline.
 
     Attributes:
@@ -39,9 +39,9 @@ class TermCalls:
     """
 
     def __init__(
-        self, term: int, clusters: int, calls: Calls, in_office: Callable[[], bool], grace_seconds: float
+        self, term: int, clusters: int, calls: Calls, still_leads: Callable[[], bool], grace_seconds: float
     ) -> None:
-        self._term, self._calls, self._in_office = term, calls, in_office
+        self._term, self._calls, self._in_office = term, calls, still_leads
         self._edges, self._grace_seconds = range(clusters), grace_seconds
         self.missing: set[int] = set()
         # Those of whom it has been said, which is enough while they are asked again and again.
@@ -77,11 +77,11 @@ class TermCalls:
             left = max(deadline - time.monotonic(), QUICK_SECONDS)
             try:
                 answer = await self._calls.call(Identity("edge", edge), method, message, left)
-            except RefusedError as error:
+            except RejectedError as error:
                 if "stale term" in str(error):
                     raise DeposedError(str(error)) from error
                 _LOG.warning("%s: %s", method, error)
-                if isinstance(error, TurnedAwayError):
+                if isinstance(error, NotAdmittedError):
                     self.missing.add(edge)
                 return None
             except UnreachableError as error:
@@ -102,7 +102,7 @@ class TermCalls:
         async def ask(edge: int) -> Header | None:
             try:
                 answer = await self._calls.call(Identity("edge", edge), method, Message(fields), seconds)
-            except (UnreachableError, RefusedError) as error:
+            except (UnreachableError, RejectedError) as error:
                 if edge not in self._silent:
                     _LOG.info("%s: %s", method, error)
                 self._silent.add(edge)

@@ -4,7 +4,7 @@ import asyncio
 import logging
 from collections.abc import Mapping
 
-from cfel.deployment.compute_thread import Workroom
+from cfel.deployment.compute_thread import ComputeThread
 from cfel.deployment.coordinator.coordinator import Coordinator
 from cfel.deployment.coordinator.edge_calls import DeposedError
 from cfel.deployment.edge.edge_server import EdgeServer
@@ -41,13 +41,13 @@ class WithOwn:
         return await self._calls.call(to, method, message, seconds)
 
 
-class Office:
+class CoordinatorRole:
     """Holds the office while its edge server is the leader.
 
     Args:
         server: its edge server.
         calls: how to reach all edge servers, its own included.
-        workroom: where plans are made.
+        compute: where plans are made.
         world: what is run.
         simulation: accounts, evaluation, when to stop.
         deployment: deadlines.
@@ -58,14 +58,14 @@ class Office:
         self,
         server: EdgeServer,
         calls: Calls,
-        workroom: Workroom,
+        compute: ComputeThread,
         world: World,
         simulation: SimulationParameters,
         deployment: DeploymentParameters,
         on_refusal: OnRefusal,
     ) -> None:
         self._on_refusal = on_refusal
-        self._server, self._calls, self._workroom = server, calls, workroom
+        self._server, self._calls, self._compute = server, calls, compute
         self._world, self._simulation, self._deployment = world, simulation, deployment
         self._term: asyncio.Task[None] | None = None
         self._failures = 0
@@ -94,7 +94,7 @@ class Office:
             self._term.cancel()
 
     async def _lead(self, term: int, member: Member) -> None:
-        def in_office() -> bool:
+        def still_leads() -> bool:
             return member.state.term == term and member.leads()
 
         coordinator = Coordinator(
@@ -103,12 +103,12 @@ class Office:
             self._deployment,
             term,
             self._calls,
-            self._workroom,
-            in_office,
+            self._compute,
+            still_leads,
             self._server.number,
             self._on_refusal,
         )
-        while not in_office():
+        while not still_leads():
             # Elected, but not yet answered by a majority.
             await asyncio.sleep(_LOOK_SECONDS)
         try:

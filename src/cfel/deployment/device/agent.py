@@ -12,8 +12,8 @@ from dataclasses import replace
 from pathlib import Path
 
 from cfel.cost import realised_seconds
-from cfel.deployment.compute_thread import Workroom
-from cfel.deployment.device.backoff import Patience
+from cfel.deployment.compute_thread import ComputeThread
+from cfel.deployment.device.backoff import Backoff
 from cfel.deployment.device.memory import Key, Memory, Sent, load_memory, save_memory, with_unused_returned
 from cfel.deployment.edge.device_service import POLL_SECONDS
 from cfel.deployment.measurement.energy_counters import EnergyCounter
@@ -24,7 +24,7 @@ from cfel.deployment.payloads import model_from, upload
 from cfel.deployment.security.identity import Identity
 from cfel.deployment.transport.grpc_transport import Calls
 from cfel.deployment.transport.messages import Message
-from cfel.errors import RefusedError, UnreachableError
+from cfel.errors import RejectedError, UnreachableError
 from cfel.learning.device_messages import DeviceOrder
 from cfel.learning.local.workspace import Workspace
 from cfel.learning.models.flat import FlatModel
@@ -47,7 +47,7 @@ class DeviceAgent:
         parameters: how long calls may take, and emulation.
         calls: how it reaches its edge server.
         directory: where its memory is kept.
-        workroom: where it trains.
+        compute: where it trains.
         now: a clock that only runs forward.
         energy: the host's counter of joules, if it has one and conditions are measured.
     """
@@ -60,12 +60,12 @@ class DeviceAgent:
         parameters: DeploymentParameters,
         calls: Calls,
         directory: Path,
-        workroom: Workroom,
+        compute: ComputeThread,
         now: Callable[[], float],
         energy: EnergyCounter | None = None,
     ) -> None:
         self._world, self._number, self._data, self._parameters = world, number, data, parameters
-        self._calls, self._workroom, self._now = calls, workroom, now
+        self._calls, self._compute, self._now = calls, compute, now
         self._edge = Identity("edge", int(world.fleet.cluster[number]))
         self._path = directory / "memory.bin"
         self._memory = load_memory(self._path)
@@ -77,14 +77,14 @@ class DeviceAgent:
         self._newest = ""
         self._ahead: tuple[str, FlatModel] | None = None
         draw = generator(world.seed, "patience", number).random
-        self._asking = Patience(str(self._edge), now, draw)
-        self._working = Patience(str(self._edge), now, draw)
+        self._asking = Backoff(str(self._edge), now, draw)
+        self._working = Backoff(str(self._edge), now, draw)
 
     async def run(self) -> None:
         """Works until the experiment is over.
 
         Raises:
-            RefusedError: its edge server lets it in no more.
+            RejectedError: its edge server lets it in no more.
         """
         parts = [asyncio.create_task(self._listen()), asyncio.create_task(self._work())]
         try:
@@ -128,17 +128,17 @@ class DeviceAgent:
                         await self._estimate(order)
                     case _:
                         await self._update(order)
-            except RefusedError as error:
+            except RejectedError as error:
                 _LOG.warning("%s %s given up: %s", order.text("kind"), order.text("serial"), error)
 
     async def _estimate(self, asked: Message) -> None:
         order = await self._order(asked)
         before, begin = self._memory.state, self._meter.begin()
-        state = await self._workroom.do(lambda: device_estimate(order, self._data, before, self._workspace))
+        state = await self._compute.run(lambda: device_estimate(order, self._data, before, self._workspace))
         told = self._meter.finish_estimates(order, begin)
         await self._remember(Memory(state, self._memory.sent))
         if state.estimates is None:
-            raise RefusedError("no estimates came out")
+            raise RejectedError("no estimates came out")
         found = {"sigma2": state.estimates.sigma2, "g2": state.estimates.g2}
         await self._send(asked, "estimates", Message({**_place(order), **found, **told}))
 
@@ -157,7 +157,7 @@ class DeviceAgent:
         if self._world.local.error_feedback:
             memory = with_unused_returned(memory, None if used is None else (used[0], used[1]))
         begin = self._meter.begin()
-        report, state = await self._workroom.do(
+        report, state = await self._compute.run(
             lambda: device_update(order, self._data, memory.state, self._workspace)
         )
         await self._emulated(_round(asked), begin, steps=report.steps)
@@ -175,7 +175,7 @@ class DeviceAgent:
             if await self._tried(method, message) is not None:
                 self._meter.finish_call(begin, 8 * len(message.body))
                 return
-        raise RefusedError("a newer order has come")
+        raise RejectedError("a newer order has come")
 
     async def _emulated(
         self, at: tuple[int, int], begin: Mark, *, steps: int = 0, theta: float = 0.0
@@ -201,7 +201,7 @@ class DeviceAgent:
         digest = asked.text("model_sha256")
         answer = await self._patiently(asked, "model", Message({"sha256": digest}))
         if answer.digest.hex() != digest:
-            raise RefusedError("the model that came is another one")
+            raise RejectedError("the model that came is another one")
         return digest, model_from(answer.body, self._world.start)
 
     async def _patiently(self, asked: Message, method: str, message: Message) -> Message:
@@ -210,7 +210,7 @@ class DeviceAgent:
             answer = await self._tried(method, message)
             if answer is not None:
                 return answer
-        raise RefusedError("a newer order has come")
+        raise RejectedError("a newer order has come")
 
     async def _tried(self, method: str, message: Message) -> Message | None:
         """The answer to one call; None, after a while, if nobody answered."""
@@ -225,7 +225,7 @@ class DeviceAgent:
 
     async def _remember(self, memory: Memory) -> None:
         memory = replace(memory, measured=self._meter.known)
-        await self._workroom.do(lambda: save_memory(self._path, memory))
+        await self._compute.run(lambda: save_memory(self._path, memory))
         self._memory = memory
 
 

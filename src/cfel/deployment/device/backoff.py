@@ -14,7 +14,7 @@ LOUD_SECONDS = 30.0
 """Silence of this length is worth a line in the log, and again each time it has doubled."""
 
 
-class Patience:
+class Backoff:
     """One way of asking.
 
     Args:

@@ -5,7 +5,7 @@ import logging
 from collections.abc import Sequence
 from pathlib import Path
 
-from cfel.deployment.compute_thread import Workroom
+from cfel.deployment.compute_thread import ComputeThread
 from cfel.deployment.edge.round_log import NodeLog
 from cfel.deployment.security.identity import Identity
 from cfel.deployment.transport.grpc_transport import Calls, Method
@@ -22,7 +22,7 @@ class Chronicle:
         directory: where the log is kept.
         number: the edge server whose it is.
         calls: how it reaches the others.
-        workroom: where files are written.
+        compute: where files are written.
         seconds: how long the others may take to answer.
 
     Attributes:
@@ -32,9 +32,9 @@ class Chronicle:
     """
 
     def __init__(
-        self, directory: Path, number: int, calls: Calls, workroom: Workroom, seconds: float
+        self, directory: Path, number: int, calls: Calls, compute: ComputeThread, seconds: float
     ) -> None:
-        self._number, self._calls, self._workroom, self._seconds = number, calls, workroom, seconds
+        self._number, self._calls, self._compute, self._seconds = number, calls, compute, seconds
         self.log = NodeLog(directory)
         self.awaited: tuple[int, ...] = ()
         self.finished, self.dismissed = asyncio.Event(), asyncio.Event()
@@ -50,8 +50,8 @@ class Chronicle:
         """Writes a finished global round down; fetches lines it has missed from the coordinator."""
         if self.log.misses(round_number):
             lines = await self.missed(caller)
-            await self._workroom.do(lambda: self.log.catch_up(lines, round_number))
-        await self._workroom.do(lambda: self.log.append(message.text("record"), message.header["plans"]))
+            await self._compute.run(lambda: self.log.catch_up(lines, round_number))
+        await self._compute.run(lambda: self.log.append(message.text("record"), message.header["plans"]))
         _LOG.info("%s", in_words(self.log.records[-1]))
         if message.header["last"]:
             _LOG.info("the experiment is over")
@@ -70,7 +70,7 @@ class Chronicle:
 
     async def end_with(self, lines: Sequence[str], last_round: int) -> None:
         """Takes the end of the experiment over from somebody who saw it."""
-        await self._workroom.do(lambda: self.log.catch_up(lines, last_round))
+        await self._compute.run(lambda: self.log.catch_up(lines, last_round))
         _LOG.warning("the experiment ended with round %d while this edge server was away", last_round)
         self.dismissed.set()
         self.finished.set()
@@ -79,7 +79,7 @@ class Chronicle:
         """Lines of the log behind a round."""
         del caller
         after = message.whole("after")
-        return Message({"lines": await self._workroom.do(lambda: self.log.lines(after))})
+        return Message({"lines": await self._compute.run(lambda: self.log.lines(after))})
 
     async def farewell(self, caller: Identity, message: Message) -> Message:
         """Everybody knows that the experiment is over: it may go."""

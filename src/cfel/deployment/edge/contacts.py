@@ -6,7 +6,7 @@ from dataclasses import replace
 from cfel.deployment.security.identity import Identity
 from cfel.deployment.transport.grpc_transport import Calls, Handler, Method
 from cfel.deployment.transport.messages import Message
-from cfel.errors import RefusedError
+from cfel.errors import RejectedError
 
 # In intervals at which everybody is asked.
 _ALIVE, _LOST = 2.5, 5.0
@@ -72,7 +72,7 @@ class NotedCalls:
         """See `Calls`."""
         try:
             answer = await self._calls.call(to, method, message, seconds)
-        except RefusedError:
+        except RejectedError:
             self._contacts.heard(to)
             raise
         self._contacts.heard(to)

@@ -1,7 +1,7 @@
-"""An edge server's desk: where its devices ask for orders, fetch the model and leave their uploads.
+"""An edge server's device_service: where its devices ask for orders, fetch the model and leave their uploads.
 
 Devices are clients only. Each keeps one question for a new order open at all times, also while it trains: so
-the desk knows who is there, and an order reaches its device at once. It does no arithmetic on models.
+it knows who is there, and an order reaches its device at once. It does no arithmetic on models.
 """
 
 import asyncio
@@ -11,20 +11,20 @@ from collections.abc import Callable, Iterable, Mapping
 from dataclasses import astuple, dataclass
 from typing import Any, Literal
 
-from cfel.deployment.compute_thread import Workroom
+from cfel.deployment.compute_thread import ComputeThread
 from cfel.deployment.measurement.self_measurement import MeasurementReport, read_report
 from cfel.deployment.parameters import DeploymentParameters
 from cfel.deployment.payloads import given_estimates, model_views, most_upload_bytes, report_from
 from cfel.deployment.security.identity import Identity
 from cfel.deployment.transport.grpc_transport import Method
 from cfel.deployment.transport.messages import Message, cut
-from cfel.errors import RefusedError, TurnedAwayError
+from cfel.errors import NotAdmittedError, RejectedError
 from cfel.learning.device_messages import DeviceOrder, DeviceReport
 from cfel.learning.local.estimates import Estimates
 from cfel.learning.models.flat import FlatModel
 
 POLL_SECONDS = 20.0
-# How long the desk looks away at most before it sees who has gone.
+# How long the device_service looks away at most before it sees who has gone.
 _LOOK_SECONDS = 0.25
 _LOG = logging.getLogger(__name__)
 
@@ -64,14 +64,14 @@ class Offer:
         return cls(model, model.sha256().hex(), pieces)
 
 
-class Desk:
+class DeviceService:
     """Orders out, estimates and reports in.
 
     Args:
         devices: those of this edge server.
         start: any model of the experiment, for sizes.
         parameters: deadlines and limits.
-        workroom: where bytes are checked.
+        compute: where bytes are checked.
         now: a clock that only runs forward.
         kept_entries: at how many shares θ reports tell the energy of the largest entries.
     """
@@ -81,14 +81,14 @@ class Desk:
         devices: tuple[int, ...],
         start: FlatModel,
         parameters: DeploymentParameters,
-        workroom: Workroom,
+        compute: ComputeThread,
         now: Callable[[], float],
         kept_entries: int = 0,
     ) -> None:
         self.devices = devices
         self._kept_entries = kept_entries
         self.refused: dict[int, int] = dict.fromkeys(devices, 0)
-        self._start, self._parameters, self._workroom, self._now = start, parameters, workroom, now
+        self._start, self._parameters, self._compute, self._now = start, parameters, compute, now
         self._boot, self._count = secrets.token_hex(4), 0
         self._assigned: dict[int, Assignment] = {}
         self._answers: dict[int, Any] = {}
@@ -182,7 +182,7 @@ class Desk:
         self._answers, self._reported, self._orders, self._began = {}, {}, orders, self._now()
         model = next(iter(orders.values())).model if orders else self._start
         if self._offer is None or self._offer.model is not model:
-            self._offer = await self._workroom.do(lambda: Offer.of(model))
+            self._offer = await self._compute.run(lambda: Offer.of(model))
         for device, order in orders.items():
             if not self._is_quarantined(device):
                 self._assigned[device] = Assignment(kind, self._serial(), order, used.get(device))
@@ -253,7 +253,7 @@ class Desk:
         self._own(caller)
         offer, wanted = self._offer, message.text("sha256")
         if offer is None or wanted != offer.digest:
-            raise RefusedError("this model is not needed any more")
+            raise RejectedError("this model is not needed any more")
         return Message(digest=bytes.fromhex(offer.digest), parts=offer.pieces)
 
     async def estimates(self, caller: Identity, message: Message) -> Message:
@@ -262,7 +262,7 @@ class Desk:
         assignment = self._asked(device, "estimate", message)
         try:
             found, told = given_estimates(message), self._measured_in(message)
-        except RefusedError:
+        except RejectedError:
             await self._give_up(device, assignment)
             raise
         await self._take(device, found, told)
@@ -272,20 +272,20 @@ class Desk:
         """Takes a device's update, once every check is passed."""
         device = self._own(caller)
         if self._is_quarantined(device):
-            raise RefusedError(f"in quarantine after {self.refused[device]} refused uploads")
+            raise RejectedError(f"in quarantine after {self.refused[device]} refused uploads")
         if device in self._answers:
             return Message({"accepted": True})
         assignment = self._asked(device, "update", message)
         try:
-            report = await self._workroom.do(
+            report = await self._compute.run(
                 lambda: report_from(message, assignment.order, self._parameters.clip_norm, self._kept_entries)
             )
             told = self._measured_in(message)
-        except RefusedError:
+        except RejectedError:
             await self._give_up(device, assignment)
             raise
         if self._assigned.get(device) is not assignment:
-            raise RefusedError("too late: the round has been closed")
+            raise RejectedError("too late: the round has been closed")
         await self._take(device, report, told)
         return Message({"accepted": True})
 
@@ -296,11 +296,11 @@ class Desk:
     def _asked(self, device: int, kind: Kind, message: Message) -> Assignment:
         assignment = self._assigned.get(device)
         if assignment is None or assignment.kind != kind:
-            raise RefusedError(f"no {kind} is asked of device {device} now")
+            raise RejectedError(f"no {kind} is asked of device {device} now")
         asked = (assignment.order.global_round, assignment.order.edge_round)
         sent = (message.whole("global_round"), message.whole("edge_round"))
         if sent != asked:
-            raise RefusedError(f"{kind} of round {sent}, asked was {asked}")
+            raise RejectedError(f"{kind} of round {sent}, asked was {asked}")
         return assignment
 
     async def _give_up(self, device: int, assignment: Assignment) -> None:
@@ -322,7 +322,7 @@ class Desk:
 
     def _own(self, caller: Identity) -> int:
         if caller.number not in self._polls:
-            raise TurnedAwayError(f"{caller} belongs to another edge server")
+            raise NotAdmittedError(f"{caller} belongs to another edge server")
         return caller.number
 
     def _serial(self) -> str:

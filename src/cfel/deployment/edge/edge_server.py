@@ -19,10 +19,10 @@ from typing import Any
 
 import numpy as np
 
-from cfel.deployment.compute_thread import Workroom
+from cfel.deployment.compute_thread import ComputeThread
 from cfel.deployment.coordinator.control_state import plan_from
 from cfel.deployment.edge.chronicle import Chronicle
-from cfel.deployment.edge.device_service import Desk
+from cfel.deployment.edge.device_service import DeviceService
 from cfel.deployment.edge.neighbour_models import Neighbours
 from cfel.deployment.edge.state import EdgeDisk, EdgeState
 from cfel.deployment.payloads import model_bytes
@@ -30,7 +30,7 @@ from cfel.deployment.positions import Position, after_gossip_step, gossip_is_nex
 from cfel.deployment.security.identity import Identity
 from cfel.deployment.transport.grpc_transport import Calls, Method
 from cfel.deployment.transport.messages import Message
-from cfel.errors import RefusedError
+from cfel.errors import RejectedError
 from cfel.learning.aggregation import robust_aggregate
 from cfel.learning.device_messages import DeviceReport
 from cfel.learning.evaluate import evaluate
@@ -51,9 +51,9 @@ class EdgeServer:
         simulation: how much of the test set to look at.
         number: its cluster.
         directory: where its state is kept.
-        desk: where its devices come.
+        device_service: where its devices come.
         calls: how it reaches its neighbours.
-        workroom: where arithmetic is done.
+        compute: where arithmetic is done.
         gossip_seconds: how long to try to get a neighbour's model.
 
     Attributes:
@@ -69,15 +69,15 @@ class EdgeServer:
         simulation: SimulationParameters,
         number: int,
         directory: Path,
-        desk: Desk,
+        device_service: DeviceService,
         calls: Calls,
-        workroom: Workroom,
+        compute: ComputeThread,
         gossip_seconds: float,
     ) -> None:
         self._world, self._simulation, self.number = world, simulation, number
-        self._desk, self._workroom = desk, workroom
+        self._device_service, self._compute = device_service, compute
         self._disk = EdgeDisk(directory, world.start)
-        self.chronicle = Chronicle(directory, number, calls, workroom, gossip_seconds)
+        self.chronicle = Chronicle(directory, number, calls, compute, gossip_seconds)
         self.state = self._disk.load()
         self.term = 0
         self.commanded_at = time.monotonic()
@@ -117,7 +117,7 @@ class EdgeServer:
             {
                 "position": self.state.position,
                 "control": self.state.control,
-                "connected": self._desk.connected(),
+                "connected": self._device_service.connected(),
                 "logged": self.chronicle.log.last_round,
             }
         )
@@ -133,9 +133,9 @@ class EdgeServer:
                 n: ordered(self._world, *at[:2], n, 1.0, 1.0, self.state.model)
                 for n in self._members(message.header["available"])
             }
-            found = await self._desk.collect_estimates(orders)
+            found = await self._device_service.collect_estimates(orders)
             estimates = [[n, each.sigma2, each.g2] for n, each in found.items()]
-            return Message({"estimates": estimates, **self._desk.measured(found)})
+            return Message({"estimates": estimates, **self._device_service.measured(found)})
 
     async def plan(self, caller: Identity, message: Message) -> Message:
         """Carries out an edge round, or tells again what came of it."""
@@ -161,15 +161,15 @@ class EdgeServer:
                 n: ordered(self._world, *at[:2], n, float(plan.rho[n]), float(plan.theta[n]), model)
                 for n in self._members(control["available"])
             }
-            reports = await self._desk.collect_reports(orders, self.state.used)
+            reports = await self._device_service.collect_reports(orders, self.state.used)
             sent = list(reports.values())
             samples = {report.device: report.samples for report in sent}
             weights, rule = device_weights(self._world, samples), self._world.aggregation
-            aggregated = await self._workroom.do(lambda: robust_aggregate(model, sent, weights, rule))
+            aggregated = await self._compute.run(lambda: robust_aggregate(model, sent, weights, rule))
             told = {
                 "work": [_work_row(each) for each in reports.values()],
-                "connected": self._desk.connected(),
-                **self._desk.measured(reports),
+                "connected": self._device_service.connected(),
+                **self._device_service.measured(reports),
             }
             recent = {
                 key: old for key, old in self.state.reports.items() if int(key.split("/")[0]) >= at[0] - 1
@@ -210,9 +210,9 @@ class EdgeServer:
             self._expect(at)
             models = {**fetched, self.number: self.state.model}
             if missing := sorted(weights.keys() - models.keys()):
-                raise RefusedError(f"models of edge servers {missing} are missing")
+                raise RejectedError(f"models of edge servers {missing} are missing")
             looks = bool(message.header["evaluate"])
-            mixed, told = await self._workroom.do(lambda: self._mixed(models, weights, looks))
+            mixed, told = await self._compute.run(lambda: self._mixed(models, weights, looks))
             told |= {"at": at, "rows": rows}
             after = replace(
                 self.state,
@@ -235,7 +235,7 @@ class EdgeServer:
         return mixed, {"digest": mixed.sha256().hex(), "metric": metric}
 
     def metric(self, model: FlatModel) -> float:
-        """A model on the test set; to be called in the workroom."""
+        """A model on the test set; to be called in the compute."""
         if self._workspace is None:
             world = self._world
             self._workspace = Workspace(world.task, world.local, world.compress)
@@ -273,14 +273,14 @@ class EdgeServer:
             return Message({}, model_bytes(state.model))
         if self._has_mixed(at):
             return Message({}, model_bytes(state.before))
-        raise RefusedError(f"is at {state.position}, has no model of {at}")
+        raise RejectedError(f"is at {state.position}, has no model of {at}")
 
     async def mean_metric(self, caller: Identity, message: Message) -> Message:
         """The metric of the mean of all edge models that can be had, every device counting alike."""
         del caller, message
         models = await self._neighbours.present_models(range(self._world.fleet.clusters))
         return Message(
-            {"metric": await self._workroom.do(lambda: self.metric(mean_model(self._world, models)))}
+            {"metric": await self._compute.run(lambda: self.metric(mean_model(self._world, models)))}
         )
 
     def obey(self, term: int) -> None:
@@ -290,7 +290,7 @@ class EdgeServer:
     def _commanded(self, caller: Identity, message: Message) -> Position:
         term = message.whole("term")
         if term < self.term:
-            raise RefusedError(f"stale term {term} of {caller}: term {self.term} has begun")
+            raise RejectedError(f"stale term {term} of {caller}: term {self.term} has begun")
         self.obey(term)
         self.commanded_at = time.monotonic()
         return _position(message)
@@ -318,21 +318,21 @@ class EdgeServer:
 
     def _expect(self, at: Position) -> None:
         if self.state.position != at:
-            raise RefusedError(f"is at {self.state.position}, not at {at}")
+            raise RejectedError(f"is at {self.state.position}, not at {at}")
 
     async def _become(self, state: EdgeState) -> None:
-        await self._workroom.do(lambda: self._disk.save(state))
+        await self._compute.run(lambda: self._disk.save(state))
         self.state = state
 
     async def _announce(self, state: EdgeState) -> None:
         """Has devices fetch the model, if training is what comes next."""
         world, at = self._world, state.position
         if at[0] < world.rounds.global_rounds and not gossip_is_next(world, at):
-            await self._desk.announce(state.model)
+            await self._device_service.announce(state.model)
 
     def _members(self, available: Iterable[bool]) -> list[int]:
         present = np.array(list(available), dtype=bool)
-        return [n for n in self._desk.devices if present[n]]
+        return [n for n in self._device_service.devices if present[n]]
 
     def _partners(self) -> list[int]:
         """Those whose models it gossips with."""
@@ -344,7 +344,7 @@ def _position(message: Message) -> Position:
     try:
         return position(message.header.get("at"))
     except (TypeError, ValueError) as error:
-        raise RefusedError(f"at = {message.header.get('at')!r}: no position") from error
+        raise RejectedError(f"at = {message.header.get('at')!r}: no position") from error
 
 
 def _work_row(report: DeviceReport) -> list[Any]:

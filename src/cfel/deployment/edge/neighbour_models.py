@@ -9,7 +9,7 @@ from cfel.deployment.positions import Position, position
 from cfel.deployment.security.identity import Identity
 from cfel.deployment.transport.grpc_transport import Calls
 from cfel.deployment.transport.messages import Message
-from cfel.errors import RefusedError, TurnedAwayError, UnreachableError
+from cfel.errors import NotAdmittedError, RejectedError, UnreachableError
 from cfel.learning.models.flat import FlatModel
 
 _LOG = logging.getLogger(__name__)
@@ -50,10 +50,10 @@ class Neighbours:
                 answer = await self._calls.call(
                     Identity("edge", number), "peer_model", request, self._seconds
                 )
-            except TurnedAwayError as error:
+            except NotAdmittedError as error:
                 _LOG.warning("no model of edge server %d: %s", number, error)
                 return
-            except (UnreachableError, RefusedError) as error:
+            except (UnreachableError, RejectedError) as error:
                 _LOG.info("no model of edge server %d yet: %s", number, error)
                 await asyncio.sleep(_TRY_AGAIN_SECONDS)
                 continue
@@ -76,7 +76,7 @@ class Neighbours:
         async def ask(number: int) -> FlatModel | None:
             try:
                 return (await self.present(number))[1]
-            except (UnreachableError, RefusedError) as error:
+            except (UnreachableError, RejectedError) as error:
                 _LOG.warning("edge server %d is left out of the mean: %s", number, error)
                 return None
 
@@ -88,14 +88,14 @@ class Neighbours:
         """The model that one of the candidates has now.
 
         Raises:
-            RefusedError: none of them can be reached.
+            RejectedError: none of them can be reached.
         """
         for number in candidates:
             try:
                 at, model = await self.present(number)
-            except (UnreachableError, RefusedError) as error:
+            except (UnreachableError, RejectedError) as error:
                 _LOG.warning("cannot catch up from edge server %d: %s", number, error)
                 continue
             _LOG.warning("caught up from edge server %d at %s", number, at)
             return model
-        raise RefusedError("is out of date, and no neighbour can be reached to catch up from")
+        raise RejectedError("is out of date, and no neighbour can be reached to catch up from")

@@ -11,10 +11,10 @@ from typing import Any
 
 import numpy as np
 
-from cfel.deployment.compute_thread import Workroom
-from cfel.deployment.coordinator.role import Office, WithOwn
+from cfel.deployment.compute_thread import ComputeThread
+from cfel.deployment.coordinator.role import CoordinatorRole, WithOwn
 from cfel.deployment.edge.contacts import Contacts, NotedCalls
-from cfel.deployment.edge.device_service import Desk
+from cfel.deployment.edge.device_service import DeviceService
 from cfel.deployment.edge.edge_server import EdgeServer
 from cfel.deployment.edge.peer_monitor import Lookout
 from cfel.deployment.edge.status import Others, snapshot
@@ -70,18 +70,18 @@ class EdgeNode:
         self._shown: Status | None = None
         self._patience_seconds = 2 * deployment.gossip_seconds
         self._linger_seconds = deployment.linger_seconds
-        self._workroom = Workroom()
+        self._compute = ComputeThread()
         others = [i for i in range(world.fleet.clusters) if i != number]
         interval_seconds = max(_LEAST_LOOK_SECONDS, 2 * deployment.election_seconds)
         self._contacts = Contacts(others, interval_seconds, time.monotonic)
         calls = NotedCalls(calls, self._contacts)
         reach = WithOwn(self.identity, calls, self.methods)
         devices = tuple(np.flatnonzero(world.fleet.cluster == number).tolist())
-        self.desk = Desk(
+        self.device_service = DeviceService(
             devices,
             world.start,
             deployment,
-            self._workroom,
+            self._compute,
             time.monotonic,
             len(world.local.kept_energy_at),
         )
@@ -90,13 +90,13 @@ class EdgeNode:
             simulation,
             number,
             directory,
-            self.desk,
+            self.device_service,
             reach,
-            self._workroom,
+            self._compute,
             deployment.gossip_seconds,
         )
-        self._office = Office(
-            self.server, reach, self._workroom, world, simulation, deployment, self.on_refusal
+        self._role = CoordinatorRole(
+            self.server, reach, self._compute, world, simulation, deployment, self.on_refusal
         )
         self.member = Member(
             number,
@@ -107,8 +107,10 @@ class EdgeNode:
             self._on_leader,
         )
         self.server.obey(self.member.state.term)
-        self.lookout = Lookout(self.server, self.desk, self.member, calls, self._contacts, time.monotonic)
-        parts = (self.server, self.desk, self.member, self.lookout)
+        self.lookout = Lookout(
+            self.server, self.device_service, self.member, calls, self._contacts, time.monotonic
+        )
+        parts = (self.server, self.device_service, self.member, self.lookout)
         methods = {name: method for part in parts for name, method in part.methods().items()}
         methods["status"] = Method(("edge", "operator"), self._status)
         self.methods |= self._contacts.noting(methods)
@@ -122,9 +124,9 @@ class EdgeNode:
                 if companion is not None:
                     beside.append(group.create_task(companion(self.look)))
                 await chronicle.finished.wait()
-                await self.desk.finish(_FAREWELL_SECONDS)
+                await self.device_service.finish(_FAREWELL_SECONDS)
                 # Its vote is needed until the coordinator has told everybody.
-                await self._office.closing()
+                await self._role.closing()
                 await _at_most(self._patience_seconds, "not dismissed", chronicle.dismissed.wait())
                 if chronicle.awaited:
                     missing = f"edge servers {list(chronicle.awaited)} have not come for the end"
@@ -132,8 +134,8 @@ class EdgeNode:
                 for task in beside:
                     task.cancel()
         finally:
-            self._office.leave()
-            self._workroom.close()
+            self._role.leave()
+            self._compute.close()
             chronicle.log.close()
 
     async def _all_know(self) -> None:
@@ -143,7 +145,7 @@ class EdgeNode:
 
     def look(self) -> Status:
         """What it shows of itself."""
-        problem = " ".join(each for each in (self.lookout.problem, self._office.problem) if each)
+        problem = " ".join(each for each in (self.lookout.problem, self._role.problem) if each)
         others = Others(self.lookout.devices(), self._contacts.state, problem)
         now = snapshot(self._world, self.server, self.member, others, self.refused)
         if self._shown is None or replace(self._shown, unix_seconds=0.0) != now:
@@ -157,14 +159,14 @@ class EdgeNode:
             _LOG.warning("refused %s of %s: %s (%d so far)", method, caller, reason, times)
 
     def _on_leader(self, term: int, leader: int | None) -> None:
-        self._office.change(term, leader, self.member)
+        self._role.change(term, leader, self.member)
 
     async def _status(self, caller: Identity, message: Message) -> Message:
         del caller, message
         here = {
             "role": self.member.state.role.value,
             "global_round": self.server.state.position[0],
-            "connected": self.desk.connected(),
+            "connected": self.device_service.connected(),
         }
         return Message({**json.loads(self.look().to_json()), **here})
 

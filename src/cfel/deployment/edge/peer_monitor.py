@@ -10,13 +10,13 @@ from collections.abc import Callable, Mapping
 from typing import Any
 
 from cfel.deployment.edge.contacts import Contacts
-from cfel.deployment.edge.device_service import Desk
+from cfel.deployment.edge.device_service import DeviceService
 from cfel.deployment.edge.edge_server import EdgeServer
 from cfel.deployment.election.member import Member
 from cfel.deployment.security.identity import Identity
 from cfel.deployment.transport.grpc_transport import Calls, Method
 from cfel.deployment.transport.messages import Message
-from cfel.errors import DeploymentError, RefusedError, UnreachableError
+from cfel.errors import DeploymentError, RejectedError, UnreachableError
 from cfel.status import DEVICE_STATES
 
 _LOG = logging.getLogger(__name__)
@@ -33,7 +33,7 @@ class Lookout:
 
     Args:
         server: its edge server.
-        desk: its devices.
+        device_service: its devices.
         member: its part in the election.
         calls: how others are reached.
         contacts: when they were last heard of.
@@ -47,13 +47,13 @@ class Lookout:
     def __init__(
         self,
         server: EdgeServer,
-        desk: Desk,
+        device_service: DeviceService,
         member: Member,
         calls: Calls,
         contacts: Contacts,
         now: Callable[[], float],
     ) -> None:
-        self._server, self._desk, self._member = server, desk, member
+        self._server, self._device_service, self._member = server, device_service, member
         self._calls, self._contacts, self._now = calls, contacts, now
         self._others = member.state.electorate.others
         self._devices: dict[int, Mapping[int, str]] = {}
@@ -70,7 +70,7 @@ class Lookout:
         """A sign of life; both sides say whether they know the experiment to be over."""
         if message.header.get("over") is True:
             self.over.add(caller.number)
-        states = {str(device): state for device, state in self._desk.states().items()}
+        states = {str(device): state for device, state in self._device_service.states().items()}
         return Message({"over": self._server.chronicle.finished.is_set(), "devices": states})
 
     def devices(self) -> dict[int, str]:
@@ -79,7 +79,7 @@ class Lookout:
         for number, states in self._devices.items():
             lost = self._contacts.state(number) == "lost"
             found |= dict.fromkeys(states, "away") if lost else states
-        return found | self._desk.states()
+        return found | self._device_service.states()
 
     async def run(self) -> None:
         """Keeps looking until cancelled."""
@@ -105,7 +105,7 @@ class Lookout:
         seconds = self._contacts.interval_seconds
         try:
             answer = await self._calls.call(Identity("edge", number), "hello", asked, seconds)
-        except RefusedError as error:
+        except RejectedError as error:
             self._refusals[number] = str(error)
             return False
         except UnreachableError as error:

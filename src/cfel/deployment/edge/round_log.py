@@ -5,7 +5,7 @@ from pathlib import Path
 from typing import Any
 
 from cfel.durable import reported
-from cfel.errors import InputError, RefusedError
+from cfel.errors import InputError, RejectedError
 from cfel.runlog import PlanTable, RoundRecord
 from cfel.runlog.log import RoundLog, read_log
 from cfel.runlog.plans import column_names, write_plan
@@ -72,4 +72,4 @@ def _record(line: str) -> RoundRecord:
     try:
         return RoundRecord.from_json_line(line)
     except InputError as error:
-        raise RefusedError(f"record: {error}") from error
+        raise RejectedError(f"record: {error}") from error

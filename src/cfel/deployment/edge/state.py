@@ -17,7 +17,7 @@ from cfel.deployment import state_file
 from cfel.deployment.payloads import model_from, model_views
 from cfel.deployment.positions import Position, position
 from cfel.durable import read_bytes, remove_quietly, replace_file, reported
-from cfel.errors import RefusedError, RunDirectoryError
+from cfel.errors import RejectedError, RunDirectoryError
 from cfel.learning.models.flat import FlatModel
 
 _STATE = "state.bin"
@@ -128,5 +128,5 @@ class EdgeDisk:
             raise RunDirectoryError(f"{path} is damaged: its SHA-256 is not its name")
         try:
             return model_from(content, self._start)
-        except RefusedError as error:
+        except RejectedError as error:
             raise RunDirectoryError(f"{path} is of another experiment: {error}") from error

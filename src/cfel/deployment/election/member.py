@@ -17,7 +17,7 @@ from cfel.deployment.election.vote_file import load_ballot, save_ballot
 from cfel.deployment.security.identity import Identity
 from cfel.deployment.transport.grpc_transport import Calls, Method
 from cfel.deployment.transport.messages import Message
-from cfel.errors import InputError, RefusedError, RunDirectoryError, UnreachableError
+from cfel.errors import InputError, RejectedError, RunDirectoryError, UnreachableError
 from cfel.status import ElectionEvent
 
 _LOG = logging.getLogger(__name__)
@@ -108,11 +108,11 @@ class Member:
         fields = dict(message.header)
         kind = _KINDS.get(str(fields.pop("kind", None)))
         if kind is None:
-            raise RefusedError(f"kind = {message.header.get('kind')!r}: no message of an election")
+            raise RejectedError(f"kind = {message.header.get('kind')!r}: no message of an election")
         try:
             self._step(Received(caller.number, kind(**fields)))
         except (InputError, TypeError, OverflowError) as error:
-            raise RefusedError(f"not a {kind.__name__}: {error}") from error
+            raise RejectedError(f"not a {kind.__name__}: {error}") from error
         except RunDirectoryError as error:
             # Only its caller would hear of it here; whoever runs this member has to.
             self._unsaved = error
@@ -161,7 +161,7 @@ class Member:
         header = {"kind": type(message).__name__, **asdict(message)}
         try:
             await self._calls.call(Identity("edge", receiver), "ballot", Message(header), self._seconds)
-        except (UnreachableError, RefusedError) as error:
+        except (UnreachableError, RejectedError) as error:
             _LOG.debug("message to edge server %d lost: %s", receiver, error)
 
 

@@ -13,7 +13,7 @@ from cfel import validation
 from cfel.deployment.measurement.energy_counters import EnergyCounter
 from cfel.deployment.measurement.meters import DeviceCosts, DeviceMeter, Mark, Measurements
 from cfel.deployment.transport.messages import Message
-from cfel.errors import InputError, RefusedError
+from cfel.errors import InputError, RejectedError
 from cfel.learning.device_messages import DeviceOrder
 from cfel.world import World
 
@@ -98,21 +98,23 @@ def read_report(message: Message) -> MeasurementReport | None:
     """Reads a device's report from a message; None if it has none.
 
     Raises:
-        RefusedError: a field is missing, unknown, not finite or out of range; the reason names it.
+        RejectedError: a field is missing, unknown, not finite or out of range; the reason names it.
     """
     values = message.header.get(FIELD)
     if values is None:
         return None
     names = [entry.name for entry in fields(MeasurementReport)]
     if not isinstance(values, Mapping):
-        raise RefusedError(f"{FIELD} = {values!r}: must be an object")
+        raise RejectedError(f"{FIELD} = {values!r}: must be an object")
     for name in (*names, *values):
         if name not in values or name not in names:
-            raise RefusedError(f"{FIELD}.{name}: {'is missing' if name in names else 'is unknown'}")
+            raise RejectedError(f"{FIELD}.{name}: {'is missing' if name in names else 'is unknown'}")
     try:
         return MeasurementReport(**values)
     except (InputError, OverflowError) as error:
-        raise RefusedError(f"{FIELD}: {error}" if isinstance(error, OverflowError) else str(error)) from error
+        raise RejectedError(
+            f"{FIELD}: {error}" if isinstance(error, OverflowError) else str(error)
+        ) from error
 
 
 class SelfMeasurement:

@@ -10,7 +10,7 @@ from typing import Any
 from cfel.deployment.security.identity import Identity
 from cfel.deployment.transport.grpc_transport import Calls, Handler, Method
 from cfel.deployment.transport.messages import Message
-from cfel.errors import TurnedAwayError
+from cfel.errors import NotAdmittedError
 
 _FIELD = "experiment"
 
@@ -41,7 +41,7 @@ class Agreement:
             header = dict(message.header)
             told = header.pop(_FIELD, None)
             if told != self.parts:
-                raise TurnedAwayError(f"{caller} runs another experiment: {self._differing(told)}")
+                raise NotAdmittedError(f"{caller} runs another experiment: {self._differing(told)}")
             return await handle(caller, replace(message, header=header))
 
         return checked

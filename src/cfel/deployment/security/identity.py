@@ -8,7 +8,7 @@ from typing import Literal, get_args
 
 from cryptography import x509
 
-from cfel.errors import InputError, RefusedError, TurnedAwayError, unknown_name
+from cfel.errors import InputError, NotAdmittedError, RejectedError, unknown_name
 
 Role = Literal["edge", "device", "operator"]
 ROLES: tuple[Role, ...] = get_args(Role)
@@ -50,7 +50,7 @@ def identity_of(certificate: x509.Certificate) -> Identity:
     """Whom a certificate was issued to.
 
     Raises:
-        RefusedError: it names no role and number.
+        RejectedError: it names no role and number.
     """
     try:
         names = certificate.extensions.get_extension_for_class(x509.SubjectAlternativeName).value
@@ -61,7 +61,7 @@ def identity_of(certificate: x509.Certificate) -> Identity:
         found = re.fullmatch(r"cfel://(edge|device|operator)/(\d{1,9})", uri)
         if found:
             return Identity(found[1], int(found[2]))  # type: ignore[arg-type]
-    raise RefusedError("the certificate names no role and number")
+    raise RejectedError("the certificate names no role and number")
 
 
 @dataclass(frozen=True, slots=True)
@@ -93,7 +93,7 @@ class Doorkeeper:
         """Who calls.
 
         Raises:
-            TurnedAwayError: the certificate names nobody, has expired, or was revoked.
+            NotAdmittedError: the certificate names nobody, has expired, or was revoked.
         """
         if certificate_pem not in self._known:
             certificate = x509.load_pem_x509_certificate(certificate_pem)
@@ -102,9 +102,9 @@ class Doorkeeper:
             )
         known = self._known[certificate_pem]
         if known.serial in self._revoked:
-            raise TurnedAwayError(f"the certificate of {known.identity} was revoked")
+            raise NotAdmittedError(f"the certificate of {known.identity} was revoked")
         if self._now() > known.expires:
-            raise TurnedAwayError(
+            raise NotAdmittedError(
                 f"the certificate of {known.identity} expired at {known.expires:%Y-%m-%d %H:%M} UTC"
             )
         return known.identity

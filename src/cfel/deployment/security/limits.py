@@ -11,7 +11,7 @@ from contextlib import contextmanager
 from dataclasses import dataclass
 
 from cfel.deployment.security.identity import Identity
-from cfel.errors import RefusedError
+from cfel.errors import RejectedError
 
 MOST_OPEN_CALLS = 128
 """Calls of one member at a time; an honest one has a handful open."""
@@ -19,11 +19,11 @@ MOST_OPEN_CALLS = 128
 _BURST_SECONDS = 2.0
 
 
-class BusyError(RefusedError):
+class BusyError(RejectedError):
     """The caller asks too much at once; it may come again."""
 
 
-class TooSlowError(RefusedError):
+class TooSlowError(RejectedError):
     """The caller takes too long to say what it wants."""
 
 

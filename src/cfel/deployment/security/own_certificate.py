@@ -13,7 +13,7 @@ from cryptography.hazmat.primitives.asymmetric.types import CertificatePublicKey
 from cryptography.hazmat.primitives.serialization import Encoding, PublicFormat, load_pem_private_key
 
 from cfel.deployment.security.identity import Identity, identity_of
-from cfel.errors import DeploymentError, RefusedError, TurnedAwayError, reason
+from cfel.errors import DeploymentError, NotAdmittedError, RejectedError, reason
 
 
 def read_own(directory: Path, identity: Identity, now: datetime | None = None) -> tuple[bytes, bytes, bytes]:
@@ -26,7 +26,7 @@ def read_own(directory: Path, identity: Identity, now: datetime | None = None) -
 
     Raises:
         DeploymentError: one of them is missing or is not what it should be; names the file.
-        TurnedAwayError: the certificate or its authority has expired, or is not valid yet.
+        NotAdmittedError: the certificate or its authority has expired, or is not valid yet.
     """
     paths = (directory / "authority.pem", directory / f"{identity}.pem", directory / f"{identity}.key")
     authority, certificate, key = (_content(path) for path in paths)
@@ -61,7 +61,7 @@ def _certificate(path: Path, content: bytes) -> x509.Certificate:
 def _check_owner(path: Path, own: x509.Certificate, identity: Identity) -> None:
     try:
         found = identity_of(own)
-    except RefusedError as error:
+    except RejectedError as error:
         raise DeploymentError(f"{path} is not of {identity}: {error}") from error
     if found != identity:
         raise DeploymentError(f"{path} is of {found}")
@@ -90,9 +90,9 @@ def _check_issuer(path: Path, own: x509.Certificate, beside: Path, issuer: x509.
 def _check_dates(path: Path, certificate: x509.Certificate, now: datetime, advice: str) -> None:
     begin, end = certificate.not_valid_before_utc, certificate.not_valid_after_utc
     if now > end:
-        raise TurnedAwayError(f"{path} expired on {end:%Y-%m-%d %H:%M} UTC: {advice}")
+        raise NotAdmittedError(f"{path} expired on {end:%Y-%m-%d %H:%M} UTC: {advice}")
     if now < begin:
-        raise TurnedAwayError(
+        raise NotAdmittedError(
             f"{path} is not valid before {begin:%Y-%m-%d %H:%M} UTC, and this machine's clock shows "
             f"{now:%Y-%m-%d %H:%M} UTC"
         )

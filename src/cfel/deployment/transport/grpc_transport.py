@@ -25,12 +25,12 @@ from cfel.deployment.security.refusals import shortened
 from cfel.deployment.security.revocations import Revocations
 from cfel.deployment.transport.addresses import check_free
 from cfel.deployment.transport.messages import Message, pieces, put_together
-from cfel.errors import DeploymentError, RefusedError, TurnedAwayError, UnreachableError
+from cfel.errors import DeploymentError, NotAdmittedError, RejectedError, UnreachableError
 
 _LOG = logging.getLogger(__name__)
 
 Handler = Callable[[Identity, Message], Awaitable[Message]]
-"""(caller, message) → answer; raises `RefusedError` to refuse."""
+"""(caller, message) → answer; raises `RejectedError` to refuse."""
 
 OnRefusal = Callable[[Identity | None, str, str], None]
 """Told of every refusal: who (if known), method, reason."""
@@ -79,7 +79,7 @@ class Calls(Protocol):
         """Calls and waits for the answer.
 
         Raises:
-            RefusedError: the other side refused and said why.
+            RejectedError: the other side refused and said why.
             UnreachableError: it could not be reached, or did not answer in time.
         """
         ...
@@ -181,7 +181,7 @@ class GrpcServer:
                     _admit(caller, name, method)
                     message = await self._received(requests, method.most_bytes, visit)
                     answer = await method.handle(caller, message)
-                except RefusedError as error:
+                except RejectedError as error:
                     await self._refuse(context, requests, (caller, name, error))
                     return
                 except Exception as error:  # noqa: BLE001 — logged with its trace; the server goes on
@@ -213,7 +213,7 @@ class GrpcServer:
         self,
         context: Any,  # noqa: ANN401
         requests: AsyncIterator[bytes],
-        refusal: tuple[Identity | None, str, RefusedError],
+        refusal: tuple[Identity | None, str, RejectedError],
     ) -> None:
         caller, name, error = refusal
         # A caller that dies in the middle is seen as half a message first, and as gone a moment later.
@@ -226,7 +226,7 @@ class GrpcServer:
             await context.abort(grpc.StatusCode.RESOURCE_EXHAUSTED, reason)
         if not isinstance(error, TooSlowError):
             await _let_finish(requests)
-        outside = isinstance(error, TurnedAwayError)
+        outside = isinstance(error, NotAdmittedError)
         code = grpc.StatusCode.PERMISSION_DENIED if outside else grpc.StatusCode.INVALID_ARGUMENT
         await context.abort(code, reason)
 
@@ -247,7 +247,7 @@ async def _let_finish(requests: AsyncIterator[bytes]) -> None:
 
 def _admit(caller: Identity, name: str, method: Method) -> None:
     if caller.role not in method.roles:
-        raise RefusedError(f"{name!r} is not for a {caller.role}")
+        raise RejectedError(f"{name!r} is not for a {caller.role}")
 
 
 class GrpcCalls:
@@ -277,9 +277,9 @@ class GrpcCalls:
         except grpc.aio.AioRpcError as error:
             reason = f"{to}, {method}: {error.details()}"
             if error.code() is grpc.StatusCode.PERMISSION_DENIED:
-                raise TurnedAwayError(reason) from error
+                raise NotAdmittedError(reason) from error
             if error.code() in _REFUSALS:
-                raise RefusedError(reason) from error
+                raise RejectedError(reason) from error
             raise UnreachableError(reason) from error
 
     async def close(self) -> None:

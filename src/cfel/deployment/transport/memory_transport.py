@@ -16,7 +16,7 @@ from cfel import validation
 from cfel.deployment.security.identity import Identity
 from cfel.deployment.transport.grpc_transport import Method
 from cfel.deployment.transport.messages import Message, pieces, put_together
-from cfel.errors import RefusedError, UnreachableError
+from cfel.errors import RejectedError, UnreachableError
 from cfel.seeding import generator
 
 
@@ -112,9 +112,9 @@ class MemoryNetwork:
             raise UnreachableError(f"{to}, {name}: nobody listens")
         method = self._serving[to].get(name)
         if method is None:
-            raise RefusedError(f"{to}, {name}: no such method")
+            raise RejectedError(f"{to}, {name}: no such method")
         if caller.role not in method.roles:
-            raise RefusedError(f"{to}, {name}: {name!r} is not for a {caller.role}")
+            raise RejectedError(f"{to}, {name}: {name!r} is not for a {caller.role}")
         return method
 
     def start(self, work: "asyncio.Task[None]") -> None:
@@ -150,12 +150,12 @@ class MemoryCalls:
     ) -> None:
         """One copy of a request, and its answer on the way back."""
         await asyncio.sleep(delay)
-        outcome: Message | RefusedError | UnreachableError
+        outcome: Message | RejectedError | UnreachableError
         try:
             method = self.network.method(self.own, to, name)
             told = await method.handle(self.own, await put_together(_stream(wire), method.most_bytes))
             outcome = await put_together(_stream(list(pieces(told))), len(told.body))
-        except (RefusedError, UnreachableError) as error:
+        except (RejectedError, UnreachableError) as error:
             outcome = type(error)(f"{to}, {name}: {error}")
         except Exception as error:  # noqa: BLE001 — a server survives what its handlers raise; kept for the test
             self.network.failures.append(error)

@@ -15,7 +15,7 @@ from dataclasses import dataclass, field
 from typing import Any
 
 from cfel.deployment.parameters import CHUNK_BYTES
-from cfel.errors import RefusedError
+from cfel.errors import RejectedError
 
 PROTOCOL = 1
 """Version of everything said here; both ends have to speak the same."""
@@ -50,35 +50,35 @@ class Message:
         """A whole number ≥ 0 of the header.
 
         Raises:
-            RefusedError: it is missing or something else.
+            RejectedError: it is missing or something else.
         """
         value = self.header.get(name)
         if type(value) is not int or not 0 <= value <= MOST_WHOLE:
-            raise RefusedError(f"{name} = {value!r}: must be a whole number from 0 to {MOST_WHOLE}")
+            raise RejectedError(f"{name} = {value!r}: must be a whole number from 0 to {MOST_WHOLE}")
         return value
 
     def number(self, name: str) -> float:
         """A number of the header, NaN allowed.
 
         Raises:
-            RefusedError: it is missing or something else.
+            RejectedError: it is missing or something else.
         """
         value = self.header.get(name)
         if type(value) is int and abs(value) <= MOST_WHOLE:
             return float(value)
         if type(value) is not float:
-            raise RefusedError(f"{name} = {value!r}: must be a number")
+            raise RejectedError(f"{name} = {value!r}: must be a number")
         return value
 
     def text(self, name: str) -> str:
         """A text of the header.
 
         Raises:
-            RefusedError: it is missing or something else.
+            RejectedError: it is missing or something else.
         """
         value = self.header.get(name)
         if not isinstance(value, str):
-            raise RefusedError(f"{name} = {value!r}: must be text")
+            raise RejectedError(f"{name} = {value!r}: must be text")
         return value
 
 
@@ -108,7 +108,7 @@ async def put_together(
         on_size: told how many bytes of body are announced, before they come; may refuse them.
 
     Raises:
-        RefusedError: it is none, damaged, too large, or of another version.
+        RejectedError: it is none, damaged, too large, or of another version.
     """
     header: dict[str, Any] | None = None
     parts: list[bytes] = []
@@ -120,30 +120,30 @@ async def put_together(
             continue
         got += len(piece)
         if got > length:
-            raise RefusedError(f"more than the {length} bytes announced")
+            raise RejectedError(f"more than the {length} bytes announced")
         parts.append(piece)
         found.update(piece)
     if header is None:
-        raise RefusedError("an empty message")
+        raise RejectedError("an empty message")
     if got != length:
-        raise RefusedError(f"cut short: {got} of {length} bytes")
+        raise RejectedError(f"cut short: {got} of {length} bytes")
     if found.digest() != digest:
-        raise RefusedError("damaged: the SHA-256 of its body is another")
+        raise RejectedError("damaged: the SHA-256 of its body is another")
     return Message(header, bytearray().join(parts), digest)
 
 
 def _started(piece: bytes, most_bytes: int) -> tuple[dict[str, Any], int, bytes]:
     if len(piece) < _START.size:
-        raise RefusedError(f"{len(piece)} bytes that are not the start of a message")
+        raise RejectedError(f"{len(piece)} bytes that are not the start of a message")
     magic, version, header_bytes, length, digest = _START.unpack_from(piece)
     if magic != _MAGIC:
-        raise RefusedError("not a message of cfel")
+        raise RejectedError("not a message of cfel")
     if version != PROTOCOL:
-        raise RefusedError(f"protocol version {version}, only {PROTOCOL} is spoken here")
+        raise RejectedError(f"protocol version {version}, only {PROTOCOL} is spoken here")
     if header_bytes > MOST_HEADER_BYTES or length > most_bytes:
-        raise RefusedError(f"too large: {header_bytes} + {length} bytes, at most {most_bytes} are accepted")
+        raise RejectedError(f"too large: {header_bytes} + {length} bytes, at most {most_bytes} are accepted")
     if len(piece) != _START.size + header_bytes:
-        raise RefusedError(f"header of {len(piece) - _START.size} bytes, {header_bytes} were announced")
+        raise RejectedError(f"header of {len(piece) - _START.size} bytes, {header_bytes} were announced")
     return _header(piece[_START.size :]), length, digest
 
 
@@ -151,7 +151,7 @@ def _header(content: bytes) -> dict[str, Any]:
     try:
         header = json.loads(content)
     except (ValueError, RecursionError) as error:
-        raise RefusedError(f"header is not JSON: {error}") from error
+        raise RejectedError(f"header is not JSON: {error}") from error
     if not isinstance(header, dict):
-        raise RefusedError(f"header is a {type(header).__name__}, not an object")
+        raise RejectedError(f"header is a {type(header).__name__}, not an object")
     return header

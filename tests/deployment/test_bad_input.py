@@ -26,7 +26,6 @@ from cfel.deployment.transport.grpc_transport import Credentials, GrpcCalls, Grp
 from cfel.deployment.transport.messages import MOST_HEADER_BYTES, Message, pieces
 from cfel.errors import RejectedError
 from cfel.learning.compression.compressors import DenseUpdate
-from cfel.learning.device_messages import DeviceReport
 from tests.deployment.test_payloads import (
     GOOD,
     INDICES_AT,
@@ -89,9 +88,7 @@ def with_header(text: bytes) -> list[bytes]:
     return [started(6, "<I", len(text))[:50] + text, BODY]
 
 
-WIDER = DeviceReport(
-    4, DenseUpdate(MODEL.parameters.new_zeros(41)), REPORT.buffers, 1.0, 1.0, 1, 0.5, 9, (0.9,)
-)
+WIDER = replace(REPORT, update=DenseUpdate(MODEL.parameters.new_zeros(41)))
 
 KINDS = {
     "garbage bytes": Kind([b"\x00" + os.urandom(99)], "not a message of cfel"),

@@ -13,6 +13,7 @@ from cfel.deployment.transport.messages import Message
 from cfel.errors import RejectedError
 from cfel.learning.compression.compressors import DenseUpdate, QuantisedUpdate, SparseUpdate
 from cfel.learning.device_messages import DeviceOrder, DeviceReport
+from cfel.learning.local.estimates import Estimates
 from cfel.learning.models.flat import FlatModel
 
 SIZE = 40
@@ -22,7 +23,7 @@ ORDER = DeviceOrder(0, 3, 1, 4, 0.5, 0.1, 5, MODEL)
 UPDATE = SparseUpdate(
     SIZE, torch.tensor([0, 7, 8, 39], dtype=torch.int32), torch.tensor([1.0, -2.0, 3.0, 4.0])
 )
-REPORT = DeviceReport(4, UPDATE, torch.tensor([0.5, 0.25]), 1.5, -0.5, 3, 0.7, 20, (0.9,))
+REPORT = DeviceReport(4, UPDATE, torch.tensor([0.5, 0.25]), Estimates(1.5, -0.5, (0.9,)), 3, 0.7, 20)
 GOOD = upload(REPORT, ORDER)
 
 
@@ -55,14 +56,14 @@ def test_there_and_back() -> None:
     assert found.update.values.tolist() == [1.0, -2.0, 3.0, 4.0]
     assert found.update.wire_bits == UPDATE.wire_bits
     assert found.buffers.tolist() == [0.5, 0.25]
-    assert (found.device, found.sigma2, found.g2, found.steps, found.samples) == (4, 1.5, -0.5, 3, 20)
-    assert (found.loss, found.kept_energy) == (0.7, (0.9,))
+    assert (found.device, found.estimates, found.steps, found.samples) == (4, REPORT.estimates, 3, 20)
+    assert found.loss == 0.7
 
 
 def test_nothing_learned_has_no_loss_and_no_estimates() -> None:
     found = report_from(header(steps=0, loss=float("nan"), sigma2=None, g2=None), ORDER, None, 1)
     assert np.isnan(found.loss)
-    assert found.sigma2 is None
+    assert found.estimates is None
 
 
 @pytest.mark.parametrize(
@@ -107,7 +108,7 @@ def test_refused(message: Message, reason: str) -> None:
 
 def test_scales_of_a_quantised_update_are_looked_at() -> None:
     update = QuantisedUpdate(SIZE, 4, torch.zeros(1024, dtype=torch.int16), torch.tensor([float("inf")]))
-    report = DeviceReport(4, update, torch.zeros(2), 1.0, 1.0, 1, 0.5, 9)
+    report = DeviceReport(4, update, torch.zeros(2), Estimates(1.0, 1.0, (0.9,)), 1, 0.5, 9)
     with pytest.raises(RejectedError, match="scales"):
         report_from(upload(report, ORDER), ORDER, None, 1)
 

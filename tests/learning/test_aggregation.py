@@ -18,6 +18,7 @@ from cfel.learning.aggregation import (
 )
 from cfel.learning.compression.compressors import DenseUpdate, SparseUpdate, Update, compressor
 from cfel.learning.device_messages import DeviceReport
+from cfel.learning.local.estimates import Estimates
 from cfel.learning.models.flat import FlatModel
 from cfel.learning.roles import edge_aggregate
 
@@ -25,7 +26,7 @@ KINDS: tuple[Kind, ...] = ("trimmed_mean", "median", "clipped")
 
 
 def report(device: int, update: Update, buffers: list[float] | None = None) -> DeviceReport:
-    return DeviceReport(device, update, torch.tensor(buffers or []), 1.0, 1.0, 5, 0.1, 10)
+    return DeviceReport(device, update, torch.tensor(buffers or []), Estimates(1.0, 1.0), 5, 0.1, 10)
 
 
 def dense(device: int, *values: float, buffers: list[float] | None = None) -> DeviceReport:

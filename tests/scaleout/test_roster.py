@@ -47,6 +47,15 @@ def test_the_log_of_threads_whoever_dies(stand_in: "StandIn", deaths: set[int]) 
     assert stand_in.calls > max(deaths, default=0)
 
 
+def test_fresh_estimates_keep_the_measured_curve(stand_in: "StandIn") -> None:
+    """HCEF+ plans by `kept_energy`, which an update measures and a fresh estimate must not lose."""
+    experiment = tiny(
+        scheme={"name": "hcef_plus"}, local={"estimator": "fresh"}, budget={"share_of_cef": 0.6}
+    )
+    assert on_ray(experiment) == timeless(records(experiment))
+    assert stand_in.calls > 0
+
+
 def test_a_task_that_kills_everybody(stand_in: "StandIn") -> None:
     stand_in.deaths = set(range(1, 1000))
     with pytest.raises(ScaleoutError, match="a task was lost 5 times with the workers it ran on"):

@@ -8,9 +8,9 @@ import numpy as np
 import pytest
 
 from cfel.control.scheme import Observation, RoundPlan, Scheme, State
-from cfel.learning.device_messages import DeviceState
+from cfel.learning.device_messages import DeviceOrder, DeviceState
+from cfel.learning.local.estimates import Estimates
 from cfel.simulation import PoolExecutor, initial_state, simulate
-from cfel.simulation.executors import Task
 from tests.simulation.drive import tiny
 
 
@@ -19,12 +19,11 @@ class Asking(PoolExecutor):
 
     asked: list[tuple[int, int, list[int]]]
 
-    def estimates(self, tasks: Sequence[Task]) -> Iterator[DeviceState]:
+    def estimates(self, orders: Sequence[DeviceOrder]) -> Iterator[Estimates]:
         """As the executor does."""
-        orders = [order for order, _ in tasks]
         if orders:
             self.asked.append((orders[0].global_round, orders[0].edge_round, [o.device for o in orders]))
-        return super().estimates(tasks)
+        return super().estimates(orders)
 
 
 def observed(

@@ -148,11 +148,11 @@ def _alive(process: int) -> bool:
 
 def test_parcels_keep_everything() -> None:
     update = SparseUpdate(9, torch.tensor([1, 4], dtype=torch.int32), torch.tensor([0.5, -2.0]))
-    report = DeviceReport(3, update, torch.empty(0), 1.5, None, 2, 0.25, 10, (0.5,))
+    report = DeviceReport(3, update, torch.empty(0), Estimates(1.5, -0.5, (0.5,)), 2, 0.25, 10)
     state = DeviceState(torch.arange(9.0), None, Estimates(1.5, -0.5))
     found, remembered = pickle.loads(packed((report, state)))  # noqa: S301 — just packed
-    assert (found.device, found.sigma2, found.g2, found.steps, found.loss) == (3, 1.5, None, 2, 0.25)
-    assert (found.samples, found.kept_energy, found.update.size) == (10, (0.5,), 9)
+    assert (found.device, found.estimates, found.steps, found.loss) == (3, report.estimates, 2, 0.25)
+    assert (found.samples, found.update.size) == (10, 9)
     assert found.update.indices.tolist() == [1, 4]
     assert found.update.indices.dtype == torch.int32
     assert found.update.values.tolist() == [0.5, -2.0]

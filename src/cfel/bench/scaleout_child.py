@@ -15,8 +15,9 @@ from typing import IO, Any
 
 from cfel.bench.child import peak_resident_bytes
 from cfel.bench.settings import PERCEPTRON, RESNET, BenchSetting, bench_parameters, bench_world
-from cfel.learning.device_messages import DeviceState
+from cfel.learning.device_messages import DeviceOrder
 from cfel.learning.evaluate import Evaluation
+from cfel.learning.local.estimates import Estimates
 from cfel.learning.models.flat import FlatModel
 from cfel.scaleout import prepare, ray_executor
 from cfel.simulation import Executor, PoolExecutor, initial_state, simulate
@@ -80,9 +81,9 @@ class Timed:
         self._inner = inner
         self.update_seconds = 0.0
 
-    def estimates(self, tasks: Sequence[Task]) -> Iterator[DeviceState]:
+    def estimates(self, orders: Sequence[DeviceOrder]) -> Iterator[Estimates]:
         """See `Executor`."""
-        return self._inner.estimates(tasks)
+        return self._inner.estimates(orders)
 
     def updates(self, tasks: Sequence[Task]) -> Iterator[Answer]:
         """See `Executor`."""

@@ -1,5 +1,6 @@
 """Models and uploads as message bodies, and the checks that an upload has to pass before it is used."""
 
+from dataclasses import replace
 from typing import Any
 
 import numpy as np
@@ -12,7 +13,7 @@ from cfel.learning.aggregation import ScaledUpdate, update_norm
 from cfel.learning.compression.compressors import Update
 from cfel.learning.compression.packing import pack, unpack
 from cfel.learning.device_messages import DeviceOrder, DeviceReport
-from cfel.learning.local.estimates import Estimates, estimates_from
+from cfel.learning.local.estimates import Estimates, check_estimates
 from cfel.learning.models.flat import FlatModel
 
 
@@ -55,15 +56,16 @@ def most_upload_bytes(start: FlatModel) -> int:
 
 def upload(report: DeviceReport, order: DeviceOrder) -> Message:
     """A report for the wire."""
+    known = report.estimates
     header = {
         "global_round": order.global_round,
         "edge_round": order.edge_round,
-        "sigma2": report.sigma2,
-        "g2": report.g2,
+        "sigma2": None if known is None else known.sigma2,
+        "g2": None if known is None else known.g2,
+        "kept_energy": [] if known is None else list(known.kept_energy),
         "steps": report.steps,
         "loss": report.loss,
         "samples": report.samples,
-        "kept_energy": list(report.kept_energy),
         "buffers": report.buffers.numel(),
     }
     return Message(header, b"".join((_view(report.buffers), pack(report.update))))
@@ -104,16 +106,17 @@ def report_from(
     if not samples:
         raise RejectedError("samples = 0: a device holds at least one")
     estimates = estimates_in(message)
+    if estimates is not None:
+        shares = _shares(message.header.get("kept_energy"), kept_entries)
+        estimates = replace(estimates, kept_energy=shares)
     return DeviceReport(
         device=order.device,
         update=update if clip_norm is None else clipped(update, clip_norm),
         buffers=buffers,
-        sigma2=None if estimates is None else estimates.sigma2,
-        g2=None if estimates is None else estimates.g2,
+        estimates=estimates,
         steps=steps,
         loss=message.number("loss"),
         samples=samples,
-        kept_energy=_shares(message.header.get("kept_energy"), kept_entries),
     )
 
 
@@ -126,7 +129,7 @@ def estimates_in(message: Message) -> Estimates | None:
     if message.header.get("sigma2") is None and message.header.get("g2") is None:
         return None
     try:
-        return estimates_from(message.number("sigma2"), message.number("g2"))
+        return check_estimates(Estimates(message.number("sigma2"), message.number("g2")))
     except InputError as error:
         raise RejectedError(str(error)) from error
 

@@ -79,20 +79,16 @@ class DeviceReport:
         device: its id.
         update: the compressed difference to the edge model.
         buffers: its batch-norm statistics, uncompressed.
-        sigma2: last estimate of the gradient variance, or None if there never was one.
-        g2: last estimate of the squared gradient norm (may be negative), or None.
+        estimates: its last σ², G² and kept energy, or None before the first.
         steps: local iterations taken.
         loss: mean training loss over those, NaN if there were none.
         samples: how many the device holds.
-        kept_energy: shares of ‖x‖² at `LocalParameters.kept_energy_at`.
     """
 
     device: int
     update: Update
     buffers: Tensor
-    sigma2: float | None
-    g2: float | None
+    estimates: Estimates | None
     steps: int
     loss: float
     samples: int
-    kept_energy: tuple[float, ...] = ()

@@ -27,7 +27,7 @@ from cfel.learning.compression.compressors import Update
 from cfel.learning.compression.top_k import kept_energy
 from cfel.learning.device_messages import DeviceOrder, DeviceReport, DeviceState
 from cfel.learning.local.divergence import refuse_diverged
-from cfel.learning.local.estimates import Estimates, Scatter, from_fresh
+from cfel.learning.local.estimates import Estimates, Scatter, estimate_from_batches
 from cfel.learning.local.half_batch_estimates import gradient_and_estimates
 from cfel.learning.local.sgd import drawn_batches, momentum_step, taken_iterations
 from cfel.learning.local.workspace import Workspace
@@ -36,10 +36,11 @@ from cfel.learning.task import DeviceData
 from cfel.learning.worker_threads import prepare_thread
 
 
-def device_estimate(
-    order: DeviceOrder, data: DeviceData, state: DeviceState, workspace: Workspace
-) -> DeviceState:
-    """Fresh estimates of σ² and G² at the order's model, from K extra mini-batches; ρ and θ play no part."""
+def device_estimate(order: DeviceOrder, data: DeviceData, workspace: Workspace) -> Estimates:
+    """Fresh estimates of σ² and G² at the order's model, from K extra mini-batches.
+
+    The order's ρ and θ are not used. The result has no `kept_energy`: see `refresh_estimates`.
+    """
     workspace.flat.load(order.model)
     workspace.flat.module.train()
     local, draw = workspace.local, order.stream("fresh batches")
@@ -53,10 +54,9 @@ def device_estimate(
         else:
             scatter.add(gradient)
     assert scatter is not None  # noqa: S101 — fresh_batches ≥ 2
-    kept = () if state.estimates is None else state.estimates.kept_energy
-    estimates = replace(from_fresh(scatter, local.fresh_batches), kept_energy=kept)
+    estimates = estimate_from_batches(scatter, local.fresh_batches)
     refuse_diverged(order, local, estimates)
-    return replace(state, estimates=estimates)
+    return estimates
 
 
 def device_update(
@@ -135,19 +135,17 @@ def finished(
         difference.add_(state.residual)
     update = workspace.compress(difference, order.theta, order.key("compression"))
     estimates = estimates or state.estimates
-    kept = kept_energy(difference.numpy(), local.kept_energy_at) if local.kept_energy_at else ()
     if estimates is not None:
+        kept = kept_energy(difference.numpy(), local.kept_energy_at) if local.kept_energy_at else ()
         estimates = replace(estimates, kept_energy=kept)
     report = DeviceReport(
         device=order.device,
         update=update,
         buffers=buffers,
-        sigma2=None if estimates is None else estimates.sigma2,
-        g2=None if estimates is None else estimates.g2,
+        estimates=estimates,
         steps=len(losses),
         loss=math.fsum(losses) / len(losses) if losses else math.nan,
         samples=data.samples,
-        kept_energy=kept,
     )
     return report, DeviceState(
         momentum if local.momentum_state == "keep" else None,

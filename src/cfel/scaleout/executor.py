@@ -13,8 +13,9 @@ from typing import Any, Self
 
 import ray
 
-from cfel.learning.device_messages import DeviceState
+from cfel.learning.device_messages import DeviceOrder, DeviceState
 from cfel.learning.evaluate import Evaluation
+from cfel.learning.local.estimates import Estimates
 from cfel.learning.models.flat import FlatModel
 from cfel.learning.worker_threads import prepare_process, prepare_thread
 from cfel.scaleout.cluster import connected
@@ -70,14 +71,12 @@ class RayExecutor:
         """Where the workers are."""
         return self._roster.places()
 
-    def estimates(self, tasks: Sequence[Task]) -> Iterator[DeviceState]:
+    def estimates(self, orders: Sequence[DeviceOrder]) -> Iterator[Estimates]:
         """See `Executor`."""
-        self._place([order.model for order, _ in tasks])
-        groups = list(guided_groups(tasks, len(self._roster), self._most))
-        answers = self._roster.results("estimates", map(self._orders, groups))
-        for group, estimates in zip(groups, answers, strict=True):
-            for (_, state), own in zip(group, estimates, strict=True):
-                yield replace(state, estimates=own)
+        self._place([order.model for order in orders])
+        groups = guided_groups(orders, len(self._roster), self._most)
+        for estimates in self._roster.results("estimates", map(self._orders, groups)):
+            yield from estimates
 
     def updates(self, tasks: Sequence[Task]) -> Iterator[Answer]:
         """See `Executor`."""
@@ -102,18 +101,18 @@ class RayExecutor:
             for key, model in distinct.items()
         }
 
-    def _orders(self, group: Sequence[Task]) -> Message:
+    def _orders(self, group: Sequence[DeviceOrder]) -> Message:
         """The orders of a group and the models they speak of, each model once."""
         numbers: dict[int, int] = {}
         orders = []
-        for order, _ in group:
+        for order in group:
             number = numbers.setdefault(id(order.model), len(numbers))
             values = (order.seed, order.global_round, order.edge_round, order.device)
             orders.append(Order(*values, order.rho, order.theta, order.tau, number))
         return orders, *(self._placed[key][1] for key in numbers)
 
     def _orders_and_states(self, group: Sequence[Task]) -> Message:
-        orders, *models = self._orders(group)
+        orders, *models = self._orders([order for order, _ in group])
         return orders, [state for _, state in group], *models
 
 

@@ -112,12 +112,10 @@ class DeviceWorker:
         """Answers once the worker can work."""
         return Place(ray.get_runtime_context().get_node_id(), os.getpid(), VERSIONS)
 
-    def estimates(self, orders: Sequence[Order], *models: FlatModel) -> list[Estimates | None]:
+    def estimates(self, orders: Sequence[Order], *models: FlatModel) -> list[Estimates]:
         """Fresh estimates of σ² and G², in order."""
         return [
-            device_estimate(
-                order.with_model(models), self._share.data(order.device), DeviceState(), self._workspace
-            ).estimates
+            device_estimate(order.with_model(models), self._share.data(order.device), self._workspace)
             for order in orders
         ]
 

@@ -18,6 +18,7 @@ from typing import Protocol, Self, TypeVar, cast
 from cfel.learning.device_messages import DeviceOrder, DeviceReport, DeviceState
 from cfel.learning.evaluate import Evaluation, evaluate
 from cfel.learning.local.batched import device_updates_batched
+from cfel.learning.local.estimates import Estimates
 from cfel.learning.local.workspace import Workspace
 from cfel.learning.models.flat import FlatModel
 from cfel.learning.roles import device_estimate, device_update
@@ -47,8 +48,8 @@ Result = TypeVar("Result")
 class Executor(Protocol):
     """What the round loop needs of an executor."""
 
-    def estimates(self, tasks: Sequence[Task]) -> Iterator[DeviceState]:
-        """Fresh estimates of σ² and G², in task order."""
+    def estimates(self, orders: Sequence[DeviceOrder]) -> Iterator[Estimates]:
+        """Fresh estimates of σ² and G², in the order of the orders."""
         ...
 
     def updates(self, tasks: Sequence[Task]) -> Iterator[Answer]:
@@ -63,7 +64,7 @@ class Executor(Protocol):
 class Worker(Protocol):
     """One at a time of what an executor is asked for."""
 
-    def estimate(self, task: Task) -> DeviceState:
+    def estimate(self, order: DeviceOrder) -> Estimates:
         """Fresh estimates of one device."""
         ...
 
@@ -89,10 +90,9 @@ class WorkerHere:
         self._batched = parameters.engine == "batched"
         self._workspace = Workspace(world.task, world.local, world.compress, parameters.device)
 
-    def estimate(self, task: Task) -> DeviceState:
+    def estimate(self, order: DeviceOrder) -> Estimates:
         """See `Worker`."""
-        order, state = task
-        return device_estimate(order, self._world.data[order.device], state, self._workspace)
+        return device_estimate(order, self._world.data[order.device], self._workspace)
 
     def update(self, tasks: Sequence[Task]) -> list[Answer]:
         """See `Worker`."""
@@ -123,9 +123,9 @@ class WorkerInChild:
     def __init__(self, worker: WorkerHere, siblings: "Sequence[WorkerInChild]") -> None:
         self.child: Child = Child(worker, [sibling.child for sibling in siblings])
 
-    def estimate(self, task: Task) -> DeviceState:
+    def estimate(self, order: DeviceOrder) -> Estimates:
         """See `Worker`."""
-        return cast(DeviceState, self.child.call("estimate", task))
+        return cast(Estimates, self.child.call("estimate", order))
 
     def update(self, tasks: Sequence[Task]) -> list[Answer]:
         """See `Worker`."""
@@ -178,9 +178,9 @@ class PoolExecutor:
         for each in self._children:
             each.child.close()
 
-    def estimates(self, tasks: Sequence[Task]) -> Iterator[DeviceState]:
+    def estimates(self, orders: Sequence[DeviceOrder]) -> Iterator[Estimates]:
         """See `Executor`."""
-        return self._map(lambda worker, task: worker.estimate(task), tasks)
+        return self._map(lambda worker, order: worker.estimate(order), orders)
 
     def updates(self, tasks: Sequence[Task]) -> Iterator[Answer]:
         """See `Executor`."""

@@ -16,6 +16,7 @@ from cfel.cost import Ledger, after_edge_round, after_exchange, after_global_rou
 from cfel.errors import DivergedError
 from cfel.learning.aggregation import robust_aggregate
 from cfel.learning.device_messages import DeviceOrder, DeviceReport, DeviceState
+from cfel.learning.local.estimates import refresh_estimates
 from cfel.learning.models.flat import FlatModel, model_sha256
 from cfel.learning.roles import edge_sum, gossip_mix, participants_weights
 from cfel.rounds import (
@@ -140,10 +141,10 @@ def _estimated(
     if not wants_estimates(world, state.estimates):
         return state
     asked = np.flatnonzero(conditions.available).tolist()
-    tasks = [(_order(world, state, edge_round, n, 1.0, 1.0), state.devices[n]) for n in asked]
+    orders = [_order(world, state, edge_round, n, 1.0, 1.0) for n in asked]
     devices = list(state.devices)
-    for n, remembered in zip(asked, executor.estimates(tasks), strict=True):
-        devices[n] = remembered
+    for n, fresh in zip(asked, executor.estimates(orders), strict=True):
+        devices[n] = replace(devices[n], estimates=refresh_estimates(devices[n].estimates, fresh))
     return replace(state, devices=tuple(devices))
 
 

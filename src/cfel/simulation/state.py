@@ -1,6 +1,6 @@
 """What a run has come to after a global round: enough to go on bit for bit."""
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any
 
@@ -13,7 +13,7 @@ from cfel.control.scheme import State
 from cfel.cost import Ledger, new_ledger
 from cfel.errors import RunDirectoryError
 from cfel.learning.device_messages import DeviceState
-from cfel.learning.local.estimates import Estimates, estimates_from
+from cfel.learning.local.estimates import Estimates, stack_estimates, unstack_estimates
 from cfel.learning.models.flat import FlatModel
 from cfel.runlog import Checkpoint
 from cfel.world import World
@@ -71,12 +71,7 @@ def to_checkpoint(state: RunState) -> Checkpoint:
             tensor: Tensor | None = getattr(device, name)
             if tensor is not None:
                 tensors[f"device/{number}/{name}"] = tensor.numpy()
-    known = state.estimates
-    tensors["estimates"] = np.array(
-        [(np.nan, np.nan) if each is None else (each.sigma2, each.g2) for each in known], dtype=np.float64
-    )
-    if any(each is not None and each.kept_energy for each in known):
-        tensors["kept_energy"] = _kept_energy(known)
+    tensors |= stack_estimates(state.estimates)
     tensors["spent_joules"] = np.asarray(state.spent_joules)
     values = {
         "scheme": dict(state.scheme),
@@ -94,7 +89,14 @@ def from_checkpoint(checkpoint: Checkpoint, world: World) -> RunState:
     return RunState(
         rounds_done=checkpoint.round,
         models=edge_models(checkpoint, world.fleet.clusters),
-        devices=tuple(_device(tensors, n) for n in range(world.fleet.devices)),
+        devices=tuple(
+            DeviceState(
+                _optional_tensor(tensors, f"device/{number}/momentum"),
+                _optional_tensor(tensors, f"device/{number}/residual"),
+                estimates,
+            )
+            for number, estimates in enumerate(unstack_estimates(tensors))
+        ),
         scheme=values["scheme"],
         expected=Ledger.from_dict(values["expected"]),
         realised=Ledger.from_dict(values["realised"]),
@@ -111,23 +113,8 @@ def edge_models(checkpoint: Checkpoint, clusters: int) -> tuple[FlatModel, ...]:
     )
 
 
-def _device(tensors: Mapping[str, Any], number: int) -> DeviceState:
-    sigma2, g2 = tensors["estimates"][number]
-    shares = tensors["kept_energy"][number] if "kept_energy" in tensors else np.array([np.nan])
-    told = () if np.isnan(shares).any() else tuple(shares.tolist())
-    kept = {
-        name: _tensor(tensors, f"device/{number}/{name}") if f"device/{number}/{name}" in tensors else None
-        for name in ("momentum", "residual")
-    }
-    known = None if np.isnan(sigma2) else estimates_from(float(sigma2), float(g2), told)
-    return DeviceState(**kept, estimates=known)
-
-
-def _kept_energy(known: Sequence[Estimates | None]) -> np.ndarray:
-    """One row per device, NaN for those that told nothing."""
-    told = [() if each is None else each.kept_energy for each in known]
-    width = max(len(each) for each in told)
-    return np.array([each or (np.nan,) * width for each in told], dtype=np.float64)
+def _optional_tensor(tensors: Mapping[str, Any], name: str) -> Tensor | None:
+    return _tensor(tensors, name) if name in tensors else None
 
 
 def _tensor(tensors: Mapping[str, Any], name: str) -> Tensor:

@@ -22,7 +22,7 @@ from cfel.learning.models.flat import FlatModel
 
 MODEL = FlatModel(torch.zeros(4), torch.ones(1))
 UPDATE = SparseUpdate(4, torch.tensor([1, 3], dtype=torch.int32), torch.tensor([2.0, -1.0]))
-REPORT = DeviceReport(0, UPDATE, torch.zeros(1), None, None, 1, 0.5, 3)
+REPORT = DeviceReport(0, UPDATE, torch.zeros(1), None, 1, 0.5, 3)
 MESSAGE = upload(REPORT, DeviceOrder(0, 5, 1, 0, 1.0, 0.5, 3, MODEL))
 SENT = Sent((5, 1, "abc", 1.0, 0.5), MESSAGE.header, MESSAGE.body)
 STATE = DeviceState(

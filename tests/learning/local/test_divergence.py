@@ -80,4 +80,4 @@ def test_fresh_estimates_at_a_model_that_has_diverged(
     start = initial_model(digits_task, 0)
     huge = FlatModel(start.parameters * 1e30, start.buffers)
     with pytest.raises(DivergedError, match=r"at device 0 .* the estimates are"):
-        device_estimate(order(huge), spread(digits_task, 2)[0], DeviceState(), workspace(digits_task))
+        device_estimate(order(huge), spread(digits_task, 2)[0], workspace(digits_task))

@@ -1,5 +1,6 @@
 """Steps, batches and estimates against numbers derived by hand."""
 
+import json
 import math
 
 import numpy as np
@@ -13,7 +14,15 @@ from cfel.errors import InputError
 from cfel.learning.compression.compressors import compressor
 from cfel.learning.data import DataSet
 from cfel.learning.device_messages import DeviceOrder, DeviceState
-from cfel.learning.local.estimates import Estimates, estimates_from
+from cfel.learning.local.estimates import (
+    Estimates,
+    check_estimates,
+    decode_estimates,
+    encode_estimates,
+    refresh_estimates,
+    stack_estimates,
+    unstack_estimates,
+)
 from cfel.learning.local.sgd import LocalParameters, drawn_batches, momentum_step, taken_iterations
 from cfel.learning.local.workspace import Workspace
 from cfel.learning.models.flat import FlatModel
@@ -156,11 +165,11 @@ def test_estimates_are_unbiased_on_a_quadratic(layered: bool, batch: int, estima
     for seed in range(400):
         order = DeviceOrder(seed, 0, 0, 0, 1.0, 1.0, 1, zero)
         if estimator == "fresh":
-            state = device_estimate(order, data, DeviceState(), workspace)
+            found.append(device_estimate(order, data, workspace))
         else:
             _, state = device_update(order, data, DeviceState(), workspace)
-        assert state.estimates is not None
-        found.append(state.estimates)
+            assert state.estimates is not None
+            found.append(state.estimates)
     sigma2 = scatter / batch * (1 - batch / SAMPLES)
     for values, truth in (([e.sigma2 for e in found], sigma2), ([e.g2 for e in found], g2)):
         error = np.std(values) / np.sqrt(len(values))
@@ -177,5 +186,28 @@ def test_estimates_know_whether_they_are_finite(sigma2: float, g2: float, finite
 @pytest.mark.parametrize(("sigma2", "g2"), [(math.nan, 0.0), (1.0, math.inf), (-1.0, 1.0)])
 def test_estimates_from_elsewhere_must_be_possible(sigma2: float, g2: float) -> None:
     with pytest.raises(InputError, match="diverged"):
-        estimates_from(sigma2, g2)
-    assert estimates_from(1.0, -1.0, (0.5,)) == Estimates(1.0, -1.0, (0.5,))
+        check_estimates(Estimates(sigma2, g2))
+
+
+@pytest.mark.parametrize("known", [None, Estimates(1.0, -1.0), Estimates(0.1, 2.0, (0.5, 1.0))])
+def test_estimates_as_values_and_back(known: Estimates | None) -> None:
+    assert decode_estimates(encode_estimates(known)) == known
+    assert decode_estimates(json.loads(json.dumps(encode_estimates(known)))) == known
+
+
+def test_estimates_as_arrays_and_back() -> None:
+    """Rows of devices without estimates, or without a curve, hold NaN."""
+    known = [Estimates(1.0, -1.0, (0.5, 1.0)), None, Estimates(2.0, 0.5)]
+    arrays = stack_estimates(known)
+    np.testing.assert_array_equal(arrays["estimates"], [[1.0, -1.0], [np.nan, np.nan], [2.0, 0.5]])
+    np.testing.assert_array_equal(arrays["kept_energy"], [[0.5, 1.0], [np.nan, np.nan], [np.nan, np.nan]])
+    assert unstack_estimates(arrays) == known
+    plain = [Estimates(1.0, 1.0), None]
+    assert list(stack_estimates(plain)) == ["estimates"]
+    assert unstack_estimates(stack_estimates(plain)) == plain
+
+
+def test_a_fresh_measurement_keeps_the_curve_of_the_last_update() -> None:
+    fresh = Estimates(3.0, 4.0)
+    assert refresh_estimates(Estimates(1.0, 2.0, (0.5,)), fresh) == Estimates(3.0, 4.0, (0.5,))
+    assert refresh_estimates(None, fresh) == fresh

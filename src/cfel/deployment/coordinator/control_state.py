@@ -21,7 +21,7 @@ from cfel.deployment.measurement.measured_rounds import (
     measurements_to_json,
 )
 from cfel.deployment.positions import Position
-from cfel.learning.local.estimates import Estimates, estimates_from
+from cfel.learning.local.estimates import Estimates, decode_estimates, encode_estimates
 from cfel.rounds import EdgeRoundOutcome, SimulationParameters, Work, counted
 from cfel.system import Conditions
 from cfel.world import World
@@ -139,9 +139,7 @@ def to_json(control: Control) -> dict[str, Any]:
         "expected": control.expected.to_dict(),
         "realised": control.realised.to_dict(),
         "spent_joules": control.spent_joules.tolist(),
-        "estimates": [
-            None if each is None else [each.sigma2, each.g2, each.kept_energy] for each in control.estimates
-        ],
+        "estimates": [encode_estimates(each) for each in control.estimates],
         "done": [
             {
                 "edge_round": done.edge_round,
@@ -172,10 +170,7 @@ def from_json(values: Mapping[str, Any]) -> Control:
         expected=Ledger.from_dict(values["expected"]),
         realised=Ledger.from_dict(values["realised"]),
         spent_joules=np.array(values["spent_joules"], dtype=np.float64),
-        estimates=tuple(
-            None if each is None else estimates_from(each[0], each[1], tuple(each[2]))
-            for each in values["estimates"]
-        ),
+        estimates=tuple(map(decode_estimates, values["estimates"])),
         done=tuple(_done(each) for each in values["done"]),
         absent=tuple(values["absent"]),
         digests=tuple(values["digests"]),

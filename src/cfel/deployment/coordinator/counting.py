@@ -17,7 +17,7 @@ from cfel.deployment.measurement.measured_rounds import (
     use_actual_orders,
 )
 from cfel.errors import DeploymentError
-from cfel.learning.local.estimates import estimates_from
+from cfel.learning.local.estimates import Estimates, check_estimates, decode_estimates, refresh_estimates
 from cfel.rounds import SimulationParameters, Work
 from cfel.world import World
 
@@ -30,8 +30,8 @@ def with_estimates(control: Control, told: Told) -> Control:
     estimates = list(control.estimates)
     for each in told.values():
         for device, sigma2, g2 in each["estimates"]:
-            before = control.estimates[device]
-            estimates[device] = estimates_from(sigma2, g2, () if before is None else before.kept_energy)
+            fresh = check_estimates(Estimates(sigma2, g2))
+            estimates[device] = refresh_estimates(control.estimates[device], fresh)
     return replace(control, estimates=tuple(estimates), measured=_measured(control, told))
 
 
@@ -64,8 +64,8 @@ def counted(
         done = replace(done, plan=plan, clocked=collect_measurements(world, told, seconds))
     result = outcome(world, simulation, control.rounds_done, done)
     estimates = list(control.estimates)
-    for device, *_, sigma2, g2, kept in rows:
-        estimates[device] = None if sigma2 is None else estimates_from(sigma2, g2, tuple(kept))
+    for device, *_, found in rows:
+        estimates[device] = decode_estimates(found)
     after = replace(
         control,
         edge_round=control.edge_round + 1,

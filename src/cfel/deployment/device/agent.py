@@ -26,6 +26,7 @@ from cfel.deployment.transport.grpc_transport import Calls
 from cfel.deployment.transport.messages import Message
 from cfel.errors import RejectedError, UnreachableError
 from cfel.learning.device_messages import DeviceOrder
+from cfel.learning.local.estimates import refresh_estimates
 from cfel.learning.local.workspace import Workspace
 from cfel.learning.models.flat import FlatModel
 from cfel.learning.roles import device_estimate, device_update
@@ -134,12 +135,11 @@ class DeviceAgent:
     async def _estimate(self, asked: Message) -> None:
         order = await self._order(asked)
         before, begin = self._memory.state, self._meter.begin()
-        state = await self._compute.run(lambda: device_estimate(order, self._data, before, self._workspace))
+        fresh = await self._compute.run(lambda: device_estimate(order, self._data, self._workspace))
         told = self._meter.finish_estimates(order, begin)
+        state = replace(before, estimates=refresh_estimates(before.estimates, fresh))
         await self._remember(Memory(state, self._memory.sent))
-        if state.estimates is None:
-            raise RejectedError("no estimates came out")
-        found = {"sigma2": state.estimates.sigma2, "g2": state.estimates.g2}
+        found = {"sigma2": fresh.sigma2, "g2": fresh.g2}
         await self._send(asked, "estimates", Message({**_place(order), **found, **told}))
 
     async def _update(self, asked: Message) -> None:

@@ -18,7 +18,7 @@ from cfel.durable import reported
 from cfel.errors import RunBusyError
 from cfel.learning.compression.packing import unpack
 from cfel.learning.device_messages import DeviceState
-from cfel.learning.local.estimates import estimates_from
+from cfel.learning.local.estimates import decode_estimates, encode_estimates
 
 Key = tuple[int, int, str, float, float]
 """(global round, edge round, SHA-256 of the model, ρ, θ): the same order has the same key."""
@@ -89,9 +89,8 @@ def save_memory(path: Path, memory: Memory) -> None:
             tensors[name] = tensor.numpy()
     if sent is not None:
         tensors["upload"] = np.frombuffer(sent.body, dtype=np.uint8)
-    known = state.estimates
     values = {
-        "estimates": None if known is None else [known.sigma2, known.g2, known.kept_energy],
+        "estimates": encode_estimates(state.estimates),
         "sent": None if sent is None else {"key": sent.key, "header": dict(sent.header)},
         "measured": None if memory.measured is None else asdict(memory.measured),
     }
@@ -108,9 +107,8 @@ def load_memory(path: Path) -> Memory:
         name: torch.from_numpy(np.array(tensors[name])) if name in tensors else None
         for name in ("momentum", "residual")
     }
-    known, sent = values["estimates"], values["sent"]
-    estimates = None if known is None else estimates_from(known[0], known[1], tuple(known[2]))
-    state = DeviceState(**kept, estimates=estimates)
+    sent = values["sent"]
+    state = DeviceState(**kept, estimates=decode_estimates(values["estimates"]))
     measured = _measured(values.get("measured"))
     if sent is None:
         return Memory(state, None, measured)

@@ -34,6 +34,7 @@ from cfel.errors import RejectedError
 from cfel.learning.aggregation import robust_aggregate
 from cfel.learning.device_messages import DeviceReport
 from cfel.learning.evaluate import evaluate
+from cfel.learning.local.estimates import encode_estimates
 from cfel.learning.local.workspace import Workspace
 from cfel.learning.models.flat import FlatModel
 from cfel.learning.roles import weighted_model
@@ -350,4 +351,4 @@ def _position(message: Message) -> Position:
 def _work_row(report: DeviceReport) -> list[Any]:
     """What the coordinator is told of a device's work."""
     work = [report.device, report.steps, report.update.wire_bits, report.loss]
-    return [*work, report.sigma2, report.g2, list(report.kept_energy)]
+    return [*work, encode_estimates(report.estimates)]

@@ -18,7 +18,7 @@ from torch.func import functional_call, vmap
 from cfel.arrays import BoolArray, IntArray
 from cfel.errors import InputError
 from cfel.learning.device_messages import DeviceOrder, DeviceReport, DeviceState
-from cfel.learning.local.estimates import Estimates, from_halves
+from cfel.learning.local.estimates import Estimates, estimate_from_halves
 from cfel.learning.local.sgd import drawn_batches, taken_iterations
 from cfel.learning.local.workspace import Workspace
 from cfel.learning.roles import finished
@@ -137,7 +137,7 @@ def _train(
             gradient, loss, scatter = _by_halves(now, inputs, targets, sizes, workspace)
             whole = gradient.double().square().sum(1)
             for row in np.flatnonzero(fresh):
-                estimates[active[row]] = from_halves(
+                estimates[active[row]] = estimate_from_halves(
                     float(scatter[row]), float(whole[row]), int(sizes[row]), data[active[row]].samples
                 )
         else:

@@ -1,29 +1,36 @@
-"""Estimating σ² and G², the variance of a mini-batch gradient and the squared norm of the full one.
+"""Estimates of σ² and G²: the variance of a mini-batch gradient, and the squared norm of the full gradient.
 
-Both come from a few gradients at the same point, fed one by one to `Scatter`: mean and scatter are kept in
-place, so K gradients need the memory of two. The gradients are lists of tensors, as autograd returns them.
+Both come from a few gradients at the same point. `Scatter` takes them one by one and keeps a running mean and
+scatter, so K gradients need the memory of two. Gradients are lists of tensors, as autograd returns them.
 Where to evaluate and which batches to draw is decided in `roles`.
 
 * `fresh` (the paper): K independent batches; σ̂² = scatter/(K−1), Ĝ² = ‖ḡ‖² − σ̂²/K.
 * `reuse`: the two halves of one batch of B out of n samples, drawn without replacement. The variance of a
   batch drawn with replacement is estimated by v = ‖g_a − g_b‖²/4; then σ̂² = (1 − B/n)·v, Ĝ² = ‖ḡ‖² − σ̂².
 
-Ĝ² may come out negative; it is unbiased only because it may. Flooring is for whoever averages over devices.
-With batch norm a half batch has other statistics than the whole, so `reuse` is then an approximation.
+Ĝ² may be negative: a floor at zero would bias it. The code that averages over devices applies the floor.
+With batch norm, half a batch has other statistics than the whole batch, so `reuse` is an approximation there.
+
+The module also holds the only conversion of estimates to plain values (`encode_estimates`, for messages and
+JSON) and to arrays (`stack_estimates`, for checkpoints).
 """
 
 import math
-from dataclasses import dataclass
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, replace
+from typing import Any
 
+import numpy as np
 import torch
 from torch import Tensor
 
+from cfel.arrays import FloatArray
 from cfel.errors import InputError
 
 
 @dataclass(frozen=True, slots=True)
 class Estimates:
-    """What a device found out about its gradients and updates; not finite where training has diverged.
+    """What a device knows about its gradients and updates; not finite where training has diverged.
 
     Attributes:
         sigma2: σ̂² ≥ 0.
@@ -41,23 +48,77 @@ class Estimates:
         return math.isfinite(self.sigma2) and math.isfinite(self.g2)
 
 
-def estimates_from(sigma2: float, g2: float, kept_energy: tuple[float, ...] = ()) -> Estimates:
-    """Estimates that came from a file or over the network.
+def check_estimates(estimates: Estimates) -> Estimates:
+    """The same estimates, if they are possible; for those read from a file or received from a device.
 
     Raises:
-        InputError: they are not finite, or σ² is negative: no device that trains sends such.
+        InputError: they are not finite, or σ² is negative.
     """
-    estimates = Estimates(sigma2, g2, kept_energy)
-    if not (estimates.finite and sigma2 >= 0):
-        raise InputError(f"estimates: sigma2 = {sigma2}, g2 = {g2}; has the training diverged?")
+    if not (estimates.finite and estimates.sigma2 >= 0):
+        raise InputError(
+            f"estimates: sigma2 = {estimates.sigma2}, g2 = {estimates.g2}; has the training diverged?"
+        )
     return estimates
 
 
+def refresh_estimates(before: Estimates | None, fresh: Estimates) -> Estimates:
+    """A device's estimates after a fresh measurement of σ² and G².
+
+    `kept_energy` describes the device's last update, which a fresh measurement does not touch: it is kept.
+    """
+    return fresh if before is None else replace(fresh, kept_energy=before.kept_energy)
+
+
+def encode_estimates(estimates: Estimates | None) -> list[Any] | None:
+    """Estimates as plain values: `[σ², G², [kept energy, …]]`, or None."""
+    if estimates is None:
+        return None
+    return [estimates.sigma2, estimates.g2, list(estimates.kept_energy)]
+
+
+def decode_estimates(values: Sequence[Any] | None) -> Estimates | None:
+    """The inverse of `encode_estimates`, checked by `check_estimates`."""
+    if values is None:
+        return None
+    sigma2, g2, kept_energy = values
+    return check_estimates(Estimates(sigma2, g2, tuple(kept_energy)))
+
+
+def stack_estimates(estimates: Sequence[Estimates | None]) -> dict[str, FloatArray]:
+    """The estimates of all devices as arrays by name, one row per device, NaN where there are none.
+
+    Returns:
+        `estimates` with columns σ² and G², and `kept_energy` if any device has it.
+    """
+    nothing = (math.nan, math.nan)
+    rows = [nothing if each is None else (each.sigma2, each.g2) for each in estimates]
+    arrays = {"estimates": np.array(rows, dtype=np.float64)}
+    curves = [() if each is None else each.kept_energy for each in estimates]
+    width = max((len(curve) for curve in curves), default=0)
+    if width:
+        arrays["kept_energy"] = np.array([curve or (math.nan,) * width for curve in curves], dtype=np.float64)
+    return arrays
+
+
+def unstack_estimates(arrays: Mapping[str, Any]) -> list[Estimates | None]:
+    """The inverse of `stack_estimates`; other arrays are ignored."""
+    both: FloatArray = arrays["estimates"]
+    curves: FloatArray = arrays["kept_energy"] if "kept_energy" in arrays else np.full((len(both), 1), np.nan)
+    return [
+        None if math.isnan(sigma2) else check_estimates(Estimates(sigma2, g2, _curve(curve)))
+        for (sigma2, g2), curve in zip(both.tolist(), curves.tolist(), strict=True)
+    ]
+
+
+def _curve(row: list[float]) -> tuple[float, ...]:
+    return () if any(map(math.isnan, row)) else tuple(row)
+
+
 class Scatter:
-    """Weighted mean and scatter of gradients (Welford's recurrence); the first becomes the mean.
+    """Weighted mean and scatter of gradients (Welford's recurrence).
 
     Args:
-        first: a gradient, one tensor per parameter; changed in place from now on.
+        first: a gradient, one tensor per parameter; its memory becomes the mean's.
         weight: its weight, e.g. its number of samples.
     """
 
@@ -67,7 +128,7 @@ class Scatter:
         self.scatter = 0.0
 
     def add(self, gradient: list[Tensor], weight: float = 1.0) -> None:
-        """Takes one more gradient in; its tensors are overwritten."""
+        """Adds one more gradient; its tensors are overwritten."""
         total = self.weight + weight
         torch._foreach_sub_(gradient, self.mean)
         torch._foreach_add_(self.mean, gradient, alpha=weight / total)
@@ -81,14 +142,14 @@ def squared_norm(gradient: list[Tensor]) -> float:
     return float(parts.to(torch.float64).square().sum())
 
 
-def from_fresh(scatter: Scatter, batches: int) -> Estimates:
-    """The estimates from `batches` ≥ 2 independent mini-batch gradients of weight 1 each."""
+def estimate_from_batches(scatter: Scatter, batches: int) -> Estimates:
+    """The `fresh` estimates, from `batches` ≥ 2 independent mini-batch gradients of weight 1 each."""
     sigma2 = scatter.scatter / (batches - 1)
     return Estimates(sigma2, squared_norm(scatter.mean) - sigma2 / batches)
 
 
-def from_halves(scatter: float, mean_squared: float, batch: int, samples: int) -> Estimates:
-    """The estimates from two parts of one batch drawn without replacement.
+def estimate_from_halves(scatter: float, mean_squared: float, batch: int, samples: int) -> Estimates:
+    """The `reuse` estimates, from two parts of one batch drawn without replacement.
 
     Args:
         scatter: of the parts weighted by their sizes; B·‖g_a − g_b‖²/4 for halves of equal size.

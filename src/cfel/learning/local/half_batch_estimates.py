@@ -14,7 +14,7 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor, nn
 
-from cfel.learning.local.estimates import Estimates, Scatter, from_halves, squared_norm
+from cfel.learning.local.estimates import Estimates, Scatter, estimate_from_halves, squared_norm
 from cfel.learning.local.workspace import Workspace
 
 
@@ -55,7 +55,7 @@ def _two_passes(
     gradient, other = workspace.gradient(inputs[half:], targets[half:])
     scatter.add(gradient, batch - half)
     mean_loss = (half * loss + (batch - half) * other) / batch
-    estimates = from_halves(scatter.scatter, squared_norm(scatter.mean), batch, samples)
+    estimates = estimate_from_halves(scatter.scatter, squared_norm(scatter.mean), batch, samples)
     return scatter.mean, mean_loss, estimates
 
 
@@ -83,7 +83,8 @@ def _one_pass(
             torch._foreach_add_(one, two)
             gradient.update(zip(workspace.places(call.layer), one, strict=True))
     ordered = [gradient[place] for place in range(len(leaves))]
-    return ordered, float(loss.detach()), from_halves(*_scatter(products, batch, half), batch, samples)
+    estimates = estimate_from_halves(*_scatter(products, batch, half), batch, samples)
+    return ordered, float(loss.detach()), estimates
 
 
 def _scatter(products: Tensor, batch: int, half: int) -> tuple[float, float]:

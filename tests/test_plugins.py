@@ -13,17 +13,17 @@ BUILTIN = {"hcef": len, "cef": max}
 
 
 def test_a_built_in_part() -> None:
-    assert plugins.resolve("scheme", "hcef", BUILTIN) is len
+    assert plugins.resolve("scheme", "hcef", BUILTIN, code=plugins.ANY_CODE) is len
 
 
 def test_a_function_of_a_module() -> None:
-    assert plugins.resolve("scheme", "math:sqrt", BUILTIN) is math.sqrt
+    assert plugins.resolve("scheme", "math:sqrt", BUILTIN, code=plugins.ANY_CODE) is math.sqrt
 
 
 def test_a_module_of_the_user(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     (tmp_path / "my_own_scheme.py").write_text("def build():\n    return 7\n")
     monkeypatch.syspath_prepend(str(tmp_path))
-    assert plugins.resolve("scheme", "my_own_scheme:build", BUILTIN)() == 7
+    assert plugins.resolve("scheme", "my_own_scheme:build", BUILTIN, code=plugins.ANY_CODE)() == 7
 
 
 def installed(monkeypatch: pytest.MonkeyPatch, value: str) -> None:
@@ -37,20 +37,20 @@ def installed(monkeypatch: pytest.MonkeyPatch, value: str) -> None:
 
 def test_an_entry_point(monkeypatch: pytest.MonkeyPatch) -> None:
     installed(monkeypatch, "math:sqrt")
-    assert plugins.resolve("scheme", "theirs", BUILTIN) is math.sqrt
+    assert plugins.resolve("scheme", "theirs", BUILTIN, code=plugins.ANY_CODE) is math.sqrt
     with pytest.raises(
         InputError, match=r"^model: unknown 'theirs' \(allowed: cef, hcef, module:function\)$"
     ):
-        plugins.resolve("model", "theirs", BUILTIN)
+        plugins.resolve("model", "theirs", BUILTIN, code=plugins.ANY_CODE)
     with pytest.raises(InputError, match="did you mean 'theirs'"):
-        plugins.resolve("scheme", "their", BUILTIN)
+        plugins.resolve("scheme", "their", BUILTIN, code=plugins.ANY_CODE)
 
 
 @pytest.mark.parametrize("value", ["no_such_module_anywhere:f", "math:no_such_function"])
 def test_an_entry_point_that_does_not_load(monkeypatch: pytest.MonkeyPatch, value: str) -> None:
     installed(monkeypatch, value)
     with pytest.raises(InputError, match=r"^scheme: cannot load 'theirs': .*no_such_"):
-        plugins.resolve("scheme", "theirs", BUILTIN)
+        plugins.resolve("scheme", "theirs", BUILTIN, code=plugins.ANY_CODE)
 
 
 @pytest.mark.parametrize(
@@ -71,4 +71,15 @@ def test_an_entry_point_that_does_not_load(monkeypatch: pytest.MonkeyPatch, valu
 )
 def test_what_cannot_be_found(name: str, message: str) -> None:
     with pytest.raises(InputError, match=message):
+        plugins.resolve("scheme", name, BUILTIN, code=plugins.ANY_CODE)
+
+
+@pytest.mark.parametrize("name", ["math:sqrt", "theirs", "no_such_module_anywhere:f"])
+def test_only_built_in_names_unless_somebody_allows_more(monkeypatch: pytest.MonkeyPatch, name: str) -> None:
+    installed(monkeypatch, "math:sqrt")
+    monkeypatch.setattr(plugins, "_loaded", lambda *_: pytest.fail("loaded"))
+    with pytest.raises(InputError, match=rf"^scheme: '{name}' is not built in, and only built-in names are"):
         plugins.resolve("scheme", name, BUILTIN)
+    with pytest.raises(InputError, match=r"so no code that it names is run; if you trust it, add --trust$"):
+        plugins.resolve("scheme", name, BUILTIN, code=plugins.NOT_FROM_DIRECTORIES)
+    assert plugins.resolve("scheme", "hcef", BUILTIN, code=plugins.NOT_FROM_DIRECTORIES) is len

@@ -2,12 +2,17 @@
 
 Every kind of part (scheme, compressor, topology, data set, model, task) is looked up the same way, so that
 adding one from outside the package needs no change inside it. Nothing is looked up at import time.
+
+A name from outside the package is code that runs in this process. So whoever looks one up hands in a
+`CodePolicy`, and only built-in names work where nobody did: a run directory that somebody else sent must not
+run anything.
 """
 
 import importlib
 import inspect
 import sys
 from collections.abc import Callable, Mapping
+from dataclasses import dataclass
 from importlib.metadata import entry_points
 from pathlib import Path
 from typing import Any
@@ -15,7 +20,42 @@ from typing import Any
 from cfel.errors import InputError, unknown_name
 
 
-def resolve(kind: str, name: str, builtin: Mapping[str, Any], takes: tuple[str, ...] | None = None) -> Any:  # noqa: ANN401 — a part of any kind
+@dataclass(frozen=True, slots=True)
+class CodePolicy:
+    """Whether names may stand for code from outside the package.
+
+    Attributes:
+        refusal: why only built-in names work, and what to do about it; empty where any name does.
+    """
+
+    refusal: str
+
+    def check(self, kind: str, name: str) -> None:
+        """Raises an `InputError` if this name, which is not built in, must not be loaded."""
+        if self.refusal:
+            raise InputError(f"{kind}: {name!r} is not built in, and {self.refusal}")
+
+
+ANY_CODE = CodePolicy("")
+"""For experiments of the user's own."""
+
+BUILT_IN_ONLY = CodePolicy("only built-in names are allowed here")
+"""What holds where nobody says otherwise."""
+
+NOT_FROM_DIRECTORIES = CodePolicy(
+    "a directory may come from somebody else, so no code that it names is run; if you trust it, add --trust"
+)
+"""For the experiment in a run directory."""
+
+
+def resolve(
+    kind: str,
+    name: str,
+    builtin: Mapping[str, Any],
+    takes: tuple[str, ...] | None = None,
+    *,
+    code: CodePolicy = BUILT_IN_ONLY,
+) -> Any:  # noqa: ANN401 — a part of any kind
     """The part called `name`.
 
     Args:
@@ -23,18 +63,22 @@ def resolve(kind: str, name: str, builtin: Mapping[str, Any], takes: tuple[str, 
         name: a built-in name, an installed entry point's name, or "module:function".
         builtin: the parts that come with cfel.
         takes: what it will be called with, one name per positional argument; None if that is not known.
+        code: whether names that are not built in may be loaded.
 
     Raises:
-        InputError: nothing of that name exists, the module cannot be imported, or it cannot be called so.
+        InputError: nothing of that name exists, it must not be loaded, the module cannot be imported, or it
+            cannot be called so.
     """
     if name in builtin:
         return builtin[name]
     if ":" in name:
+        code.check(kind, name)
         found = _loaded(kind, name, lambda: _attribute(name))
     else:
         installed = {point.name: point for point in entry_points(group=f"cfel.{kind}")}
         if name not in installed:
             raise InputError(unknown_name(kind, name, [*builtin, *installed, "module:function"]))
+        code.check(kind, name)
         found = _loaded(kind, name, installed[name].load)
     if takes is not None:
         check_call(f"{kind} {name!r}", found, takes)

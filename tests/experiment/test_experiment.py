@@ -17,6 +17,7 @@ from cfel.experiment import (
     parse_experiment,
     preset_experiment,
 )
+from cfel.plugins import ANY_CODE
 from cfel.system import Availability, HardwareConditions, RandomConditions, TraceParameters
 
 SMALL: dict[str, Any] = {"rounds": {"global": 2, "edge": 2}, "fleet": {"devices": 6, "clusters": 3}}
@@ -37,7 +38,7 @@ GATEWAY = {
 def loaded(folder: Path, text: str, *changes: str) -> Experiment:
     file = folder / "experiment.toml"
     file.write_text(text, encoding="utf-8")
-    return load_experiment(file, changes)
+    return load_experiment(file, changes, ANY_CODE)
 
 
 def conditions(table: dict[str, Any]) -> Any:

@@ -5,12 +5,13 @@ import sys
 from dataclasses import asdict
 
 from cfel.experiment import load_experiment
+from cfel.plugins import ANY_CODE
 from cfel.scaleout import ray_executor
 from cfel.simulation import initial_state, simulate
 
 
 def main(experiment: str, address: str, *changes: str) -> None:
-    parsed = load_experiment(experiment, changes)
+    parsed = load_experiment(experiment, changes, ANY_CODE)
     world = parsed.world()
     parameters = parsed.resolved(world).simulation
     with ray_executor(world, parameters, address) as executor:

@@ -11,6 +11,7 @@ import pytest
 
 from cfel.api.runs import RunOptions, compare, run_experiment
 from cfel.experiment import load_experiment
+from cfel.plugins import ANY_CODE
 from cfel.runlog import RoundRecord, RunDirectory, holds_run
 from tests.scaleout.conftest import Nodes, cluster
 from tests.simulation.drive import timeless
@@ -191,6 +192,8 @@ def test_the_object_store_full(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) 
     reached = lines(out)
     assert 2 <= reached < 40
     monkeypatch.syspath_prepend(tmp_path)
-    finished = run_experiment(load_experiment(experiment, changes), out, RunOptions(resume=True))
-    threads = run_experiment(load_experiment(experiment, changes), tmp_path / "threads", RunOptions())
+    finished = run_experiment(load_experiment(experiment, changes, ANY_CODE), out, RunOptions(resume=True))
+    threads = run_experiment(
+        load_experiment(experiment, changes, ANY_CODE), tmp_path / "threads", RunOptions()
+    )
     assert timeless(finished) == timeless(threads)

@@ -10,6 +10,7 @@ from cfel.arrays import Float32Array, FloatArray
 from cfel.experiment import Experiment, parse_experiment
 from cfel.experiment.document import merged
 from cfel.learning.device_messages import DeviceOrder
+from cfel.plugins import ANY_CODE
 from cfel.runlog import WALL_CLOCK_FIELDS, PlanTable, RoundRecord
 from cfel.simulation import PoolExecutor, RoundOutcome, initial_state, simulate
 from cfel.simulation.executors import Answer, Task
@@ -29,7 +30,7 @@ def tiny(*changes: Mapping[str, Any], **sections: Mapping[str, Any] | int) -> Ex
     document: Mapping[str, Any] = TINY
     for change in (*changes, sections):
         document = merged(document, change)
-    return parse_experiment(document)
+    return parse_experiment(document, ANY_CODE)
 
 
 def outcomes(experiment: Experiment, world: World | None = None) -> list[RoundOutcome]:

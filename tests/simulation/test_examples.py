@@ -14,6 +14,7 @@ import pytest
 from cfel.api.runs import RunOptions, run_experiment
 from cfel.errors import InputError
 from cfel.experiment import Experiment, load_experiment
+from cfel.plugins import ANY_CODE
 from tests.simulation.drive import column, outcomes, records, timeless
 
 EXAMPLES = Path(__file__).parents[2] / "examples"
@@ -41,7 +42,7 @@ def example(name: str, engine: str = "threads") -> Experiment:
     words = command(name)
     assert words[:3] == ["cfel", "run", "examples/tiny.toml"]
     assert set(words[3::2]) == {"--set"}
-    found = load_experiment(EXAMPLES / "tiny.toml", words[4::2])
+    found = load_experiment(EXAMPLES / "tiny.toml", words[4::2], ANY_CODE)
     return replace(found, simulation=replace(found.simulation, engine=engine, workers=2))
 
 
@@ -135,7 +136,7 @@ def test_a_text_of_ones_own(tmp_path: Path) -> None:
     file = tmp_path / "text.txt"
     file.write_text("ab" * 200, encoding="utf-8")
     changes = ["data.task=own_task_next_character:build", "data.partition=iid", f"data.path={file}"]
-    assert records(load_experiment(EXAMPLES / "tiny.toml", changes))[-1].accuracy == 1.0
+    assert records(load_experiment(EXAMPLES / "tiny.toml", changes, ANY_CODE))[-1].accuracy == 1.0
     file.write_text("too short", encoding="utf-8")
     with pytest.raises(InputError, match="9 characters are too few"):
-        load_experiment(EXAMPLES / "tiny.toml", changes).world()
+        load_experiment(EXAMPLES / "tiny.toml", changes, ANY_CODE).world()

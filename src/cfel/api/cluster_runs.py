@@ -14,6 +14,7 @@ from pathlib import Path
 from cfel.api.run_options import RunOptions
 from cfel.errors import RunBusyError
 from cfel.experiment import Experiment, experiment_toml, parse_experiment
+from cfel.plugins import ANY_CODE
 from cfel.runlog import RunDirectory, holds_run
 from cfel.scaleout.work_split import whole_runs_are_better
 from cfel.simulation import PoolExecutor, Watch, run_in_directory
@@ -80,7 +81,7 @@ def run_from_text(text: str, directory: str, resume: bool, stop: str, *, command
     Returns:
         True if the run finished, False if it was stopped.
     """
-    experiment = parse_experiment(tomllib.loads(text))
+    experiment = parse_experiment(tomllib.loads(text), ANY_CODE)
     world = experiment.world()
     resolved = experiment.resolved(world)
     with PoolExecutor(world, replace(resolved.simulation, engine="threads", workers=1)) as executor:

@@ -13,6 +13,7 @@ from cfel.learning.models.onnx_files import save_onnx
 from cfel.learning.models.safetensors_files import save_model
 from cfel.learning.roles import weighted_model
 from cfel.learning.task import initial_model
+from cfel.plugins import BUILT_IN_ONLY, CodePolicy
 from cfel.runlog import RunDirectory
 from cfel.simulation.state import edge_models
 
@@ -21,13 +22,14 @@ _MAX_ATTEMPTS = 5
 _RETRY_SECONDS = 0.1
 
 
-def export_model(directory: Path, to: Path, edge: int | None = None) -> int:
+def export_model(directory: Path, to: Path, edge: int | None = None, code: CodePolicy = BUILT_IN_ONLY) -> int:
     """Writes the model of a run's last checkpoint, or the current model of a deployment.
 
     Args:
         directory: a run directory, or the directory of a single edge server.
         to: the file to write; its suffix selects the format.
         edge: the edge server whose model to export; None for the consensus model.
+        code: whether names in the run's experiment may stand for code from outside the package.
 
     Returns:
         The global round of the model.
@@ -38,8 +40,8 @@ def export_model(directory: Path, to: Path, edge: int | None = None) -> int:
     """
     if to.suffix not in FORMATS:
         raise InputError(unknown_name("--to: suffix", to.suffix, FORMATS))
-    number, model = load_trained_model(directory, edge)
-    task = load_experiment(directory / "experiment.toml").task()
+    number, model = load_trained_model(directory, edge, code)
+    task = load_experiment(directory / "experiment.toml", code=code).task()
     if to.suffix == ".onnx":
         save_onnx(to, model, task.build(), task.data.input_shape)
     else:
@@ -47,11 +49,13 @@ def export_model(directory: Path, to: Path, edge: int | None = None) -> int:
     return number
 
 
-def load_trained_model(directory: Path, edge: int | None = None) -> tuple[int, FlatModel]:
+def load_trained_model(
+    directory: Path, edge: int | None = None, code: CodePolicy = BUILT_IN_ONLY
+) -> tuple[int, FlatModel]:
     """The last global round with its consensus model (clusters weighted by size), or with one edge model."""
     run = RunDirectory.open(directory)
     sizes = np.bincount(run.fleet().cluster)
-    number, models = _load_models(run, directory, len(sizes))
+    number, models = _load_models(run, directory, len(sizes), code)
     if edge is None:
         total = sum(sizes[i] for i in models)
         return number, weighted_model(models, {i: float(sizes[i] / total) for i in models})
@@ -60,7 +64,9 @@ def load_trained_model(directory: Path, edge: int | None = None) -> tuple[int, F
     return number, models[edge]
 
 
-def _load_models(run: RunDirectory, directory: Path, clusters: int) -> tuple[int, dict[int, FlatModel]]:
+def _load_models(
+    run: RunDirectory, directory: Path, clusters: int, code: CodePolicy
+) -> tuple[int, dict[int, FlatModel]]:
     """The round and its edge models: from a checkpoint, or else from the edge servers' state files."""
     checkpoint = run.checkpoint()
     if checkpoint is not None:
@@ -71,7 +77,7 @@ def _load_models(run: RunDirectory, directory: Path, clusters: int) -> tuple[int
     found = {i: place for i, place in places.items() if EdgeDisk.holds_state(place)}
     if not found:
         raise RunDirectoryError(f"{directory}: the run has no checkpoint yet, so there is nothing to export")
-    like = initial_model(load_experiment(directory / "experiment.toml").task(), 0)
+    like = initial_model(load_experiment(directory / "experiment.toml", code=code).task(), 0)
     states = {i: _load_state(place, like) for i, place in found.items()}
     # Edge servers may be one round apart; name the round that all of them have finished.
     return min(state.position[0] for state in states.values()), {i: each.model for i, each in states.items()}

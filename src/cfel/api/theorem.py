@@ -16,6 +16,7 @@ from cfel.control import Bound, Landscape, Rounds, Scheme, build_scheme, dry_run
 from cfel.control.theory import RoundTerms, joined, round_terms
 from cfel.errors import InputError
 from cfel.experiment import Experiment, load_experiment
+from cfel.plugins import BUILT_IN_ONLY, CodePolicy
 from cfel.runlog import FleetDescription, PlanTable, RunDirectory, holds_run
 from cfel.system import target_weights, zeta
 
@@ -96,20 +97,29 @@ class TheoremReport:
         return document
 
 
-def report_theorem(path: str | Path, changes: Sequence[str], assumed: Assumptions) -> TheoremReport:
-    """Evaluates the theorem for a run directory, an experiment file or the folder that one is in."""
+def report_theorem(
+    path: str | Path, changes: Sequence[str], assumed: Assumptions, code: CodePolicy = BUILT_IN_ONLY
+) -> TheoremReport:
+    """Evaluates the theorem for a run directory, an experiment file or the folder that one is in.
+
+    Args:
+        path: directory or file.
+        changes: to the experiment file.
+        assumed: what neither says.
+        code: whether names in the experiment may stand for code from outside the package.
+    """
     if holds_run(Path(path)):
         if changes:
             raise InputError(
                 f"--set {changes[0]}: {path} is a run, whose plans are what they were; "
                 "give an experiment file to try changes"
             )
-        return _of_run(Path(path), assumed)
+        return _of_run(Path(path), assumed, code)
     file = Path(path) / "experiment.toml" if Path(path).is_dir() else path
     runs = [] if Path(file).exists() else sorted(log.parent for log in Path(path).glob("*/*/rounds.jsonl"))
     if runs:
         raise InputError(f"{path}: holds a comparison; name one of its runs, as {runs[0]}")
-    return _of_experiment(load_experiment(file, changes), assumed)
+    return _of_experiment(load_experiment(file, changes, code), assumed)
 
 
 def _landscape(experiment: Experiment, assumed: Assumptions, sigma2: float, g2: float) -> Landscape:
@@ -127,7 +137,7 @@ def _landscape(experiment: Experiment, assumed: Assumptions, sigma2: float, g2: 
 def _of_experiment(experiment: Experiment, assumed: Assumptions) -> TheoremReport:
     landscape = _landscape(experiment, assumed, ASSUMED, ASSUMED)
     setting, backhaul = experiment.setting(landscape.sigma2, landscape.g2)
-    scheme = build_scheme(experiment.scheme)
+    scheme = build_scheme(experiment.scheme, experiment.code)
     survives = scheme.gossip.survives(backhaul.zeta)
     rounds = dry_run(setting, scheme, experiment.budgets(setting))
     plans = [
@@ -147,12 +157,12 @@ def _of_experiment(experiment: Experiment, assumed: Assumptions) -> TheoremRepor
     )
 
 
-def _of_run(path: Path, assumed: Assumptions) -> TheoremReport:
+def _of_run(path: Path, assumed: Assumptions, code: CodePolicy) -> TheoremReport:
     run = RunDirectory.open(path)
-    experiment, records = load_experiment(path / "experiment.toml"), run.records()
+    experiment, records = load_experiment(path / "experiment.toml", code=code), run.records()
     if not records:
         raise InputError(f"{path}: the run has finished no round yet, so there are no plans to look at")
-    scheme = build_scheme(experiment.scheme)
+    scheme = build_scheme(experiment.scheme, experiment.code)
     survives = scheme.gossip.survives(_zeta(experiment, run.fleet()))
     lengths = _between_gossip(experiment.rounds, scheme)
     means = (float(np.mean([getattr(each, name) for each in records])) for name in ("sigma2", "g2"))

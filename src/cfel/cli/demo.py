@@ -9,6 +9,7 @@ from cfel.cli.run import add_run_options, with_engine
 from cfel.cli.shared import Commands, add_command, import_from
 from cfel.errors import InputError
 from cfel.experiment import preset_experiment
+from cfel.plugins import ANY_CODE
 
 EXAMPLE = "  cfel demo --out cfel-demo"
 
@@ -25,7 +26,7 @@ def register(commands: Commands) -> None:
 def run(arguments: argparse.Namespace) -> int:
     """Runs the demo."""
     import_from()
-    experiment = with_engine(preset_experiment("demo", arguments.set), arguments.engine)
+    experiment = with_engine(preset_experiment("demo", arguments.set, ANY_CODE), arguments.engine)
     if arguments.resume and arguments.out is None:
         raise InputError("--resume: needs --out, the directory of the demo to go on with")
     out = arguments.out or _free_directory("cfel-demo")

@@ -6,7 +6,7 @@ from pathlib import Path
 from rich.console import Console
 
 from cfel.api.export import export_model
-from cfel.cli.shared import Commands, add_command, add_json, count, print_json
+from cfel.cli.shared import Commands, add_command, add_json, add_trust, count, print_json, trusted_code
 from cfel.deployment.edge.state import EdgeDisk
 
 EXAMPLE = """  cfel export runs/first --to model.safetensors
@@ -28,13 +28,14 @@ def register(commands: Commands) -> None:
     parser.add_argument(
         "--edge", type=count, metavar="N", help="model of edge server N, from 0 (default: the mean of all)"
     )
+    add_trust(parser)
     add_json(parser)
     parser.set_defaults(run=run)
 
 
 def run(arguments: argparse.Namespace) -> int:
     """Writes the file and says what is in it."""
-    number = export_model(arguments.directory, arguments.to, arguments.edge)
+    number = export_model(arguments.directory, arguments.to, arguments.edge, trusted_code(arguments))
     if arguments.json:
         print_json({"file": str(arguments.to), "round": number, "edge": arguments.edge})
         return 0

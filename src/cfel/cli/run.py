@@ -16,6 +16,7 @@ from cfel.cli.progress import RunProgress
 from cfel.cli.shared import Commands, add_changes, add_command, add_json, import_from
 from cfel.errors import RunDirectoryError
 from cfel.experiment import Experiment, load_experiment
+from cfel.plugins import ANY_CODE
 from cfel.runlog import RoundRecord, RunDirectory, holds_run
 from cfel.simulation import ENGINES
 from cfel.system import bias_warning, cluster_sizes
@@ -61,7 +62,7 @@ def add_run_options(parser: argparse.ArgumentParser) -> None:
 def read_experiment(arguments: argparse.Namespace) -> Experiment:
     """The experiment that the arguments name, changed by --set and --engine; its own code lies beside it."""
     import_from(arguments.experiment.parent)
-    experiment = with_engine(load_experiment(arguments.experiment, arguments.set), arguments.engine)
+    experiment = with_engine(load_experiment(arguments.experiment, arguments.set, ANY_CODE), arguments.engine)
     sizes = cluster_sizes(experiment.fleet.devices, experiment.fleet.clusters)
     warning = bias_warning(experiment.topology.weights, sizes)
     if warning is not None:

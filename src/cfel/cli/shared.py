@@ -11,6 +11,7 @@ import numpy as np
 from rich.console import Console
 from rich.table import Table
 
+from cfel.plugins import ANY_CODE, NOT_FROM_DIRECTORIES, CodePolicy
 from cfel.plugins import import_from as import_from
 
 Commands = Any
@@ -57,6 +58,20 @@ def add_changes(parser: argparse.ArgumentParser) -> None:
     """The option --set."""
     text = "change a key of the experiment, e.g. rounds.global=10; may be repeated"
     parser.add_argument("--set", action="append", default=[], metavar="A.B=VALUE", help=text)
+
+
+def add_trust(parser: argparse.ArgumentParser) -> None:
+    """The option --trust, for commands that read an experiment out of a directory."""
+    text = "allow the directory's experiment to name code (module:function), which then runs here"
+    parser.add_argument("--trust", action="store_true", help=text)
+
+
+def trusted_code(arguments: argparse.Namespace) -> CodePolicy:
+    """Whether a directory's experiment may name code; it is never looked for in the directory itself."""
+    if not arguments.trust:
+        return NOT_FROM_DIRECTORIES
+    import_from()
+    return ANY_CODE
 
 
 def add_json(parser: argparse.ArgumentParser) -> None:

@@ -13,13 +13,16 @@ from cfel.cli.shared import (
     add_changes,
     add_command,
     add_json,
+    add_trust,
     amount,
     import_from,
     new_table,
     print_json,
     print_table,
+    trusted_code,
 )
 from cfel.control import Bound
+from cfel.plugins import ANY_CODE, CodePolicy
 
 EXAMPLE = """  cfel theory experiment.toml
   cfel theory experiment.toml --set scheme.name=cef --set rounds.global=10
@@ -46,6 +49,7 @@ def register(commands: Commands) -> None:
         help="experiment.toml, its folder, or a run directory",
     )
     add_changes(parser)
+    add_trust(parser)
     options = {
         "smoothness": ("L", None, "of the gradient (default 1/(2η), for which P2 is the bound as printed)"),
         "initial-gap": (
@@ -72,13 +76,20 @@ def run(arguments: argparse.Namespace) -> int:
         g2=arguments.g2,
         learning_rate=arguments.learning_rate,
     )
-    import_from(arguments.experiment if arguments.experiment.is_dir() else arguments.experiment.parent)
-    report = report_theorem(arguments.experiment, arguments.set, assumed)
+    report = report_theorem(arguments.experiment, arguments.set, assumed, _code(arguments))
     if arguments.json:
         print_json(report.to_dict())
     else:
         _print(Console(highlight=False), report)
     return 0
+
+
+def _code(arguments: argparse.Namespace) -> CodePolicy:
+    """An experiment file is the user's own, with its code beside it; a directory need not be."""
+    if arguments.experiment.is_dir():
+        return trusted_code(arguments)
+    import_from(arguments.experiment.parent)
+    return ANY_CODE
 
 
 def _print(console: Console, report: TheoremReport) -> None:

@@ -34,6 +34,7 @@ from cfel.learning.models.builders import model_builder
 from cfel.learning.models.flat import FlatModel
 from cfel.learning.models.safetensors_files import load_model
 from cfel.learning.task import DeviceData, Task, check_task, custom_task, initial_model
+from cfel.plugins import BUILT_IN_ONLY, CodePolicy
 from cfel.simulation import SimulationParameters, chosen_engine
 from cfel.system import (
     Backhaul,
@@ -51,7 +52,12 @@ CHOOSING_THETA = ("hcef", "hcef_plus", "cef_c")
 
 @dataclass(frozen=True, slots=True)
 class Experiment:
-    """An experiment, every default filled in; one attribute per section of the file."""
+    """An experiment, every default filled in; one attribute per section of the file.
+
+    Attributes:
+        code: whether names in it may stand for code from outside the package; not part of the file, as a file
+            cannot vouch for itself.
+    """
 
     name: str = "experiment"
     seed: int = 0
@@ -67,27 +73,28 @@ class Experiment:
     budget: BudgetParameters = field(default_factory=BudgetParameters)
     simulation: SimulationParameters = field(default_factory=SimulationParameters)
     deployment: DeploymentParameters = field(default_factory=DeploymentParameters)
+    code: CodePolicy = field(default=BUILT_IN_ONLY, compare=False, repr=False)
 
     def __post_init__(self) -> None:
         validation.check_text("name", self.name)
         if isinstance(self.seed, bool) or not isinstance(self.seed, int):
             raise InputError(f"seed = {self.seed!r}: must be a whole number")
         if self.data.task is None:
-            model_builder(self.model.name)
-        compressor(self.compression.kind)
+            model_builder(self.model.name, self.code)
+        compressor(self.compression.kind, self.code)
         chooses = self.scheme.name in CHOOSING_THETA and self.scheme.theta_min < 1
         if self.compression.kind == "none" and chooses:
             reason = f"scheme {self.scheme.name!r} chooses how much is sent, and is charged for that"
             raise InputError(f"compression.kind = 'none': {reason}; choose a compressor")
-        augmentation(self.data.augment)
-        build_scheme(self.scheme)
+        augmentation(self.data.augment, self.code)
+        build_scheme(self.scheme, self.code)
 
     def setting(self, sigma2: float = 1.0, g2: float = 1.0) -> tuple[Setting, Backhaul]:
         """Fleet and backhaul for the controller alone, with σ² and G² assumed as given."""
         known = self.model.charged_parameters or self.model.known_size()
         size = known if known is not None else self._start(self.task()).parameters.numel()
         fleet = build_fleet(self.fleet)
-        backhaul = build_backhaul(self.topology, fleet.sizes, self.seed)
+        backhaul = build_backhaul(self.topology, fleet.sizes, self.seed, self.code)
         bits = 32.0 * size
         gossip = backhaul_seconds(backhaul.graph, bits)
         return Setting(fleet, gossip, self.rounds, self.seed, bits, sigma2, g2), backhaul
@@ -101,9 +108,10 @@ class Experiment:
     def task(self) -> Task:
         """What is learned; loads the data."""
         if self.data.task is not None:
-            return custom_task(self.data.task, self.data.place())
-        data, model = load(self.data.name, self.data.place()), model_builder(self.model.name)
-        task = Task(data, model, augment=augmentation(self.data.augment))
+            return custom_task(self.data.task, self.data.place(), self.code)
+        data = load(self.data.name, self.data.place(), self.code)
+        model = model_builder(self.model.name, self.code)
+        task = Task(data, model, augment=augmentation(self.data.augment, self.code))
         if not (self.model.name in MODELS and self.data.name in DATA_SETS):
             check_task(f"data {self.data.name!r} with model {self.model.name!r}", task)
         return task
@@ -116,8 +124,8 @@ class Experiment:
             data, shares = hold_out(data, shares, self.data.held_out, self.seed)
         task = replace(task, data=data)
         start = self._start(task)
-        fleet, scheme = build_fleet(self.fleet), build_scheme(self.scheme)
-        backhaul = build_backhaul(self.topology, fleet.sizes, self.seed)
+        fleet, scheme = build_fleet(self.fleet), build_scheme(self.scheme, self.code)
+        backhaul = build_backhaul(self.topology, fleet.sizes, self.seed, self.code)
         samples = [len(indices) for indices in shares]
         bits = 32.0 * (self.model.charged_parameters or start.parameters.numel())
         gossip = backhaul_seconds(backhaul.graph, bits)
@@ -131,7 +139,7 @@ class Experiment:
             task=task,
             data=tuple(DeviceData(data, indices) for indices in shares),
             local=self._local(scheme.device_overrides),
-            compress=compressor(self.compression.kind),
+            compress=compressor(self.compression.kind, self.code),
             scheme=scheme,
             budget=self.budgets(setting),
             start=start,

@@ -28,6 +28,7 @@ from cfel.experiment.experiment import Experiment
 from cfel.experiment.sections import BudgetParameters, CompressionParameters, DataParameters, ModelParameters
 from cfel.learning.aggregation import AggregationParameters
 from cfel.learning.local.sgd import LocalParameters
+from cfel.plugins import BUILT_IN_ONLY, CodePolicy
 from cfel.simulation import SimulationParameters
 from cfel.system import (
     Availability,
@@ -54,13 +55,16 @@ OWN_BUSINESS = (
 NOT_LOCAL = ("batch", "error_feedback")
 
 
-def load_experiment(path: str | Path, changes: Sequence[str] = ()) -> Experiment:
+def load_experiment(
+    path: str | Path, changes: Sequence[str] = (), code: CodePolicy = BUILT_IN_ONLY
+) -> Experiment:
     """Reads an experiment file.
 
     Args:
         path: the TOML file.
         changes: assignments like "rounds.global=3" that go before the file. File names in them are relative
             to the current folder, those in the file to the file's.
+        code: whether names in it may stand for code from outside the package.
 
     Raises:
         ExperimentError: the file cannot be read, or something in it is not known or not allowed.
@@ -71,7 +75,7 @@ def load_experiment(path: str | Path, changes: Sequence[str] = ()) -> Experiment
         raise ExperimentError(f"{path}: cannot be read: {reason(error)}") from error
     document = _changed(placed_beside(document, Path(path).parent, FILE_NAMES), changes)
     try:
-        return parse_experiment(document)
+        return parse_experiment(document, code)
     except InputError as error:
         blamed = next((change for change in changes if str(error).startswith(f"{_key(change)} ")), None)
         place = path if blamed is None else f"--set {blamed}"
@@ -82,12 +86,12 @@ def _key(change: str) -> str:
     return change.partition("=")[0].strip()
 
 
-def preset_experiment(name: str, changes: Sequence[str] = ()) -> Experiment:
+def preset_experiment(name: str, changes: Sequence[str] = (), code: CodePolicy = BUILT_IN_ONLY) -> Experiment:
     """The experiment of a preset, changed as given."""
-    return parse_experiment(_changed({"preset": name}, changes))
+    return parse_experiment(_changed({"preset": name}, changes), code)
 
 
-def parse_experiment(document: Table) -> Experiment:
+def parse_experiment(document: Table, code: CodePolicy = BUILT_IN_ONLY) -> Experiment:
     """The experiment that a TOML document describes."""
     preset = document.get("preset", "demo")
     if preset not in PRESETS:
@@ -112,7 +116,7 @@ def parse_experiment(document: Table) -> Experiment:
     for name in whole.keys() & parsers.keys():
         sections[name] = parsers[name](as_table(name, whole[name]))
     sections["simulation"] = _simulation(whole)
-    return Experiment(**sections)
+    return Experiment(**sections, code=code)
 
 
 def experiment_toml(experiment: Experiment) -> str:

@@ -15,7 +15,7 @@ from torch import Tensor
 
 from cfel.errors import InputError
 from cfel.learning.task import DeviceData, check_task
-from cfel.plugins import resolve
+from cfel.plugins import ANY_CODE, resolve
 from cfel.world import World
 
 
@@ -31,7 +31,7 @@ def own_samples(name: str, path: Path | None, world: World) -> DeviceData:
         InputError: there is no such path or function, it fails, or what it gives does not fit the experiment.
     """
     what = f"data = {name!r}"
-    found = _given(what, resolve("samples", name, {}, ("path",)), path)
+    found = _given(what, resolve("samples", name, {}, ("path",), code=ANY_CODE), path)
     if not isinstance(found, tuple) or len(found) != 2 or not all(isinstance(x, Tensor) for x in found):
         raise InputError(f"{what}: must give two tensors, inputs and targets, got {type(found).__name__}")
     inputs, targets = found

@@ -40,7 +40,7 @@ from cfel.experiment import Experiment, experiment_toml, load_experiment, shared
 from cfel.experiment.document import refuse_unknown
 from cfel.experiment.files import OWN_BUSINESS
 from cfel.launch.device_data import own_samples
-from cfel.plugins import import_from
+from cfel.plugins import ANY_CODE, import_from
 from cfel.rounds import fleet_description, refuse_other_experiment
 from cfel.runlog import describe_environment
 from cfel.status import Status
@@ -77,7 +77,7 @@ class NodeFile:
     def load_experiment(self) -> Experiment:
         """The experiment; its own code is found from now on."""
         import_from(self.experiment.parent, *self.import_from)
-        return load_experiment(self.experiment)
+        return load_experiment(self.experiment, code=ANY_CODE)
 
 
 def read_node(path: Path) -> NodeFile:

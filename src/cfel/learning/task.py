@@ -22,7 +22,7 @@ from cfel.learning.data.augment import Augmentation
 from cfel.learning.data.dataset import DataSet
 from cfel.learning.models.builders import ModelBuilder
 from cfel.learning.models.flat import FlatModel, FlatModule
-from cfel.plugins import check_result, resolve
+from cfel.plugins import BUILT_IN_ONLY, CodePolicy, check_result, resolve
 from cfel.seeding import key
 
 _GLOBAL_GENERATOR = Lock()
@@ -71,9 +71,9 @@ def initial_model(task: Task, seed: int) -> FlatModel:
     return FlatModule(_built(task, key(seed, "initial model"))).read()
 
 
-def custom_task(name: str, path: Path | None = None) -> Task:
+def custom_task(name: str, path: Path | None = None, code: CodePolicy = BUILT_IN_ONLY) -> Task:
     """A task from outside: an entry point `cfel.task` or "module:function", called with the data's path."""
-    task: Task = resolve("task", name, {}, ("path",))(path)
+    task: Task = resolve("task", name, {}, ("path",), code=code)(path)
     check_result(f"task {name!r}", task, Task)
     check_task(f"task {name!r}", task)
     return task

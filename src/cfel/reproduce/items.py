@@ -14,6 +14,7 @@ from cfel.api.runs import scheme_folder
 from cfel.control import SCHEMES
 from cfel.errors import InputError
 from cfel.experiment import Experiment, load_experiment
+from cfel.plugins import ANY_CODE
 
 DATASETS = ("cifar10", "femnist")
 SCALES = ("smoke", "reduced", "full")
@@ -152,7 +153,7 @@ def base_experiment(asked: Asked, changes: Sequence[str] = (), above: Sequence[s
     file = experiments_directory() / f"{_SHARED_FILES.get(asked.item, asked.item)}-{asked.dataset}.toml"
     scale = _CHANGES[asked.scale, asked.dataset]
     place = f"data.path={json.dumps(str(asked.data.absolute()))}"
-    return load_experiment(file, [*scale, place, *changes, *asked.changes, *above])
+    return load_experiment(file, [*scale, place, *changes, *asked.changes, *above], ANY_CODE)
 
 
 def planned_runs(asked: Asked, rates: dict[str, float]) -> list[PlannedRun]:

@@ -13,6 +13,7 @@ from numpy.typing import ArrayLike
 from cfel import validation
 from cfel.arrays import BoolArray, FloatArray
 from cfel.errors import InputError, unknown_name
+from cfel.plugins import BUILT_IN_ONLY, CodePolicy
 from cfel.system.topology import WEIGHTS, TopologyParameters, build_graph
 
 TOLERANCE = 1e-9
@@ -50,16 +51,19 @@ class Backhaul:
         return metropolis_live(self.graph, self.target, live)
 
 
-def build_backhaul(parameters: TopologyParameters, sizes: ArrayLike, seed: int) -> Backhaul:
+def build_backhaul(
+    parameters: TopologyParameters, sizes: ArrayLike, seed: int, code: CodePolicy = BUILT_IN_ONLY
+) -> Backhaul:
     """Graph, weights, target and ζ of one experiment.
 
     Args:
         parameters: the `[topology]` section.
         sizes: devices per cluster.
         seed: the experiment's seed.
+        code: whether a kind that is not built in may be loaded.
     """
     target = target_weights(parameters.weights, sizes)
-    graph = build_graph(parameters, target.size, seed)
+    graph = build_graph(parameters, target.size, seed, code)
     weights = metropolis(graph, target)
     check_mixing(weights, target, graph)
     return Backhaul(graph, validation.make_read_only(weights), target, zeta(weights, target))

@@ -16,8 +16,9 @@ from types import MappingProxyType
 import networkx as nx
 import numpy as np
 
-from cfel import plugins, validation
+from cfel import validation
 from cfel.errors import FleetFileError, InputError, reason, unknown_name
+from cfel.plugins import BUILT_IN_ONLY, CodePolicy, resolve
 from cfel.seeding import generator
 
 DRAWS = 1000
@@ -62,19 +63,23 @@ class TopologyParameters:
 Builder = Callable[[TopologyParameters, int, int], "nx.Graph[int]"]
 
 
-def build_graph(parameters: TopologyParameters, clusters: int, seed: int) -> "nx.Graph[int]":
+def build_graph(
+    parameters: TopologyParameters, clusters: int, seed: int, code: CodePolicy = BUILT_IN_ONLY
+) -> "nx.Graph[int]":
     """The backhaul graph over nodes 0 … clusters−1.
 
     Args:
         parameters: kind and what belongs to it.
         clusters: number of edge servers, at least 1.
         seed: the experiment's seed; only random kinds look at it.
+        code: whether a kind that is not built in may be loaded.
 
     Raises:
         InputError: the kind is unknown, or the graph is not connected, or it has a foreign node.
     """
     validation.check_whole("clusters", clusters, least=1)
-    builder: Builder = plugins.resolve("topology", parameters.kind, KINDS, ("parameters", "clusters", "seed"))
+    takes = ("parameters", "clusters", "seed")
+    builder: Builder = resolve("topology", parameters.kind, KINDS, takes, code=code)
     graph = builder(parameters, clusters, seed)
     check_graph(graph, clusters, parameters.kind)
     return graph

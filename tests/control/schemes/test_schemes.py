@@ -21,6 +21,7 @@ from cfel.control import (
 )
 from cfel.cost import Ledger, new_ledger
 from cfel.errors import InputError
+from cfel.plugins import ANY_CODE
 from cfel.system.conditions import Conditions
 from tests.control.instances import CIFAR, full_joules, full_seconds, paper_devices
 
@@ -53,7 +54,7 @@ def observation(share: float = 0.6, away: tuple[int, ...] = (), **fields: Any) -
 
 
 def plan(name: str, seen: Observation, **parameters: Any) -> RoundPlan:
-    scheme = build_scheme(SchemeParameters(name=name, **parameters))
+    scheme = build_scheme(SchemeParameters(name=name, **parameters), ANY_CODE)
     return scheme.plan(scheme.init(), seen)[0]
 
 
@@ -273,7 +274,7 @@ def test_scheme_from_a_module() -> None:
 )
 def test_scheme_that_cannot_be_loaded_is_named(name: str) -> None:
     with pytest.raises(InputError, match="scheme: ") as raised:
-        build_scheme(SchemeParameters(name=name))
+        build_scheme(SchemeParameters(name=name), ANY_CODE)
     assert name in str(raised.value)
 
 

@@ -12,6 +12,7 @@ from PIL import Image
 from cfel.errors import InputError
 from cfel.learning.data import femnist, load
 from cfel.learning.data.hub import parsed_name
+from cfel.plugins import ANY_CODE
 
 datasets = pytest.importorskip("datasets", reason="the extra `hf` is not installed")
 
@@ -62,7 +63,7 @@ def written(count: int, shape: tuple[int, ...] = (4, 4)) -> Any:
 
 def test_a_saved_folder_with_both_splits(tmp_path: Path) -> None:
     datasets.DatasetDict({"test": written(4), "train": written(9)}).save_to_disk(str(tmp_path / "d"))
-    found = load("hf:some/name", tmp_path / "d")
+    found = load("hf:some/name", tmp_path / "d", ANY_CODE)
     assert (found.name, found.classes, found.input_shape) == ("some/name", 3, (1, 4, 4))
     assert found.train_inputs[:, 0, 0, 0].tolist() == list(range(9))
     assert found.train_targets.tolist() == [0, 1, 2] * 3
@@ -76,11 +77,11 @@ def test_a_saved_folder_with_both_splits(tmp_path: Path) -> None:
 def test_one_split_gives_a_tenth_of_each_writers_samples(tmp_path: Path) -> None:
     """20 of each writer's samples: 2 of each are kept for testing, the same ones every time."""
     written(40).save_to_disk(str(tmp_path / "d"))
-    found = load("hf:x", tmp_path / "d")
+    found = load("hf:x", tmp_path / "d", ANY_CODE)
     assert (len(found.train_targets), len(found.test_targets)) == (36, 4)
     assert found.test_writers is not None
     assert np.bincount(found.test_writers).tolist() == [2, 2]
-    again = load("hf:x", tmp_path / "d")
+    again = load("hf:x", tmp_path / "d", ANY_CODE)
     assert found.test_inputs.equal(again.test_inputs)
 
 
@@ -88,7 +89,7 @@ def test_a_folder_of_parquet_files_in_colour(tmp_path: Path) -> None:
     (tmp_path / "d").mkdir()
     written(6, (4, 5, 3)).to_parquet(str(tmp_path / "d" / "train-00000.parquet"))
     written(3, (4, 5, 3)).to_parquet(str(tmp_path / "d" / "test-00000.parquet"))
-    found = load("hf:x", tmp_path / "d")
+    found = load("hf:x", tmp_path / "d", ANY_CODE)
     assert found.input_shape == (3, 4, 5)
     assert (len(found.train_targets), len(found.test_targets)) == (6, 3)
     assert found.train_inputs[:, 2, 3, 4].tolist() == list(range(6))
@@ -98,16 +99,16 @@ def test_rows_of_numbers_and_columns_by_name(tmp_path: Path) -> None:
     columns = {"x": [[1.0, 2.0], [3.0, 4.0], [5.0, 6.0]], "y": [0, 1, 1], "z": [2, 2, 2]}
     parts = {"fit": datasets.Dataset.from_dict(columns), "check": datasets.Dataset.from_dict(columns)}
     datasets.DatasetDict(parts).save_to_disk(str(tmp_path / "d"))
-    found = load("hf:x?image=x&label=y&train=fit&test=check", tmp_path / "d")
+    found = load("hf:x?image=x&label=y&train=fit&test=check", tmp_path / "d", ANY_CODE)
     assert found.train_inputs.tolist() == columns["x"]
     assert (found.classes, found.test_targets.tolist(), found.train_writers) == (2, [0, 1, 1], None)
 
 
 def test_images_are_decoded_once(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     written(12).save_to_disk(str(tmp_path / "d"))
-    first = load("hf:x", tmp_path / "d")
+    first = load("hf:x", tmp_path / "d", ANY_CODE)
     monkeypatch.setattr("cfel.learning.data.images._picture", None)
-    assert load("hf:x", tmp_path / "d").train_inputs.equal(first.train_inputs)
+    assert load("hf:x", tmp_path / "d", ANY_CODE).train_inputs.equal(first.train_inputs)
 
 
 def test_what_the_hub_is_asked_for(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -118,7 +119,7 @@ def test_what_the_hub_is_asked_for(monkeypatch: pytest.MonkeyPatch) -> None:
         return datasets.DatasetDict({"train": written(20)})
 
     monkeypatch.setattr(datasets, "load_dataset", load_dataset)
-    assert load("hf:owner/name?config=big").name == "owner/name"
+    assert load("hf:owner/name?config=big", code=ANY_CODE).name == "owner/name"
     found = femnist()
     assert asked == [("owner/name", "big"), ("flwrlabs/femnist", None)]
     assert (found.name, found.classes, len(found.test_targets)) == ("femnist", 62, 2)
@@ -151,7 +152,7 @@ def test_names_that_say_nothing(name: str, message: str) -> None:
 def test_what_a_data_set_does_not_have(tmp_path: Path, options: str, message: str) -> None:
     written(4).save_to_disk(str(tmp_path / "d"))
     with pytest.raises(InputError) as caught:
-        load(f"hf:x?{options}", tmp_path / "d")
+        load(f"hf:x?{options}", tmp_path / "d", ANY_CODE)
     assert message in str(caught.value)
 
 
@@ -161,26 +162,26 @@ def test_columns_that_cannot_be_told(tmp_path: Path) -> None:
         "other", datasets.ClassLabel(num_classes=2)
     ).save_to_disk(str(tmp_path / "d"))
     with pytest.raises(InputError, match=r"cannot tell which column is the label; add \?label=NAME"):
-        load("hf:x", tmp_path / "d")
+        load("hf:x", tmp_path / "d", ANY_CODE)
 
 
 def test_what_cannot_be_had(tmp_path: Path) -> None:
     with pytest.raises(
         InputError, match=r"'hf:a/b': cannot be loaded from the hub: .*; offline, give data.path"
     ):
-        load("hf:a/b")
+        load("hf:a/b", code=ANY_CODE)
     with pytest.raises(InputError, match=r"FEMNIST cannot be downloaded: .*cannot be loaded from the hub"):
         femnist()
     with pytest.raises(InputError, match="is neither a folder made by `save_to_disk` nor one with Parquet"):
-        load("hf:a/b", tmp_path)
+        load("hf:a/b", tmp_path, ANY_CODE)
     (tmp_path / "state.json").write_text("{")
     with pytest.raises(InputError, match="cannot be loaded from"):
-        load("hf:a/b", tmp_path)
+        load("hf:a/b", tmp_path, ANY_CODE)
 
 
 def test_without_the_package(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setitem(sys.modules, "datasets", None)
     with pytest.raises(InputError, match=r"needs the package `datasets` .*pip install 'cfel\[hf\]'"):
-        load("hf:a/b")
+        load("hf:a/b", code=ANY_CODE)
     with pytest.raises(InputError, match=r"^data.path: is not given, and FEMNIST.*pip install 'cfel\[hf\]'"):
         femnist()

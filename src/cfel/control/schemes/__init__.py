@@ -3,7 +3,6 @@
 from collections.abc import Mapping
 from types import MappingProxyType
 
-from cfel import plugins
 from cfel.control.plugin_checks import held_to_promise
 from cfel.control.scheme import Scheme, SchemeBuilder, SchemeParameters
 from cfel.control.schemes.cef import cef
@@ -16,6 +15,7 @@ from cfel.control.schemes.hier_fedavg import hier_fedavg
 from cfel.control.schemes.mll_sgd import mll_sgd
 from cfel.control.schemes.p_fedavg import p_fedavg
 from cfel.control.schemes.sd_feel import sd_feel
+from cfel.plugins import BUILT_IN_ONLY, CodePolicy, resolve
 
 SCHEMES: Mapping[str, SchemeBuilder] = MappingProxyType(
     {
@@ -33,8 +33,8 @@ SCHEMES: Mapping[str, SchemeBuilder] = MappingProxyType(
 )
 
 
-def build_scheme(parameters: SchemeParameters) -> Scheme:
+def build_scheme(parameters: SchemeParameters, code: CodePolicy = BUILT_IN_ONLY) -> Scheme:
     """The scheme that the parameters name: built in, an entry point, or "module:function"."""
-    builder: SchemeBuilder = plugins.resolve("scheme", parameters.name, SCHEMES, ("parameters",))
+    builder: SchemeBuilder = resolve("scheme", parameters.name, SCHEMES, ("parameters",), code=code)
     scheme = builder(parameters)
     return scheme if parameters.name in SCHEMES else held_to_promise(parameters.name, scheme)

@@ -18,7 +18,7 @@ from torch import Tensor
 from cfel.errors import InputError
 from cfel.learning.compression.projection import BlockRotation
 from cfel.learning.compression.top_k import largest
-from cfel.plugins import resolve
+from cfel.plugins import BUILT_IN_ONLY, CodePolicy, resolve
 from cfel.seeding import keyed_generator
 
 FLOAT_BITS = 32
@@ -241,9 +241,9 @@ BUILTIN: Mapping[str, Compressor] = MappingProxyType(
 )
 
 
-def compressor(name: str) -> Compressor:
-    """The compressor called `name`: built in, an entry point `cfel.compression`, or "module:function"."""
-    found: Compressor = resolve("compression", name, BUILTIN, ("vector", "theta", "key"))
+def compressor(name: str, code: CodePolicy = BUILT_IN_ONLY) -> Compressor:
+    """The compressor called `name`: built in, or an entry point `cfel.compression` or "module:function"."""
+    found: Compressor = resolve("compression", name, BUILTIN, ("vector", "theta", "key"), code=code)
     if name in BUILTIN:
         return found
 

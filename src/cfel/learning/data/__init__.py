@@ -14,7 +14,7 @@ from cfel.learning.data.dataset import DataSet, Normalisation
 from cfel.learning.data.embedded import digits, synthetic
 from cfel.learning.data.femnist import femnist
 from cfel.learning.data.hub import PREFIX, from_hub
-from cfel.plugins import check_result, resolve
+from cfel.plugins import BUILT_IN_ONLY, CodePolicy, check_result, resolve
 
 __all__ = [
     "BUILTIN",
@@ -41,16 +41,19 @@ BUILTIN: Mapping[str, Loader] = MappingProxyType(
 )
 
 
-def load(name: str, path: Path | None = None) -> DataSet:
+def load(name: str, path: Path | None = None, code: CodePolicy = BUILT_IN_ONLY) -> DataSet:
     """The data set called `name`: built in, "hf:…", an entry point `cfel.data`, or "module:function".
 
     Args:
         name: which.
         path: where its files are; None where it needs none.
+        code: whether a name that is not built in may be loaded.
     """
     if name.startswith(PREFIX):
+        # The hub's package fetches what it is asked for, and some versions of it run scripts that come along.
+        code.check("data", name)
         return from_hub(name, path)
-    loader: Loader = resolve("data", name, BUILTIN, ("path",))
+    loader: Loader = resolve("data", name, BUILTIN, ("path",), code=code)
     found = loader(path)
     check_result(f"data {name!r}", found, DataSet)
     return found

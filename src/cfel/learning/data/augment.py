@@ -13,7 +13,7 @@ import torch
 from torch import Tensor
 
 from cfel.errors import InputError
-from cfel.plugins import check_call, resolve
+from cfel.plugins import BUILT_IN_ONLY, CodePolicy, check_call, resolve
 
 Augmentation: TypeAlias = Callable[[Tensor, np.random.Generator], Tensor]
 
@@ -48,9 +48,9 @@ BUILTIN: Mapping[str, Callable[[], Augmentation | None]] = MappingProxyType(
 )
 
 
-def augmentation(name: str) -> Augmentation | None:
-    """The augmentation called `name`: built in, an entry point `cfel.augmentation`, or "module:function"."""
-    builder: Callable[[], Augmentation | None] = resolve("augmentation", name, BUILTIN, ())
+def augmentation(name: str, code: CodePolicy = BUILT_IN_ONLY) -> Augmentation | None:
+    """The augmentation called `name`: built in, an entry point `cfel.augmentation`, "module:function"."""
+    builder: Callable[[], Augmentation | None] = resolve("augmentation", name, BUILTIN, (), code=code)
     found = builder()
     if found is not None:
         if not callable(found):

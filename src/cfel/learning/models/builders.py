@@ -14,7 +14,7 @@ import torch.nn.functional as F  # noqa: N812 — the name every torch reader kn
 from torch import Tensor, nn
 
 from cfel.errors import InputError
-from cfel.plugins import check_result, resolve
+from cfel.plugins import BUILT_IN_ONLY, CodePolicy, check_result, resolve
 
 ModelBuilder: TypeAlias = Callable[[tuple[int, ...], int], nn.Module]
 
@@ -155,9 +155,9 @@ BUILTIN: Mapping[str, ModelBuilder] = MappingProxyType(
 )
 
 
-def model_builder(name: str) -> ModelBuilder:
-    """The builder called `name`: built in, an entry point `cfel.model`, or "module:function"."""
-    builder: ModelBuilder = resolve("model", name, BUILTIN, ("input_shape", "classes"))
+def model_builder(name: str, code: CodePolicy = BUILT_IN_ONLY) -> ModelBuilder:
+    """The builder called `name`: built in, or an entry point `cfel.model` or "module:function"."""
+    builder: ModelBuilder = resolve("model", name, BUILTIN, ("input_shape", "classes"), code=code)
     if name in BUILTIN:
         return builder
 

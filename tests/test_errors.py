@@ -15,17 +15,30 @@ def test_wrong_input_is_also_a_value_error(kind: type[Exception]) -> None:
 
 
 @pytest.mark.parametrize(
-    "kind", [errors.InputError, errors.DashboardError, errors.RunDirectoryError, SolverDefectError]
+    "kind",
+    [
+        errors.InputError,
+        errors.DashboardError,
+        errors.RunDirectoryError,
+        errors.StorageError,
+        SolverDefectError,
+    ],
 )
 def test_one_root(kind: type[Exception]) -> None:
     assert issubclass(kind, errors.CfelError)
 
 
 @pytest.mark.parametrize(
-    "kind", [errors.DashboardError, errors.RunDirectoryError, errors.DivergedError, SolverDefectError]
+    "kind", [errors.DashboardError, errors.StorageError, errors.DivergedError, SolverDefectError]
 )
 def test_failures_are_not_wrong_input(kind: type[Exception]) -> None:
     assert not issubclass(kind, errors.InputError)
+
+
+def test_a_run_directory_fails_as_storage_does() -> None:
+    """One `except` covers a refusing disk and a damaged run."""
+    assert issubclass(errors.RunDirectoryError, errors.StorageError)
+    assert not issubclass(errors.StorageError, errors.RunDirectoryError)
 
 
 def test_divergence_says_where_and_why() -> None:
@@ -33,7 +46,7 @@ def test_divergence_says_where_and_why() -> None:
     error = errors.DivergedError("the loss is nan", device=7, global_round=2, edge_round=0, learning_rate=1e6)
     assert "at device 7 in global round 3, edge round 0 " in str(error)
     assert str(error).endswith("the loss is nan; most likely local.learning_rate = 1e+06 is too large")
-    more = error.told(cluster=3).told(advice=". Do this")
+    more = error.add_details(cluster=3).add_details(advice=". Do this")
     assert "at device 7 of cluster 3 in global round 3" in str(more)
     assert str(more).endswith("too large. Do this")
 

@@ -1,6 +1,6 @@
-"""Bytes that survive a kill and a power cut: whole or not at all.
+"""Files that survive a kill and a power cut: a file has its old content or its new content, never a part.
 
-Knows files, `fsync` and what the operating system says when it refuses; knows nothing of rounds or tensors.
+Knows files, `fsync` and the errors of the operating system; knows nothing of rounds or tensors.
 POSIX only: a rename replaces its target in one step, and a directory can be synced like a file.
 """
 
@@ -10,7 +10,7 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
 
-from cfel.errors import RunDirectoryError
+from cfel.errors import StorageError
 
 _REASONS = (
     (
@@ -25,7 +25,7 @@ _REASONS = (
 
 
 def reason(error: OSError) -> str:
-    """Why the operating system refused, in words a user can act on."""
+    """Why the operating system refused, in words that help the user."""
     for numbers, words in _REASONS:
         if error.errno in numbers:
             return words
@@ -33,26 +33,26 @@ def reason(error: OSError) -> str:
 
 
 @contextmanager
-def reported(doing: str, path: Path) -> Iterator[None]:
-    """Turns an `OSError` inside into a `RunDirectoryError` saying what failed, on which path, and why.
+def translate_os_errors(verb: str, path: Path) -> Iterator[None]:
+    """Turns an `OSError` into a `StorageError` that says what failed, on which path, and why.
 
     Args:
-        doing: a verb: "write", "read", "create".
-        path: what it is done to.
+        verb: what is done: "write", "read", "create".
+        path: the file or directory.
     """
     try:
         yield
     except OSError as error:
-        raise RunDirectoryError(f"cannot {doing} {path}: {reason(error)}") from error
+        raise StorageError(f"cannot {verb} {path}: {reason(error)}") from error
 
 
 def sync_file(path: Path) -> None:
-    """Returns when the file's content is on the device."""
+    """Returns when the file's content is on the disk."""
     _sync(path, os.O_RDONLY)
 
 
 def sync_directory(path: Path) -> None:
-    """Returns when the directory's entries (new names, renames, removals) are on the device."""
+    """Returns when the directory's entries (new names, renames, removals) are on the disk."""
     _sync(path, os.O_RDONLY | os.O_DIRECTORY)
 
 
@@ -65,22 +65,22 @@ def _sync(path: Path, flags: int) -> None:
 
 
 def temporary_name(path: Path) -> Path:
-    """Where the new content of `path` grows until it is whole."""
+    """Where the new content of `path` is written until it is complete."""
     return path.with_name(f".{path.name}.tmp")
 
 
 def replace_file(path: Path, *content: bytes | memoryview) -> None:
-    """Gives `path` this content; at every instant a reader finds the old content or the new, never a part.
+    """Replaces the content of `path`; at any time a reader finds the old content or the new, never a part.
 
     Args:
         path: the file.
-        *content: what it is to hold, in pieces, so that large ones need not be put together in memory.
+        *content: the new content, in pieces, so that large ones need not be joined in memory.
 
     Raises:
-        RunDirectoryError: the system refused; the old content is still there and nothing is left behind.
+        StorageError: the system refused; the old content is still there, and no temporary file is left.
     """
     temporary = temporary_name(path)
-    with reported("write", path):
+    with translate_os_errors("write", path):
         try:
             with temporary.open("wb") as file:
                 file.writelines(content)
@@ -89,11 +89,12 @@ def replace_file(path: Path, *content: bytes | memoryview) -> None:
         except OSError:
             remove_quietly(temporary)
             raise
+        # Without this a power cut could undo the rename.
         sync_directory(path.parent)
 
 
 def remove_quietly(path: Path) -> None:
-    """Removes a file that may be gone already or may refuse to go; it is swept up at the next open."""
+    """Removes a file if possible; a leftover is removed at the next open."""
     try:
         path.unlink(missing_ok=True)
     except OSError:
@@ -101,10 +102,10 @@ def remove_quietly(path: Path) -> None:
 
 
 def read_bytes(path: Path) -> bytes:
-    """The file's content.
+    """Reads a whole file.
 
     Raises:
-        RunDirectoryError: it is missing or cannot be read.
+        StorageError: it is missing or cannot be read.
     """
-    with reported("read", path):
+    with translate_os_errors("read", path):
         return path.read_bytes()

@@ -1,24 +1,25 @@
-"""Everything cfel raises on purpose, and nothing else.
+"""Every error cfel raises on purpose, and nothing else.
 
     CfelError
-    ├── InputError          a value handed in is not allowed (also a ValueError)
+    ├── InputError          a value is not allowed (also a ValueError)
     │   ├── FleetFileError      a device table, a trace or an edge list cannot be used
     │   └── ExperimentError     an experiment file cannot be used
-    ├── RunDirectoryError   a run directory cannot be written, read or gone on with
-    │   └── RunBusyError        another process is writing it
-    ├── DivergedError       training has left the realm of finite numbers
-    ├── DeploymentError     a federation cannot be started or gone on with
+    ├── StorageError        a file cannot be written or read, or its content is damaged
+    │   └── RunDirectoryError   a run directory cannot be used or resumed
+    │       └── RunBusyError        another process is writing it
+    ├── DivergedError       training produced a number that is not finite
+    ├── DeploymentError     a federation cannot be started or resumed
     │   ├── UnreachableError    another node did not answer (in time)
     │   └── RejectedError       a request was rejected; says why
     │       ├── StaleTermError      its term is over: another coordinator has been elected
     │       └── NotAdmittedError    the caller may not call at all, whatever it sends
     ├── DashboardError      the dashboard cannot be served
-    ├── ScaleoutError       a cluster cannot be reached, or lost more than can be made good
-    ├── WorkerError         a worker process failed or has ended
-    └── ...                 later layers hang their own branches here
+    ├── ScaleoutError       a Ray cluster cannot be reached, or lost more than can be recovered
+    ├── WorkerError         a worker process failed or ended
+    └── ...                 some packages add their own branch
 
-A caller who catches `CfelError` has caught every foreseen failure; anything else is a defect of cfel.
-Messages name the field, where it is, the value and what is allowed.
+A caller who catches `CfelError` catches every expected failure; any other exception is a defect of cfel.
+Messages name the field, where it is, its value and what is allowed.
 """
 
 from collections.abc import Callable, Iterable
@@ -31,12 +32,12 @@ class CfelError(Exception):
 
 
 def reason(error: Exception) -> str:
-    """What an exception says, without the number of a system's error and the path, which the message has."""
+    """An exception's message, without the number and the path that an `OSError` adds."""
     return (error.strerror if isinstance(error, OSError) else None) or str(error)
 
 
-def foreseen(group: BaseExceptionGroup[BaseException]) -> CfelError | None:
-    """The first error of a group of tasks, if all that went wrong in them was foreseen; else None."""
+def find_expected_error(group: BaseExceptionGroup[BaseException]) -> CfelError | None:
+    """Returns the first error of a group of tasks if all of them are a `CfelError`; None otherwise."""
     _, others = group.split(CfelError)
     if others is not None:
         return None
@@ -47,7 +48,7 @@ def foreseen(group: BaseExceptionGroup[BaseException]) -> CfelError | None:
 
 
 class InputError(CfelError, ValueError):
-    """A value is not allowed; the message names field, place and value."""
+    """A value is not allowed; the message names the field, where it is and the value."""
 
 
 class FleetFileError(InputError):
@@ -58,8 +59,12 @@ class ExperimentError(InputError):
     """An experiment file cannot be used."""
 
 
-class RunDirectoryError(CfelError):
-    """A run directory cannot be written, read or gone on with; what was written before stays."""
+class StorageError(CfelError):
+    """A file cannot be written or read, or its content is damaged; earlier content is kept."""
+
+
+class RunDirectoryError(StorageError):
+    """A run directory cannot be used or resumed; the files in it are left as they are."""
 
 
 class RunBusyError(RunDirectoryError):
@@ -67,11 +72,11 @@ class RunBusyError(RunDirectoryError):
 
 
 class DeploymentError(CfelError):
-    """A federation cannot be started or gone on with."""
+    """A federation cannot be started or resumed."""
 
 
 class UnreachableError(DeploymentError):
-    """Another node did not answer, or not in time; asking again may help."""
+    """Another node did not answer, or not in time; a retry may help."""
 
 
 class RejectedError(DeploymentError):
@@ -87,20 +92,20 @@ class NotAdmittedError(RejectedError):
 
 
 class DashboardError(CfelError):
-    """The dashboard cannot be served: its address is taken, or not this machine's."""
+    """The dashboard cannot be served: its address is in use, or is not one of this machine."""
 
 
 class DivergedError(CfelError):
-    """A device's training came to something that is not a finite number.
+    """A device's training produced a number that is not finite.
 
     Args:
         what: what is not finite, as "the loss of local step 2 is nan".
         device: its number.
         global_round: from 0.
         edge_round: from 0.
-        learning_rate: what it trained with, the likely cause.
-        cluster: the device's, once somebody knows it.
-        advice: what to do about it, once somebody knows that.
+        learning_rate: the likely cause.
+        cluster: the device's cluster, where it is known.
+        advice: what to do about it, where that is known.
     """
 
     def __init__(
@@ -124,8 +129,8 @@ class DivergedError(CfelError):
             f"local.learning_rate = {learning_rate:g} is too large{advice}"
         )
 
-    def told(self, *, cluster: int | None = None, advice: str = "") -> "DivergedError":
-        """The same with more known about it."""
+    def add_details(self, *, cluster: int | None = None, advice: str = "") -> "DivergedError":
+        """Returns the same error with its cluster or advice filled in."""
         return DivergedError(
             self.what,
             device=self.device,
@@ -137,7 +142,7 @@ class DivergedError(CfelError):
         )
 
     def __reduce__(self) -> tuple[Callable[[], "DivergedError"], tuple[()]]:
-        """Whole again at the other end of a worker's pipe."""
+        """Lets the error cross a process boundary: pickle's default would pass the message as `what`."""
         known = {
             name: getattr(self, name)
             for name in ("device", "global_round", "edge_round", "learning_rate", "cluster", "advice")
@@ -146,15 +151,15 @@ class DivergedError(CfelError):
 
 
 class WorkerError(CfelError):
-    """A worker process failed in a way that nobody foresaw, or has ended."""
+    """A worker process failed unexpectedly, or ended."""
 
 
 class ScaleoutError(CfelError):
-    """A cluster cannot be reached or used, or lost more than can be made good; checkpoints stay usable."""
+    """A Ray cluster cannot be reached or used, or lost too much to recover; checkpoints stay usable."""
 
 
 def unknown_name(what: str, name: object, allowed: Iterable[str]) -> str:
-    """Says that `name` is not one of `allowed`, and which of them comes nearest.
+    """Says that `name` is not one of `allowed`, and names the closest match.
 
     Args:
         what: what is being named, as the user knows it ("topology.kind", "scheme").

@@ -11,7 +11,7 @@ import safetensors.numpy
 from numpy.typing import NDArray
 
 from cfel.deployment import state_file
-from cfel.errors import RunDirectoryError
+from cfel.errors import StorageError
 
 TENSORS: Mapping[str, NDArray[Any]] = {
     "odd": np.arange(3, dtype=np.uint8),
@@ -48,5 +48,5 @@ def test_damage_is_seen(tmp_path: Path) -> None:
     whole = bytearray((tmp_path / "file").read_bytes())
     whole[-1] ^= 1
     (tmp_path / "file").write_bytes(whole)
-    with pytest.raises(RunDirectoryError, match="damaged"):
+    with pytest.raises(StorageError, match="damaged"):
         state_file.load(tmp_path / "file")

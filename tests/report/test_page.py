@@ -7,7 +7,7 @@ from pathlib import Path
 
 import pytest
 
-from cfel.errors import RunDirectoryError
+from cfel.errors import StorageError
 from cfel.report import load_runs, summarise, write_report
 from cfel.report.style import scheme_styles
 from cfel.report.tables import gain_text, headline, joules_text, seconds_text, share_text
@@ -84,11 +84,11 @@ def test_what_comes_from_files_is_escaped(tmp_path: Path, make_run: MakeRun, mak
 def test_a_page_that_cannot_be_written_is_a_clear_error(tmp_path: Path, make_run: MakeRun) -> None:
     make_run(tmp_path, "cef", 0, [])
     (tmp_path / "report.html").mkdir()
-    with pytest.raises(RunDirectoryError, match=r"cannot write .*report\.html"):
+    with pytest.raises(StorageError, match=r"cannot write .*report\.html"):
         write_report(tmp_path)
     (tmp_path / "figures").rename(tmp_path / "old")
     (tmp_path / "figures").write_text("")
-    with pytest.raises(RunDirectoryError, match=r"cannot create .*figures"):
+    with pytest.raises(StorageError, match=r"cannot create .*figures"):
         write_report(tmp_path)
 
 

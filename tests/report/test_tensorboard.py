@@ -6,7 +6,7 @@ from pathlib import Path
 
 import pytest
 
-from cfel.errors import RunDirectoryError
+from cfel.errors import StorageError
 from cfel.report.tensorboard import crc32c, write_events
 from cfel.runlog import RoundRecord
 
@@ -65,5 +65,5 @@ def test_a_path_that_cannot_be_written_is_a_clear_error(
 ) -> None:
     make_run(tmp_path / "run", "cef", 0, [])
     (tmp_path / "tensorboard").write_text("")
-    with pytest.raises(RunDirectoryError, match="cannot create"):
+    with pytest.raises(StorageError, match="cannot create"):
         write_events(tmp_path)

@@ -9,7 +9,7 @@ from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 from hypothesis.extra import numpy as arrays
 
-from cfel.errors import InputError, RunDirectoryError
+from cfel.errors import InputError, RunDirectoryError, StorageError
 from cfel.runlog import Checkpoint, CheckpointWriter, read_checkpoint, write_checkpoint
 from cfel.runlog import background as background_module
 
@@ -148,7 +148,7 @@ def test_a_failed_write_is_raised_once_at_the_next_call(tmp_path: Path) -> None:
     """The directory is missing: the failure waits for the next call; after it the writer is usable again."""
     writer = CheckpointWriter(tmp_path / "later")
     writer.submit(Checkpoint(0, {"w": np.ones(3)}, {}))
-    with pytest.raises(RunDirectoryError, match="does not exist"):
+    with pytest.raises(StorageError, match="does not exist"):
         writer.submit(Checkpoint(1, {}, {}))
     (tmp_path / "later").mkdir()
     writer.submit(Checkpoint(2, {"w": np.ones(3)}, {}))

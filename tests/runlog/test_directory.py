@@ -8,7 +8,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from cfel.errors import InputError, RunDirectoryError
+from cfel.errors import InputError, RunDirectoryError, StorageError
 from cfel.runlog import (
     SCHEMA,
     Checkpoint,
@@ -199,7 +199,7 @@ def test_a_failed_checkpoint_does_not_hide_what_went_wrong_before(
     with pytest.raises(KeyError, match="training") as caught:
         _fail_at_the_last_checkpoint(make_run(tmp_path / "a"), make_record(1), KeyError("training"))
     assert "last checkpoint could not be written" in caught.value.__notes__[0]
-    with pytest.raises(RunDirectoryError, match="cannot write"):
+    with pytest.raises(StorageError, match="cannot write"):
         _fail_at_the_last_checkpoint(make_run(tmp_path / "b"), make_record(1), None)
 
 
@@ -237,9 +237,9 @@ def test_what_is_missing_is_named(tmp_path: Path, make_run: MakeRun) -> None:
         RunDirectory.open(tmp_path)
     make_run(tmp_path).close()
     (tmp_path / "fleet.json").unlink()
-    with pytest.raises(RunDirectoryError, match=r"fleet\.json: it does not exist"):
+    with pytest.raises(StorageError, match=r"fleet\.json: it does not exist"):
         RunDirectory.open(tmp_path).fleet()
-    with pytest.raises(RunDirectoryError, match=r"round-00007\.parquet: it does not exist"):
+    with pytest.raises(StorageError, match=r"round-00007\.parquet: it does not exist"):
         RunDirectory.open(tmp_path).plan(7)
     (tmp_path / "plans" / "round-00007.parquet").write_bytes(b"garbage")
     with pytest.raises(RunDirectoryError, match=r"round-00007\.parquet is damaged"):
@@ -293,12 +293,12 @@ def test_the_environment_names_the_machine() -> None:
 
 def test_a_path_through_a_file_is_a_clear_error(tmp_path: Path, make_run: MakeRun) -> None:
     (tmp_path / "file").write_text("")
-    with pytest.raises(RunDirectoryError, match="part of the path is a file"):
+    with pytest.raises(StorageError, match="part of the path is a file"):
         make_run(tmp_path / "file" / "run")
 
 
 @pytest.mark.skipif(os.geteuid() == 0, reason="root may write anywhere; see test_disk for a read-only mount")
 def test_a_directory_without_permission_is_a_clear_error(tmp_path: Path, make_run: MakeRun) -> None:
     tmp_path.chmod(0o500)
-    with pytest.raises(RunDirectoryError, match="not writable"):
+    with pytest.raises(StorageError, match="not writable"):
         make_run(tmp_path / "run")

@@ -10,7 +10,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from cfel.errors import RunDirectoryError
+from cfel.errors import StorageError
 from cfel.runlog import Checkpoint, RoundRecord, RunDirectory, RunWriter
 
 MakeRun = Callable[[Path], RunWriter]
@@ -44,7 +44,7 @@ def test_a_full_disk_loses_no_logged_round(
     """The round that does not fit leaves no trace, and fits when there is room again."""
     (small_disk / "ballast").write_bytes(bytes(DISK_BYTES // 2))
     with make_run(small_disk / "run") as writer:
-        with pytest.raises(RunDirectoryError, match="no space left; what was written before is safe"):
+        with pytest.raises(StorageError, match="no space left; what was written before is safe"):
             _append_for_ever(writer, make_record)
         number = writer.last_round
         assert number is not None
@@ -69,7 +69,7 @@ def test_a_full_disk_keeps_the_old_checkpoint(
         before = sorted((small_disk / "run" / "checkpoint").iterdir())
         writer.append(make_record(2))
         writer.save_checkpoint(Checkpoint(2, {"w": np.zeros(DISK_BYTES)}, {"n": 2}))
-        with pytest.raises(RunDirectoryError, match="no space left"):
+        with pytest.raises(StorageError, match="no space left"):
             writer.wait()
         assert sorted((small_disk / "run" / "checkpoint").iterdir()) == before
     writer, checkpoint = RunWriter.resume(small_disk / "run")
@@ -80,7 +80,7 @@ def test_a_full_disk_keeps_the_old_checkpoint(
 
 def test_a_full_disk_cannot_start_a_run(small_disk: Path, make_run: MakeRun) -> None:
     (small_disk / "ballast").write_bytes(bytes(DISK_BYTES))
-    with pytest.raises(RunDirectoryError, match="no space left"):
+    with pytest.raises(StorageError, match="no space left"):
         make_run(small_disk / "run")
 
 
@@ -91,9 +91,9 @@ def test_a_read_only_device_can_be_read_but_not_gone_on_with(
         writer.append(make_record(1))
     _mount("-o", "remount,ro", str(small_disk))
     assert len(RunDirectory.open(small_disk / "run").records()) == 1
-    with pytest.raises(RunDirectoryError, match="not writable"):
+    with pytest.raises(StorageError, match="not writable"):
         RunWriter.resume(small_disk / "run")
-    with pytest.raises(RunDirectoryError, match="not writable"):
+    with pytest.raises(StorageError, match="not writable"):
         make_run(small_disk / "other")
 
 
@@ -115,6 +115,6 @@ def test_a_line_that_fits_only_in_part_is_taken_back(
         writer.append(make_record(1))
         whole = (tmp_path / "rounds.jsonl").read_bytes()
         file_size_limit(len(whole) + 10)
-        with pytest.raises(RunDirectoryError, match="larger than the system allows"):
+        with pytest.raises(StorageError, match="larger than the system allows"):
             writer.append(make_record(2))
         assert (tmp_path / "rounds.jsonl").read_bytes() == whole

@@ -6,7 +6,7 @@ from pathlib import Path
 import numpy as np
 
 from cfel.deployment.edge.state import EdgeDisk, EdgeState
-from cfel.errors import InputError, RunDirectoryError, unknown_name
+from cfel.errors import InputError, RunDirectoryError, StorageError, unknown_name
 from cfel.experiment import load_experiment
 from cfel.learning.models.flat import FlatModel
 from cfel.learning.models.onnx_files import save_onnx
@@ -88,6 +88,6 @@ def _load_state(place: Path, like: FlatModel) -> EdgeState:
     for _ in range(_MAX_ATTEMPTS - 1):
         try:
             return EdgeDisk(place, like).load()
-        except RunDirectoryError:
+        except StorageError:
             time.sleep(_RETRY_SECONDS)
     return EdgeDisk(place, like).load()

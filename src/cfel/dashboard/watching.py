@@ -10,7 +10,7 @@ from dataclasses import replace
 from pathlib import Path
 
 from cfel.dashboard.finished_rounds import WatchedRun, run_status
-from cfel.durable import reported
+from cfel.durable import translate_os_errors
 from cfel.errors import CfelError, RunDirectoryError
 from cfel.report.load import find_runs, load_run
 from cfel.status import Status
@@ -76,7 +76,7 @@ class RunWatcher:
 
 def _signature(path: Path) -> _Signature:
     log = path / "rounds.jsonl"
-    with reported("read", log):
+    with translate_os_errors("read", log):
         facts = log.stat()
     return facts.st_mtime_ns, facts.st_size
 

@@ -17,7 +17,7 @@ import safetensors.numpy
 from numpy.typing import NDArray
 
 from cfel.durable import read_bytes, replace_file
-from cfel.errors import RunDirectoryError
+from cfel.errors import StorageError
 
 _DIGEST_BYTES = 32
 _DTYPES = {"<f4": "F32", "<f8": "F64", "<i4": "I32", "<i8": "I64", "|u1": "U8"}
@@ -27,7 +27,7 @@ def save(path: Path, tensors: Mapping[str, NDArray[Any]], state: Mapping[str, An
     """Returns when all of it is on the device.
 
     Raises:
-        RunDirectoryError: the system refused; what was saved before is still there.
+        StorageError: the system refused; what was saved before is still there.
     """
     # Safetensors knows no file without tensors.
     kept = {"": np.zeros(0, dtype=np.uint8), **{k: np.ascontiguousarray(v) for k, v in tensors.items()}}
@@ -68,14 +68,14 @@ def load(path: Path) -> tuple[dict[str, NDArray[Any]], dict[str, Any]] | None:
     """What was saved last; None if nothing ever was.
 
     Raises:
-        RunDirectoryError: the file is damaged.
+        StorageError: the file is damaged.
     """
     if not path.exists():
         return None
     whole = read_bytes(path)
     digest, content = whole[:_DIGEST_BYTES], whole[_DIGEST_BYTES:]
     if hashlib.sha256(content).digest() != digest:
-        raise RunDirectoryError(f"{path} is damaged: its SHA-256 is not the one it was written with")
+        raise StorageError(f"{path} is damaged: its SHA-256 is not the one it was written with")
     length = int.from_bytes(content[:8], "little")
     metadata = json.loads(content[8 : 8 + length])["__metadata__"]
     tensors = safetensors.numpy.load(content)

@@ -34,8 +34,8 @@ from cfel.deployment.node import Node, run_device, run_edge
 from cfel.deployment.security.agreement import Agreement
 from cfel.deployment.security.identity import Identity
 from cfel.deployment.transport.addresses import split_address
-from cfel.durable import replace_file, reported
-from cfel.errors import ExperimentError, InputError, foreseen
+from cfel.durable import replace_file, translate_os_errors
+from cfel.errors import ExperimentError, InputError, find_expected_error
 from cfel.experiment import Experiment, experiment_toml, load_experiment, shared_parts
 from cfel.experiment.document import refuse_unknown
 from cfel.experiment.files import OWN_BUSINESS
@@ -217,7 +217,7 @@ def settle(directory: Path, experiment: Experiment, world: World) -> None:
         refuse_other_experiment(directory, text, [".".join(key) for key in OWN_BUSINESS])
         return
     started = time.strftime("%Y-%m-%dT%H:%M:%SZ", time.gmtime())
-    with reported("create", directory):
+    with translate_os_errors("create", directory):
         directory.mkdir(parents=True, exist_ok=True)
     replace_file(directory / "environment.json", describe_environment((), started).to_json().encode())
     replace_file(directory / "fleet.json", fleet_description(world).to_json().encode())
@@ -257,7 +257,7 @@ async def _until_stopped(work: Any) -> bool:  # noqa: ANN401 — a coroutine
         return False
     except BaseExceptionGroup as group:
         # An edge server is several tasks; whoever started it wants to read what went wrong, not in which.
-        raise foreseen(group) or group from None
+        raise find_expected_error(group) or group from None
     finally:
         if parent is not None:
             loop.remove_reader(parent.sentinel)

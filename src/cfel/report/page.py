@@ -29,7 +29,7 @@ def write_report(path: Path, target: float | None = None) -> Path:
         The page.
 
     Raises:
-        RunDirectoryError: there is nothing to report on, or the system refused.
+        StorageError: there is nothing to report on, or the system refused.
     """
     runs = load_runs(path)
     target = target if target is not None else stated_target(path, runs)

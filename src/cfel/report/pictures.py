@@ -8,7 +8,7 @@ from pathlib import Path
 
 from matplotlib.figure import Figure
 
-from cfel.durable import replace_file, reported
+from cfel.durable import replace_file, translate_os_errors
 from cfel.report.backhaul import backhaul_figure
 from cfel.report.curves import accuracy_figure, budget_figure, estimates_figure
 from cfel.report.devices import decisions_figure, straggler_figure
@@ -73,9 +73,9 @@ def write_pictures(directory: Path, pictures: tuple[Picture, ...]) -> None:
     """Writes every figure as SVG and PNG into `directory`, which is created when missing.
 
     Raises:
-        RunDirectoryError: the system refused.
+        StorageError: the system refused.
     """
-    with reported("create", directory):
+    with translate_os_errors("create", directory):
         directory.mkdir(exist_ok=True)
     for picture in pictures:
         replace_file(directory / f"{picture.name}.svg", picture.svg.encode())

@@ -12,7 +12,7 @@ from collections.abc import Iterator
 from functools import cache
 from pathlib import Path
 
-from cfel.durable import replace_file, reported
+from cfel.durable import replace_file, translate_os_errors
 from cfel.report.load import Run, load_runs
 from cfel.runlog import RoundRecord
 
@@ -43,14 +43,14 @@ def write_events(path: Path) -> tuple[Path, ...]:
         The files, one per run.
 
     Raises:
-        RunDirectoryError: there is no run, or the system refused.
+        StorageError: there is no run, or the system refused.
     """
     return tuple(_write_run(path / "tensorboard", run) for run in load_runs(path))
 
 
 def _write_run(root: Path, run: Run) -> Path:
     directory = root / re.sub(r"[^\w-]", "-", run.scheme) / f"seed-{run.seed}"
-    with reported("create", directory):
+    with translate_os_errors("create", directory):
         directory.mkdir(parents=True, exist_ok=True)
     file = directory / "events.out.tfevents.0.cfel"
     replace_file(file, b"".join(map(_framed, _events(run))))

@@ -13,7 +13,7 @@ from typing import Any
 
 import tomli_w
 
-from cfel.durable import replace_file, reported
+from cfel.durable import replace_file, translate_os_errors
 from cfel.errors import RunDirectoryError
 
 DATA = "DATA"
@@ -32,7 +32,7 @@ def land(out: Path, place: Path) -> list[Path]:
         The files written.
 
     Raises:
-        RunDirectoryError: there is nothing to land, or the system refused.
+        StorageError: there is nothing to land, or the system refused.
     """
     if not (out / "summary.json").is_file():
         raise RunDirectoryError(f"{out} has no summary.json: nothing was reproduced there yet")
@@ -74,14 +74,14 @@ def _without_paths(text: str) -> str:
 
 
 def _copied(source: Path, target: Path) -> Path:
-    with reported("write", target):
+    with translate_os_errors("write", target):
         target.parent.mkdir(parents=True, exist_ok=True)
         shutil.copyfile(source, target)
     return target
 
 
 def _written(target: Path, text: str) -> Path:
-    with reported("write", target):
+    with translate_os_errors("write", target):
         target.parent.mkdir(parents=True, exist_ok=True)
     replace_file(target, text.encode())
     return target

@@ -39,7 +39,7 @@ class CheckpointWriter:
                 writes the very arrays: whoever passes it promises not to change them before `wait` returns.
 
         Raises:
-            RunDirectoryError: the write before this one failed; this one was not started.
+            StorageError: the write before this one failed; this one was not started.
         """
         self.wait()
         snapshot = checkpoint.copied() if copy else checkpoint
@@ -49,7 +49,7 @@ class CheckpointWriter:
         """Returns when nothing is in flight.
 
         Raises:
-            RunDirectoryError: the write failed; it is reported once, and the checkpoint before it is intact.
+            StorageError: the write failed; it is reported once, and the checkpoint before it is intact.
         """
         pending, self._pending = self._pending, None
         if pending is not None:

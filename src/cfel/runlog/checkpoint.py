@@ -28,8 +28,15 @@ import safetensors.numpy
 from numpy.typing import NDArray
 from safetensors import SafetensorError
 
-from cfel.durable import read_bytes, remove_quietly, replace_file, reported, sync_directory, sync_file
-from cfel.errors import InputError, RunDirectoryError
+from cfel.durable import (
+    read_bytes,
+    remove_quietly,
+    replace_file,
+    sync_directory,
+    sync_file,
+    translate_os_errors,
+)
+from cfel.errors import InputError, RunDirectoryError, StorageError
 
 SHARD_BYTES = 64 * 1024**2
 """Files are closed when they reach this size; bounds what a reader holds twice."""
@@ -97,7 +104,7 @@ def write_checkpoint(directory: Path, checkpoint: Checkpoint, shard_bytes: int =
 
     Raises:
         InputError: the state is not JSON.
-        RunDirectoryError: the system refused; the old checkpoint is still there, complete.
+        StorageError: the system refused; the old checkpoint is still there, complete.
     """
     old = _read_manifest(directory)
     generation = old.generation + 1 if old else 0
@@ -110,7 +117,7 @@ def write_checkpoint(directory: Path, checkpoint: Checkpoint, shard_bytes: int =
             generation, checkpoint.round, tuple(_described(directory / name) for name in names)
         )
         replace_file(directory / "manifest.json", json.dumps(asdict(manifest), indent=1).encode())
-    except RunDirectoryError:
+    except StorageError:
         sweep(directory)
         raise
     sweep(directory)
@@ -128,11 +135,11 @@ def _write_shards(
 ) -> Iterator[str]:
     for index, shard in enumerate(_shards(tensors, shard_bytes)):
         name = f"{prefix}{index:05d}.safetensors"
-        with reported("write", directory / name):
+        with translate_os_errors("write", directory / name):
             _save(directory / name, shard)
             sync_file(directory / name)
         yield name
-    with reported("write", directory):
+    with translate_os_errors("write", directory):
         sync_directory(directory)
 
 
@@ -161,7 +168,7 @@ def _shards(tensors: Mapping[str, NDArray[Any]], shard_bytes: int) -> Iterator[d
 
 
 def _described(path: Path) -> _File:
-    with reported("read", path), path.open("rb") as file:
+    with translate_os_errors("read", path), path.open("rb") as file:
         return _File(path.name, path.stat().st_size, hashlib.file_digest(file, "sha256").hexdigest())
 
 

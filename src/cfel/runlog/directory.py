@@ -18,8 +18,8 @@ from pathlib import Path
 from types import TracebackType
 from typing import Self
 
-from cfel.durable import read_bytes, remove_quietly, replace_file, reported, sync_directory
-from cfel.errors import InputError, RunDirectoryError
+from cfel.durable import read_bytes, remove_quietly, replace_file, sync_directory, translate_os_errors
+from cfel.errors import InputError, RunDirectoryError, StorageError
 from cfel.runlog.background import CheckpointWriter
 from cfel.runlog.checkpoint import SHARD_BYTES, Checkpoint, read_checkpoint, sweep
 from cfel.runlog.environment import Environment
@@ -111,12 +111,12 @@ class RunWriter:
 
     def __init__(self, path: Path, shard_bytes: int = SHARD_BYTES) -> None:
         self.path = path
-        with reported("create", path):
+        with translate_os_errors("create", path):
             (path / "plans").mkdir(exist_ok=True)
             (path / "checkpoint").mkdir(exist_ok=True)
         self._log = RoundLog(path / _LOG)
         self._checkpoints = CheckpointWriter(path / "checkpoint", shard_bytes)
-        with reported("create", path):
+        with translate_os_errors("create", path):
             sync_directory(path)
 
     @classmethod
@@ -132,11 +132,11 @@ class RunWriter:
         """Starts a run in `path`, which is created when missing.
 
         Raises:
-            RunDirectoryError: `path` holds a run already, or cannot be written.
+            StorageError: `path` holds a run already, or cannot be written.
         """
         if holds_run(path) or (path / "checkpoint" / "manifest.json").exists():
             raise RunDirectoryError(f"{path} holds a run already: resume it, or choose another directory")
-        with reported("create", path):
+        with translate_os_errors("create", path):
             path.mkdir(parents=True, exist_ok=True)
             sync_directory(path.parent)
         replace_file(path / _EXPERIMENT, experiment_toml.encode())
@@ -161,7 +161,7 @@ class RunWriter:
             The writer, and the checkpoint to go on from: None means from the beginning.
 
         Raises:
-            RunDirectoryError: there is no run, another process is writing it, or a file is damaged; nothing
+            StorageError: there is no run, another process is writing it, or a file is damaged; nothing
                 was changed then.
         """
         RunDirectory.open(path)
@@ -171,7 +171,7 @@ class RunWriter:
             writer._cut(checkpoint.round if checkpoint else None)
             if experiment_toml is not None:
                 replace_file(path / _EXPERIMENT, experiment_toml.encode())
-        except RunDirectoryError:
+        except StorageError:
             writer.close()
             raise
         return writer, checkpoint
@@ -200,7 +200,7 @@ class RunWriter:
 
         Raises:
             InputError: the plan is of another round.
-            RunDirectoryError: the round does not follow the last one, or the system refused; everything
+            StorageError: the round does not follow the last one, or the system refused; everything
                 logged before is as it was, and the call may be repeated.
         """
         if plan is not None:
@@ -214,7 +214,7 @@ class RunWriter:
 
         Raises:
             InputError: the checkpoint is of another round.
-            RunDirectoryError: the checkpoint before this one could not be written.
+            StorageError: the checkpoint before this one could not be written.
         """
         if checkpoint.round != self.last_round:
             raise InputError(f"checkpoint.round: {checkpoint.round}, but the log ends with {self.last_round}")
@@ -239,7 +239,7 @@ class RunWriter:
     ) -> None:
         try:
             self.close()
-        except RunDirectoryError as failure:
+        except StorageError as failure:
             if error is None:
                 raise
             error.add_note(f"besides, the last checkpoint could not be written: {failure}")

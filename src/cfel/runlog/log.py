@@ -10,8 +10,8 @@ import os
 from dataclasses import dataclass
 from pathlib import Path
 
-from cfel.durable import read_bytes, reported
-from cfel.errors import InputError, RunBusyError, RunDirectoryError
+from cfel.durable import read_bytes, translate_os_errors
+from cfel.errors import InputError, RunBusyError, RunDirectoryError, StorageError
 from cfel.runlog.record import RoundRecord
 
 
@@ -77,17 +77,17 @@ class RoundLog:
         path: the file; it is created when missing.
 
     Raises:
-        RunDirectoryError: another process is writing it, or it cannot be opened or read.
+        StorageError: another process is writing it, or it cannot be opened or read.
     """
 
     def __init__(self, path: Path) -> None:
         self._path = path
-        with reported("open", path):
+        with translate_os_errors("open", path):
             self._descriptor = os.open(path, os.O_RDWR | os.O_CREAT | os.O_APPEND, 0o644)
         try:
             self._lock()
             content = read_log(path)
-        except RunDirectoryError:
+        except StorageError:
             self.close()
             raise
         self._length = content.ends[-1] if content.ends else 0
@@ -108,7 +108,7 @@ class RoundLog:
                 ": lines were lost; the file was left as it is"
             )
         self._length = content.bytes_up_to(last_round)
-        with reported("write", self._path):
+        with translate_os_errors("write", self._path):
             os.ftruncate(self._descriptor, self._length)
             os.fsync(self._descriptor)
         self.last_round = last_round if self._length else None
@@ -117,12 +117,12 @@ class RoundLog:
         """Adds one line and returns when it is on the device.
 
         Raises:
-            RunDirectoryError: the round does not follow the last one, or the system refused; the log then
+            StorageError: the round does not follow the last one, or the system refused; the log then
                 ends with the last whole line, as before.
         """
         _check_follows(str(self._path), record.round, self.last_round)
         line = record.to_json_line().encode()
-        with reported("write", self._path):
+        with translate_os_errors("write", self._path):
             try:
                 _write_all(self._descriptor, line)
                 os.fsync(self._descriptor)

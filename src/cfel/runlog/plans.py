@@ -102,7 +102,7 @@ def read_plan(directory: Path, global_round: int) -> PlanTable:
     """The table of one global round.
 
     Raises:
-        RunDirectoryError: it is missing or damaged.
+        StorageError: it is missing or damaged.
     """
     path = plan_path(directory, global_round)
     content = read_bytes(path)

@@ -107,7 +107,7 @@ def run_edge_round(
     try:
         return _edge_round(world, executor, parameters, state, edge_round)
     except DivergedError as error:
-        raise error.told(cluster=int(world.fleet.cluster[error.device])) from error
+        raise error.add_details(cluster=int(world.fleet.cluster[error.device])) from error
 
 
 def _edge_round(

@@ -117,7 +117,7 @@ def _go_on(
         writer.save_checkpoint(to_checkpoint(state))
     writer.wait()
     if diverged is not None:
-        raise diverged.told(advice=_advice(writer.path, state.rounds_done)) from diverged
+        raise diverged.add_details(advice=_advice(writer.path, state.rounds_done)) from diverged
     if stopped:
         raise KeyboardInterrupt
 

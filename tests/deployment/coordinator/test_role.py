@@ -17,7 +17,7 @@ from cfel.deployment.election.rules import leads, step, wakes_at
 from cfel.deployment.security.identity import Identity
 from cfel.deployment.transport.memory_transport import MemoryNetwork
 from cfel.deployment.transport.messages import Message
-from cfel.errors import RunDirectoryError
+from cfel.errors import StorageError
 from tests.deployment.conftest import deployed
 from tests.deployment.election.test_rules import elected
 from tests.deployment.memory_federation import Federation
@@ -76,7 +76,7 @@ def test_a_ballot_that_cannot_be_kept_is_not_given_and_ends_the_member(
     """Asked again after the disk failed, it still has not voted; whoever runs it is told."""
 
     def no_space(path: Path, *_: object) -> None:
-        raise RunDirectoryError(f"cannot write {path}")
+        raise StorageError(f"cannot write {path}")
 
     monkeypatch.setattr(member_module, "save_ballot", no_space)
     asked = Message({"kind": "VoteRequest", "term": 9, "asked_at": 1.0, "preliminary": False})
@@ -86,10 +86,10 @@ def test_a_ballot_that_cannot_be_kept_is_not_given_and_ends_the_member(
         voter = Member(0, 3, 0.01, tmp_path / "ballot.json", MemoryNetwork(0).calls(own), lambda *_: None)
         await asyncio.sleep(0.02)
         for _ in range(2):
-            with pytest.raises(RunDirectoryError):
+            with pytest.raises(StorageError):
                 await voter.received(Identity("edge", 1), asked)
             assert voter.state.ballot == Ballot()
-        with pytest.raises(RunDirectoryError):
+        with pytest.raises(StorageError):
             await voter.run()
 
     asyncio.run(play())

@@ -14,7 +14,7 @@ from cfel.deployment.device.memory import (
     with_unused_returned,
 )
 from cfel.deployment.payloads import upload
-from cfel.errors import RunBusyError, RunDirectoryError
+from cfel.errors import RunBusyError, StorageError
 from cfel.learning.compression.compressors import SparseUpdate
 from cfel.learning.device_messages import DeviceOrder, DeviceReport, DeviceState
 from cfel.learning.local.estimates import Estimates
@@ -62,7 +62,7 @@ def test_a_damaged_file_is_not_used(tmp_path: Path) -> None:
     content = bytearray(path.read_bytes())
     content[-1] ^= 1
     path.write_bytes(content)
-    with pytest.raises(RunDirectoryError, match="damaged"):
+    with pytest.raises(StorageError, match="damaged"):
         load_memory(path)
 
 

@@ -7,7 +7,7 @@ import pytest
 import torch
 
 from cfel.deployment.edge.state import EdgeDisk, EdgeState
-from cfel.errors import RunDirectoryError
+from cfel.errors import StorageError
 from cfel.learning.models.flat import FlatModel
 
 
@@ -94,10 +94,10 @@ def test_the_old_state_stands_until_the_new_one_does(tmp_path: Path, monkeypatch
     disk.save(STATE)
 
     def refuse(*_: object) -> None:
-        raise RunDirectoryError("no space left")
+        raise StorageError("no space left")
 
     monkeypatch.setattr("cfel.deployment.state_file.save", refuse)
-    with pytest.raises(RunDirectoryError, match="no space"):
+    with pytest.raises(StorageError, match="no space"):
         disk.save(replace(STATE, model=_model(3.0), before=_model(4.0)))
     found = _disk(tmp_path).load()
     assert _same(found.model, SECOND)
@@ -115,5 +115,5 @@ def test_a_model_that_is_not_what_it_was(tmp_path: Path, harm: str) -> None:
         path.unlink()
     else:
         start = _model(0.0, 6)
-    with pytest.raises(RunDirectoryError, match=harm):
+    with pytest.raises(StorageError, match=harm):
         EdgeDisk(tmp_path, start).load()

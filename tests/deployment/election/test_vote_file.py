@@ -6,7 +6,7 @@ import pytest
 
 from cfel.deployment.election.messages import Ballot
 from cfel.deployment.election.vote_file import load_ballot, save_ballot
-from cfel.errors import RunDirectoryError
+from cfel.errors import StorageError
 
 
 @pytest.mark.parametrize("ballot", [Ballot(0), Ballot(7), Ballot(2**40, 3)])
@@ -38,10 +38,10 @@ def test_a_first_start_has_an_empty_ballot(tmp_path: Path) -> None:
 def test_anything_else_is_refused(tmp_path: Path, content: bytes) -> None:
     path = tmp_path / "ballot.json"
     path.write_bytes(content)
-    with pytest.raises(RunDirectoryError, match="ballot"):
+    with pytest.raises(StorageError, match="ballot"):
         load_ballot(path, 0)
 
 
 def test_a_ballot_that_cannot_be_written_is_an_error(tmp_path: Path) -> None:
-    with pytest.raises(RunDirectoryError, match="cannot write"):
+    with pytest.raises(StorageError, match="cannot write"):
         save_ballot(tmp_path / "missing" / "ballot.json", 0, Ballot(1))

@@ -11,7 +11,7 @@ from cfel.deployment.security.agreement import Agreement
 from cfel.deployment.security.identity import Identity
 from cfel.deployment.transport.grpc_transport import Method
 from cfel.deployment.transport.messages import Message
-from cfel.errors import NotAdmittedError, RunDirectoryError
+from cfel.errors import NotAdmittedError, StorageError
 from cfel.experiment import Experiment, parse_experiment, shared_parts
 from cfel.launch.node import settle
 from tests.deployment.conftest import deployed
@@ -134,9 +134,7 @@ def test_a_directory_is_settled_once(settled: Path) -> None:
 
 def test_a_directory_of_another_experiment_is_refused(settled: Path) -> None:
     other = deployed({"local": {"learning_rate": 0.123}})
-    with pytest.raises(
-        RunDirectoryError, match=r"local\.learning_rate = .*, not 0\.123: .*another directory"
-    ):
+    with pytest.raises(StorageError, match=r"local\.learning_rate = .*, not 0\.123: .*another directory"):
         settle(settled, other, other.world())
 
 

@@ -14,7 +14,7 @@ from torch import Tensor
 
 from cfel.deployment import state_file
 from cfel.deployment.measurement.meters import Measurements, RunningRatio
-from cfel.durable import reported
+from cfel.durable import translate_os_errors
 from cfel.errors import RunBusyError
 from cfel.learning.compression.packing import unpack
 from cfel.learning.device_messages import DeviceState
@@ -48,9 +48,9 @@ def alone_in(directory: Path) -> Iterator[None]:
 
     Raises:
         RunBusyError: another device works there.
-        RunDirectoryError: it cannot be made or opened.
+        StorageError: it cannot be made or opened.
     """
-    with reported("create", directory):
+    with translate_os_errors("create", directory):
         directory.mkdir(parents=True, exist_ok=True)
         descriptor = os.open(directory, os.O_RDONLY | os.O_DIRECTORY)
     try:

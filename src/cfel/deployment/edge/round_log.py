@@ -4,7 +4,7 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
-from cfel.durable import reported
+from cfel.durable import translate_os_errors
 from cfel.errors import InputError, RejectedError
 from cfel.runlog import PlanTable, RoundRecord
 from cfel.runlog.log import RoundLog, read_log
@@ -22,7 +22,7 @@ class NodeLog:
     """
 
     def __init__(self, directory: Path) -> None:
-        with reported("create", directory):
+        with translate_os_errors("create", directory):
             (directory / "plans").mkdir(parents=True, exist_ok=True)
         self._directory = directory
         self._path = directory / "rounds.jsonl"

@@ -16,8 +16,8 @@ from typing import Any
 from cfel.deployment import state_file
 from cfel.deployment.payloads import model_from, model_views
 from cfel.deployment.positions import Position, position
-from cfel.durable import read_bytes, remove_quietly, replace_file, reported
-from cfel.errors import RejectedError, RunDirectoryError
+from cfel.durable import read_bytes, remove_quietly, replace_file, translate_os_errors
+from cfel.errors import RejectedError, StorageError
 from cfel.learning.models.flat import FlatModel
 
 _STATE = "state.bin"
@@ -67,14 +67,14 @@ class EdgeDisk:
         """The state saved last, or that before the first round.
 
         Raises:
-            RunDirectoryError: it is damaged, or of another experiment.
+            StorageError: it is damaged, or of another experiment.
         """
         found = state_file.load(self._path)
         if found is None:
             return EdgeState((0, 0, 0), self._start, self._start)
         _, values = found
         if "models" not in values:
-            raise RunDirectoryError(f"{self._path} was written by another version of cfel")
+            raise StorageError(f"{self._path} was written by another version of cfel")
         names: list[str] = values["models"]
         self._kept = {name: self._read(name) for name in names}
         return EdgeState(
@@ -91,7 +91,7 @@ class EdgeDisk:
         """Makes the state durable.
 
         Raises:
-            RunDirectoryError: the system refused; what was saved before is still there.
+            StorageError: the system refused; what was saved before is still there.
         """
         names = [self._keep(state.model), self._keep(state.before)]
         values = {
@@ -115,7 +115,7 @@ class EdgeDisk:
                 return name
         name = model.sha256().hex()
         if name not in self._kept:
-            with reported("create", self._models):
+            with translate_os_errors("create", self._models):
                 self._models.mkdir(exist_ok=True)
             replace_file(self._models / name, *model_views(model))
         self._kept[name] = model
@@ -125,8 +125,8 @@ class EdgeDisk:
         path = self._models / name
         content = read_bytes(path)
         if hashlib.sha256(content).hexdigest() != name:
-            raise RunDirectoryError(f"{path} is damaged: its SHA-256 is not its name")
+            raise StorageError(f"{path} is damaged: its SHA-256 is not its name")
         try:
             return model_from(content, self._start)
         except RejectedError as error:
-            raise RunDirectoryError(f"{path} is of another experiment: {error}") from error
+            raise StorageError(f"{path} is of another experiment: {error}") from error

@@ -17,7 +17,7 @@ from cfel.deployment.election.vote_file import load_ballot, save_ballot
 from cfel.deployment.security.identity import Identity
 from cfel.deployment.transport.grpc_transport import Calls, Method
 from cfel.deployment.transport.messages import Message
-from cfel.errors import InputError, RejectedError, RunDirectoryError, UnreachableError
+from cfel.errors import InputError, RejectedError, StorageError, UnreachableError
 from cfel.status import ElectionEvent
 
 _LOG = logging.getLogger(__name__)
@@ -71,7 +71,7 @@ class Member:
         self.events: deque[ElectionEvent] = deque(maxlen=MOST_EVENTS)
         self._woken = asyncio.Event()
         self._sending: set[asyncio.Task[None]] = set()
-        self._unsaved: RunDirectoryError | None = None
+        self._unsaved: StorageError | None = None
 
     def methods(self) -> dict[str, Method]:
         """What the other members may call."""
@@ -91,7 +91,7 @@ class Member:
         """Takes part until cancelled.
 
         Raises:
-            RunDirectoryError: its ballot cannot be kept: it must not go on voting.
+            StorageError: its ballot cannot be kept: it must not go on voting.
         """
         while self._unsaved is None:
             self._woken.clear()
@@ -113,7 +113,7 @@ class Member:
             self._step(Received(caller.number, kind(**fields)))
         except (InputError, TypeError, OverflowError) as error:
             raise RejectedError(f"not a {kind.__name__}: {error}") from error
-        except RunDirectoryError as error:
+        except StorageError as error:
             # Only its caller would hear of it here; whoever runs this member has to.
             self._unsaved = error
             raise

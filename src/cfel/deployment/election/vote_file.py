@@ -10,7 +10,7 @@ from pathlib import Path
 
 from cfel.deployment.election.messages import Ballot
 from cfel.durable import read_bytes, replace_file
-from cfel.errors import RunDirectoryError
+from cfel.errors import StorageError
 
 _VERSION = 1
 
@@ -19,7 +19,7 @@ def save_ballot(path: Path, member: int, ballot: Ballot) -> None:
     """Returns when the ballot is on the device.
 
     Raises:
-        RunDirectoryError: it could not be made durable: the member must not go on voting.
+        StorageError: it could not be made durable: the member must not go on voting.
     """
     content = {"version": _VERSION, "member": member, "term": ballot.term, "voted_for": ballot.voted_for}
     replace_file(path, json.dumps(content).encode())
@@ -29,18 +29,18 @@ def load_ballot(path: Path, member: int) -> Ballot:
     """The ballot last saved, or an empty one on the very first start.
 
     Raises:
-        RunDirectoryError: the file cannot be read, is not a ballot, or another member's.
+        StorageError: the file cannot be read, is not a ballot, or another member's.
     """
     if not path.exists():
         return Ballot()
     try:
         content = json.loads(read_bytes(path))
     except ValueError as error:
-        raise RunDirectoryError(f"{path}: not a ballot: {error}") from error
+        raise StorageError(f"{path}: not a ballot: {error}") from error
     if not _well_formed(content):
-        raise RunDirectoryError(f"{path}: not a ballot of version {_VERSION}: {content!r}")
+        raise StorageError(f"{path}: not a ballot of version {_VERSION}: {content!r}")
     if content["member"] != member:
-        raise RunDirectoryError(f"{path}: the ballot of member {content['member']}, not of {member}")
+        raise StorageError(f"{path}: the ballot of member {content['member']}, not of {member}")
     return Ballot(content["term"], content["voted_for"])
 
 

@@ -21,7 +21,7 @@ from cryptography.x509.oid import ExtendedKeyUsageOID, NameOID
 
 from cfel.deployment.security.identity import Identity
 from cfel.deployment.security.revocations import Revocations
-from cfel.durable import read_bytes, replace_file, reported
+from cfel.durable import read_bytes, replace_file, translate_os_errors
 from cfel.errors import DeploymentError
 
 AUTHORITY_DAYS = 3650
@@ -34,7 +34,7 @@ def make_authority(directory: Path, now: datetime | None = None) -> None:
     """Makes the authority, unless the directory has one already."""
     if (directory / "authority.pem").exists():
         return
-    with reported("create", directory):
+    with translate_os_errors("create", directory):
         directory.mkdir(parents=True, exist_ok=True)
     key = ec.generate_private_key(ec.SECP256R1())
     name = x509.Name([x509.NameAttribute(NameOID.COMMON_NAME, "cfel authority")])
@@ -180,7 +180,7 @@ def _write_key(path: Path, key: ec.EllipticCurvePrivateKey) -> None:
     content = key.private_bytes(
         serialization.Encoding.PEM, serialization.PrivateFormat.PKCS8, serialization.NoEncryption()
     )
-    with reported("write", path):
+    with translate_os_errors("write", path):
         path.unlink(missing_ok=True)
         with os.fdopen(os.open(path, os.O_WRONLY | os.O_CREAT | os.O_EXCL, 0o600), "wb") as file:
             file.write(content)

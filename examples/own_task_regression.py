@@ -26,7 +26,6 @@ def build(_: Path | None) -> Task:
         model=_network,
         loss=_squared_error,
         metric=_within_a_tenth,
-        metric_name="share within 0.1",
     )
 
 

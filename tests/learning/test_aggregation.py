@@ -1,5 +1,6 @@
 """Robust aggregation: small cases by hand, and a liar among eight."""
 
+from collections.abc import Iterator
 from dataclasses import replace
 from typing import Any
 
@@ -13,6 +14,7 @@ from cfel.learning.aggregation import (
     AggregationParameters,
     Kind,
     ScaledUpdate,
+    aggregate,
     robust_aggregate,
     weighted_median,
 )
@@ -119,6 +121,50 @@ def test_where_nothing_is_left_out_it_is_the_mean_to_the_bit(
     made = robust_aggregate(zeros(50), reports, weights, AggregationParameters(kind))
     assert made.sha256() == edge_aggregate(zeros(50), reports, weights).sha256()
     assert robust_aggregate(model := zeros(3), [], None, AggregationParameters(kind)) is model
+
+
+@pytest.mark.parametrize("kind", ["mean", *KINDS])
+def test_aggregate_takes_the_rule_from_its_parameters(kind: Kind) -> None:
+    """Each rule gives what its own function gives, and no report leaves the very model."""
+    parameters, weights = AggregationParameters(kind), {each.device: each.device + 1.0 for each in FIVE}
+    made = aggregate(zeros(2), iter(FIVE), weights, parameters)
+    assert made.sha256() == robust_aggregate(zeros(2), FIVE, weights, parameters).sha256()
+    assert aggregate(model := zeros(2), iter(()), {}, parameters) is model
+
+
+def test_the_mean_uses_each_report_as_it_arrives() -> None:
+    """So memory does not grow with the number of devices."""
+    model = zeros(2)
+    events: list[str] = []
+
+    def arrive() -> Iterator[DeviceReport]:
+        for device in range(3):
+            events.append(f"device {device} arrives")
+            yield dense(device, 1.0, 1.0)
+            events.append(f"device {device} is used")
+
+    weights = dict.fromkeys(range(3), 1.0)
+    made = aggregate(model, arrive(), weights, AggregationParameters())
+    assert made.parameters.tolist() == pytest.approx([1.0, 1.0])
+    assert events == [f"device {n} {what}" for n in range(3) for what in ("arrives", "is used")]
+
+
+@pytest.mark.parametrize("kind", ["mean", "median"])
+@pytest.mark.parametrize(
+    ("devices", "complaint"),
+    [
+        ((1, 0), "device 1: unexpected, or out of order"),
+        ((0, 2), "device 2: unexpected"),
+        ((0, 1, 1), "device 1: unexpected"),
+        ((0,), "device 1: missing"),
+    ],
+)
+def test_reports_must_be_those_of_the_weights_in_order(
+    kind: Kind, devices: tuple[int, ...], complaint: str
+) -> None:
+    reports = [dense(device, 1.0, 1.0) for device in devices]
+    with pytest.raises(InputError, match=complaint):
+        aggregate(zeros(2), reports, {0: 1.0, 1: 1.0}, AggregationParameters(kind))
 
 
 @pytest.mark.parametrize("kind", KINDS)

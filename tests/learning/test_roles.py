@@ -12,6 +12,7 @@ import torch.nn.functional as F  # noqa: N812
 from torch import nn
 
 from cfel.errors import InputError
+from cfel.learning import worker_threads
 from cfel.learning.compression.compressors import SparseUpdate
 from cfel.learning.data import DataSet, synthetic
 from cfel.learning.data.augment import augmentation, crop_and_flip
@@ -21,7 +22,7 @@ from cfel.learning.local.estimates import Estimates
 from cfel.learning.local.sgd import drawn_batches
 from cfel.learning.local.workspace import Workspace
 from cfel.learning.models.builders import model_builder
-from cfel.learning.models.flat import FlatModel
+from cfel.learning.models.flat import FlatModel, model_sha256
 from cfel.learning.roles import device_estimate, device_update, edge_aggregate, gossip_mix, weighted_model
 from cfel.learning.task import DeviceData, Task, custom_task, initial_model
 from cfel.learning.worker_threads import prepare_process, prepare_thread
@@ -351,6 +352,26 @@ def test_gossip_keeps_the_weighted_mean_and_contracts_by_zeta(sizes: list[int]) 
 def test_gossip_refuses_a_matrix_of_another_size() -> None:
     with pytest.raises(InputError, match=r"shape \(2, 2\) for 1 edge models"):
         gossip_mix([FlatModel(torch.ones(2), torch.zeros(0))], np.eye(2))
+
+
+@pytest.mark.parametrize(("workers", "threads"), [(1, 1), (2, 2), (9, 5), (0, 5)])
+def test_gossip_and_digests_use_no_more_threads_than_workers(
+    workers: int, threads: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Five models keep at most five threads busy; 0 workers means one per core, here eight."""
+    opened: list[int | None] = []
+
+    class Pool(ThreadPoolExecutor):
+        def __init__(self, max_workers: int | None = None, **options: Any) -> None:
+            opened.append(max_workers)
+            super().__init__(max_workers, **options)
+
+    monkeypatch.setattr(worker_threads, "ThreadPoolExecutor", Pool)
+    monkeypatch.setattr("os.cpu_count", lambda: 8)
+    models = [FlatModel(torch.ones(2), torch.zeros(0))] * 5
+    gossip_mix(models, np.eye(5), workers)
+    model_sha256(models, workers)
+    assert opened == [threads, threads]
     with pytest.raises(InputError, match="all of them are zero"):
         weighted_model({0: FlatModel(torch.ones(2), torch.zeros(0))}, {0: 0.0})
 
@@ -378,7 +399,6 @@ def test_regression_is_just_another_task(workspace: Build, order: Make) -> None:
         lambda shape, outputs: nn.Linear(shape[0], outputs),
         loss=squared,
         metric=lambda outputs, targets: -squared(outputs, targets),
-        metric_name="negative squared error",
     )
     model, state, device = initial_model(task, 0), DeviceState(), DeviceData(data, np.arange(150))
     scratch = workspace(task, learning_rate=0.1, batch=30)

@@ -1,6 +1,7 @@
 """Equal seeds, other workers, other engines, other schemes: what must be equal, and what must not."""
 
 import sys
+from collections.abc import Sequence
 from dataclasses import replace
 from types import ModuleType
 
@@ -9,7 +10,11 @@ import pytest
 import torch
 from torch import Tensor
 
+from cfel.arrays import FloatArray
 from cfel.experiment import Experiment
+from cfel.learning.models.flat import FlatModel
+from cfel.learning.roles import gossip_mix
+from cfel.simulation import loop
 from tests.simulation.drive import column, outcomes, parameters_of, records, timeless, tiny
 
 SCHEMES = ("hcef", "cef", "cef_c", "cef_f", "mll_sgd")
@@ -114,3 +119,15 @@ def test_common_random_steps() -> None:
     larger = rho[1] >= rho[0]
     assert larger.any()
     assert (steps[1][larger] >= steps[0][larger]).all()
+
+
+def test_gossip_uses_as_many_threads_as_workers(monkeypatch: pytest.MonkeyPatch) -> None:
+    asked: list[int] = []
+
+    def mix(models: Sequence[FlatModel], mixing: FloatArray, workers: int) -> list[FlatModel]:
+        asked.append(workers)
+        return gossip_mix(models, mixing, workers)
+
+    monkeypatch.setattr(loop, "gossip_mix", mix)
+    records(tiny(simulation={"workers": 1}))
+    assert asked == [1, 1, 1]

@@ -11,7 +11,7 @@ door. None of this helps against a majority, nor against many who agree to push 
 """
 
 import math
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import Literal, TypeAlias, get_args
 
@@ -29,7 +29,7 @@ from cfel.learning.compression.compressors import (
 )
 from cfel.learning.device_messages import DeviceReport
 from cfel.learning.models.flat import FlatModel
-from cfel.learning.roles import check_fits, edge_aggregate, participants_weights
+from cfel.learning.roles import add_updates, check_fits, edge_aggregate, weights_of
 
 Kind = Literal["mean", "trimmed_mean", "median", "clipped"]
 BLOCK_ENTRIES = 1 << 16
@@ -59,6 +59,45 @@ class AggregationParameters:
         if validation.check_number("aggregation.trim", self.trim, least=0) >= 0.5:
             raise InputError(f"aggregation.trim = {self.trim}: must be less than 0.5, or nobody is left")
         validation.check_number("aggregation.clip", self.clip, above=0)
+
+
+def aggregate(
+    model: FlatModel,
+    reports: Iterable[DeviceReport],
+    weights: Mapping[int, float],
+    parameters: AggregationParameters,
+) -> FlatModel:
+    """The new edge model by the rule that the experiment asks for; simulator and deployment both call this.
+
+    The mean uses each report when it arrives and keeps none; the other rules need all of them at once.
+
+    Args:
+        model: the model the devices started from; not changed.
+        reports: of the devices in `weights`, by ascending id.
+        weights: by device id, > 0, of the devices that take part; with none the model stays the same.
+        parameters: which rule.
+
+    Raises:
+        InputError: the reports are not those of these devices in this order.
+    """
+    if not weights:
+        return model
+    devices = sorted(weights)
+    expected = _check_senders(reports, devices)
+    if parameters.kind == "mean":
+        return add_updates(model, expected, weights_of(devices, weights))
+    return robust_aggregate(model, list(expected), weights, parameters)
+
+
+def _check_senders(reports: Iterable[DeviceReport], devices: Sequence[int]) -> Iterator[DeviceReport]:
+    """Passes the reports on; a sum in another order than by id would have other bits."""
+    expected = iter(devices)
+    for report in reports:
+        if report.device != next(expected, None):
+            raise InputError(f"report of device {report.device}: unexpected, or out of order")
+        yield report
+    for device in expected:
+        raise InputError(f"report of device {device}: missing")
 
 
 def robust_aggregate(
@@ -145,7 +184,7 @@ def _by_entry(
     for report in ordered:
         check_fits(model, report)
     devices = [report.device for report in ordered]
-    each = torch.tensor(participants_weights(devices, weights), dtype=torch.float64)
+    each = torch.tensor(weights_of(devices, weights), dtype=torch.float64)
     readers = [_reader(report.update) for report in ordered]
     parameters = model.parameters.clone()
     for start in range(0, parameters.numel(), BLOCK_ENTRIES):

@@ -11,9 +11,7 @@ memory, which carries nothing from one call to the next.
 """
 
 import math
-import os
 from collections.abc import Iterable, Mapping, Sequence
-from concurrent.futures import ThreadPoolExecutor
 from dataclasses import replace
 from functools import partial
 
@@ -33,7 +31,7 @@ from cfel.learning.local.sgd import drawn_batches, momentum_step, taken_iteratio
 from cfel.learning.local.workspace import Workspace
 from cfel.learning.models.flat import FlatModel
 from cfel.learning.task import DeviceData
-from cfel.learning.worker_threads import prepare_thread
+from cfel.learning.worker_threads import map_in_threads
 
 
 def device_estimate(order: DeviceOrder, data: DeviceData, workspace: Workspace) -> Estimates:
@@ -198,23 +196,23 @@ def edge_aggregate(
     """The edge model plus the weighted mean of the updates (Algorithm 1, line 12).
 
     Args:
-        model: the model the devices started from; left as it is.
-        reports: of the devices that took part, in any order; none at all leaves the model unchanged.
-        weights: by device id, > 0, scaled here to sum to 1 over those who took part; None means all equal.
+        model: the model the devices started from; not changed.
+        reports: of the devices that took part, in any order; with none the model stays the same.
+        weights: by device id, > 0, scaled here to sum to 1 over those that took part; None means all equal.
     """
     ordered = sorted(reports, key=lambda report: report.device)
     if not ordered:
         return model
-    return edge_sum(model, ordered, participants_weights([report.device for report in ordered], weights))
+    return add_updates(model, ordered, weights_of([report.device for report in ordered], weights))
 
 
-def edge_sum(model: FlatModel, reports: Iterable[DeviceReport], weights: Sequence[float]) -> FlatModel:
-    """`edge_aggregate` of reports that come one by one: each is used as it comes, and none is kept.
+def add_updates(model: FlatModel, reports: Iterable[DeviceReport], weights: Sequence[float]) -> FlatModel:
+    """`edge_aggregate` of a stream of reports: each is used when it arrives, and none is kept.
 
     Args:
-        model: the model the devices started from; left as it is.
+        model: the model the devices started from; not changed.
         reports: by ascending device id.
-        weights: theirs, scaled here to sum to 1.
+        weights: one per report, scaled here to sum to 1.
     """
     total = math.fsum(weights)
     parameters, buffers = model.parameters.clone(), torch.zeros_like(model.buffers)
@@ -226,10 +224,10 @@ def edge_sum(model: FlatModel, reports: Iterable[DeviceReport], weights: Sequenc
 
 
 def check_fits(model: FlatModel, report: DeviceReport) -> None:
-    """Does the report speak of a model of this size?
+    """Checks that a report is about a model of this size.
 
     Raises:
-        InputError: it does not.
+        InputError: it is not.
     """
     if report.update.size != model.parameters.numel():
         raise InputError(
@@ -238,8 +236,12 @@ def check_fits(model: FlatModel, report: DeviceReport) -> None:
         )
 
 
-def participants_weights(devices: Iterable[int], weights: Mapping[int, float] | None) -> list[float]:
-    """The weight of each device, not yet scaled."""
+def weights_of(devices: Iterable[int], weights: Mapping[int, float] | None) -> list[float]:
+    """The weight of each device, not scaled.
+
+    Raises:
+        InputError: a device has none, or it is not a positive number.
+    """
     return [1.0 if weights is None else _weight(weights, device) for device in devices]
 
 
@@ -263,19 +265,19 @@ def weighted_model(models: Mapping[int, FlatModel], weights: Mapping[int, float]
     return FlatModel(parameters, buffers)
 
 
-def gossip_mix(models: Sequence[FlatModel], mixing: FloatArray) -> list[FlatModel]:
+def gossip_mix(models: Sequence[FlatModel], mixing: FloatArray, workers: int = 0) -> list[FlatModel]:
     """One gossip step: y_i ← Σ_j W_ij y_j (Algorithm 1, line 14).
 
     Args:
-        models: the edge models in cluster order; left as they are.
+        models: the edge models in cluster order; not changed.
         mixing: W, one row per edge server, rows summing to 1.
+        workers: most threads to use; 0 for one per core.
     """
     if mixing.shape != (len(models), len(models)):
         raise InputError(f"mixing matrix: shape {mixing.shape} for {len(models)} edge models")
     by_id = dict(enumerate(models))
 
-    def mixed(row: FloatArray) -> FlatModel:
+    def mix(row: FloatArray) -> FlatModel:
         return weighted_model(by_id, {j: float(w) for j, w in enumerate(row)})
 
-    with ThreadPoolExecutor(os.cpu_count(), initializer=prepare_thread) as pool:
-        return list(pool.map(mixed, mixing))
+    return map_in_threads(mix, list(mixing), workers)

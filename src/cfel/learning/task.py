@@ -51,7 +51,6 @@ class Task:
         loss: per sample, differentiable.
         metric: per sample; its mean is what a report calls accuracy, larger is better.
         augment: changes a training batch, or None.
-        metric_name: for tables and axes.
     """
 
     data: DataSet
@@ -59,7 +58,6 @@ class Task:
     loss: PerSample = cross_entropy
     metric: PerSample = accuracy
     augment: Augmentation | None = None
-    metric_name: str = "accuracy"
 
     def build(self, device: torch.device | str = "cpu") -> FlatModule:
         """A module of this task with unspecified values; load a model before use."""

@@ -102,10 +102,10 @@ def kept_energy(known: Sequence[Estimates | None]) -> FloatArray | None:
     return np.mean(told, axis=0) if told else None
 
 
-def device_weights(world: World, samples: Mapping[int, int]) -> Mapping[int, float] | None:
-    """What each device counts within its cluster, by how many samples it holds; None for all alike."""
+def device_weights(world: World, samples: Mapping[int, int]) -> dict[int, float]:
+    """The weight of each device within its cluster, from the number of samples it holds."""
     if world.scheme.gossip.weights == "equal":
-        return None
+        return dict.fromkeys(samples, 1.0)
     return {device: float(held) for device, held in samples.items()}
 
 

@@ -14,11 +14,11 @@ from cfel.arrays import FloatArray
 from cfel.control.scheme import RoundPlan
 from cfel.cost import Ledger, after_edge_round, after_exchange, after_global_round
 from cfel.errors import DivergedError
-from cfel.learning.aggregation import robust_aggregate
+from cfel.learning.aggregation import aggregate
 from cfel.learning.device_messages import DeviceOrder, DeviceReport, DeviceState
 from cfel.learning.local.estimates import refresh_estimates
 from cfel.learning.models.flat import FlatModel, model_sha256
-from cfel.learning.roles import edge_sum, gossip_mix, participants_weights
+from cfel.learning.roles import gossip_mix
 from cfel.rounds import (
     EdgeRoundOutcome,
     SimulationParameters,
@@ -65,8 +65,8 @@ def simulate(
             state, outcome = run_edge_round(world, executor, parameters, state, edge_round)
             edge_rounds.append(outcome)
             if world.scheme.gossip.is_due_within(edge_round, world.rounds.edge_rounds):
-                state = _exchanged(world, state, after_exchange)
-        state = _exchanged(world, state, after_global_round)
+                state = _exchanged(world, parameters, state, after_exchange)
+        state = _exchanged(world, parameters, state, after_global_round)
         state = replace(state, rounds_done=state.rounds_done + 1)
         accuracy = _accuracy(world, executor, parameters, state)
         record = round_record(
@@ -75,7 +75,7 @@ def simulate(
             state,
             edge_rounds,
             accuracy=accuracy,
-            model_sha256=model_sha256(state.models),
+            model_sha256=model_sha256(state.models, parameters.workers),
             wall_seconds=now() - begin,
         )
         yield RoundOutcome(record, plan_table(world, edge_rounds, state.rounds_done), state)
@@ -83,11 +83,16 @@ def simulate(
             return
 
 
-def _exchanged(world: World, state: RunState, counted: Callable[[Ledger, FloatArray], Ledger]) -> RunState:
+def _exchanged(
+    world: World,
+    parameters: SimulationParameters,
+    state: RunState,
+    counted: Callable[[Ledger, FloatArray], Ledger],
+) -> RunState:
     """The state after edge servers have exchanged their models; `counted` is what that does to a ledger."""
     models: Sequence[FlatModel] = state.models
     for _ in range(world.scheme.gossip.steps):
-        models = gossip_mix(models, world.backhaul.weights)
+        models = gossip_mix(models, world.backhaul.weights, parameters.workers)
     return replace(
         state,
         models=tuple(models),
@@ -182,19 +187,10 @@ def _trained(
     for cluster, own in groupby((order.device for order, _ in tasks), world.fleet.cluster.__getitem__):
         asked = list(own)
         reports = map(noted, islice(answers, len(asked)))
-        models[cluster] = _aggregated(world, models[cluster], asked, reports)
+        weights = device_weights(world, {n: world.data[n].samples for n in asked})
+        models[cluster] = aggregate(models[cluster], reports, weights, world.aggregation)
     assert next(answers, None) is None  # noqa: S101 — an executor ends its work after its last answer
     return tuple(models), tuple(devices), work
-
-
-def _aggregated(
-    world: World, model: FlatModel, devices: list[int], reports: Iterator[DeviceReport]
-) -> FlatModel:
-    """The mean needs no more than one report at a time; other rules need all of them."""
-    weights = device_weights(world, {n: world.data[n].samples for n in devices})
-    if world.aggregation.kind == "mean":
-        return edge_sum(model, reports, participants_weights(devices, weights))
-    return robust_aggregate(model, list(reports), weights, world.aggregation)
 
 
 def _accuracy(

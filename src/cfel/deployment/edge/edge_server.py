@@ -31,7 +31,7 @@ from cfel.deployment.security.identity import Identity
 from cfel.deployment.transport.grpc_transport import Calls, Method
 from cfel.deployment.transport.messages import Message
 from cfel.errors import RejectedError
-from cfel.learning.aggregation import robust_aggregate
+from cfel.learning.aggregation import aggregate
 from cfel.learning.device_messages import DeviceReport
 from cfel.learning.evaluate import evaluate
 from cfel.learning.local.estimates import encode_estimates
@@ -163,10 +163,10 @@ class EdgeServer:
                 for n in self._members(control["available"])
             }
             reports = await self._device_service.collect_reports(orders, self.state.used)
-            sent = list(reports.values())
+            sent = [reports[device] for device in sorted(reports)]
             samples = {report.device: report.samples for report in sent}
             weights, rule = device_weights(self._world, samples), self._world.aggregation
-            aggregated = await self._compute.run(lambda: robust_aggregate(model, sent, weights, rule))
+            aggregated = await self._compute.run(lambda: aggregate(model, sent, weights, rule))
             told = {
                 "work": [_work_row(each) for each in reports.values()],
                 "connected": self._device_service.connected(),

@@ -10,15 +10,14 @@ same reason. That order is part of the flat format; `files` speaks of names and 
 """
 
 import hashlib
-import os
 from collections.abc import Iterable, Mapping, Sequence
-from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
 
 import torch
 from torch import Tensor, nn
 
 from cfel.errors import InputError
+from cfel.learning.worker_threads import map_in_threads
 
 
 @dataclass(frozen=True, slots=True)
@@ -49,10 +48,15 @@ class FlatModel:
         return digest.digest()
 
 
-def model_sha256(models: Sequence[FlatModel]) -> str:
-    """SHA-256, in hexadecimal, of the concatenated SHA-256s of the edge models in cluster order."""
-    with ThreadPoolExecutor(os.cpu_count()) as pool:
-        return hashlib.sha256(b"".join(pool.map(FlatModel.sha256, models))).hexdigest()
+def model_sha256(models: Sequence[FlatModel], workers: int = 0) -> str:
+    """SHA-256, in hexadecimal, of the concatenated SHA-256s of the edge models in cluster order.
+
+    Args:
+        models: the edge models.
+        workers: most threads to use; 0 for one per core.
+    """
+    digests = map_in_threads(FlatModel.sha256, models, workers)
+    return hashlib.sha256(b"".join(digests)).hexdigest()
 
 
 @dataclass(frozen=True, slots=True)

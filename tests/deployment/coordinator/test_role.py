@@ -10,10 +10,9 @@ import pytest
 from cfel.deployment.coordinator.control_state import Control
 from cfel.deployment.coordinator.coordinator import Coordinator
 from cfel.deployment.election import member as member_module
-from cfel.deployment.election.electorate import Role
 from cfel.deployment.election.member import Member
-from cfel.deployment.election.messages import Ballot, LeaderChanged, Resign, Tick
 from cfel.deployment.election.rules import leads, step, wakes_at
+from cfel.deployment.election.state import LeaderChanged, Resign, Role, Tick, Vote
 from cfel.deployment.security.identity import Identity
 from cfel.deployment.transport.memory_transport import MemoryNetwork
 from cfel.deployment.transport.messages import Message
@@ -28,7 +27,7 @@ def test_whoever_resigns_rests_and_keeps_its_vote() -> None:
     """Elected at 11 s, it resigns at 12 s for 5 s: no leader, same term and vote, silent until 17 s."""
     after, actions = step(elected(), Resign(5.0), 12.0, 0.5)
     assert actions == (LeaderChanged(1, None),)
-    assert (after.role, after.ballot, wakes_at(after)) == (Role.FOLLOWER, Ballot(1, 0), 17.0)
+    assert (after.role, after.vote, wakes_at(after)) == (Role.FOLLOWER, Vote(1, 0), 17.0)
     assert not leads(after, 12.0)
     assert step(after, Tick(), 16.9, 0.5) == (after, ())
     assert step(after, Resign(5.0), 13.0, 0.5) == (after, ())
@@ -70,7 +69,7 @@ def test_an_unexpected_failure_gives_the_office_to_another(
     assert "ZeroDivisionError" in shown[0]
 
 
-def test_a_ballot_that_cannot_be_kept_is_not_given_and_ends_the_member(
+def test_a_vote_that_cannot_be_kept_is_not_given_and_ends_the_member(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Asked again after the disk failed, it still has not voted; whoever runs it is told."""
@@ -78,7 +77,7 @@ def test_a_ballot_that_cannot_be_kept_is_not_given_and_ends_the_member(
     def no_space(path: Path, *_: object) -> None:
         raise StorageError(f"cannot write {path}")
 
-    monkeypatch.setattr(member_module, "save_ballot", no_space)
+    monkeypatch.setattr(member_module, "save_vote", no_space)
     asked = Message({"kind": "VoteRequest", "term": 9, "asked_at": 1.0, "preliminary": False})
 
     async def play() -> None:
@@ -87,8 +86,8 @@ def test_a_ballot_that_cannot_be_kept_is_not_given_and_ends_the_member(
         await asyncio.sleep(0.02)
         for _ in range(2):
             with pytest.raises(StorageError):
-                await voter.received(Identity("edge", 1), asked)
-            assert voter.state.ballot == Ballot()
+                await voter.receive(Identity("edge", 1), asked)
+            assert voter.state.vote == Vote()
         with pytest.raises(StorageError):
             await voter.run()
 

@@ -11,24 +11,26 @@ from dataclasses import dataclass
 from itertools import count
 from random import Random
 
-from cfel.deployment.election.electorate import ElectionState, Electorate, Role
-from cfel.deployment.election.messages import (
+from cfel.deployment.election.rules import leads, start, step, wakes_at
+from cfel.deployment.election.state import (
     Action,
-    Ballot,
+    ElectionMessage,
+    ElectionState,
+    Electorate,
     Event,
     LeaderChanged,
-    Message,
     Persist,
     Received,
     Resign,
+    Role,
     Send,
     Tick,
     Timing,
+    Vote,
 )
-from cfel.deployment.election.rules import leads, start, step, wakes_at
 
 Step = Callable[[ElectionState, Event, float, float], tuple[ElectionState, tuple[Action, ...]]]
-Memory = Callable[[Ballot, Ballot], Ballot]
+Memory = Callable[[Vote, Vote], Vote]
 
 
 USUAL = Timing()
@@ -56,7 +58,7 @@ class Faults:
 KIND = Faults(drop=0.0, double=0.0, slow=0.0, crash=0.0, drift=0.0, upheavals_per_second=0.0)
 
 
-def remembers(_: Ballot, new: Ballot) -> Ballot:
+def remembers(_: Vote, new: Vote) -> Vote:
     """A disk as it should be."""
     return new
 
@@ -76,7 +78,7 @@ class World:
         self.agenda: list[tuple[float, int, Callable[[], None]]] = []
         self.offset = [self.chance.uniform(0, 1e4) for _ in self.members]
         self.rate = [1 + self.chance.uniform(-faults.drift, faults.drift) for _ in self.members]
-        self.durable = {member: Ballot() for member in self.members}
+        self.durable = {member: Vote() for member in self.members}
         self.states: dict[int, ElectionState] = {}
         self.standing_still: dict[int, float] = {}
         self.broken: set[tuple[int, int]] = set()
@@ -108,8 +110,8 @@ class World:
         """Starts a member that does not live, with what it made durable."""
         if member not in self.states:
             electorate = Electorate(member, self.members, self.timing)
-            ballot = self.durable[member]
-            self.states[member] = start(electorate, ballot, self.clock(member), self.chance.random())
+            vote = self.durable[member]
+            self.states[member] = start(electorate, vote, self.clock(member), self.chance.random())
             self.plan_tick(member)
 
     def kill(self, member: int) -> None:
@@ -154,8 +156,8 @@ class World:
     def carry_out(self, member: int, action: Action) -> None:
         """One action, checked."""
         match action:
-            case Persist(ballot):
-                self.durable[member] = self.memory(self.durable[member], ballot)
+            case Persist(vote):
+                self.durable[member] = self.memory(self.durable[member], vote)
             case Send(receiver, message):
                 self.send(member, receiver, message)
             case LeaderChanged(term, leader):
@@ -163,10 +165,10 @@ class World:
                 if leader == member and self.leader_of.setdefault(term, member) != member:
                     raise SafetyError(f"term {term}: {self.leader_of[term]} and {member} lead")
 
-    def send(self, sender: int, receiver: int, message: Message) -> None:
+    def send(self, sender: int, receiver: int, message: ElectionMessage) -> None:
         """Puts copies of a message on their way, or none."""
-        if self.memory is remembers and self.durable[sender] != self.states[sender].ballot:
-            raise SafetyError(f"{sender} sends {message} before its ballot is durable")
+        if self.memory is remembers and self.durable[sender] != self.states[sender].vote:
+            raise SafetyError(f"{sender} sends {message} before its vote is durable")
         self.sent += 1
         copies = 1 + (self.chance.random() < self.faults.double)
         for _ in range(copies):

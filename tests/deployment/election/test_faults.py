@@ -4,9 +4,18 @@ from dataclasses import replace
 
 import pytest
 
-from cfel.deployment.election.electorate import ElectionState, Role
-from cfel.deployment.election.messages import Action, Ballot, Event, Received, Timing, VoteReply, VoteRequest
 from cfel.deployment.election.rules import step
+from cfel.deployment.election.state import (
+    Action,
+    ElectionState,
+    Event,
+    Received,
+    Role,
+    Timing,
+    Vote,
+    VoteReply,
+    VoteRequest,
+)
 from tests.deployment.election.election_world import Faults, Memory, SafetyError, Step, World, remembers
 
 Answer = tuple[ElectionState, tuple[Action, ...]]
@@ -73,11 +82,11 @@ def test_one_leader_per_term_over_thousands_of_schedules(size: int) -> None:
     check_schedules(size, range(1000, 2500))
 
 
-def forgets_votes(_: Ballot, new: Ballot) -> Ballot:
-    return Ballot(new.term)
+def forgets_votes(_: Vote, new: Vote) -> Vote:
+    return Vote(new.term)
 
 
-def forgets_everything(old: Ballot, _: Ballot) -> Ballot:
+def forgets_everything(old: Vote, _: Vote) -> Vote:
     return old
 
 
@@ -85,7 +94,7 @@ def votes_for_everybody(state: ElectionState, event: Event, now: float, draw: fl
     """Forgets its vote as soon as the next request comes."""
     match event:
         case Received(_, VoteRequest(preliminary=False)) if state.role is Role.FOLLOWER:
-            state = replace(state, ballot=Ballot(state.term))
+            state = replace(state, vote=Vote(state.term))
     return step(state, event, now, draw)
 
 

@@ -28,7 +28,7 @@ class Office:
         self.leaders: defaultdict[int, set[int]] = defaultdict(set)
 
     def start(self, number: int) -> None:
-        """Starts a member, with the ballot it left."""
+        """Starts a member, with the vote it left."""
         own = Identity("edge", number)
         member = Member(
             number,
@@ -113,7 +113,7 @@ def test_partitions_and_kills_leave_one_leader_per_term(
 @pytest.mark.parametrize(
     ("caller", "header", "reason"),
     [
-        (1, {"kind": "Coup"}, "kind = 'Coup': no message of an election"),
+        (1, {"kind": "Coup"}, "kind = 'Coup': not a message of the election"),
         (1, {"kind": "Heartbeat", "term": 1}, "not a Heartbeat"),
         (1, {"kind": "Heartbeat", "term": 1.5, "sent_at": 0.0}, "term = 1.5"),
         (1, {"kind": "Heartbeat", "term": 2**60, "sent_at": 0.0}, "must be a whole number from 0 to"),
@@ -128,7 +128,7 @@ def test_what_is_no_message_of_an_election_is_refused(
         office.start(0)
         before = office.members[0].state
         with pytest.raises(RejectedError, match=reason):
-            await office.members[0].received(Identity("edge", caller), Message(header))
+            await office.members[0].receive(Identity("edge", caller), Message(header))
         assert office.members[0].state is before
         office.kill(0)
         return office

@@ -5,29 +5,31 @@ from typing import Any
 
 import pytest
 
-from cfel.deployment.election.electorate import ElectionState, Electorate, Role
-from cfel.deployment.election.messages import (
-    Ballot,
+from cfel.deployment.election.rules import leads, start, step, wakes_at
+from cfel.deployment.election.state import (
+    ElectionState,
+    Electorate,
     Heartbeat,
     HeartbeatReply,
     LeaderChanged,
     Persist,
     Received,
+    Role,
     Send,
     Tick,
     Timing,
+    Vote,
     VoteReply,
     VoteRequest,
 )
-from cfel.deployment.election.rules import leads, start, step, wakes_at
 from cfel.errors import InputError
 from tests.deployment.election.election_world import World
 
 TIMING = Timing()
 
 
-def member(own: int = 0, size: int = 3, ballot: Ballot = Ballot()) -> ElectionState:  # noqa: B008 (frozen)
-    return start(Electorate(own, tuple(range(size)), TIMING), ballot, now=10.0, draw=0.0)
+def member(own: int = 0, size: int = 3, vote: Vote = Vote()) -> ElectionState:  # noqa: B008 (frozen)
+    return start(Electorate(own, tuple(range(size)), TIMING), vote, now=10.0, draw=0.0)
 
 
 def elected(size: int = 3) -> ElectionState:
@@ -50,11 +52,11 @@ def test_silence_leads_through_a_preliminary_vote_to_office() -> None:
     asking, actions = step(quiet, Tick(), 10.7, 0.5)
     sounding = VoteRequest(1, 10.7, preliminary=True)
     assert actions == (Send(1, sounding), Send(2, sounding))
-    assert asking.ballot == Ballot(0, None)
+    assert asking.vote == Vote(0, None)
 
     standing, actions = step(asking, Received(2, VoteReply(0, 10.7, True, True)), 10.8, 0.5)
     request = VoteRequest(1, 10.8, preliminary=False)
-    assert actions == (Persist(Ballot(1, 0)), Send(1, request), Send(2, request))
+    assert actions == (Persist(Vote(1, 0)), Send(1, request), Send(2, request))
 
     leader, actions = step(standing, Received(1, VoteReply(1, 10.8, False, True)), 10.9, 0.5)
     heartbeat = Heartbeat(1, 10.9)
@@ -65,7 +67,7 @@ def test_silence_leads_through_a_preliminary_vote_to_office() -> None:
 def test_a_vote_is_durable_before_it_is_sent_and_given_only_once() -> None:
     first = Received(1, VoteRequest(4, 3.0, preliminary=False))
     voted, actions = step(member(), first, 11.0, 0.5)
-    assert actions == (Persist(Ballot(4, 1)), Send(1, VoteReply(4, 3.0, False, True)))
+    assert actions == (Persist(Vote(4, 1)), Send(1, VoteReply(4, 3.0, False, True)))
 
     again, actions = step(voted, first, 11.0, 0.5)
     assert (again, actions) == (voted, (Send(1, VoteReply(4, 3.0, False, True)),))
@@ -73,13 +75,13 @@ def test_a_vote_is_durable_before_it_is_sent_and_given_only_once() -> None:
     other = Received(2, VoteRequest(4, 5.0, preliminary=False))
     assert step(voted, other, 11.0, 0.5)[1] == (Send(2, VoteReply(4, 5.0, False, False)),)
 
-    restarted = member(ballot=Ballot(4, 1))
+    restarted = member(vote=Vote(4, 1))
     assert step(restarted, other, 11.0, 0.5)[1] == (Send(2, VoteReply(4, 5.0, False, False)),)
 
 
 def test_nobody_votes_against_a_leader_it_hears() -> None:
     following, actions = step(member(1), Received(0, Heartbeat(3, 77.0)), 10.1, 0.0)
-    assert actions == (Persist(Ballot(3)), LeaderChanged(3, 0), Send(0, HeartbeatReply(3, 77.0)))
+    assert actions == (Persist(Vote(3)), LeaderChanged(3, 0), Send(0, HeartbeatReply(3, 77.0)))
     for preliminary in (True, False):
         request = VoteRequest(9, 1.0, preliminary=preliminary)
         state, actions = step(following, Received(2, request), 10.79, 0.0)
@@ -96,7 +98,7 @@ def test_a_preliminary_vote_binds_nobody() -> None:
 
 
 def test_votes_of_another_election_do_not_count() -> None:
-    standing, _ = step(member(ballot=Ballot(6)), Tick(), 11.0, 0.5)
+    standing, _ = step(member(vote=Vote(6)), Tick(), 11.0, 0.5)
     for stale in (VoteReply(6, 10.5, True, True), VoteReply(6, 11.0, False, True)):
         assert step(standing, Received(1, stale), 11.1, 0.5) == (standing, ())
 
@@ -123,7 +125,7 @@ def test_a_leader_that_nobody_answers_steps_down() -> None:
         woken_at = wakes_at(state)
         state, _ = step(state, Tick(), woken_at, 0.5)
     assert woken_at == 11.6
-    assert (state.role, state.leader, state.ballot) == (Role.FOLLOWER, None, Ballot(1, 0))
+    assert (state.role, state.leader, state.vote) == (Role.FOLLOWER, None, Vote(1, 0))
 
 
 @pytest.mark.parametrize(
@@ -138,12 +140,12 @@ def test_a_leader_that_nobody_answers_steps_down() -> None:
 def test_a_higher_term_ends_a_leadership(message: HeartbeatReply | VoteReply | Heartbeat) -> None:
     state, actions = step(elected(), Received(1, message), 11.1, 0.5)
     assert state.role is Role.FOLLOWER
-    assert actions[0] == Persist(Ballot(8))
+    assert actions[0] == Persist(Vote(8))
     assert actions[1] == LeaderChanged(8, 1 if isinstance(message, Heartbeat) else None)
 
 
 def test_an_old_leader_is_told_the_newer_term() -> None:
-    state = member(1, ballot=Ballot(5, 2))
+    state = member(1, vote=Vote(5, 2))
     assert step(state, Received(0, Heartbeat(4, 1.5)), 10.1, 0.5) == (
         state,
         (Send(0, HeartbeatReply(5, 1.5)),),
@@ -152,7 +154,7 @@ def test_an_old_leader_is_told_the_newer_term() -> None:
 
 def test_a_single_member_elects_itself() -> None:
     state, actions = step(member(size=1), Tick(), 11.0, 0.5)
-    assert actions == (Persist(Ballot(1, 0)), LeaderChanged(1, 0))
+    assert actions == (Persist(Vote(1, 0)), LeaderChanged(1, 0))
     assert leads(state, 1e9)
 
 
@@ -162,14 +164,14 @@ def test_messages_of_strangers_and_bad_settings_are_refused() -> None:
             step(member(), Received(sender, Heartbeat(1, 0.0)), 10.0, 0.5)
     with pytest.raises(InputError, match="member: 4"):
         Electorate(4, (0, 1), TIMING)
-    with pytest.raises(InputError, match="rise"):
+    with pytest.raises(InputError, match="increase"):
         Electorate(0, (0, 0, 1), TIMING)
     with pytest.raises(InputError, match="contact_seconds"):
         Timing(contact_seconds=0.7)
     with pytest.raises(InputError, match="retry_seconds"):
         Timing(retry_seconds=(0.0, 1.0))
     with pytest.raises(InputError, match="term = -1"):
-        Ballot(-1)
+        Vote(-1)
 
 
 @pytest.mark.parametrize(

@@ -1,25 +1,25 @@
-"""The ballot survives, and what is not a ballot is never taken for an empty one."""
+"""The vote survives, and what is not a vote is never taken for an empty one."""
 
 from pathlib import Path
 
 import pytest
 
-from cfel.deployment.election.messages import Ballot
-from cfel.deployment.election.vote_file import load_ballot, save_ballot
+from cfel.deployment.election.state import Vote
+from cfel.deployment.election.vote_file import load_vote, save_vote
 from cfel.errors import StorageError
 
 
-@pytest.mark.parametrize("ballot", [Ballot(0), Ballot(7), Ballot(2**40, 3)])
-def test_a_ballot_comes_back(tmp_path: Path, ballot: Ballot) -> None:
+@pytest.mark.parametrize("vote", [Vote(0), Vote(7), Vote(2**40, 3)])
+def test_a_vote_comes_back(tmp_path: Path, vote: Vote) -> None:
     path = tmp_path / "ballot.json"
-    save_ballot(path, 3, Ballot(1, 1))
-    save_ballot(path, 3, ballot)
-    assert load_ballot(path, 3) == ballot
+    save_vote(path, 3, Vote(1, 1))
+    save_vote(path, 3, vote)
+    assert load_vote(path, 3) == vote
     assert list(tmp_path.iterdir()) == [path]
 
 
-def test_a_first_start_has_an_empty_ballot(tmp_path: Path) -> None:
-    assert load_ballot(tmp_path / "ballot.json", 0) == Ballot(0, None)
+def test_a_first_start_has_an_empty_vote(tmp_path: Path) -> None:
+    assert load_vote(tmp_path / "ballot.json", 0) == Vote(0, None)
 
 
 @pytest.mark.parametrize(
@@ -38,10 +38,10 @@ def test_a_first_start_has_an_empty_ballot(tmp_path: Path) -> None:
 def test_anything_else_is_refused(tmp_path: Path, content: bytes) -> None:
     path = tmp_path / "ballot.json"
     path.write_bytes(content)
-    with pytest.raises(StorageError, match="ballot"):
-        load_ballot(path, 0)
+    with pytest.raises(StorageError, match="vote"):
+        load_vote(path, 0)
 
 
-def test_a_ballot_that_cannot_be_written_is_an_error(tmp_path: Path) -> None:
+def test_a_vote_that_cannot_be_written_is_an_error(tmp_path: Path) -> None:
     with pytest.raises(StorageError, match="cannot write"):
-        save_ballot(tmp_path / "missing" / "ballot.json", 0, Ballot(1))
+        save_vote(tmp_path / "missing" / "ballot.json", 0, Vote(1))

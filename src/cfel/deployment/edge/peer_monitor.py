@@ -129,7 +129,7 @@ class Lookout:
     def _judge(self) -> None:
         problem = "" if self._server.chronicle.finished.is_set() else self._found()
         if problem.startswith(_NO_MAJORITY) and not self.problem.startswith(_NO_MAJORITY):
-            self._member.note_no_majority()
+            self._member.add_no_majority_event()
         if problem != self.problem:
             _LOG.warning("%s", problem or "all is well again")
         self.problem = problem

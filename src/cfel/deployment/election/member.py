@@ -1,4 +1,7 @@
-"""An edge server's part in the election: feeds `election.step` with time, chance and messages."""
+"""An edge server as a member of the election: feeds `rules.step` with time, random numbers and messages.
+
+The only module of the election that knows a clock, a network and a disk. It decides nothing itself.
+"""
 
 import asyncio
 import logging
@@ -9,11 +12,24 @@ from dataclasses import asdict
 from pathlib import Path
 from random import SystemRandom
 
-from cfel.deployment.election import messages as ballots
-from cfel.deployment.election import rules as election
-from cfel.deployment.election.electorate import Electorate
-from cfel.deployment.election.messages import LeaderChanged, Persist, Received, Resign, Send, Tick, Timing
-from cfel.deployment.election.vote_file import load_ballot, save_ballot
+from cfel.deployment.election import rules
+from cfel.deployment.election.state import (
+    ElectionMessage,
+    Electorate,
+    Event,
+    Heartbeat,
+    HeartbeatReply,
+    LeaderChanged,
+    Persist,
+    Received,
+    Resign,
+    Send,
+    Tick,
+    Timing,
+    VoteReply,
+    VoteRequest,
+)
+from cfel.deployment.election.vote_file import load_vote, save_vote
 from cfel.deployment.security.identity import Identity
 from cfel.deployment.transport.grpc_transport import Calls, Method
 from cfel.deployment.transport.messages import Message
@@ -22,17 +38,14 @@ from cfel.status import ElectionEvent
 
 _LOG = logging.getLogger(__name__)
 MOST_EVENTS = 50
-_KINDS = {
-    kind.__name__: kind
-    for kind in (ballots.VoteRequest, ballots.VoteReply, ballots.Heartbeat, ballots.HeartbeatReply)
-}
+_KINDS = {kind.__name__: kind for kind in (VoteRequest, VoteReply, Heartbeat, HeartbeatReply)}
 
 OnLeader = Callable[[int, int | None], None]
-"""Told the term and its leader, or None while nobody is known to lead."""
+"""Receives the term and its leader, or None while no leader is known."""
 
 
-def timing(seconds: float) -> Timing:
-    """The election's waits, in proportion to the silence after which a coordinator is thought dead."""
+def scale_timing(seconds: float) -> Timing:
+    """The election's waits, in proportion to the silence after which a coordinator counts as dead."""
     return Timing(
         heartbeat_seconds=seconds / 7,
         contact_seconds=seconds * 6 / 7,
@@ -42,15 +55,15 @@ def timing(seconds: float) -> Timing:
 
 
 class Member:
-    """One voter.
+    """One member of the election.
 
     Args:
         number: which edge server.
         members: how many there are.
         election_seconds: see `DeploymentParameters`.
-        path: where its ballot is kept.
+        path: where its vote is stored.
         calls: how it reaches the others.
-        on_leader: told of every change.
+        on_leader: called at every change of the leader.
     """
 
     def __init__(
@@ -63,26 +76,26 @@ class Member:
         on_leader: OnLeader,
     ) -> None:
         self._path, self._calls, self._on_leader = path, calls, on_leader
-        self._chance = SystemRandom()
+        self._random = SystemRandom()
         self._seconds = election_seconds
-        electorate = Electorate(number, tuple(range(members)), timing(election_seconds))
-        ballot = load_ballot(path, number)
-        self.state = election.start(electorate, ballot, _now(), self._chance.random())
+        electorate = Electorate(number, tuple(range(members)), scale_timing(election_seconds))
+        vote = load_vote(path, number)
+        self.state = rules.start(electorate, vote, _now(), self._random.random())
         self.events: deque[ElectionEvent] = deque(maxlen=MOST_EVENTS)
         self._woken = asyncio.Event()
         self._sending: set[asyncio.Task[None]] = set()
-        self._unsaved: StorageError | None = None
+        self._storage_failure: StorageError | None = None
 
     def methods(self) -> dict[str, Method]:
-        """What the other members may call."""
-        return {"ballot": Method(("edge",), self.received)}
+        """The methods that other members may call."""
+        return {"ballot": Method(("edge",), self.receive)}
 
     def leads(self) -> bool:
-        """Whether this member may act as coordinator at this instant."""
-        return election.leads(self.state, _now())
+        """Whether this member may act as coordinator now."""
+        return rules.leads(self.state, _now())
 
     def resign(self, term: int, rest_seconds: float) -> None:
-        """Gives the office of a term up, if it still holds it, and leaves it to the others for a while."""
+        """Steps down as leader of `term`, if it still is, and asks for no votes for a while."""
         if self.state.term == term:
             self._step(Resign(rest_seconds))
             self._woken.set()
@@ -91,42 +104,42 @@ class Member:
         """Takes part until cancelled.
 
         Raises:
-            StorageError: its ballot cannot be kept: it must not go on voting.
+            StorageError: its vote cannot be stored; it must not vote any more.
         """
-        while self._unsaved is None:
+        while self._storage_failure is None:
             self._woken.clear()
-            wait = max(0.0, election.wakes_at(self.state) - _now())
+            wait = max(0.0, rules.wakes_at(self.state) - _now())
             try:
                 async with asyncio.timeout(wait):
                     await self._woken.wait()
             except TimeoutError:
                 self._step(Tick())
-        raise self._unsaved
+        raise self._storage_failure
 
-    async def received(self, caller: Identity, message: Message) -> Message:
-        """Takes a message of another member."""
+    async def receive(self, caller: Identity, message: Message) -> Message:
+        """Handles a message from another member."""
         fields = dict(message.header)
         kind = _KINDS.get(str(fields.pop("kind", None)))
         if kind is None:
-            raise RejectedError(f"kind = {message.header.get('kind')!r}: no message of an election")
+            raise RejectedError(f"kind = {message.header.get('kind')!r}: not a message of the election")
         try:
             self._step(Received(caller.number, kind(**fields)))
         except (InputError, TypeError, OverflowError) as error:
             raise RejectedError(f"not a {kind.__name__}: {error}") from error
         except StorageError as error:
-            # Only its caller would hear of it here; whoever runs this member has to.
-            self._unsaved = error
+            # Raised here it only reaches the caller, so `run` raises it as well.
+            self._storage_failure = error
             raise
         finally:
             self._woken.set()
         return Message()
 
-    def _step(self, event: ballots.Event) -> None:
-        after, actions = election.step(self.state, event, _now(), self._chance.random())
+    def _step(self, event: Event) -> None:
+        after, actions = rules.step(self.state, event, _now(), self._random.random())
         for action in actions:
             if isinstance(action, Persist):
-                # On the event loop on purpose: nothing is said, nor a vote counted as given, before that.
-                save_ballot(self._path, after.electorate.member, action.ballot)
+                # Blocks the event loop on purpose: until it returns, nothing may be sent and no vote counts.
+                save_vote(self._path, after.electorate.member, action.vote)
         self.state = after
         for action in actions:
             match action:
@@ -136,17 +149,17 @@ class Member:
                     task.add_done_callback(self._sending.discard)
                 case LeaderChanged(term, leader):
                     _LOG.info("term %d: leader %s", term, leader)
-                    self._note(term, leader)
+                    self._add_event(term, leader)
                     self._on_leader(term, leader)
 
-    def note_no_majority(self) -> None:
-        """Adds to the events that nobody can be elected."""
+    def add_no_majority_event(self) -> None:
+        """Adds the event that no leader can be elected."""
         own = str(Identity("edge", self.state.electorate.member))
         self.events.append(
             ElectionEvent(unix_seconds=time.time(), term=self.state.term, kind="no-majority", node=own)
         )
 
-    def _note(self, term: int, leader: int | None) -> None:
+    def _add_event(self, term: int, leader: int | None) -> None:
         own = self.state.electorate.member
         led = bool(self.events) and self.events[-1].kind == "elected"
         if leader is None:
@@ -157,7 +170,7 @@ class Member:
             ElectionEvent(unix_seconds=time.time(), term=term, kind=kind, node=str(Identity("edge", whom)))
         )
 
-    async def _send(self, receiver: int, message: ballots.Message) -> None:
+    async def _send(self, receiver: int, message: ElectionMessage) -> None:
         header = {"kind": type(message).__name__, **asdict(message)}
         try:
             await self._calls.call(Identity("edge", receiver), "ballot", Message(header), self._seconds)

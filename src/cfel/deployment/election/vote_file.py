@@ -1,50 +1,50 @@
-"""A member's ballot on disk: term and vote, whole and synced before anybody hears of them.
+"""Where a member's vote is stored: term and vote, on disk before any other member learns of them.
 
-One small JSON file, replaced in one step. Deleting it lets its member vote twice in a term, so a file that
-cannot be read or is somebody else's is an error and never an empty ballot; only a file that never was means a
-first start.
+One small JSON file, replaced in one step. Without it a member could vote twice in a term. So a file that is
+damaged or belongs to another member is an error, never an empty vote. Only a missing file means a first
+start.
 """
 
 import json
 from pathlib import Path
 
-from cfel.deployment.election.messages import Ballot
+from cfel.deployment.election.state import Vote
 from cfel.durable import read_bytes, replace_file
 from cfel.errors import StorageError
 
 _VERSION = 1
 
 
-def save_ballot(path: Path, member: int, ballot: Ballot) -> None:
-    """Returns when the ballot is on the device.
+def save_vote(path: Path, member: int, vote: Vote) -> None:
+    """Returns when the vote is on the disk.
 
     Raises:
-        StorageError: it could not be made durable: the member must not go on voting.
+        StorageError: it could not be stored; the member must not vote any more.
     """
-    content = {"version": _VERSION, "member": member, "term": ballot.term, "voted_for": ballot.voted_for}
+    content = {"version": _VERSION, "member": member, "term": vote.term, "voted_for": vote.voted_for}
     replace_file(path, json.dumps(content).encode())
 
 
-def load_ballot(path: Path, member: int) -> Ballot:
-    """The ballot last saved, or an empty one on the very first start.
+def load_vote(path: Path, member: int) -> Vote:
+    """The vote last saved, or an empty one on the very first start.
 
     Raises:
-        StorageError: the file cannot be read, is not a ballot, or another member's.
+        StorageError: the file cannot be read, holds no vote, or belongs to another member.
     """
     if not path.exists():
-        return Ballot()
+        return Vote()
     try:
         content = json.loads(read_bytes(path))
     except ValueError as error:
-        raise StorageError(f"{path}: not a ballot: {error}") from error
-    if not _well_formed(content):
-        raise StorageError(f"{path}: not a ballot of version {_VERSION}: {content!r}")
+        raise StorageError(f"{path}: not a vote: {error}") from error
+    if not _is_well_formed(content):
+        raise StorageError(f"{path}: not a vote of version {_VERSION}: {content!r}")
     if content["member"] != member:
-        raise StorageError(f"{path}: the ballot of member {content['member']}, not of {member}")
-    return Ballot(content["term"], content["voted_for"])
+        raise StorageError(f"{path}: the vote of member {content['member']}, not of {member}")
+    return Vote(content["term"], content["voted_for"])
 
 
-def _well_formed(content: object) -> bool:
+def _is_well_formed(content: object) -> bool:
     if not isinstance(content, dict) or set(content) != {"version", "member", "term", "voted_for"}:
         return False
     numbers = [content["member"], content["term"]]

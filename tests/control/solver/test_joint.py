@@ -38,6 +38,27 @@ def test_joint_is_as_good_as_brute_force(devices: int, seed: int, ratio: float, 
         assert solution.lower_bound <= best * (1 + 1e-9)
 
 
+def test_a_limit_that_binds_only_the_device_searched_for() -> None:
+    """Only device 0's battery binds, so without device 0 the other one has one segment fewer."""
+    problem = RoundProblem(
+        tau=1,
+        sigma2=2.0,
+        g2=1.0,
+        mu=[4.0, 8.0],
+        alpha=[5.0, 2.0],
+        nu=[6.0, 28.0],
+        power=[4.0, 3.5],
+        cluster=[0, 0],
+        time_cap=35.0,
+        energy_cap=29.0,
+        battery=[23.0, np.inf],
+    )
+    solution, best = solve(problem), reference.brute_force(problem)
+    assert solution.feasible
+    assert solution.lower_bound <= best * (1 + 1e-9)
+    assert solution.objective <= best * (1 + 1e-4)
+
+
 @pytest.mark.parametrize("name", PRESETS)
 @pytest.mark.parametrize("ratio", RATIOS)
 def test_gap_of_a_paper_fleet_is_small(name: str, ratio: float) -> None:

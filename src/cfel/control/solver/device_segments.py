@@ -10,6 +10,7 @@ at most four numbers, and for a fleet it is a few array operations.
 1. This module knows nothing of the energy cap that couples the devices; `hull` does.
 """
 
+from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -135,6 +136,17 @@ class Pieces:
     def on(self, piece: NDArray[np.int8]) -> "Pieces":
         """The same fleet with every device held on one line: a convex problem, K = 1."""
         return Pieces(*(values[np.newaxis] for values in self._along(piece, *self._arrays())))
+
+    @classmethod
+    def joined(cls, blocks: Sequence["Pieces"]) -> "Pieces":
+        """The lines of several blocks with equally many kinds, side by side."""
+        return cls(
+            *(np.concatenate(values, axis=1) for values in zip(*map(cls._arrays, blocks), strict=True))
+        )
+
+    def take(self, devices: IndexArray | slice) -> "Pieces":
+        """The lines of some devices."""
+        return Pieces(*(values[:, devices] for values in self._arrays()))
 
     def theta(self, piece: NDArray[np.int8], rho: FloatArray) -> FloatArray:
         """θ of every device standing at ρ on the given line."""

@@ -29,7 +29,7 @@ def one_off_line(
         device: the one that is free.
     """
     others = np.delete(np.arange(crew.size), device)
-    held = Crew.of(crew.terms.take(others), crew.noise, crew.gradient).held(piece[others])
+    held = crew.held_without(device, piece)
     terms = crew.terms
     least = (
         terms.rho_min[device] * terms.step_joules[device]

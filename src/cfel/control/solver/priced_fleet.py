@@ -116,6 +116,17 @@ class Crew:
         blocks = tuple(pieces.on(piece[block]) for block, pieces in self._each())
         return replace(self, blocks=blocks)
 
+    def held_without(self, device: int, piece: Assignment) -> "Crew":
+        """All devices but one, each kept on its line.
+
+        The lines are taken over as they are. Working them out again without the device would number them
+        differently where it was the only one that a limit concerns.
+        """
+        kept = np.delete(np.arange(self.size), device)
+        whole = Pieces.joined(self.held(piece).blocks).take(kept)
+        blocks = tuple(whole.take(block) for block in _blocks(len(kept)))
+        return replace(self, terms=self.terms.take(kept), blocks=blocks)
+
     def alone(self, devices: IndexArray, joules: FloatArray) -> Candidate:
         """Each listed device at its best within its own energy; the same device may be listed many times."""
         terms = self.terms.take(devices)

@@ -111,8 +111,11 @@ def test_a_run_in_the_way(run: Run, done: Path, tmp_path: Path) -> None:
         ("data.name=digit", "data: unknown 'digit'; did you mean 'digits'?"),
         ("topology.kind=rng", "topology: unknown 'rng'; did you mean 'ring'?"),
         ("scheme.name=nowhere_to_be:found", "scheme: cannot load 'nowhere_to_be:found': No module named"),
-        ("model.name=own_model:nothing", "model: cannot load 'own_model:nothing': module 'own_model' has no"),
-        ("data.task=own_data:spirals", "task 'own_data:spirals' returned a DataSet, not a Task"),
+        (
+            "model.name=custom_model:nothing",
+            "model: cannot load 'custom_model:nothing': module 'custom_model' has no",
+        ),
+        ("data.task=custom_data:spirals", "task 'custom_data:spirals' returned a DataSet, not a Task"),
         ("simulation.device=nonsense", "simulation.device = 'nonsense': cannot be used here"),
         ("fleet.devices=2000", "1438 samples of 'digits' are too few for 2000 devices"),
     ],
@@ -168,7 +171,7 @@ def test_a_directory_that_cannot_be_made(run: Run, write: Write) -> None:
 def test_code_beside_the_experiment(run: Run, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """A module:function is found beside the experiment file, and in the current folder."""
     name = "mine_alone"
-    text = (EXAMPLES / "own_scheme.py").read_text(encoding="utf-8")
+    text = (EXAMPLES / "custom_scheme.py").read_text(encoding="utf-8")
     for folder in ("beside", "here"):
         (tmp_path / folder).mkdir()
     (tmp_path / "beside" / f"{name}_beside.py").write_text(text, encoding="utf-8")

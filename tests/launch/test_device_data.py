@@ -27,7 +27,7 @@ EXAMPLES = Path(__file__).parents[2] / "examples"
 
 
 def a_few(path: Path, count: int = 20) -> None:
-    """A file as `examples/own_device_data.py` reads it."""
+    """A file as `examples/custom_device_data.py` reads it."""
     data = digits()
     np.savez(path, images=data.train_inputs[:count].numpy(), digits=data.train_targets[:count].numpy())
 
@@ -36,14 +36,14 @@ def a_few(path: Path, count: int = 20) -> None:
 def test_runs_as_a_process(tmp_path: Path) -> None:
     """Two edge servers, a device of the experiment and one with 20 samples that nobody else can read."""
     pytest.importorskip("grpc")
-    shutil.copy(EXAMPLES / "own_model.py", tmp_path)
-    shutil.copy(EXAMPLES / "own_device_data.py", tmp_path)
+    shutil.copy(EXAMPLES / "custom_model.py", tmp_path)
+    shutil.copy(EXAMPLES / "custom_device_data.py", tmp_path)
     a_few(tmp_path / "samples.npz")
     import_from(tmp_path)
     experiment = tiny(
         rounds={"global": 2, "edge": 1},
         fleet={"devices": 2, "clusters": 2},
-        model={"name": "own_model:residual"},
+        model={"name": "custom_model:residual"},
         deployment={"election_seconds": 1.0, "gone_seconds": 60.0},
     )
     world = experiment.world()
@@ -51,7 +51,7 @@ def test_runs_as_a_process(tmp_path: Path) -> None:
     configurations = prepare(experiment, world, tmp_path, (tmp_path,))
     mine = next(path for path in configurations if path.stem == "device-0")
     file = read_node(mine)
-    write_node(mine, replace(file, data="own_device_data:samples", data_path=tmp_path / "samples.npz"))
+    write_node(mine, replace(file, data="custom_device_data:samples", data_path=tmp_path / "samples.npz"))
     command = [sys.executable, "-m", "cfel", "device", "--config", str(mine), "--log", str(tmp_path / "log")]
     with Processes(path for path in configurations if path != mine) as others:
         device = subprocess.Popen(command)
@@ -74,7 +74,7 @@ def test_all_samples_are_the_devices(tmp_path: Path) -> None:
     a_few(tmp_path / "samples.npz", 7)
     import_from(EXAMPLES)
     world = tiny().world()
-    held = own_samples("own_device_data:samples", tmp_path / "samples.npz", world)
+    held = own_samples("custom_device_data:samples", tmp_path / "samples.npz", world)
     assert held.samples == 7
     assert torch.equal(held.data.train_inputs, digits().train_inputs[:7])
     assert held.data.normalisation == world.task.data.normalisation
@@ -87,7 +87,7 @@ def test_the_file_of_the_documents_fits(tmp_path: Path, monkeypatch: pytest.Monk
     monkeypatch.chdir(tmp_path)
     exec(lines, {})  # noqa: S102 — our own document
     import_from(EXAMPLES)
-    held = own_samples("own_device_data:samples", tmp_path / "samples.npz", tiny().world())
+    held = own_samples("custom_device_data:samples", tmp_path / "samples.npz", tiny().world())
     pixels = held.data.train_inputs
     assert (tuple(pixels.shape), pixels.dtype) == ((20, 1, 8, 8), torch.uint8)
     assert np.array_equal(np.unique(pixels), np.unique(digits().train_inputs))
@@ -95,7 +95,7 @@ def test_the_file_of_the_documents_fits(tmp_path: Path, monkeypatch: pytest.Monk
 
 def test_samples_that_cannot_be_read(tmp_path: Path) -> None:
     import_from(EXAMPLES)
-    name, world, path = "own_device_data:samples", tiny().world(), tmp_path / "samples.npz"
+    name, world, path = "custom_device_data:samples", tiny().world(), tmp_path / "samples.npz"
     with pytest.raises(InputError, match=f"^data_path = '{path}': does not exist$"):
         own_samples(name, path, world)
     with pytest.raises(InputError, match=f"^data = '{name}' failed without a data_path: ValueError"):

@@ -18,8 +18,8 @@ from cfel.plugins import ANY_CODE
 from tests.simulation.drive import column, outcomes, records, timeless
 
 EXAMPLES = Path(__file__).parents[2] / "examples"
-# That of a device's own samples needs a device: tests/launch/test_device_data.py runs it.
-OWN = sorted(file.stem for file in EXAMPLES.glob("own_*.py") if file.stem != "own_device_data")
+# The one for samples of a single device needs a device: tests/launch/test_device_data.py runs it.
+CUSTOM = sorted(file.stem for file in EXAMPLES.glob("custom_*.py") if file.stem != "custom_device_data")
 
 
 @pytest.fixture(autouse=True)
@@ -27,7 +27,7 @@ def _beside_the_experiment(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
     """Modules in examples/ can be imported, as for `cfel run examples/tiny.toml`."""
     monkeypatch.setattr(sys, "path", [*sys.path, str(EXAMPLES)])
     yield
-    for name in OWN:
+    for name in CUSTOM:
         sys.modules.pop(name, None)
 
 
@@ -48,10 +48,10 @@ def example(name: str, engine: str = "threads") -> Experiment:
 
 def test_there_is_one_of_each() -> None:
     parts = ("compressor", "data", "model", "scheme", "task_next_character", "task_regression", "topology")
-    assert [f"own_{part}" for part in parts] == OWN
+    assert [f"custom_{part}" for part in parts] == CUSTOM
 
 
-@pytest.mark.parametrize("name", OWN)
+@pytest.mark.parametrize("name", CUSTOM)
 def test_an_example_is_a_page(name: str) -> None:
     text = (EXAMPLES / f"{name}.py").read_text(encoding="utf-8")
     assert len(text.splitlines()) <= 70
@@ -61,13 +61,13 @@ def test_an_example_is_a_page(name: str) -> None:
 @pytest.mark.parametrize(
     ("name", "least"),
     [
-        ("own_compressor", 0.5),
-        ("own_data", 0.6),
-        ("own_model", 0.6),
-        ("own_scheme", 0.4),
-        ("own_task_next_character", 0.3),
-        ("own_task_regression", 0.5),
-        ("own_topology", 0.5),
+        ("custom_compressor", 0.5),
+        ("custom_data", 0.6),
+        ("custom_model", 0.6),
+        ("custom_scheme", 0.4),
+        ("custom_task_next_character", 0.3),
+        ("custom_task_regression", 0.5),
+        ("custom_topology", 0.5),
     ],
 )
 def test_an_example_learns(name: str, least: float) -> None:
@@ -76,13 +76,13 @@ def test_an_example_learns(name: str, least: float) -> None:
     assert (log[-1].loss or 9) < (log[0].loss or 0)
 
 
-@pytest.mark.parametrize("name", ["own_compressor", "own_model", "own_task_next_character"])
+@pytest.mark.parametrize("name", ["custom_compressor", "custom_model", "custom_task_next_character"])
 def test_an_example_can_be_batched(name: str) -> None:
     """Embeddings, layer norm and losses of one's own go through `torch.func` as they are."""
     one, two = (outcomes(replace_rounds(example(name, engine)))[-1] for engine in ("threads", "batched"))
     assert one.record.loss == pytest.approx(two.record.loss, rel=1e-3)
     for left, right in zip(one.state.models, two.state.models, strict=True):
-        if name != "own_compressor":  # a sign may turn over on the last bit
+        if name != "custom_compressor":  # a sign may turn over on the last bit
             np.testing.assert_allclose(left.parameters, right.parameters, atol=1e-3)
 
 
@@ -104,7 +104,7 @@ def test_the_tiny_example_is_as_promised(tmp_path: Path) -> None:
 
 def test_turns_are_taken() -> None:
     """Even devices first; the turn goes on across rounds, as the state does."""
-    found = outcomes(example("own_scheme"))
+    found = outcomes(example("custom_scheme"))
     tables = [each.plans for each in found]
     place = 2 * np.repeat(np.arange(4), 12) + column(tables, "edge_round")
     hard = column(tables, "rho") == 1
@@ -113,7 +113,7 @@ def test_turns_are_taken() -> None:
 
 
 def test_a_state_waits_in_the_checkpoint(tmp_path: Path) -> None:
-    experiment = example("own_scheme")
+    experiment = example("custom_scheme")
     asked = iter([False, True])
     with pytest.raises(KeyboardInterrupt):
         run_experiment(experiment, tmp_path / "run", RunOptions(interrupted=lambda: next(asked)))
@@ -123,19 +123,19 @@ def test_a_state_waits_in_the_checkpoint(tmp_path: Path) -> None:
 
 def test_a_bit_an_entry() -> None:
     """Six devices, two edge rounds of 4,810 bits and a float; full models over three links both ways."""
-    line = records(example("own_compressor"))[-1]
+    line = records(example("custom_compressor"))[-1]
     assert line.wire_bytes == (12 * (4810 + 32) + 6 * 32 * 4810) // 8
 
 
 def test_the_wheel() -> None:
-    world = example("own_topology").world()
+    world = example("custom_topology").world()
     assert nx.is_isomorphic(world.backhaul.graph, nx.wheel_graph(6))
 
 
 def test_a_text_of_ones_own(tmp_path: Path) -> None:
     file = tmp_path / "text.txt"
     file.write_text("ab" * 200, encoding="utf-8")
-    changes = ["data.task=own_task_next_character:build", "data.partition=iid", f"data.path={file}"]
+    changes = ["data.task=custom_task_next_character:build", "data.partition=iid", f"data.path={file}"]
     assert records(load_experiment(EXAMPLES / "tiny.toml", changes, ANY_CODE))[-1].accuracy == 1.0
     file.write_text("too short", encoding="utf-8")
     with pytest.raises(InputError, match="9 characters are too few"):

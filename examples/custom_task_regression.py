@@ -1,12 +1,12 @@
-r"""A task of one's own: fitting a curve, with a loss and a measure that are not those of classes.
+r"""A user-defined task: fit a curve, with a loss and a metric for regression.
 
-    cfel run examples/tiny.toml --set data.task=own_task_regression:build --set data.partition=iid \
+    cfel run examples/tiny.toml --set data.task=custom_task_regression:build --set data.partition=iid \
         --set rounds.global=10 --set rounds.local=10 --set local.learning_rate=0.1
 
-A task is a function from `data.path` to a `Task`: data, model, loss and metric. Loss and metric are given per
-sample and averaged by whoever asks for them. The metric is what logs and reports call accuracy, so larger
-must be better: here it is the share of points that are predicted to within a tenth. There are no classes to
-share out unevenly, hence `data.partition = "iid"`.
+A task is a function that takes `data.path` and returns a `Task`: data, model, loss, metric. Loss and metric
+return one value per sample; cfel takes the mean. Logs and reports show the metric as accuracy, so larger must
+be better: here it is the share of points predicted to within 0.1. There are no classes to split unevenly, so
+the command sets `data.partition = "iid"`.
 """
 
 from pathlib import Path
@@ -20,7 +20,7 @@ from cfel.learning.task import Task
 
 
 def build(_: Path | None) -> Task:
-    """Two waves with a little noise, to be learned from 2,000 points."""
+    """Builds the task: a sine wave with a little noise, learned from 2,000 points."""
     return Task(
         data=_waves(2400, noise=0.02),
         model=_network,

@@ -1,10 +1,10 @@
-"""A model of one's own: a perceptron whose hidden layers are added to their input, with layer norm.
+"""A user-defined model: a perceptron with residual hidden layers and layer norm.
 
-    cfel run examples/tiny.toml --set model.name=own_model:residual
+    cfel run examples/tiny.toml --set model.name=custom_model:residual
 
-A model is a function from the shape of one sample and the number of classes to a torch module that turns a
-batch of float32 samples into scores. Anything goes that draws no random numbers while training (no dropout:
-runs could not be repeated) and shares no parameters between layers. Without batch norm it can be trained for
+A model is a function that takes the shape of one sample and the number of classes. It returns a torch module
+that maps a batch of float32 samples to scores. The module must not draw random numbers while training (no
+dropout: runs could not be repeated) or share parameters between layers. A model without batch norm can train
 many devices at once, with `--engine batched`.
 """
 
@@ -24,13 +24,13 @@ class Residual(nn.Module):
         self.change = nn.Sequential(nn.LayerNorm(WIDTH), nn.Linear(WIDTH, WIDTH), nn.ReLU())
 
     def forward(self, x: Tensor) -> Tensor:
-        """The changed batch."""
+        """Adds the layer's output to its input."""
         changed: Tensor = x + self.change(x)
         return changed
 
 
 def residual(input_shape: tuple[int, ...], classes: int) -> nn.Module:
-    """For inputs of any shape."""
+    """Builds the network for inputs of any shape."""
     first = nn.Linear(math.prod(input_shape), WIDTH)
     blocks = [Residual() for _ in range(BLOCKS)]
     return nn.Sequential(nn.Flatten(), first, *blocks, nn.Linear(WIDTH, classes))

@@ -1,11 +1,11 @@
-r"""A task of one's own: which character comes next in a text?
+r"""A user-defined task: predict the next character of a text.
 
-    cfel run examples/tiny.toml --set data.task=own_task_next_character:build --set data.partition=iid \
+    cfel run examples/tiny.toml --set data.task=custom_task_next_character:build --set data.partition=iid \
         --set rounds.global=12 --set rounds.local=10
 
-With `--set data.path=FILE` the text is a file's, else it is the one below. A sample is a window of characters
-as whole numbers, its target the one that follows; the model looks each character up in a table and puts a
-small network on top (Bengio et al., 2003). Loss and metric are those of classification, so none are given.
+With `--set data.path=FILE` the text comes from a file, otherwise it is the one below. A sample is a window of
+characters, as integers; its target is the character that follows. The model looks up an embedding for each
+character and feeds them to a small network (Bengio et al., 2003). Loss and metric default to classification.
 """
 
 from pathlib import Path
@@ -34,7 +34,7 @@ not matter. the mean of the changes is a little less exact, but there are more o
 
 
 def build(path: Path | None) -> Task:
-    """The task, from a text of at least a hundred characters."""
+    """Builds the task from a text of at least a hundred characters."""
     text = TEXT if path is None else path.read_text(encoding="utf-8")
     text = " ".join(text.split())
     if len(text) < 100:
@@ -43,7 +43,7 @@ def build(path: Path | None) -> Task:
 
 
 def _windows(text: str) -> DataSet:
-    """Every window of the text; the last fifth is kept for testing."""
+    """All windows of the text; the last fifth is for testing."""
     alphabet, codes = np.unique(np.array(list(text)), return_inverse=True)
     windows = np.lib.stride_tricks.sliding_window_view(codes.astype(np.int64), WINDOW + 1)
     inputs, targets = torch.from_numpy(windows[:, :-1].copy()), torch.from_numpy(windows[:, -1].copy())

@@ -1,10 +1,10 @@
-"""Data of one's own: points on three intertwined spirals, told apart by their two coordinates.
+"""User-defined data: points on three intertwined spirals; the task is to say which spiral.
 
-    cfel run examples/tiny.toml --set data.name=own_data:spirals --set rounds.global=8
+    cfel run examples/tiny.toml --set data.name=custom_data:spirals --set rounds.global=8
 
-A loader is a function from `data.path` (here there is none) to a `DataSet`: inputs and targets to train with
-and to test with, and the number of classes. Floats go to the model as they are; images as bytes are scaled
-batch by batch. Who gets which samples is `data.partition`'s business, not the loader's.
+A loader is a function that takes `data.path` (not used here) and returns a `DataSet`: inputs and targets for
+training and for testing, and the number of classes. Float inputs reach the model unchanged; images stored as
+bytes are scaled batch by batch. The loader does not split the data over devices: `data.partition` does.
 """
 
 from pathlib import Path
@@ -20,7 +20,7 @@ NOISE = 0.05
 
 
 def spirals(_: Path | None) -> DataSet:
-    """The same points every time; one in six is kept for testing."""
+    """Draws the same points every time; one in six is for testing."""
     draw = np.random.default_rng(0)
     label = draw.integers(ARMS, size=POINTS)
     along = np.sqrt(draw.random(POINTS))

@@ -1,11 +1,11 @@
-"""A scheme of one's own: the devices of even and odd number take turns at working hard.
+"""A user-defined scheme: devices with even and odd numbers take turns at working hard.
 
-    cfel run examples/tiny.toml --set scheme.name=own_scheme:build
+    cfel run examples/tiny.toml --set scheme.name=custom_scheme:build
 
-A scheme is a function from the experiment's `[scheme]` to a pair (init, plan). `plan` gets what was
-remembered and what is seen at the start of an edge round, and gives everybody's ρ and θ and what to remember
-next: plain JSON values, so that they can wait in a checkpoint. Here ρ is given by whose turn it is; θ is left
-to the solver, which makes the budgets last where it can.
+A scheme is a function that takes the experiment's `[scheme]` section and returns a pair (init, plan). In each
+edge round, `plan` gets the scheme's state and an observation of the fleet. It returns ρ and θ for all devices
+and the next state: plain JSON values, so that a checkpoint can hold them. Here the turn decides ρ. The solver
+chooses θ so that the budgets last, where that is possible.
 """
 
 from typing import Any
@@ -17,7 +17,7 @@ from cfel.control.scheme import Observation, RoundPlan, Scheme, SchemeParameters
 
 
 def build(parameters: SchemeParameters) -> Scheme:
-    """The scheme; `scheme.rho_min` is what those do whose turn it is not."""
+    """Builds the scheme; `scheme.rho_min` is the ρ of devices whose turn it is not."""
 
     def plan(state: State, seen: Observation) -> tuple[RoundPlan, State]:
         turn: int = state["turn"]

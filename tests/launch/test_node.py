@@ -7,13 +7,13 @@ from pathlib import Path
 import pytest
 
 from cfel.deployment.node import Node, run_device, run_edge
-from cfel.deployment.security.agreement import Agreement
+from cfel.deployment.security.experiment_check import ExperimentCheck
 from cfel.deployment.security.identity import Identity
 from cfel.errors import DashboardError, InputError
 from cfel.launch.node import _until_stopped
 from tests.simulation.drive import tiny
 
-SAME = Agreement({})
+SAME = ExperimentCheck({})
 
 
 async def fail(error: Exception) -> None:

@@ -21,7 +21,7 @@ from cfel.deployment.edge.node import Companion, EdgeNode
 from cfel.deployment.measurement.energy_counters import EnergyCounter, find_counter
 from cfel.deployment.parameters import DeploymentParameters
 from cfel.deployment.payloads import model_size
-from cfel.deployment.security.agreement import Agreement
+from cfel.deployment.security.experiment_check import ExperimentCheck
 from cfel.deployment.security.identity import Identity
 from cfel.deployment.transport.grpc_transport import Credentials, GrpcCalls, GrpcServer
 from cfel.deployment.transport.messages import Message
@@ -75,7 +75,7 @@ async def run_edge(
     simulation: SimulationParameters,
     deployment: DeploymentParameters,
     node: Node,
-    agreement: Agreement,
+    experiment_check: ExperimentCheck,
     companion: Companion | None = None,
 ) -> None:
     """Runs an edge server until the experiment is over or the task is cancelled."""
@@ -85,8 +85,12 @@ async def run_edge(
     _check_addresses(node, clusters)
     credentials = Credentials.read(node.certificates, node.identity)
     calls = GrpcCalls(credentials, node.peers(), model_size(world.start))
-    edge = EdgeNode(world, simulation, deployment, number, node.directory, agreement.said_in(calls))
-    listener = GrpcServer(credentials, agreement.expected_of(edge.methods), edge.on_refusal, deployment)
+    edge = EdgeNode(
+        world, simulation, deployment, number, node.directory, experiment_check.add_to_calls(calls)
+    )
+    listener = GrpcServer(
+        credentials, experiment_check.check_methods(edge.methods), edge.on_refusal, deployment
+    )
     port = await listener.start(node.listen or node.addresses[number])
     _LOG.info("%s of %d listens on port %d", node.identity, world.fleet.clusters, port)
     try:
@@ -108,7 +112,7 @@ async def run_device(
     world: World,
     deployment: DeploymentParameters,
     node: Node,
-    agreement: Agreement,
+    experiment_check: ExperimentCheck,
     data: DeviceData | None = None,
 ) -> None:
     """Runs a device until the experiment is over or the task is cancelled.
@@ -117,7 +121,7 @@ async def run_device(
         world: what is run.
         deployment: deadlines and limits.
         node: where it stands.
-        agreement: which experiment that is.
+        experiment_check: which experiment that is.
         data: samples of its own; None for its part of the experiment's.
     """
     number = node.identity.number
@@ -125,11 +129,15 @@ async def run_device(
         raise InputError(f"{node.identity}: the experiment has devices 0 to {world.fleet.devices - 1}")
     _check_addresses(node, world.fleet.clusters)
     with alone_in(node.directory):
-        await _run_device(world, deployment, node, agreement, data or own_data(world, number))
+        await _run_device(world, deployment, node, experiment_check, data or own_data(world, number))
 
 
 async def _run_device(
-    world: World, deployment: DeploymentParameters, node: Node, agreement: Agreement, data: DeviceData
+    world: World,
+    deployment: DeploymentParameters,
+    node: Node,
+    experiment_check: ExperimentCheck,
+    data: DeviceData,
 ) -> None:
     credentials = Credentials.read(node.certificates, node.identity)
     calls = GrpcCalls(credentials, node.peers(), model_size(world.start))
@@ -139,7 +147,7 @@ async def _run_device(
         node.identity.number,
         data,
         deployment,
-        agreement.said_in(calls),
+        experiment_check.add_to_calls(calls),
         node.directory,
         compute,
         time.monotonic,

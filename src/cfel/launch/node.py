@@ -31,7 +31,7 @@ import tomli_w
 from cfel.dashboard import dashboard_app, serve
 from cfel.deployment.edge.node import Companion
 from cfel.deployment.node import Node, run_device, run_edge
-from cfel.deployment.security.agreement import Agreement
+from cfel.deployment.security.experiment_check import ExperimentCheck
 from cfel.deployment.security.identity import Identity
 from cfel.deployment.transport.addresses import split_address
 from cfel.durable import replace_file, translate_os_errors
@@ -192,7 +192,7 @@ def run_node(path: Path) -> bool:
     file = read_node(path)
     experiment = file.load_experiment()
     world = experiment.world()
-    node, agreement = file.node, Agreement(shared_parts(experiment))
+    node, experiment_check = file.node, ExperimentCheck(shared_parts(experiment))
     if node.identity.role == "operator":
         raise InputError(f"{path}: an operator has nothing to run")
     settle(node.directory, experiment, world)
@@ -200,10 +200,12 @@ def run_node(path: Path) -> bool:
         simulation = experiment.resolved(world).simulation
         companion = None if file.dashboard is None else _dashboard(experiment, file.dashboard)
         return asyncio.run(
-            _until_stopped(run_edge(world, simulation, experiment.deployment, node, agreement, companion))
+            _until_stopped(
+                run_edge(world, simulation, experiment.deployment, node, experiment_check, companion)
+            )
         )
     data = None if file.data is None else own_samples(file.data, file.data_path, world)
-    return asyncio.run(_until_stopped(run_device(world, experiment.deployment, node, agreement, data)))
+    return asyncio.run(_until_stopped(run_device(world, experiment.deployment, node, experiment_check, data)))
 
 
 def settle(directory: Path, experiment: Experiment, world: World) -> None:

@@ -6,7 +6,7 @@ import pytest
 
 from cfel.deployment.parameters import DeploymentParameters
 from cfel.deployment.security.identity import Identity
-from cfel.deployment.security.limits import MOST_OPEN_CALLS, BusyError, Turnstile
+from cfel.deployment.security.limits import MOST_OPEN_CALLS, BusyError, RateLimiter
 from cfel.errors import InputError
 
 ONE, OTHER = Identity("device", 1), Identity("device", 2)
@@ -23,53 +23,53 @@ class Clock:
         return self.seconds
 
 
-def call(turnstile: Turnstile, who: Identity, times: int = 1) -> None:
+def call(limiter: RateLimiter, who: Identity, times: int = 1) -> None:
     for _ in range(times):
-        with turnstile.visit(who):
+        with limiter.admit(who):
             pass
 
 
 def test_twice_the_rate_at_once_then_the_rate() -> None:
     """5 a second: ten at once, and after 0.4 s two more."""
     clock = Clock()
-    turnstile = Turnstile(5.0, 100, clock)
-    call(turnstile, ONE, 10)
+    limiter = RateLimiter(5.0, 100, clock)
+    call(limiter, ONE, 10)
     with pytest.raises(BusyError, match="more than 5 calls a second"):
-        call(turnstile, ONE)
-    call(turnstile, OTHER, 10)
+        call(limiter, ONE)
+    call(limiter, OTHER, 10)
     clock.seconds = 0.4
-    call(turnstile, ONE, 2)
+    call(limiter, ONE, 2)
     with pytest.raises(BusyError):
-        call(turnstile, ONE)
+        call(limiter, ONE)
     clock.seconds = 1000.0
-    call(turnstile, ONE, 10)
+    call(limiter, ONE, 10)
     with pytest.raises(BusyError):
-        call(turnstile, ONE)
+        call(limiter, ONE)
 
 
 def test_bytes_in_flight_one_body_of_any_size_and_more_up_to_the_limit() -> None:
-    turnstile = Turnstile(1000.0, 100, Clock())
-    with turnstile.visit(ONE) as large:
-        large.brings(500)
-        with turnstile.visit(ONE) as more, pytest.raises(BusyError, match="more than 100 bytes in flight"):
-            more.brings(1)
-        with turnstile.visit(OTHER) as others:
-            others.brings(60)
-            with turnstile.visit(OTHER) as second:
-                second.brings(40)
-    with turnstile.visit(ONE) as again:
-        again.brings(500)
+    limiter = RateLimiter(1000.0, 100, Clock())
+    with limiter.admit(ONE) as large:
+        large.add_body(500)
+        with limiter.admit(ONE) as more, pytest.raises(BusyError, match="more than 100 bytes in flight"):
+            more.add_body(1)
+        with limiter.admit(OTHER) as others:
+            others.add_body(60)
+            with limiter.admit(OTHER) as second:
+                second.add_body(40)
+    with limiter.admit(ONE) as again:
+        again.add_body(500)
 
 
 def test_open_calls_are_counted_until_they_end() -> None:
-    turnstile = Turnstile(1000.0, 100, Clock())
-    visits = [turnstile.visit(ONE) for _ in range(MOST_OPEN_CALLS)]
-    for visit in visits:
-        visit.__enter__()
+    limiter = RateLimiter(1000.0, 100, Clock())
+    calls = [limiter.admit(ONE) for _ in range(MOST_OPEN_CALLS)]
+    for each in calls:
+        each.__enter__()
     with pytest.raises(BusyError, match="128 calls at a time"):
-        call(turnstile, ONE)
-    visits[0].__exit__(None, None, None)
-    call(turnstile, ONE)
+        call(limiter, ONE)
+    calls[0].__exit__(None, None, None)
+    call(limiter, ONE)
 
 
 @pytest.mark.parametrize(

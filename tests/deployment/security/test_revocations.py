@@ -7,7 +7,7 @@ from pathlib import Path
 import pytest
 
 from cfel.deployment.security.certificates import issue, make_authority
-from cfel.deployment.security.identity import Doorkeeper, Identity
+from cfel.deployment.security.identity import Authenticator, Identity
 from cfel.deployment.security.revocations import Revocations
 from cfel.errors import RejectedError
 
@@ -23,7 +23,7 @@ def test_a_bad_line_is_named_and_the_last_good_list_stays(tmp_path: Path) -> Non
     assert 0xAB in revoked
     assert 0xCD in revoked
     assert 0xEF not in revoked
-    assert problems == ["revoked.txt, line 2: 'not a number' is no serial number"]
+    assert problems == ["revoked.txt, line 2: 'not a number' is not a serial number"]
     path.write_text("cd\n")
     assert 0xAB not in revoked
     assert 0xCD in revoked
@@ -44,8 +44,8 @@ def test_a_list_that_is_gone_or_binary_or_a_folder_lets_nobody_in_again(tmp_path
     path.unlink()
     path.mkdir()
     assert 0xAB in revoked
-    assert problems[0].startswith("revoked.txt: the last list stays: No such file")
-    assert problems[-1].startswith("revoked.txt: the last list stays: Is a directory")
+    assert problems[0].startswith("revoked.txt: the previous list stays in force: No such file")
+    assert problems[-1].startswith("revoked.txt: the previous list stays in force: Is a directory")
 
 
 def test_a_certificate_that_expires_is_turned_away_however_old_the_connection(tmp_path: Path) -> None:
@@ -55,7 +55,7 @@ def test_a_certificate_that_expires_is_turned_away_however_old_the_connection(tm
     issue(tmp_path, Identity("device", 3), 1.0, now=noon)
     shown = (tmp_path / "device-3.pem").read_bytes()
     times = [noon + timedelta(minutes=59), noon + timedelta(minutes=61)]
-    doorkeeper = Doorkeeper(frozenset(), lambda: times.pop(0))
-    assert doorkeeper.identify(shown) == Identity("device", 3)
+    authenticator = Authenticator(frozenset(), lambda: times.pop(0))
+    assert authenticator.identify(shown) == Identity("device", 3)
     with pytest.raises(RejectedError, match="device-3 expired at 2030-01-01 13:00 UTC"):
-        doorkeeper.identify(shown)
+        authenticator.identify(shown)

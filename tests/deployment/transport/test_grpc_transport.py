@@ -211,7 +211,7 @@ def test_a_revocation_reaches_open_connections_and_a_bad_line_fails_nobody(tmp_p
             return refusals
 
     assert asyncio.run(play()) == [
-        (None, "every call", "revoked.txt, line 2: 'zzz' is no serial number"),
+        (None, "every call", "revoked.txt, line 2: 'zzz' is not a serial number"),
         (None, "echo", "the certificate of device-4 was revoked"),
     ]
 

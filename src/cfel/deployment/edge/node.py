@@ -22,7 +22,7 @@ from cfel.deployment.election.member import Member
 from cfel.deployment.measurement.measured_rounds import choose_accounting
 from cfel.deployment.parameters import DeploymentParameters
 from cfel.deployment.security.identity import Identity
-from cfel.deployment.security.refusals import count, is_worth_a_line
+from cfel.deployment.security.rejections import count_rejection, should_log
 from cfel.deployment.transport.grpc_transport import Calls, Method
 from cfel.deployment.transport.messages import Message
 from cfel.rounds import SimulationParameters
@@ -154,8 +154,8 @@ class EdgeNode:
 
     def on_refusal(self, caller: Identity | None, method: str, reason: str) -> None:
         """Counts a call that was refused."""
-        times = count(self.refused, reason)
-        if is_worth_a_line(times):
+        times = count_rejection(self.refused, reason)
+        if should_log(times):
             _LOG.warning("refused %s of %s: %s (%d so far)", method, caller, reason, times)
 
     def _on_leader(self, term: int, leader: int | None) -> None:

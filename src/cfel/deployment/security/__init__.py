@@ -1,1 +1,1 @@
-"""Who may do what: identities, certificates, revocation, and limits per caller."""
+"""Who may do what: identities, certificates, revocation, the experiment check, and limits per caller."""

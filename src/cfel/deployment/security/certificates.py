@@ -1,11 +1,11 @@
-"""A private certificate authority: one per federation, with short-lived certificates for its members.
+"""A private certificate authority: one per federation, with short-lived certificates for its nodes.
 
     DIR/
     ├── authority.pem, authority.key     the authority; the key stays where certificates are made
-    ├── edge-0.pem, edge-0.key           a member's certificate and key
-    └── revoked.txt                      serial numbers that are not let in any more
+    ├── edge-0.pem, edge-0.key           a node's certificate and key
+    └── revoked.txt                      serial numbers of revoked certificates
 
-The role and the number are in the certificate (`cfel://device/7`); nothing a member says about itself counts.
+The role and the number are in the certificate (`cfel://device/7`); a node's own claims do not count.
 """
 
 import ipaddress
@@ -25,13 +25,13 @@ from cfel.durable import read_bytes, replace_file, translate_os_errors
 from cfel.errors import DeploymentError
 
 AUTHORITY_DAYS = 3650
-# Clocks of the members may differ by this much.
+# Clocks of the nodes may differ by this much.
 SKEW = timedelta(minutes=5)
 REVOKED = "revoked.txt"
 
 
 def make_authority(directory: Path, now: datetime | None = None) -> None:
-    """Makes the authority, unless the directory has one already."""
+    """Creates the authority, unless the directory has one already."""
     if (directory / "authority.pem").exists():
         return
     with translate_os_errors("create", directory):
@@ -59,14 +59,14 @@ def issue(
     hosts: Sequence[str] = (),
     now: datetime | None = None,
 ) -> int:
-    """Issues (or renews) a member's certificate.
+    """Issues (or renews) a node's certificate.
 
     Args:
         directory: the authority's.
-        identity: whom it is for.
+        identity: whose certificate it is.
         hours: lifetime.
-        hosts: names and addresses besides the member's own name.
-        now: begin of the lifetime; the present by default.
+        hosts: host names and addresses besides the node's name.
+        now: start of the lifetime; by default the current time.
 
     Returns:
         The serial number, by which it can be revoked.
@@ -74,7 +74,7 @@ def issue(
     Raises:
         DeploymentError: there is no authority here.
     """
-    authority, authority_key = _authority(directory)
+    authority, authority_key = _load_authority(directory)
     key = ec.generate_private_key(ec.SECP256R1())
     begin = now or datetime.now(UTC)
     certificate = (
@@ -101,17 +101,17 @@ def issue(
 
 
 def is_issued(directory: Path, identity: Identity) -> bool:
-    """Whether a member's certificate is here, however old; its key may have gone to where it belongs."""
+    """Whether a node's certificate is here, however old; its key may have been moved to the node."""
     return (directory / f"{identity}.pem").exists()
 
 
 def check_authority(directory: Path) -> None:
-    """Raises a `DeploymentError` unless certificates can be issued here."""
-    _authority(directory)
+    """Raises a `DeploymentError` if certificates cannot be issued here."""
+    _load_authority(directory)
 
 
 def revoke(directory: Path, identity: Identity) -> None:
-    """Adds the serial number of a member's present certificate to the list of those not let in."""
+    """Adds the serial number of a node's current certificate to the list of revoked ones."""
     certificate = x509.load_pem_x509_certificate(read_bytes(directory / f"{identity}.pem"))
     path = directory / REVOKED
     before = path.read_bytes() if path.exists() else b""
@@ -119,7 +119,7 @@ def revoke(directory: Path, identity: Identity) -> None:
 
 
 def is_revoked(directory: Path, identity: Identity) -> bool:
-    """Whether a member's present certificate is on the list; one that has none is not."""
+    """Whether a node's current certificate is revoked; False for a node without one."""
     path = directory / f"{identity}.pem"
     if not path.exists():
         return False
@@ -127,7 +127,7 @@ def is_revoked(directory: Path, identity: Identity) -> bool:
     return serial in Revocations(directory / REVOKED, lambda _: None)
 
 
-def _authority(directory: Path) -> tuple[x509.Certificate, ec.EllipticCurvePrivateKey]:
+def _load_authority(directory: Path) -> tuple[x509.Certificate, ec.EllipticCurvePrivateKey]:
     if not (directory / "authority.key").exists():
         raise DeploymentError(
             f"{directory} holds no certificate authority (authority.key): name the directory in which "
@@ -176,7 +176,7 @@ def _pem(certificate: x509.Certificate) -> bytes:
 
 
 def _write_key(path: Path, key: ec.EllipticCurvePrivateKey) -> None:
-    """Writes a key that from its first instant nobody else can read."""
+    """Writes a key that no other user can read at any time."""
     content = key.private_bytes(
         serialization.Encoding.PEM, serialization.PrivateFormat.PKCS8, serialization.NoEncryption()
     )

@@ -1,4 +1,4 @@
-"""Who somebody is: a role and a number, taken from the certificate and from nothing else."""
+"""Who a caller is: a role and a number, taken from its certificate and from nothing else."""
 
 import re
 from collections.abc import Callable, Container
@@ -16,10 +16,10 @@ ROLES: tuple[Role, ...] = get_args(Role)
 
 @dataclass(frozen=True, slots=True, order=True)
 class Identity:
-    """One member of a federation.
+    """One node of a federation, or an operator.
 
     Attributes:
-        role: "edge" and "device" take part, an "operator" only looks.
+        role: "edge" and "device" take part; an "operator" only reads the status.
         number: cluster number of an edge server, device number of a device.
     """
 
@@ -37,17 +37,17 @@ class Identity:
 
     @property
     def uri(self) -> str:
-        """How a certificate says it."""
+        """How a certificate names it."""
         return f"cfel://{self.role}/{self.number}"
 
     @property
     def host(self) -> str:
-        """The name that clients expect of this server, whatever its address."""
+        """The host name that clients expect in this server's certificate, whatever its address."""
         return f"{self}.cfel"
 
 
-def identity_of(certificate: x509.Certificate) -> Identity:
-    """Whom a certificate was issued to.
+def read_identity(certificate: x509.Certificate) -> Identity:
+    """Reads from a certificate whom it was issued to.
 
     Raises:
         RejectedError: it names no role and number.
@@ -65,21 +65,21 @@ def identity_of(certificate: x509.Certificate) -> Identity:
 
 
 @dataclass(frozen=True, slots=True)
-class _Known:
-    """What a certificate says."""
+class _CertificateFacts:
+    """What a call needs to know of a certificate."""
 
     identity: Identity
     serial: int
     expires: datetime
 
 
-class Doorkeeper:
-    """Tells callers by their certificates, and turns revoked and expired ones away.
+class Authenticator:
+    """Identifies callers by their certificates and rejects revoked and expired ones.
 
-    A handshake looks at a certificate once; this looks at it in every call, however old the connection is.
+    The TLS handshake checks a certificate once. This checks it in every call, however old the connection is.
 
     Args:
-        revoked: the list of those not let in any more.
+        revoked: serial numbers of revoked certificates.
         now: the time of day.
     """
 
@@ -87,18 +87,18 @@ class Doorkeeper:
         self, revoked: Container[int], now: Callable[[], datetime] = lambda: datetime.now(UTC)
     ) -> None:
         self._revoked, self._now = revoked, now
-        self._known: dict[bytes, _Known] = {}
+        self._known: dict[bytes, _CertificateFacts] = {}
 
     def identify(self, certificate_pem: bytes) -> Identity:
-        """Who calls.
+        """Returns who calls.
 
         Raises:
-            NotAdmittedError: the certificate names nobody, has expired, or was revoked.
+            NotAdmittedError: the certificate names no node, has expired, or was revoked.
         """
         if certificate_pem not in self._known:
             certificate = x509.load_pem_x509_certificate(certificate_pem)
-            self._known[certificate_pem] = _Known(
-                identity_of(certificate), certificate.serial_number, certificate.not_valid_after_utc
+            self._known[certificate_pem] = _CertificateFacts(
+                read_identity(certificate), certificate.serial_number, certificate.not_valid_after_utc
             )
         known = self._known[certificate_pem]
         if known.serial in self._revoked:

@@ -1,8 +1,8 @@
-"""How much one member may ask of a server at once; who asks more is told to come again later.
+"""Limits on what one node may ask of a server at once; beyond them it is asked to retry later.
 
-Per caller, by certificate: calls per second (a bucket that fills steadily and holds two seconds' worth),
-calls that are open, and bytes of bodies that are under way. Strangers never get this far. Not a
-limit on what all members together may ask.
+Per caller, identified by certificate: calls per second (a token bucket that holds two seconds' worth), open
+calls, and bytes of request bodies in flight. Callers without a valid certificate never get this far. This is
+no limit on what all nodes together may ask.
 """
 
 import time
@@ -14,28 +14,28 @@ from cfel.deployment.security.identity import Identity
 from cfel.errors import RejectedError
 
 MOST_OPEN_CALLS = 128
-"""Calls of one member at a time; an honest one has a handful open."""
+"""Calls of one node at a time; an honest one has a handful open."""
 
 _BURST_SECONDS = 2.0
 
 
 class BusyError(RejectedError):
-    """The caller asks too much at once; it may come again."""
+    """The caller asks too much at once; it may retry."""
 
 
 class TooSlowError(RejectedError):
-    """The caller takes too long to say what it wants."""
+    """The caller takes too long to send its request."""
 
 
 @dataclass(slots=True)
-class Visitor:
-    """What one member has under way.
+class CallerQuota:
+    """What one caller has in flight.
 
     Attributes:
-        tokens: calls it may make at once.
-        filled_at: when they were counted.
-        open_calls: calls under way.
-        body_bytes: of the bodies of these calls.
+        tokens: how many calls it may make now.
+        filled_at: when the tokens were last counted.
+        open_calls: its calls in progress.
+        body_bytes: total size of the bodies of these calls.
     """
 
     tokens: float
@@ -44,68 +44,69 @@ class Visitor:
     body_bytes: int = 0
 
 
-class Turnstile:
-    """Lets calls in.
+class RateLimiter:
+    """Admits or rejects calls.
 
     Args:
-        calls_per_second: of one member, in the long run.
-        bytes_in_flight: of one member; a single body may be larger.
-        now: a clock that only runs forward.
+        calls_per_second: for one caller, in the long run.
+        bytes_in_flight: for one caller; a single body may be larger.
+        now: a monotonic clock.
     """
 
     def __init__(
         self, calls_per_second: float, bytes_in_flight: int, now: Callable[[], float] = time.monotonic
     ) -> None:
         self._rate, self._most_bytes, self._now = calls_per_second, bytes_in_flight, now
-        self._visitors: dict[Identity, Visitor] = {}
+        self._quotas: dict[Identity, CallerQuota] = {}
 
     @contextmanager
-    def visit(self, caller: Identity) -> Iterator["Visit"]:
-        """One call, from its begin to its end.
+    def admit(self, caller: Identity) -> Iterator["AdmittedCall"]:
+        """Admits one call, until the context ends.
 
         Raises:
-            BusyError: the caller makes too many.
+            BusyError: the caller makes too many calls.
         """
-        visitor = self._visitors.setdefault(caller, Visitor(self._most_tokens, self._now()))
-        self._take_token(visitor)
-        if visitor.open_calls >= MOST_OPEN_CALLS:
+        quota = self._quotas.setdefault(caller, CallerQuota(self._most_tokens, self._now()))
+        self._take_token(quota)
+        if quota.open_calls >= MOST_OPEN_CALLS:
             raise BusyError(f"more than {MOST_OPEN_CALLS} calls at a time")
-        visit = Visit(visitor, self._most_bytes)
-        visitor.open_calls += 1
+        call = AdmittedCall(quota, self._most_bytes)
+        quota.open_calls += 1
         try:
-            yield visit
+            yield call
         finally:
-            visitor.open_calls -= 1
-            visitor.body_bytes -= visit.body_bytes
+            quota.open_calls -= 1
+            quota.body_bytes -= call.body_bytes
 
     @property
     def _most_tokens(self) -> float:
         return max(1.0, _BURST_SECONDS * self._rate)
 
-    def _take_token(self, visitor: Visitor) -> None:
+    def _take_token(self, quota: CallerQuota) -> None:
         now = self._now()
-        gained = (now - visitor.filled_at) * self._rate
-        visitor.tokens, visitor.filled_at = min(self._most_tokens, visitor.tokens + gained), now
-        if visitor.tokens < 1:
+        gained = (now - quota.filled_at) * self._rate
+        quota.tokens, quota.filled_at = min(self._most_tokens, quota.tokens + gained), now
+        if quota.tokens < 1:
             raise BusyError(f"more than {self._rate:g} calls a second")
-        visitor.tokens -= 1
+        quota.tokens -= 1
 
 
-class Visit:
-    """A call that was let in; it says what it brings before it brings it."""
+class AdmittedCall:
+    """A call that was admitted; its body is counted before it is received."""
 
-    def __init__(self, visitor: Visitor, most_bytes: int) -> None:
-        self._visitor, self._most_bytes = visitor, most_bytes
+    def __init__(self, quota: CallerQuota, most_bytes: int) -> None:
+        self._quota, self._most_bytes = quota, most_bytes
         self.body_bytes = 0
 
-    def brings(self, body_bytes: int) -> None:
-        """Notes the size of the body.
+    def add_body(self, body_bytes: int) -> None:
+        """Counts the body against the caller's quota.
 
         Raises:
-            BusyError: with those of the caller's other calls it is too much.
+            BusyError: together with the bodies of its other calls it is too much.
         """
-        others = self._visitor.body_bytes
+        # A body on its own always passes: a model may be larger than the limit.
+        others = self._quota.body_bytes
         if others and others + body_bytes > self._most_bytes:
             raise BusyError(f"more than {self._most_bytes} bytes in flight")
         self.body_bytes += body_bytes
-        self._visitor.body_bytes += body_bytes
+        self._quota.body_bytes += body_bytes

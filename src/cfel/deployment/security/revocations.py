@@ -1,24 +1,24 @@
-"""The list of revoked certificates: read again whenever its file changes, and never less strict by accident.
+"""The list of revoked certificates: read again whenever its file changes, never less strict by accident.
 
-One serial number in hexadecimal per line. A line that is none, a file that cannot be read or is gone: each is
-told once, and whoever was revoked before stays so.
+One serial number in hexadecimal per line. A bad line, an unreadable file or a missing file is reported once,
+and certificates that were revoked before stay revoked.
 """
 
 from collections.abc import Callable
 from pathlib import Path
 
 OnProblem = Callable[[str], None]
-"""Told in words what is wrong with the list."""
+"""Receives a message that says what is wrong with the list."""
 
 _MOST_SHOWN = 40
 
 
 class Revocations:
-    """The serial numbers that are not let in any more.
+    """The serial numbers of revoked certificates.
 
     Args:
         path: the file; it need not exist.
-        on_problem: told of every change of the file that leaves it with a fault.
+        on_problem: called when a change of the file leaves it with a fault.
     """
 
     def __init__(self, path: Path, on_problem: OnProblem) -> None:
@@ -27,16 +27,16 @@ class Revocations:
         self._revoked: frozenset[int] = frozenset()
 
     def __contains__(self, serial: object) -> bool:
-        """Whether a serial number is on the list, as it is now."""
-        self._look()
+        """Whether a serial number is on the list as the file is now."""
+        self._refresh()
         return serial in self._revoked
 
-    def _look(self) -> None:
+    def _refresh(self) -> None:
         try:
             found = self._path.stat()
         except OSError as error:
             if self._seen:
-                self._on_problem(f"{self._path.name}: the last list stays: {error.strerror}")
+                self._on_problem(f"{self._path.name}: the previous list stays in force: {error.strerror}")
             self._seen = None
             return
         now = (found.st_mtime_ns, found.st_size, found.st_ino)
@@ -48,19 +48,19 @@ class Revocations:
         try:
             lines = self._path.read_bytes().decode("ascii", "replace").splitlines()
         except OSError as error:
-            self._on_problem(f"{self._path.name}: the last list stays: {error.strerror}")
+            self._on_problem(f"{self._path.name}: the previous list stays in force: {error.strerror}")
             return
-        serials = {number: _serial(line) for number, line in enumerate(lines, 1) if line.strip()}
+        serials = {number: _parse_serial(line) for number, line in enumerate(lines, 1) if line.strip()}
         good = frozenset(serial for serial in serials.values() if serial is not None)
         bad = [number for number, serial in serials.items() if serial is None]
         for number in bad:
             shown = lines[number - 1].strip()[:_MOST_SHOWN]
-            self._on_problem(f"{self._path.name}, line {number}: {shown!r} is no serial number")
-        # Of a list with faults nobody knows whom it was meant to let in again.
+            self._on_problem(f"{self._path.name}, line {number}: {shown!r} is not a serial number")
+        # A list with bad lines may be half written, so it readmits nobody.
         self._revoked = good | self._revoked if bad else good
 
 
-def _serial(line: str) -> int | None:
+def _parse_serial(line: str) -> int | None:
     try:
         return int(line.strip(), 16)
     except ValueError:

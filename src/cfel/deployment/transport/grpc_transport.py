@@ -18,10 +18,16 @@ import grpc.aio
 
 from cfel.deployment.parameters import DeploymentParameters
 from cfel.deployment.security.certificates import REVOKED
-from cfel.deployment.security.identity import Doorkeeper, Identity, Role
-from cfel.deployment.security.limits import MOST_OPEN_CALLS, BusyError, TooSlowError, Turnstile, Visit
-from cfel.deployment.security.own_certificate import read_own
-from cfel.deployment.security.refusals import shortened
+from cfel.deployment.security.identity import Authenticator, Identity, Role
+from cfel.deployment.security.limits import (
+    MOST_OPEN_CALLS,
+    AdmittedCall,
+    BusyError,
+    RateLimiter,
+    TooSlowError,
+)
+from cfel.deployment.security.node_credentials import read_credentials
+from cfel.deployment.security.rejections import shorten
 from cfel.deployment.security.revocations import Revocations
 from cfel.deployment.transport.addresses import check_free
 from cfel.deployment.transport.messages import Message, pieces, put_together
@@ -116,7 +122,7 @@ class Credentials:
         Raises:
             DeploymentError: one of them is missing, or they do not fit the member or one another.
         """
-        return cls(*read_own(directory, identity), directory / REVOKED)
+        return cls(*read_credentials(directory, identity), directory / REVOKED)
 
 
 class GrpcServer:
@@ -140,11 +146,11 @@ class GrpcServer:
         revocations = Revocations(
             credentials.revoked, lambda problem: on_refusal(None, "every call", problem)
         )
-        self._doorkeeper = Doorkeeper(revocations)
+        self._authenticator = Authenticator(revocations)
         self._on_refusal = on_refusal
         self._parameters = parameters or DeploymentParameters()
         limits = self._parameters
-        self._turnstile = Turnstile(limits.calls_per_second, limits.bytes_in_flight)
+        self._rate_limiter = RateLimiter(limits.calls_per_second, limits.bytes_in_flight)
         self._server = grpc.aio.server(options=_SERVER_OPTIONS)
         handlers = {
             name: grpc.stream_stream_rpc_method_handler(self._served(name, method))
@@ -177,28 +183,30 @@ class GrpcServer:
             with ExitStack() as until_the_end:
                 try:
                     caller = self._identified(context)
-                    visit = until_the_end.enter_context(self._turnstile.visit(caller))
+                    admitted = until_the_end.enter_context(self._rate_limiter.admit(caller))
                     _admit(caller, name, method)
-                    message = await self._received(requests, method.most_bytes, visit)
+                    message = await self._received(requests, method.most_bytes, admitted)
                     answer = await method.handle(caller, message)
                 except RejectedError as error:
                     await self._refuse(context, requests, (caller, name, error))
                     return
                 except Exception as error:  # noqa: BLE001 — logged with its trace; the server goes on
                     _LOG.exception("%s of %s failed", name, caller)
-                    await context.abort(grpc.StatusCode.INTERNAL, shortened(f"failed: {error!r}"))
+                    await context.abort(grpc.StatusCode.INTERNAL, shorten(f"failed: {error!r}"))
                 for piece in pieces(answer):
                     yield piece
 
         return serve
 
-    async def _received(self, requests: AsyncIterator[bytes], most_bytes: int, visit: Visit) -> Message:
+    async def _received(
+        self, requests: AsyncIterator[bytes], most_bytes: int, admitted: AdmittedCall
+    ) -> Message:
         """A request, whole; the larger its body, the longer it may take."""
         parameters = self._parameters
         begin = asyncio.get_running_loop().time()
 
         def announced(body_bytes: int) -> None:
-            visit.brings(body_bytes)
+            admitted.add_body(body_bytes)
             seconds = parameters.receive_seconds + body_bytes / parameters.least_bytes_per_second
             if not limit.expired():
                 limit.reschedule(begin + seconds)
@@ -220,7 +228,7 @@ class GrpcServer:
         await asyncio.sleep(_MOMENT_SECONDS)
         if context.cancelled():
             return
-        reason = shortened(str(error))
+        reason = shorten(str(error))
         self._on_refusal(caller, name, reason)
         if isinstance(error, BusyError):
             await context.abort(grpc.StatusCode.RESOURCE_EXHAUSTED, reason)
@@ -232,7 +240,7 @@ class GrpcServer:
 
     def _identified(self, context: Any) -> Identity:  # noqa: ANN401
         (certificate,) = context.auth_context()["x509_pem_cert"]
-        return self._doorkeeper.identify(certificate)
+        return self._authenticator.identify(certificate)
 
 
 async def _let_finish(requests: AsyncIterator[bytes]) -> None:

@@ -7,7 +7,7 @@ import pytest
 
 from cfel.deployment.security.certificates import AUTHORITY_DAYS, issue, make_authority
 from cfel.deployment.security.identity import Identity
-from cfel.deployment.security.own_certificate import read_own
+from cfel.deployment.security.node_credentials import read_credentials
 from cfel.deployment.transport.grpc_transport import Credentials
 from cfel.errors import DeploymentError, RejectedError
 
@@ -27,20 +27,20 @@ def made(tmp_path: Path) -> Path:
 def complaint(directory: Path, now: datetime = NOON) -> str:
     """What the edge server says, without the folder's name."""
     with pytest.raises(DeploymentError) as refused:
-        read_own(directory, EDGE, now)
+        read_credentials(directory, EDGE, now)
     return str(refused.value).replace(f"{directory}/", "")
 
 
 def test_good_ones_are_read_as_they_are(made: Path) -> None:
     files = ("authority.pem", "edge-0.pem", "edge-0.key")
-    assert read_own(made, EDGE, NOON) == tuple((made / name).read_bytes() for name in files)
+    assert read_credentials(made, EDGE, NOON) == tuple((made / name).read_bytes() for name in files)
 
 
 def test_somebody_elses(made: Path) -> None:
     (made / "edge-0.pem").write_bytes((made / "device-0.pem").read_bytes())
-    assert complaint(made) == "edge-0.pem is of device-0"
+    assert complaint(made) == "edge-0.pem is the certificate of device-0"
     (made / "edge-0.pem").write_bytes((made / "authority.pem").read_bytes())
-    assert complaint(made).startswith("edge-0.pem is not of edge-0: ")
+    assert complaint(made).startswith("edge-0.pem is not the certificate of edge-0: ")
 
 
 def test_another_key(made: Path) -> None:
@@ -70,7 +70,7 @@ def test_dates(made: Path) -> None:
 def test_a_federation_goes_on_without_a_device_whose_certificate_expired(made: Path) -> None:
     """Which is how it takes a `RejectedError`; other errors end it."""
     with pytest.raises(RejectedError):
-        read_own(made, DEVICE, NOON + timedelta(hours=2))
+        read_credentials(made, DEVICE, NOON + timedelta(hours=2))
 
 
 @pytest.mark.parametrize("name", ["authority.pem", "edge-0.pem", "edge-0.key"])

@@ -1,7 +1,7 @@
-"""A member's own certificate, key and authority, looked at before anybody else does.
+"""Reads a node's certificate, key and authority, and checks them before the first connection.
 
-What is wrong with them would otherwise show as silence: other members end the handshake and say nothing.
-Whether a certificate was revoked is for those who let its owner in, and not asked here.
+Without this check a bad certificate would show only as silence: other nodes end the handshake and say
+nothing. Whether a certificate was revoked is checked by the nodes it connects to, not here.
 """
 
 from datetime import UTC, datetime
@@ -12,25 +12,27 @@ from cryptography.exceptions import InvalidSignature, UnsupportedAlgorithm
 from cryptography.hazmat.primitives.asymmetric.types import CertificatePublicKeyTypes, PublicKeyTypes
 from cryptography.hazmat.primitives.serialization import Encoding, PublicFormat, load_pem_private_key
 
-from cfel.deployment.security.identity import Identity, identity_of
+from cfel.deployment.security.identity import Identity, read_identity
 from cfel.errors import DeploymentError, NotAdmittedError, RejectedError, reason
 
 
-def read_own(directory: Path, identity: Identity, now: datetime | None = None) -> tuple[bytes, bytes, bytes]:
-    """The authority's certificate, the member's, and its key, as files hold them.
+def read_credentials(
+    directory: Path, identity: Identity, now: datetime | None = None
+) -> tuple[bytes, bytes, bytes]:
+    """Returns the authority's certificate, the node's certificate and its key, in PEM format.
 
     Args:
         directory: where they are.
-        identity: whose they have to be.
-        now: the time of day; the present by default.
+        identity: whose they must be.
+        now: the time of day; by default the current time.
 
     Raises:
         DeploymentError: one of them is missing or is not what it should be; names the file.
         NotAdmittedError: the certificate or its authority has expired, or is not valid yet.
     """
     paths = (directory / "authority.pem", directory / f"{identity}.pem", directory / f"{identity}.key")
-    authority, certificate, key = (_content(path) for path in paths)
-    issuer, own = _certificate(paths[0], authority), _certificate(paths[1], certificate)
+    authority, certificate, key = (_read(path) for path in paths)
+    issuer, own = _parse_certificate(paths[0], authority), _parse_certificate(paths[1], certificate)
     _check_owner(paths[1], own, identity)
     _check_key(paths[2], key, paths[1], own)
     _check_issuer(paths[1], own, paths[0], issuer)
@@ -40,7 +42,7 @@ def read_own(directory: Path, identity: Identity, now: datetime | None = None) -
     return authority, certificate, key
 
 
-def _content(path: Path) -> bytes:
+def _read(path: Path) -> bytes:
     try:
         return path.read_bytes()
     except FileNotFoundError as error:
@@ -51,7 +53,7 @@ def _content(path: Path) -> bytes:
         raise DeploymentError(f"cannot read {path}: {reason(error)}") from error
 
 
-def _certificate(path: Path, content: bytes) -> x509.Certificate:
+def _parse_certificate(path: Path, content: bytes) -> x509.Certificate:
     try:
         return x509.load_pem_x509_certificate(content)
     except ValueError as error:
@@ -60,31 +62,31 @@ def _certificate(path: Path, content: bytes) -> x509.Certificate:
 
 def _check_owner(path: Path, own: x509.Certificate, identity: Identity) -> None:
     try:
-        found = identity_of(own)
+        found = read_identity(own)
     except RejectedError as error:
-        raise DeploymentError(f"{path} is not of {identity}: {error}") from error
+        raise DeploymentError(f"{path} is not the certificate of {identity}: {error}") from error
     if found != identity:
-        raise DeploymentError(f"{path} is of {found}")
+        raise DeploymentError(f"{path} is the certificate of {found}")
 
 
-def _check_key(path: Path, content: bytes, beside: Path, own: x509.Certificate) -> None:
+def _check_key(path: Path, content: bytes, certificate: Path, own: x509.Certificate) -> None:
     try:
         key = load_pem_private_key(content, None)
     except (ValueError, TypeError, UnsupportedAlgorithm) as error:
         raise DeploymentError(f"{path} is not a key that `cfel certs` made") from error
-    if _plain(key.public_key()) != _plain(own.public_key()):
-        raise DeploymentError(f"{path} does not belong to {beside}")
+    if _encode(key.public_key()) != _encode(own.public_key()):
+        raise DeploymentError(f"{path} does not belong to {certificate}")
 
 
-def _plain(key: CertificatePublicKeyTypes | PublicKeyTypes) -> bytes:
+def _encode(key: CertificatePublicKeyTypes | PublicKeyTypes) -> bytes:
     return key.public_bytes(Encoding.DER, PublicFormat.SubjectPublicKeyInfo)
 
 
-def _check_issuer(path: Path, own: x509.Certificate, beside: Path, issuer: x509.Certificate) -> None:
+def _check_issuer(path: Path, own: x509.Certificate, authority: Path, issuer: x509.Certificate) -> None:
     try:
         own.verify_directly_issued_by(issuer)
     except (ValueError, TypeError, InvalidSignature) as error:
-        raise DeploymentError(f"{path} was not issued by {beside}") from error
+        raise DeploymentError(f"{path} was not issued by {authority}") from error
 
 
 def _check_dates(path: Path, certificate: x509.Certificate, now: datetime, advice: str) -> None:

@@ -7,7 +7,7 @@ from typing import Any
 
 import pytest
 
-from cfel.deployment.security.agreement import Agreement
+from cfel.deployment.security.experiment_check import ExperimentCheck
 from cfel.deployment.security.identity import Identity
 from cfel.deployment.transport.grpc_transport import Method
 from cfel.deployment.transport.messages import Message
@@ -46,8 +46,8 @@ async def echo(caller: Identity, message: Message) -> Message:
 METHODS = {"next": Method(("device",), echo, 7), "status": Method(("edge", "operator"), echo)}
 
 
-def asked(mine: Agreement, theirs: Agreement) -> Message:
-    calls = mine.said_in(Straight(theirs.expected_of(METHODS)))
+def asked(mine: ExperimentCheck, theirs: ExperimentCheck) -> Message:
+    calls = mine.add_to_calls(Straight(theirs.check_methods(METHODS)))
     return asyncio.run(calls.call(EDGE, "next", Message({"after": "x"}, b"body"), 1.0))
 
 
@@ -56,10 +56,10 @@ def experiment(**changes: Any) -> Experiment:
 
 
 def test_the_same_experiment_is_not_in_the_way() -> None:
-    same = Agreement(shared_parts(experiment()))
-    answer = asked(same, Agreement(shared_parts(experiment())))
+    same = ExperimentCheck(shared_parts(experiment()))
+    answer = asked(same, ExperimentCheck(shared_parts(experiment())))
     assert (answer.header, answer.body) == ({"after": "x"}, b"body")
-    assert same.expected_of(METHODS)["next"].most_bytes == 7
+    assert same.check_methods(METHODS)["next"].most_bytes == 7
 
 
 @pytest.mark.parametrize(
@@ -71,21 +71,21 @@ def test_the_same_experiment_is_not_in_the_way() -> None:
     ],
 )
 def test_another_experiment_is_refused_by_what_differs(changes: dict[str, Any], words: str) -> None:
-    other = Agreement(shared_parts(experiment(**changes)))
+    other = ExperimentCheck(shared_parts(experiment(**changes)))
     with pytest.raises(NotAdmittedError, match=f"device-2 runs another experiment: {words}"):
-        asked(other, Agreement(shared_parts(experiment())))
+        asked(other, ExperimentCheck(shared_parts(experiment())))
 
 
 @pytest.mark.parametrize("told", [None, "text", []])
 def test_whoever_does_not_say_which_is_refused(told: object) -> None:
-    method = Agreement({"seed": "1"}).expected_of(METHODS)["next"]
+    method = ExperimentCheck({"seed": "1"}).check_methods(METHODS)["next"]
     with pytest.raises(NotAdmittedError, match="does not say which"):
         answered(method, DEVICE, Message({} if told is None else {"experiment": told}))
 
 
 @pytest.mark.parametrize("extra", [None, "", 3])
 def test_a_part_that_nobody_knows_is_named(extra: object) -> None:
-    method = Agreement({"seed": "1"}).expected_of(METHODS)["next"]
+    method = ExperimentCheck({"seed": "1"}).check_methods(METHODS)["next"]
     with pytest.raises(NotAdmittedError, match="more differs"):
         answered(method, DEVICE, Message({"experiment": {"seed": "1", "more": extra}}))
 
@@ -107,7 +107,7 @@ def test_files_count_by_what_they_hold(tmp_path: Path) -> None:
 
 
 def test_an_operator_has_no_experiment() -> None:
-    status = Agreement({"seed": "1"}).expected_of(METHODS)["status"]
+    status = ExperimentCheck({"seed": "1"}).check_methods(METHODS)["status"]
     assert answered(status, Identity("operator", 0), Message({"a": 1})).header == {"a": 1}
 
 

@@ -1,18 +1,24 @@
 """A member that is refused again and again, each time with another long reason, fills no memory."""
 
-from cfel.deployment.security.refusals import MOST_CHARACTERS, MOST_REASONS, OTHERS, count, shortened
+from cfel.deployment.security.rejections import (
+    MOST_CHARACTERS,
+    MOST_REASONS,
+    OTHERS,
+    count_rejection,
+    shorten,
+)
 
 
 def test_reasons_stay_short() -> None:
-    assert shortened("too large") == "too large"
-    assert len(shortened("x" * 3_000_000)) == MOST_CHARACTERS
+    assert shorten("too large") == "too large"
+    assert len(shorten("x" * 3_000_000)) == MOST_CHARACTERS
 
 
 def test_reasons_stay_few_and_none_is_lost() -> None:
     counts: dict[str, int] = {}
     for number in range(1000):
-        count(counts, f"steps = {number}: at most 5 were asked")
-    count(counts, "steps = 3: at most 5 were asked")
+        count_rejection(counts, f"steps = {number}: at most 5 were asked")
+    count_rejection(counts, "steps = 3: at most 5 were asked")
     assert len(counts) == MOST_REASONS + 1
     assert sum(counts.values()) == 1001
     assert counts["steps = 3: at most 5 were asked"] == 2

@@ -1,0 +1,30 @@
+"""Counts rejections by reason; keeps reasons short and few, because a rejected caller can influence them."""
+
+MOST_CHARACTERS = 200
+MOST_REASONS = 50
+OTHERS = "other reasons"
+ALWAYS_LOGGED = 10
+LOGGED_EVERY = 100
+
+
+def shorten(reason: str) -> str:
+    """Cuts a reason that is too long: it may quote what came in, and that may be megabytes."""
+    return reason if len(reason) <= MOST_CHARACTERS else reason[: MOST_CHARACTERS - 1] + "…"
+
+
+def count_rejection(counts: dict[str, int], reason: str) -> int:
+    """Counts one more rejection; beyond `MOST_REASONS` different ones, new reasons are counted together.
+
+    Returns:
+        How often this reason has been counted.
+    """
+    name = shorten(reason)
+    if name not in counts and len(counts) >= MOST_REASONS:
+        name = OTHERS
+    counts[name] = counts.get(name, 0) + 1
+    return counts[name]
+
+
+def should_log(times: int) -> bool:
+    """Whether to log the n-th rejection for a reason: a flood must not fill the disk."""
+    return times <= ALWAYS_LOGGED or times % LOGGED_EVERY == 0

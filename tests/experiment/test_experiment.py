@@ -17,8 +17,11 @@ from cfel.experiment import (
     parse_experiment,
     preset_experiment,
 )
+from cfel.learning.data import SHAPES
+from cfel.learning.data import load as load_data
 from cfel.plugins import ANY_CODE
 from cfel.system import Availability, HardwareConditions, RandomConditions, TraceParameters
+from tests.paper_data import write_cifar10, write_femnist
 
 SMALL: dict[str, Any] = {"rounds": {"global": 2, "edge": 2}, "fleet": {"devices": 6, "clusters": 3}}
 NARROW = (0.0004, 0.002)
@@ -48,18 +51,18 @@ def conditions(table: dict[str, Any]) -> Any:
 @pytest.mark.parametrize(
     ("name", "rounds", "alpha", "size", "rate"),
     [
-        ("demo", Rounds(20, 5, 5), 1.5, None, 0.02),
+        ("demo", Rounds(20, 5, 5), 1.5, 4_810, 0.02),
         ("paper-cifar10", Rounds(40, 5, 5), 0.15, 269_722, 0.05),
         ("paper-femnist", Rounds(50, 5, 5), 1.5, 6_603_710, 0.03),
     ],
 )
-def test_presets(name: str, rounds: Rounds, alpha: float, size: int | None, rate: float) -> None:
+def test_presets(name: str, rounds: Rounds, alpha: float, size: int, rate: float) -> None:
     found = preset_experiment(name)
     assert (found.name, found.seed, found.rounds) == (name, 0, rounds)
     assert (found.fleet.devices, found.fleet.clusters, found.topology.kind) == (64, 8, "ring")
     radios = NARROW if name == "demo" else RandomConditions().bandwidth_megahertz
     assert found.fleet.conditions == RandomConditions(alpha_joules=alpha, bandwidth_megahertz=radios)
-    assert (found.model.known_size(), found.local.learning_rate, found.local.momentum) == (size, rate, 0.9)
+    assert (found.count_parameters(), found.local.learning_rate, found.local.momentum) == (size, rate, 0.9)
     assert (found.scheme.name, found.budget.share_of_cef) == ("hcef", 0.6)
 
 
@@ -411,6 +414,46 @@ def test_the_setting_is_what_the_file_says() -> None:
     assert setting.rounds == Rounds(2, 2, 5)
     assert setting.backhaul_seconds.shape == (3,)
     assert backhaul.zeta == pytest.approx(0, abs=1e-12)
+
+
+@pytest.mark.parametrize(
+    ("data", "model", "parameters"),
+    [
+        ("cifar10", "resnet20", 269_722),
+        # One input channel less (−2·16·9) and 52 classes more (+65·52).
+        ("femnist", "resnet20", 272_814),
+        # 3·32·25 + 32, 32·64·25 + 64, 64·8·8·2048 + 2048 and 2048·10 + 10.
+        ("cifar10", "leaf_cnn", 8_464_842),
+        ("femnist", "leaf_cnn", 6_603_710),
+    ],
+)
+def test_the_setting_counts_the_model_on_its_data(data: str, model: str, parameters: int) -> None:
+    """A model's size follows from its data set, whose files are not needed to tell."""
+    setting, _ = parse_experiment({**SMALL, "data": {"name": data}, "model": {"name": model}}).setting()
+    assert setting.model_bits == 32 * parameters
+
+
+def test_the_setting_counts_the_model_on_user_defined_data(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """ResNet-20 with 100 classes instead of 10 has 65 · 90 parameters more than 269,722."""
+    lines = [
+        "from cfel.learning.data import synthetic",
+        "def load(path):",
+        "    return synthetic(200, (3, 16, 16), 100)",
+    ]
+    (tmp_path / "hundred_classes.py").write_text("\n".join(lines), encoding="utf-8")
+    monkeypatch.syspath_prepend(tmp_path)
+    document = {**SMALL, "data": {"name": "hundred_classes:load"}, "model": {"name": "resnet20"}}
+    setting, _ = parse_experiment(document, code=ANY_CODE).setting()
+    assert setting.model_bits == 32 * (269_722 + 65 * 90)
+
+
+@pytest.mark.parametrize("name", ["cifar10", "digits", "femnist", "synthetic"])
+def test_built_in_data_has_the_shape_it_is_listed_with(name: str, tmp_path: Path) -> None:
+    write = {"cifar10": write_cifar10, "femnist": write_femnist}.get(name)
+    data = load_data(name, None if write is None else write(tmp_path / name))
+    assert SHAPES[name] == (data.input_shape, data.classes)
 
 
 def test_costs_of_another_models_size() -> None:

@@ -24,7 +24,7 @@ from cfel.experiment.sections import BudgetParameters, CompressionParameters, Da
 from cfel.learning.aggregation import AggregationParameters
 from cfel.learning.compression.compressors import compressor
 from cfel.learning.data import BUILTIN as DATA_SETS
-from cfel.learning.data import load
+from cfel.learning.data import SHAPES, load
 from cfel.learning.data.augment import augmentation
 from cfel.learning.data.held_out import hold_out
 from cfel.learning.data.partition import partition
@@ -33,7 +33,7 @@ from cfel.learning.models.builders import BUILTIN as MODELS
 from cfel.learning.models.builders import model_builder
 from cfel.learning.models.flat import FlatModel
 from cfel.learning.models.safetensors_files import load_model
-from cfel.learning.task import DeviceData, Task, check_task, custom_task, initial_model
+from cfel.learning.task import DeviceData, Task, check_task, count_parameters, custom_task, initial_model
 from cfel.plugins import BUILT_IN_ONLY, CodePolicy
 from cfel.simulation import SimulationParameters, chosen_engine
 from cfel.system import (
@@ -91,13 +91,21 @@ class Experiment:
 
     def setting(self, sigma2: float = 1.0, g2: float = 1.0) -> tuple[Setting, Backhaul]:
         """Fleet and backhaul for the controller alone, with σ² and G² assumed as given."""
-        known = self.model.charged_parameters or self.model.known_size()
-        size = known if known is not None else self._start(self.task()).parameters.numel()
+        size = self.model.charged_parameters or self.count_parameters()
         fleet = build_fleet(self.fleet)
         backhaul = build_backhaul(self.topology, fleet.sizes, self.seed, self.code)
         bits = 32.0 * size
         gossip = backhaul_seconds(backhaul.graph, bits)
         return Setting(fleet, gossip, self.rounds, self.seed, bits, sigma2, g2), backhaul
+
+    def count_parameters(self) -> int:
+        """Counts the model's parameters, unless the file states their number."""
+        if self.model.parameters is not None:
+            return self.model.parameters
+        # The shape of a built-in data set is known, so that planning works before its files are there.
+        if self.data.task is None and self.data.name in SHAPES:
+            return count_parameters(model_builder(self.model.name, self.code), *SHAPES[self.data.name])
+        return self._start(self.task()).parameters.numel()
 
     def budgets(self, setting: Setting) -> Budget:
         """Total budgets in seconds and joules; a number given outright goes before a share of CEF's use."""

@@ -7,8 +7,6 @@ from cfel import validation
 from cfel.errors import InputError
 from cfel.learning.data.partition import PartitionParameters
 
-MODEL_SIZES = {"resnet20": 269_722, "leaf_cnn": 6_603_710}
-
 
 @dataclass(frozen=True, slots=True)
 class DataParameters:
@@ -62,7 +60,7 @@ class ModelParameters:
     Attributes:
         name: a built-in model, an entry point's name, or "module:function".
         init: a safetensors file to start from, instead of random values.
-        parameters: how many numbers the model has; needed only to plan without data.
+        parameters: how many numbers the model has; needed only to plan with data that is not there yet.
         charged_parameters: uploads and backhaul cost what those of a model of this many numbers would; by
             default those of the model itself.
     """
@@ -79,10 +77,6 @@ class ModelParameters:
         for key in ("parameters", "charged_parameters"):
             if getattr(self, key) is not None:
                 validation.check_whole(f"model.{key}", getattr(self, key), least=1)
-
-    def known_size(self) -> int | None:
-        """The number of parameters, where it can be told without building the model."""
-        return self.parameters or MODEL_SIZES.get(self.name)
 
 
 @dataclass(frozen=True, slots=True)

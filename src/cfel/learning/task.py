@@ -61,12 +61,18 @@ class Task:
 
     def build(self, device: torch.device | str = "cpu") -> FlatModule:
         """A module of this task with unspecified values; load a model before use."""
-        return FlatModule(_built(self, 0), device)
+        return FlatModule(_build_module(self.model, self.data.input_shape, self.data.classes, 0), device)
 
 
 def initial_model(task: Task, seed: int) -> FlatModel:
     """The model every edge server starts from; a function of the task and the seed alone."""
-    return FlatModule(_built(task, key(seed, "initial model"))).read()
+    stream = key(seed, "initial model")
+    return FlatModule(_build_module(task.model, task.data.input_shape, task.data.classes, stream)).read()
+
+
+def count_parameters(model: ModelBuilder, input_shape: tuple[int, ...], classes: int) -> int:
+    """Builds the model and counts its parameters; no data is needed."""
+    return sum(values.numel() for values in _build_module(model, input_shape, classes, 0).parameters())
 
 
 def custom_task(name: str, path: Path | None = None, code: CodePolicy = BUILT_IN_ONLY) -> Task:
@@ -102,11 +108,11 @@ def _check_per_sample(what: str, values: object, samples: int) -> None:
         raise InputError(f"{what} must give one number per sample, {samples} of them, got {found}")
 
 
-def _built(task: Task, seed: int) -> nn.Module:
-    """Layers draw from torch's global generator: one module is built at a time, the generator put back."""
+def _build_module(model: ModelBuilder, input_shape: tuple[int, ...], classes: int, seed: int) -> nn.Module:
+    # Layers draw from torch's global generator: build one module at a time, then restore the generator.
     with _GLOBAL_GENERATOR, torch.random.fork_rng(devices=[]):
         torch.manual_seed(seed % 2**63)
-        module = task.model(task.data.input_shape, task.data.classes)
+        module = model(input_shape, classes)
     if not isinstance(module, nn.Module):
         raise InputError(f"model: the builder returned a {type(module).__name__}, not a torch module")
     return module

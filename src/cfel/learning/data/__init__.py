@@ -18,6 +18,7 @@ from cfel.plugins import BUILT_IN_ONLY, CodePolicy, check_result, resolve
 
 __all__ = [
     "BUILTIN",
+    "SHAPES",
     "DataSet",
     "Loader",
     "Normalisation",
@@ -39,6 +40,16 @@ BUILTIN: Mapping[str, Loader] = MappingProxyType(
         "synthetic": lambda _: synthetic(),
     }
 )
+
+SHAPES: Mapping[str, tuple[tuple[int, ...], int]] = MappingProxyType(
+    {
+        "cifar10": ((3, 32, 32), 10),
+        "digits": ((1, 8, 8), 10),
+        "femnist": ((1, 28, 28), 62),
+        "synthetic": ((1, 8, 8), 10),
+    }
+)
+"""Input shape and classes of every built-in data set, for planning without its files."""
 
 
 def load(name: str, path: Path | None = None, code: CodePolicy = BUILT_IN_ONLY) -> DataSet:

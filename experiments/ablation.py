@@ -14,7 +14,7 @@ from pathlib import Path
 from statistics import mean
 
 from cfel.report import Run, load_runs, write_summary
-from cfel.report.summary import half_width
+from cfel.report.summary import confidence_half_width
 from cfel.reproduce.landing import land
 
 LAST = 3
@@ -75,7 +75,7 @@ def _minus(values: Sequence[float], others: Sequence[float]) -> tuple[float, ...
 
 
 def _interval(values: Sequence[float]) -> str:
-    width = half_width(values)
+    width = confidence_half_width(values)
     return f"{mean(values):+.1f}" + ("" if width is None else f" ± {width:.1f}")
 
 

@@ -95,7 +95,7 @@ def test_compare_resumes(run: Run, compared: Path, tmp_path: Path) -> None:
     [
         (["--schemes", "cef,hcf"], "scheme: unknown 'hcf'; did you mean 'hcef'?"),
         (["--schemes", ""], "compare: give at least one scheme and one seed"),
-        (["--seeds", "0,x"], "argument --seeds: '0,x': must be whole numbers between commas"),
+        (["--seeds", "0,x"], "argument --seeds: '0,x': must be whole numbers separated by commas"),
         (["--target", "high"], "argument --target: 'high': must be a number"),
         (["--set", "rounds.glbal=1"], "[rounds]: unknown 'glbal'"),
     ],
@@ -153,7 +153,7 @@ def test_a_target_that_nobody_reaches(run: Run, compared: Path, tmp_path: Path) 
     out = shutil.copytree(compared, tmp_path / "table")
     answer = run(*COMPARE, "--target", "0.999", "--out", out, "--resume")
     assert answer.code == 0
-    assert "nobody reached 99.9 % with every seed: try a lower --target, or more rounds" in answer.out
+    assert "no scheme reached 99.9 % with every seed: try a lower --target or more rounds" in answer.out
 
 
 def test_theory_of_a_comparison(run: Run, compared: Path) -> None:

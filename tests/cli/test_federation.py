@@ -31,7 +31,7 @@ def test_up_and_status(run: Run, tmp_path: Path) -> None:
     assert exported.code == 0, exported.err
     # A single edge server's directory is as good, as on a real host there is no other.
     own = run("export", out / "nodes" / "edge-1", "--to", tmp_path / "own.safetensors")
-    assert (own.code, "the edge server's own model after global round 1" in own.out) == (0, True), own.err
+    assert (own.code, "model of this edge server after global round 1" in own.out) == (0, True), own.err
     shutil.rmtree(out / "checkpoint")
     assert run("export", out, "--to", tmp_path / "same.safetensors", "--edge", 1).code == 0
     assert (tmp_path / "same.safetensors").read_bytes() == (tmp_path / "own.safetensors").read_bytes()
@@ -72,7 +72,7 @@ def test_certs_that_exist_are_left_alone(run: Run, tmp_path: Path) -> None:
     before = {path.name: path.read_bytes() for path in tmp_path.iterdir()}
     again = run("certs", "--out", tmp_path, "--edges", 1, "--devices", 2)
     assert again.code == 0
-    assert "1 certificates issued (3 were there already; --renew replaces them), 0 revoked" in again.out
+    assert "1 certificate issued (3 already there, use --renew to replace), 0 revoked" in again.out
     assert {name for name, content in before.items() if (tmp_path / name).read_bytes() != content} == set()
     assert (tmp_path / "device-1.pem").exists()
     assert run("certs", "--out", tmp_path, "--revoke", "device-0").code == 0
@@ -231,5 +231,5 @@ def test_status_when_nobody_is_there(asked: Callable[..., Answer]) -> None:
     assert answer.out.splitlines()[-3:] == [
         "edge 0: no",
         WHY,
-        "nobody answers: the federation is over, or not running",
+        "no edge server answers: the federation has finished or is not running",
     ]

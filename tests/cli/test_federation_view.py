@@ -14,7 +14,7 @@ import pytest
 from rich.console import Console
 
 from cfel.cli.federation_view import FederationView
-from cfel.cli.up import _resuming
+from cfel.cli.up import _resume_command
 from cfel.runlog import RoundRecord
 from cfel.runlog.log import read_log
 from cfel.status import ClusterStatus, DeviceStatus, Status
@@ -83,13 +83,13 @@ def test_a_line_per_round_where_there_is_no_terminal() -> None:
     out, clock = io.StringIO(), Clock()
     view = FederationView(10, Console(file=out, width=200), clock)
     with view:
-        view._begun = (clock(), 0)
-        view.see({0: status(("training", "lost")), 1: "nobody answers"})
+        view._started = (clock(), 0)
+        view.update({0: status(("training", "lost")), 1: "nobody answers"})
         clock.seconds = 60.0
         view.on_round(record(2))
     assert out.getvalue().strip() == (
-        "round 2/10, coordinator edge-1 (term 7), 1/2 + those of 1 silent devices, 50.0 %, 20.0 s, 200 J, "
-        "ETA 0:04:00"
+        "round 2/10, coordinator edge-1 (term 7), 1/2 devices, 1 edge server not answering, 50.0 %, "
+        "20.0 s, 200 J, ETA 0:04:00"
     )
 
 
@@ -97,7 +97,7 @@ def test_a_table_in_a_terminal() -> None:
     out = io.StringIO()
     view = FederationView(10, Console(file=out, width=120, force_terminal=True, color_system=None))
     with view:
-        view.see({0: status(("training", "idle")), 1: "nobody answers"})
+        view.update({0: status(("training", "idle")), 1: "nobody answers"})
         view.on_round(record(2))
     shown = out.getvalue()
     for words in ("edge-1", "training", "3.2", "2/2", "no answer", "round 2/10", "50.0 %", "200 J"):
@@ -110,7 +110,7 @@ def test_what_is_wrong_is_said_when_it_changes() -> None:
     alone, nobody = replace(good, problem="no majority: [1 of 3]"), replace(good, problem="nobody elected")
     view = FederationView(10, Console(file=out, width=200))
     for answer in (good, alone, alone, "no answer", alone, nobody, good, alone):
-        view.see({0: answer, 1: good})
+        view.update({0: answer, 1: good})
     assert out.getvalue().splitlines() == [
         "edge-0: no majority: [1 of 3]",
         "edge-0: nobody elected",
@@ -121,7 +121,7 @@ def test_what_is_wrong_is_said_when_it_changes() -> None:
 def test_the_command_to_go_on_has_the_changes() -> None:
     changes = ["rounds.global=3", 'scheme.options={ "frequency" = false }']
     given = Namespace(experiment=Path("a b.toml"), set=changes, json=False)
-    words = shlex.split(_resuming(given, Path("runs/x")))
+    words = shlex.split(_resume_command(given, Path("runs/x")))
     assert words == [
         *("cfel", "up", "a b.toml", "--out", "runs/x", "--set", changes[0], "--set", changes[1], "--resume")
     ]
@@ -129,8 +129,8 @@ def test_the_command_to_go_on_has_the_changes() -> None:
 
 def test_before_the_first_round_nothing_is_known() -> None:
     view = FederationView(10, Console(file=io.StringIO()))
-    assert view.line() == "round 0/10"
-    assert view.seconds_left() is None
+    assert view.format_line() == "round 0/10"
+    assert view.estimate_seconds_left() is None
 
 
 @pytest.mark.slow
@@ -148,7 +148,7 @@ def test_interrupted_by_the_keyboard_and_resumed(tmp_path: Path) -> None:
     first.send_signal(signal.SIGINT)
     _, told = first.communicate(timeout=60)
     assert first.returncode == 130, told
-    (hint,) = (line for line in told.splitlines() if line.startswith("all stopped; to go on: "))
+    (hint,) = (line for line in told.splitlines() if line.startswith("all processes stopped; to resume: "))
     assert 1 <= len(read_log(log).records) < 3
     advised = [*command[:2], *shlex.split(hint.partition(": ")[2])]
     again = subprocess.run(advised, check=False, capture_output=True, text=True)

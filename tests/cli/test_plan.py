@@ -46,7 +46,7 @@ def test_a_plan_by_hand(run: Run, one: Path) -> None:
     assert (found["feasible"], found["violations"]) == (True, [])
     assert (found["time_cap"], found["energy_cap"], found["method"]) == ([None], None, "joint")
     shown = run("plan", one).out
-    for words in ("only", "home", "0.667", "4.3 J without a limit", "every limit is kept", "none"):
+    for words in ("only", "home", "0.667", "4.3 J (no limit)", "all limits are met", "none"):
         assert words in shown
     assert "inf" not in shown
 
@@ -139,7 +139,7 @@ def test_caps_out_of_reach_are_told_not_refused(run: Run, fleet: Path) -> None:
     assert "not met: cluster roof: time cap 1 s is out of reach" in words
     assert "72.319 s" in words
     assert "not met: energy cap 1 J is below the" in words
-    assert "every limit is kept" not in words
+    assert "all limits are met" not in words
     found = run("plan", fleet, "--time-cap", 1, "--on-unreachable", "minimum", "--json").document
     assert (found["feasible"], found["time_cap"]) == (False, [1.0] * 3)
     assert found["rho"] == pytest.approx([0.1] * 20)
@@ -210,7 +210,7 @@ def test_a_million_rows(run: Run, tmp_path: Path) -> None:
     out = tmp_path / "plan.csv"
     answer = run("plan", file, "--time-cap", 6, "--energy-cap", 5e6, "--csv", out)
     assert answer.code == 0
-    assert "every limit is kept" in answer.out
+    assert "all limits are met" in answer.out
     assert "… and 999,980 more" in answer.out
     assert max(map(len, answer.out.splitlines())) <= 80
     with out.open(encoding="utf-8") as lines:

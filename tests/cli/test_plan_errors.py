@@ -156,16 +156,16 @@ def test_no_file_or_a_folder(run: Run, tmp_path: Path, name: str) -> None:
 @pytest.mark.parametrize(
     ("options", "message"),
     [
-        (["--time-budget", 9], "--rounds: needed with --time-budget or --energy-budget"),
+        (["--time-budget", 9], "--rounds: required with --time-budget or --energy-budget"),
         (["--rounds", 9], "--rounds: only with --time-budget or --energy-budget"),
         (["--edge-rounds", 9], "--edge-rounds: only with --time-budget or --energy-budget"),
         (
             ["--time-budget", 9, "--rounds", 2, "--time-cap", 3],
-            "--time-cap: give either a cap for the round or a budget for the run",
+            "--time-cap: give a cap for the round or a budget for the run, not both",
         ),
         (
             ["--energy-budget", 9, "--rounds", 2, "--energy-cap", 3],
-            "--energy-cap: give either a cap for the round or a budget for the run",
+            "--energy-cap: give a cap for the round or a budget for the run, not both",
         ),
         (["--start", 0.5], "--start: only with --method alternating"),
         (["--rho-min", 2], "--rho-min = 2.0: must be a finite number ≥ 0 and ≤ 1"),

@@ -10,13 +10,13 @@ from typing import Any
 import pytest
 
 from cfel.api.runs import RunOptions
-from cfel.cli.reproduce import forecast
+from cfel.cli.reproduce import describe_forecast
 from cfel.control import SCHEMES
 from cfel.report import load_runs
-from cfel.reproduce.forecast import rounds_left
-from cfel.reproduce.items import Asked, planned_runs
+from cfel.reproduce.forecast import count_rounds_left
+from cfel.reproduce.items import ReproductionRequest, plan_runs
 from cfel.reproduce.landing import land
-from cfel.reproduce.reproduction import carry_out, reproduced
+from cfel.reproduce.reproduction import execute_runs, write_results
 from cfel.runlog import WALL_CLOCK_FIELDS
 from tests.cli.conftest import Run
 from tests.paper_data import write_cifar10, write_femnist
@@ -47,10 +47,10 @@ def out(tmp_path: Path) -> Iterator[Path]:
 def finished(data: dict[str, Path], tmp_path_factory: pytest.TempPathFactory) -> Path:
     """Table 1 with CEF alone, as somebody with paths in the command left it."""
     place = tmp_path_factory.mktemp("finished") / "out"
-    asked = Asked("table1", "cifar10", data["cifar10"], "smoke", ("cef",))
+    request = ReproductionRequest("table1", "cifar10", data["cifar10"], "smoke", ("cef",))
     words = ("/opt/bin/cfel", "reproduce", "--data", str(data["cifar10"]), "--set", "data.path=/x/y", "/z")
-    carry_out(planned_runs(asked, {}), place, RunOptions(words, resume=True))
-    reproduced(asked, place)
+    execute_runs(plan_runs(request, {}), place, RunOptions(words, resume=True))
+    write_results(request, place)
     return place
 
 
@@ -125,27 +125,27 @@ def test_accuracy_shows_the_runs_of_table1(run: Run, data: dict[str, Path], fini
     options = ("--dataset", "cifar10", "--data", data["cifar10"], "--scale", "smoke", "--schemes", "cef")
     again = run("reproduce", "accuracy", *options, "--out", finished)
     assert again.code == 0
-    assert "all 1 runs are finished" in again.err
+    assert "nothing left to run: 1 run finished" in again.err
     assert "paper" in again.out
     assert max(map(len, again.out.splitlines()[:-1])) <= 80
 
 
 def test_goes_on_where_it_stopped(data: dict[str, Path], out: Path) -> None:
     """Interrupted after its first round, then gone on with: the same log as without."""
-    asked = Asked("table1", "cifar10", data["cifar10"], "smoke", ("cef", "hcef"))
-    runs = planned_runs(asked, {})
+    request = ReproductionRequest("table1", "cifar10", data["cifar10"], "smoke", ("cef", "hcef"))
+    runs = plan_runs(request, {})
     with pytest.raises(KeyboardInterrupt):
-        carry_out(runs, out / "cut", RunOptions(interrupted=lambda: True, resume=True))
-    assert [rounds_left(each, out / "cut") for each in runs] == [1, 2]
-    carry_out(runs, out / "cut", RunOptions(resume=True))
-    carry_out(runs, out / "whole", RunOptions(resume=True))
+        execute_runs(runs, out / "cut", RunOptions(interrupted=lambda: True, resume=True))
+    assert [count_rounds_left(each, out / "cut") for each in runs] == [1, 2]
+    execute_runs(runs, out / "cut", RunOptions(resume=True))
+    execute_runs(runs, out / "whole", RunOptions(resume=True))
     for each in runs:
         logs = [
             [_timeless(line) for line in (out / way / each.place / "rounds.jsonl").read_text().splitlines()]
             for way in ("cut", "whole")
         ]
         assert logs[0] == logs[1]
-        assert rounds_left(each, out / "cut") == 0
+        assert count_rounds_left(each, out / "cut") == 0
 
 
 def _timeless(line: str) -> dict[str, object]:
@@ -189,8 +189,8 @@ def test_reports_on_what_is_there(run: Run, data: dict[str, Path], finished: Pat
 
 
 def test_an_estimate_comes_first(data: dict[str, Path], out: Path) -> None:
-    runs = planned_runs(Asked("table1", "cifar10", data["cifar10"], "smoke", ("cef",)), {})
-    assert forecast(runs, out).startswith("1 runs, 2 global rounds to go: at most about ")
+    runs = plan_runs(ReproductionRequest("table1", "cifar10", data["cifar10"], "smoke", ("cef",)), {})
+    assert describe_forecast(runs, out).startswith("1 run, 2 global rounds left: at most about ")
 
 
 def test_femnist_has_no_beta(run: Run, data: dict[str, Path], out: Path) -> None:
@@ -207,5 +207,5 @@ def test_nothing_to_report_on(run: Run, data: dict[str, Path], out: Path) -> Non
 
 
 def test_default_schemes_are_the_papers_and_our_own() -> None:
-    names = set(Asked("table1", "cifar10", Path("x")).chosen_schemes())
+    names = set(ReproductionRequest("table1", "cifar10", Path("x")).select_schemes())
     assert names == PAPERS | ({"hcef_plus"} & set(SCHEMES))

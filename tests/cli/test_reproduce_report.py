@@ -6,10 +6,10 @@ from pathlib import Path
 
 import pytest
 
-from cfel.cli.reproduce import forecast
+from cfel.cli.reproduce import describe_forecast
 from cfel.report import load_runs
-from cfel.reproduce.forecast import rounds_left
-from cfel.reproduce.items import Asked, PlannedRun, base_experiment
+from cfel.reproduce.forecast import count_rounds_left
+from cfel.reproduce.items import PlannedRun, ReproductionRequest, load_base_experiment
 from cfel.reproduce.landing import land
 from tests.cli.conftest import Answer, Run
 from tests.report.conftest import record, write_run
@@ -74,7 +74,7 @@ def test_only_the_seeds_and_schemes_named(run: Run, tmp_path: Path) -> None:
     words = ("reproduce", "table1", "--dataset", "cifar10", "--data", out, "--out", out, "--report-only")
     wrong = run(*words, "--seeds", "7")
     assert (wrong.code, wrong.out) == (1, "")
-    assert "holds no run of the schemes and seeds named; it has hcef with" in " ".join(wrong.err.split())
+    assert "holds no run of the requested schemes and seeds, only hcef with" in " ".join(wrong.err.split())
 
 
 @pytest.mark.usefixtures("no_figures")
@@ -110,7 +110,7 @@ def test_rates(run: Run, tmp_path: Path) -> None:
     assert tomllib.loads((out / "rates.toml").read_text()) == {
         "cifar10": {"full": {"hcef": 0.05, "cef": 0.05}}
     }
-    assert "chosen: " in reproduce(run, "rates", out, "--scale", "full").out
+    assert "learning rates: " in reproduce(run, "rates", out, "--scale", "full").out
 
 
 @pytest.mark.usefixtures("no_figures")
@@ -118,7 +118,7 @@ def test_landed_runs_are_the_runs(run: Run, tmp_path: Path) -> None:
     out, place = write(tmp_path / "out"), tmp_path / "landed"
     answer = reproduce(run, "table1", out, "--land", place)
     files = [path for path in place.rglob("*") if path.is_file()]
-    assert f"landed: {len(files)} files in {place}" in answer.out
+    assert f"copied {len(files)} files to {place}" in answer.out
     assert [each.records for each in load_runs(place)] == [each.records for each in load_runs(out)]
     assert land(out, place) == land(out, place)
     assert all(str(tmp_path).encode() not in file.read_bytes() for file in files)
@@ -129,13 +129,15 @@ def test_rounds_left(tmp_path: Path) -> None:
     out = write(tmp_path / "out")
 
     def left(place: str, *changes: str) -> int:
-        asked = Asked("table1", "cifar10", tmp_path, "full", changes=("rounds.global=200", *changes))
-        return rounds_left(PlannedRun(Path(place), "x", base_experiment(asked)), out)
+        request = ReproductionRequest(
+            "table1", "cifar10", tmp_path, "full", changes=("rounds.global=200", *changes)
+        )
+        return count_rounds_left(PlannedRun(Path(place), "x", load_base_experiment(request)), out)
 
     assert left("cef/seed-0", "rounds.stop=rounds") == 197
     assert left("cef/seed-0", "rounds.stop=target") == 0
     assert left("cef/seed-0", "rounds.stop=budget") == 0
     assert left("nowhere") == 200
-    asked = Asked("table1", "cifar10", tmp_path, "full", changes=("rounds.global=3",))
-    planned = [PlannedRun(Path("cef/seed-0"), "x", base_experiment(asked))]
-    assert forecast(planned, out) == "all 1 runs are finished"
+    request = ReproductionRequest("table1", "cifar10", tmp_path, "full", changes=("rounds.global=3",))
+    planned = [PlannedRun(Path("cef/seed-0"), "x", load_base_experiment(request))]
+    assert describe_forecast(planned, out) == "nothing left to run: 1 run finished"

@@ -91,13 +91,13 @@ def test_a_run_in_the_way(run: Run, done: Path, tmp_path: Path) -> None:
     log = (out / "rounds.jsonl").read_bytes()
     answer = run("run", TINY, "--out", out, *SHORT)
     assert (answer.code, answer.out) == (1, "")
-    assert "holds a finished run already: all 2 rounds are done" in answer.err
+    assert "already holds a finished run: 2 of 2 rounds done" in answer.err
     answer = run("run", TINY, "--out", out, *SHORT, "--set", "seed=7", "--resume")
     assert (answer.code, answer.out) == (1, "")
     assert "holds a run with seed = 0, not 7" in answer.err
     answer = run("run", TINY, "--out", out, *SHORT, "--resume", "--json")
     assert answer.document["rounds"] == 2
-    assert f"{out} is finished already: all 2 rounds are done. rounds.global of a run cannot" in answer.err
+    assert f"{out} is already finished: 2 of 2 rounds done. rounds.global cannot" in answer.err
     assert (out / "rounds.jsonl").read_bytes() == log
 
 
@@ -138,15 +138,15 @@ def test_wrong_usage(run: Run, tmp_path: Path) -> None:
 
 @pytest.mark.usefixtures("no_figures")
 def test_a_run_that_can_go_on(run: Run, tmp_path: Path) -> None:
-    """It ended at its target: that is said, and how to go on; then it goes on."""
+    """It stopped at its target. A message says so and how to continue; then it continues."""
     out = tmp_path / "r"
     early = ("--set", "rounds.stop=target", "--set", "rounds.target=0.01")
     assert run("run", TINY, "--out", out, *SHORT, *early, "--json").document["rounds"] == 1
     answer = run("run", TINY, "--out", out, *SHORT, *early)
-    assert "holds a run already, 1 of 2 rounds are done: go on with it with --resume" in answer.err
+    assert "already holds a run, 1 of 2 rounds done: add --resume to continue it" in answer.err
     answer = run("run", TINY, "--out", out, *SHORT, *early, "--resume")
     assert answer.code == 0
-    assert "it ended at its target after 1 of 2 rounds. To go on, --resume it with" in answer.err
+    assert "it stopped at its target after 1 of 2 rounds. To continue, add --resume" in answer.err
     answer = run("run", TINY, "--out", out, *SHORT, "--resume", "--json")
     assert answer.document["rounds"] == 2
     assert "finished already" not in answer.err

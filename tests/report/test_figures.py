@@ -11,11 +11,11 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from cfel.report import load_runs
-from cfel.report.backhaul import circle
-from cfel.report.curves import _label_plainly, curve, spread
-from cfel.report.devices import device_means, grouped_rows, most_frequent, thinned
+from cfel.report.backhaul import place_on_circle
+from cfel.report.curves import _use_plain_labels, build_curve, space_apart
+from cfel.report.devices import average_devices, average_rows, pick_evenly, rank_most_frequent
 from cfel.report.pictures import Picture, draw_pictures, write_pictures
-from cfel.report.style import colour_pairs, new_figure, scheme_styles
+from cfel.report.style import list_colours, new_figure, scheme_styles
 from cfel.runlog import PlanTable, RoundRecord
 
 MakeRun = Callable[..., None]
@@ -33,7 +33,7 @@ def test_short_logarithmic_axes_have_plain_numbers(
     _, (axes,) = new_figure(1, 2.0)
     axes.set_yscale("log")
     axes.set_ylim(*ends)
-    _label_plainly(axes, ends[1] / ends[0])
+    _use_plain_labels(axes, ends[1] / ends[0])
     axes.figure.canvas.draw()
     within = [mark for mark in axes.get_yticks() if ends[0] <= mark <= ends[1]]
     found = axes.yaxis.get_major_formatter().format_ticks(within)
@@ -55,7 +55,7 @@ def test_seeds_are_joined_round_by_round(tmp_path: Path, make_run: MakeRun, make
         [make_record(n, a, 30.0 * n, 1.0) for n, a in ((1, 0.3), (2, None), (3, 0.6))],
     )
     runs = load_runs(tmp_path)
-    line = curve(scheme_styles(["cef"])["cef"], runs, lambda r, _: r.seconds, lambda r, _: r.accuracy)
+    line = build_curve(scheme_styles(["cef"])["cef"], runs, lambda r, _: r.seconds, lambda r, _: r.accuracy)
     assert line is not None
     np.testing.assert_allclose(line.x, [20.0, 60.0])
     np.testing.assert_allclose(line.y, [0.2, 0.5])
@@ -66,18 +66,18 @@ def test_seeds_are_joined_round_by_round(tmp_path: Path, make_run: MakeRun, make
 @settings(deadline=None)
 @given(st.lists(st.floats(0, 1), max_size=10).map(sorted))
 def test_names_keep_their_order_their_distance_and_the_panel(heights: list[float]) -> None:
-    moved = spread(heights, 0.1)
+    moved = space_apart(heights, 0.1)
     assert all(b - a >= 0.1 - 1e-9 for a, b in pairwise(moved))
     assert all(-1e-9 <= height <= 1 + 1e-9 for height in moved)
 
 
 def test_names_that_are_clear_of_one_another_stay() -> None:
-    assert spread([0.1, 0.5, 0.9], 0.1) == [0.1, 0.5, 0.9]
-    assert spread([0.5, 0.5], 0.2) == pytest.approx([0.4, 0.6])
+    assert space_apart([0.1, 0.5, 0.9], 0.1) == [0.1, 0.5, 0.9]
+    assert space_apart([0.5, 0.5], 0.2) == pytest.approx([0.4, 0.6])
 
 
 def test_a_circle_starts_on_top_and_goes_clockwise() -> None:
-    np.testing.assert_allclose(circle(4), [[0, 1], [1, 0], [0, -1], [-1, 0]], atol=1e-15)
+    np.testing.assert_allclose(place_on_circle(4), [[0, 1], [1, 0], [0, -1], [-1, 0]], atol=1e-15)
 
 
 def test_device_means_are_over_edge_rounds() -> None:
@@ -86,26 +86,26 @@ def test_device_means_are_over_edge_rounds() -> None:
         ("cluster", "theta", "mu", "alpha", "nu", "power", "steps", "seconds", "joules"), np.zeros(3)
     )
     table = PlanTable(round=0, edge_round=[0, 1, 1], device=[0, 0, 2], rho=[0.2, 0.4, 0.9], **columns)  # type: ignore[arg-type]
-    np.testing.assert_allclose(device_means(table, "rho", 3), [0.3, np.nan, 0.9])
+    np.testing.assert_allclose(average_devices(table, "rho", 3), [0.3, np.nan, 0.9])
 
 
 def test_many_rounds_arethinned_and_many_devicesgrouped_rows() -> None:
     """500 rounds in at most 200: every third, back from the last; 4 rows in 2: pairs averaged, no gaps."""
-    assert thinned(range(1, 501), 200)[-2:] == [497, 500]
-    assert len(thinned(range(1, 501), 200)) == 167
-    assert thinned([], 200) == []
+    assert pick_evenly(range(1, 501), 200)[-2:] == [497, 500]
+    assert len(pick_evenly(range(1, 501), 200)) == 167
+    assert pick_evenly([], 200) == []
     rows = np.array([[1.0], [3.0], [5.0], [np.nan]])
-    np.testing.assert_allclose(grouped_rows(rows, 2), [[2.0], [5.0]])
+    np.testing.assert_allclose(average_rows(rows, 2), [[2.0], [5.0]])
 
 
 def test_stragglers_are_ranked_and_the_rest_summed() -> None:
     """Ten rounds: device 7 four times, one round without, five others once: shares of all ten."""
-    bars = most_frequent([7, 7, 3, None, 7, 7, 1, 2, 4, 5], 10, "device")
+    bars = rank_most_frequent([7, 7, 3, None, 7, 7, 1, 2, 4, 5], 10, "device")
     assert bars[0] == ("device 7", 0.4)
     assert bars[1] == ("device 1", 0.1)
-    many = most_frequent(list(range(20)), 20, "device")
+    many = rank_most_frequent(list(range(20)), 20, "device")
     assert many[-1] == ("12 others", 0.6)
-    assert most_frequent(list(range(9)), 9, "device")[-1] == ("device 8", 1 / 9)
+    assert rank_most_frequent(list(range(9)), 9, "device")[-1] == ("device 8", 1 / 9)
 
 
 def test_a_scheme_looks_the_same_in_any_company() -> None:
@@ -140,7 +140,7 @@ def test_figures_on_the_page_share_no_id_and_no_fixed_colour(pictures: tuple[Pic
     assert len(ids) == len(set(ids))
     for picture in pictures:
         assert set(re.findall(r'(?:href="#|url\(#)([^")]+)', picture.inline)) <= set(ids)
-        assert not any(colour in picture.inline for colour, _ in colour_pairs())
+        assert not any(colour in picture.inline for colour, _ in list_colours())
         assert "http" not in picture.inline
         assert "DejaVu" not in picture.inline
 

@@ -7,7 +7,7 @@ import pytest
 
 from cfel.errors import RunDirectoryError
 from cfel.report import load_run, load_runs
-from cfel.report.load import stated_target
+from cfel.report.load import find_target
 from cfel.runlog import RoundRecord
 
 MakeRun = Callable[..., None]
@@ -37,7 +37,7 @@ def test_a_scheme_from_outside_comes_last(tmp_path: Path, make_run: MakeRun) -> 
 
 
 def test_a_directory_without_runs_is_said(tmp_path: Path) -> None:
-    with pytest.raises(RunDirectoryError, match="holds no run, nor do the directories in it"):
+    with pytest.raises(RunDirectoryError, match="holds no run, and neither do the directories below it"):
         load_runs(tmp_path)
 
 
@@ -58,8 +58,8 @@ def test_a_damaged_experiment_is_said(tmp_path: Path, make_run: MakeRun, text: s
 
 def test_the_target_comes_from_the_summary_or_the_experiments(tmp_path: Path, make_run: MakeRun) -> None:
     make_run(tmp_path / "a", "cef", 0, [])
-    assert stated_target(tmp_path, load_runs(tmp_path)) is None
+    assert find_target(tmp_path, load_runs(tmp_path)) is None
     (tmp_path / "a" / "experiment.toml").write_text("[rounds]\ntarget = 0.5\n")
-    assert stated_target(tmp_path, load_runs(tmp_path)) == 0.5
+    assert find_target(tmp_path, load_runs(tmp_path)) == 0.5
     (tmp_path / "summary.json").write_text('{"target": 0.7}')
-    assert stated_target(tmp_path, load_runs(tmp_path)) == 0.7
+    assert find_target(tmp_path, load_runs(tmp_path)) == 0.7

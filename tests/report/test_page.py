@@ -10,7 +10,7 @@ import pytest
 from cfel.errors import StorageError
 from cfel.report import load_runs, summarise, write_report
 from cfel.report.style import scheme_styles
-from cfel.report.tables import gain_text, headline, joules_text, seconds_text, share_text
+from cfel.report.tables import compose_headline, format_gain, format_joules, format_percent, format_seconds
 from cfel.runlog import RoundRecord
 
 MakeRun = Callable[..., None]
@@ -55,7 +55,7 @@ def test_the_page_is_balanced(comparison_page: str) -> None:
 def test_the_result_comes_first(comparison_page: str) -> None:
     places = [
         comparison_page.index(words)
-        for words in ("HCEF is first", '<table class="summary"', "<figure", "<details>")
+        for words in ("HCEF reaches", '<table class="summary"', "<figure", "<details>")
     ]
     assert places == sorted(places)
     assert comparison_page.count("<figure") == 12
@@ -93,13 +93,13 @@ def test_a_page_that_cannot_be_written_is_a_clear_error(tmp_path: Path, make_run
 
 
 def test_numbers_for_people() -> None:
-    assert seconds_text(27334.4, 811.2) == "27,334 ± 811\N{NO-BREAK SPACE}s"
-    assert seconds_text(None) == "–"
-    assert joules_text(24_800.0) == "24.8\N{NO-BREAK SPACE}kJ"
-    assert joules_text(9_999.0) == "9,999\N{NO-BREAK SPACE}J"
-    assert joules_text(1.5e7) == "15.0\N{NO-BREAK SPACE}MJ"
-    assert share_text(0.7) == "70.0\N{NO-BREAK SPACE}%"
-    assert gain_text(1.888, 0.03) == "1.89 ± 0.03×"
+    assert format_seconds(27334.4, 811.2) == "27,334 ± 811\N{NO-BREAK SPACE}s"
+    assert format_seconds(None) == "–"
+    assert format_joules(24_800.0) == "24.8\N{NO-BREAK SPACE}kJ"
+    assert format_joules(9_999.0) == "9,999\N{NO-BREAK SPACE}J"
+    assert format_joules(1.5e7) == "15.0\N{NO-BREAK SPACE}MJ"
+    assert format_percent(0.7) == "70.0\N{NO-BREAK SPACE}%"
+    assert format_gain(1.888, 0.03) == "1.89 ± 0.03×"
 
 
 def test_the_headline_says_who_was_first_and_what_it_gained(
@@ -109,11 +109,11 @@ def test_the_headline_says_who_was_first_and_what_it_gained(
     for scheme, seconds, joules in (("hcef", 50.0, 4.0), ("cef", 100.0, 12.0)):
         make_run(tmp_path / scheme, scheme, 0, [make_record(1, 0.6, seconds, joules)])
     runs, styles = load_runs(tmp_path), scheme_styles(["hcef", "cef"])
-    text = headline(summarise(runs, 0.5), styles).replace("\N{NO-BREAK SPACE}", " ")
+    text = compose_headline(summarise(runs, 0.5), styles).replace("\N{NO-BREAK SPACE}", " ")
     assert text == (
-        "HCEF is first to reach 50.0 %: after 50.0 s and 4.00 J, "
+        "HCEF reaches 50.0 % first: after 50.0 s and 4.00 J, "
         "a gain over CEF of 2.00× in time and 3.00× in energy."
     )
-    assert headline(summarise(runs, 0.9), styles) == "No scheme reached the target with every seed."
-    assert headline(summarise(runs, None), styles) == ""
-    assert headline(summarise(runs[1:], 0.5), styles).endswith("12.0\N{NO-BREAK SPACE}J.")
+    assert compose_headline(summarise(runs, 0.9), styles) == "No scheme reached the target with every seed."
+    assert compose_headline(summarise(runs, None), styles) == ""
+    assert compose_headline(summarise(runs[1:], 0.5), styles).endswith("12.0\N{NO-BREAK SPACE}J.")

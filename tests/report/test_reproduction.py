@@ -7,8 +7,8 @@ from cfel.report.reproduction import (
     Measure,
     Reproduction,
     TextTable,
-    gain_figure,
-    sweep_figure,
+    draw_gains,
+    draw_sweep,
     write_reproduction,
 )
 
@@ -20,7 +20,7 @@ def row(seconds: float | None, gain: float | None) -> dict[str, Any]:
 
 def test_the_papers_gains_are_marked() -> None:
     """Two schemes; the paper knows one of them: one hollow mark in each panel."""
-    figure = gain_figure({"hcef": row(10.0, 1.5), "own": row(9.0, 2.0)}, {"hcef": (1.95, 1.84)})
+    figure = draw_gains({"hcef": row(10.0, 1.5), "own": row(9.0, 2.0)}, {"hcef": (1.95, 1.84)})
     assert figure is not None
     for axes, wanted in zip(figure.axes, (1.95, 1.84), strict=True):
         hollow = [line for line in axes.lines if line.get_markerfacecolor() == "none"]
@@ -28,21 +28,21 @@ def test_the_papers_gains_are_marked() -> None:
 
 
 def test_nothing_gained_is_no_figure() -> None:
-    assert gain_figure({"cef": row(None, None)}, {}) is None
+    assert draw_gains({"cef": row(None, None)}, {}) is None
 
 
 def test_a_sweep_leaves_out_what_was_not_reached() -> None:
     times = ((2.0, 4e4), (4.0, None), (6.0, 6e4))
     values = {value: {"schemes": {"cef": row(seconds, 1.0)}} for value, seconds in times}
     measure = Measure("seconds_to_target", "time", 1e4)
-    figure = sweep_figure(values, "q", (measure,), {"seconds_to_target": {"cef": (2.0, 4.3)}})
+    figure = draw_sweep(values, "q", (measure,), {"seconds_to_target": {"cef": (2.0, 4.3)}})
     assert figure is not None
     measured, paper = figure.axes[0].lines
     assert list(measured.get_xdata()) == [2, 6]  # type: ignore[arg-type]
     assert list(measured.get_ydata()) == [4.0, 6.0]  # type: ignore[arg-type]
     assert list(paper.get_ydata()) == [4.3]  # type: ignore[arg-type]
     nothing = {2.0: {"schemes": {"cef": row(None, None)}}}
-    assert sweep_figure(nothing, "q", (measure,), {}) is None
+    assert draw_sweep(nothing, "q", (measure,), {}) is None
 
 
 def test_the_page_escapes_what_it_shows(tmp_path: Path) -> None:

@@ -9,7 +9,7 @@ import pytest
 from scipy import stats
 
 from cfel.report import load_runs, summarise, write_summary
-from cfel.report.summary import half_width, student
+from cfel.report.summary import confidence_half_width, student_quantile
 from cfel.runlog import RoundRecord
 
 MakeRun = Callable[..., None]
@@ -94,11 +94,11 @@ def test_without_target_rounds_or_numbers_there_are_nulls(
 
 @pytest.mark.parametrize("degrees", [1, 2, 3, 10, 29, 30, 31, 50, 1000])
 def test_students_quantile_is_scipys(degrees: int) -> None:
-    assert student(degrees) == pytest.approx(stats.t.ppf(0.975, degrees), abs=6e-5)
+    assert student_quantile(degrees) == pytest.approx(stats.t.ppf(0.975, degrees), abs=6e-5)
 
 
 def test_the_interval_is_scipys() -> None:
     """Four values by hand: mean 2.5, s = 1.29099, half width 3.1824 · 1.29099/2 = 2.0542."""
-    assert half_width([1.0, 2.0, 3.0, 4.0]) == pytest.approx(2.0542, abs=1e-4)
-    assert half_width([1.0]) is None
-    assert half_width([1.0, None]) is None
+    assert confidence_half_width([1.0, 2.0, 3.0, 4.0]) == pytest.approx(2.0542, abs=1e-4)
+    assert confidence_half_width([1.0]) is None
+    assert confidence_half_width([1.0, None]) is None

@@ -7,29 +7,29 @@ import pytest
 from cfel.control import expected_use
 from cfel.errors import InputError
 from cfel.experiment import load_experiment
-from cfel.reproduce.forecast import Pace, estimated_seconds
+from cfel.reproduce.forecast import Pace, estimate_seconds
 from cfel.reproduce.items import (
     DATASETS,
     ITEMS,
     SCALES,
-    Asked,
     PlannedRun,
-    experiments_directory,
-    planned_runs,
+    ReproductionRequest,
+    find_experiments,
+    plan_runs,
 )
-from cfel.reproduce.paper_values import paper_values
-from cfel.reproduce.rates import chosen_rates, rates_toml
+from cfel.reproduce.paper_values import load_paper_values
+from cfel.reproduce.rates import dump_rates, load_rates
 
 ANYWHERE = Path("/anywhere")
 
 
 def planned(item: str, dataset: str = "cifar10", scale: str = "full", **more: object) -> list[PlannedRun]:
-    return planned_runs(Asked(item, dataset, ANYWHERE, scale, **more), {})  # type: ignore[arg-type]
+    return plan_runs(ReproductionRequest(item, dataset, ANYWHERE, scale, **more), {})  # type: ignore[arg-type]
 
 
 def test_every_experiment_file_can_be_run() -> None:
     """Each is an ordinary experiment that keeps 60 % of CEF's use."""
-    files = [file for file in experiments_directory().glob("*.toml") if file.name != "rates.toml"]
+    files = [file for file in find_experiments().glob("*.toml") if file.name != "rates.toml"]
     assert len(files) == 13
     for file in files:
         experiment = load_experiment(file)
@@ -42,7 +42,7 @@ def test_every_experiment_file_can_be_run() -> None:
 @pytest.mark.parametrize("item", ITEMS)
 def test_every_item_is_planned_at_every_scale(item: str, dataset: str, scale: str) -> None:
     if (item, dataset) == ("noniid", "femnist"):
-        with pytest.raises(InputError, match="noniid: CIFAR-10 only"):
+        with pytest.raises(InputError, match="noniid: only for cifar10"):
             planned(item, dataset, scale)
         return
     runs = planned(item, dataset, scale)
@@ -104,21 +104,21 @@ def test_rates_are_tried_on_held_out_samples() -> None:
 
 def test_chosen_rates_are_used(tmp_path: Path) -> None:
     table = tmp_path / "rates.toml"
-    table.write_text(rates_toml("cifar10", "full", {"hcef": 0.1}))
-    rates = chosen_rates(table, "cifar10", "full")
+    table.write_text(dump_rates("cifar10", "full", {"hcef": 0.1}))
+    rates = load_rates(table, "cifar10", "full")
     assert rates == {"hcef": 0.1}
-    assert chosen_rates(table, "femnist", "full") == {}
-    runs = planned_runs(Asked("table1", "cifar10", ANYWHERE, "full", ("hcef", "cef")), rates)
+    assert load_rates(table, "femnist", "full") == {}
+    runs = plan_runs(ReproductionRequest("table1", "cifar10", ANYWHERE, "full", ("hcef", "cef")), rates)
     assert [run.experiment.local.learning_rate for run in runs] == [0.1, 0.05]
 
 
 def test_a_bad_table_of_rates(tmp_path: Path) -> None:
     table = tmp_path / "rates.toml"
     with pytest.raises(InputError, match="cannot be read"):
-        chosen_rates(table, "cifar10", "full")
+        load_rates(table, "cifar10", "full")
     table.write_text("[cifar10.full]\nhcef = -1\n")
     with pytest.raises(InputError, match=r"cifar10\.full\.hcef = -1"):
-        chosen_rates(table, "cifar10", "full")
+        load_rates(table, "cifar10", "full")
 
 
 def test_the_users_changes_go_before_everything() -> None:
@@ -136,12 +136,12 @@ def test_the_users_rounds_are_those_at_the_papers_periods() -> None:
 def test_seconds_that_are_left(tmp_path: Path) -> None:
     """Two rounds of 4 devices · 1 edge round · 1 step at 1 s and 2 evaluations at ½ s: 10 s a run."""
     runs = planned("table1", scale="smoke", schemes=("cef", "hcef"))
-    assert estimated_seconds(runs, tmp_path, Pace(1.0, 0.5)) == 20.0
+    assert estimate_seconds(runs, tmp_path, Pace(1.0, 0.5)) == 20.0
 
 
 def test_the_papers_values() -> None:
     """Table 1; the printed energy gain on FEMNIST is a slip, and is noted."""
-    cifar10, femnist = paper_values("cifar10"), paper_values("femnist")
+    cifar10, femnist = load_paper_values("cifar10"), load_paper_values("femnist")
     assert cifar10.gain_seconds("hcef") == pytest.approx(43 / 22)
     assert cifar10.gain_joules("hcef") == pytest.approx(79 / 43)
     assert femnist.gain_joules("hcef") == pytest.approx(3.086, abs=1e-3)

@@ -1,7 +1,7 @@
-"""The command line: parse, call, print. The only part of cfel that prints.
+"""The command line: parse arguments, call the library, print. Nothing else in cfel prints.
 
-Results go to standard output, everything else to standard error. Exit codes: 0 done, 1 failed, 2 wrong usage
-or configuration, 130 interrupted.
+Results go to standard output, everything else to standard error. Exit codes: 0 success, 1 failure, 2 wrong
+usage or configuration, 130 interrupted.
 """
 
 import sys
@@ -11,10 +11,10 @@ from collections.abc import Sequence
 def main(arguments: Sequence[str] | None = None) -> int:
     """Runs one command and returns its exit code."""
     try:
-        # Loaded here, as Ctrl-C may come in the seconds that it takes.
-        from cfel.cli.program import run_program
+        # Imported here, as it takes a while and Ctrl-C may arrive meanwhile.
+        from cfel.cli.dispatch import run_command
 
-        return run_program(sys.argv[1:] if arguments is None else arguments)
+        return run_command(sys.argv[1:] if arguments is None else arguments)
     except KeyboardInterrupt:
         sys.stderr.write("interrupted\n")
         return 130

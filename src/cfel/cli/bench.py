@@ -1,9 +1,9 @@
-"""`cfel bench NAME`: the project's own measurements; each has a module of its own."""
+"""`cfel bench NAME`: the benchmarks of the project, one module each."""
 
 import argparse
 
 from cfel.cli import bench_deployment, bench_scaleout, bench_simulation, bench_solver
-from cfel.cli.shared import Commands, add_command, add_json
+from cfel.cli.arguments import Commands, add_command, add_json_option
 from cfel.errors import InputError
 
 EXAMPLE = """  cfel bench solver
@@ -22,23 +22,23 @@ PARTS = {"deployment": bench_deployment.PARTS, "simulation": bench_simulation.SE
 def register(commands: Commands) -> None:
     """Adds the command."""
     parser = add_command(commands, "bench", EXAMPLE)
-    parser.add_argument("name", choices=BENCHES, help="what to measure")
-    parser.add_argument("--quick", action="store_true", help="fewer and smaller instances")
+    parser.add_argument("name", choices=BENCHES, help="benchmark to run")
+    parser.add_argument("--quick", action="store_true", help="fewer and smaller measurements")
     parser.add_argument(
         "--only",
         choices=[part for parts in PARTS.values() for part in parts],
         metavar="PART",
-        help=f"nothing else: of simulation {', '.join(PARTS['simulation'])}; of deployment "
+        help=f"run one part only; simulation: {', '.join(PARTS['simulation'])}; deployment: "
         f"{', '.join(PARTS['deployment'])}",
     )
-    add_json(parser)
+    add_json_option(parser)
     parser.set_defaults(run=run)
 
 
 def run(arguments: argparse.Namespace) -> int:
-    """Measures and prints."""
+    """Runs the benchmark and prints the results."""
     parts = PARTS.get(arguments.name, ())
     if arguments.only is not None and arguments.only not in parts:
-        allowed = f"has {', '.join(parts)}" if parts else "has no settings to choose from"
+        allowed = f"has the parts {', '.join(parts)}" if parts else "has no parts"
         raise InputError(f"--only {arguments.only}: bench {arguments.name} {allowed}")
     return BENCHES[arguments.name](arguments)

@@ -1,4 +1,4 @@
-"""`cfel bench deployment`: measures federations of processes and prints what was found."""
+"""`cfel bench deployment`: overhead and memory of federations of real processes."""
 
 import argparse
 from collections.abc import Sequence
@@ -17,13 +17,13 @@ from cfel.bench.deployment import (
     measure_memory,
     measure_overhead,
 )
-from cfel.cli.shared import new_table, print_json, print_table
+from cfel.cli.output import new_table, print_json, print_table
 
 PARTS = ("overhead", "memory", "flat")
 
 
 def run(arguments: argparse.Namespace) -> int:
-    """Measures and prints."""
+    """Runs the benchmark and prints the results."""
     progress = Console(stderr=True, highlight=False)
     wanted = PARTS if arguments.only is None else (arguments.only,)
     overheads: list[Overhead] = []
@@ -43,15 +43,17 @@ def run(arguments: argparse.Namespace) -> int:
     if arguments.json:
         print_json(as_document(overheads, memories, flats))
     else:
-        _print(Console(highlight=False), overheads, memories, flats)
+        _print_results(Console(highlight=False), overheads, memories, flats)
     return 0
 
 
-def _print(
+def _print_results(
     console: Console, overheads: Sequence[Overhead], memories: Sequence[Memory], flats: Sequence[Flat]
 ) -> None:
     if overheads:
-        table = new_table("devices", "wall s", "slowest training s", "MB moved", "transfer s", "ratio", "aim")
+        table = new_table(
+            "devices", "wall s", "slowest training s", "MB moved", "transfer s", "ratio", "goal"
+        )
         for each in overheads:
             table.add_row(
                 str(each.devices),
@@ -66,11 +68,11 @@ def _print(
     for peak in memories:
         console.print(
             f"peak memory of {peak.devices} devices and {peak.edge_servers} edge servers: "
-            f"{peak.peak_bytes / 2**30:.2f} GiB (aim: below {MOST_BYTES / 2**30:.0f})"
+            f"{peak.peak_bytes / 2**30:.2f} GiB (goal: below {MOST_BYTES / 2**30:.0f})"
         )
     for flat in flats:
         console.print(
             f"an edge server after {flat.early_round} rounds: {flat.early_bytes / 2**20:.1f} MiB, after "
             f"{flat.late_round}: {flat.late_bytes / 2**20:.1f} MiB, ratio {flat.growth:.3f} "
-            f"(aim: ≤ {MOST_GROWTH})"
+            f"(goal: ≤ {MOST_GROWTH})"
         )

@@ -1,4 +1,4 @@
-"""`cfel bench scaleout`: measures the Ray engine and prints what was found."""
+"""`cfel bench scaleout`: speed and overhead of the Ray engine."""
 
 import argparse
 from collections.abc import Sequence
@@ -6,11 +6,11 @@ from collections.abc import Sequence
 from rich.console import Console
 
 from cfel.bench.scaleout import Overhead, Race, as_document, measure_overhead, measure_race
-from cfel.cli.shared import new_table, print_json, print_table
+from cfel.cli.output import new_table, print_json, print_table
 
 
 def run(arguments: argparse.Namespace) -> int:
-    """Measures and prints."""
+    """Runs the benchmark and prints the results."""
     progress = Console(stderr=True, highlight=False)
     progress.print("[dim]ResNet-20 on threads, on Ray, and on two Ray nodes …[/]")
     race = measure_race(16, 4, 1, 3) if arguments.quick else measure_race(64, 8, 1, 3)
@@ -28,7 +28,7 @@ def run(arguments: argparse.Namespace) -> int:
 
 
 def _print_race(console: Console, race: Race) -> None:
-    table = new_table("engine", "s per round", "speed", "of", "aim")
+    table = new_table("engine", "s per round", "speed", "of", "goal")
     compared = {
         "threads": ("", "", ""),
         "ray": (f"{race.ray_to_threads:.2f}", "threads", "≥ 0.90"),
@@ -36,11 +36,11 @@ def _print_race(console: Console, race: Race) -> None:
     }
     for name, seconds in race.seconds.items():
         table.add_row(name, f"{seconds:.2f}", *compared[name])
-    print_table(console, f"ResNet-20 on {race.devices} devices, engines in turn", table)
+    print_table(console, f"ResNet-20 on {race.devices} devices", table)
 
 
 def _print_overheads(console: Console, overheads: Sequence[Overhead]) -> None:
-    table = new_table("devices", "overhead ms", "training ms", "driver MiB", "KiB per device more")
+    table = new_table("devices", "overhead ms", "training ms", "driver MiB", "KiB per extra device")
     for number, each in enumerate(overheads):
         more = "–"
         if number:
@@ -54,5 +54,5 @@ def _print_overheads(console: Console, overheads: Sequence[Overhead]) -> None:
             more,
         )
     print_table(
-        console, "Per device with the small model, nothing remembered (aim: overhead below 1 ms)", table
+        console, "Per device with the small model and no device state (goal: overhead below 1 ms)", table
     )

@@ -1,15 +1,15 @@
-"""`cfel bench solver`: measures the solver and prints what was found."""
+"""`cfel bench solver`: quality, speed and memory of the solver."""
 
 import argparse
 
 from rich.console import Console
 
 from cfel.bench import solver as bench_solver
-from cfel.cli.shared import new_table, print_json, print_table
+from cfel.cli.output import new_table, print_json, print_table
 
 
 def run(arguments: argparse.Namespace) -> int:
-    """Measures and prints."""
+    """Runs the benchmark and prints the results."""
     progress = Console(stderr=True, highlight=False)
     seeds, starts, largest = (1, 0, 100_000) if arguments.quick else (5, 20, 1_000_000)
     sizes = (2, 8, 64, 512)
@@ -38,14 +38,14 @@ def run(arguments: argparse.Namespace) -> int:
     console = Console(highlight=False)
     _print_quality(console, quality)
     _print_speed(console, [small, *large])
-    console.print(f"time grows as N^{exponent:.2f} from 10,000 devices on")
+    console.print(f"time grows as N^{exponent:.2f} from 10,000 devices")
     console.print(f"peak memory at {largest:,} devices: {memory / 2**20:,.0f} MiB")
     if general is None:
-        console.print("CVXPY is not installed: no comparison with a general solver")
+        console.print("no comparison with a general solver: CVXPY is not installed")
     else:
         console.print(
             f"one pass of P2.1 and P2.2 in CVXPY, 64 devices: {1e3 * general[1]:.1f} ms, "
-            f"{general[1] / general[0]:.0f} times a joint solve beside it"
+            f"{general[1] / general[0]:.0f} times as long as a joint solve"
         )
     return 0
 
@@ -71,4 +71,4 @@ def _print_speed(console: Console, rows: list[bench_solver.Speed]) -> None:
     for row in rows:
         ratio, gap = f"{row.sort_ratio:.1f}", f"{100 * row.gap:.5f} %"
         table.add_row(f"{row.devices:,}", f"{1e3 * row.seconds:.2f}", ratio, gap)
-    print_table(console, "Time of a solve (median, warm)", table)
+    print_table(console, "Time per solve (median, after warm-up)", table)

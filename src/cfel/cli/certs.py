@@ -1,4 +1,4 @@
-"""`cfel certs`: the private certificate authority of a federation."""
+"""`cfel certs`: the private certificate authority of a federation and its certificates."""
 
 import argparse
 import math
@@ -8,7 +8,7 @@ from pathlib import Path
 from rich.console import Console
 from rich.markup import escape
 
-from cfel.cli.shared import Commands, add_command, count
+from cfel.cli.arguments import Commands, add_command, parse_count
 from cfel.deployment.security.certificates import (
     AUTHORITY_DAYS,
     check_authority,
@@ -19,6 +19,7 @@ from cfel.deployment.security.certificates import (
 )
 from cfel.deployment.security.identity import ROLES, Identity
 from cfel.errors import InputError
+from cfel.wording import plural
 
 EXAMPLE = """  cfel certs --out certificates --edges 3 --devices 6
   cfel certs --out certificates --renew device-4 --hours 24
@@ -28,40 +29,57 @@ EXAMPLE = """  cfel certs --out certificates --edges 3 --devices 6
 def register(commands: Commands) -> None:
     """Adds the command."""
     parser = add_command(commands, "certs", EXAMPLE)
-    parser.add_argument("--out", type=Path, required=True, metavar="DIR", help="the authority's directory")
-    parser.add_argument("--edges", type=count, default=0, metavar="M", help="edge servers 0 to M-1")
-    parser.add_argument("--devices", type=count, default=0, metavar="N", help="devices 0 to N-1")
-    parser.add_argument("--renew", action="append", default=[], metavar="ROLE-NUMBER", help="issue again")
-    parser.add_argument("--revoke", action="append", default=[], metavar="ROLE-NUMBER", help="let in no more")
-    parser.add_argument("--hours", type=_lifetime, default=720.0, help="lifetime (default 720)")
-    parser.add_argument("--host", action="append", default=[], help="further name or address of edge servers")
+    parser.add_argument(
+        "--out", type=Path, required=True, metavar="DIR", help="directory of the certificate authority"
+    )
+    parser.add_argument(
+        "--edges", type=parse_count, default=0, metavar="M", help="issue for edge servers 0 to M-1"
+    )
+    parser.add_argument(
+        "--devices", type=parse_count, default=0, metavar="N", help="issue for devices 0 to N-1"
+    )
+    parser.add_argument(
+        "--renew", action="append", default=[], metavar="ROLE-NUMBER", help="issue again (repeatable)"
+    )
+    parser.add_argument(
+        "--revoke", action="append", default=[], metavar="ROLE-NUMBER", help="revoke (repeatable)"
+    )
+    parser.add_argument(
+        "--hours", type=_parse_lifetime, default=720.0, help="lifetime in hours (default 720)"
+    )
+    parser.add_argument(
+        "--host",
+        action="append",
+        default=[],
+        help="additional host name or address of edge servers (repeatable)",
+    )
     parser.set_defaults(run=run)
 
 
 def run(arguments: argparse.Namespace) -> int:
-    """Makes what is missing and asked for; an authority and certificates that exist are left as they are."""
+    """Creates the authority and missing certificates, renews and revokes; keeps everything else."""
     directory: Path = arguments.out
-    renewed = [_identity(name) for name in arguments.renew]
-    revoked = [_identity(name) for name in arguments.revoke]
+    renewed = [_parse_identity(name) for name in arguments.renew]
+    revoked = [_parse_identity(name) for name in arguments.revoke]
     if renewed or revoked:
         check_authority(directory)
-        _refuse_strangers(directory, [*renewed, *revoked])
+        _require_issued(directory, [*renewed, *revoked])
     else:
         make_authority(directory)
-    wanted = _members(arguments.edges, arguments.devices)
-    missing = [member for member in wanted if not is_issued(directory, member)]
-    # First: whoever is named in both loses the old certificate, not the new one.
-    for member in revoked:
-        revoke(directory, member)
-    for member in (*missing, *renewed):
-        issue(directory, member, arguments.hours, arguments.host if member.role == "edge" else ())
-    _tell(
+    wanted = _list_identities(arguments.edges, arguments.devices)
+    missing = [identity for identity in wanted if not is_issued(directory, identity)]
+    # Revoke first: a node named in both options loses its old certificate, not the new one.
+    for identity in revoked:
+        revoke(directory, identity)
+    for identity in (*missing, *renewed):
+        issue(directory, identity, arguments.hours, arguments.host if identity.role == "edge" else ())
+    _print_result(
         directory, issued=len(missing) + len(renewed), left=len(wanted) - len(missing), revoked=len(revoked)
     )
     return 0
 
 
-def _members(edges: int, devices: int) -> list[Identity]:
+def _list_identities(edges: int, devices: int) -> list[Identity]:
     return [
         *(Identity("edge", i) for i in range(edges)),
         *(Identity("device", n) for n in range(devices)),
@@ -69,32 +87,33 @@ def _members(edges: int, devices: int) -> list[Identity]:
     ]
 
 
-def _refuse_strangers(directory: Path, members: Sequence[Identity]) -> None:
-    for member in members:
-        if not is_issued(directory, member):
-            raise InputError(f"{member}: {directory} has no certificate of it to renew or to revoke")
+def _require_issued(directory: Path, identities: Sequence[Identity]) -> None:
+    for identity in identities:
+        if not is_issued(directory, identity):
+            raise InputError(f"{identity}: {directory} holds no certificate to renew or revoke")
 
 
-def _tell(directory: Path, *, issued: int, left: int, revoked: int) -> None:
-    already = f" ({left} were there already; --renew replaces them)" if left else ""
+def _print_result(directory: Path, *, issued: int, left: int, revoked: int) -> None:
+    already = f" ({left} already there, use --renew to replace)" if left else ""
     Console(highlight=False).print(
-        f"{escape(str(directory))}: {issued} certificates issued{already}, {revoked} revoked", soft_wrap=True
+        f"{escape(str(directory))}: {plural(issued, 'certificate')} issued{already}, {revoked} revoked",
+        soft_wrap=True,
     )
 
 
-def _lifetime(text: str) -> float:
-    """Hours, at most as many as the authority itself has."""
+def _parse_lifetime(text: str) -> float:
+    """A number of hours, at most the lifetime of the authority."""
     try:
         value = float(text)
     except ValueError:
         value = math.nan
     if not 0 < value <= 24 * AUTHORITY_DAYS:
-        most = f"{24 * AUTHORITY_DAYS} ({AUTHORITY_DAYS} days, the authority's own lifetime)"
+        most = f"{24 * AUTHORITY_DAYS} ({AUTHORITY_DAYS} days, the lifetime of the authority)"
         raise argparse.ArgumentTypeError(f"{text!r}: must be a number of hours > 0 and ≤ {most}")
     return value
 
 
-def _identity(name: str) -> Identity:
+def _parse_identity(name: str) -> Identity:
     role, _, number = name.rpartition("-")
     if role not in ROLES or not number.isdigit():
         raise InputError(f"{name!r}: must look like edge-0, device-7 or operator-0")

@@ -9,17 +9,9 @@ from rich.console import Console
 from rich.markup import escape
 
 from cfel.api.runs import compare
-from cfel.cli.interrupt import interruptible
-from cfel.cli.progress import RunProgress
-from cfel.cli.run import add_experiment, add_run_options, build_run_options, read_experiment
-from cfel.cli.shared import (
-    Commands,
-    add_command,
-    amount,
-    new_table,
-    print_json,
-    print_table,
-)
+from cfel.cli.arguments import Commands, add_command, parse_integers, parse_names, parse_number
+from cfel.cli.output import new_table, print_json, print_table
+from cfel.cli.run import add_experiment_argument, add_run_options, read_experiment, track_runs
 from cfel.experiment import Experiment
 
 EXAMPLE = """  cfel compare experiment.toml --seeds 0,1,2 --target 0.7 --out runs/table
@@ -34,33 +26,36 @@ SCHEMES = "hcef_plus,hcef,cef,cef_c,cef_f,mll_sgd"
 def register(commands: Commands) -> None:
     """Adds the command."""
     parser = add_command(commands, "compare", EXAMPLE)
-    add_experiment(parser)
+    add_experiment_argument(parser)
     parser.add_argument(
-        "--schemes", type=names, default=names(SCHEMES), metavar="A,B,…", help=f"default {SCHEMES}"
+        "--schemes",
+        type=parse_names,
+        default=parse_names(SCHEMES),
+        metavar="A,B,…",
+        help=f"schemes to run (default {SCHEMES})",
     )
-    parser.add_argument("--seeds", type=numbers, metavar="0,1,…", help="default: the experiment's seed")
-    parser.add_argument("--target", type=amount, metavar="ACCURACY", help="default: the experiment's")
-    parser.add_argument("--out", type=Path, metavar="DIR", help="default runs/NAME-compared")
-    parser.add_argument("--resume", action="store_true", help="go on with the runs in DIR")
+    parser.add_argument(
+        "--seeds",
+        type=parse_integers,
+        metavar="0,1,…",
+        help="seeds of each scheme (default: the experiment's)",
+    )
+    parser.add_argument(
+        "--target",
+        type=parse_number,
+        metavar="ACCURACY",
+        help="target of the tables (default: the experiment's)",
+    )
+    parser.add_argument(
+        "--out", type=Path, metavar="DIR", help="output directory (default runs/NAME-compared)"
+    )
+    parser.add_argument("--resume", action="store_true", help="resume the runs in DIR")
     add_run_options(parser)
     parser.set_defaults(run=run)
 
 
-def names(text: str) -> list[str]:
-    """Words between commas."""
-    return [word.strip() for word in text.split(",") if word.strip()]
-
-
-def numbers(text: str) -> list[int]:
-    """Whole numbers between commas."""
-    try:
-        return [int(word) for word in names(text)]
-    except ValueError:
-        raise argparse.ArgumentTypeError(f"{text!r}: must be whole numbers between commas") from None
-
-
 def run(arguments: argparse.Namespace) -> int:
-    """Runs all of them and prints the table."""
+    """Runs all schemes and prints the table."""
     experiment = read_experiment(arguments)
     out: Path = arguments.out or Path("runs") / f"{experiment.name}-compared"
     seeds = arguments.seeds or [experiment.seed]
@@ -70,44 +65,52 @@ def run(arguments: argparse.Namespace) -> int:
 def compare_and_print(
     experiment: Experiment, schemes: list[str], seeds: list[int], out: Path, arguments: argparse.Namespace
 ) -> int:
-    """The part that `demo` shares."""
-    with RunProgress(experiment.rounds.global_rounds) as progress, interruptible(progress.say) as interrupted:
-        options = build_run_options(arguments, progress, interrupted, arguments.resume)
+    """Runs and prints a comparison; also the second half of `cfel demo`."""
+    with track_runs(arguments, experiment.rounds.global_rounds, arguments.resume) as (_, options):
         document = compare(experiment, schemes, seeds, out, options, arguments.target)
     if arguments.json:
         print_json(document)
         return 0
     console = Console(highlight=False)
     print_summary(console, document)
-    console.print(f"report: {escape(str(out / 'report.html'))}")
+    console.print(f"report: {escape(str(out / 'report.html'))}", soft_wrap=True)
     return 0
 
 
 def print_summary(console: Console, document: Mapping[str, Any]) -> None:
-    """Time and energy to the target, what of the budgets was used, and the gain over CEF."""
-    target = document["target"]
+    """Prints time and energy to the target, the gain over CEF, and the share of the budgets that was used."""
+    target, rows = document["target"], document["schemes"]
+    several_seeds = any(len(row["per_seed"]) > 1 for row in rows.values())
+    # The interval is on a second line, so that the table still fits a terminal of 80 columns.
+    pad = "\n" if several_seeds else ""
     table = new_table(*HEADINGS)
-    for name, row in document["schemes"].items():
+    for name, row in rows.items():
         table.add_row(
-            escape(name),
-            _number(row["seconds_to_target"], "{:,.0f}"),
-            _number(row["joules_to_target"], "{:,.1f}", 1e-3),
-            _number(row["gain_seconds"], "{:.2f}×"),
-            _number(row["gain_joules"], "{:.2f}×"),
-            _number(row["final_accuracy"], "{:.1f} %", 100),
-            _share(row["seconds"], row["seconds_budget"]),
-            _share(row["joules"], row["joules_budget"]),
+            escape(name) + pad,
+            _format_mean(row, "seconds_to_target", "{:,.0f}"),
+            _format_mean(row, "joules_to_target", "{:,.1f}", 1e-3),
+            _format_mean(row, "gain_seconds", "{:.2f}×"),
+            _format_mean(row, "gain_joules", "{:.2f}×"),
+            _format_mean(row, "final_accuracy", "{:.1f} %", 100),
+            _format_share(row["seconds"], row["seconds_budget"]) + pad,
+            _format_share(row["joules"], row["joules_budget"]) + pad,
         )
-    aim = "no target" if target is None else f"{100 * target:g} %"
+    aim = "the target (none is set)" if target is None else f"{100 * target:g} %"
     print_table(console, f"Time and energy to {aim}, gain over CEF, and budget used at the end", table)
-    rows = document["schemes"].values()
-    if target is not None and all(row["seconds_to_target"] is None for row in rows):
-        console.print(f"nobody reached {aim} with every seed: try a lower --target, or more rounds")
+    if several_seeds:
+        console.print("mean over seeds ± half the width of its 95 % confidence interval")
+    if target is not None and all(row["seconds_to_target"] is None for row in rows.values()):
+        console.print(f"no scheme reached {aim} with every seed: try a lower --target or more rounds")
 
 
-def _number(value: float | None, form: str, factor: float = 1.0) -> str:
-    return "–" if value is None else form.format(factor * value)
+def _format_mean(row: Mapping[str, Any], key: str, form: str, factor: float = 1.0) -> str:
+    """A mean, and with several seeds a second line with half the width of its confidence interval."""
+    value, half = row[key], row["confidence"][key]
+    mean = "–" if value is None else form.format(factor * value)
+    if len(row["per_seed"]) == 1:
+        return mean
+    return mean + ("\n" if not half else f"\n±{form.format(factor * half)}")
 
 
-def _share(used: float | None, budget: float | None) -> str:
+def _format_share(used: float | None, budget: float | None) -> str:
     return "–" if used is None or not budget else f"{100 * used / budget:.0f} %"

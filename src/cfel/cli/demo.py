@@ -1,15 +1,15 @@
-"""`cfel demo`: HCEF and the baselines side by side, on data that comes with scikit-learn."""
+"""`cfel demo`: compares HCEF with its baselines on the digits data set of scikit-learn."""
 
 import argparse
 from itertools import count
 from pathlib import Path
 
-from cfel.cli.compare import SCHEMES, compare_and_print, names
-from cfel.cli.run import add_run_options, with_engine
-from cfel.cli.shared import Commands, add_command, import_from
+from cfel.cli.arguments import Commands, add_command, parse_names
+from cfel.cli.compare import SCHEMES, compare_and_print
+from cfel.cli.run import add_run_options, replace_engine
 from cfel.errors import InputError
 from cfel.experiment import preset_experiment
-from cfel.plugins import ANY_CODE
+from cfel.plugins import ANY_CODE, import_from
 
 EXAMPLE = "  cfel demo --out cfel-demo"
 
@@ -17,8 +17,10 @@ EXAMPLE = "  cfel demo --out cfel-demo"
 def register(commands: Commands) -> None:
     """Adds the command."""
     parser = add_command(commands, "demo", EXAMPLE)
-    parser.add_argument("--out", type=Path, metavar="DIR", help="default cfel-demo, or cfel-demo-2, …")
-    parser.add_argument("--resume", action="store_true", help="go on with the demo in DIR")
+    parser.add_argument(
+        "--out", type=Path, metavar="DIR", help="output directory (default: cfel-demo, or cfel-demo-2, …)"
+    )
+    parser.add_argument("--resume", action="store_true", help="resume the demo in DIR")
     add_run_options(parser)
     parser.set_defaults(run=run, target=None)
 
@@ -26,14 +28,14 @@ def register(commands: Commands) -> None:
 def run(arguments: argparse.Namespace) -> int:
     """Runs the demo."""
     import_from()
-    experiment = with_engine(preset_experiment("demo", arguments.set, ANY_CODE), arguments.engine)
+    experiment = replace_engine(preset_experiment("demo", arguments.set, ANY_CODE), arguments.engine)
     if arguments.resume and arguments.out is None:
-        raise InputError("--resume: needs --out, the directory of the demo to go on with")
-    out = arguments.out or _free_directory("cfel-demo")
-    return compare_and_print(experiment, names(SCHEMES), [experiment.seed], out, arguments)
+        raise InputError("--resume: needs --out, the directory of the demo to resume")
+    out = arguments.out or _find_free_directory("cfel-demo")
+    return compare_and_print(experiment, parse_names(SCHEMES), [experiment.seed], out, arguments)
 
 
-def _free_directory(name: str) -> Path:
-    """The name, or the first of name-2, name-3, … that does not exist: a demo can be repeated at will."""
+def _find_free_directory(name: str) -> Path:
+    """The first of name, name-2, name-3, … that does not exist, so that a demo never overwrites another."""
     candidates = (Path(name if number == 1 else f"{name}-{number}") for number in count(1))
     return next(path for path in candidates if not path.exists())

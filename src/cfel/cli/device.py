@@ -1,7 +1,7 @@
 """`cfel device`: one device of a federation."""
 
+from cfel.cli.arguments import Commands
 from cfel.cli.node import register_node
-from cfel.cli.shared import Commands
 
 EXAMPLE = "  cfel device --config device-7.toml"
 

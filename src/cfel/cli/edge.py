@@ -1,7 +1,7 @@
 """`cfel edge`: one edge server of a federation."""
 
+from cfel.cli.arguments import Commands
 from cfel.cli.node import register_node
-from cfel.cli.shared import Commands
 
 EXAMPLE = "  cfel edge --config edge-0.toml"
 

@@ -1,4 +1,4 @@
-"""`cfel export`: the trained model of a run, for use elsewhere."""
+"""`cfel export`: writes the trained model of a run to a file for use elsewhere."""
 
 import argparse
 from pathlib import Path
@@ -6,7 +6,15 @@ from pathlib import Path
 from rich.console import Console
 
 from cfel.api.export import export_model
-from cfel.cli.shared import Commands, add_command, add_json, add_trust, count, print_json, trusted_code
+from cfel.cli.arguments import (
+    Commands,
+    add_command,
+    add_json_option,
+    add_trust_option,
+    parse_count,
+    select_code_policy,
+)
+from cfel.cli.output import print_json
 from cfel.deployment.edge.state import EdgeDisk
 
 EXAMPLE = """  cfel export runs/first --to model.safetensors
@@ -22,26 +30,29 @@ def register(commands: Commands) -> None:
         type=Path,
         required=True,
         metavar="FILE",
-        help="model.safetensors (names and shapes as in the torch module) or model.onnx (scaled inputs in, "
+        help="model.safetensors (names and shapes of the torch module) or model.onnx (normalised inputs in, "
         "scores out; needs 'cfel[onnx]')",
     )
     parser.add_argument(
-        "--edge", type=count, metavar="N", help="model of edge server N, from 0 (default: the mean of all)"
+        "--edge",
+        type=parse_count,
+        metavar="N",
+        help="model of edge server N (default: the consensus of all)",
     )
-    add_trust(parser)
-    add_json(parser)
+    add_trust_option(parser)
+    add_json_option(parser)
     parser.set_defaults(run=run)
 
 
 def run(arguments: argparse.Namespace) -> int:
-    """Writes the file and says what is in it."""
-    number = export_model(arguments.directory, arguments.to, arguments.edge, trusted_code(arguments))
+    """Writes the file and prints which model it holds."""
+    number = export_model(arguments.directory, arguments.to, arguments.edge, select_code_policy(arguments))
     if arguments.json:
         print_json({"file": str(arguments.to), "round": number, "edge": arguments.edge})
         return 0
     whose = "consensus model" if arguments.edge is None else f"model of edge server {arguments.edge}"
     if EdgeDisk.holds_state(arguments.directory):
-        whose = "the edge server's own model"
+        whose = "model of this edge server"
     console = Console(highlight=False)
     console.print(f"{arguments.to}: {whose} after global round {number}", soft_wrap=True, markup=False)
     return 0

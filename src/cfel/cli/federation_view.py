@@ -1,4 +1,4 @@
-"""A federation while it works, on standard error: a live table in a terminal, a line per round elsewhere."""
+"""Live view of a federation on standard error: a table in a terminal, otherwise one line per round."""
 
 import asyncio
 import threading
@@ -14,24 +14,25 @@ from rich.markup import escape
 from rich.table import Table
 from rich.text import Text
 
-from cfel.cli.shared import new_table
+from cfel.cli.output import new_table
 from cfel.deployment.node import Node, ask_status
 from cfel.runlog import RoundRecord
 from cfel.status import Status
+from cfel.wording import plural
 
-LOOK_SECONDS = 1.0
-GONE = ("lost", "quarantined")
+POLL_SECONDS = 1.0
+ABSENT = ("lost", "quarantined")
 
 Answers = Mapping[int, Status | str]
 
 
 class FederationView:
-    """What `cfel up` shows; a context manager.
+    """The live view of `cfel up`; a context manager.
 
     Args:
         rounds: global rounds of the experiment.
-        console: where it is shown.
-        now: a clock that only runs forward.
+        console: where to print.
+        now: a monotonic clock.
     """
 
     def __init__(
@@ -42,10 +43,10 @@ class FederationView:
         self._answers: Answers = {}
         self._problems: dict[int, str] = {}
         self._last: RoundRecord | None = None
-        self._begun: tuple[float, int] | None = None
+        self._started: tuple[float, int] | None = None
         self._over = threading.Event()
         self._watcher: threading.Thread | None = None
-        self._live = Live(console=self._console, get_renderable=self._shown, refresh_per_second=4)
+        self._live = Live(console=self._console, get_renderable=self._render, refresh_per_second=4)
 
     def __enter__(self) -> Self:
         if self._console.is_terminal:
@@ -60,62 +61,64 @@ class FederationView:
             self._watcher.join()
         self._live.stop()
 
-    def say(self, text: str) -> None:
-        """A line of its own, above the table."""
+    def print_line(self, text: str) -> None:
+        """Prints a line above the table."""
         self._console.print(escape(text), soft_wrap=True)
 
     def watch(self, operator: Node) -> None:
-        """Asks the edge servers how they are, again and again, until the view is closed."""
-        self._begun = self._begun or (self._now(), 0 if self._last is None else self._last.round)
-        self._watcher = threading.Thread(target=self._look, args=(operator,), daemon=True)
+        """Polls the status of all edge servers until the view is closed."""
+        self._started = self._started or (self._now(), 0 if self._last is None else self._last.round)
+        self._watcher = threading.Thread(target=self._poll, args=(operator,), daemon=True)
         self._watcher.start()
 
     def on_round(self, record: RoundRecord) -> None:
-        """Takes note of a finished round; where there is no table, says so."""
+        """Records a finished round; prints it if there is no live table."""
         self._last = record
         if not self._console.is_terminal:
-            self.say(self.line())
+            self.print_line(self.format_line())
 
-    def see(self, answers: Answers) -> None:
-        """Takes note of what the edge servers said of themselves, and says what is newly wrong with one."""
+    def update(self, answers: Answers) -> None:
+        """Records the answers of the edge servers, and prints every new problem."""
         self._answers = answers
         for edge, answer in sorted(answers.items()):
             problem = answer.problem if isinstance(answer, Status) else self._problems.get(edge, "")
             if problem and problem != self._problems.get(edge):
-                self.say(f"edge-{edge}: {problem}")
+                self.print_line(f"edge-{edge}: {problem}")
             self._problems[edge] = problem
 
-    def line(self) -> str:
-        """The state of the federation in a line."""
+    def format_line(self) -> str:
+        """The state of the federation in one line."""
         alive = [each for each in self._answers.values() if isinstance(each, Status)]
         newest = max(alive, key=lambda each: (each.round, each.edge_round or 0), default=None)
         done = 0 if self._last is None else self._last.round
         parts = [f"round {done}/{self._rounds}"]
         if newest is not None:
-            # Each is asked once a second: by the time a round is told, its phase is an old one.
+            # No phase here: edge servers are polled once a second, so it would often be outdated.
             parts.append(f"coordinator {newest.coordinator or 'none'} (term {newest.term})")
-            parts.append(f"{_there(self._answers)} devices")
+            parts.append(f"{_count_devices(self._answers)} devices")
+            if silent := len(self._answers) - len(alive):
+                parts.append(f"{plural(silent, 'edge server')} not answering")
         if self._last is not None:
             if self._last.accuracy is not None:
                 parts.append(f"{100 * self._last.accuracy:.1f} %")
             parts += [f"{self._last.seconds:,.1f} s", f"{self._last.joules:,.0f} J"]
-        left = self.seconds_left()
+        left = self.estimate_seconds_left()
         if left is not None:
             parts.append(f"ETA {timedelta(seconds=round(left))}")
         return ", ".join(parts)
 
-    def seconds_left(self) -> float | None:
-        """Until the last round at the present pace; None before there is one."""
-        if self._begun is None or self._last is None:
+    def estimate_seconds_left(self) -> float | None:
+        """Seconds until the last round at the current pace; None before the first round."""
+        if self._started is None or self._last is None:
             return None
-        began, before = self._begun
+        began, before = self._started
         done = self._last.round - before
         if done <= 0:
             return None
         return (self._rounds - self._last.round) * (self._now() - began) / done
 
-    def table(self) -> Table:
-        """A row per edge server."""
+    def build_table(self) -> Table:
+        """One row per edge server."""
         table = new_table(
             "edge", "phase", "round", "term", "coordinator", "devices", "refused", texts=("phase",)
         )
@@ -129,26 +132,25 @@ class FederationView:
                 f"{answer.round}.{answer.edge_round}",
                 str(answer.term),
                 escape(answer.coordinator or "?"),
-                _there({edge: answer}),
+                _count_devices({edge: answer}),
                 str(sum(number for _, number in answer.refused)),
             )
         return table
 
-    def _shown(self) -> Group:
-        return Group(self.table(), Text(self.line(), overflow="fold"))
+    def _render(self) -> Group:
+        return Group(self.build_table(), Text(self.format_line(), overflow="fold"))
 
-    def _look(self, operator: Node) -> None:
-        while not self._over.wait(LOOK_SECONDS):
-            self.see(asyncio.run(ask_status(operator, LOOK_SECONDS)))
+    def _poll(self, operator: Node) -> None:
+        while not self._over.wait(POLL_SECONDS):
+            self.update(asyncio.run(ask_status(operator, POLL_SECONDS)))
 
 
-def _there(answers: Answers) -> str:
-    """Devices that are there, of all, as their own edge servers see it; of a silent one's, none are."""
-    there = total = 0
+def _count_devices(answers: Answers) -> str:
+    """Devices present of all devices, as reported by the edge servers that answered."""
+    present = total = 0
     for edge, answer in answers.items():
         if isinstance(answer, Status):
             devices = answer.clusters[edge].devices
-            there += sum(device.state not in GONE for device in devices)
+            present += sum(device.state not in ABSENT for device in devices)
             total += len(devices)
-    silent = sum(isinstance(answer, str) for answer in answers.values())
-    return f"{there}/{total}" + (f" + those of {silent} silent" if silent else "")
+    return f"{present}/{total}"

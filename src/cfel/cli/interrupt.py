@@ -1,42 +1,43 @@
-"""Ctrl-C during a run: the first one ends it after the round under way, the second one at once."""
+"""Ctrl-C during a run: the first one stops it after the current round, the second one at once."""
 
 import signal
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from types import FrameType
 
-NOTICE = "stopping after this round, with a checkpoint; Ctrl-C again stops at once"
+NOTICE = "stopping after this round, with a checkpoint; press Ctrl-C again to stop at once"
 
 
 @contextmanager
-def interruptible(say: Callable[[str], None], notice: str = NOTICE) -> Iterator[Callable[[], bool]]:
-    """While it lasts, the first Ctrl-C is remembered instead of raised.
+def defer_interrupt(notify: Callable[[str], None], notice: str = NOTICE) -> Iterator[Callable[[], bool]]:
+    """Records the first Ctrl-C instead of raising it; the second one is raised.
 
-    A round that is cut short cannot be gone on with: devices have already given up what they remembered. So
-    the run is asked to stop between two rounds, where its state is whole.
+    A round cannot be resumed in the middle, as devices have already overwritten their momentum and residuals.
+    The run therefore checks for an interrupt between two rounds, where its state is consistent.
 
     Args:
-        say: tells the user what will happen.
-        notice: what that is.
+        notify: shows a message to the user.
+        notice: the message.
 
     Yields:
-        A function that says whether Ctrl-C was pressed.
+        A function that returns whether Ctrl-C was pressed.
     """
-    asked = False
+    pressed = False
 
     def remember(_number: int, _frame: FrameType | None) -> None:
-        nonlocal asked
-        if asked:
+        nonlocal pressed
+        if pressed:
             raise KeyboardInterrupt
-        asked = True
-        say(notice)
+        pressed = True
+        notify(notice)
 
     before = signal.getsignal(signal.SIGINT)
-    if before is not signal.default_int_handler:  # ignored by whoever started us, or somebody else's business
+    # Keep a handler that was set on purpose; a shell, for example, ignores Ctrl-C for background jobs.
+    if before is not signal.default_int_handler:
         yield lambda: False
         return
     signal.signal(signal.SIGINT, remember)
     try:
-        yield lambda: asked
+        yield lambda: pressed
     finally:
         signal.signal(signal.SIGINT, before)

@@ -1,4 +1,4 @@
-"""`cfel plan`: how much every device of a fleet should compute and send in one round."""
+"""`cfel plan`: how much each device of a fleet should compute and upload in one round."""
 
 import argparse
 import csv
@@ -14,19 +14,17 @@ from rich.table import Table
 
 from cfel.api.binding_limits import MEANING, binding_limits
 from cfel.api.fleet_file import NamedProblem, RunLength, read_problem
-from cfel.cli.shared import (
+from cfel.cli.arguments import (
     Commands,
     add_command,
-    add_json,
-    amount,
-    count,
-    new_table,
-    positive,
-    print_json,
-    print_table,
-    share,
-    whole,
+    add_json_option,
+    parse_count,
+    parse_number,
+    parse_positive,
+    parse_positive_integer,
+    parse_share,
 )
+from cfel.cli.output import new_table, print_json, print_table
 from cfel.control import Solution, solve
 from cfel.errors import FleetFileError, InputError
 
@@ -34,51 +32,53 @@ EXAMPLE = """  cfel plan devices.csv --tau 5 --sigma2 2 --time-cap 450 --energy-
   cfel plan fleet.json --method alternating --json
   cfel plan devices.csv --time-budget 85000 --energy-budget 15000 --rounds 40
 
-A CSV has the columns mu (s/step), alpha (J/step), nu (s per full upload),
+Columns of the CSV file: mu (s/step), alpha (J/step), nu (s per full upload),
 power (W) and cluster; optional: id, rho_min, rho_max, theta_min, theta_max,
 battery (J)."""
 
 OptionTexts = Mapping[str, tuple[Callable[[str], float], str]]
 
 PROBLEM_OPTIONS: OptionTexts = {
-    "tau": (whole, "local iterations per edge round (default 5)"),
-    "sigma2": (amount, "variance of a mini-batch gradient (default 1)"),
-    "g2": (amount, "squared norm of a local gradient (default 1)"),
-    "time-cap": (amount, "seconds for this edge round, per cluster (default: no limit)"),
-    "energy-cap": (amount, "joules for this edge round, all devices (default: no limit)"),
-    "rho-min": (amount, "least probability of a local step (default 0.1)"),
-    "theta-min": (amount, "least share of an update that is sent (default 0.01)"),
-    "noise-weight": (amount, "weight of the noise term (default 1, as printed)"),
+    "tau": (parse_positive_integer, "local steps per edge round (default 5)"),
+    "sigma2": (parse_number, "variance of a mini-batch gradient (default 1)"),
+    "g2": (parse_number, "squared norm of a local gradient (default 1)"),
+    "time-cap": (parse_number, "seconds for this edge round, per cluster (default: no limit)"),
+    "energy-cap": (parse_number, "joules for this edge round, all devices (default: no limit)"),
+    "rho-min": (parse_number, "minimum share of local steps, ρ (default 0.1)"),
+    "theta-min": (parse_number, "minimum share of the update to upload, θ (default 0.01)"),
+    "noise-weight": (parse_number, "weight of the noise term (default 1, as in the paper)"),
 }
 LENGTH_OPTIONS: OptionTexts = {
-    "time-budget": (positive, "seconds for a whole run, instead of --time-cap"),
-    "energy-budget": (positive, "joules for a whole run, instead of --energy-cap"),
-    "rounds": (whole, "global rounds of that run; needed with a budget"),
-    "edge-rounds": (whole, "edge rounds per global round (default 5)"),
+    "time-budget": (parse_positive, "seconds for a whole run, instead of --time-cap"),
+    "energy-budget": (parse_positive, "joules for a whole run, instead of --energy-cap"),
+    "rounds": (parse_positive_integer, "global rounds of that run; required with a budget"),
+    "edge-rounds": (parse_positive_integer, "edge rounds per global round (default 5)"),
 }
 
-UNREACHABLE_HELP = "time caps out of reach: stretch them (default), or drop their devices to the least"
-METHOD_HELP = "joint: best plan with a proof (default); alternating: the paper's Algorithm 3"
+UNREACHABLE_HELP = "time caps that cannot be met: stretch them (default), or plan the minimum there"
+METHOD_HELP = "joint: proven optimality gap (default); alternating: the paper's Algorithm 3"
 
 
 def register(commands: Commands) -> None:
     """Adds the command."""
     parser = add_command(commands, "plan", EXAMPLE)
-    parser.add_argument("fleet", type=Path, metavar="FLEET", help="devices: .csv, .parquet or .json")
+    parser.add_argument("fleet", type=Path, metavar="FLEET", help="table of devices: .csv, .parquet or .json")
     for name, (kind, text) in (*PROBLEM_OPTIONS.items(), *LENGTH_OPTIONS.items()):
         parser.add_argument(f"--{name}", type=kind, help=text, metavar="N")
     parser.add_argument("--on-unreachable", choices=("stretch", "minimum"), help=UNREACHABLE_HELP)
     parser.add_argument("--method", choices=("joint", "alternating"), default="joint", help=METHOD_HELP)
-    parser.add_argument("--start", type=share, metavar="RHO", help="ρ at which --method alternating starts")
-    parser.add_argument("--rows", type=count, default=20, metavar="N", help="devices to show (default 20)")
-    parser.add_argument("--csv", type=Path, metavar="FILE", help="write the whole table to a file")
-    add_json(parser)
+    parser.add_argument("--start", type=parse_share, metavar="RHO", help="initial ρ of --method alternating")
+    parser.add_argument(
+        "--rows", type=parse_count, default=20, metavar="N", help="devices to show (default 20)"
+    )
+    parser.add_argument("--csv", type=Path, metavar="FILE", help="write the plan of all devices to a file")
+    add_json_option(parser)
     parser.set_defaults(run=run)
 
 
 def run(arguments: argparse.Namespace) -> int:
-    """Solves and prints."""
-    named = read_problem(arguments.fleet, _options(arguments), _length(arguments))
+    """Solves the problem and prints the plan."""
+    named = read_problem(arguments.fleet, _read_options(arguments), _read_length(arguments))
     if arguments.start is not None and arguments.method != "alternating":
         raise InputError("--start: only with --method alternating")
     start = None if arguments.start is None else (arguments.start, 1.0)
@@ -86,18 +86,18 @@ def run(arguments: argparse.Namespace) -> int:
     if arguments.csv is not None:
         _write_csv(arguments.csv, named, solution)
     if arguments.json:
-        print_json(_document(solution))
+        print_json(_build_document(solution))
     else:
         _print(Console(highlight=False), named, solution, arguments.rows)
     return 0
 
 
-def _options(arguments: argparse.Namespace) -> dict[str, Any]:
+def _read_options(arguments: argparse.Namespace) -> dict[str, Any]:
     names = [name.replace("-", "_") for name in (*PROBLEM_OPTIONS, "on-unreachable")]
     return {name: getattr(arguments, name) for name in names if getattr(arguments, name) is not None}
 
 
-def _length(arguments: argparse.Namespace) -> RunLength | None:
+def _read_length(arguments: argparse.Namespace) -> RunLength | None:
     seconds, joules = arguments.time_budget, arguments.energy_budget
     if seconds is None and joules is None:
         for option in ("rounds", "edge_rounds"):
@@ -106,11 +106,11 @@ def _length(arguments: argparse.Namespace) -> RunLength | None:
                 raise InputError(f"--{name}: only with --time-budget or --energy-budget")
         return None
     if arguments.rounds is None:
-        raise InputError("--rounds: needed with --time-budget or --energy-budget")
+        raise InputError("--rounds: required with --time-budget or --energy-budget")
     for cap, budget in (("time_cap", seconds), ("energy_cap", joules)):
         if getattr(arguments, cap) is not None and budget is not None:
             option = cap.replace("_", "-")
-            raise InputError(f"--{option}: give either a cap for the round or a budget for the run")
+            raise InputError(f"--{option}: give a cap for the round or a budget for the run, not both")
     return RunLength(
         time_budget=seconds,
         energy_budget=joules,
@@ -119,7 +119,7 @@ def _length(arguments: argparse.Namespace) -> RunLength | None:
     )
 
 
-def _document(solution: Solution) -> dict[str, Any]:
+def _build_document(solution: Solution) -> dict[str, Any]:
     names = ("rho", "theta", "objective", "lower_bound", "gap", "feasible", "violations")
     costs = (
         "device_seconds",
@@ -150,7 +150,7 @@ def _print_clusters(console: Console, named: NamedProblem, solution: Solution, r
         table.add_row(
             escape(named.cluster_names[number]),
             f"{len(members):,}",
-            _limit(solution.time_cap[number]),
+            _format_cap(solution.time_cap[number]),
             f"{solution.device_seconds[slowest]:.1f}",
             escape(named.device_names[slowest]),
             f"{solution.rho[members].mean():.3f}",
@@ -182,33 +182,33 @@ def _print_devices(console: Console, named: NamedProblem, solution: Solution, ro
 
 
 def _print_some(console: Console, title: str, table: Table, total: int) -> None:
-    """A table that may show only the first of many rows."""
+    """Prints a table, and how many rows it leaves out."""
     print_table(console, title, table)
     left_out = total - table.row_count
     if left_out > 0:
-        console.print(f"  [dim]… and {left_out:,} more (--rows, --csv FILE or --json for all)[/]\n")
+        console.print(f"  [dim]… and {left_out:,} more (to see all: --rows N, --csv FILE or --json)[/]\n")
 
 
 def _print_verdict(console: Console, named: NamedProblem, solution: Solution) -> None:
-    asked = named.problem.energy_cap
+    cap = named.problem.energy_cap
     console.print(f"time    {solution.seconds:,.1f} s for the slowest device")
-    allowed = f"of {asked:,.1f} J" if np.isfinite(asked) else "without a limit"
+    allowed = f"of {cap:,.1f} J" if np.isfinite(cap) else "(no limit)"
     console.print(f"energy  {solution.joules:,.1f} J {allowed}")
     console.print(
         f"proof   at most {100 * solution.gap:.4f} % above the best possible plan ({solution.method})"
     )
     if solution.feasible:
-        console.print("[green]every limit is kept[/]")
+        console.print("[green]all limits are met[/]")
     for words in solution.violations:
-        console.print(f"[yellow]not met:[/] {escape(_with_names(words, named))}")
+        console.print(f"[yellow]not met:[/] {escape(_insert_names(words, named))}")
 
 
-def _limit(seconds: float) -> str:
+def _format_cap(seconds: float) -> str:
     return f"{seconds:.1f}" if np.isfinite(seconds) else "none"
 
 
-def _with_names(words: str, named: NamedProblem) -> str:
-    """The sentence with cluster and device numbers replaced by what the file calls them."""
+def _insert_names(words: str, named: NamedProblem) -> str:
+    """The sentence with the names of the file instead of cluster and device numbers."""
     names = {"cluster": named.cluster_names, "device": named.device_names}
     return re.sub(
         r"^(cluster|device) (\d+)", lambda found: f"{found[1]} {names[found[1]][int(found[2])]}", words

@@ -1,4 +1,4 @@
-"""Progress of runs on standard error: a bar, round, accuracy, virtual time and energy, and what is left."""
+"""Progress of simulated runs on standard error: round, accuracy, virtual time, energy and remaining time."""
 
 from types import TracebackType
 from typing import Self
@@ -10,7 +10,7 @@ from cfel.runlog import RoundRecord
 
 
 class RunProgress:
-    """A bar per run; a context manager.
+    """One progress bar per run; a context manager.
 
     Args:
         rounds: global rounds of each run.
@@ -40,16 +40,16 @@ class RunProgress:
         self._bars.stop()
 
     @property
-    def moved(self) -> bool:
+    def has_rounds(self) -> bool:
         """Whether any run has finished a round."""
         return bool(self._tasks)
 
-    def say(self, text: str) -> None:
-        """Puts a line above the bars."""
+    def print_line(self, text: str) -> None:
+        """Prints a line above the bars."""
         self._bars.console.print(text, highlight=False, soft_wrap=True)
 
     def on_round(self, name: str, record: RoundRecord) -> None:
-        """Moves a run's bar."""
+        """Advances the bar of a run."""
         if name not in self._tasks:
             self._tasks[name] = self._bars.add_task(name, total=self._rounds, state="")
         accuracy = "" if record.accuracy is None else f"{100 * record.accuracy:5.1f} %"

@@ -1,11 +1,12 @@
-"""`cfel report`: the page of a run or a comparison, from its logs."""
+"""`cfel report`: writes the HTML report of a run or a comparison from its logs."""
 
 import argparse
 from pathlib import Path
 
 from rich.console import Console
 
-from cfel.cli.shared import Commands, add_command, add_json, amount, print_json
+from cfel.cli.arguments import Commands, add_command, add_json_option, parse_number
+from cfel.cli.output import print_json
 from cfel.report import write_events, write_report
 
 EXAMPLE = """  cfel report runs/first
@@ -15,17 +16,20 @@ EXAMPLE = """  cfel report runs/first
 def register(commands: Commands) -> None:
     """Adds the command."""
     parser = add_command(commands, "report", EXAMPLE)
+    parser.add_argument("directory", type=Path, metavar="DIR", help="directory of a run or a comparison")
     parser.add_argument(
-        "directory", type=Path, metavar="DIR", help="a run directory, or the one of a comparison"
+        "--target",
+        type=parse_number,
+        metavar="ACCURACY",
+        help="target of the table (default: the experiment's)",
     )
-    parser.add_argument("--target", type=amount, metavar="ACCURACY", help="default: the experiment's")
-    parser.add_argument("--tensorboard", action="store_true", help="write TensorBoard event files as well")
-    add_json(parser)
+    parser.add_argument("--tensorboard", action="store_true", help="also write TensorBoard event files")
+    add_json_option(parser)
     parser.set_defaults(run=run)
 
 
 def run(arguments: argparse.Namespace) -> int:
-    """Draws and says where."""
+    """Writes the files and prints their paths."""
     page = write_report(arguments.directory, arguments.target)
     events = write_events(arguments.directory) if arguments.tensorboard else ()
     if arguments.json:

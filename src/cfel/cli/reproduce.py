@@ -1,4 +1,4 @@
-"""`cfel reproduce`: a table or figure of the paper, measured here and beside the paper's values."""
+"""`cfel reproduce`: a table or figure of the paper, measured here and shown beside the paper's values."""
 
 import argparse
 import os
@@ -7,25 +7,24 @@ from pathlib import Path
 from rich.console import Console
 from rich.markup import escape
 
-from cfel.cli.compare import names, numbers
-from cfel.cli.interrupt import interruptible
-from cfel.cli.progress import RunProgress
-from cfel.cli.run import add_run_options, build_run_options
-from cfel.cli.shared import Commands, add_command, new_table, print_json, print_table
+from cfel.cli.arguments import Commands, add_command, parse_integers, parse_names
+from cfel.cli.output import new_table, print_json, print_table
+from cfel.cli.run import add_run_options, track_runs
 from cfel.report.reproduction import TextTable
-from cfel.reproduce.forecast import estimated_seconds, measured_pace, rounds_left
+from cfel.reproduce.forecast import count_rounds_left, estimate_seconds, measure_pace
 from cfel.reproduce.items import (
     DATASETS,
     ITEMS,
     SCALES,
-    Asked,
     PlannedRun,
-    experiments_directory,
-    planned_runs,
+    ReproductionRequest,
+    find_experiments,
+    plan_runs,
 )
 from cfel.reproduce.landing import land
-from cfel.reproduce.rates import chosen_rates
-from cfel.reproduce.reproduction import carry_out, reproduced
+from cfel.reproduce.rates import load_rates
+from cfel.reproduce.reproduction import execute_runs, write_results
+from cfel.wording import plural
 
 EXAMPLE = """  cfel reproduce table1 --dataset cifar10 --data data/cifar10 --scale smoke
   cfel reproduce q --dataset femnist --data data/femnist --seeds 0,1
@@ -36,52 +35,74 @@ EXAMPLE = """  cfel reproduce table1 --dataset cifar10 --data data/cifar10 --sca
 def register(commands: Commands) -> None:
     """Adds the command."""
     parser = add_command(commands, "reproduce", EXAMPLE)
-    parser.add_argument("item", choices=ITEMS, help="which table or figure; rates chooses learning rates")
-    parser.add_argument("--dataset", choices=DATASETS, required=True)
-    parser.add_argument("--data", type=Path, required=True, metavar="DIR", help="where the data set is")
-    parser.add_argument("--scale", choices=SCALES, default="reduced", help="default reduced")
-    parser.add_argument("--out", type=Path, metavar="DIR", help="default reproduced/ITEM-DATASET-SCALE")
-    parser.add_argument("--schemes", type=names, metavar="A,B,…", help="default: all of the paper's")
-    parser.add_argument("--seeds", type=numbers, metavar="0,1,…", help="default: by item and scale")
-    parser.add_argument("--stop", choices=("target",), help="end every run once the target is reached")
-    parser.add_argument("--rates", type=Path, metavar="FILE", help="table of learning rates per scheme")
-    parser.add_argument("--land", type=Path, metavar="DIR", help="copy the results there, without paths")
-    parser.add_argument("--report-only", action="store_true", help="run nothing; report on what DIR holds")
+    parser.add_argument("item", choices=ITEMS, help="table or figure; rates selects the learning rates")
+    parser.add_argument("--dataset", choices=DATASETS, required=True, help="data set")
+    parser.add_argument("--data", type=Path, required=True, metavar="DIR", help="folder of the data set")
+    parser.add_argument(
+        "--scale", choices=SCALES, default="reduced", help="size of the experiment (default reduced)"
+    )
+    parser.add_argument(
+        "--out", type=Path, metavar="DIR", help="output directory (default reproduced/ITEM-DATASET-SCALE)"
+    )
+    parser.add_argument(
+        "--schemes",
+        type=parse_names,
+        metavar="A,B,…",
+        help="schemes to run (default: all of the paper, and HCEF+)",
+    )
+    parser.add_argument(
+        "--seeds",
+        type=parse_integers,
+        metavar="0,1,…",
+        help="seeds of each scheme (default: depends on item and scale)",
+    )
+    parser.add_argument("--stop", choices=("target",), help="stop every run once it reaches the target")
+    parser.add_argument(
+        "--rates",
+        type=Path,
+        metavar="FILE",
+        help="learning rate of each scheme (default experiments/rates.toml)",
+    )
+    parser.add_argument(
+        "--land", type=Path, metavar="DIR", help="also copy the results there, without local paths"
+    )
+    parser.add_argument("--report-only", action="store_true", help="run nothing, report on the runs in DIR")
     add_run_options(parser)
     parser.set_defaults(run=run)
 
 
 def run(arguments: argparse.Namespace) -> int:
-    """Runs what is missing, compares, prints."""
-    asked = _asked(arguments)
-    shared = "table1" if asked.item == "accuracy" else asked.item  # the same runs, shown otherwise
-    out: Path = arguments.out or Path("reproduced") / f"{shared}-{asked.dataset}-{asked.scale}"
+    """Executes the missing runs and prints the comparison with the paper."""
+    request = _build_request(arguments)
+    shared = "table1" if request.item == "accuracy" else request.item  # the same runs, shown differently
+    out: Path = arguments.out or Path("reproduced") / f"{shared}-{request.dataset}-{request.scale}"
     if not arguments.report_only:
-        _run_all(asked, arguments, out)
-    document, shown = reproduced(asked, out)
+        _run_all(request, arguments, out)
+    document, shown = write_results(request, out)
     landed = [] if arguments.land is None else land(out, arguments.land)
     if arguments.json:
         print_json(document)
         return 0
     console = Console(highlight=False)
     for table in shown:
-        _print(console, table)
+        _print_text_table(console, table)
     if note := document["paper"]["note"]:
         console.print(f"[dim]{escape(note)}[/]")
     console.print(f"report: {escape(str(out / 'report.html'))}", soft_wrap=True)
-    if asked.item == "rates":
-        kept = "for --rates, or to be kept in experiments/rates.toml"
-        console.print(f"chosen: {escape(str(out / 'rates.toml'))} ({kept})", soft_wrap=True)
+    if request.item == "rates":
+        use = "use it with --rates, or copy it to experiments/rates.toml"
+        console.print(f"learning rates: {escape(str(out / 'rates.toml'))} ({use})", soft_wrap=True)
     if landed:
-        console.print(f"landed: {len(landed)} files in {escape(str(arguments.land))}", soft_wrap=True)
+        files = plural(len(landed), "file")
+        console.print(f"copied {files} to {escape(str(arguments.land))}", soft_wrap=True)
     return 0
 
 
-def _asked(arguments: argparse.Namespace) -> Asked:
+def _build_request(arguments: argparse.Namespace) -> ReproductionRequest:
     changes = tuple(arguments.set)
     if arguments.engine is not None:
         changes += (f"simulation.engine={arguments.engine}",)
-    return Asked(
+    return ReproductionRequest(
         item=arguments.item,
         dataset=arguments.dataset,
         data=arguments.data,
@@ -93,36 +114,36 @@ def _asked(arguments: argparse.Namespace) -> Asked:
     )
 
 
-def _run_all(asked: Asked, arguments: argparse.Namespace, out: Path) -> None:
-    table = arguments.rates or experiments_directory() / "rates.toml"
-    rates = {} if asked.item == "rates" else chosen_rates(table, asked.dataset, asked.scale)
-    runs = planned_runs(asked, rates)
+def _run_all(request: ReproductionRequest, arguments: argparse.Namespace, out: Path) -> None:
+    table = arguments.rates or find_experiments() / "rates.toml"
+    rates = {} if request.item == "rates" else load_rates(table, request.dataset, request.scale)
+    runs = plan_runs(request, rates)
     most = max(run.experiment.rounds.global_rounds for run in runs)
-    with RunProgress(most) as progress, interruptible(progress.say) as interrupted:
-        progress.say(forecast(runs, out))
-        carry_out(runs, out, build_run_options(arguments, progress, interrupted, resume=True))
+    with track_runs(arguments, most, resume=True) as (progress, options):
+        progress.print_line(describe_forecast(runs, out))
+        execute_runs(runs, out, options)
 
 
-def forecast(runs: list[PlannedRun], out: Path) -> str:
-    """How long it will take, in words."""
-    rounds = sum(rounds_left(run, out) for run in runs)
+def describe_forecast(runs: list[PlannedRun], out: Path) -> str:
+    """How many rounds are left and how long they will take, in one line."""
+    rounds = sum(count_rounds_left(run, out) for run in runs)
     if not rounds:
-        return f"all {len(runs)} runs are finished"
-    seconds = estimated_seconds(runs, out, measured_pace(runs[0].experiment))
+        return f"nothing left to run: {plural(len(runs), 'run')} finished"
+    seconds = estimate_seconds(runs, out, measure_pace(runs[0].experiment))
     workers = runs[0].experiment.simulation.workers or os.cpu_count() or 1
     return (
-        f"{len(runs)} runs, {rounds} global rounds to go: at most about {_duration(seconds)} on "
-        f"{workers} workers, by timing a few steps now"
+        f"{plural(len(runs), 'run')}, {plural(rounds, 'global round')} left: at most about "
+        f"{_format_duration(seconds)} on {plural(workers, 'worker')}, estimated from a few steps timed now"
     )
 
 
-def _duration(seconds: float) -> str:
+def _format_duration(seconds: float) -> str:
     if seconds < 100:
         return f"{seconds:.0f} s"
     return f"{seconds / 60:.0f} min" if seconds < 6000 else f"{seconds / 3600:.1f} h"
 
 
-def _print(console: Console, table: TextTable) -> None:
+def _print_text_table(console: Console, table: TextTable) -> None:
     grid = new_table(*table.headings)
     for row in table.rows:
         grid.add_row(*(escape(cell) for cell in row))

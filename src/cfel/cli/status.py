@@ -1,4 +1,4 @@
-"""`cfel status`: who is alive, who coordinates, which round, what was spent."""
+"""`cfel status`: nodes, coordinator, current round and costs of a federation."""
 
 import argparse
 import asyncio
@@ -11,12 +11,14 @@ from rich.console import Console
 from rich.markup import escape
 from rich.table import Table
 
-from cfel.cli.federation_view import GONE
-from cfel.cli.shared import UNLIMITED, Commands, add_command, add_json, new_table, print_json
+from cfel.cli.arguments import Commands, add_command, add_json_option
+from cfel.cli.federation_view import ABSENT
+from cfel.cli.output import new_table, print_json, unfold_table
 from cfel.deployment.node import ask_status
 from cfel.errors import InputError
 from cfel.launch.node import read_node
 from cfel.status import Status
+from cfel.wording import plural
 
 EXAMPLE = """  cfel status runs/tiny-up
   cfel status operator-0.toml --json"""
@@ -26,27 +28,32 @@ def register(commands: Commands) -> None:
     """Adds the command."""
     parser = add_command(commands, "status", EXAMPLE)
     parser.add_argument(
-        "where", type=Path, metavar="DIR|NODE.toml", help="of `cfel up`, or an operator's file"
+        "where",
+        type=Path,
+        metavar="DIR|NODE.toml",
+        help="directory of `cfel up`, or the configuration of an operator",
     )
-    add_json(parser)
+    add_json_option(parser)
     parser.set_defaults(run=run)
 
 
 def run(arguments: argparse.Namespace) -> int:
-    """Asks every edge server; exit code 1 if none answers."""
+    """Asks every edge server for its status; exit code 1 if none answers."""
     where: Path = arguments.where
     path = where / "nodes" / "operator-0.toml" if where.is_dir() else where
     if not path.exists():
-        raise InputError(f"{path} does not exist: not a federation of `cfel up`, nor a node's file")
+        raise InputError(
+            f"{path} does not exist: give the directory of `cfel up` or an operator's configuration"
+        )
     answers = asyncio.run(ask_status(read_node(path).node))
     if arguments.json:
-        print_json({"edges": [_document(i, answer) for i, answer in sorted(answers.items())]})
+        print_json({"edges": [_build_document(i, answer) for i, answer in sorted(answers.items())]})
     else:
         _print(answers)
     return 0 if any(isinstance(answer, Status) for answer in answers.values()) else 1
 
 
-def _document(edge: int, answer: Status | str) -> dict[str, Any]:
+def _build_document(edge: int, answer: Status | str) -> dict[str, Any]:
     if isinstance(answer, Status):
         return {"edge": edge, "alive": True, **json.loads(answer.to_json())}
     return {"edge": edge, "alive": False, "reason": answer}
@@ -54,26 +61,25 @@ def _document(edge: int, answer: Status | str) -> dict[str, Any]:
 
 def _print(answers: dict[int, Status | str]) -> None:
     console = Console(highlight=False)
-    table = _table(answers)
-    # Wider than the terminal it sticks out: neither words nor digits are broken.
-    table.width = console.measure(table, options=console.options.update_width(UNLIMITED)).maximum
+    table = _build_table(answers)
+    unfold_table(console, table)
     console.print(table, crop=False)
     for edge, answer in sorted(answers.items()):
         if isinstance(answer, str):
-            console.print(f"[red]edge {edge}: {escape(_reason(answer))}[/]", soft_wrap=True)
+            console.print(f"[red]edge {edge}: {escape(_shorten_reason(answer))}[/]", soft_wrap=True)
         elif answer.problem:
             console.print(f"[yellow]edge {edge}: {escape(answer.problem)}[/]", soft_wrap=True)
     if not any(isinstance(answer, Status) for answer in answers.values()):
-        console.print("nobody answers: the federation is over, or not running")
+        console.print("no edge server answers: the federation has finished or is not running")
     _print_sources(console, answers)
 
 
-def _reason(answer: str) -> str:
-    """Why there was no answer, in one line: of gRPC's chain of causes the last."""
+def _shorten_reason(answer: str) -> str:
+    """Why there was no answer, in one line: the last cause in the chain that gRPC reports."""
     return " ".join(answer.rpartition("last error: ")[2].split())
 
 
-def _table(answers: dict[int, Status | str]) -> Table:
+def _build_table(answers: dict[int, Status | str]) -> Table:
     columns = ("edge", "term", "coordinator", "round", "phase", "devices", "refused", "accuracy", "s", "J")
     table = new_table(*columns)
     table.padding = (0, 1, 0, 0)
@@ -82,7 +88,7 @@ def _table(answers: dict[int, Status | str]) -> Table:
             table.add_row(str(edge), "", "", "", "[red]no answer[/]")
             continue
         devices = answer.clusters[edge].devices
-        there = sum(device.state not in GONE for device in devices)
+        present = sum(device.state not in ABSENT for device in devices)
         accuracy = next((each.accuracy for each in answer.history[::-1] if each.accuracy is not None), None)
         table.add_row(
             str(edge),
@@ -90,7 +96,7 @@ def _table(answers: dict[int, Status | str]) -> Table:
             answer.coordinator or "?",
             f"{answer.round}.{answer.edge_round}",
             answer.phase,
-            f"{there}/{len(devices)}",
+            f"{present}/{len(devices)}",
             str(sum(number for _, number in answer.refused)),
             "" if accuracy is None else f"{100 * accuracy:.1f} %",
             f"{answer.seconds:,.0f}",
@@ -100,7 +106,7 @@ def _table(answers: dict[int, Status | str]) -> Table:
 
 
 def _print_sources(console: Console, answers: dict[int, Status | str]) -> None:
-    """Where devices' seconds and joules come from, if they measure them."""
+    """Prints how devices measure their seconds and joules, if they do."""
     sources = Counter(
         device.source
         for edge, answer in answers.items()
@@ -108,4 +114,4 @@ def _print_sources(console: Console, answers: dict[int, Status | str]) -> None:
         for device in answer.clusters[edge].devices
     )
     for source, count in sorted(sources.items()):
-        console.print(f"{count} devices measure; {escape(source or 'nothing told yet')}")
+        console.print(f"{plural(count, 'device')} measuring: {escape(source or 'nothing reported yet')}")

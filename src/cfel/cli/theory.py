@@ -1,4 +1,4 @@
-"""`cfel theory`: what Theorem 1 says of an experiment, or of a run."""
+"""`cfel theory`: evaluates the bound of Theorem 1 for an experiment or a run."""
 
 import argparse
 import math
@@ -8,35 +8,33 @@ from rich.console import Console
 from rich.markup import escape
 
 from cfel.api.theorem import Assumptions, TheoremReport, report_theorem
-from cfel.cli.shared import (
+from cfel.cli.arguments import (
     Commands,
-    add_changes,
     add_command,
-    add_json,
-    add_trust,
-    amount,
-    import_from,
-    new_table,
-    print_json,
-    print_table,
-    trusted_code,
+    add_json_option,
+    add_set_option,
+    add_trust_option,
+    parse_number,
+    select_code_policy,
 )
+from cfel.cli.output import new_table, print_json, print_table
 from cfel.control import Bound
-from cfel.plugins import ANY_CODE, CodePolicy
+from cfel.plugins import ANY_CODE, CodePolicy, import_from
+from cfel.wording import plural
 
 EXAMPLE = """  cfel theory experiment.toml
   cfel theory experiment.toml --set scheme.name=cef --set rounds.global=10
   cfel theory experiment.toml --smoothness 4 --initial-gap 2.3 --sigma2 2 --json
-  cfel theory runs/first     (a run directory: its logged plans, σ² and G²)"""
+  cfel theory runs/first     (uses the plans, σ² and G² of the log)"""
 
 MEANING = {
-    "progress": "loss at the start, spread over all steps",
-    "noise": "random mini-batches and compression",
-    "skipped": "local steps left out",
+    "progress": "initial loss, divided by all steps",
+    "noise": "mini-batch sampling and compression",
+    "skipped": "skipped local steps",
 }
 
-MOST_ROUNDS = 8
-"""Rounds shown at the beginning and at the end of a run."""
+MAX_ROUNDS = 8
+"""Number of first and of last rounds to show."""
 
 
 def register(commands: Commands) -> None:
@@ -46,24 +44,24 @@ def register(commands: Commands) -> None:
         "experiment",
         type=Path,
         metavar="EXPERIMENT|DIR",
-        help="experiment.toml, its folder, or a run directory",
+        help="an experiment file, its folder, or a run directory",
     )
-    add_changes(parser)
-    add_trust(parser)
+    add_set_option(parser)
+    add_trust_option(parser)
     options = {
-        "smoothness": ("L", None, "of the gradient (default 1/(2η), for which P2 is the bound as printed)"),
+        "smoothness": ("L", None, "smoothness L of the loss (default 1/(2η), as in the paper's problem P2)"),
         "initial-gap": (
             "N",
             math.log(10),
-            "loss at the start above the least, F(u⁰) − F_inf (default ln 10)",
+            "initial loss minus its minimum, F(u⁰) − F_inf (default ln 10)",
         ),
-        "sigma2": ("N", None, "variance σ² of a mini-batch gradient (default: the run's estimates, or 1)"),
-        "g2": ("N", None, "squared norm G² of a local gradient (default: the run's estimates, or 1)"),
-        "learning-rate": ("ETA", None, "step size η (default: the experiment's)"),
+        "sigma2": ("N", None, "variance σ² of a mini-batch gradient (default: estimates of the run, or 1)"),
+        "g2": ("N", None, "squared norm G² of a local gradient (default: estimates of the run, or 1)"),
+        "learning-rate": ("ETA", None, "step size η (default: that of the experiment)"),
     }
     for name, (metavar, default, text) in options.items():
-        parser.add_argument(f"--{name}", type=amount, metavar=metavar, default=default, help=text)
-    add_json(parser)
+        parser.add_argument(f"--{name}", type=parse_number, metavar=metavar, default=default, help=text)
+    add_json_option(parser)
     parser.set_defaults(run=run)
 
 
@@ -76,7 +74,7 @@ def run(arguments: argparse.Namespace) -> int:
         g2=arguments.g2,
         learning_rate=arguments.learning_rate,
     )
-    report = report_theorem(arguments.experiment, arguments.set, assumed, _code(arguments))
+    report = report_theorem(arguments.experiment, arguments.set, assumed, _select_code_policy(arguments))
     if arguments.json:
         print_json(report.to_dict())
     else:
@@ -84,10 +82,10 @@ def run(arguments: argparse.Namespace) -> int:
     return 0
 
 
-def _code(arguments: argparse.Namespace) -> CodePolicy:
-    """An experiment file is the user's own, with its code beside it; a directory need not be."""
+def _select_code_policy(arguments: argparse.Namespace) -> CodePolicy:
+    """An experiment file belongs to the user, and so does the code beside it; a directory need not."""
     if arguments.experiment.is_dir():
-        return trusted_code(arguments)
+        return select_code_policy(arguments)
     import_from(arguments.experiment.parent)
     return ANY_CODE
 
@@ -95,12 +93,14 @@ def _code(arguments: argparse.Namespace) -> CodePolicy:
 def _print(console: Console, report: TheoremReport) -> None:
     bound, landscape = report.bound, report.landscape
     title = f"[bold]{escape(report.name)}[/]: {escape(report.scheme)}"
-    done = f"carried out in {len(report.rounds)} rounds" if report.rounds else "planned in a dry run"
-    console.print(f"{title}, {report.edge_rounds} edge rounds {done}\n")
+    done = f"in {plural(len(report.rounds), 'logged round')}" if report.rounds else "planned in a dry run"
+    console.print(f"{title}, {plural(report.edge_rounds, 'edge round')} {done}\n")
     table = new_table("clusters", "ζ", "Ω₁")
     table.add_row(str(report.clusters), f"{report.zeta:.4f}", f"{report.omega1:.4g}")
-    print_table(console, "Backhaul (ζ: 0 agrees at once, 1 never; Ω₁: the price of that, 3 at best)", table)
-    table = new_table("term", "value", "share", "comes from", texts=("comes from",))
+    print_table(
+        console, "Backhaul (ζ: 0 mixes at once, 1 never; Ω₁: its effect on the bound, 3 at best)", table
+    )
+    table = new_table("term", "value", "share", "cause", texts=("cause",))
     table.columns[-1].justify = "left"
     for name, meaning in MEANING.items():
         value = getattr(bound, name)
@@ -115,24 +115,26 @@ def _print(console: Console, report: TheoremReport) -> None:
         f"F(u⁰) − F_inf = {landscape.initial_gap:.4g}, σ² = {landscape.sigma2:.4g}, G² = {landscape.g2:.4g}"
         + (" (means over the rounds)" if report.rounds else "")
     )
-    console.print(f"step size: the backhaul allows η ≤ {bound.topology_limit:.3g}, {_plan_limit(bound)}")
+    console.print(
+        f"step size: the backhaul allows η ≤ {bound.topology_limit:.3g}, {_describe_plan_limit(bound)}"
+    )
     if report.rounds:
-        console.print(_violations(report))
+        console.print(_describe_violations(report))
     elif bound.holds:
         console.print("[green]the step-size condition holds[/]")
     else:
         console.print(
-            "[yellow]the step-size condition does not hold[/]: the bound is not proven for this run"
+            "[yellow]the step-size condition is violated[/]: the bound is not proven for this experiment"
         )
 
 
 def _print_rounds(console: Console, report: TheoremReport) -> None:
-    """The first and last rounds; all of them are in the JSON document."""
+    """Prints the first and last rounds; the JSON document has all of them."""
     table = new_table("round", "σ²", "G²", "noise", "skipped", "η ≤", "over", "condition")
-    cut = len(report.rounds) > 2 * MOST_ROUNDS
+    cut = len(report.rounds) > 2 * MAX_ROUNDS
     for place, each in enumerate(report.rounds):
-        if cut and MOST_ROUNDS <= place < len(report.rounds) - MOST_ROUNDS:
-            if place == MOST_ROUNDS:
+        if cut and MAX_ROUNDS <= place < len(report.rounds) - MAX_ROUNDS:
+            if place == MAX_ROUNDS:
                 table.add_row("…")
             continue
         terms = each.terms
@@ -144,28 +146,28 @@ def _print_rounds(console: Console, report: TheoremReport) -> None:
             f"{terms.skipped:.4g}",
             "none" if terms.plan_limit <= 0 else f"{terms.plan_limit:.3g}",
             f"{terms.breaches}/{terms.devices}",
-            "holds" if each.holds else "broken",
+            "holds" if each.holds else "violated",
         )
     print_table(
-        console, "Round by round (η ≤: what all plans allow; over: plans that allow only less)", table
+        console, "Rounds (η ≤: largest step size for all plans; over: plans that need a smaller one)", table
     )
 
 
-def _violations(report: TheoremReport) -> str:
-    """How many rounds break the condition, and which half of it."""
+def _describe_violations(report: TheoremReport) -> str:
+    """How many rounds violate the step-size condition, and which part of it."""
     total, broken = len(report.rounds), report.violating_rounds
     if not broken:
-        return f"[green]the step-size condition holds in all {total} rounds[/]"
+        return f"[green]the step-size condition holds in every round ({total} of {total})[/]"
     rate = report.landscape.learning_rate
     by_plans = sum(each.terms.breaches > 0 for each in report.rounds)
-    backhaul = "breaks it in every one" if rate > report.bound.topology_limit else "keeps it"
+    backhaul = "violates it in every round" if rate > report.bound.topology_limit else "never does"
     return (
-        f"[yellow]{broken} of {total} rounds violate the step-size condition[/]: the plans break it in "
-        f"{by_plans}, the backhaul {backhaul}; the bound is not proven for this run"
+        f"[yellow]the step-size condition is violated in {broken} of {plural(total, 'round')}[/]: by the "
+        f"plans in {by_plans}, and the backhaul {backhaul}. The bound is not proven for this run"
     )
 
 
-def _plan_limit(bound: Bound) -> str:
+def _describe_plan_limit(bound: Bound) -> str:
     if bound.plan_limit <= 0:
-        return "the plans none (some θ ≤ 1/2)"
-    return f"the plans η ≤ {bound.plan_limit:.3g}"
+        return "the plans allow none (some θ ≤ 1/2)"
+    return f"the plans allow η ≤ {bound.plan_limit:.3g}"

@@ -1,22 +1,23 @@
-"""`cfel up`: a whole federation on this machine."""
+"""`cfel up`: runs a whole federation as processes on this machine."""
 
 import argparse
 import shlex
 import sys
 from pathlib import Path
 
-from cfel.cli.ending import tell_ending
+from cfel.cli.arguments import Commands, add_command, add_json_option, add_set_option
 from cfel.cli.federation_view import FederationView
-from cfel.cli.interrupt import interruptible
+from cfel.cli.interrupt import defer_interrupt
 from cfel.cli.run import read_experiment
-from cfel.cli.shared import Commands, add_changes, add_command, add_json
+from cfel.cli.run_result import print_run_result
 from cfel.launch.federation import Processes, Raising, bring_up
 from cfel.launch.node import read_node
+from cfel.wording import plural
 
 EXAMPLE = """  cfel up examples/tiny.toml --out runs/tiny-up
   cfel up examples/tiny.toml --out runs/tiny-up --resume
   cfel status runs/tiny-up"""
-NOTICE = "stopping all processes; what counts is on the disk. Ctrl-C again does not wait for them"
+NOTICE = "stopping all processes; their state is on disk. Press Ctrl-C again to stop without waiting"
 
 
 def register(commands: Commands) -> None:
@@ -24,19 +25,19 @@ def register(commands: Commands) -> None:
     parser = add_command(commands, "up", EXAMPLE)
     parser.add_argument("experiment", type=Path, metavar="EXPERIMENT.toml")
     parser.add_argument("--out", type=Path, metavar="DIR", help="run directory (default runs/NAME-up)")
-    parser.add_argument("--resume", action="store_true", help="go on with the federation in DIR")
-    add_changes(parser)
-    add_json(parser)
+    parser.add_argument("--resume", action="store_true", help="resume the federation in DIR")
+    add_set_option(parser)
+    add_json_option(parser)
     parser.set_defaults(run=run, engine=None)
 
 
-def _page(out: Path) -> str:
-    """Where edge server 0 shows how things are going."""
+def _dashboard_address(out: Path) -> str:
+    """Address of the dashboard of edge server 0."""
     return f"http://{read_node(out / 'nodes' / 'edge-0.toml').dashboard}/"
 
 
-def _resuming(arguments: argparse.Namespace, out: Path) -> str:
-    """The command that goes on with what this one has begun; without its changes it would be refused."""
+def _resume_command(arguments: argparse.Namespace, out: Path) -> str:
+    """The command that resumes this federation. It repeats --set, as the experiment must be the same."""
     changes = [part for change in arguments.set for part in ("--set", change)]
     json = ["--json"] if arguments.json else []
     return shlex.join(
@@ -45,14 +46,16 @@ def _resuming(arguments: argparse.Namespace, out: Path) -> str:
 
 
 def run(arguments: argparse.Namespace) -> int:
-    """Brings the federation up, and reports when it is done."""
+    """Runs the federation and prints the result."""
     experiment = read_experiment(arguments)
     out: Path = arguments.out or Path("runs") / f"{experiment.name}-up"
     view = FederationView(experiment.rounds.global_rounds)
-    with view, interruptible(view.say, NOTICE) as interrupted:
+    with view, defer_interrupt(view.print_line, NOTICE) as interrupted:
 
-        def started(_: Processes) -> None:
-            view.say(f"{experiment.fleet.devices} devices are starting; dashboard: {_page(out)}")
+        def on_start(_: Processes) -> None:
+            view.print_line(
+                f"starting {plural(experiment.fleet.devices, 'device')}; dashboard: {_dashboard_address(out)}"
+            )
             view.watch(read_node(out / "nodes" / "operator-0.toml").node)
 
         raising = Raising(
@@ -60,15 +63,15 @@ def run(arguments: argparse.Namespace) -> int:
             resume=arguments.resume,
             on_round=view.on_round,
             interrupted=interrupted,
-            on_start=started,
-            on_loss=lambda name: view.say(
-                f"{name} was turned away, the others go on without it; see {out / 'nodes' / name}.log"
+            on_start=on_start,
+            on_loss=lambda name: view.print_line(
+                f"{name} was rejected; the others continue without it. See {out / 'nodes' / name}.log"
             ),
             import_from=(arguments.experiment.absolute().parent, Path().absolute()),
         )
         try:
             records = bring_up(experiment, out, raising)
         except KeyboardInterrupt:
-            view.say(f"all stopped; to go on: {_resuming(arguments, out)}")
+            view.print_line(f"all processes stopped; to resume: {_resume_command(arguments, out)}")
             raise
-    return tell_ending(arguments, experiment, out, records)
+    return print_run_result(arguments, experiment, out, records)

@@ -1,4 +1,4 @@
-"""`cfel watch`: a live dashboard of a run or a comparison that another process writes."""
+"""`cfel watch`: serves a live dashboard of a run or a comparison that another process executes."""
 
 import argparse
 import asyncio
@@ -8,7 +8,7 @@ from pathlib import Path
 from rich.console import Console
 from rich.markup import escape
 
-from cfel.cli.shared import Commands, add_command, count, positive
+from cfel.cli.arguments import Commands, add_command, parse_count, parse_positive
 from cfel.dashboard import RunWatcher, dashboard_app, serve
 
 EXAMPLE = """  cfel watch runs/first
@@ -19,15 +19,21 @@ TOKEN_VARIABLE = "CFEL_DASHBOARD_TOKEN"  # noqa: S105 — the variable's name
 def register(commands: Commands) -> None:
     """Adds the command."""
     parser = add_command(commands, "watch", EXAMPLE)
-    parser.add_argument("directory", type=Path, metavar="DIR", help="run directory, or a tree of them")
-    parser.add_argument("--port", type=count, default=0, help="default: any free one")
+    parser.add_argument("directory", type=Path, metavar="DIR", help="directory of a run or a comparison")
+    parser.add_argument("--port", type=parse_count, default=0, help="port (default: any free one)")
     parser.add_argument(
-        "--host", default="127.0.0.1", help=f"default 127.0.0.1; others need {TOKEN_VARIABLE}"
+        "--host",
+        default="127.0.0.1",
+        help=f"address to listen on (default 127.0.0.1; others need {TOKEN_VARIABLE})",
     )
-    parser.add_argument("--name", action="append", default=[], help="host name to answer to")
-    parser.add_argument("--certificate", type=Path, metavar="FILE.pem", help="serve TLS, with --key")
-    parser.add_argument("--key", type=Path, metavar="FILE.pem")
-    parser.add_argument("--every", type=positive, default=0.5, metavar="SECONDS", help="between two looks")
+    parser.add_argument(
+        "--name", action="append", default=[], help="host name to accept in requests (repeatable)"
+    )
+    parser.add_argument("--certificate", type=Path, metavar="FILE.pem", help="TLS certificate; needs --key")
+    parser.add_argument("--key", type=Path, metavar="FILE.pem", help="private key of the certificate")
+    parser.add_argument(
+        "--every", type=parse_positive, default=0.5, metavar="SECONDS", help="update interval (default 0.5)"
+    )
     parser.set_defaults(run=run)
 
 
@@ -48,5 +54,5 @@ async def _serve(watcher: RunWatcher, token: str | None, arguments: argparse.Nam
     async with serve(app, arguments.host, arguments.port, **tls) as address:
         console = Console(highlight=False)
         console.print(f"dashboard: {escape(address)}", soft_wrap=True)
-        console.print("Ctrl-C ends it; the run goes on.")
+        console.print("Press Ctrl-C to stop the dashboard; the run continues.")
         await asyncio.Event().wait()

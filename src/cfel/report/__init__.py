@@ -1,7 +1,7 @@
-"""Showing: figures and the self-contained page, from run directories and nothing else; the live dashboard.
+"""Figures, tables and the self-contained HTML page, from run directories and nothing else.
 
-No number is computed here that is not in a log already, but for means, intervals and ratios. The names below
-are imported when they are first used: an edge server that serves its dashboard has no use for Matplotlib.
+Every number comes from a log; only means, intervals and ratios are computed here. The names below are
+imported on first use, so that a process that only reads runs does not load Matplotlib.
 """
 
 from importlib import import_module
@@ -15,7 +15,7 @@ if TYPE_CHECKING:
 
 __all__ = ["Run", "load_run", "load_runs", "summarise", "write_events", "write_report", "write_summary"]
 
-_HOMES = {
+_MODULES = {
     "Run": "load",
     "load_run": "load",
     "load_runs": "load",
@@ -27,6 +27,6 @@ _HOMES = {
 
 
 def __getattr__(name: str) -> object:
-    if name not in _HOMES:
+    if name not in _MODULES:
         raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
-    return getattr(import_module(f"{__name__}.{_HOMES[name]}"), name)
+    return getattr(import_module(f"{__name__}.{_MODULES[name]}"), name)

@@ -1,4 +1,4 @@
-"""The backhaul between edge servers, drawn on a circle."""
+"""Draws the backhaul between edge servers on a circle."""
 
 import numpy as np
 from matplotlib.axes import Axes
@@ -7,29 +7,30 @@ from matplotlib.figure import Figure
 from cfel.arrays import FloatArray, IndexArray
 from cfel.report.style import INK, MUTED, SURFACE, new_figure
 from cfel.runlog import FleetDescription
+from cfel.wording import plural
 
-_MOST_NAMES = 40
+_MAX_NAMES = 40
 
 
-def circle(count: int) -> FloatArray:
-    """Points on the unit circle, the first on top, clockwise; one row per point."""
+def place_on_circle(count: int) -> FloatArray:
+    """Points on the unit circle, clockwise from the top; one row per point."""
     angle = np.pi / 2 - 2 * np.pi * np.arange(count) / max(count, 1)
     return np.stack([np.cos(angle), np.sin(angle)], axis=1)
 
 
-def backhaul_figure(fleet: FleetDescription) -> Figure:
-    """Edge servers with their number of devices; a link is as thick as its mixing weight."""
+def draw_backhaul(fleet: FleetDescription) -> Figure:
+    """Draws edge servers with their number of devices; the width of a link is its mixing weight."""
     figure, (axes,) = new_figure(1, 4.2)
-    points = circle(fleet.clusters)
+    points = place_on_circle(fleet.clusters)
     for a, b in fleet.edges:
         weight = (fleet.mixing[a][b] + fleet.mixing[b][a]) / 2
         axes.plot(*points[[a, b]].T, color=MUTED, linewidth=0.6 + 4.0 * weight, zorder=1)
     sizes = np.bincount(fleet.cluster, minlength=fleet.clusters)
-    largest = min(700.0, 140_000.0 / max(fleet.clusters, 1) ** 2)  # neighbours on the circle stay apart
+    largest = min(700.0, 140_000.0 / max(fleet.clusters, 1) ** 2)  # neighbours must not overlap
     areas = largest * sizes / max(sizes.max(initial=1), 1)
     axes.scatter(points[:, 0], points[:, 1], s=areas, color=INK, edgecolor=SURFACE, zorder=2)
-    if fleet.clusters <= _MOST_NAMES:
-        _names(axes, points, sizes)
+    if fleet.clusters <= _MAX_NAMES:
+        _draw_names(axes, points, sizes)
     axes.set_aspect("equal")
     axes.set_axis_off()
     axes.set_xlim(-1.75, 1.75)
@@ -37,10 +38,10 @@ def backhaul_figure(fleet: FleetDescription) -> Figure:
     return figure
 
 
-def _names(axes: Axes, points: FloatArray, sizes: IndexArray) -> None:
+def _draw_names(axes: Axes, points: FloatArray, sizes: IndexArray) -> None:
     for number, (point, size) in enumerate(zip(points, sizes, strict=True)):
         x, y = point * (1.22, 1.27)
         side = "center" if abs(x) < 0.3 else "left" if x > 0 else "right"
         axes.text(
-            x, y, f"edge {number}\n{size} device{'s' * int(size != 1)}", ha=side, va="center", linespacing=1.1
+            x, y, f"edge {number}\n{plural(int(size), 'device')}", ha=side, va="center", linespacing=1.1
         )

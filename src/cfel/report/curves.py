@@ -1,11 +1,12 @@
-"""Curves over time, energy and rounds: one line per scheme, a band over its seeds.
+"""Curves over time, energy and rounds: one line per scheme with a band over its seeds.
 
-Seeds are joined round by round: the line goes through the means, the band from the least to the largest
+Seeds are combined round by round: the line shows the mean, the band reaches from the smallest to the largest
 value.
 """
 
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
+from functools import partial
 
 import numpy as np
 from matplotlib.axes import Axes
@@ -27,20 +28,20 @@ from cfel.runlog import RoundRecord
 Value = Callable[[RoundRecord, Run], float | None]
 _LABEL_DISTANCE = 0.085
 
-MOST_PLAIN = 100.0
-"""Ratio of the ends of a logarithmic axis up to which its marks are plain numbers."""
+MAX_PLAIN_SPAN = 100.0
+"""A logarithmic axis has plain numbers as labels up to this ratio of its ends."""
 
 
 @dataclass(frozen=True, slots=True, eq=False)
 class Curve:
-    """One scheme's line.
+    """The line of one scheme.
 
     Attributes:
-        style: how it is drawn.
+        style: colour, marker and dash.
         x: means over seeds.
         y: means over seeds.
-        low: least value over seeds.
-        high: largest value over seeds.
+        low: smallest y over seeds.
+        high: largest y over seeds.
     """
 
     style: SchemeStyle
@@ -50,16 +51,16 @@ class Curve:
     high: FloatArray
 
 
-def curve(style: SchemeStyle, runs: Sequence[Run], x: Value, y: Value) -> Curve | None:
-    """The line of one scheme; None when no round has a value in every seed.
+def build_curve(style: SchemeStyle, runs: Sequence[Run], x: Value, y: Value) -> Curve | None:
+    """The line of one scheme; None if no round has a value for every seed.
 
     Args:
-        style: how it is drawn.
-        runs: its seeds.
-        x: what goes to the right; a round without it is left out.
-        y: what goes up; likewise.
+        style: colour, marker and dash.
+        runs: one run per seed.
+        x: horizontal value of a record; rounds where it is None are left out.
+        y: vertical value, likewise.
     """
-    points = [_points(run, x, y) for run in runs]
+    points = [_collect_points(run, x, y) for run in runs]
     rounds = sorted(set.intersection(*(set(seed) for seed in points)))
     if not rounds:
         return None
@@ -68,7 +69,7 @@ def curve(style: SchemeStyle, runs: Sequence[Run], x: Value, y: Value) -> Curve 
     return Curve(style, xs.mean(axis=0), ys.mean(axis=0), ys.min(axis=0), ys.max(axis=0))
 
 
-def _points(run: Run, x: Value, y: Value) -> dict[int, tuple[float, float]]:
+def _collect_points(run: Run, x: Value, y: Value) -> dict[int, tuple[float, float]]:
     found = {}
     for record in run.records:
         right, up = x(record, run), y(record, run)
@@ -77,8 +78,13 @@ def _points(run: Run, x: Value, y: Value) -> dict[int, tuple[float, float]]:
     return found
 
 
+def read_field(name: str, record: RoundRecord, _run: Run) -> float:
+    """A field of a record; with `partial`, a `Value`."""
+    return float(getattr(record, name))
+
+
 def draw_curves(axes: Axes, curves: Sequence[Curve]) -> None:
-    """Lines and bands, each named at its end."""
+    """Draws lines and bands, each with its name at the end."""
     for line in curves:
         style = line.style
         axes.fill_between(line.x, line.low, line.high, color=style.colour, alpha=0.16, linewidth=0)
@@ -88,10 +94,10 @@ def draw_curves(axes: Axes, curves: Sequence[Curve]) -> None:
 
 
 def _name_ends(axes: Axes, curves: Sequence[Curve]) -> None:
-    """Names to the right of the panel, in the order of the line ends and clear of one another."""
+    """Writes the names to the right of the panel, in the order of the line ends and without overlap."""
     to_axes = (axes.transData + axes.transAxes.inverted()).transform
     ends = sorted(((to_axes((c.x[-1], c.y[-1])), c) for c in curves), key=lambda end: float(end[0][1]))
-    heights = spread([float(end[1]) for end, _ in ends], _LABEL_DISTANCE)
+    heights = space_apart([float(end[1]) for end, _ in ends], _LABEL_DISTANCE)
     for (end, line), height in zip(ends, heights, strict=True):
         axes.annotate(
             line.style.short,
@@ -113,8 +119,8 @@ def _name_ends(axes: Axes, curves: Sequence[Curve]) -> None:
         )
 
 
-def spread(heights: Sequence[float], distance: float) -> list[float]:
-    """Moves rising heights apart to at least `distance`, around their middle, within [0, 1] if they fit."""
+def space_apart(heights: Sequence[float], distance: float) -> list[float]:
+    """Moves sorted heights at least `distance` apart, around their mean, within [0, 1] if they fit."""
     moved: list[float] = []
     for height in heights:
         moved.append(max(height, moved[-1] + distance) if moved else height)
@@ -125,7 +131,7 @@ def spread(heights: Sequence[float], distance: float) -> list[float]:
     return [min(height, 1.0 - place * distance) for place, height in enumerate(risen[::-1])][::-1]
 
 
-def accuracy_figure(
+def draw_accuracy(
     groups: Mapping[str, tuple[Run, ...]],
     styles: Mapping[str, SchemeStyle],
     x: Value,
@@ -133,33 +139,35 @@ def accuracy_figure(
     target: float | None,
     right: float = 0.0,
 ) -> Figure | None:
-    """Accuracy against anything; None when nothing was evaluated.
+    """Draws accuracy over time, energy or rounds; None if no round was evaluated.
 
     Args:
         groups: runs of each scheme.
-        styles: of each scheme.
-        x: what goes to the right.
-        x_label: its name and unit.
+        styles: style of each scheme.
+        x: horizontal value of a record.
+        x_label: label of the horizontal axis.
         target: accuracy to mark, or None.
-        right: how far the axis reaches at least.
+        right: minimum right end of the horizontal axis.
     """
-    curves = _curves(groups, styles, x, lambda record, _: record.accuracy)
+    curves = _build_curves(groups, styles, x, lambda record, _: record.accuracy)
     if not curves:
         return None
     figure, (axes,) = new_figure(1, 3.5)
     if target is not None:
         axes.axhline(target, color=MUTED, linewidth=1.0, linestyle=(0, (2, 2)))
-        axes.set_title(f"dotted: target {target:g}", color=MUTED)  # within the panel it would hide line ends
+        axes.set_title(
+            f"dotted: target {target:g}", color=MUTED
+        )  # inside the panel it would hide the ends of lines
     axes.margins(x=0.01)
-    _limits(axes, curves, target, right)
+    _set_limits(axes, curves, target, right)
     axes.set_ylabel("accuracy")
-    _right(axes, x_label)
+    _format_x_axis(axes, x_label)
     draw_curves(axes, curves)
     return figure
 
 
-def _limits(axes: Axes, curves: Sequence[Curve], target: float | None, right: float = 0.0) -> None:
-    """Fixed before the names are placed, which need to know where a line ends on the panel."""
+def _set_limits(axes: Axes, curves: Sequence[Curve], target: float | None, right: float = 0.0) -> None:
+    """Sets both axes. Must happen before names are placed, as their heights depend on it."""
     values = np.concatenate([part for line in curves for part in (line.low, line.high)])
     values = np.append(values, target) if target is not None else values
     room = 0.05 * float(np.ptp(values)) or 0.05
@@ -168,7 +176,7 @@ def _limits(axes: Axes, curves: Sequence[Curve], target: float | None, right: fl
     axes.set_xlim(min(0.0, float(rights.min())), float(rights.max()) * 1.02 or 1.0)
 
 
-def _right(axes: Axes, label: str) -> None:
+def _format_x_axis(axes: Axes, label: str) -> None:
     axes.set_xlabel(label)
     if label == "global round":
         axes.xaxis.set_major_locator(MaxNLocator(integer=True))
@@ -177,19 +185,19 @@ def _right(axes: Axes, label: str) -> None:
         axes.xaxis.set_major_locator(MaxNLocator(6))
 
 
-def _curves(
+def _build_curves(
     groups: Mapping[str, tuple[Run, ...]], styles: Mapping[str, SchemeStyle], x: Value, y: Value
 ) -> list[Curve]:
-    found = (curve(styles[scheme], runs, x, y) for scheme, runs in groups.items())
+    found = (build_curve(styles[scheme], runs, x, y) for scheme, runs in groups.items())
     return [line for line in found if line is not None]
 
 
-def budget_figure(groups: Mapping[str, tuple[Run, ...]], styles: Mapping[str, SchemeStyle]) -> Figure | None:
-    """Share of the time and energy budgets still left after each round; None when there are no budgets."""
+def draw_budget(groups: Mapping[str, tuple[Run, ...]], styles: Mapping[str, SchemeStyle]) -> Figure | None:
+    """Draws the share of the time and energy budgets left after each round; None without budgets."""
     panels = [
         (title, curves)
-        for title, left in (("time left", _seconds_left), ("energy left", _joules_left))
-        if (curves := _curves(groups, styles, _round, left))
+        for title, left in (("time left", _share_of_seconds_left), ("energy left", _share_of_joules_left))
+        if (curves := _build_curves(groups, styles, partial(read_field, "round"), left))
     ]
     if not panels:
         return None
@@ -197,7 +205,7 @@ def budget_figure(groups: Mapping[str, tuple[Run, ...]], styles: Mapping[str, Sc
     for axes, (title, curves) in zip(all_axes, panels, strict=True):
         axes.set_title(f"{title}, share of the budget")
         axes.yaxis.set_major_formatter(PercentFormatter(1.0, decimals=0))
-        _limits(axes, curves, 0.0)
+        _set_limits(axes, curves, 0.0)
         axes.axhline(0.0, color=MUTED, linewidth=1.2)
         axes.xaxis.set_major_locator(MaxNLocator(integer=True))
         draw_curves(axes, curves)
@@ -205,21 +213,17 @@ def budget_figure(groups: Mapping[str, tuple[Run, ...]], styles: Mapping[str, Sc
     return figure
 
 
-def _round(record: RoundRecord, _run: Run) -> float:
-    return float(record.round)
-
-
-def _seconds_left(record: RoundRecord, run: Run) -> float | None:
+def _share_of_seconds_left(record: RoundRecord, run: Run) -> float | None:
     return 1.0 - record.seconds / run.fleet.seconds_budget if run.fleet.seconds_budget else None
 
 
-def _joules_left(record: RoundRecord, run: Run) -> float | None:
+def _share_of_joules_left(record: RoundRecord, run: Run) -> float | None:
     return 1.0 - record.joules / run.fleet.joules_budget if run.fleet.joules_budget else None
 
 
-def _label_plainly(axes: Axes, span: float) -> None:
-    """Numbers like 0.3 on a logarithmic axis of few decades, in place of 3 × 10⁻¹."""
-    if span > MOST_PLAIN:
+def _use_plain_labels(axes: Axes, span: float) -> None:
+    """Labels a logarithmic axis of few decades with numbers like 0.3 instead of 3 × 10⁻¹."""
+    if span > MAX_PLAIN_SPAN:
         return
     marks = (1.0, 2.0, 5.0) if span > 3 else (1.0, 1.5, 2.0, 3.0, 5.0, 7.0)
     axes.yaxis.set_major_locator(LogLocator(subs=marks))
@@ -227,17 +231,15 @@ def _label_plainly(axes: Axes, span: float) -> None:
     axes.yaxis.set_minor_formatter(NullFormatter())
 
 
-def estimates_figure(
-    groups: Mapping[str, tuple[Run, ...]], styles: Mapping[str, SchemeStyle]
-) -> Figure | None:
-    """σ² and G² over rounds, on a logarithmic scale; values that have no logarithm are left out."""
+def draw_estimates(groups: Mapping[str, tuple[Run, ...]], styles: Mapping[str, SchemeStyle]) -> Figure | None:
+    """Draws σ² and G² over rounds on a logarithmic scale; values ≤ 0 are left out."""
     panels = [
         (title, curves)
         for title, value in (
             ("gradient noise σ²", lambda record, _: record.sigma2 if record.sigma2 > 0 else None),
             ("squared gradient norm G²", lambda record, _: record.g2 if record.g2 > 0 else None),
         )
-        if (curves := _curves(groups, styles, _round, value))
+        if (curves := _build_curves(groups, styles, partial(read_field, "round"), value))
     ]
     if not panels:
         return None
@@ -248,7 +250,7 @@ def estimates_figure(
         axes.grid(visible=True, which="minor", color=GRID, linewidth=0.3)
         low, high = min(line.low.min() for line in curves), max(line.high.max() for line in curves)
         axes.set_ylim(low / 1.25, high * 1.25)
-        _label_plainly(axes, high / low)
+        _use_plain_labels(axes, high / low)
         axes.set_xlim(0.0, max(line.x.max() for line in curves) * 1.02 or 1.0)
         axes.xaxis.set_major_locator(MaxNLocator(integer=True))
         draw_curves(axes, curves)

@@ -1,4 +1,4 @@
-"""Per-device pictures of one run: ρ and θ over rounds, and who kept the others waiting."""
+"""Per-device figures of one run: ρ and θ over rounds, and the slowest clusters and devices."""
 
 from collections import Counter
 from collections.abc import Sequence
@@ -13,14 +13,14 @@ from cfel.report.load import Run
 from cfel.report.style import GRID, INK, MUTED, SURFACE, SchemeStyle, new_figure
 from cfel.runlog import PlanTable
 
-_MOST_ROUNDS = 200
-_MOST_ROWS = 256
-_MOST_BARS = 8
+_MAX_ROUNDS = 200
+_MAX_ROWS = 256
+_MAX_BARS = 8
 
 
-def decisions_figure(run: Run) -> Figure | None:
-    """Heat maps of ρ and θ, a row per device and a column per round; None without plan tables."""
-    rounds = thinned(run.directory.plan_rounds(), _MOST_ROUNDS)
+def draw_decisions(run: Run) -> Figure | None:
+    """Draws heat maps of ρ and θ, one row per device and one column per round; None without plan tables."""
+    rounds = pick_evenly(run.directory.plan_rounds(), _MAX_ROUNDS)
     if not rounds:
         return None
     plans = [run.directory.plan(number) for number in rounds]
@@ -29,16 +29,16 @@ def decisions_figure(run: Run) -> Figure | None:
     for axes, name, title in zip(
         all_axes, ("rho", "theta"), ("ρ, share of local steps", "θ, share uploaded"), strict=True
     ):
-        table = np.stack([device_means(plan, name, run.fleet.devices) for plan in plans], axis=1)
-        _heat_map(axes, grouped_rows(table[order], _MOST_ROWS), rounds, run)
+        table = np.stack([average_devices(plan, name, run.fleet.devices) for plan in plans], axis=1)
+        _draw_heat_map(axes, average_rows(table[order], _MAX_ROWS), rounds, run)
         axes.set_title(title)
     all_axes[-1].set_xlabel("global round")
     figure.colorbar(all_axes[0].images[0], ax=all_axes, shrink=0.7, pad=0.02).outline.set_visible(False)
     return figure
 
 
-def device_means(plan: PlanTable, name: str, devices: int) -> FloatArray:
-    """Mean of a column over the edge rounds of a global round, for each device; NaN for one that was away."""
+def average_devices(plan: PlanTable, name: str, devices: int) -> FloatArray:
+    """Mean of a column over the edge rounds of a global round, per device; NaN if a device was absent."""
     values: FloatArray = getattr(plan, name)
     total = np.bincount(plan.device, weights=values, minlength=devices)
     count = np.bincount(plan.device, minlength=devices)
@@ -47,14 +47,14 @@ def device_means(plan: PlanTable, name: str, devices: int) -> FloatArray:
     return means
 
 
-def thinned(numbers: Sequence[int], most: int) -> list[int]:
-    """At most `most` of the numbers, evenly spread, the last one among them."""
+def pick_evenly(numbers: Sequence[int], most: int) -> list[int]:
+    """At most `most` of the numbers at even distances, including the last one."""
     step = -(-len(numbers) // most) or 1
     return list(numbers[::-1][::step][::-1])
 
 
-def grouped_rows(table: FloatArray, most: int) -> FloatArray:
-    """Neighbouring rows averaged until at most `most` are left: a large fleet has more rows than pixels."""
+def average_rows(table: FloatArray, most: int) -> FloatArray:
+    """Averages neighbouring rows until `most` are left: a large fleet has more rows than pixels."""
     if len(table) <= most:
         return table
     blocks = np.array_split(table, most)
@@ -63,7 +63,7 @@ def grouped_rows(table: FloatArray, most: int) -> FloatArray:
     return np.array([total / count for total, count in zip(sums, counts, strict=True)])
 
 
-def _heat_map(axes: Axes, table: FloatArray, rounds: Sequence[int], run: Run) -> None:
+def _draw_heat_map(axes: Axes, table: FloatArray, rounds: Sequence[int], run: Run) -> None:
     extent = (rounds[0] - 0.5, rounds[-1] + 0.5, run.fleet.devices - 0.5, -0.5)
     axes.imshow(table, aspect="auto", interpolation="none", vmin=0.0, vmax=1.0, cmap="cividis", extent=extent)
     axes.grid(visible=False)
@@ -77,13 +77,13 @@ def _heat_map(axes: Axes, table: FloatArray, rounds: Sequence[int], run: Run) ->
     axes.set_ylabel("device, by cluster")
 
 
-def straggler_figure(run: Run, style: SchemeStyle) -> Figure | None:
-    """Share of rounds in which a cluster was the slowest, and a device the one waited for, if known."""
+def draw_stragglers(run: Run, style: SchemeStyle) -> Figure | None:
+    """Draws how often each cluster and each device was the slowest; None if the log does not say."""
     panels = [
-        (title, most_frequent(numbers, len(run.records), word))
+        (title, rank_most_frequent(numbers, len(run.records), word))
         for title, word, numbers in (
             ("slowest cluster, share of rounds", "cluster", [r.slowest_cluster for r in run.records]),
-            ("device waited for, share of rounds", "device", [r.straggler for r in run.records]),
+            ("slowest device, share of rounds", "device", [r.straggler for r in run.records]),
         )
         if any(number is not None for number in numbers)
     ]
@@ -91,23 +91,23 @@ def straggler_figure(run: Run, style: SchemeStyle) -> Figure | None:
         return None
     figure, all_axes = new_figure(len(panels), 2.5)
     for axes, (title, shares) in zip(all_axes, panels, strict=True):
-        _bars(axes, shares, style)
+        _draw_bars(axes, shares, style)
         axes.set_title(title)
     return figure
 
 
-def most_frequent(numbers: Sequence[int | None], rounds: int, word: str) -> list[tuple[str, float]]:
-    """Shares of all rounds, the largest first; those beyond the first few are summed into one bar."""
+def rank_most_frequent(numbers: Sequence[int | None], rounds: int, word: str) -> list[tuple[str, float]]:
+    """Shares of all rounds in descending order; the rest is combined into one bar."""
     counts = Counter(number for number in numbers if number is not None)
     ranked = sorted(counts.items(), key=lambda item: (-item[1], item[0]))
-    shown = len(ranked) if len(ranked) == _MOST_BARS + 1 else _MOST_BARS  # a single other has its own bar
+    shown = len(ranked) if len(ranked) == _MAX_BARS + 1 else _MAX_BARS  # no bar for "1 others"
     bars = [(f"{word} {number}", count / rounds) for number, count in ranked[:shown]]
     if rest := ranked[shown:]:
         bars.append((f"{len(rest)} others", sum(count for _, count in rest) / rounds))
     return bars
 
 
-def _bars(axes: Axes, shares: Sequence[tuple[str, float]], style: SchemeStyle) -> None:
+def _draw_bars(axes: Axes, shares: Sequence[tuple[str, float]], style: SchemeStyle) -> None:
     labels, values = [label for label, _ in shares], [value for _, value in shares]
     colours = [GRID if label.endswith("others") else style.colour for label in labels]
     bars = axes.barh(labels, values, color=colours, height=0.7)

@@ -1,7 +1,7 @@
-"""Runs to report on, from a run directory or a tree of them.
+"""Loads runs from a run directory, or from a tree of run directories.
 
-A tree is what `compare` leaves behind: `DIR/<scheme>/seed-<n>/`, each a run directory, and `summary.json` on
-top. The names of the directories are for people; scheme, seed and target come from each `experiment.toml`.
+`cfel compare` writes such a tree: `DIR/<scheme>/seed-<n>/`, each a run directory, and `DIR/summary.json`. The
+directory names are only for people: scheme, seed and target come from each `experiment.toml`.
 """
 
 import json
@@ -19,17 +19,17 @@ _DEPTHS = ("*/rounds.jsonl", "*/*/rounds.jsonl")
 
 @dataclass(frozen=True, slots=True)
 class Run:
-    """One run, read.
+    """One run, loaded.
 
     Attributes:
-        directory: where it is; plan tables are read from here when a figure needs them.
-        name: what its owner called the experiment.
-        scheme: which scheme decided.
+        directory: the run directory; figures read plan tables from it on demand.
+        name: name of the experiment.
+        scheme: name of the scheme.
         seed: seed of the run.
         target: accuracy to reach, or None.
-        records: its rounds.
-        fleet: who took part.
-        environment: what it was made with.
+        records: one per round.
+        fleet: devices, clusters, backhaul and budgets.
+        environment: versions, machine and command.
         experiment_toml: the resolved experiment.
     """
 
@@ -45,20 +45,20 @@ class Run:
 
 
 def load_run(path: Path) -> Run:
-    """The run in a run directory.
+    """Loads the run in a run directory.
 
     Raises:
-        RunDirectoryError: it cannot be read.
+        RunDirectoryError: the directory cannot be read.
     """
     directory = RunDirectory.open(path)
     text = directory.experiment_toml()
-    experiment = _experiment(path, text)
-    target = _table(experiment, "rounds").get("target")
+    experiment = _parse_experiment(path, text)
+    target = _read_table(experiment, "rounds").get("target")
     return Run(
         directory=directory,
         name=str(experiment.get("name", path.name)),
-        scheme=str(_table(experiment, "scheme").get("name", "scheme")),
-        seed=_seed(path, experiment.get("seed", 0)),
+        scheme=str(_read_table(experiment, "scheme").get("name", "scheme")),
+        seed=_read_seed(path, experiment.get("seed", 0)),
         target=float(target) if isinstance(target, int | float) else None,
         records=directory.records(),
         fleet=directory.fleet(),
@@ -68,45 +68,45 @@ def load_run(path: Path) -> Run:
 
 
 def find_runs(path: Path) -> tuple[Path, ...]:
-    """Run directories: `path` itself, or those up to two levels below it, by name; none is fine."""
+    """Run directories, sorted: `path` itself, or those up to two levels below it; may be empty."""
     if holds_run(path):
         return (path,)
     return tuple(sorted(log.parent for pattern in _DEPTHS for log in path.glob(pattern)))
 
 
 def load_runs(path: Path) -> tuple[Run, ...]:
-    """Every run in `path`, by scheme and seed: `path` itself, or up to two levels below it.
+    """Loads all runs in `path`, sorted by scheme and seed: `path` itself, or up to two levels below it.
 
     Raises:
-        RunDirectoryError: there is none, one cannot be read, or two have the same scheme and seed.
+        RunDirectoryError: there is no run, one cannot be read, or two have the same scheme and seed.
     """
     found = find_runs(path)
     if not found:
-        raise RunDirectoryError(f"{path} holds no run, nor do the directories in it")
+        raise RunDirectoryError(f"{path} holds no run, and neither do the directories below it")
     runs: dict[tuple[str, int], Run] = {}
     for run in map(load_run, found):
         other = runs.setdefault((run.scheme, run.seed), run)
         if other is not run:
             both = f"{other.directory.path} and {run.directory.path}"
             raise RunDirectoryError(f"two runs of {run.scheme} with seed {run.seed}: {both}")
-    return tuple(runs[key] for key in sorted(runs, key=_place))
+    return tuple(runs[key] for key in sorted(runs, key=_sort_key))
 
 
-def _place(key: tuple[str, int]) -> tuple[int, str, int]:
-    """Schemes of the paper first and in its order, others behind them by name; seeds rising."""
+def _sort_key(key: tuple[str, int]) -> tuple[int, str, int]:
+    """The known schemes first, then others by name; seeds in ascending order."""
     scheme, seed = key
     known = scheme.lower().replace("_", "-")
     return (_ORDER.index(known) if known in _ORDER else len(_ORDER), scheme, seed)
 
 
-def by_scheme(runs: tuple[Run, ...]) -> dict[str, tuple[Run, ...]]:
-    """Runs of each scheme, in the order given."""
+def group_by_scheme(runs: tuple[Run, ...]) -> dict[str, tuple[Run, ...]]:
+    """The runs of each scheme, in the order given."""
     schemes = dict.fromkeys(run.scheme for run in runs)
     return {scheme: tuple(run for run in runs if run.scheme == scheme) for scheme in schemes}
 
 
-def stated_target(path: Path, runs: tuple[Run, ...]) -> float | None:
-    """The target of an earlier `summary.json` in `path`, else the one all runs agree on, else None."""
+def find_target(path: Path, runs: tuple[Run, ...]) -> float | None:
+    """The target in an existing `summary.json`, else the one that all runs share, else None."""
     try:
         target = json.loads((path / "summary.json").read_bytes())["target"]
     except (OSError, ValueError, KeyError, TypeError):
@@ -117,19 +117,19 @@ def stated_target(path: Path, runs: tuple[Run, ...]) -> float | None:
     return targets.pop() if len(targets) == 1 else None
 
 
-def _experiment(path: Path, text: str) -> dict[str, Any]:
+def _parse_experiment(path: Path, text: str) -> dict[str, Any]:
     try:
         return tomllib.loads(text)
     except tomllib.TOMLDecodeError as error:
         raise RunDirectoryError(f"{path / 'experiment.toml'} is damaged: {error}") from error
 
 
-def _table(experiment: dict[str, Any], name: str) -> dict[str, Any]:
+def _read_table(experiment: dict[str, Any], name: str) -> dict[str, Any]:
     table = experiment.get(name, {})
     return table if isinstance(table, dict) else {}
 
 
-def _seed(path: Path, seed: object) -> int:
+def _read_seed(path: Path, seed: object) -> int:
     if not isinstance(seed, int):
         raise RunDirectoryError(f"{path / 'experiment.toml'}: seed: {seed!r} is not a whole number")
     return seed

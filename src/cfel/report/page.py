@@ -1,7 +1,7 @@
-"""report.html: one file that opens anywhere, without a network and without scripts.
+"""report.html: one self-contained file without scripts that needs no network.
 
-The result first, then figures with a sentence each, then what made them. Everything that comes from a run
-directory is escaped. The page follows the reader's light or dark preference and fits a phone.
+It shows the result first, then the figures, then how each run was made. Everything that comes from a run
+directory is escaped. The page follows the light or dark preference of the browser and fits a phone.
 """
 
 from collections.abc import Mapping, Sequence
@@ -11,11 +11,12 @@ from pathlib import Path
 from typing import Any
 
 from cfel.durable import replace_file
-from cfel.report.load import Run, by_scheme, load_runs, stated_target
+from cfel.report.load import Run, find_target, group_by_scheme, load_runs
 from cfel.report.pictures import Picture, draw_pictures, write_pictures
-from cfel.report.style import SchemeStyle, colour_pairs, css_variable, scheme_styles
+from cfel.report.style import SchemeStyle, css_variable, list_colours, scheme_styles
 from cfel.report.summary import summarise
-from cfel.report.tables import headline, share_text, summary_table
+from cfel.report.tables import compose_headline, format_percent, render_summary_table
+from cfel.wording import plural
 
 
 def write_report(path: Path, target: float | None = None) -> Path:
@@ -23,16 +24,16 @@ def write_report(path: Path, target: float | None = None) -> Path:
 
     Args:
         path: the directory.
-        target: accuracy to reach; None takes the one an earlier summary or the experiments state.
+        target: accuracy to reach; None for that of an existing summary, or of the experiments.
 
     Returns:
-        The page.
+        The path of the page.
 
     Raises:
-        StorageError: there is nothing to report on, or the system refused.
+        StorageError: there is no run, or a file cannot be written.
     """
     runs = load_runs(path)
-    target = target if target is not None else stated_target(path, runs)
+    target = target if target is not None else find_target(path, runs)
     pictures = draw_pictures(runs, target)
     write_pictures(path / "figures", pictures)
     page = path / "report.html"
@@ -41,14 +42,14 @@ def write_report(path: Path, target: float | None = None) -> Path:
 
 
 def render_page(runs: tuple[Run, ...], summary: Mapping[str, Any], pictures: tuple[Picture, ...]) -> str:
-    """The page as text.
+    """The page as HTML.
 
     Args:
-        runs: what it is about.
-        summary: what `summarise` says of them.
-        pictures: figures to show.
+        runs: the runs it shows.
+        summary: their summary, from `summarise`.
+        pictures: the figures.
     """
-    groups = by_scheme(runs)
+    groups = group_by_scheme(runs)
     styles = scheme_styles(tuple(groups))
     title = escape(runs[0].name)
     shared = [picture for picture in pictures if not picture.about]
@@ -57,22 +58,22 @@ def render_page(runs: tuple[Run, ...], summary: Mapping[str, Any], pictures: tup
         '<!DOCTYPE html>\n<html lang="en"><head><meta charset="utf-8">'
         '<meta name="viewport" content="width=device-width, initial-scale=1">'
         '<meta name="color-scheme" content="light dark">'
-        f"<title>{title} · cfel report</title><style>{stylesheet()}</style></head><body><main>"
-        f'<h1>{title}</h1><p class="muted">{escape(_subtitle(runs, summary["target"]))}</p>'
-        f'<p class="headline">{escape(headline(summary, styles))}</p>'
-        f'<div class="card">{summary_table(summary, styles)}</div>'
-        f'<p class="muted">{escape(_footnote(runs))}</p>'
-        f"<h2>Figures</h2>{gallery(shared)}"
-        f"{'<h2>Devices, scheme by scheme</h2>' + gallery(single) if single else ''}"
-        f"<h2>How this was made</h2>{''.join(made(run, styles) for run in runs)}"
+        f"<title>{title} · cfel report</title><style>{render_stylesheet()}</style></head><body><main>"
+        f'<h1>{title}</h1><p class="muted">{escape(_render_subtitle(runs, summary["target"]))}</p>'
+        f'<p class="headline">{escape(compose_headline(summary, styles))}</p>'
+        f'<div class="card">{render_summary_table(summary, styles)}</div>'
+        f'<p class="muted">{escape(_render_footnote(runs))}</p>'
+        f"<h2>Figures</h2>{render_gallery(shared)}"
+        f"{'<h2>Devices by scheme</h2>' + render_gallery(single) if single else ''}"
+        f"<h2>How this was made</h2>{''.join(render_provenance(run, styles) for run in runs)}"
         "</main></body></html>\n"
     )
 
 
-def stylesheet() -> str:
-    """The page's style, for light and dark."""
-    light = "".join(f"{css_variable(colour)}:{colour};" for colour, _ in colour_pairs())
-    dark = "".join(f"{css_variable(colour)}:{other};" for colour, other in colour_pairs())
+def render_stylesheet() -> str:
+    """The style sheet for light and dark mode."""
+    light = "".join(f"{css_variable(colour)}:{colour};" for colour, _ in list_colours())
+    dark = "".join(f"{css_variable(colour)}:{other};" for colour, other in list_colours())
     rules = files("cfel.report").joinpath("page.css").read_text(encoding="utf-8")
     return (
         f":root{{--ground:#f4f6f8;{light}}}\n"
@@ -80,43 +81,41 @@ def stylesheet() -> str:
     )
 
 
-def _subtitle(runs: tuple[Run, ...], target: float | None) -> str:
-    schemes = len(by_scheme(runs))
-    seeds = len({run.seed for run in runs})
+def _render_subtitle(runs: tuple[Run, ...], target: float | None) -> str:
     rounds = max((len(run.records) for run in runs), default=0)
     fleet = runs[0].fleet
     parts = [
-        f"{fleet.devices:,} devices in {fleet.clusters} clusters",
-        f"{schemes} scheme{'s' * (schemes != 1)}",
-        f"{seeds} seed{'s' * (seeds != 1)}",
-        f"up to {rounds} global rounds",
+        f"{plural(fleet.devices, 'device')} in {plural(fleet.clusters, 'cluster')}",
+        plural(len(group_by_scheme(runs)), "scheme"),
+        plural(len({run.seed for run in runs}), "seed"),
+        f"up to {plural(rounds, 'global round')}",
     ]
     if target is not None:
-        parts.append(f"target {share_text(target)}")
+        parts.append(f"target {format_percent(target)}")
     return " · ".join(parts)
 
 
-def _footnote(runs: tuple[Run, ...]) -> str:
-    text = "Gains are over CEF, at the target. Brackets: share of the budget. – : not reached, or not known."
+def _render_footnote(runs: tuple[Run, ...]) -> str:
+    text = "Gain: over CEF, to the target. In brackets: share of the budget. – : not reached, or not known."
     if len({run.seed for run in runs}) > 1:
-        text = f"Means over seeds ± half the width of the 95 % confidence interval. {text}"
+        text = f"Mean over seeds ± half the width of its 95 % confidence interval. {text}"
     return text
 
 
-def gallery(pictures: Sequence[Picture]) -> str:
-    """Figures side by side."""
-    return f'<div class="grid">{"".join(map(_figure, pictures))}</div>'
+def render_gallery(pictures: Sequence[Picture]) -> str:
+    """The figures in a grid."""
+    return f'<div class="grid">{"".join(map(_render_figure, pictures))}</div>'
 
 
-def _figure(picture: Picture) -> str:
+def _render_figure(picture: Picture) -> str:
     return (
         f'<figure id="{picture.name}"><h3>{escape(picture.title)}</h3>{picture.inline}'
         f"<figcaption>{escape(picture.caption)}</figcaption></figure>"
     )
 
 
-def made(run: Run, styles: Mapping[str, SchemeStyle]) -> str:
-    """What one run was made with, folded away."""
+def render_provenance(run: Run, styles: Mapping[str, SchemeStyle]) -> str:
+    """How one run was made, in a collapsed section."""
     environment = run.environment
     changed = " with uncommitted changes" if environment.modified else ""
     facts = {
@@ -127,8 +126,8 @@ def made(run: Run, styles: Mapping[str, SchemeStyle]) -> str:
         "commit": f"{environment.commit}{changed}" if environment.commit else "–",
         "python": environment.python,
         "packages": ", ".join(f"{name} {number}" for name, number in environment.packages.items()),
-        "machine": f"{environment.cpu}, {environment.cores} cores, {environment.platform}",
-        "overrun": _unmet(run),
+        "machine": f"{environment.cpu}, {plural(environment.cores, 'core')}, {environment.platform}",
+        "overrun": _describe_overruns(run),
     }
     items = "".join(f"<dt>{escape(name)}</dt><dd>{escape(text)}</dd>" for name, text in facts.items())
     return (
@@ -137,9 +136,9 @@ def made(run: Run, styles: Mapping[str, SchemeStyle]) -> str:
     )
 
 
-def _unmet(run: Run) -> str:
+def _describe_overruns(run: Run) -> str:
     rounds = sum(not record.feasible for record in run.records)
     if not rounds:
-        return "every plan met its caps"
-    words = next((record.violations[0] for record in run.records if record.violations), "no reason given")
-    return f"{rounds} of {len(run.records)} rounds could not meet a cap; first: {words}"
+        return "none: every plan met its caps"
+    words = next((record.violations[0] for record in run.records if record.violations), "no reason recorded")
+    return f"{rounds} of {plural(len(run.records), 'round')} could not meet a cap; the first: {words}"

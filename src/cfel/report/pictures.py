@@ -1,4 +1,4 @@
-"""Every figure of a report, drawn once: for the page, and as SVG and PNG files."""
+"""All figures of a report, each drawn once for the page and for its SVG and PNG files."""
 
 from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass
@@ -9,11 +9,12 @@ from pathlib import Path
 from matplotlib.figure import Figure
 
 from cfel.durable import replace_file, translate_os_errors
-from cfel.report.backhaul import backhaul_figure
-from cfel.report.curves import accuracy_figure, budget_figure, estimates_figure
-from cfel.report.devices import decisions_figure, straggler_figure
-from cfel.report.load import Run, by_scheme
-from cfel.report.style import SchemeStyle, as_inline_svg, as_png, as_svg, drawing, scheme_styles
+from cfel.report.backhaul import draw_backhaul
+from cfel.report.curves import draw_accuracy, draw_budget, draw_estimates, read_field
+from cfel.report.devices import draw_decisions, draw_stragglers
+from cfel.report.load import Run, group_by_scheme
+from cfel.report.style import SchemeStyle, inline_svg, render_png, render_svg, scheme_styles, use_style
+from cfel.wording import plural
 
 
 @dataclass(frozen=True, slots=True)
@@ -21,13 +22,13 @@ class Picture:
     """One figure, drawn.
 
     Attributes:
-        name: of its files and its place on the page: letters, digits and hyphens.
+        name: file name and HTML id: letters, digits and hyphens.
         title: a few words.
-        caption: one sentence saying what is seen.
-        about: scheme it is about; empty when it is about all of them.
-        svg: as a file.
-        png: as a file.
-        inline: as an element of the page.
+        caption: one sentence that explains the figure.
+        about: the scheme it shows; empty if it shows all of them.
+        svg: the SVG file.
+        png: the PNG file.
+        inline: the SVG element of the page.
     """
 
     name: str
@@ -40,8 +41,8 @@ class Picture:
 
 
 @dataclass(frozen=True, slots=True)
-class Plan:
-    """A figure that is still to be drawn; attributes as in `Picture`."""
+class FigureSpec:
+    """A figure to draw; attributes as in `Picture`, and `draw` returns None if there is nothing to show."""
 
     name: str
     title: str
@@ -51,29 +52,29 @@ class Plan:
 
 
 def draw_pictures(runs: tuple[Run, ...], target: float | None) -> tuple[Picture, ...]:
-    """All figures these runs have data for.
+    """Draws all figures that these runs have data for.
 
     Args:
         runs: any number of schemes and seeds.
         target: accuracy to mark, or None.
     """
-    groups = by_scheme(runs)
+    groups = group_by_scheme(runs)
     styles = scheme_styles(tuple(groups))
-    plans = (
-        *_accuracy(groups, styles, target),
-        *_whole(groups, styles),
-        *_each(groups, styles),
-        *_backhaul(runs),
+    specs = (
+        *_list_accuracy_figures(groups, styles, target),
+        *_list_overall_figures(groups, styles),
+        *_list_scheme_figures(groups, styles),
+        *_list_backhaul_figure(runs),
     )
-    pictures = (drawn(plan) for plan in plans)
+    pictures = (draw_picture(spec) for spec in specs)
     return tuple(picture for picture in pictures if picture is not None)
 
 
 def write_pictures(directory: Path, pictures: tuple[Picture, ...]) -> None:
-    """Writes every figure as SVG and PNG into `directory`, which is created when missing.
+    """Writes every figure as SVG and PNG into `directory`, which is created if missing.
 
     Raises:
-        StorageError: the system refused.
+        StorageError: a file cannot be written.
     """
     with translate_os_errors("create", directory):
         directory.mkdir(exist_ok=True)
@@ -82,82 +83,78 @@ def write_pictures(directory: Path, pictures: tuple[Picture, ...]) -> None:
         replace_file(directory / f"{picture.name}.png", picture.png)
 
 
-def drawn(plan: Plan) -> Picture | None:
-    """The figure in all its forms; None when there is nothing to show."""
-    with drawing(plan.name):
-        figure = plan.draw()
+def draw_picture(spec: FigureSpec) -> Picture | None:
+    """Draws a figure in all its formats; None if there is nothing to show."""
+    with use_style(spec.name):
+        figure = spec.draw()
         if figure is None:
             return None
-        svg = as_svg(figure)
-        figure.set_layout_engine("none")  # laid out once; a second time would cost as much as the drawing
-        png = as_png(figure)
-    description = escape(f"{plan.title}. {plan.caption}")
-    inline = as_inline_svg(svg, plan.name, description)
-    return Picture(plan.name, plan.title, plan.caption, plan.about, svg, png, inline)
+        svg = render_svg(figure)
+        figure.set_layout_engine("none")  # layout takes as long as drawing, and the first one is still valid
+        png = render_png(figure)
+    description = escape(f"{spec.title}. {spec.caption}")
+    inline = inline_svg(svg, spec.name, description)
+    return Picture(spec.name, spec.title, spec.caption, spec.about, svg, png, inline)
 
 
 _Groups = Mapping[str, tuple[Run, ...]]
 _Styles = Mapping[str, SchemeStyle]
 
 
-def _accuracy(groups: _Groups, styles: _Styles, target: float | None) -> Iterator[Plan]:
-    band = " The band spans the seeds." if any(len(runs) > 1 for runs in groups.values()) else ""
+def _list_accuracy_figures(groups: _Groups, styles: _Styles, target: float | None) -> Iterator[FigureSpec]:
+    band = " The band shows the range over seeds." if any(len(runs) > 1 for runs in groups.values()) else ""
     for name, words, label in (
-        ("seconds", "time since the start", "seconds"),
-        ("joules", "energy all devices used", "joules"),
+        ("seconds", "time", "seconds"),
+        ("joules", "energy of all devices", "joules"),
         ("round", "rounds", "global round"),
     ):
-        yield Plan(
+        yield FigureSpec(
             f"accuracy-{name}",
             f"Accuracy over {words.split()[0]}",
-            f"Test accuracy against {words}.{band}",
-            partial(accuracy_figure, groups, styles, partial(_field, name), label, target),
+            f"Test accuracy over {words}.{band}",
+            partial(draw_accuracy, groups, styles, partial(read_field, name), label, target),
         )
 
 
-def _field(name: str, record: object, _run: Run) -> float:
-    return float(getattr(record, name))
-
-
-def _whole(groups: _Groups, styles: _Styles) -> Iterator[Plan]:
-    yield Plan(
+def _list_overall_figures(groups: _Groups, styles: _Styles) -> Iterator[FigureSpec]:
+    yield FigureSpec(
         "budget",
         "Budget burn-down",
-        "What is left of the time and energy budgets after each round; below zero is an overrun.",
-        partial(budget_figure, groups, styles),
+        "Share of the time and energy budgets left after each round. Below zero the budget is overrun.",
+        partial(draw_budget, groups, styles),
     )
-    yield Plan(
+    yield FigureSpec(
         "estimates",
         "Gradient noise and norm",
-        "The estimates of σ² and G² the controller plans with, on a logarithmic scale.",
-        partial(estimates_figure, groups, styles),
+        "The estimates of σ² and G² the controller specs with, on a logarithmic scale.",
+        partial(draw_estimates, groups, styles),
     )
 
 
-def _each(groups: _Groups, styles: _Styles) -> Iterator[Plan]:
+def _list_scheme_figures(groups: _Groups, styles: _Styles) -> Iterator[FigureSpec]:
     for number, (scheme, runs) in enumerate(groups.items()):
         run, label = runs[0], styles[scheme].label
-        yield Plan(
+        yield FigureSpec(
             f"decisions-{number}",
-            f"{label}: who does how much",
-            f"ρ and θ of every device in every round (seed {run.seed}); a gap is a device that was away.",
-            partial(decisions_figure, run),
+            f"{label}: plan of every device",
+            f"ρ and θ of every device in every round (seed {run.seed}). Gaps: the device was absent.",
+            partial(draw_decisions, run),
             scheme,
         )
-        yield Plan(
+        yield FigureSpec(
             f"stragglers-{number}",
-            f"{label}: who kept the others waiting",
-            f"How often each cluster was the slowest and each device the one waited for (seed {run.seed}).",
-            partial(straggler_figure, run, styles[scheme]),
+            f"{label}: stragglers",
+            f"How often each cluster and each device was the slowest (seed {run.seed}).",
+            partial(draw_stragglers, run, styles[scheme]),
             scheme,
         )
 
 
-def _backhaul(runs: tuple[Run, ...]) -> Iterator[Plan]:
+def _list_backhaul_figure(runs: tuple[Run, ...]) -> Iterator[FigureSpec]:
     fleet = runs[0].fleet
-    yield Plan(
+    yield FigureSpec(
         "backhaul",
         "Backhaul",
-        f"The {fleet.clusters} edge servers and their links; a link is as thick as its mixing weight.",
-        partial(backhaul_figure, fleet),
+        f"{plural(fleet.clusters, 'edge server')} and the links; the width of a link is its mixing weight.",
+        partial(draw_backhaul, fleet),
     )

@@ -1,6 +1,6 @@
-"""Pages and figures that put measured values beside those of a paper, which the caller hands in.
+"""Page and figures that show measured values beside those of the paper.
 
-What the paper says is only numbers here; a scheme or value that it does not speak of has no mark.
+The caller passes the paper's values; a scheme or setting that the paper does not report has no mark.
 """
 
 from collections.abc import Mapping, Sequence
@@ -13,21 +13,21 @@ from matplotlib.axes import Axes
 from matplotlib.figure import Figure
 
 from cfel.durable import replace_file
-from cfel.report.curves import Value, accuracy_figure
-from cfel.report.load import Run, by_scheme
-from cfel.report.page import gallery, made, stylesheet
+from cfel.report.curves import Value, draw_accuracy
+from cfel.report.load import Run, group_by_scheme
+from cfel.report.page import render_gallery, render_provenance, render_stylesheet
 from cfel.report.pictures import Picture, write_pictures
 from cfel.report.style import INK, SchemeStyle, new_figure, scheme_styles
 
 Marks = Mapping[str, tuple[float, float]]
 """The paper's points (x, y) by scheme."""
 
-_PAPERS_MARK: dict[str, Any] = {"linestyle": "none", "markerfacecolor": "none", "markersize": 9}
+_PAPER_MARK: dict[str, Any] = {"linestyle": "none", "markerfacecolor": "none", "markersize": 9}
 
 
 @dataclass(frozen=True, slots=True)
 class TextTable:
-    """A table of words: a title, headings, and rows of as many cells."""
+    """A table of text: title, headings and rows of cells."""
 
     title: str
     headings: tuple[str, ...]
@@ -36,19 +36,19 @@ class TextTable:
 
 @dataclass(frozen=True, slots=True)
 class Measure:
-    """What a sweep's figure shows: a key of a scheme's summary, its title, and what it is divided by."""
+    """A panel of a sweep's figure: a key of the summary, the title, and the unit to divide by."""
 
     key: str
     title: str
     unit: float = 1.0
 
 
-def gain_figure(schemes: Mapping[str, Mapping[str, Any]], paper: Marks) -> Figure | None:
-    """Gains over CEF, measured and the paper's; None where nothing was gained.
+def draw_gains(schemes: Mapping[str, Mapping[str, Any]], paper: Marks) -> Figure | None:
+    """Draws measured gains over CEF and those of the paper; None if there are neither.
 
     Args:
-        schemes: of a summary.
-        paper: its gains in time and in energy.
+        schemes: the schemes of a summary.
+        paper: the paper's gains in time and in energy.
     """
     names = [name for name, row in schemes.items() if row["gain_seconds"] is not None or name in paper]
     if not names:
@@ -62,49 +62,49 @@ def gain_figure(schemes: Mapping[str, Mapping[str, Any]], paper: Marks) -> Figur
         axes.set_ylim(len(names) - 0.5, -0.5)
         axes.axvline(1.0, color=INK, linewidth=0.8)
         for place, name in enumerate(names):
-            _gain(axes, place, schemes[name], key, styles[name])
+            _draw_gain(axes, place, schemes[name], key, styles[name])
             if name in paper:
-                axes.plot(paper[name][number], place, marker="D", color=INK, **_PAPERS_MARK)
-    panels[-1].set_xlabel("filled: measured here, with 95 % interval; hollow: the paper")
+                axes.plot(paper[name][number], place, marker="D", color=INK, **_PAPER_MARK)
+    panels[-1].set_xlabel("filled: measured, with 95 % interval; hollow: paper")
     return figure
 
 
-def _gain(axes: Axes, place: int, row: Mapping[str, Any], key: str, style: SchemeStyle) -> None:
+def _draw_gain(axes: Axes, place: int, row: Mapping[str, Any], key: str, style: SchemeStyle) -> None:
     if row[key] is not None:
-        spread = row["confidence"][key] or 0.0
-        axes.errorbar(row[key], place, xerr=spread, color=style.colour, marker="o", capsize=3)
+        half = row["confidence"][key] or 0.0
+        axes.errorbar(row[key], place, xerr=half, color=style.colour, marker="o", capsize=3)
 
 
-def marked_accuracy_figure(
+def draw_marked_accuracy(
     runs: tuple[Run, ...], x: Value, x_label: str, target: float | None, paper: Marks
 ) -> Figure | None:
-    """Accuracy curves with the paper's points."""
-    groups = by_scheme(runs)
+    """Draws accuracy curves with the paper's points."""
+    groups = group_by_scheme(runs)
     styles = scheme_styles(tuple(groups))
     marks = {name: point for name, point in paper.items() if name in styles}
     right = max((across for across, _ in marks.values()), default=0.0)
-    figure = accuracy_figure(groups, styles, x, x_label, target, right)
+    figure = draw_accuracy(groups, styles, x, x_label, target, right)
     if figure is None:
         return None
     for name, (across, up) in marks.items():
-        look = styles[name]
-        figure.axes[0].plot(across, up, marker=look.marker, color=look.colour, **_PAPERS_MARK)
+        style = styles[name]
+        figure.axes[0].plot(across, up, marker=style.marker, color=style.colour, **_PAPER_MARK)
     return figure
 
 
-def sweep_figure(
+def draw_sweep(
     values: Mapping[float, Mapping[str, Any]],
     axis: str,
     measures: Sequence[Measure],
     paper: Mapping[str, Marks],
 ) -> Figure | None:
-    """What every scheme needed, against what was varied; a value that was not reached leaves a gap.
+    """Draws the results of every scheme over the swept key; settings that missed the target are left out.
 
     Args:
         values: the summary of each setting.
-        axis: what was varied.
-        measures: one panel each.
-        paper: the paper's points by the measure's key, in the measure's unit.
+        axis: label of the swept key.
+        measures: one per panel.
+        paper: the paper's points by the key of the measure, in the unit of the measure.
     """
     names = tuple(dict.fromkeys(name for summary in values.values() for name in summary["schemes"]))
     styles = scheme_styles(names)
@@ -112,20 +112,20 @@ def sweep_figure(
     for axes, measure in zip(panels, measures, strict=True):
         axes.set_title(measure.title)
         for name in names:
-            _line(axes, values, name, measure, styles[name])
+            _draw_line(axes, values, name, measure, styles[name])
             if name in paper.get(measure.key, {}):
                 across, up = paper[measure.key][name]
-                axes.plot(across, up, marker=styles[name].marker, color=styles[name].colour, **_PAPERS_MARK)
+                axes.plot(across, up, marker=styles[name].marker, color=styles[name].colour, **_PAPER_MARK)
         axes.set_xticks(sorted(values), [f"{value:g}" for value in sorted(values)])
     panels[-1].set_xlabel(axis)
     handles, labels = panels[0].get_legend_handles_labels()
     if labels:
-        # Outside, where no line can run through it.
+        # Outside the panel, where no line crosses it.
         figure.legend(handles, labels, loc="outside upper left", fontsize=8, ncols=6, frameon=False)
     return figure if any(axes.lines for axes in panels) else None
 
 
-def _line(
+def _draw_line(
     axes: Axes,
     values: Mapping[float, Mapping[str, Any]],
     name: str,
@@ -147,7 +147,7 @@ def _line(
 
 @dataclass(frozen=True, slots=True)
 class Reproduction:
-    """A page: title, sentences, tables, figures, and the runs behind it."""
+    """The content of a page: title, notes, tables, figures and runs."""
 
     title: str
     notes: tuple[str, ...]
@@ -160,35 +160,36 @@ def write_reproduction(path: Path, content: Reproduction) -> Path:
     """Writes `report.html` and `figures/` into the directory `path`."""
     write_pictures(path / "figures", content.pictures)
     page = path / "report.html"
-    replace_file(page, _rendered(content).encode())
+    replace_file(page, _render_page(content).encode())
     return page
 
 
-def _rendered(content: Reproduction) -> str:
+def _render_page(content: Reproduction) -> str:
     title = escape(content.title)
     styles = scheme_styles(tuple(dict.fromkeys(run.scheme for run in content.runs)))
     return (
         '<!DOCTYPE html>\n<html lang="en"><head><meta charset="utf-8">'
         '<meta name="viewport" content="width=device-width, initial-scale=1">'
         '<meta name="color-scheme" content="light dark">'
-        f"<title>{title} · cfel</title><style>{stylesheet()}</style></head><body><main><h1>{title}</h1>"
+        f"<title>{title} · cfel</title><style>{render_stylesheet()}</style></head>"
+        f"<body><main><h1>{title}</h1>"
         f"{''.join(f'<p>{escape(note)}</p>' for note in content.notes)}"
-        f"{''.join(map(_table, content.tables))}<h2>Figures</h2>{gallery(content.pictures)}"
-        f"<h2>How this was made</h2>{''.join(made(run, styles) for run in content.runs)}"
+        f"{''.join(map(_render_table, content.tables))}<h2>Figures</h2>{render_gallery(content.pictures)}"
+        f"<h2>How this was made</h2>{''.join(render_provenance(run, styles) for run in content.runs)}"
         "</main></body></html>\n"
     )
 
 
-def _table(table: TextTable) -> str:
+def _render_table(table: TextTable) -> str:
     head = "".join(f'<th scope="col">{escape(heading)}</th>' for heading in table.headings)
-    rows = "".join(_row(table.headings, row) for row in table.rows)
+    rows = "".join(_render_row(table.headings, row) for row in table.rows)
     return (
         f'<h2>{escape(table.title)}</h2><div class="card"><table class="summary">'
         f"<thead><tr>{head}</tr></thead><tbody>{rows}</tbody></table></div>"
     )
 
 
-def _row(headings: Sequence[str], row: Sequence[str]) -> str:
+def _render_row(headings: Sequence[str], row: Sequence[str]) -> str:
     cells = "".join(
         f'<td data-label="{escape(heading)}">{escape(cell)}</td>'
         for heading, cell in zip(headings[1:], row[1:], strict=True)

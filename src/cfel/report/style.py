@@ -1,9 +1,9 @@
-"""One look for every figure: a fixed colour, marker and dash per scheme, and how a figure becomes SVG or PNG.
+"""The style of all figures: a fixed colour, marker and dash per scheme; and rendering to SVG and PNG.
 
-Colours follow the scheme, never its place in a list, so a scheme looks the same in every report. They are
-the colour-blind-safe set of Okabe and Ito, some made darker for contrast; marker and dash say the same again.
-Inside the page a figure's colours become CSS variables, so it follows the reader's light or dark preference;
-as a file it is light. No pyplot, nothing here is global; and no `savefig`, which draws every figure twice.
+A scheme has the same colour in every report. The colours are the colour-blind-safe set of Okabe and Ito, some
+darkened for contrast; marker and dash repeat the information. On the page, colours become CSS variables, so
+that figures follow the light or dark preference of the browser; files are light. There is no global state,
+hence no pyplot; and no `savefig`, which draws every figure twice.
 """
 
 import io
@@ -28,14 +28,14 @@ _SHORT = 12
 
 @dataclass(frozen=True, slots=True)
 class SchemeStyle:
-    """How one scheme is drawn.
+    """The style of one scheme.
 
     Attributes:
-        label: its name for people.
-        colour: on a light ground.
-        dark: on a dark ground.
-        marker: Matplotlib's letter.
-        dash: Matplotlib's line style.
+        label: its display name.
+        colour: on a light background.
+        dark: on a dark background.
+        marker: marker of Matplotlib.
+        dash: line style of Matplotlib.
     """
 
     label: str
@@ -46,12 +46,12 @@ class SchemeStyle:
 
     @property
     def short(self) -> str:
-        """A name that leaves room for the figure: the function of "module:function", cut to a few letters."""
+        """A short name for labels: the function of "module:function", cut to a few letters."""
         name = self.label.rpartition(":")[2]
         return name if len(name) <= _SHORT else f"{name[: _SHORT - 1]}…"
 
 
-_LOOKS = {
+_SCHEME_STYLES = {
     "hcef": ("#0072b2", "#58aee6", "o", "-"),
     "hcef-plus": ("#c24a00", "#ff8a4c", "D", "-"),
     "cef": ("#4d5560", "#c3c9d1", "s", "--"),
@@ -59,7 +59,7 @@ _LOOKS = {
     "cef-f": ("#008a65", "#3cc79d", "v", "-."),
     "mll-sgd": ("#b5568b", "#e79cc6", "P", ":"),
 }
-_SPARE = (
+_SPARE_STYLES = (
     ("#6a51a3", "#ab96e0", "X", "-"),
     ("#2b8fbd", "#7cc7f2", "*", "--"),
     ("#7a6a00", "#d9cb52", "<", "-."),
@@ -68,30 +68,30 @@ _SPARE = (
 
 
 def scheme_styles(schemes: Sequence[str]) -> dict[str, SchemeStyle]:
-    """A style for each scheme; those that do not come with cfel take the spare looks in turn."""
+    """A style for each scheme; user-defined schemes take the spare ones in turn."""
     spare = 0
     styles = {}
     for scheme in schemes:
         known = scheme.lower().replace("_", "-")
-        look = _LOOKS.get(known)
-        if look is None:
-            look = _SPARE[spare % len(_SPARE)]
+        style = _SCHEME_STYLES.get(known)
+        if style is None:
+            style = _SPARE_STYLES[spare % len(_SPARE_STYLES)]
             spare += 1
-        label = known.upper().replace("-PLUS", "+") if known in _LOOKS else scheme
-        styles[scheme] = SchemeStyle(label, *look)
+        label = known.upper().replace("-PLUS", "+") if known in _SCHEME_STYLES else scheme
+        styles[scheme] = SchemeStyle(label, *style)
     return styles
 
 
-def colour_pairs() -> Iterator[tuple[str, str]]:
-    """Every colour a figure may have on a light ground, with its counterpart on a dark one."""
+def list_colours() -> Iterator[tuple[str, str]]:
+    """All colours of figures on a light background, with their counterparts on a dark one."""
     yield from _DARK.items()
-    for light, dark, *_ in (*_LOOKS.values(), *_SPARE):
+    for light, dark, *_ in (*_SCHEME_STYLES.values(), *_SPARE_STYLES):
         yield light, dark
 
 
 @contextmanager
-def drawing(name: str) -> Iterator[None]:
-    """Matplotlib's settings while one figure is drawn and saved; `name` makes its SVG ids its own."""
+def use_style(name: str) -> Iterator[None]:
+    """Applies the Matplotlib settings while a figure is drawn; `name` makes its SVG ids unique."""
     settings: dict[Any, Any] = {
         "font.family": ["DejaVu Sans"],
         "font.size": 10.5,
@@ -122,24 +122,24 @@ def drawing(name: str) -> Iterator[None]:
 
 
 def new_figure(rows: int, panel_inches: float) -> tuple[Figure, list[Axes]]:
-    """A figure of panels one above the other, narrow enough to be read on a phone.
+    """A figure with panels in a column, narrow enough for a phone.
 
     Args:
         rows: number of panels.
-        panel_inches: height of each.
+        panel_inches: height of a panel.
     """
     figure = Figure(figsize=(_WIDTH_INCHES, rows * panel_inches), layout="constrained")
     return figure, list(figure.subplots(rows, 1, squeeze=False)[:, 0])
 
 
-def as_svg(figure: Figure) -> str:
+def render_svg(figure: Figure) -> str:
     """The figure as an SVG file; equal figures give equal text."""
     buffer = io.StringIO()
     FigureCanvasSVG(figure).print_svg(buffer, metadata={"Date": None})  # type: ignore[no-untyped-call]
     return buffer.getvalue()
 
 
-def as_png(figure: Figure) -> bytes:
+def render_png(figure: Figure) -> bytes:
     """The figure as a PNG file."""
     buffer = io.BytesIO()
     figure.set_dpi(_PNG_DPI)
@@ -147,13 +147,13 @@ def as_png(figure: Figure) -> bytes:
     return buffer.getvalue()
 
 
-def as_inline_svg(svg: str, name: str, description: str) -> str:
-    """An SVG file as an element for the page: no address in it, ids of its own, colours as CSS variables.
+def inline_svg(svg: str, name: str, description: str) -> str:
+    """Turns an SVG file into an element of the page: no URLs, unique ids, colours as CSS variables.
 
     Args:
-        svg: what `as_svg` gave.
-        name: of the figure, unique on the page.
-        description: for those who cannot see it; already escaped.
+        svg: from `render_svg`.
+        name: name of the figure, unique on the page.
+        description: text for screen readers, already escaped.
     """
     svg = svg[svg.index("<svg") :]
     svg = re.sub(r"<metadata>.*?</metadata>", "", svg, flags=re.DOTALL)
@@ -163,11 +163,11 @@ def as_inline_svg(svg: str, name: str, description: str) -> str:
     svg = re.sub(r"'DejaVu Sans'(, [^;\"]*)?", "system-ui, sans-serif", svg)
     svg = re.sub(r'(<svg[^>]*?) width="[^"]*"', r"\1", svg, count=1)
     svg = re.sub(r'(<svg[^>]*?) height="[^"]*"', r"\1", svg, count=1)
-    for colour, _ in colour_pairs():
+    for colour, _ in list_colours():
         svg = svg.replace(colour, f"var({css_variable(colour)})")
     return svg.replace("<svg", f'<svg role="img" aria-label="{description}"', 1)
 
 
 def css_variable(colour: str) -> str:
-    """The CSS variable that stands for a colour."""
+    """The name of the CSS variable for a colour."""
     return f"--c{colour.removeprefix('#')}"

@@ -1,7 +1,7 @@
-"""The summary: what each scheme came to, as the document of `summary.json`.
+"""The results of every scheme as the content of `summary.json`.
 
-Means over seeds with 95 % confidence intervals (Student's t), the values of every seed beside them, and gains
-over `cef`. A mean is null as soon as one seed has no value: a mean over the lucky seeds would flatter.
+It has means over seeds with 95 % confidence intervals (Student's t), the values of every seed, and gains over
+`cef`. A mean is null if one seed has no value: a mean over the successful seeds alone would be too good.
 """
 
 import json
@@ -12,10 +12,10 @@ from statistics import fmean, stdev
 from typing import Any
 
 from cfel.durable import replace_file
-from cfel.report.load import Run, by_scheme
+from cfel.report.load import Run, group_by_scheme
 
 REFERENCE = "cef"
-"""Gains are over this scheme."""
+"""Gains are relative to this scheme."""
 
 _MEASURED = (
     "seconds_to_target",
@@ -38,21 +38,21 @@ _NORMAL = 1.959964
 
 
 def summarise(runs: Sequence[Run], target: float | None) -> dict[str, Any]:
-    """What every scheme came to.
+    """Summarises the results of every scheme.
 
     Args:
         runs: any number of schemes and seeds.
-        target: accuracy to reach; None leaves everything about the target null.
+        target: accuracy to reach; with None all values that depend on it are null.
 
     Returns:
         `{"target": …, "schemes": {scheme: {…}}}`. For each scheme: the mean over seeds of each measured value
-        and the gains over `cef` (ratio of the means; above 1 is better than `cef`); `confidence`, the half
-        width of the 95 % interval of each (null below two seeds); `per_seed`, the same values for each seed;
-        `reached`, how many seeds reached the target.
+        and the gains over `cef` (ratio of means; above 1 is better); `confidence`, half the width of the 95 %
+        interval of each (null with one seed); `per_seed`, the same values for each seed; `reached`,
+        the number of seeds that reached the target.
     """
     measured = {
         scheme: {str(run.seed): measure(run, target) for run in members}
-        for scheme, members in by_scheme(tuple(runs)).items()
+        for scheme, members in group_by_scheme(tuple(runs)).items()
     }
     means = {scheme: _means(seeds) for scheme, seeds in measured.items()}
     schemes = {}
@@ -77,7 +77,7 @@ def write_summary(path: Path, document: Mapping[str, Any]) -> None:
 
 
 def measure(run: Run, target: float | None) -> dict[str, float | None]:
-    """What one run came to; the target counts as reached at the first evaluated round that has it."""
+    """Measures one run; it reaches the target in the first evaluated round with at least that accuracy."""
     evaluated = [record for record in run.records if _finite(record.accuracy) is not None]
     reached = next((r for r in evaluated if target is not None and (r.accuracy or 0.0) >= target), None)
     last = run.records[-1] if run.records else None
@@ -118,19 +118,19 @@ def _ratio(reference: float | None, value: float | None) -> float | None:
 
 def _confidence(per_seed: Mapping[str, Mapping[str, float | None]]) -> dict[str, float | None]:
     names = (*_MEASURED, *(gain for gain, _ in _GAINS))
-    return {name: half_width([values[name] for values in per_seed.values()]) for name in names}
+    return {name: confidence_half_width([values[name] for values in per_seed.values()]) for name in names}
 
 
-def half_width(values: Sequence[float | None]) -> float | None:
-    """Half the width of the mean's 95 % confidence interval; None below two values or with one missing."""
+def confidence_half_width(values: Sequence[float | None]) -> float | None:
+    """Half the width of the 95 % confidence interval of the mean; None for one value or a missing one."""
     present = [value for value in values if value is not None]
     if len(present) < 2 or len(present) < len(values):
         return None
-    return student(len(present) - 1) * stdev(present) / math.sqrt(len(present))
+    return student_quantile(len(present) - 1) * stdev(present) / math.sqrt(len(present))
 
 
-def student(degrees_of_freedom: int) -> float:
-    """Two-sided 95 % quantile of Student's t; beyond the table by its expansion around the normal one."""
+def student_quantile(degrees_of_freedom: int) -> float:
+    """Two-sided 95 % quantile of Student's t; beyond the table by expansion around the normal quantile."""
     if degrees_of_freedom <= len(_STUDENT):
         return _STUDENT[degrees_of_freedom - 1]
     z, n = _NORMAL, degrees_of_freedom

@@ -1,4 +1,4 @@
-"""Numbers for people: the summary as an HTML table, and how seconds, joules and shares are written."""
+"""The summary as an HTML table and as a sentence; formatting of seconds, joules, percentages and gains."""
 
 from collections.abc import Mapping
 from html import escape
@@ -10,50 +10,50 @@ _NOTHING = "–"
 _NO_BREAK = "\N{NO-BREAK SPACE}"
 
 
-def seconds_text(value: float | None, half_width: float | None = None) -> str:
-    """Seconds, with the half width of their confidence interval if there is one."""
-    return _with_interval(value, half_width, 1.0, "s")
+def format_seconds(value: float | None, half_width: float | None = None) -> str:
+    """Seconds, with half the width of their confidence interval if given."""
+    return _format_interval(value, half_width, 1.0, "s")
 
 
-def joules_text(value: float | None, half_width: float | None = None) -> str:
+def format_joules(value: float | None, half_width: float | None = None) -> str:
     """Joules, kilojoules or megajoules."""
     for size, unit in ((1e6, "MJ"), (1e3, "kJ")):
         if value is not None and abs(value) >= 10 * size:
-            return _with_interval(value, half_width, size, unit)
-    return _with_interval(value, half_width, 1.0, "J")
+            return _format_interval(value, half_width, size, unit)
+    return _format_interval(value, half_width, 1.0, "J")
 
 
-def share_text(value: float | None, half_width: float | None = None) -> str:
+def format_percent(value: float | None, half_width: float | None = None) -> str:
     """An accuracy or a share as a percentage."""
-    return _with_interval(value, half_width, 0.01, "%", digits=1)
+    return _format_interval(value, half_width, 0.01, "%", digits=1)
 
 
-def gain_text(value: float | None, half_width: float | None = None) -> str:
-    """A gain over the reference scheme."""
-    return _with_interval(value, half_width, 1.0, "×", digits=2)
+def format_gain(value: float | None, half_width: float | None = None) -> str:
+    """A gain as a factor."""
+    return _format_interval(value, half_width, 1.0, "×", digits=2)
 
 
-def _with_interval(
+def _format_interval(
     value: float | None, half_width: float | None, size: float, unit: str, digits: int | None = None
 ) -> str:
     if value is None:
         return _NOTHING
-    places = digits if digits is not None else _places(value / size)
+    places = digits if digits is not None else _decimals(value / size)
     text = f"{value / size:,.{places}f}"
     if half_width:
         text += f" ± {half_width / size:,.{places}f}"
     return f"{text}{unit}" if unit == "×" else f"{text}{_NO_BREAK}{unit}"
 
 
-def _places(value: float) -> int:
-    """Decimals that leave about three significant digits."""
+def _decimals(value: float) -> int:
+    """Decimal places for about three significant digits."""
     return 2 if abs(value) < 10 else 1 if abs(value) < 1000 else 0
 
 
-def summary_table(summary: Mapping[str, Any], styles: Mapping[str, SchemeStyle]) -> str:
-    """The summary document as a table; on a phone each scheme becomes a block of its own."""
+def render_summary_table(summary: Mapping[str, Any], styles: Mapping[str, SchemeStyle]) -> str:
+    """The summary as a table; on a phone each scheme becomes a block."""
     target = summary["target"]
-    to_target = "to target" if target is None else f"to {share_text(target)}"
+    to_target = "to target" if target is None else f"to {format_percent(target)}"
     headings = (
         f"Time {to_target}",
         f"Energy {to_target}",
@@ -63,21 +63,23 @@ def summary_table(summary: Mapping[str, Any], styles: Mapping[str, SchemeStyle])
         "Time used",
         "Energy used",
     )
-    rows = "".join(_row(styles[scheme], headings, values) for scheme, values in summary["schemes"].items())
+    rows = "".join(
+        _render_row(styles[scheme], headings, values) for scheme, values in summary["schemes"].items()
+    )
     head = "".join(f'<th scope="col">{escape(heading)}</th>' for heading in ("Scheme", *headings))
     return f'<table class="summary"><thead><tr>{head}</tr></thead><tbody>{rows}</tbody></table>'
 
 
-def _row(style: SchemeStyle, headings: tuple[str, ...], values: Mapping[str, Any]) -> str:
+def _render_row(style: SchemeStyle, headings: tuple[str, ...], values: Mapping[str, Any]) -> str:
     half = values["confidence"]
     texts = (
-        seconds_text(values["seconds_to_target"], half["seconds_to_target"]),
-        joules_text(values["joules_to_target"], half["joules_to_target"]),
-        gain_text(values["gain_seconds"], half["gain_seconds"]),
-        gain_text(values["gain_joules"], half["gain_joules"]),
-        share_text(values["final_accuracy"], half["final_accuracy"]),
-        _used(seconds_text(values["seconds"]), values["seconds"], values["seconds_budget"]),
-        _used(joules_text(values["joules"]), values["joules"], values["joules_budget"]),
+        format_seconds(values["seconds_to_target"], half["seconds_to_target"]),
+        format_joules(values["joules_to_target"], half["joules_to_target"]),
+        format_gain(values["gain_seconds"], half["gain_seconds"]),
+        format_gain(values["gain_joules"], half["gain_joules"]),
+        format_percent(values["final_accuracy"], half["final_accuracy"]),
+        _add_budget_share(format_seconds(values["seconds"]), values["seconds"], values["seconds_budget"]),
+        _add_budget_share(format_joules(values["joules"]), values["joules"], values["joules_budget"]),
     )
     cells = "".join(
         f'<td data-label="{escape(heading)}">{escape(text)}</td>'
@@ -87,12 +89,12 @@ def _row(style: SchemeStyle, headings: tuple[str, ...], values: Mapping[str, Any
     return f'<tr><th scope="row">{swatch}{escape(style.label)}</th>{cells}</tr>'
 
 
-def _used(text: str, value: float | None, budget: float | None) -> str:
+def _add_budget_share(text: str, value: float | None, budget: float | None) -> str:
     return text if value is None or not budget else f"{text} ({100 * value / budget:.0f}{_NO_BREAK}%)"
 
 
-def headline(summary: Mapping[str, Any], styles: Mapping[str, SchemeStyle]) -> str:
-    """The result in one sentence: the scheme that reached the target first, and what it gained."""
+def compose_headline(summary: Mapping[str, Any], styles: Mapping[str, SchemeStyle]) -> str:
+    """The result in one sentence: which scheme reaches the target first, and its gain."""
     reached = {
         scheme: values
         for scheme, values in summary["schemes"].items()
@@ -103,12 +105,12 @@ def headline(summary: Mapping[str, Any], styles: Mapping[str, SchemeStyle]) -> s
     best = min(reached, key=lambda scheme: float(reached[scheme]["seconds_to_target"]))
     values = reached[best]
     text = (
-        f"{styles[best].label} is first to reach {share_text(summary['target'])}: after "
-        f"{seconds_text(values['seconds_to_target'])} and {joules_text(values['joules_to_target'])}"
+        f"{styles[best].label} reaches {format_percent(summary['target'])} first: after "
+        f"{format_seconds(values['seconds_to_target'])} and {format_joules(values['joules_to_target'])}"
     )
     if values["gain_seconds"] is None or values["gain_seconds"] == 1.0:
         return f"{text}."
     return (
-        f"{text}, a gain over CEF of {gain_text(values['gain_seconds'])} in time and "
-        f"{gain_text(values['gain_joules'])} in energy."
+        f"{text}, a gain over CEF of {format_gain(values['gain_seconds'])} in time and "
+        f"{format_gain(values['gain_joules'])} in energy."
     )

@@ -1,8 +1,8 @@
-"""TensorBoard event files, for those who watch their runs there; written by hand, nothing to install.
+"""Writes TensorBoard event files, without TensorBoard as a dependency.
 
-An event file is a row of records (length, checksum, bytes, checksum); the bytes are protocol buffers with
-four fields in use. Sixty lines of that are less to carry than TensorBoard's own package as a dependency. The
-time of an event is the run's virtual time, so TensorBoard's "relative" axis shows the paper's seconds.
+An event file is a sequence of records (length, checksum, bytes, checksum). The bytes are protocol buffers, of
+which only four fields are needed, so they are encoded here. The time of an event is the virtual time of the
+run, so the "relative" axis of TensorBoard shows the paper's seconds.
 """
 
 import math
@@ -43,7 +43,7 @@ def write_events(path: Path) -> tuple[Path, ...]:
         The files, one per run.
 
     Raises:
-        StorageError: there is no run, or the system refused.
+        StorageError: there is no run, or a file cannot be written.
     """
     return tuple(_write_run(path / "tensorboard", run) for run in load_runs(path))
 
@@ -53,32 +53,36 @@ def _write_run(root: Path, run: Run) -> Path:
     with translate_os_errors("create", directory):
         directory.mkdir(parents=True, exist_ok=True)
     file = directory / "events.out.tfevents.0.cfel"
-    replace_file(file, b"".join(map(_framed, _events(run))))
+    replace_file(file, b"".join(map(_frame, _encode_events(run))))
     return file
 
 
-def _events(run: Run) -> Iterator[bytes]:
-    yield _double(1, 0.0) + _bytes(3, b"brain.Event:2")
+def _encode_events(run: Run) -> Iterator[bytes]:
+    yield _encode_double(1, 0.0) + _encode_bytes(3, b"brain.Event:2")
     for record in run.records:
-        yield _double(1, record.seconds) + _varint_field(2, record.round) + _bytes(5, _values(record))
+        yield (
+            _encode_double(1, record.seconds)
+            + _encode_integer(2, record.round)
+            + _encode_bytes(5, _encode_values(record))
+        )
 
 
-def _values(record: RoundRecord) -> bytes:
+def _encode_values(record: RoundRecord) -> bytes:
     found = ((tag, getattr(record, tag)) for tag in _TAGS)
     return b"".join(
-        _bytes(1, _bytes(1, f"cfel/{tag}".encode()) + _float(2, value))
+        _encode_bytes(1, _encode_bytes(1, f"cfel/{tag}".encode()) + _encode_float(2, value))
         for tag, value in found
         if value is not None
     )
 
 
-def _framed(event: bytes) -> bytes:
+def _frame(event: bytes) -> bytes:
     length = struct.pack("<Q", len(event))
     return length + _checksum(length) + event + _checksum(event)
 
 
 def _checksum(content: bytes) -> bytes:
-    """CRC-32C, rotated and shifted as TensorFlow does so that it may lie among the bytes it guards."""
+    """CRC-32C, masked as TensorFlow does because a CRC over data that contains its own CRC is weak."""
     value = crc32c(content)
     return struct.pack("<I", ((value >> 15 | value << 17) + 0xA282EAD8) & 0xFFFFFFFF)
 
@@ -102,7 +106,7 @@ def _table() -> tuple[int, ...]:
     return tuple(values)
 
 
-def _varint(value: int) -> bytes:
+def _encode_varint(value: int) -> bytes:
     found = bytearray()
     while value > 0x7F:
         found.append(value & 0x7F | 0x80)
@@ -111,22 +115,22 @@ def _varint(value: int) -> bytes:
 
 
 def _key(field: int, wire_type: int) -> bytes:
-    return _varint(field << 3 | wire_type)
+    return _encode_varint(field << 3 | wire_type)
 
 
-def _varint_field(field: int, value: int) -> bytes:
-    return _key(field, _VARINT) + _varint(value)
+def _encode_integer(field: int, value: int) -> bytes:
+    return _key(field, _VARINT) + _encode_varint(value)
 
 
-def _double(field: int, value: float) -> bytes:
+def _encode_double(field: int, value: float) -> bytes:
     return _key(field, _DOUBLE) + struct.pack("<d", value)
 
 
-def _float(field: int, value: float) -> bytes:
+def _encode_float(field: int, value: float) -> bytes:
     if math.isfinite(value) and abs(value) > _LARGEST_FLOAT:
         value = math.copysign(math.inf, value)
     return _key(field, _FLOAT) + struct.pack("<f", value)
 
 
-def _bytes(field: int, content: bytes) -> bytes:
-    return _key(field, _BYTES) + _varint(len(content)) + content
+def _encode_bytes(field: int, content: bytes) -> bytes:
+    return _key(field, _BYTES) + _encode_varint(len(content)) + content

@@ -1,7 +1,7 @@
-"""How long reproduction will take on this machine, measured before it starts.
+"""Estimates how long a reproduction will take on this machine, before it starts.
 
-Local training is timed with all workers busy, on the experiment's own model and data, and so is evaluation. A
-scheme that skips steps is faster than counted, so the result is an upper estimate, for a machine left alone.
+It times local training and evaluation of the experiment's own model and data, with all workers busy. Schemes
+that skip steps are faster than that, so the estimate is an upper one, for an otherwise idle machine.
 """
 
 import time
@@ -23,25 +23,25 @@ MOST_STEPS_TIMED = 2
 
 @dataclass(frozen=True, slots=True)
 class Pace:
-    """What this machine takes, all workers together.
+    """Speed of this machine with all workers busy.
 
     Attributes:
-        step_seconds: per local step.
-        evaluation_seconds: per evaluated model.
+        step_seconds: wall time per local step.
+        evaluation_seconds: wall time per evaluated model.
     """
 
     step_seconds: float
     evaluation_seconds: float
 
 
-def measured_pace(experiment: Experiment) -> Pace:
-    """Times a few local steps and one evaluation of an experiment."""
+def measure_pace(experiment: Experiment) -> Pace:
+    """Times a few local steps and an evaluation of an experiment."""
     world = experiment.world()
     parameters = experiment.resolved(world).simulation
     tau = min(MOST_STEPS_TIMED, world.rounds.local_steps)
-    tasks = [_task(world, n, tau) for n in range(min(DEVICES_TIMED, world.fleet.devices))]
+    tasks = [_build_task(world, n, tau) for n in range(min(DEVICES_TIMED, world.fleet.devices))]
     with PoolExecutor(world, parameters) as executor:
-        list(executor.updates(tasks))  # the first call pays for warming up
+        list(executor.updates(tasks))  # the first call warms up the workers
         begin = time.perf_counter()
         list(executor.updates(tasks))
         trained = time.perf_counter()
@@ -50,7 +50,7 @@ def measured_pace(experiment: Experiment) -> Pace:
     return Pace((trained - begin) / (len(tasks) * tau), (tested - trained) / 2)
 
 
-def _task(world: World, device: int, tau: int) -> Task:
+def _build_task(world: World, device: int, tau: int) -> Task:
     order = DeviceOrder(
         seed=world.seed,
         global_round=0,
@@ -64,12 +64,12 @@ def _task(world: World, device: int, tau: int) -> Task:
     return order, initial_state(world).devices[device]
 
 
-def estimated_seconds(runs: Sequence[PlannedRun], out: Path, pace: Pace) -> float:
-    """Seconds that the rounds still to be run will take."""
-    return sum(rounds_left(run, out) * _round_seconds(run.experiment, pace) for run in runs)
+def estimate_seconds(runs: Sequence[PlannedRun], out: Path, pace: Pace) -> float:
+    """Seconds that the remaining rounds of all runs will take."""
+    return sum(count_rounds_left(run, out) * _estimate_round(run.experiment, pace) for run in runs)
 
 
-def _round_seconds(experiment: Experiment, pace: Pace) -> float:
+def _estimate_round(experiment: Experiment, pace: Pace) -> float:
     rounds, simulation = experiment.rounds, experiment.simulation
     steps = experiment.fleet.devices * rounds.edge_rounds * rounds.local_steps
     clusters = experiment.fleet.clusters
@@ -78,8 +78,8 @@ def _round_seconds(experiment: Experiment, pace: Pace) -> float:
     return steps * pace.step_seconds + tests * pace.evaluation_seconds
 
 
-def rounds_left(run: PlannedRun, out: Path) -> int:
-    """Global rounds a run has still to do; none where it has ended at a budget or at its target."""
+def count_rounds_left(run: PlannedRun, out: Path) -> int:
+    """Global rounds that remain in a run; 0 if it has stopped at a budget or at its target."""
     rounds, path = run.experiment.rounds.global_rounds, out / run.place
     if not holds_run(path):
         return rounds

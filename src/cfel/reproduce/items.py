@@ -1,7 +1,7 @@
-"""The paper's tables and figures as runs: which experiment file, what is swept, at which scale.
+"""The paper's tables and figures as lists of runs: experiment file, swept key and scale.
 
-Only what is to be run is settled here; `reproduce` runs it. Experiments come from `experiments/*.toml`, a
-scale lays a few changes over them, and whatever the user set goes over that.
+This module only plans the runs; `reproduction` executes them. An experiment comes from `experiments/*.toml`;
+the changes of the scale override it, and the user's --set overrides both.
 """
 
 import json
@@ -21,35 +21,35 @@ SCALES = ("smoke", "reduced", "full")
 ITEMS = ("table1", "accuracy", "noniid", "topology", "q", "tau", "estimates", "rates")
 HELD_OUT = 0.1
 PAPER_PERIOD = 5
-"""Both q and τ in the paper, where they are not swept."""
+"""The paper's value of both q and τ, where they are not swept."""
 
 _ORDER = ("cef", "hcef", "hcef_plus", "cef_f", "mll_sgd", "cef_c")
-_MINDFUL = ("hcef", "hcef_plus", "cef_f", "cef_c")
+_BUDGETED = ("hcef", "hcef_plus", "cef_f", "cef_c")
 _SHARED_FILES = {"accuracy": "table1", "rates": "table1"}
 
 
 @dataclass(frozen=True, slots=True)
 class Sweep:
-    """What a figure has along its axis.
+    """A key that is varied from run to run.
 
     Attributes:
-        key: of the experiment file.
-        values: as the paper has them.
-        axis: their name in a figure.
-        shares_work: settings get as many global rounds as make equally many local iterations in all.
+        key: its name in the experiment file.
+        values: the paper's values.
+        axis: label of the axis in a figure.
+        equal_work: adapt the number of global rounds so that every setting has as many local iterations.
     """
 
     key: str
     values: tuple[float, ...]
     axis: str
-    shares_work: bool = False
+    equal_work: bool = False
 
 
 _SWEEPS = {
     "noniid": Sweep("data.beta", (0.1, 0.3, 0.5, 1.0), "Dirichlet concentration β"),
     "topology": Sweep("topology.p_edge", (0.2, 0.4, 0.6, 0.8, 1.0), "edge probability of the backhaul"),
-    "q": Sweep("rounds.edge", (2, 4, 6, 8, 10), "q, edge rounds per global round", shares_work=True),
-    "tau": Sweep("rounds.local", (2, 4, 6, 8, 10), "τ, local iterations per edge round", shares_work=True),
+    "q": Sweep("rounds.edge", (2, 4, 6, 8, 10), "q, edge rounds per global round", equal_work=True),
+    "tau": Sweep("rounds.local", (2, 4, 6, 8, 10), "τ, local iterations per edge round", equal_work=True),
 }
 _GRIDS = {"cifar10": (0.01, 0.05, 0.1), "femnist": (0.1, 0.06, 0.03, 0.01)}
 
@@ -72,17 +72,17 @@ _CHANGES: dict[tuple[str, str], tuple[str, ...]] = {
 
 
 @dataclass(frozen=True, slots=True)
-class Asked:
-    """What is to be reproduced.
+class ReproductionRequest:
+    """A table or figure to reproduce, and how.
 
     Attributes:
         item: one of `ITEMS`.
         dataset: one of `DATASETS`.
-        data: the folder that holds it.
+        data: folder of the data set.
         scale: one of `SCALES`.
-        schemes, seeds: None for the item's own.
-        stop: "target" ends runs there; None for the item's own ending.
-        changes: assignments that go before everything.
+        schemes, seeds: None for the defaults of the item.
+        stop: "target" stops runs at the target; None for the default of the scheme.
+        changes: the user's assignments; they override everything else.
     """
 
     item: str
@@ -97,12 +97,12 @@ class Asked:
     def __post_init__(self) -> None:
         if self.item == "noniid" and self.dataset == "femnist":
             raise InputError(
-                "noniid: CIFAR-10 only, as in the paper; FEMNIST is split by writer, so there is no β to vary"
+                "noniid: only for cifar10, as in the paper; femnist is split by writer and has no β to vary"
             )
 
     @property
     def sweep(self) -> Sweep | None:
-        """What is varied, or None; at the smallest scale only the ends of it."""
+        """What is varied, or None; at smoke scale only the first and last value."""
         if self.item == "rates":
             return Sweep("local.learning_rate", _GRIDS[self.dataset], "learning rate")
         sweep = _SWEEPS.get(self.item)
@@ -110,14 +110,14 @@ class Asked:
             return sweep
         return Sweep(sweep.key, (sweep.values[0], sweep.values[-1]), sweep.axis)
 
-    def chosen_schemes(self) -> tuple[str, ...]:
-        """The schemes to run: the paper's five and this project's own, but for σ² and G² only HCEF."""
+    def select_schemes(self) -> tuple[str, ...]:
+        """The schemes to run; by default the paper's five and HCEF+, and only HCEF for σ² and G²."""
         if self.schemes is not None:
             return tuple(dict.fromkeys(self.schemes))
         return ("hcef",) if self.item == "estimates" else tuple(name for name in _ORDER if name in SCHEMES)
 
-    def chosen_seeds(self) -> tuple[int, ...]:
-        """Three seeds where a result is to have an interval and there is time for it, else one."""
+    def select_seeds(self) -> tuple[int, ...]:
+        """The seeds to run; by default three where a table shows intervals and runs are short, else one."""
         if self.seeds is not None:
             return tuple(dict.fromkeys(self.seeds))
         return (0, 1, 2) if self.scale == "reduced" and self.sweep is None else (0,)
@@ -125,12 +125,12 @@ class Asked:
 
 @dataclass(frozen=True, slots=True)
 class PlannedRun:
-    """One run.
+    """One run of an item.
 
     Attributes:
-        place: its directory within the item's.
-        name: for people.
-        experiment: all of it.
+        place: its directory, relative to that of the item.
+        name: its display name.
+        experiment: the complete experiment.
     """
 
     place: Path
@@ -138,68 +138,78 @@ class PlannedRun:
     experiment: Experiment
 
 
-def experiments_directory() -> Path:
-    """`experiments/`: within an installed package, or beside `src/` in a source tree."""
+def find_experiments() -> Path:
+    """The folder `experiments`: inside an installed package, or next to `src` in a source tree."""
     package = Path(cfel.__file__).parent
     candidates = (package / "experiments", package.parents[1] / "experiments")
     found = next((place for place in candidates if (place / "rates.toml").is_file()), None)
     if found is None:
-        raise InputError(f"experiments: not found, looked in {candidates[0]} and {candidates[1]}")
+        raise InputError(f"the folder experiments is missing: looked in {candidates[0]} and {candidates[1]}")
     return found
 
 
-def base_experiment(asked: Asked, changes: Sequence[str] = (), above: Sequence[str] = ()) -> Experiment:
-    """The item's experiment at its scale, with further changes below and above those of the user."""
-    file = experiments_directory() / f"{_SHARED_FILES.get(asked.item, asked.item)}-{asked.dataset}.toml"
-    scale = _CHANGES[asked.scale, asked.dataset]
-    place = f"data.path={json.dumps(str(asked.data.absolute()))}"
-    return load_experiment(file, [*scale, place, *changes, *asked.changes, *above], ANY_CODE)
+def load_base_experiment(
+    request: ReproductionRequest, changes: Sequence[str] = (), above: Sequence[str] = ()
+) -> Experiment:
+    """The experiment of an item; the user's changes override `changes`, and `above` overrides both."""
+    file = find_experiments() / f"{_SHARED_FILES.get(request.item, request.item)}-{request.dataset}.toml"
+    scale = _CHANGES[request.scale, request.dataset]
+    place = f"data.path={json.dumps(str(request.data.absolute()))}"
+    return load_experiment(file, [*scale, place, *changes, *request.changes, *above], ANY_CODE)
 
 
-def planned_runs(asked: Asked, rates: dict[str, float]) -> list[PlannedRun]:
-    """Every run of an item, in the order in which they are worth having.
+def plan_runs(request: ReproductionRequest, rates: dict[str, float]) -> list[PlannedRun]:
+    """Every run of an item, seed by seed, so that an interrupted reproduction has complete first seeds.
 
     Args:
-        asked: what is to be reproduced.
-        rates: learning rate of each scheme; those that are missing train with the preset's.
+        request: what to reproduce.
+        rates: learning rate of each scheme; a missing one comes from the preset.
     """
-    values: tuple[float | None, ...] = (None,) if asked.sweep is None else asked.sweep.values
+    values: tuple[float | None, ...] = (None,) if request.sweep is None else request.sweep.values
     return [
-        _planned(asked, value, scheme, seed, rates.get(scheme))
-        for seed in asked.chosen_seeds()
+        _plan_run(request, value, scheme, seed, rates.get(scheme))
+        for seed in request.select_seeds()
         for value in values
-        for scheme in asked.chosen_schemes()
+        for scheme in request.select_schemes()
     ]
 
 
-def _planned(asked: Asked, value: float | None, scheme: str, seed: int, rate: float | None) -> PlannedRun:
-    changes = [f"scheme.name={json.dumps(scheme)}", f"seed={seed}", f"rounds.stop={_ending(asked, scheme)}"]
+def _plan_run(
+    request: ReproductionRequest, value: float | None, scheme: str, seed: int, rate: float | None
+) -> PlannedRun:
+    changes = [
+        f"scheme.name={json.dumps(scheme)}",
+        f"seed={seed}",
+        f"rounds.stop={_choose_stop(request, scheme)}",
+    ]
     changes += [] if rate is None else [f"local.learning_rate={rate}"]
     folder = Path(scheme_folder(scheme)) / f"seed-{seed}"
     name = f"{scheme} (seed {seed})"
     if value is not None:
-        changes += _swept(asked, value)
+        changes += _list_sweep_changes(request, value)
         folder, name = Path(f"{value:g}") / folder, f"{value:g}: {name}"
-    return PlannedRun(folder, name, base_experiment(asked, changes, _shared_work(asked, value)))
+    return PlannedRun(
+        folder, name, load_base_experiment(request, changes, _list_equal_work_changes(request, value))
+    )
 
 
-def _ending(asked: Asked, scheme: str) -> str:
-    """Schemes that mind budgets end at them, the others after φ rounds."""
-    return asked.stop or ("budget" if scheme in _MINDFUL else "rounds")
+def _choose_stop(request: ReproductionRequest, scheme: str) -> str:
+    """Schemes that plan with budgets stop at them, the others after φ rounds."""
+    return request.stop or ("budget" if scheme in _BUDGETED else "rounds")
 
 
-def _swept(asked: Asked, value: float) -> list[str]:
-    sweep = asked.sweep
-    assert sweep is not None  # noqa: S101 — asked only then
+def _list_sweep_changes(request: ReproductionRequest, value: float) -> list[str]:
+    sweep = request.sweep
+    assert sweep is not None  # noqa: S101 — only called for sweeps
     changes = [f"{sweep.key}={value:g}"]
-    if asked.item == "rates":
+    if request.item == "rates":
         changes.append(f"data.held_out={HELD_OUT}")
     return changes
 
 
-def _shared_work(asked: Asked, value: float | None) -> list[str]:
-    """As many global rounds as make the local iterations that the user asked for, or the scale has."""
-    if value is None or asked.sweep is None or not asked.sweep.shares_work:
+def _list_equal_work_changes(request: ReproductionRequest, value: float | None) -> list[str]:
+    """The number of global rounds that keeps the total number of local iterations constant."""
+    if value is None or request.sweep is None or not request.sweep.equal_work:
         return []
-    rounds = base_experiment(asked).rounds.global_rounds
+    rounds = load_base_experiment(request).rounds.global_rounds
     return [f"rounds.global={max(2, round(rounds * PAPER_PERIOD / value))}"]

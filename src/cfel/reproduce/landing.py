@@ -1,7 +1,7 @@
-"""What was measured, ready to be kept beside the code: logs, summary and figures, without paths of a machine.
+"""Copies results to a place where they can be committed: logs, summary and figures, without local paths.
 
-A landed run has its log, its experiment, its fleet and its environment, enough for `cfel report`; plans and
-checkpoints stay behind. Absolute paths become placeholders: DATA for the data, PATH for anything else.
+Of each run the copy has log, experiment, fleet and environment, which is enough for `cfel report`, but no
+plans and no checkpoints. Absolute paths become placeholders: DATA for the data set, PATH for anything else.
 """
 
 import json
@@ -22,65 +22,65 @@ _FILES = ("rounds.jsonl", "fleet.json")
 
 
 def land(out: Path, place: Path) -> list[Path]:
-    """Copies what is worth keeping of a reproduced item.
+    """Copies the results of a reproduced item.
 
     Args:
-        out: the item's directory.
-        place: where to; created when missing, files of the same name are replaced.
+        out: directory of the item.
+        place: the destination; created if missing, existing files are replaced.
 
     Returns:
         The files written.
 
     Raises:
-        StorageError: there is nothing to land, or the system refused.
+        StorageError: there are no results, or a file cannot be written.
     """
     if not (out / "summary.json").is_file():
-        raise RunDirectoryError(f"{out} has no summary.json: nothing was reproduced there yet")
-    written = [_written(place / "summary.json", _without_paths((out / "summary.json").read_text()))]
+        raise RunDirectoryError(f"{out} has no summary.json: no results to copy yet")
+    written = [_write_file(place / "summary.json", _strip_paths((out / "summary.json").read_text()))]
     extras = (*out.glob("rates.toml"), *sorted((out / "figures").glob("*.*")))
-    written += [_copied(extra, place / extra.relative_to(out)) for extra in extras]
+    written += [_copy_file(extra, place / extra.relative_to(out)) for extra in extras]
     for log in sorted(out.rglob("rounds.jsonl")):
-        written += _landed_run(log.parent, place / log.parent.relative_to(out))
+        written += _copy_run(log.parent, place / log.parent.relative_to(out))
     return written
 
 
-def _landed_run(run: Path, place: Path) -> list[Path]:
+def _copy_run(run: Path, place: Path) -> list[Path]:
     experiment = tomllib.loads((run / "experiment.toml").read_text(encoding="utf-8"))
     for section, key in (("data", "path"), ("model", "init"), ("topology", "file")):
         if key in experiment.get(section, {}):
             experiment[section][key] = DATA if section == "data" else "PATH"
     environment: dict[str, Any] = json.loads((run / "environment.json").read_text(encoding="utf-8"))
-    environment["command"] = _command(environment.get("command", []))
+    environment["command"] = _anonymise_command(environment.get("command", []))
     return [
-        *(_copied(run / name, place / name) for name in _FILES),
-        _written(place / "experiment.toml", _without_paths(tomli_w.dumps(experiment))),
-        _written(place / "environment.json", json.dumps(environment, indent=2, ensure_ascii=False) + "\n"),
+        *(_copy_file(run / name, place / name) for name in _FILES),
+        _write_file(place / "experiment.toml", _strip_paths(tomli_w.dumps(experiment))),
+        _write_file(place / "environment.json", json.dumps(environment, indent=2, ensure_ascii=False) + "\n"),
     ]
 
 
-def _command(words: list[str]) -> list[str]:
-    """The command with its program's bare name and no absolute path; what follows --data is DATA."""
+def _anonymise_command(words: list[str]) -> list[str]:
+    """The command without absolute paths: the bare name of the program, and DATA after --data."""
     program = [Path(word).name for word in words[:1]]
     before = ["", *words[1:]]
     rest = [
-        DATA if last == "--data" else _without_paths(re.sub(r"(?<=data\.path=).*", DATA, word))
+        DATA if last == "--data" else _strip_paths(re.sub(r"(?<=data\.path=).*", DATA, word))
         for last, word in zip(before, words[1:], strict=False)
     ]
     return program + rest
 
 
-def _without_paths(text: str) -> str:
+def _strip_paths(text: str) -> str:
     return _ABSOLUTE.sub("PATH", text)
 
 
-def _copied(source: Path, target: Path) -> Path:
+def _copy_file(source: Path, target: Path) -> Path:
     with translate_os_errors("write", target):
         target.parent.mkdir(parents=True, exist_ok=True)
         shutil.copyfile(source, target)
     return target
 
 
-def _written(target: Path, text: str) -> Path:
+def _write_file(target: Path, text: str) -> Path:
     with translate_os_errors("write", target):
         target.parent.mkdir(parents=True, exist_ok=True)
     replace_file(target, text.encode())

@@ -1,4 +1,4 @@
-"""What the paper reports, read from `paper_values.toml`; the only place these numbers are kept."""
+"""The paper's results, read from `paper_values.toml`, the only place with these numbers."""
 
 import tomllib
 from collections.abc import Mapping
@@ -13,10 +13,10 @@ class PaperValues:
     """The paper's results on one data set.
 
     Attributes:
-        source: where they are printed.
-        target: accuracy they speak of.
+        source: the table of the paper.
+        target: accuracy to reach.
         seconds, joules: until the target was reached, by scheme.
-        note: what is wrong with the print, or empty.
+        note: a known misprint, or empty.
     """
 
     source: str
@@ -26,15 +26,15 @@ class PaperValues:
     note: str
 
     def gain_seconds(self, scheme: str) -> float | None:
-        """CEF's time over the scheme's, or None where the paper has neither."""
+        """CEF's time divided by that of the scheme, or None if the paper does not report it."""
         return self.seconds[REFERENCE] / self.seconds[scheme] if scheme in self.seconds else None
 
     def gain_joules(self, scheme: str) -> float | None:
-        """CEF's energy over the scheme's."""
+        """CEF's energy divided by that of the scheme, or None."""
         return self.joules[REFERENCE] / self.joules[scheme] if scheme in self.joules else None
 
 
-def paper_values(dataset: str) -> PaperValues:
+def load_paper_values(dataset: str) -> PaperValues:
     """The paper's results on "cifar10" or "femnist"."""
     text = files("cfel.reproduce").joinpath("paper_values.toml").read_text(encoding="utf-8")
     document = tomllib.loads(text)

@@ -1,7 +1,7 @@
-"""Learning rates per scheme: the table of those chosen, and the choice by the paper's grid.
+"""Learning rates per scheme: the table of selected rates, and the selection by grid search.
 
-The grid is tried on held-out training samples, never on test samples. What counts is the mean accuracy over
-the last evaluated rounds, as a single one is noisy; of equal rates the smaller one is taken.
+The grid is evaluated on held-out training samples, never on test samples. The criterion is the mean accuracy
+over the last evaluated rounds, as a single round is noisy; ties go to the smaller rate.
 """
 
 import tomllib
@@ -18,13 +18,13 @@ from cfel.report import Run
 LAST_ROUNDS = 3
 
 
-def chosen_rates(file: Path, dataset: str, scale: str) -> dict[str, float]:
-    """The learning rate of each scheme that one was chosen for.
+def load_rates(file: Path, dataset: str, scale: str) -> dict[str, float]:
+    """The selected learning rate of each scheme in the table.
 
     Args:
         file: a table like `experiments/rates.toml`.
-        dataset: first key.
-        scale: second key.
+        dataset: its first key.
+        scale: its second key.
     """
     try:
         document = tomllib.loads(file.read_text(encoding="utf-8"))
@@ -38,13 +38,13 @@ def chosen_rates(file: Path, dataset: str, scale: str) -> dict[str, float]:
 
 
 def closing_accuracy(run: Run) -> float:
-    """Mean accuracy over the last evaluated rounds; 0 if a run diverged before the first."""
+    """Mean accuracy over the last evaluated rounds; 0 if the run diverged before the first one."""
     found = [record.accuracy for record in run.records if record.accuracy is not None]
     return fmean(found[-LAST_ROUNDS:]) if found else 0.0
 
 
-def best_rates(runs: Mapping[float, Sequence[Run]]) -> tuple[dict[str, float], dict[str, dict[str, float]]]:
-    """The best rate of each scheme, and the accuracies it was chosen by.
+def select_rates(runs: Mapping[float, Sequence[Run]]) -> tuple[dict[str, float], dict[str, dict[str, float]]]:
+    """The best rate of each scheme, and the accuracies of all rates.
 
     Args:
         runs: by learning rate.
@@ -58,6 +58,6 @@ def best_rates(runs: Mapping[float, Sequence[Run]]) -> tuple[dict[str, float], d
     return best, {scheme: {f"{rate:g}": value for rate, value in by.items()} for scheme, by in means.items()}
 
 
-def rates_toml(dataset: str, scale: str, chosen: Mapping[str, float]) -> str:
-    """A table that `chosen_rates` reads."""
+def dump_rates(dataset: str, scale: str, chosen: Mapping[str, float]) -> str:
+    """The selected rates as TOML that `load_rates` reads."""
     return tomli_w.dumps({dataset: {scale: dict(chosen)}})

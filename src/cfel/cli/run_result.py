@@ -1,21 +1,23 @@
-"""How `cfel run` and `cfel up` end: the report is drawn, and the last round told."""
+"""The end of `cfel run` and `cfel up`: write the report and print the result."""
 
 import argparse
 from collections.abc import Sequence
 from pathlib import Path
 
 from rich.console import Console
+from rich.markup import escape
 
-from cfel.cli.shared import print_json
+from cfel.cli.output import print_json
 from cfel.experiment import Experiment
 from cfel.report import write_report
 from cfel.runlog import RoundRecord
+from cfel.wording import plural
 
 
-def tell_ending(
+def print_run_result(
     arguments: argparse.Namespace, experiment: Experiment, out: Path, records: Sequence[RoundRecord]
 ) -> int:
-    """Prints what a run came to, as a document with --json; the exit code."""
+    """Writes the report, prints the last round and returns the exit code."""
     page, last = write_report(out, experiment.simulation.target), records[-1]
     if arguments.json:
         print_json(
@@ -31,6 +33,8 @@ def tell_ending(
         return 0
     console = Console(highlight=False)
     accuracy = "not evaluated" if last.accuracy is None else f"{100 * last.accuracy:.2f} %"
-    console.print(f"{len(records)} rounds: accuracy {accuracy}, {last.seconds:,.0f} s, {last.joules:,.0f} J")
-    console.print(f"report: {page}")
+    console.print(
+        f"{plural(len(records), 'round')}: accuracy {accuracy}, {last.seconds:,.0f} s, {last.joules:,.0f} J"
+    )
+    console.print(f"report: {escape(str(page))}", soft_wrap=True)
     return 0

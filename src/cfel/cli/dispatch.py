@@ -1,4 +1,4 @@
-"""The program behind `cfel`: finds the command, runs it, and says in a line what went wrong."""
+"""Finds the command that was typed, runs it, and prints an error as one line."""
 
 import argparse
 import os
@@ -10,14 +10,14 @@ from rich.console import Console
 from rich.markup import escape
 
 from cfel import __version__
-from cfel.cli.shared import SUMMARIES
+from cfel.cli.arguments import SUMMARIES
 from cfel.errors import CfelError, InputError
 
 
-def run_program(given: Sequence[str]) -> int:
-    """Runs the command that the arguments name, and returns its exit code."""
+def run_command(arguments: Sequence[str]) -> int:
+    """Runs a command line without the program's name and returns its exit code."""
     errors = Console(stderr=True, highlight=False)
-    parsed = _parser(given[0] if given else "").parse_args(given)
+    parsed = _build_parser(arguments[0] if arguments else "").parse_args(arguments)
     try:
         code = int(parsed.run(parsed))
         sys.stdout.flush()
@@ -28,29 +28,29 @@ def run_program(given: Sequence[str]) -> int:
         errors.print(f"[bold red]failed:[/] {escape(str(error))}", soft_wrap=True)
         return 1
     except BrokenPipeError:
-        # Whoever read the output has gone; what is left in the buffer must not fail again at exit.
+        # The reader of our output has ended. Without this, flushing the buffer at exit would fail once more.
         os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
         return 1
     return code
 
 
-class _OneLineEach(argparse.HelpFormatter):
-    """Help in which the longest command stands on the line of its summary."""
+class _HelpFormatter(argparse.HelpFormatter):
+    """Keeps the longest command on the same line as its summary."""
 
     def add_argument(self, action: argparse.Action) -> None:
-        """As argparse does, which forgets that commands are indented further than options."""
+        """Adds the indentation of commands, which argparse leaves out when it measures them."""
         super().add_argument(action)
         if action.nargs == argparse.PARSER:
             self._action_max_length += self._indent_increment
 
 
-def _parser(wanted: str) -> argparse.ArgumentParser:
-    """The parser; only the wanted command's module is imported, as some of them take seconds to load."""
+def _build_parser(wanted: str) -> argparse.ArgumentParser:
+    """The parser; imports only the module of the wanted command, as some take seconds to load."""
     parser = argparse.ArgumentParser(
         prog="cfel",
         description="Cooperative federated edge learning under time and energy budgets.",
-        epilog="`cfel COMMAND --help` explains a command and gives an example.",
-        formatter_class=_OneLineEach,
+        epilog="Run `cfel COMMAND --help` for the options of a command and an example.",
+        formatter_class=_HelpFormatter,
     )
     parser.add_argument("--version", action="version", version=f"cfel {__version__}")
     commands = parser.add_subparsers(title="commands", metavar="COMMAND", required=True)

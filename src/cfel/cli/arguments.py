@@ -1,0 +1,127 @@
+"""Argument parsing for all commands: the list of commands, common options and types of values."""
+
+import argparse
+import math
+from typing import Any
+
+from cfel.plugins import ANY_CODE, NOT_FROM_DIRECTORIES, CodePolicy, import_from
+
+Commands = Any
+"""argparse's collection of sub-commands, whose type is private."""
+
+SUMMARIES = {
+    "demo": "compare HCEF with its baselines on 64 simulated devices",
+    "plan": "plan one round for a fleet, with a proven optimality gap",
+    "theory": "evaluate Theorem 1 for an experiment or a run, term by term",
+    "run": "simulate one experiment",
+    "compare": "simulate several schemes under the same conditions",
+    "watch": "serve a live dashboard of a run or a comparison",
+    "reproduce": "reproduce a table or figure of the paper",
+    "report": "write the HTML report of a run or a comparison",
+    "up": "run an experiment as real processes on this machine",
+    "edge": "run one edge server of a federation",
+    "device": "run one device of a federation",
+    "certs": "create, renew or revoke the certificates of a federation",
+    "status": "show the nodes, the coordinator and the costs of a federation",
+    "export": "write the trained model of a run to a file",
+    "bench": "benchmark cfel on this machine",
+}
+"""Every command with its summary, in the order of the help."""
+
+
+def add_command(commands: Commands, name: str, example: str) -> argparse.ArgumentParser:
+    """Adds a sub-command whose help shows its summary and ends with an example."""
+    summary = SUMMARIES[name]
+    parser: argparse.ArgumentParser = commands.add_parser(
+        name,
+        help=summary,
+        description=f"{summary[0].upper()}{summary[1:]}.",
+        epilog=f"example:\n{example}",
+        formatter_class=argparse.RawDescriptionHelpFormatter,
+    )
+    return parser
+
+
+def add_set_option(parser: argparse.ArgumentParser) -> None:
+    """Adds the option --set."""
+    text = "change a key of the experiment, e.g. rounds.global=10 (repeatable)"
+    parser.add_argument("--set", action="append", default=[], metavar="A.B=VALUE", help=text)
+
+
+def add_trust_option(parser: argparse.ArgumentParser) -> None:
+    """Adds the option --trust, for commands that read an experiment from a directory."""
+    text = "allow the experiment of the directory to name code (module:function), which then runs here"
+    parser.add_argument("--trust", action="store_true", help=text)
+
+
+def select_code_policy(arguments: argparse.Namespace) -> CodePolicy:
+    """Whether the experiment of a directory may name code; it is never imported from that directory."""
+    if not arguments.trust:
+        return NOT_FROM_DIRECTORIES
+    import_from()
+    return ANY_CODE
+
+
+def add_json_option(parser: argparse.ArgumentParser) -> None:
+    """Adds the option --json."""
+    parser.add_argument("--json", action="store_true", help="print the result as one JSON document")
+
+
+def parse_number(text: str) -> float:
+    """A number, or `inf` for no limit; NaN is an error."""
+    try:
+        value = float(text)
+    except ValueError:
+        value = math.nan
+    if math.isnan(value):
+        raise argparse.ArgumentTypeError(f"{text!r}: must be a number, or inf for no limit")
+    return value
+
+
+def parse_positive(text: str) -> float:
+    """A number > 0, or `inf` for no limit."""
+    value = parse_number(text)
+    if value <= 0:
+        raise argparse.ArgumentTypeError(f"{text!r}: must be a number > 0, or inf for no limit")
+    return value
+
+
+def parse_share(text: str) -> float:
+    """A number in (0, 1]."""
+    value = parse_number(text)
+    if not 0 < value <= 1:
+        raise argparse.ArgumentTypeError(f"{text!r}: must be a number > 0 and ≤ 1")
+    return value
+
+
+def parse_positive_integer(text: str) -> int:
+    """A whole number ≥ 1."""
+    return _parse_integer(text, 1)
+
+
+def parse_count(text: str) -> int:
+    """A whole number ≥ 0."""
+    return _parse_integer(text, 0)
+
+
+def _parse_integer(text: str, least: int) -> int:
+    try:
+        value = int(text)
+    except ValueError:
+        value = least - 1
+    if value < least:
+        raise argparse.ArgumentTypeError(f"{text!r}: must be a whole number ≥ {least}")
+    return value
+
+
+def parse_names(text: str) -> list[str]:
+    """Names separated by commas."""
+    return [word.strip() for word in text.split(",") if word.strip()]
+
+
+def parse_integers(text: str) -> list[int]:
+    """Whole numbers separated by commas."""
+    try:
+        return [int(word) for word in parse_names(text)]
+    except ValueError:
+        raise argparse.ArgumentTypeError(f"{text!r}: must be whole numbers separated by commas") from None

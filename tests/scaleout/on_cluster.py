@@ -15,7 +15,7 @@ def main(experiment: str, address: str, *changes: str) -> None:
     world = parsed.world()
     parameters = parsed.resolved(world).simulation
     with ray_executor(world, parameters, address) as executor:
-        nodes = {place.node for place in executor.places()}
+        nodes = {worker.node for worker in executor.describe_workers()}
         rounds = list(simulate(world, executor, parameters, initial_state(world), lambda: 0.0))
     records = [asdict(each.record) for each in rounds]
     print(json.dumps({"nodes": len(nodes), "records": records}))  # noqa: T201

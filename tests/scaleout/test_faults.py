@@ -123,7 +123,7 @@ def test_a_node_removed_in_mid_run(tmp_path: Path, undisturbed: list[RoundRecord
 @pytest.mark.slow
 @pytest.mark.timeout(600)
 def test_a_node_removed_in_mid_sweep(tmp_path: Path) -> None:
-    """Whole runs on three nodes; those of the lost one go on from their checkpoints."""
+    """Whole runs on three nodes; those of the lost one resume from their checkpoints."""
     out, schemes, seeds = tmp_path / "table", ["hcef", "cef"], [0, 1]
     words = ("--schemes", ",".join(schemes), "--seeds", "0,1", "--out", str(out), *options(LONG))
     with cluster(3) as nodes:
@@ -134,7 +134,7 @@ def test_a_node_removed_in_mid_sweep(tmp_path: Path) -> None:
         nodes.tell(do="remove")
         code, _, errors = ended(process)
     assert code == 0, errors
-    assert "is lost; its runs go on elsewhere" in errors
+    assert "is lost; its runs resume elsewhere" in errors
     experiment = load_experiment(EXAMPLE, LONG)
     compare(experiment, schemes, seeds, tmp_path / "threads", RunOptions())
     for run in (f"{scheme}/seed-{seed}" for scheme in schemes for seed in seeds):
@@ -162,7 +162,7 @@ def test_ctrl_c_in_mid_sweep(two_nodes: Nodes, tmp_path: Path) -> None:
         assert checkpoint.round == lines(run)
 
 
-OWN_MODEL = """from torch import nn
+WIDE_MODEL = """from torch import nn
 
 
 def build(shape: tuple[int, ...], classes: int) -> nn.Module:
@@ -173,10 +173,10 @@ def build(shape: tuple[int, ...], classes: int) -> nn.Module:
 @pytest.mark.slow
 @pytest.mark.timeout(600)
 def test_the_object_store_full(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """An error that says so, and a checkpoint to go on from; the model is the user's own, beside the file."""
-    (tmp_path / "own_wide_model.py").write_text(OWN_MODEL)
+    """An error that says so, and a checkpoint to resume from; the model is user-defined, beside the file."""
+    (tmp_path / "wide_model.py").write_text(WIDE_MODEL)
     experiment = tmp_path / "wide.toml"
-    experiment.write_text(EXAMPLE.read_text() + '\n[model]\nname = "own_wide_model:build"\n')
+    experiment.write_text(EXAMPLE.read_text() + '\n[model]\nname = "wide_model:build"\n')
     changes = ["rounds.global=40", "rounds.local=20"]
     out = tmp_path / "run"
     with cluster(1, system={"local_fs_capacity_threshold": 0.01}) as nodes:

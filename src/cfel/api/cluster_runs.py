@@ -51,20 +51,20 @@ def run_on_cluster(runs: Sequence[PlacedRun], folder: Path, options: RunOptions)
     Raises:
         KeyboardInterrupt: the user interrupted them; every run that had started has a checkpoint.
     """
-    from cfel.scaleout.run_tasks import Looking, Run, Sweep
+    from cfel.scaleout.run_sweep import Run, RunSweep, SweepCallbacks
 
     reported: dict[str, int] = {}
-    looking = Looking(
+    callbacks = SweepCallbacks(
         lambda run: _report_new_rounds(run.name, run.directory, reported, options),
         options.interrupted,
         options.notify,
     )
-    work = partial(run_from_text, command=options.command)
+    function = partial(run_from_text, command=options.command)
     wanted = [
         Run(run.name, experiment_toml(run.experiment), run.directory.absolute(), options.resume)
         for run in runs
     ]
-    if not Sweep(work, folder.absolute(), looking).do(wanted):
+    if not RunSweep(function, folder.absolute(), callbacks).execute(wanted):
         raise KeyboardInterrupt
 
 

@@ -12,7 +12,7 @@ from cfel.errors import InputError
 from cfel.experiment import Experiment, experiment_toml
 from cfel.report import load_runs, summarise, write_report, write_summary
 from cfel.runlog import RoundRecord
-from cfel.scaleout import connection, ray_executor
+from cfel.scaleout import connect_cluster, ray_executor
 from cfel.simulation import Executor, PoolExecutor, SimulationParameters, Watch, run_in_directory
 from cfel.world import World
 
@@ -106,7 +106,7 @@ def run_all(runs: Sequence[PlacedRun], out: Path, options: RunOptions) -> None:
     """
     parameters = runs[0].experiment.simulation
     on_ray = parameters.engine == "ray"
-    with connection(options.ray_address, parameters.workers) if on_ray else nullcontext():
+    with connect_cluster(options.ray_address, parameters.workers) if on_ray else nullcontext():
         if on_ray and prefer_whole_runs(runs):
             run_on_cluster(runs, out, options)
             return

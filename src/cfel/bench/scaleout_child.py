@@ -155,9 +155,9 @@ def main(text: str) -> None:
         parameters = replace(bench_parameters(setting, world), workers=engine.cores)
         if engine.nodes:
             prepare(None)
-            from cfel.scaleout.cluster import several_nodes
+            from cfel.scaleout.cluster import start_nodes
 
-            address = stack.enter_context(several_nodes(engine.nodes, engine.cores // engine.nodes))
+            address = stack.enter_context(start_nodes(engine.nodes, engine.cores // engine.nodes))
             executor: Executor = stack.enter_context(ray_executor(world, parameters, address))
         else:
             executor = stack.enter_context(PoolExecutor(world, parameters))

@@ -1,7 +1,7 @@
-"""Joining a Ray cluster, or starting one on this machine for as long as a command lasts.
+"""Joining a Ray cluster, or starting one on this machine while a command runs.
 
-Ray lets whoever reaches its ports run code, and listens on every interface: see docs/scale.md. What has to be
-settled before it is loaded is `cfel.scaleout.prepare`'s.
+Ray runs code for everyone who reaches its ports, and listens on every interface: see docs/scale.md.
+`cfel.scaleout.prepare` does what must happen before Ray is imported.
 """
 
 import logging
@@ -14,12 +14,12 @@ import ray
 from ray.exceptions import RayError
 
 from cfel.errors import ScaleoutError
-from cfel.scaleout import joined
+from cfel.scaleout import address_to_join
 
 
 @contextmanager
-def connected(address: str | None = None, cores: int = 0) -> Iterator[None]:
-    """While it lasts, this process is the driver of a cluster.
+def connect(address: str | None = None, cores: int = 0) -> Iterator[None]:
+    """Makes this process the driver of a cluster.
 
     Args:
         address: of a cluster's head ("host:6379", or "auto" on one of its machines); None takes RAY_ADDRESS
@@ -27,20 +27,20 @@ def connected(address: str | None = None, cores: int = 0) -> Iterator[None]:
         cores: of a cluster that is started; 0 for all.
 
     Raises:
-        ScaleoutError: there is no cluster at the address, or it refused us.
+        ScaleoutError: there is no cluster at the address, or it rejected the connection.
     """
-    if ray.is_initialized():  # by an outer `connected`, or by a program that uses cfel as a library
+    if ray.is_initialized():  # by an outer `connect`, or by a program that uses cfel as a library
         yield
         return
-    wanted = joined(address)
+    joined = address_to_join(address)
     try:
-        if wanted is None:
-            _start(cores)
+        if joined is None:
+            _start_local(cores)
         else:
-            ray.init(address=wanted, logging_level=logging.ERROR, log_to_driver=False)
+            ray.init(address=joined, logging_level=logging.ERROR, log_to_driver=False)
     except (OSError, RuntimeError, ValueError, RayError) as error:
-        where = "on this machine" if wanted is None else f"at {wanted!r}"
-        raise ScaleoutError(f"no Ray cluster {where}: {_first_line(error)}") from error
+        where = "on this machine" if joined is None else f"at {joined!r}"
+        raise ScaleoutError(f"no Ray cluster {where}: {first_line(error)}") from error
     try:
         yield
     finally:
@@ -48,8 +48,8 @@ def connected(address: str | None = None, cores: int = 0) -> Iterator[None]:
 
 
 @contextmanager
-def several_nodes(nodes: int, cores: int) -> Iterator[str]:
-    """A cluster of several nodes on this machine, to measure and to try out; yields its address.
+def start_nodes(nodes: int, cores: int) -> Iterator[str]:
+    """Starts a cluster of several nodes on this machine, for measurements and trials; yields its address.
 
     Args:
         nodes: how many.
@@ -67,21 +67,26 @@ def several_nodes(nodes: int, cores: int) -> Iterator[str]:
 
 
 def cluster_cores() -> int:
-    """Cores of all machines that are alive; at least one."""
+    """Cores of all living machines; at least one."""
     return max(1, int(sum(node["Resources"].get("CPU", 0) for node in living_nodes())))
 
 
 def cluster_gpus() -> float:
-    """GPUs of all machines that are alive."""
+    """GPUs of all living machines."""
     return float(sum(node["Resources"].get("GPU", 0) for node in living_nodes()))
 
 
 def living_nodes() -> list[dict[str, Any]]:
-    """Ray's description of every machine that is alive."""
+    """Ray's description of every living machine."""
     return [node for node in ray.nodes() if node["Alive"]]
 
 
-def _start(cores: int) -> None:
+def first_line(error: BaseException) -> str:
+    """The first line of an error's text: Ray appends whole stack traces."""
+    return str(error).strip().partition("\n")[0]
+
+
+def _start_local(cores: int) -> None:
     ray.init(
         address="local",
         num_cpus=cores or os.cpu_count() or 1,
@@ -89,7 +94,3 @@ def _start(cores: int) -> None:
         logging_level=logging.ERROR,
         log_to_driver=False,
     )
-
-
-def _first_line(error: BaseException) -> str:
-    return str(error).strip().partition("\n")[0]

@@ -1,8 +1,8 @@
 """The round loop's executor on a Ray cluster: the same results as threads in this process, bit for bit.
 
-Each edge model is put into the object store once for as long as it is the model, whatever the number of
-devices that start from it. What devices remember travels with their tasks and stays with the driver: where
-they remember nothing (no momentum kept, no error feedback), the driver's memory grows by no vector of theirs.
+Each edge model is put into the object store once, however many devices start from it. Device states stay with
+the driver and travel with the jobs. Devices that keep neither momentum nor residuals cost the driver no
+vector each.
 """
 
 from collections.abc import Iterator, Sequence
@@ -18,9 +18,9 @@ from cfel.learning.evaluate import Evaluation
 from cfel.learning.local.estimates import Estimates
 from cfel.learning.models.flat import FlatModel
 from cfel.learning.worker_threads import prepare_process, prepare_thread
-from cfel.scaleout.cluster import connected
-from cfel.scaleout.roster import FULL, Message, Roster, no_room
-from cfel.scaleout.worker import Order, Place, Share, send_tensors_as_arrays
+from cfel.scaleout.cluster import connect
+from cfel.scaleout.worker import DeviceContext, JobOrder, WorkerInfo, send_tensors_as_arrays
+from cfel.scaleout.worker_pool import STORE_FULL, Arguments, WorkerPool, store_full_error
 from cfel.simulation import SimulationParameters
 from cfel.simulation.executors import Answer, Task
 from cfel.simulation.task_groups import guided_groups, most_in_a_task
@@ -28,32 +28,33 @@ from cfel.world import World
 
 
 class RayExecutor:
-    """Worker processes on a cluster, one per core, each with many virtual devices.
+    """Worker processes on a cluster, one per core; each runs many devices.
 
     Args:
         world: what is run.
         parameters: workers and torch device.
-        address: of the cluster; see `connected`.
+        address: of the cluster; see `connect`.
 
     Attributes:
-        busy_seconds: of CPU that workers spent on local training so far, all together.
+        busy_seconds: CPU seconds of all workers together on local training so far.
     """
 
     def __init__(self, world: World, parameters: SimulationParameters, address: str | None = None) -> None:
         prepare_process()
         prepare_thread()
         self.busy_seconds = 0.0
-        self._placed: dict[int, tuple[FlatModel, Any]] = {}
-        keeps = (
-            world.local.momentum > 0 and world.local.momentum_state == "keep"
-        ) + world.local.error_feedback
-        self._most = most_in_a_task(world.start.parameters.numel(), 1 + keeps)
+        # By id of the model, which is kept as well: an id is unique only while its object lives.
+        self._stored: dict[int, tuple[FlatModel, Any]] = {}
+        keeps_momentum = world.local.momentum > 0 and world.local.momentum_state == "keep"
+        vectors = 1 + keeps_momentum + world.local.error_feedback
+        self._most = most_in_a_task(world.start.parameters.numel(), vectors)
         with ExitStack() as stack:
-            stack.enter_context(connected(address, parameters.workers))
+            stack.enter_context(connect(address, parameters.workers))
             send_tensors_as_arrays()
-            self._roster = Roster(_put(Share.of(world)), parameters.workers, parameters.device)
-            stack.callback(self._roster.dismiss)
-            self._ending = stack.pop_all()
+            context = _put(DeviceContext.from_world(world))
+            self._pool = WorkerPool(context, parameters.workers, parameters.device)
+            stack.callback(self._pool.close)
+            self._cleanup = stack.pop_all()
 
     def __enter__(self) -> Self:
         return self
@@ -64,67 +65,67 @@ class RayExecutor:
         error: BaseException | None,
         trace: TracebackType | None,
     ) -> None:
-        self._placed = {}
-        self._ending.close()
+        self._stored = {}
+        self._cleanup.close()
 
-    def places(self) -> list[Place]:
-        """Where the workers are."""
-        return self._roster.places()
+    def describe_workers(self) -> list[WorkerInfo]:
+        """Where the workers run."""
+        return self._pool.describe()
 
     def estimates(self, orders: Sequence[DeviceOrder]) -> Iterator[Estimates]:
         """See `Executor`."""
-        self._place([order.model for order in orders])
-        groups = guided_groups(orders, len(self._roster), self._most)
-        for estimates in self._roster.results("estimates", map(self._orders, groups)):
+        self._store([order.model for order in orders])
+        groups = guided_groups(orders, len(self._pool), self._most)
+        for estimates in self._pool.map("estimates", map(self._estimate_arguments, groups)):
             yield from estimates
 
     def updates(self, tasks: Sequence[Task]) -> Iterator[Answer]:
         """See `Executor`."""
-        self._place([order.model for order, _ in tasks])
-        groups = guided_groups(tasks, len(self._roster), self._most)
-        for seconds, answers in self._roster.results("updates", map(self._orders_and_states, groups)):
+        self._store([order.model for order, _ in tasks])
+        groups = guided_groups(tasks, len(self._pool), self._most)
+        for seconds, answers in self._pool.map("updates", map(self._update_arguments, groups)):
             self.busy_seconds += seconds
             for report, state in answers:
-                yield report, _owned(state)
+                yield report, _copy_state(state)
 
     def evaluations(self, models: Sequence[FlatModel], samples: int) -> list[Evaluation]:
         """See `Executor`."""
-        self._place(models)
-        messages = ((samples, self._placed[id(model)][1]) for model in models)
-        return [own for several in self._roster.results("evaluations", messages) for own in several]
+        self._store(models)
+        arguments = ((samples, self._stored[id(model)][1]) for model in models)
+        return [each for found in self._pool.map("evaluations", arguments) for each in found]
 
-    def _place(self, models: Sequence[FlatModel]) -> None:
-        """Puts models into the object store that are not there, and lets go of those no longer asked for."""
+    def _store(self, models: Sequence[FlatModel]) -> None:
+        """Puts new models into the object store, and releases those that are not in use any more."""
         distinct = {id(model): model for model in models}
-        self._placed = {
-            key: self._placed[key] if key in self._placed else (model, _put(model))
+        self._stored = {
+            key: self._stored[key] if key in self._stored else (model, _put(model))
             for key, model in distinct.items()
         }
 
-    def _orders(self, group: Sequence[DeviceOrder]) -> Message:
-        """The orders of a group and the models they speak of, each model once."""
+    def _estimate_arguments(self, group: Sequence[DeviceOrder]) -> Arguments:
+        """The orders of a group and the models they refer to, each model once."""
         numbers: dict[int, int] = {}
         orders = []
         for order in group:
             number = numbers.setdefault(id(order.model), len(numbers))
             values = (order.seed, order.global_round, order.edge_round, order.device)
-            orders.append(Order(*values, order.rho, order.theta, order.tau, number))
-        return orders, *(self._placed[key][1] for key in numbers)
+            orders.append(JobOrder(*values, order.rho, order.theta, order.tau, number))
+        return orders, *(self._stored[key][1] for key in numbers)
 
-    def _orders_and_states(self, group: Sequence[Task]) -> Message:
-        orders, *models = self._orders([order for order, _ in group])
+    def _update_arguments(self, group: Sequence[Task]) -> Arguments:
+        orders, *models = self._estimate_arguments([order for order, _ in group])
         return orders, [state for _, state in group], *models
 
 
 def _put(value: object) -> Any:  # noqa: ANN401 — Ray's reference
     try:
         return ray.put(value)
-    except FULL as error:
-        raise no_room(error) from error
+    except STORE_FULL as error:
+        raise store_full_error(error) from error
 
 
-def _owned(state: DeviceState) -> DeviceState:
-    """The state in this process's own memory: what was read from the object store would fill it up."""
+def _copy_state(state: DeviceState) -> DeviceState:
+    """Copies a state to this process's memory: tensors read from the object store would keep it full."""
     momentum = None if state.momentum is None else state.momentum.clone()
     residual = None if state.residual is None else state.residual.clone()
     return replace(state, momentum=momentum, residual=residual)

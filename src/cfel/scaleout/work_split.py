@@ -1,24 +1,24 @@
-"""Devices or whole runs: which way to share a comparison out over workers. Arithmetic only."""
+"""Devices or whole runs: how to distribute a comparison over workers. Arithmetic only."""
 
 import math
 
-# What a worker achieves on devices' tasks, as a share of what it does alone: for models that take a step in
-# tens of milliseconds, and for those that take one in less time than a message.
+# Speed of a worker when runs are split by device, relative to a worker that has a whole run to itself: for
+# models whose steps take tens of milliseconds, and for models whose steps take less time than a message.
 LARGE_MODEL_EFFICIENCY = 0.9
 SMALL_MODEL_EFFICIENCY = 0.3
 
 
 def whole_runs_are_better(runs: int, workers: int, devices: int, small_model: bool) -> bool:
-    """Are whole runs, each on one worker, done sooner than one run after the other on all workers?
+    """Whether running whole runs side by side, each on one worker, is faster than one run at a time on all.
 
-    In units of one run on one worker: whole runs take ⌈runs / workers⌉, devices take runs / (efficiency ·
-    min(workers, devices)), as no more workers than devices can be busy.
+    In units of one run on one worker, whole runs take ⌈runs / workers⌉. Runs split by device take
+    runs / (efficiency · min(workers, devices)), as at most one worker per device is busy.
 
     Args:
-        runs: how many there are to do.
+        runs: how many there are.
         workers: cores of the cluster.
-        devices: of a run.
-        small_model: does a local step take less time than a message?
+        devices: in each run.
+        small_model: whether a local step takes less time than a message.
     """
     efficiency = SMALL_MODEL_EFFICIENCY if small_model else LARGE_MODEL_EFFICIENCY
     return math.ceil(runs / workers) <= runs / (efficiency * min(workers, devices))

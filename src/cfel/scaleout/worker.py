@@ -1,8 +1,8 @@
-"""What runs in a worker process: the devices handed to it, one at a time, with one torch thread.
+"""A worker process of the Ray engine: runs one device after another, with one torch thread.
 
-A worker remembers nothing about devices. What a device remembers comes with its order and goes back with its
-report, so that a lost worker loses nothing but time. Data come once, through the object store, which all
-workers of a machine share.
+A worker keeps nothing about devices. A device's state arrives with its order and goes back with its report,
+so losing a worker loses only time. The data arrive once, through the object store, which all workers of a
+machine share. Starting workers and distributing jobs is `worker_pool`.
 """
 
 import os
@@ -37,16 +37,16 @@ from cfel.world import World
 VERSIONS = (f"cfel {__version__}", f"torch {torch.__version__}", f"numpy {np.__version__}")
 
 
-class Place(NamedTuple):
-    """Where a worker runs, and with which versions of what results depend on."""
+class WorkerInfo(NamedTuple):
+    """Where a worker runs, and the versions that its results depend on."""
 
     node: str
     process: int
     versions: tuple[str, ...]
 
 
-class Order(NamedTuple):
-    """A `DeviceOrder` with its model's place among those that come with the task."""
+class JobOrder(NamedTuple):
+    """A `DeviceOrder` whose model is a position among the models of the job."""
 
     seed: int
     global_round: int
@@ -58,18 +58,18 @@ class Order(NamedTuple):
     model: int
 
     def with_model(self, models: Sequence[FlatModel]) -> DeviceOrder:
-        """The order as devices know it."""
+        """The order itself."""
         return DeviceOrder(*self[:-1], models[self.model])
 
 
 @dataclass(frozen=True, slots=True, eq=False)
-class Share:
+class DeviceContext:
     """The parts of a World that devices need; put into the object store once.
 
     Attributes:
         seed, task, local, compress: the World's.
-        indices: every device's samples, one device's behind the other's.
-        starts: where each device's begin, and the end.
+        indices: the samples of all devices in one array, as thousands of small ones load slowly.
+        starts: where the samples of each device start in it, and the end.
     """
 
     seed: int
@@ -80,8 +80,8 @@ class Share:
     starts: IntArray
 
     @classmethod
-    def of(cls, world: World) -> "Share":
-        """The devices' part of a World."""
+    def from_world(cls, world: World) -> "DeviceContext":
+        """The parts that devices need."""
         starts = np.cumsum([0, *(own.samples for own in world.data)])
         indices = np.concatenate([own.indices for own in world.data])
         return cls(world.seed, world.task, world.local, world.compress, indices, starts)
@@ -92,59 +92,65 @@ class Share:
 
 
 class DeviceWorker:
-    """The body of a worker; lives as long as the executor.
+    """The Ray actor of a worker; lives as long as the executor.
 
     Args:
-        search_path: folders of the driver's to look for the user's own modules in.
-        share: the reference of a `Share`, in a list so that it is fetched only when modules can be found.
+        search_path: the driver's import path, where user-defined modules are.
+        context: Ray's reference of a `DeviceContext`, in a list: Ray would resolve a bare reference, and
+            import user-defined modules, before the search path is set.
         device: torch device.
     """
 
-    def __init__(self, search_path: Sequence[str], share: Sequence[Any], device: str) -> None:
-        sys.path.extend(place for place in search_path if place not in sys.path)
+    def __init__(self, search_path: Sequence[str], context: Sequence[Any], device: str) -> None:
+        extend_search_path(search_path)
         prepare_process()
         prepare_thread()
         send_tensors_as_arrays()
-        self._share: Share = ray.get(share[0])
-        self._workspace = Workspace(self._share.task, self._share.local, self._share.compress, device)
+        self._context: DeviceContext = ray.get(context[0])
+        self._workspace = Workspace(self._context.task, self._context.local, self._context.compress, device)
 
-    def ready(self) -> Place:
-        """Answers once the worker can work."""
-        return Place(ray.get_runtime_context().get_node_id(), os.getpid(), VERSIONS)
+    def ready(self) -> WorkerInfo:
+        """Returns as soon as the worker has started."""
+        return WorkerInfo(ray.get_runtime_context().get_node_id(), os.getpid(), VERSIONS)
 
-    def estimates(self, orders: Sequence[Order], *models: FlatModel) -> list[Estimates]:
+    def estimates(self, orders: Sequence[JobOrder], *models: FlatModel) -> list[Estimates]:
         """Fresh estimates of σ² and G², in order."""
         return [
-            device_estimate(order.with_model(models), self._share.data(order.device), self._workspace)
+            device_estimate(order.with_model(models), self._context.data(order.device), self._workspace)
             for order in orders
         ]
 
     def updates(
-        self, orders: Sequence[Order], states: Sequence[DeviceState], *models: FlatModel
+        self, orders: Sequence[JobOrder], states: Sequence[DeviceState], *models: FlatModel
     ) -> tuple[float, list[Answer]]:
-        """Local training of some devices, in order, and the seconds of CPU it took.
+        """Local training of some devices, in order, and the CPU seconds it took.
 
-        States may lie in shared memory that cannot be written to: they are left as they are.
+        States may be in shared memory that is read-only: they are not changed.
         """
         begin = time.thread_time()
         answers = [
-            device_update(order.with_model(models), self._share.data(order.device), state, self._workspace)
+            device_update(order.with_model(models), self._context.data(order.device), state, self._workspace)
             for order, state in zip(orders, states, strict=True)
         ]
         return time.thread_time() - begin, answers
 
     def evaluations(self, samples: int, *models: FlatModel) -> list[Evaluation]:
-        """Models on the test set."""
-        return [evaluate(model, self._workspace, samples or None, self._share.seed) for model in models]
+        """The models on the test set."""
+        return [evaluate(model, self._workspace, samples or None, self._context.seed) for model in models]
+
+
+def extend_search_path(folders: Sequence[str]) -> None:
+    """Adds the driver's import path to this process's."""
+    sys.path.extend(folder for folder in folders if folder not in sys.path)
 
 
 def send_tensors_as_arrays() -> None:
-    """Has Ray treat tensors as NumPy arrays in this process: read from shared memory without a copy."""
+    """Makes Ray serialise tensors as NumPy arrays, which are read from shared memory without a copy."""
     frozen = np.zeros(1)
     frozen.flags.writeable = False
     with warnings.catch_warnings():
-        # Torch says once per process that it cannot keep anybody from writing to such memory. Nobody does:
-        # models and data are never changed in place, and states are copied before they are.
+        # Torch warns once per process that it cannot protect such memory from writes. There are none:
+        # models and data are never changed in place, and states are copied first.
         warnings.simplefilter("ignore")
         torch.from_numpy(frozen)
     ray.util.register_serializer(Tensor, serializer=_as_array, deserializer=torch.from_numpy)

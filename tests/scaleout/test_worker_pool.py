@@ -35,7 +35,7 @@ def on_ray(experiment: Experiment) -> list[dict[str, object]]:
     world = experiment.world()
     parameters = experiment.resolved(world).simulation
     with ray_executor(world, parameters) as executor:
-        assert len(executor.places()) == 2
+        assert len(executor.describe_workers()) == 2
         rounds = simulate(world, executor, parameters, initial_state(world), lambda: 0.0)
         return timeless([each.record for each in rounds])
 
@@ -56,9 +56,9 @@ def test_fresh_estimates_keep_the_measured_curve(stand_in: "StandIn") -> None:
     assert stand_in.calls > 0
 
 
-def test_a_task_that_kills_everybody(stand_in: "StandIn") -> None:
+def test_a_job_that_kills_every_worker(stand_in: "StandIn") -> None:
     stand_in.deaths = set(range(1, 1000))
-    with pytest.raises(ScaleoutError, match="a task was lost 5 times with the workers it ran on"):
+    with pytest.raises(ScaleoutError, match="a job was lost 5 times with the workers it ran on"):
         on_ray(REMEMBERING)
 
 
@@ -92,9 +92,9 @@ def test_no_room_for_objects(stand_in: "StandIn", monkeypatch: pytest.MonkeyPatc
 
 
 def test_other_versions_are_refused(stand_in: "StandIn", monkeypatch: pytest.MonkeyPatch) -> None:
-    from cfel.scaleout.worker import DeviceWorker, Place
+    from cfel.scaleout.worker import DeviceWorker, WorkerInfo
 
-    monkeypatch.setattr(DeviceWorker, "ready", lambda _: Place("there", 1, ("cfel 0.0", "torch 1.0")))
+    monkeypatch.setattr(DeviceWorker, "ready", lambda _: WorkerInfo("there", 1, ("cfel 0.0", "torch 1.0")))
     with pytest.raises(ScaleoutError, match=r"node there runs cfel 0\.0, torch 1\.0, this process"):
         on_ray(REMEMBERING)
     assert stand_in.calls == 0
@@ -114,14 +114,14 @@ def sweep(folder: Path, engine: str = "ray") -> list[PlacedRun]:
     return [PlacedRun(f"seed {seed}", replace(base, seed=seed), folder / f"seed-{seed}") for seed in range(4)]
 
 
-def test_whole_runs_go_on_where_they_were_lost(stand_in: "StandIn", tmp_path: Path) -> None:
+def test_lost_runs_resume(stand_in: "StandIn", tmp_path: Path) -> None:
     """The first call asks the node whether it sees the folder; the second and fourth are runs."""
     stand_in.deaths = {2, 4}
     said: list[str] = []
     told: list[str] = []
     options = RunOptions(notify=said.append, on_round=lambda name, _: told.append(name))
     run_all(sweep(tmp_path), tmp_path, options)
-    assert len([line for line in said if "goes on from its last checkpoint" in line]) == 2
+    assert len([line for line in said if "resumes from its last checkpoint" in line]) == 2
     assert sorted(told) == sorted(f"seed {seed}" for seed in range(4) for _ in range(3))
     for run in sweep(tmp_path / "threads", "threads"):
         expected = timeless(run_experiment(run.experiment, run.directory, RunOptions()))
@@ -148,9 +148,9 @@ def test_interrupted_runs_have_checkpoints(stand_in: "StandIn", tmp_path: Path) 
 def test_no_node_sees_the_folder(
     stand_in: "StandIn", tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    from cfel.scaleout import run_tasks as module
+    from cfel.scaleout import run_sweep as module
 
-    monkeypatch.setattr(module, "_versions_where_seen", lambda _: ())
+    monkeypatch.setattr(module, "_read_versions", lambda _: ())
     said: list[str] = []
     with pytest.raises(ScaleoutError, match="put it on shared storage"):
         run_all(sweep(tmp_path), tmp_path, RunOptions(notify=said.append))

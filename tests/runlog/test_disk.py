@@ -5,6 +5,7 @@ import resource
 import signal
 import subprocess
 from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from pathlib import Path
 
 import numpy as np
@@ -97,24 +98,30 @@ def test_a_read_only_device_can_be_read_but_not_gone_on_with(
         make_run(small_disk / "other")
 
 
-@pytest.fixture
-def file_size_limit() -> Iterator[Callable[[int], None]]:
-    """Sets the largest file this process may write; works without root."""
+@contextmanager
+def file_size_limit(size: int) -> Iterator[None]:
+    """Limits the files this process may write, without root.
+
+    Not a fixture: pytest reports between a test and its teardown, perhaps into a file above the limit.
+    """
     old = resource.getrlimit(resource.RLIMIT_FSIZE)
     handler = signal.signal(signal.SIGXFSZ, signal.SIG_IGN)
-    yield lambda size: resource.setrlimit(resource.RLIMIT_FSIZE, (size, old[1]))
-    resource.setrlimit(resource.RLIMIT_FSIZE, old)
-    signal.signal(signal.SIGXFSZ, handler)
+    try:
+        resource.setrlimit(resource.RLIMIT_FSIZE, (size, old[1]))
+        yield
+    finally:
+        resource.setrlimit(resource.RLIMIT_FSIZE, old)
+        signal.signal(signal.SIGXFSZ, handler)
 
 
 def test_a_line_that_fits_only_in_part_is_taken_back(
-    tmp_path: Path, make_run: MakeRun, make_record: MakeRecord, file_size_limit: Callable[[int], None]
+    tmp_path: Path, make_run: MakeRun, make_record: MakeRecord
 ) -> None:
     """The limit ends in the middle of the second line: the kernel writes a part, the log keeps none of it."""
     with make_run(tmp_path) as writer:
         writer.append(make_record(1))
         whole = (tmp_path / "rounds.jsonl").read_bytes()
-        file_size_limit(len(whole) + 10)
-        with pytest.raises(StorageError, match="larger than the system allows"):
+        too_large = pytest.raises(StorageError, match="larger than the system allows")
+        with too_large, file_size_limit(len(whole) + 10):
             writer.append(make_record(2))
         assert (tmp_path / "rounds.jsonl").read_bytes() == whole

@@ -10,7 +10,7 @@ from cfel.cli import status as status_command
 from cfel.deployment.node import Node
 from cfel.deployment.security.certificates import is_revoked
 from cfel.deployment.security.identity import Identity
-from cfel.launch.node import NodeFile, read_node, write_node
+from cfel.launch.node_file import NodeFile, read_node, write_node
 from cfel.status import ClusterStatus, DeviceStatus, RoundPoint, Status
 from tests.cli.conftest import Answer, Run, Write
 
@@ -142,19 +142,19 @@ def test_missing_keys_of_node_files(run: Run, write: Write, key: str) -> None:
         ("number", '"0"', "number = '0': must be a whole number"),
         ("number", "true", "number = True: must be a whole number"),
         ("number", "-1", "-1 is negative"),
-        ("directory", "5", "directory = 5: must be a text"),
-        ("certificates", "[]", "certificates = []: must be a text"),
-        ("experiment", "1.5", "experiment = 1.5: must be a text"),
+        ("directory", "5", "directory = 5: must be text"),
+        ("certificates", "[]", "certificates = []: must be text"),
+        ("experiment", "1.5", "experiment = 1.5: must be text"),
         ("listen", "7400", "listen = 7400: must be a host and a port"),
         ("listen", '"0.0.0.0"', "listen = '0.0.0.0': must be a host and a port"),
         ("dashboard", '"127.0.0.1:99999"', "dashboard = '127.0.0.1:99999': must be a host and a port"),
         ("addresses", '"10.0.0.1:7400"', "addresses = '10.0.0.1:7400': must be a list"),
         ("addresses", '["10.0.0.1"]', "addresses = '10.0.0.1': must be a host and a port"),
-        ("addresses", "[7400]", "addresses = 7400: must be a text"),
+        ("addresses", "[7400]", "addresses = 7400: must be text"),
         ("addresses", "[]", "addresses = []: must name all edge servers"),
         ("import_from", '"."', "import_from = '.': must be a list"),
-        ("data", "3", "data = 3: must be a text"),
-        ("data_path", "3", "data_path = 3: must be a text"),
+        ("data", "3", "data = 3: must be text"),
+        ("data_path", "3", "data_path = 3: must be text"),
     ],
 )
 def test_wrong_node_files(run: Run, write: Write, key: str, value: str, reason: str) -> None:

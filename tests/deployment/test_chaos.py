@@ -24,8 +24,9 @@ from cfel.deployment.security.identity import Identity
 from cfel.deployment.transport.grpc_transport import Credentials, GrpcCalls
 from cfel.deployment.transport.messages import Message
 from cfel.experiment import Experiment
-from cfel.launch.federation import Processes, Raising, bring_up
-from cfel.launch.node import read_node
+from cfel.launch.federation import LaunchOptions, launch_federation
+from cfel.launch.node_file import read_node
+from cfel.launch.processes import Processes
 from cfel.runlog import RoundRecord, RunDirectory
 from tests.deployment.conftest import deployed
 from tests.simulation.drive import records, timeless
@@ -100,7 +101,7 @@ def tormented(
         torments[0].start()
 
     try:
-        return bring_up(experiment, out, Raising(on_start=begin))
+        return launch_federation(experiment, out, LaunchOptions(on_start=begin))
     finally:
         for torment in torments:
             torment.over.set()

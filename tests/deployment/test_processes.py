@@ -12,8 +12,9 @@ import pytest
 from cfel.deployment.node import ask_status
 from cfel.deployment.security.certificates import revoke
 from cfel.deployment.security.identity import Identity
-from cfel.launch.federation import Processes, Raising, bring_up
-from cfel.launch.node import read_node
+from cfel.launch.federation import LaunchOptions, launch_federation
+from cfel.launch.node_file import read_node
+from cfel.launch.processes import Processes
 from cfel.learning.models.flat import model_sha256
 from cfel.runlog import RoundRecord, RunDirectory
 from cfel.simulation.state import edge_models
@@ -24,8 +25,8 @@ from tests.simulation.drive import records, timeless
 pytestmark = pytest.mark.timeout(240)
 
 
-def run(out: Path, raising: Raising, time_scale: float = 0.0) -> list[dict[str, Any]]:
-    return timeless(bring_up(deployed(election_seconds=1.0, time_scale=time_scale), out, raising))
+def run(out: Path, options: LaunchOptions, time_scale: float = 0.0) -> list[dict[str, Any]]:
+    return timeless(launch_federation(deployed(election_seconds=1.0, time_scale=time_scale), out, options))
 
 
 def shown(out: Path) -> Status:
@@ -46,7 +47,7 @@ def test_equals_the_simulation(tmp_path: Path, simulated: list[dict[str, Any]]) 
             pages.append(shown(tmp_path / "run"))
 
     # Slowed down, so that there is somebody to look at after the first round.
-    assert run(tmp_path / "run", Raising(on_round=look), time_scale=3e-3) == simulated
+    assert run(tmp_path / "run", LaunchOptions(on_round=look), time_scale=3e-3) == simulated
     (answers,) = seen
     alive = [answer for answer in answers.values() if isinstance(answer, Status)]
     assert alive, answers
@@ -75,19 +76,21 @@ def test_killed_and_started_again(tmp_path: Path, simulated: list[dict[str, Any]
             os.kill(started[0].pid(name), signal.SIGKILL)
 
     # Slowed down, so that they are still at work when they are to be killed.
-    raising = Raising(on_start=started.append, on_round=kill)
-    assert run(tmp_path / "run", raising, time_scale=3e-3) == simulated
+    options = LaunchOptions(on_start=started.append, on_round=kill)
+    assert run(tmp_path / "run", options, time_scale=3e-3) == simulated
 
 
 @pytest.mark.long
 def test_interrupted_and_resumed(tmp_path: Path, simulated: list[dict[str, Any]]) -> None:
     out = tmp_path / "run"
     rounds: list[int] = []
-    stopping = Raising(on_round=lambda record: rounds.append(record.round), interrupted=lambda: bool(rounds))
+    stopping = LaunchOptions(
+        on_round=lambda record: rounds.append(record.round), interrupted=lambda: bool(rounds)
+    )
     with pytest.raises(KeyboardInterrupt):
         run(out, stopping)
     assert len(RunDirectory.open(out).records()) < 3
-    assert run(out, Raising(resume=True)) == simulated
+    assert run(out, LaunchOptions(resume=True)) == simulated
 
 
 @pytest.mark.long
@@ -105,11 +108,13 @@ def test_a_revoked_device_is_turned_away_and_the_others_go_on(tmp_path: Path) ->
         return bool(lost) and len(rounds) < 5
 
     with pytest.raises(KeyboardInterrupt):
-        bring_up(experiment, out, Raising(on_round=revoke_first, on_loss=lost.append, interrupted=until_lost))
+        launch_federation(
+            experiment, out, LaunchOptions(on_round=revoke_first, on_loss=lost.append, interrupted=until_lost)
+        )
     assert lost == ["device-3"]
     log = (out / "nodes" / "device-3.log").read_text()
     assert log.splitlines()[-1].endswith("the certificate of device-3 was revoked")
-    found = bring_up(experiment, out, Raising(resume=True, on_loss=lost.append))
+    found = launch_federation(experiment, out, LaunchOptions(resume=True, on_loss=lost.append))
     assert lost == ["device-3", "device-3"]
     assert [record.round for record in found] == [1, 2, 3, 4, 5]
     assert (found[0].devices_taking_part, found[-1].devices_taking_part) == (6, 5)
@@ -127,4 +132,6 @@ def test_sixty_four_devices_in_eight_clusters(tmp_path: Path) -> None:
         gone_seconds=60.0,
         join_seconds=300.0,
     )
-    assert timeless(bring_up(experiment, tmp_path / "run", Raising())) == timeless(records(experiment))
+    assert timeless(launch_federation(experiment, tmp_path / "run", LaunchOptions())) == timeless(
+        records(experiment)
+    )

@@ -15,9 +15,10 @@ import torch
 
 from cfel.errors import InputError
 from cfel.experiment import experiment_toml
-from cfel.launch.device_data import own_samples
-from cfel.launch.federation import Processes, prepare
-from cfel.launch.node import read_node, write_node
+from cfel.launch.device_data import load_samples
+from cfel.launch.node_file import read_node, write_node
+from cfel.launch.preparation import prepare_nodes
+from cfel.launch.processes import Processes
 from cfel.learning.data import digits
 from cfel.plugins import import_from
 from cfel.runlog.log import read_log
@@ -48,7 +49,7 @@ def test_runs_as_a_process(tmp_path: Path) -> None:
     )
     world = experiment.world()
     (tmp_path / "experiment.toml").write_text(experiment_toml(experiment.resolved(world)))
-    configurations = prepare(experiment, world, tmp_path, (tmp_path,))
+    configurations = prepare_nodes(experiment, world, tmp_path, (tmp_path,))
     mine = next(path for path in configurations if path.stem == "device-0")
     file = read_node(mine)
     write_node(mine, replace(file, data="custom_device_data:samples", data_path=tmp_path / "samples.npz"))
@@ -58,7 +59,7 @@ def test_runs_as_a_process(tmp_path: Path) -> None:
         try:
             deadline = time.monotonic() + 120
             while device.poll() is None and time.monotonic() < deadline:
-                others.look()
+                others.restart_dead()
                 time.sleep(0.1)
             assert device.returncode == 0, (tmp_path / "log").read_text()
         finally:
@@ -74,7 +75,7 @@ def test_all_samples_are_the_devices(tmp_path: Path) -> None:
     a_few(tmp_path / "samples.npz", 7)
     import_from(EXAMPLES)
     world = tiny().world()
-    held = own_samples("custom_device_data:samples", tmp_path / "samples.npz", world)
+    held = load_samples("custom_device_data:samples", tmp_path / "samples.npz", world)
     assert held.samples == 7
     assert torch.equal(held.data.train_inputs, digits().train_inputs[:7])
     assert held.data.normalisation == world.task.data.normalisation
@@ -87,7 +88,7 @@ def test_the_file_of_the_documents_fits(tmp_path: Path, monkeypatch: pytest.Monk
     monkeypatch.chdir(tmp_path)
     exec(lines, {})  # noqa: S102 — our own document
     import_from(EXAMPLES)
-    held = own_samples("custom_device_data:samples", tmp_path / "samples.npz", tiny().world())
+    held = load_samples("custom_device_data:samples", tmp_path / "samples.npz", tiny().world())
     pixels = held.data.train_inputs
     assert (tuple(pixels.shape), pixels.dtype) == ((20, 1, 8, 8), torch.uint8)
     assert np.array_equal(np.unique(pixels), np.unique(digits().train_inputs))
@@ -97,21 +98,21 @@ def test_samples_that_cannot_be_read(tmp_path: Path) -> None:
     import_from(EXAMPLES)
     name, world, path = "custom_device_data:samples", tiny().world(), tmp_path / "samples.npz"
     with pytest.raises(InputError, match=f"^data_path = '{path}': does not exist$"):
-        own_samples(name, path, world)
+        load_samples(name, path, world)
     with pytest.raises(InputError, match=f"^data = '{name}' failed without a data_path: ValueError"):
-        own_samples(name, None, world)
+        load_samples(name, None, world)
     np.savez(path, pictures=np.zeros(3))
     with pytest.raises(InputError, match=f"failed with data_path = '{path}': KeyError: 'images"):
-        own_samples(name, path, world)
+        load_samples(name, path, world)
     path.write_bytes(b"no archive")
     with pytest.raises(InputError, match=f"failed with data_path = '{path}': "):
-        own_samples(name, path, world)
+        load_samples(name, path, world)
 
 
 @pytest.mark.parametrize(
     ("given", "reason"),
     [
-        ("torch.zeros(3, 1, 8, 8, dtype=torch.uint8)", "must give two tensors"),
+        ("torch.zeros(3, 1, 8, 8, dtype=torch.uint8)", "must return two tensors"),
         (
             "(torch.zeros(3, 8, 8, dtype=torch.uint8), torch.zeros(3, dtype=torch.int64))",
             "inputs: samples",
@@ -132,4 +133,4 @@ def test_what_does_not_fit_is_refused(
     (tmp_path / f"{name}.py").write_text(f"import torch\n\n\ndef samples(path):\n    return {given}\n")
     monkeypatch.syspath_prepend(tmp_path)
     with pytest.raises(InputError, match=reason):
-        own_samples(f"{name}:samples", None, tiny().world())
+        load_samples(f"{name}:samples", None, tiny().world())

@@ -1,4 +1,4 @@
-"""How a node's process starts and fails; the node itself is tested in `tests/runtime`."""
+"""How a node's process starts and fails; the node itself is tested in `tests/deployment`."""
 
 import asyncio
 from dataclasses import replace
@@ -10,7 +10,7 @@ from cfel.deployment.node import Node, run_device, run_edge
 from cfel.deployment.security.experiment_check import ExperimentCheck
 from cfel.deployment.security.identity import Identity
 from cfel.errors import DashboardError, InputError
-from cfel.launch.node import _until_stopped
+from cfel.launch.node import run_until_stopped
 from tests.simulation.drive import tiny
 
 SAME = ExperimentCheck({})
@@ -31,13 +31,13 @@ async def together(*errors: Exception) -> None:
 
 def test_of_a_group_of_tasks_the_foreseen_error_is_told() -> None:
     with pytest.raises(DashboardError, match="taken") as told:
-        asyncio.run(_until_stopped(together(DashboardError("taken"))))
+        asyncio.run(run_until_stopped(together(DashboardError("taken"))))
     assert told.value.__suppress_context__
 
 
 def test_a_defect_is_told_whole() -> None:
     with pytest.raises(ExceptionGroup) as told:
-        asyncio.run(_until_stopped(together(DashboardError("taken"), ZeroDivisionError())))
+        asyncio.run(run_until_stopped(together(DashboardError("taken"), ZeroDivisionError())))
     assert told.group_contains(ZeroDivisionError)
 
 

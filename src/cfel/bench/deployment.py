@@ -23,7 +23,8 @@ from cfel.deployment.coordinator.control_state import Control, from_json
 from cfel.deployment.edge.state import EdgeDisk
 from cfel.deployment.payloads import model_size
 from cfel.experiment import Experiment
-from cfel.launch.federation import Processes, Raising, bring_up
+from cfel.launch.federation import LaunchOptions, launch_federation
+from cfel.launch.processes import Processes
 from cfel.world import World
 
 MOST_OVERHEAD = 1.15
@@ -90,7 +91,7 @@ def measure_overhead(edge_rounds: int, local_steps: int) -> Overhead:
     world = experiment.world()
     with tempfile.TemporaryDirectory() as directory:
         out = Path(directory) / "run"
-        bring_up(experiment, out, Raising())
+        launch_federation(experiment, out, LaunchOptions())
         state = EdgeDisk(out / "nodes" / "edge-0", world.start).load()
     if state.control is None:
         raise AssertionError("a finished run has a control")
@@ -148,7 +149,9 @@ def _send(port: int, total: int) -> None:
 def measure_memory(devices: int, clusters: int) -> Memory:
     """The peak over two rounds, looked at twice a second."""
     watch = _Watch()
-    _played(small_federation(devices, clusters, 2), Raising(on_start=watch.begin, interrupted=watch.look))
+    _played(
+        small_federation(devices, clusters, 2), LaunchOptions(on_start=watch.begin, interrupted=watch.look)
+    )
     return Memory(devices, clusters, watch.peak)
 
 
@@ -161,15 +164,15 @@ def measure_flat(early: int, late: int) -> Flat:
         if round_number in (early, late):
             seen[round_number] = memory_bytes(started[0].pid("edge-0"), "Rss")
 
-    raising = Raising(on_start=started.append, on_round=lambda record: note(record.round))
+    options = LaunchOptions(on_start=started.append, on_round=lambda record: note(record.round))
     # Some rounds more, so that nobody has gone home when the late one is seen.
-    _played(small_federation(2, 2, late + 20), raising)
+    _played(small_federation(2, 2, late + 20), options)
     return Flat(early, seen[early], late, seen[late])
 
 
-def _played(experiment: Experiment, raising: Raising) -> None:
+def _played(experiment: Experiment, options: LaunchOptions) -> None:
     with tempfile.TemporaryDirectory() as directory:
-        bring_up(experiment, Path(directory) / "run", raising)
+        launch_federation(experiment, Path(directory) / "run", options)
 
 
 class _Watch:

@@ -5,7 +5,8 @@ from pathlib import Path
 
 from cfel.cli.arguments import Commands, add_command
 from cfel.errors import InputError
-from cfel.launch.node import read_node, run_node, start_logging
+from cfel.launch.node import run_node, start_logging
+from cfel.launch.node_file import read_node
 
 
 def register_node(commands: Commands, role: str, example: str) -> None:

@@ -16,7 +16,7 @@ from cfel.cli.federation_view import ABSENT
 from cfel.cli.output import new_table, print_json, unfold_table
 from cfel.deployment.node import ask_status
 from cfel.errors import InputError
-from cfel.launch.node import read_node
+from cfel.launch.node_file import read_node
 from cfel.status import Status
 from cfel.wording import plural
 

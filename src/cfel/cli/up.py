@@ -10,8 +10,9 @@ from cfel.cli.federation_view import FederationView
 from cfel.cli.interrupt import defer_interrupt
 from cfel.cli.run import read_experiment
 from cfel.cli.run_result import print_run_result
-from cfel.launch.federation import Processes, Raising, bring_up
-from cfel.launch.node import read_node
+from cfel.launch.federation import LaunchOptions, launch_federation
+from cfel.launch.node_file import read_node
+from cfel.launch.processes import Processes
 from cfel.wording import plural
 
 EXAMPLE = """  cfel up examples/tiny.toml --out runs/tiny-up
@@ -58,7 +59,7 @@ def run(arguments: argparse.Namespace) -> int:
             )
             view.watch(read_node(out / "nodes" / "operator-0.toml").node)
 
-        raising = Raising(
+        options = LaunchOptions(
             command=tuple(sys.argv),
             resume=arguments.resume,
             on_round=view.on_round,
@@ -70,7 +71,7 @@ def run(arguments: argparse.Namespace) -> int:
             import_from=(arguments.experiment.absolute().parent, Path().absolute()),
         )
         try:
-            records = bring_up(experiment, out, raising)
+            records = launch_federation(experiment, out, options)
         except KeyboardInterrupt:
             view.print_line(f"all processes stopped; to resume: {_resume_command(arguments, out)}")
             raise

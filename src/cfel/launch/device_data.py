@@ -1,8 +1,8 @@
-"""A device's own samples, from a Python function that its configuration names; they stay on the device.
+"""Loads a device's samples from a Python function that its configuration names; they stay on the device.
 
     def samples(path: Path | None) -> tuple[Tensor, Tensor]:      # inputs, targets; one entry per sample
 
-What the experiment says of its data (shape, classes, how images are scaled) holds for them too.
+They must fit the experiment's data: same shape, same classes, images scaled the same way.
 """
 
 from collections.abc import Callable
@@ -19,21 +19,21 @@ from cfel.plugins import ANY_CODE, resolve
 from cfel.world import World
 
 
-def own_samples(name: str, path: Path | None, world: World) -> DeviceData:
-    """All samples that the function gives, as one device's.
+def load_samples(name: str, path: Path | None, world: World) -> DeviceData:
+    """Returns all samples of the function as the data of one device.
 
     Args:
         name: "module:function", or an entry point of the group `cfel.samples`.
-        path: what it is called with.
-        world: what is run; its model has to take the samples.
+        path: its argument.
+        world: what is run; its model must accept the samples.
 
     Raises:
-        InputError: there is no such path or function, it fails, or what it gives does not fit the experiment.
+        InputError: there is no such path or function, it fails, or its samples do not fit the experiment.
     """
     what = f"data = {name!r}"
-    found = _given(what, resolve("samples", name, {}, ("path",), code=ANY_CODE), path)
+    found = _call(what, resolve("samples", name, {}, ("path",), code=ANY_CODE), path)
     if not isinstance(found, tuple) or len(found) != 2 or not all(isinstance(x, Tensor) for x in found):
-        raise InputError(f"{what}: must give two tensors, inputs and targets, got {type(found).__name__}")
+        raise InputError(f"{what}: must return two tensors, inputs and targets, not {type(found).__name__}")
     inputs, targets = found
     like = world.task.data
     _check_part(f"{what}: inputs", inputs, like.train_inputs)
@@ -44,7 +44,7 @@ def own_samples(name: str, path: Path | None, world: World) -> DeviceData:
     return DeviceData(data, np.arange(len(inputs)))
 
 
-def _given(what: str, function: Callable[[Path | None], object], path: Path | None) -> object:
+def _call(what: str, function: Callable[[Path | None], object], path: Path | None) -> object:
     if path is not None and not path.exists():
         raise InputError(f"data_path = {str(path)!r}: does not exist")
     try:

@@ -13,7 +13,7 @@ from cfel.deployment.transport.grpc_transport import Method
 from cfel.deployment.transport.messages import Message
 from cfel.errors import NotAdmittedError, StorageError
 from cfel.experiment import Experiment, parse_experiment, shared_parts
-from cfel.launch.node import settle
+from cfel.launch.node import prepare_directory
 from tests.deployment.conftest import deployed
 
 DEVICE, EDGE = Identity("device", 2), Identity("edge", 0)
@@ -122,23 +122,25 @@ def test_what_is_a_members_own_business() -> None:
 @pytest.fixture(scope="module")
 def settled(tmp_path_factory: pytest.TempPathFactory) -> Path:
     directory = tmp_path_factory.mktemp("node") / "device-0"
-    settle(directory, deployed(), deployed().world())
+    prepare_directory(directory, deployed(), deployed().world())
     return directory
 
 
 def test_a_directory_is_settled_once(settled: Path) -> None:
     before = (settled / "environment.json").read_bytes()
-    settle(settled, deployed(round_seconds=33.0), deployed().world())
+    prepare_directory(settled, deployed(round_seconds=33.0), deployed().world())
     assert (settled / "environment.json").read_bytes() == before
 
 
 def test_a_directory_of_another_experiment_is_refused(settled: Path) -> None:
     other = deployed({"local": {"learning_rate": 0.123}})
     with pytest.raises(StorageError, match=r"local\.learning_rate = .*, not 0\.123: .*another directory"):
-        settle(settled, other, other.world())
+        prepare_directory(settled, other, other.world())
 
 
 def test_a_node_may_do_its_work_otherwise(settled: Path) -> None:
     before = (settled / "experiment.toml").read_bytes()
-    settle(settled, deployed({"simulation": {"engine": "batched", "workers": 7}}), deployed().world())
+    prepare_directory(
+        settled, deployed({"simulation": {"engine": "batched", "workers": 7}}), deployed().world()
+    )
     assert (settled / "experiment.toml").read_bytes() == before

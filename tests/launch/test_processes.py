@@ -7,14 +7,14 @@ from typing import Any, cast
 import pytest
 
 from cfel.errors import DeploymentError
-from cfel.launch.federation import Processes, _Running
+from cfel.launch.processes import Processes, _NodeProcess
 
 
 def ended(**codes: int | None) -> Processes:
     """Processes that ended with these codes; None runs on."""
     processes = Processes.__new__(Processes)
-    processes._running = [
-        _Running(Path(f"{name.replace('_', '-')}.toml"), cast("Any", SimpleNamespace(exitcode=code)))
+    processes._processes = [
+        _NodeProcess(Path(f"{name.replace('_', '-')}.toml"), cast("Any", SimpleNamespace(exitcode=code)))
         for name, code in codes.items()
     ]
     return processes
@@ -22,24 +22,24 @@ def ended(**codes: int | None) -> Processes:
 
 def test_a_device_that_is_turned_away_is_told_once() -> None:
     processes = ended(edge_0=None, device_0=3, device_1=None)
-    assert processes.look() == ["device-0"]
-    assert processes.look() == []
+    assert processes.restart_dead() == ["device-0"]
+    assert processes.restart_dead() == []
 
 
 def test_an_edge_server_that_is_turned_away_ends_it() -> None:
     with pytest.raises(DeploymentError, match="edge-0 ended with code 3"):
-        ended(edge_0=3, device_0=None).look()
+        ended(edge_0=3, device_0=None).restart_dead()
 
 
 def test_without_any_device_it_ends() -> None:
-    with pytest.raises(DeploymentError, match="all devices were turned away"):
-        ended(edge_0=None, device_0=3, device_1=3).look()
+    with pytest.raises(DeploymentError, match="all devices were rejected"):
+        ended(edge_0=None, device_0=3, device_1=3).restart_dead()
 
 
 def test_devices_that_went_home_are_no_loss() -> None:
-    assert ended(edge_0=0, device_0=3, device_1=0).look() == ["device-0"]
+    assert ended(edge_0=0, device_0=3, device_1=0).restart_dead() == ["device-0"]
 
 
 def test_what_no_restart_mends() -> None:
     with pytest.raises(DeploymentError, match="device-0 ended with code 2"):
-        ended(edge_0=None, device_0=2).look()
+        ended(edge_0=None, device_0=2).restart_dead()

@@ -1,0 +1,67 @@
+"""Prepares a federation on one machine: a certificate and a configuration file for every node."""
+
+import socket
+from pathlib import Path
+
+from cfel.deployment.node import Node
+from cfel.deployment.security.certificates import is_revoked, issue, make_authority
+from cfel.deployment.security.identity import Identity
+from cfel.errors import InputError, reason
+from cfel.experiment import Experiment
+from cfel.launch.node_file import NodeFile, write_node
+from cfel.world import World
+
+LOOPBACK = "127.0.0.1"
+
+
+def prepare_nodes(
+    experiment: Experiment, world: World, out: Path, import_from: tuple[Path, ...]
+) -> list[Path]:
+    """Writes certificates and configuration files.
+
+    Returns:
+        The configuration files of edge servers, then of devices.
+    """
+    deployment = experiment.deployment
+    certificates, nodes = out.absolute() / "certificates", out.absolute() / "nodes"
+    nodes.mkdir(exist_ok=True)
+    make_authority(certificates)
+    clusters = world.fleet.clusters
+    ports = find_free_ports(deployment.host, 2 * clusters)
+    addresses = tuple(f"{deployment.host}:{port}" for port in ports[:clusters])
+    identities = [
+        *(Identity("edge", i) for i in range(world.fleet.clusters)),
+        *(Identity("device", n) for n in range(world.fleet.devices)),
+        Identity("operator", 0),
+    ]
+    for identity in identities:
+        # A new certificate would readmit a node that was revoked before the federation was resumed.
+        if not is_revoked(certificates, identity):
+            issue(certificates, identity, deployment.certificate_hours, (deployment.host,))
+        # A counter measures the whole host: with many devices on it, each would count the others too.
+        energy = "model" if identity.role == "device" else "auto"
+        node = Node(identity, addresses, nodes / str(identity), certificates, energy=energy)
+        dashboard = f"{LOOPBACK}:{ports[clusters + identity.number]}" if identity.role == "edge" else None
+        file = NodeFile(node, out.absolute() / "experiment.toml", import_from, dashboard)
+        write_node(nodes / f"{identity}.toml", file)
+    return [nodes / f"{identity}.toml" for identity in identities if identity.role != "operator"]
+
+
+def find_free_ports(host: str, count: int) -> list[int]:
+    """Finds ports that are free at the moment.
+
+    Raises:
+        InputError: the host is not this machine.
+    """
+    # All stay bound until the last is found, so that no port is found twice.
+    sockets = [socket.socket() for _ in range(count)]
+    try:
+        for each in sockets:
+            each.bind((host, 0))
+        return [int(each.getsockname()[1]) for each in sockets]
+    except OSError as error:
+        words = f"deployment.host = {host!r}: must be an address of this machine ({reason(error)})"
+        raise InputError(words) from error
+    finally:
+        for each in sockets:
+            each.close()

@@ -1,0 +1,148 @@
+"""The processes of a federation on one machine: started, restarted when they die, and stopped.
+
+Knows exit codes and signals; what a node does is in `node`, what `cfel up` waits for in `federation`.
+"""
+
+import multiprocessing
+import os
+import signal
+import time
+import traceback
+from collections.abc import Iterable
+from dataclasses import dataclass
+from multiprocessing.context import ForkServerContext
+from multiprocessing.process import BaseProcess
+from pathlib import Path
+
+from cfel.errors import CfelError, DeploymentError, InputError, NotAdmittedError
+from cfel.launch.node import run_node, start_logging
+
+STOP_SECONDS = 10.0
+MOST_RESTARTS = 20
+# 1 means "failed, a restart may help" and 2 "wrong input", as on the command line.
+_REJECTED = 3
+
+
+@dataclass
+class _NodeProcess:
+    configuration: Path
+    process: BaseProcess
+    restarts: int = 0
+    over: bool = False
+
+    @property
+    def is_device(self) -> bool:
+        return self.configuration.stem.startswith("device-")
+
+    @property
+    def is_rejected(self) -> bool:
+        return self.process.exitcode == _REJECTED
+
+
+class Processes:
+    """The processes of a federation; a context manager that leaves none behind.
+
+    They are forked from one server process that has imported all code once, so that they start quickly and
+    share its memory.
+
+    Args:
+        configurations: one file per process.
+    """
+
+    def __init__(self, configurations: Iterable[Path]) -> None:
+        self._context: ForkServerContext = multiprocessing.get_context("forkserver")
+        self._context.set_forkserver_preload(["cfel.launch.processes"])
+        self._processes = [_NodeProcess(path, self._start(path)) for path in configurations]
+
+    def __enter__(self) -> "Processes":
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self.stop()
+
+    def pid(self, name: str) -> int:
+        """The process id of a node, such as "edge-0"."""
+        (found,) = (each for each in self._processes if each.configuration.stem == name)
+        return found.process.pid or 0
+
+    def pids(self) -> list[int]:
+        """The process ids of all running nodes."""
+        return [each.process.pid for each in self._processes if each.process.pid and each.process.is_alive()]
+
+    def restart_dead(self) -> list[str]:
+        """Restarts processes that have died.
+
+        Returns:
+            The devices that were rejected since the last call; the others continue without them.
+
+        Raises:
+            DeploymentError: one of them cannot continue.
+        """
+        rejected = []
+        for each in self._processes:
+            code = each.process.exitcode
+            if code is None or each.over:
+                continue
+            if code == 0:
+                each.over = True
+            elif code == _REJECTED and each.is_device:
+                each.over = True
+                rejected.append(each.configuration.stem)
+            elif code in (2, _REJECTED) or each.restarts >= MOST_RESTARTS:
+                log = each.configuration.with_suffix(".log")
+                raise DeploymentError(f"{each.configuration.stem} ended with code {code}, see {log}")
+            else:
+                each.process, each.restarts = self._start(each.configuration), each.restarts + 1
+        if rejected and all(each.is_rejected for each in self._processes if each.is_device):
+            raise DeploymentError(
+                "all devices were rejected; --resume gives those that are not revoked another try"
+            )
+        return rejected
+
+    def wait(self, seconds: float) -> None:
+        """Returns when all processes have ended, or after `seconds`."""
+        deadline = time.monotonic() + seconds
+        for each in self._processes:
+            each.process.join(max(0.0, deadline - time.monotonic()))
+
+    def stop(self) -> None:
+        """Ends all processes; kills those that do not end in time."""
+        for each in self._processes:
+            if each.process.exitcode is None and each.process.pid is not None:
+                # A suspended process would not see the signal to stop.
+                os.kill(each.process.pid, signal.SIGCONT)
+                each.process.terminate()
+        self.wait(STOP_SECONDS)
+        for each in self._processes:
+            if each.process.exitcode is None:
+                each.process.kill()
+                each.process.join()
+
+    def _start(self, configuration: Path) -> BaseProcess:
+        process = self._context.Process(target=_run_process, args=(configuration,), name=configuration.stem)
+        process.start()
+        return process
+
+
+def _run_process(configuration: Path) -> None:
+    """Runs one node in its own process, with its log in a file."""
+    # Ctrl-C reaches the whole process group; the parent decides when nodes stop.
+    signal.signal(signal.SIGINT, signal.SIG_IGN)
+    log = configuration.with_suffix(".log")
+    start_logging(log)
+    try:
+        run_node(configuration)
+    except CfelError as error:
+        with log.open("a") as file:
+            file.write(f"{error}\n")
+        raise SystemExit(_exit_code(error)) from error
+    except Exception:  # noqa: BLE001 — any failure must be in the node's log before the process ends
+        with log.open("a") as file:
+            traceback.print_exc(file=file)
+        raise SystemExit(1) from None
+
+
+def _exit_code(error: CfelError) -> int:
+    if isinstance(error, NotAdmittedError):
+        return _REJECTED
+    return 2 if isinstance(error, InputError) else 1

@@ -1,4 +1,4 @@
-"""A solution proves itself: a plan over a limit is refused, the rest is computed anew."""
+"""A solution proves itself: a plan over a limit is refused, the rest is computed again."""
 
 from dataclasses import replace
 
@@ -7,45 +7,47 @@ import pytest
 
 from cfel.control import Solution, SolverDefectError, solve
 from cfel.control.problem import RoundProblem
-from cfel.control.solution import proven
-from cfel.control.solver.feasible_limits import reachable
-from cfel.control.solver.project_feasible import trimmed
+from cfel.control.solution import prove
+from cfel.control.solver.feasible_limits import find_feasible_limits
+from cfel.control.solver.project_feasible import project_feasible
 from tests.control.instances import CIFAR, paper_problem
 
 
-def prove(problem: RoundProblem, rho: float, theta: float) -> Solution:
-    """The same ρ and θ for everybody, offered as a solution."""
+def prove_uniform(problem: RoundProblem, rho: float, theta: float) -> Solution:
+    """The same ρ and θ for all devices, offered as a solution."""
     plan = (np.full(problem.devices, value) for value in (rho, theta))
-    return proven(problem, reachable(problem), *plan, lower_bound=0.0, multiplier=0.0, method="joint")
+    return prove(
+        problem, find_feasible_limits(problem), *plan, lower_bound=0.0, multiplier=0.0, method="joint"
+    )
 
 
 def test_plan_over_a_time_cap_is_refused() -> None:
     problem = paper_problem(0, CIFAR, devices=4, energy_cap=np.inf)
     with pytest.raises(SolverDefectError, match="seconds"):
-        prove(problem, 1.0, 1.0)
+        prove_uniform(problem, 1.0, 1.0)
 
 
 def test_plan_over_the_energy_cap_is_refused() -> None:
     problem = paper_problem(0, CIFAR, devices=4, time_cap=np.inf)
     with pytest.raises(SolverDefectError, match="joules"):
-        prove(problem, 1.0, 1.0)
+        prove_uniform(problem, 1.0, 1.0)
 
 
 def test_plan_over_a_battery_is_refused() -> None:
     problem = paper_problem(0, CIFAR, devices=2, share=2.0, battery=np.array([np.inf, 1.0]))
     with pytest.raises(SolverDefectError, match=r"battery of .* at entry 1"):
-        prove(problem, 1.0, 1.0)
+        prove_uniform(problem, 1.0, 1.0)
 
 
 def test_plan_that_is_not_a_number_is_refused() -> None:
     with pytest.raises(SolverDefectError):
-        prove(paper_problem(0, CIFAR, devices=2, share=2.0), np.nan, 1.0)
+        prove_uniform(paper_problem(0, CIFAR, devices=2, share=2.0), np.nan, 1.0)
 
 
 def test_plan_within_the_limits_is_accepted_and_costed() -> None:
     """At ρ = θ = 1 the objective is N(σ² + G²) = 2 · 2, and both caps of 200 % are half used."""
     problem = paper_problem(0, CIFAR, devices=2, share=2.0)
-    solution = prove(problem, 1.0, 1.0)
+    solution = prove_uniform(problem, 1.0, 1.0)
     assert solution.objective == 4.0
     assert solution.joules == pytest.approx(problem.energy_cap / 2)
     assert solution.seconds == pytest.approx(problem.time_cap.max() / 2)
@@ -64,7 +66,7 @@ def test_gap_by_hand() -> None:
 def test_trimming_leaves_a_good_plan_alone() -> None:
     problem = paper_problem(3, devices=8)
     solution = solve(problem)
-    rho, theta = trimmed(problem, reachable(problem), solution.rho, solution.theta)
+    rho, theta = project_feasible(problem, find_feasible_limits(problem), solution.rho, solution.theta)
     assert rho.tolist() == solution.rho.tolist()
     assert theta.tolist() == solution.theta.tolist()
 
@@ -89,5 +91,5 @@ def test_trimming_draws_a_plan_towards_the_lower_bounds_until_it_fits() -> None:
         rho_min=np.zeros(1),
         theta_min=np.zeros(1),
     )
-    rho, theta = trimmed(problem, reachable(problem), one, one)
+    rho, theta = project_feasible(problem, find_feasible_limits(problem), one, one)
     assert (rho.tolist(), theta.tolist()) == ([0.25], [0.25])

@@ -13,7 +13,7 @@ from cfel.control.caps import round_caps
 from cfel.control.problem import RoundProblem
 from cfel.control.scheme import Observation, RoundPlan, SchemeParameters, nobody
 from cfel.control.solution import Solution
-from cfel.control.solver.grid_solver import ProgressSolution
+from cfel.control.solver.grid_solver import GridSolution
 from cfel.control.solver.solve import solve
 
 Bound = float | FloatArray
@@ -48,7 +48,7 @@ def plan_round(
 
 def plan_of_solution(
     problem: RoundProblem,
-    solution: Solution | ProgressSolution,
+    solution: Solution | GridSolution,
     present: BoolArray,
     *,
     speed: FloatArray | None = None,

@@ -11,7 +11,7 @@ from cfel.control.scheme import Observation, RoundPlan, Scheme, State
 from cfel.errors import InputError
 
 
-def held_to_promise(name: str, scheme: object) -> Scheme:
+def check_scheme(name: str, scheme: object) -> Scheme:
     """The scheme with every plan looked at before anybody acts on it.
 
     Args:

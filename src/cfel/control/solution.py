@@ -72,7 +72,7 @@ class Solution:
         return float(self.device_seconds.max())
 
 
-def proven(
+def prove(
     problem: RoundProblem,
     limits: Limits,
     rho: FloatArray,

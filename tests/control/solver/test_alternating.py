@@ -5,8 +5,8 @@ import pytest
 from hypothesis import given, settings
 
 from cfel.control import RoundProblem, Stopping, solve
-from cfel.control.solver.alternating import best_rho, best_theta, feasible_start
-from cfel.control.solver.feasible_limits import reachable
+from cfel.control.solver.alternating import make_start_feasible, solve_rho, solve_theta
+from cfel.control.solver.feasible_limits import find_feasible_limits
 from cfel.errors import InputError
 from tests.control import reference
 from tests.control.instances import CIFAR, FEMNIST, PRESETS, RATIOS, SEEDS, paper_problem
@@ -17,12 +17,12 @@ Plan = tuple[np.ndarray, np.ndarray]
 def random_start(problem: RoundProblem, seed: int) -> Plan:
     """A start within every limit."""
     rho, theta = np.random.default_rng(seed).random((2, problem.devices))
-    return feasible_start(problem, reachable(problem), (rho, theta))
+    return make_start_feasible(problem, find_feasible_limits(problem), (rho, theta))
 
 
 def assert_same_theta(problem: RoundProblem, rho: np.ndarray) -> None:
     """The fast θ keeps all limits and is as good as CVXPY's."""
-    theta = best_theta(problem, reachable(problem), rho)
+    theta = solve_theta(problem, find_feasible_limits(problem), rho)
     exact = reference.cvxpy_theta(problem, rho)
     assert float(rho @ (2 - theta)) == pytest.approx(float(rho @ (2 - exact)), rel=1e-6)
     assert_feasible(problem, rho, theta)
@@ -30,7 +30,7 @@ def assert_same_theta(problem: RoundProblem, rho: np.ndarray) -> None:
 
 def assert_same_rho(problem: RoundProblem, theta: np.ndarray) -> None:
     """The fast ρ keeps all limits and is as good as CVXPY's."""
-    rho = best_rho(problem, reachable(problem), theta)
+    rho = solve_rho(problem, find_feasible_limits(problem), theta)
     exact = reference.cvxpy_rho(problem, theta)
     ours, theirs = (reference.objective(problem, plan, theta) for plan in (rho, exact))
     assert ours == pytest.approx(theirs, rel=1e-6)
@@ -64,7 +64,7 @@ def test_both_sub_problems_agree_with_cvxpy(name: str, share: float, ratio: floa
         problem = paper_problem(7, PRESETS[name], devices=devices, ratio=ratio, share=share)
         rho, _ = random_start(problem, devices)
         assert_same_theta(problem, rho)
-        assert_same_rho(problem, best_theta(problem, reachable(problem), rho))
+        assert_same_rho(problem, solve_theta(problem, find_feasible_limits(problem), rho))
         assert_same_rho(problem, np.full(devices, 0.01))
 
 
@@ -73,7 +73,7 @@ def test_both_sub_problems_agree_with_cvxpy_on_batteries(seed: int) -> None:
     problem = with_batteries(seed)
     rho, _ = random_start(problem, seed)
     assert_same_theta(problem, rho)
-    assert_same_rho(problem, best_theta(problem, reachable(problem), rho))
+    assert_same_rho(problem, solve_theta(problem, find_feasible_limits(problem), rho))
 
 
 @given(SEEDS)
@@ -90,7 +90,7 @@ def test_sub_problems_agree_with_cvxpy_on_any_seed(seed: int) -> None:
     )
     rho, _ = random_start(problem, seed)
     assert_same_theta(problem, rho)
-    assert_same_rho(problem, best_theta(problem, reachable(problem), rho))
+    assert_same_rho(problem, solve_theta(problem, find_feasible_limits(problem), rho))
 
 
 def test_theta_goes_first_where_a_joule_buys_most() -> None:
@@ -112,7 +112,7 @@ def test_theta_goes_first_where_a_joule_buys_most() -> None:
         energy_cap=15,
         theta_min=np.full(2, 0.1),
     )
-    assert best_theta(problem, reachable(problem), np.full(2, 0.5)) == pytest.approx([1.0, 0.25])
+    assert solve_theta(problem, find_feasible_limits(problem), np.full(2, 0.5)) == pytest.approx([1.0, 0.25])
 
 
 def test_rho_is_filled_like_water() -> None:
@@ -133,7 +133,7 @@ def test_rho_is_filled_like_water() -> None:
         time_cap=np.array([np.inf]),
         energy_cap=1.5,
     )
-    assert best_rho(problem, reachable(problem), np.ones(2)) == pytest.approx([19 / 30, 13 / 30])
+    assert solve_rho(problem, find_feasible_limits(problem), np.ones(2)) == pytest.approx([19 / 30, 13 / 30])
 
 
 @pytest.mark.parametrize("name", PRESETS)
@@ -162,8 +162,8 @@ def test_result_of_algorithm_3_depends_on_its_start() -> None:
 def test_a_pass_of_algorithm_3_never_makes_a_plan_worse(seed: int) -> None:
     problem = paper_problem(seed, CIFAR, devices=20, ratio=0.5)
     start = random_start(problem, seed)
-    limits = reachable(problem)
-    theta = best_theta(problem, limits, start[0])
+    limits = find_feasible_limits(problem)
+    theta = solve_theta(problem, limits, start[0])
     last = reference.objective(problem, start[0], theta)
     for passes in (1, 2, 5):
         stopping = Stopping(tolerance=0.0, most_iterations=passes)
@@ -178,8 +178,8 @@ def test_a_pass_of_algorithm_3_never_makes_a_plan_worse(seed: int) -> None:
 def test_start_is_brought_within_the_limits(seed: int) -> None:
     """From the upper bounds, which break a 30 % budget, to a ρ that leaves room for θ_min."""
     problem = paper_problem(seed, FEMNIST, devices=10, share=0.3)
-    limits = reachable(problem)
-    rho, _ = feasible_start(problem, limits, (np.full(10, 7.0), np.full(10, -3.0)))
+    limits = find_feasible_limits(problem)
+    rho, _ = make_start_feasible(problem, limits, (np.full(10, 7.0), np.full(10, -3.0)))
     least = problem.theta_min
     used = reference.seconds(problem, rho, least)
     assert reference.worst_excess(used, limits.seconds) <= 1e-9
@@ -190,7 +190,7 @@ def test_start_is_brought_within_the_limits(seed: int) -> None:
 def test_start_within_the_limits_is_kept() -> None:
     problem = paper_problem(3, CIFAR, devices=4, share=1.2)
     given_start = (np.full(4, 0.5), np.full(4, 0.25))
-    rho, theta = feasible_start(problem, reachable(problem), given_start)
+    rho, theta = make_start_feasible(problem, find_feasible_limits(problem), given_start)
     assert rho == pytest.approx(given_start[0], rel=1e-12)
     assert theta.tolist() == given_start[1].tolist()
 

@@ -6,7 +6,7 @@ import numpy as np
 import pytest
 
 from cfel.control import RoundProblem, solve
-from cfel.control.solver.feasible_limits import reachable
+from cfel.control.solver.feasible_limits import find_feasible_limits
 
 
 def problem(**fields: Any) -> RoundProblem:
@@ -34,7 +34,7 @@ def problem(**fields: Any) -> RoundProblem:
 
 
 def test_reachable_caps_are_kept_as_asked() -> None:
-    limits = reachable(problem(energy_cap=20.0))
+    limits = find_feasible_limits(problem(energy_cap=20.0))
     assert limits.violations == ()
     assert limits.seconds.tolist() == [30.0, 30.0, 8.0, 8.0]
     assert limits.time_cap.tolist() == [30.0, 8.0]
@@ -84,7 +84,8 @@ def test_energy_cap_out_of_reach_gives_everybody_the_lower_bounds(cap: float) ->
     """The lower bounds need 4 · 4 = 16 J."""
     solution = solve(problem(energy_cap=cap))
     assert solution.violations == (
-        f"energy cap {cap:g} J is below the 16 J that the lower bounds need; everybody gets the lower bounds",
+        f"energy cap {cap:g} J is below the 16 J that the lower bounds need; "
+        "all devices get the lower bounds",
     )
     assert not solution.feasible
     assert solution.rho.tolist() == solution.theta.tolist() == [0.5] * 4
@@ -149,7 +150,7 @@ def test_no_more_than_twenty_sentences_of_a_kind() -> None:
             on_unreachable=policy,
             battery=0.0 * ones,
         )
-        words = reachable(round_problem).violations
+        words = find_feasible_limits(round_problem).violations
         assert len(words) == 42
         assert words[20] == "… and 10 more clusters"
         assert words[41] == "… and 10 more devices"

@@ -1,4 +1,4 @@
-"""The joint solver against brute force, against Algorithm 3, and its proven gap on the paper's fleets."""
+"""The joint solver against brute force, against Algorithm 3, and its prove gap on the paper's fleets."""
 
 import numpy as np
 import pytest
@@ -7,7 +7,7 @@ from hypothesis import strategies as st
 
 from cfel.control import RoundProblem, Stopping, solve
 from cfel.control.solver.alternating import solve_alternating
-from cfel.control.solver.feasible_limits import reachable
+from cfel.control.solver.feasible_limits import find_feasible_limits
 from tests.control import reference
 from tests.control.instances import CIFAR, FEMNIST, PRESETS, RATIOS, SEEDS, paper_problem
 
@@ -82,7 +82,7 @@ def test_joint_is_not_worse_than_the_best_of_20_random_starts(
 
 def best_of_random_starts(problem: RoundProblem, seed: int, starts: int = 20) -> float:
     """The least objective Algorithm 3 reaches from random starts."""
-    draw, limits = np.random.default_rng(seed), reachable(problem)
+    draw, limits = np.random.default_rng(seed), find_feasible_limits(problem)
     stopping = Stopping(tolerance=1e-6, most_iterations=30)
     found = []
     for _ in range(starts):

@@ -9,7 +9,7 @@ from hypothesis import assume, example, given, settings
 from hypothesis import strategies as st
 
 from cfel.control import RoundProblem, Solution, solve
-from cfel.control.solver.feasible_limits import Limits, reachable
+from cfel.control.solver.feasible_limits import Limits, find_feasible_limits
 from cfel.control.solver.solve import Method
 from tests.control import reference
 from tests.control.instances import FEMNIST, PAPER, SEEDS, WILD, paper_problem, wild_problem
@@ -28,7 +28,7 @@ def assert_proven(problem: RoundProblem, solution: Solution) -> None:
     assert (rho <= problem.rho_max).all()
     assert (theta >= problem.theta_min).all()
     assert (theta <= problem.theta_max).all()
-    assert_limits(problem, reachable(problem), rho, theta)
+    assert_limits(problem, find_feasible_limits(problem), rho, theta)
     assert solution.objective == pytest.approx(reference.objective(problem, rho, theta), rel=1e-12)
     assert solution.lower_bound <= solution.objective
     assert solution.gap >= 0
@@ -60,7 +60,7 @@ def test_every_round_has_a_proven_answer(problem: RoundProblem, method: Method) 
 @settings(max_examples=120)
 def test_no_feasible_plan_beats_the_lower_bound(problem: RoundProblem, seed: int) -> None:
     """An energy cap out of reach leaves one plan only, so nothing else is tried there."""
-    limits = reachable(problem)
+    limits = find_feasible_limits(problem)
     assume(not limits.forced)
     bound = solve(problem).lower_bound
     plans = reference.feasible_plans(problem, limits.seconds, limits.joules, np.random.default_rng(seed), 20)
@@ -113,7 +113,7 @@ def test_units_of_time_and_energy_do_not_matter(problem: RoundProblem, seconds: 
 
 
 def assert_one_problem(one: Solution, other: Solution) -> None:
-    """Plans and bounds may differ by as much as is not proven, as rounding decides which cases are tried."""
+    """Plans and bounds may differ by as much as is not prove, as rounding decides which cases are tried."""
     gap = SEARCHED + max(one.gap, other.gap)
     assert other.objective == pytest.approx(one.objective, rel=gap)
     assert other.lower_bound == pytest.approx(one.lower_bound, rel=gap)
@@ -276,7 +276,7 @@ def test_awkward_rounds(name: str) -> None:
         "on_unreachable": "stretch",
     }
     problem = wild_problem(**(plain | AWKWARD[name]))
-    solution, limits = solve(problem), reachable(problem)
+    solution, limits = solve(problem), find_feasible_limits(problem)
     assert_proven(problem, solution)
     assert_proven(problem, solve(problem, "alternating"))
     draw = np.random.default_rng(1)

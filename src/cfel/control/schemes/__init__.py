@@ -3,7 +3,7 @@
 from collections.abc import Mapping
 from types import MappingProxyType
 
-from cfel.control.plugin_checks import held_to_promise
+from cfel.control.plugin_checks import check_scheme
 from cfel.control.scheme import Scheme, SchemeBuilder, SchemeParameters
 from cfel.control.schemes.cef import cef
 from cfel.control.schemes.cef_c import cef_c
@@ -37,4 +37,4 @@ def build_scheme(parameters: SchemeParameters, code: CodePolicy = BUILT_IN_ONLY)
     """The scheme that the parameters name: built in, an entry point, or "module:function"."""
     builder: SchemeBuilder = resolve("scheme", parameters.name, SCHEMES, ("parameters",), code=code)
     scheme = builder(parameters)
-    return scheme if parameters.name in SCHEMES else held_to_promise(parameters.name, scheme)
+    return scheme if parameters.name in SCHEMES else check_scheme(parameters.name, scheme)

@@ -24,8 +24,8 @@ from cfel.control.device_overrides import DeviceOverrides
 from cfel.control.gossip import Gossip
 from cfel.control.planning import Bounds, plan_of_solution, round_problem
 from cfel.control.scheme import Observation, RoundPlan, Scheme, SchemeParameters, nobody
-from cfel.control.solver.grid_solver import solve_progress
-from cfel.control.solver.theta_grid import Worth
+from cfel.control.solver.grid_solver import solve_on_grid
+from cfel.control.solver.theta_grid import Objective
 from cfel.errors import InputError, unknown_name
 
 LIST = (0.01, 0.02, 0.03, 0.05, 0.07, 0.1, 0.15, 0.2, 0.3, 0.5, 0.7, 1.0)
@@ -89,7 +89,7 @@ def hcef_plus(parameters: SchemeParameters) -> Scheme:
         problem = round_problem(observation, parameters, bounds)
         kept = _contraction(theta, observation.kept_energy if options.curve else theta)
         weight = (problem.noise_weight, problem.sigma2, problem.g2)
-        solution = solve_progress(problem, _worth(options, theta, kept, weight))
+        solution = solve_on_grid(problem, _objective(options, theta, kept, weight))
         return plan_of_solution(problem, solution, present, speed=solution.speed)
 
     return Scheme(
@@ -114,9 +114,9 @@ def _contraction(theta: FloatArray, kept: FloatArray | None) -> FloatArray:
     return np.maximum(np.maximum.accumulate(np.clip(curve, 0.0, 1.0)), theta)
 
 
-def _worth(
+def _objective(
     options: Options, theta: FloatArray, kept: FloatArray, weight: tuple[float, float, float]
-) -> Worth:
+) -> Objective:
     """The objective per step, for each θ.
 
     With error feedback nothing is lost, it comes later: by (1 − κ)/κ edge rounds on average, which is taken
@@ -126,6 +126,6 @@ def _worth(
     if not options.progress:
         noise, sigma2, g2 = weight
         scale = sigma2 + g2 or 1.0
-        return Worth(theta, noise * (2.0 - kept), 3.0 * g2 / scale, least_speed)
+        return Objective(theta, noise * (2.0 - kept), 3.0 * g2 / scale, least_speed)
     late = np.maximum(1.0 - (1.0 - kept) / (kept * options.horizon), 0.0)
-    return Worth(theta, -(late if options.error_feedback else kept), options.evenness, least_speed)
+    return Objective(theta, -(late if options.error_feedback else kept), options.evenness, least_speed)

@@ -1,17 +1,20 @@
-"""What a single device can do, as a handful of line segments in the (ρ, θ) plane.
+"""What a single device can do, as a handful of segments in the (ρ, θ) plane.
 
-For any price λ ≥ 0 on a joule, a device's cost w(2−θ)ρA + 3(1−ρ)²G² + λ(ρτα + pθν) is linear in θ. Its best
-θ is therefore either the lower bound or as large as allowed: the upper bound, what the time cap leaves, or
-what the battery leaves. Each of these is a line θ = c₀ − c₁ρ over an interval of ρ, and along a line the
-cost is a convex quadratic in ρ with a closed-form minimum. So the exact answer for one device is the best of
-at most four numbers, and for a fleet it is a few array operations.
+At a price λ ≥ 0 of a joule, a device minimises
 
-`Pieces` holds those lines for a block of devices, objective divided by A = σ² + G² so that numbers stay near
-1. This module knows nothing of the energy cap that couples the devices; `hull` does.
+    w(2−θ)ρA + 3(1−ρ)²G² + λ(ρτα + pθν)            its term of P2, plus λ times its energy
+
+which is linear in θ. The best θ is therefore either the lower bound or the largest that is allowed: the upper
+bound, what the time cap leaves, or what the battery leaves. Each of these is a segment θ = c₀ − c₁ρ over an
+interval of ρ. Along a segment the cost is a convex quadratic in ρ with a closed-form minimum. So the exact
+answer for one device is the best of at most four numbers, and for a fleet it is a few array operations.
+
+`DeviceSegments` holds the segments of a block of devices. Objectives are divided by A = σ² + G², which keeps
+all numbers near 1. Nothing here knows the energy cap that couples the devices; see `dual_search`.
 """
 
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, fields
 from typing import Any
 
 import numpy as np
@@ -24,12 +27,12 @@ SHORT = 2048
 
 
 @dataclass(frozen=True, slots=True, eq=False)
-class Pieces:
-    """Lines θ = c₀ − c₁ρ, ρ in [low, high], for K kinds of line and N devices; all arrays are K × N.
+class DeviceSegments:
+    """Segments θ = c₀ − c₁ρ, ρ in [low, high], for K kinds of segment and N devices; all arrays are K × N.
 
-    Along a line the objective is `square`·ρ² + `slope`·ρ + `constant` and the energy is
-    `joules_constant` + `joules_slope`·ρ. A line a device cannot use has `constant` = +inf. `turn` is
-    −1/(2 `square`): times the slope at ρ = 0 it gives the bottom of the parabola.
+    Along a segment the objective is `square`·ρ² + `slope`·ρ + `constant` and the energy is
+    `joules_constant` + `joules_slope`·ρ. A segment a device cannot use has `constant` = +inf. `turn` is
+    −1/(2 `square`): multiplied by the slope at ρ = 0 it gives the minimum of the parabola.
     """
 
     theta_constant: FloatArray
@@ -44,28 +47,29 @@ class Pieces:
     turn: FloatArray
 
     @classmethod
-    def of_lines(
+    def along(
         cls,
-        lines: tuple[FloatArray, FloatArray, FloatArray, FloatArray],
+        segments: tuple[FloatArray, FloatArray, FloatArray, FloatArray],
         step_joules: FloatArray,
         upload_joules: FloatArray,
         noise: float,
         gradient: float,
-    ) -> "Pieces":
-        """Cost and energy along given lines.
+    ) -> "DeviceSegments":
+        """Computes cost and energy along given segments.
 
         Args:
-            lines: c₀, c₁, low and high, K × N each; low > high marks a line that cannot be used.
+            segments: c₀, c₁, low and high, K × N each; low > high marks a segment that cannot be used.
             step_joules: τα of every device.
             upload_joules: pν of every device.
-            noise: w, the weight of the first term (A is 1 here).
+            noise: w, the weight of P2's first term (A is 1 here).
             gradient: G²/A.
         """
-        constant, slope, low, high = lines
+        constant, slope, low, high = segments
         usable = low <= high
-        # Where steps are free a line that cannot be used may begin at infinity; ρ never exceeds 1.
+        # Where steps are free, an unusable segment may begin at infinity; ρ never exceeds 1.
         low = np.minimum(low, 1.0)
-        # A vanishing curvature would divide zero by zero; any minimiser of a straight line is an end.
+        # Without curvature the minimum would be 0/0. A tiny one sends it to an end of the segment, which is
+        # where a straight line has its minimum.
         square = np.maximum(3.0 * gradient + noise * slope, 1e-200)
         return cls(
             theta_constant=constant,
@@ -80,28 +84,30 @@ class Pieces:
             joules_slope=step_joules - upload_joules * slope,
         )
 
+    @classmethod
+    def join(cls, blocks: Sequence["DeviceSegments"]) -> "DeviceSegments":
+        """Puts blocks with the same number of kinds side by side."""
+        columns = zip(*(block._arrays() for block in blocks), strict=True)
+        return cls(*(np.concatenate(arrays, axis=1) for arrays in columns))
+
     @property
     def devices(self) -> int:
         """Number of devices, N."""
         return int(self.low.shape[1])
 
-    @property
-    def kinds(self) -> int:
-        """Number of lines per device, K."""
-        return int(self.low.shape[0])
-
-    def cheapest(self, multiplier: float, rho: FloatArray, piece: NDArray[np.int8]) -> tuple[float, float]:
-        """Every device's exact minimum of objective + λ · energy.
+    def respond(self, price: float, rho: FloatArray, choice: NDArray[np.int8]) -> tuple[float, float]:
+        """Finds every device's exact minimum of objective + λ · energy.
 
         Args:
-            multiplier: the price λ of a joule.
+            price: λ, per joule.
             rho: filled with ρ of every device.
-            piece: filled with the line every device is on.
+            choice: filled with the segment every device is on.
 
         Returns:
             Energy and objective of all devices together.
         """
-        slope = multiplier * self.joules_slope
+        # The inner loop of every solve: in-place operations, as temporaries cost more than the arithmetic.
+        slope = price * self.joules_slope
         slope += self.slope
         stand = slope * self.turn
         np.maximum(stand, self.low, out=stand)
@@ -112,16 +118,16 @@ class Pieces:
         cost += self.slope
         cost *= stand
         cost += self.constant
-        chosen = _least_row(cost + multiplier * joules)
-        piece[:] = chosen
-        place = _places(chosen, self.devices)
+        chosen = _find_least_row(cost + price * joules)
+        choice[:] = chosen
+        place = _flatten_places(chosen, self.devices)
         stand.take(place, out=rho)
         return float(np.add.reduce(joules.take(place))), float(np.add.reduce(cost.take(place)))
 
-    def least(self) -> tuple[FloatArray, float, float]:
-        """Least energy on line 0 (θ at its lower bound, or the only line): the answer to an infinite price.
+    def spend_least(self) -> tuple[FloatArray, float, float]:
+        """Finds the least energy on segment 0 (θ at its lower bound): the response to an infinite price.
 
-        Where ρ costs no energy, ρ is what the objective likes best.
+        Where ρ costs no energy, ρ minimises the objective.
 
         Returns:
             ρ of every device, and energy and objective of all devices together.
@@ -133,56 +139,41 @@ class Pieces:
         costs = (self.square[0] * rho + self.slope[0]) * rho + self.constant[0]
         return rho, float(joules.sum()), float(costs.sum())
 
-    def on(self, piece: NDArray[np.int8]) -> "Pieces":
-        """The same fleet with every device held on one line: a convex problem, K = 1."""
-        return Pieces(*(values[np.newaxis] for values in self._along(piece, *self._arrays())))
+    def hold(self, choice: NDArray[np.int8]) -> "DeviceSegments":
+        """Keeps every device on one segment, which leaves a convex problem, K = 1."""
+        return DeviceSegments(*(values[np.newaxis] for values in self._select(choice, *self._arrays())))
 
-    @classmethod
-    def joined(cls, blocks: Sequence["Pieces"]) -> "Pieces":
-        """The lines of several blocks with equally many kinds, side by side."""
-        return cls(
-            *(np.concatenate(values, axis=1) for values in zip(*map(cls._arrays, blocks), strict=True))
-        )
+    def take(self, devices: IndexArray | slice) -> "DeviceSegments":
+        """Selects some devices."""
+        return DeviceSegments(*(values[:, devices] for values in self._arrays()))
 
-    def take(self, devices: IndexArray | slice) -> "Pieces":
-        """The lines of some devices."""
-        return Pieces(*(values[:, devices] for values in self._arrays()))
-
-    def theta(self, piece: NDArray[np.int8], rho: FloatArray) -> FloatArray:
-        """θ of every device standing at ρ on the given line."""
-        constant, slope = self._along(piece, self.theta_constant, self.theta_slope)
+    def theta(self, choice: NDArray[np.int8], rho: FloatArray) -> FloatArray:
+        """θ of every device at ρ on the given segment."""
+        constant, slope = self._select(choice, self.theta_constant, self.theta_slope)
         return constant - slope * rho
 
-    def joules(self, piece: NDArray[np.int8], rho: FloatArray) -> FloatArray:
-        """Energy of every device standing at ρ on the given line."""
-        constant, slope = self._along(piece, self.joules_constant, self.joules_slope)
+    def joules(self, choice: NDArray[np.int8], rho: FloatArray) -> FloatArray:
+        """Energy of every device at ρ on the given segment."""
+        constant, slope = self._select(choice, self.joules_constant, self.joules_slope)
         return constant + slope * rho
 
-    def costs(self, piece: NDArray[np.int8], rho: FloatArray) -> FloatArray:
-        """Objective of every device standing at ρ on the given line."""
-        square, slope, constant = self._along(piece, self.square, self.slope, self.constant)
+    def costs(self, choice: NDArray[np.int8], rho: FloatArray) -> FloatArray:
+        """Objective of every device at ρ on the given segment."""
+        square, slope, constant = self._select(choice, self.square, self.slope, self.constant)
         return (square * rho + slope) * rho + constant
 
-    def _along(self, piece: NDArray[np.int8], *values: FloatArray) -> list[FloatArray]:
-        place = _places(piece, self.devices)
+    def _select(self, choice: NDArray[np.int8], *values: FloatArray) -> list[FloatArray]:
+        place = _flatten_places(choice, self.devices)
         return [np.take(array, place) for array in values]
 
     def _arrays(self) -> tuple[FloatArray, ...]:
-        return (
-            self.theta_constant,
-            self.theta_slope,
-            self.low,
-            self.high,
-            self.square,
-            self.slope,
-            self.constant,
-            self.joules_constant,
-            self.joules_slope,
-            self.turn,
-        )
+        return tuple(getattr(self, name) for name in FIELDS)
 
 
-def _least_row(value: FloatArray) -> IndexArray:
+FIELDS = tuple(field.name for field in fields(DeviceSegments))
+
+
+def _find_least_row(value: FloatArray) -> IndexArray:
     """The row of each column's least value; `argmin(axis=0)` is slow for a few long rows."""
     if value.size < SHORT:
         return np.asarray(value.argmin(axis=0))
@@ -194,8 +185,8 @@ def _least_row(value: FloatArray) -> IndexArray:
     return chosen
 
 
-def _places(row: NDArray[np.signedinteger[Any]], columns: int) -> IndexArray:
-    """Flat positions of (row[n], n) in an array of that many columns."""
+def _flatten_places(row: NDArray[np.signedinteger[Any]], columns: int) -> IndexArray:
+    """Flat positions of (row[n], n) in an array of that many columns; `take` on them beats fancy indexing."""
     place: IndexArray = np.multiply(row, columns, dtype=np.intp)
     place += np.arange(columns)
     return place

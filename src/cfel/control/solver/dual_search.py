@@ -1,10 +1,15 @@
-"""The least objective a fleet can have for a given energy, bounded from below and nearly reached.
+"""The search for the price of energy: at which λ does the fleet just use its energy cap?
 
-Plot every plan of the fleet as a point (energy, objective). The lower convex hull of those points is what
-Lagrangian duality can see: for a price λ the devices' best answers (`Crew.cheapest`) are the hull's point
-with slope −λ. `search` walks along the hull towards the energy cap with two points, one over the cap and one
-under it. The tangents at points already visited give a valid lower bound, the chord between the two an upper
-estimate, and the walk ends when they meet.
+This is the Lagrangian dual of P2's energy constraint. Plot every plan of a fleet as a point (energy,
+objective). At a price λ the devices' best response is the point where a line of slope −λ touches the lower
+convex envelope of all these points. `search_energy_price` moves along the envelope towards the energy cap
+with two responses, one over the cap and one under it:
+
+* the tangents at the responses seen so far, read off at the cap, are lower bounds on every plan within it;
+* the chord between the two responses, read off at the cap, is what mixing them would give at best.
+
+The search ends when bound and chord meet. It needs no plan within the cap; `joint` and `grid_solver` make
+one.
 """
 
 from dataclasses import dataclass
@@ -12,40 +17,40 @@ from typing import Protocol, Self
 
 import numpy as np
 
-from cfel.control.solver.priced_fleet import Choice
+from cfel.control.solver.priced_fleet import Response
 
-# Relative distance between chord and tangents at which the walk ends, and a limit no instance came near.
+# Relative distance between chord and bound at which the search ends, and a number of steps no case came near.
 TOLERANCE = 1e-6
 MOST_STEPS = 100
-# Around the best price the answers just before and just after it are looked up, so that only devices that
-# jump at that very price differ between the two ends.
+# Responses just before and just after the best price are added at the end, so that the two that are returned
+# differ only in devices that jump at that very price.
 NUDGE = 1e-7
 # A fleet larger than this is first priced by a sample of about this size.
 SAMPLE = 8192
-# How far around a guessed price the two first points are taken: four standard errors of the sample.
+# How far around a guessed price the two first responses are taken: four standard errors of the sample.
 MARGIN = 4.0 / SAMPLE**0.5
 
 
-class Priced(Protocol):
-    """Devices that answer to a price of energy: a `Crew`, or a `Menu`."""
+class PriceTaker(Protocol):
+    """Devices that respond to a price of energy: a `PricedFleet`, or a `ThetaGrid`."""
 
     @property
     def size(self) -> int:
         """Number of devices."""
 
-    def cheapest(self, multiplier: float) -> Choice:
-        """Every device's exact minimum of objective + λ · energy."""
+    def respond(self, price: float) -> Response:
+        """Finds every device's exact minimum of objective + λ · energy."""
 
-    def least(self) -> Choice:
-        """The answer to an infinite price."""
+    def spend_least(self) -> Response:
+        """Gives the response to an infinite price."""
 
-    def every(self, stride: int) -> Self:
-        """One device in `stride`."""
+    def sample(self, stride: int) -> Self:
+        """Takes one device in `stride`."""
 
 
 @dataclass(frozen=True, slots=True, eq=False)
 class Bracket:
-    """Two neighbouring points of the hull around the energy cap.
+    """Two neighbouring responses around the energy cap.
 
     Attributes:
         over: needs more than the cap (or just as much, or is the unlimited optimum).
@@ -53,81 +58,83 @@ class Bracket:
         lower_bound: proven least objective at the cap, divided by A.
     """
 
-    over: Choice
-    under: Choice
+    over: Response
+    under: Response
     lower_bound: float
 
     @property
     def price(self) -> float:
-        """What a joule is worth here."""
-        return min(self.over.multiplier, self.under.multiplier)
+        """The price of a joule here, λ."""
+        return min(self.over.price, self.under.price)
 
 
-def search(crew: Priced, energy_cap: float, guess: float | None = None) -> Bracket:
-    """Walks the hull until the cap lies between two points that the hull joins by a straight line.
+def search_energy_price(fleet: PriceTaker, energy_cap: float, guess: float | None = None) -> Bracket:
+    """Searches the price of energy at which the fleet's response meets the cap.
 
     Args:
-        crew: what the devices can do.
+        fleet: the devices.
         energy_cap: joules; at least the energy of the fleet at its lower bounds, else the result's `under`
             exceeds the cap too.
         guess: a price thought to be near; saves steps if it is.
     """
-    over, under = _ends(crew, energy_cap, guess)
+    over, under = _find_start(fleet, energy_cap, guess)
     if over.joules <= energy_cap:
         return Bracket(over, over, over.objective)
-    bound, price = max((_tangent(end, energy_cap), end.multiplier) for end in (over, under))
+    bound, price = max((_dual_value(end, energy_cap), end.price) for end in (over, under))
     for step in range(MOST_STEPS):
         span = over.joules - under.joules
         chord = (under.objective - over.objective) / span if span > 0 else 0.0
         estimate = over.objective + chord * (over.joules - energy_cap)
-        # Without a span the two cannot be told apart any more.
+        # Without a span the two responses are the same to rounding.
         if span <= 0 or estimate - bound <= TOLERANCE * abs(estimate):
             break
-        point = crew.cheapest(_next_multiplier(over, under, chord, energy_cap, step))
-        bound, price = max((bound, price), (_tangent(point, energy_cap), point.multiplier))
-        over, under = _narrowed(over, under, point, energy_cap)
-    if crew.size <= SAMPLE and (over.piece != under.piece).any():
+        response = fleet.respond(_choose_price(over, under, chord, energy_cap, step))
+        bound, price = max((bound, price), (_dual_value(response, energy_cap), response.price))
+        over, under = _narrow(over, under, response, energy_cap)
+    if fleet.size <= SAMPLE and (over.choice != under.choice).any():
         for nearby in (price * (1 - NUDGE), price * (1 + NUDGE)):
-            if over.multiplier < nearby < under.multiplier:
-                over, under = _narrowed(over, under, crew.cheapest(nearby), energy_cap)
+            if over.price < nearby < under.price:
+                over, under = _narrow(over, under, fleet.respond(nearby), energy_cap)
     return Bracket(over, under, min(bound, estimate))
 
 
-def _ends(crew: Priced, energy_cap: float, guess: float | None) -> tuple[Choice, Choice]:
-    """Two points of the hull to start from; if the first needs no more than the cap, it is the optimum.
+def _find_start(fleet: PriceTaker, energy_cap: float, guess: float | None) -> tuple[Response, Response]:
+    """Two responses to start from; if the first needs no more than the cap, it is the optimum.
 
-    A large fleet is priced by a sample first: the answers a little above and below a good guess nearly always
-    lie on both sides of the cap. Where they do not, or there is no guess, the ends of the hull serve.
+    A large fleet is priced by a sample first: the responses a little below and above a good guess nearly
+    always lie on both sides of the cap. Where they do not, or without a guess, prices 0 and infinity serve.
     """
     over, under = None, None
-    stride = crew.size // SAMPLE
+    stride = fleet.size // SAMPLE
     if guess is None and stride > 1:
-        cap = energy_cap / crew.size * len(range(0, crew.size, stride))
-        guess = search(crew.every(stride), cap).over.multiplier
+        cap = energy_cap / fleet.size * len(range(0, fleet.size, stride))
+        guess = search_energy_price(fleet.sample(stride), cap).over.price
     if guess:
-        for multiplier in (guess * (1 - MARGIN), guess * (1 + MARGIN)):
-            point = crew.cheapest(multiplier)
-            if point.joules > energy_cap:
-                over = point
+        for price in (guess * (1 - MARGIN), guess * (1 + MARGIN)):
+            response = fleet.respond(price)
+            if response.joules > energy_cap:
+                over = response
             elif under is None:
-                under = point
-    return over or crew.cheapest(0.0), under or crew.least()
+                under = response
+    return over or fleet.respond(0.0), under or fleet.spend_least()
 
 
-def _tangent(point: Choice, energy_cap: float) -> float:
-    """The dual value: what the hull's tangent at a point says of the least objective at the cap."""
-    if np.isinf(point.multiplier):
+def _dual_value(response: Response, energy_cap: float) -> float:
+    """The tangent at a response, read off at the cap: by weak duality a lower bound on every plan there."""
+    if np.isinf(response.price):
         return -np.inf
-    return point.objective + point.multiplier * (point.joules - energy_cap)
+    return response.objective + response.price * (response.joules - energy_cap)
 
 
-def _narrowed(over: Choice, under: Choice, point: Choice, energy_cap: float) -> tuple[Choice, Choice]:
-    return (point, under) if point.joules > energy_cap else (over, point)
+def _narrow(
+    over: Response, under: Response, response: Response, energy_cap: float
+) -> tuple[Response, Response]:
+    return (response, under) if response.joules > energy_cap else (over, response)
 
 
-def _next_multiplier(over: Choice, under: Choice, chord: float, energy_cap: float, step: int) -> float:
+def _choose_price(over: Response, under: Response, chord: float, energy_cap: float, step: int) -> float:
     """The chord's slope finds kinks exactly; between kinks interpolating the price is faster: take turns."""
-    if step % 2 and np.isfinite(under.multiplier):
+    if step % 2 and np.isfinite(under.price):
         share = (over.joules - energy_cap) / (over.joules - under.joules)
-        return over.multiplier + share * (under.multiplier - over.multiplier)
+        return over.price + share * (under.price - over.price)
     return max(chord, 0.0)

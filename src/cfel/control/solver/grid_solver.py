@@ -1,8 +1,9 @@
-"""A round solved over a `Menu`: θ from a list, the clock free to go slower, with a proven gap.
+"""The problem of HCEF+, solved over a `ThetaGrid`: θ from a list, clocks that may slow down, a proven gap.
 
-The price of energy comes from `hull.search`, as for P2. Its two answers differ in the θ of a few devices; of
-those as many take the dearer answer as the energy pays for, and with every θ decided the convex rest is
-solved once more. The bound holds for every plan on the list, so the gap is a proof for that list.
+`search_energy_price` finds the price of energy, as for P2. Its two responses differ in the θ of a few
+devices. As many of those take the dearer θ as the energy pays for, and with every θ decided, the convex rest
+is solved once more. The lower bound holds for every plan on the list of θ, so the gap is a proof for that
+list.
 """
 
 from dataclasses import dataclass
@@ -12,15 +13,15 @@ import numpy as np
 from cfel.arrays import FloatArray
 from cfel.control.problem import RoundProblem
 from cfel.control.solution import refuse_excess
-from cfel.control.solver.dual_search import Bracket, search
-from cfel.control.solver.feasible_limits import Limits, reachable
-from cfel.control.solver.priced_fleet import Assignment
-from cfel.control.solver.theta_grid import Menu, Worth
+from cfel.control.solver.dual_search import Bracket, search_energy_price
+from cfel.control.solver.feasible_limits import Limits, find_feasible_limits
+from cfel.control.solver.priced_fleet import Choices
+from cfel.control.solver.theta_grid import Objective, ThetaGrid
 
 
 @dataclass(frozen=True, slots=True, eq=False)
-class ProgressSolution:
-    """Who computes and sends how much, at what clock, and how good that is.
+class GridSolution:
+    """How much every device computes and sends, at what clock, and how good that is.
 
     Attributes:
         rho, theta, speed: per device; speed is the share of the clock.
@@ -47,65 +48,66 @@ class ProgressSolution:
         return distance / abs(self.lower_bound) if self.lower_bound else (np.inf if distance else 0.0)
 
 
-def solve_progress(problem: RoundProblem, worth: Worth) -> ProgressSolution:
+def solve_on_grid(problem: RoundProblem, objective: Objective) -> GridSolution:
     """Decides ρ, θ and the clock of every device.
 
     Args:
-        problem: what is known and what may be spent; its own objective plays no part, and the bounds of θ
-            are those of the list.
-        worth: the objective and the list of θ; the shortest must be the problem's θ_min.
+        problem: what is known and what may be spent. Its own objective is ignored, and θ is bounded by the
+            list.
+        objective: what to minimise, with the list of θ; the smallest must be the problem's θ_min.
     """
-    limits = reachable(problem)
-    menu = Menu.of(problem, limits, worth)
-    bracket = search(menu, limits.joules)
+    limits = find_feasible_limits(problem)
+    grid = ThetaGrid.from_problem(problem, limits, objective)
+    bracket = search_energy_price(grid, limits.joules)
     if limits.forced:
-        least = menu.least()
-        piece, rho = least.piece, least.rho
+        least = grid.spend_least()
+        choice, rho = least.choice, least.rho
     else:
-        piece, rho = _best(menu, bracket, limits.joules)
-    return _proven(problem, limits, menu, piece, rho, bracket.lower_bound)
+        choice, rho = _choose_plan(grid, bracket, limits.joules)
+    return _prove(problem, limits, grid, choice, rho, bracket.lower_bound)
 
 
-def _best(menu: Menu, bracket: Bracket, cap: float) -> tuple[Assignment, FloatArray]:
-    """The better of: the answer under the cap, and as many of the dearer answers as the energy pays for."""
+def _choose_plan(grid: ThetaGrid, bracket: Bracket, cap: float) -> tuple[Choices, FloatArray]:
+    """The best of: the response under the cap, and two plans with every θ fixed and ρ solved again."""
     if bracket.over is bracket.under:
-        return bracket.under.piece, bracket.under.rho
-    plans = [(bracket.under.piece, bracket.under.rho)]
-    for piece in (bracket.under.piece, _mixed(menu, bracket, cap)):
-        held = search(menu.held(piece), cap, bracket.price).under
+        return bracket.under.choice, bracket.under.rho
+    plans = [(bracket.under.choice, bracket.under.rho)]
+    for choice in (bracket.under.choice, _take_affordable_changes(grid, bracket, cap)):
+        held = search_energy_price(grid.hold(choice), cap, bracket.price).under
         if held.joules <= cap:
-            plans.append((held.piece, held.rho))
-    return min(plans, key=lambda plan: float(menu.worth.costs(*plan).sum()))
+            plans.append((held.choice, held.rho))
+    return min(plans, key=lambda plan: float(grid.objective.costs(*plan).sum()))
 
 
-def _mixed(menu: Menu, bracket: Bracket, cap: float) -> Assignment:
-    """The answer under the cap, with the changes of θ that are worth most for their energy made first."""
+def _take_affordable_changes(grid: ThetaGrid, bracket: Bracket, cap: float) -> Choices:
+    """The θ under the cap, changed to those over it where the energy allows, best value per joule first."""
     over, under = bracket.over, bracket.under
-    jumping = np.flatnonzero(over.piece != under.piece)
-    dearer = (menu.joules(over.piece, over.rho) - menu.joules(under.piece, under.rho))[jumping]
-    better = (menu.worth.costs(under.piece, under.rho) - menu.worth.costs(over.piece, over.rho))[jumping]
+    jumping = np.flatnonzero(over.choice != under.choice)
+    dearer = (grid.joules(over.choice, over.rho) - grid.joules(under.choice, under.rho))[jumping]
+    costs = grid.objective.costs
+    better = (costs(under.choice, under.rho) - costs(over.choice, over.rho))[jumping]
     with np.errstate(over="ignore"):  # what costs next to nothing is worth infinitely much
         order = np.argsort(-better / np.maximum(dearer, 1e-300), kind="stable")
     paid = np.cumsum(np.maximum(dearer[order], 0.0)) <= cap - under.joules
-    piece = under.piece.copy()
+    choice = under.choice.copy()
     chosen = jumping[order[paid]]
-    piece[chosen] = over.piece[chosen]
-    return piece
+    choice[chosen] = over.choice[chosen]
+    return choice
 
 
-def _proven(
-    problem: RoundProblem, limits: Limits, menu: Menu, piece: Assignment, rho: FloatArray, bound: float
-) -> ProgressSolution:
-    """The solution, its costs computed anew and checked against every limit."""
-    theta, speed = menu.worth.theta[piece], menu.speed(piece, rho)
+def _prove(
+    problem: RoundProblem, limits: Limits, grid: ThetaGrid, choice: Choices, rho: FloatArray, bound: float
+) -> GridSolution:
+    """Builds the solution; computes its costs from the problem and checks them against every limit."""
+    theta, speed = grid.objective.theta[choice], grid.speed(choice, rho)
     seconds = rho * problem.tau * problem.mu / speed + theta * problem.nu
     joules = rho * problem.tau * problem.alpha * speed**2 + theta * problem.power * problem.nu
     refuse_excess("seconds", seconds, limits.seconds)
     refuse_excess("joules", np.array([joules.sum()]), np.array([limits.joules]))
     if limits.battery is not None:
         refuse_excess("battery", joules, limits.battery)
-    objective = float(menu.worth.costs(piece, rho).sum())
-    return ProgressSolution(
+    objective = float(grid.objective.costs(choice, rho).sum())
+    return GridSolution(
         rho,
         theta,
         speed,

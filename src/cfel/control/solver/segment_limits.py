@@ -1,8 +1,8 @@
-"""From a device's limits to the lines of `Pieces`.
+"""From a device's limits to the segments of `DeviceSegments`.
 
-A limit is a budget that ρ and θ share linearly: seconds (ρτμ + θν ≤ cap) or joules (ρτα + pθν ≤ battery).
-At a given ρ the largest allowed θ is the least of θ_max and what each limit leaves, a concave chain of
-lines; every line is kept over the interval of ρ where it is that least one.
+A limit is a budget that ρ and θ share linearly: seconds, ρτμ + θν ≤ cap (P2's time constraint), or joules,
+ρτα + pθν ≤ battery. At a given ρ the largest allowed θ is the least of θ_max and what each limit leaves: a
+concave chain of segments. Each segment is kept over the interval of ρ where it is the least one.
 """
 
 from dataclasses import dataclass, fields
@@ -12,7 +12,7 @@ import numpy as np
 
 from cfel.arrays import FloatArray, IndexArray
 from cfel.control.problem import RoundProblem
-from cfel.control.solver.device_segments import Pieces
+from cfel.control.solver.device_segments import DeviceSegments
 from cfel.control.solver.feasible_limits import Limits
 
 # A limit is widened by this share: where it leaves room for one ρ only, rounding must not take that away.
@@ -27,7 +27,7 @@ class _Limit(NamedTuple):
     upload: FloatArray
 
 
-class _Line(NamedTuple):
+class _Segment(NamedTuple):
     """θ = constant − slope · ρ for ρ in [low, high]."""
 
     constant: FloatArray
@@ -59,13 +59,11 @@ class DeviceTerms:
     theta_max: FloatArray
 
     @classmethod
-    def of(cls, problem: RoundProblem, limits: Limits) -> "DeviceTerms":
-        """The terms of every device of a problem.
-
-        No device can use more than the energy cap less what the others need at least. With few devices that
-        sharpens the bound, so it joins the battery.
-        """
+    def from_problem(cls, problem: RoundProblem, limits: Limits) -> "DeviceTerms":
+        """Collects the terms of every device of a problem."""
         least = problem.joules(problem.rho_min, problem.theta_min)
+        # No device can use more than the energy cap less what the others need at least. With few devices
+        # this sharpens the lower bound, so it is treated like a battery.
         joules = limits.joules - float(least.sum()) + least
         if limits.battery is not None:
             joules = np.minimum(joules, limits.battery)
@@ -83,89 +81,92 @@ class DeviceTerms:
         )
 
     def take(self, devices: IndexArray | slice) -> "DeviceTerms":
-        """The terms of some devices."""
+        """Selects some devices."""
         return DeviceTerms(*(getattr(self, name)[devices] for name in TERMS))
 
 
 TERMS = tuple(field.name for field in fields(DeviceTerms))
 
 
-def device_pieces(terms: DeviceTerms, noise: float, gradient: float) -> Pieces:
-    """All lines of the devices, θ = θ_min first.
+def build_segments(terms: DeviceTerms, noise: float, gradient: float) -> DeviceSegments:
+    """Builds all segments of the devices, θ = θ_min first.
 
     Args:
         terms: the devices.
-        noise: weight w of the first term of the objective.
+        noise: w, the weight of P2's first term.
         gradient: G²/(σ² + G²).
     """
-    lines = _lines(terms)
-    stacked = np.empty((4, len(lines), len(terms.seconds)))
-    for kind, line in enumerate(lines):
-        for column, values in enumerate(line):
+    segments = _list_segments(terms)
+    stacked = np.empty((4, len(segments), len(terms.seconds)))
+    for kind, segment in enumerate(segments):
+        for column, values in enumerate(segment):
             stacked[column, kind] = values
     constant, slope, low, high = stacked
-    return Pieces.of_lines(
+    return DeviceSegments.along(
         (constant, slope, low, high), terms.step_joules, terms.upload_joules, noise, gradient
     )
 
 
-def _lines(terms: DeviceTerms) -> list[_Line]:
-    limits = _limits(terms)
+def _list_segments(terms: DeviceTerms) -> list[_Segment]:
+    """θ = θ_min, then θ = θ_max, then one segment for each limit that can matter."""
+    limits = _select_limits(terms)
     bottom, top = terms.theta_min, terms.theta_max
-    fits = np.minimum.reduce([terms.rho_max, *(_most_rho(limit, bottom) for limit in limits)])
+    fits = np.minimum.reduce([terms.rho_max, *(_largest_rho(limit, bottom) for limit in limits)])
+    # Limits are feasible at the lower bounds; where rounding says otherwise, ρ_min is allowed all the same.
     fits = np.maximum(fits, terms.rho_min)
     flat = np.zeros_like(fits)
-    lines = [_Line(bottom, flat, terms.rho_min, fits)]
+    segments = [_Segment(bottom, flat, terms.rho_min, fits)]
     if (bottom == top).all():
-        return lines
-    full = [_most_rho(limit, top) for limit in limits]
-    lines.append(_Line(top, flat, terms.rho_min, np.minimum.reduce([fits, *full])))
+        return segments
+    full = [_largest_rho(limit, top) for limit in limits]
+    segments.append(_Segment(top, flat, terms.rho_min, np.minimum.reduce([fits, *full])))
     for index, limit in enumerate(limits):
+        # Below full[index] even θ_max is within this limit, so the limit does not bind there.
         low = np.maximum(terms.rho_min, full[index])
         others = [other for position, other in enumerate(limits) if position != index]
-        lines.append(_limit_line(limit, others, low, fits))
-    return lines
+        segments.append(_follow_limit(limit, others, low, fits))
+    return segments
 
 
-def _limits(terms: DeviceTerms) -> list[_Limit]:
-    """The limits that can matter to anybody."""
+def _select_limits(terms: DeviceTerms) -> list[_Limit]:
+    """The limits that can bind for at least one of the devices; fewer kinds mean less work for all."""
     wider = 1.0 + ROUNDING
     time = _Limit(terms.seconds * wider, terms.step_seconds, terms.upload_seconds)
     energy = _Limit(terms.joules * wider, terms.step_joules, terms.upload_joules)
-    return [limit for limit in (time, energy) if (_most(limit, terms) > limit.budget).any()]
+    return [limit for limit in (time, energy) if (_largest_use(limit, terms) > limit.budget).any()]
 
 
-def _most(limit: _Limit, terms: DeviceTerms) -> FloatArray:
+def _largest_use(limit: _Limit, terms: DeviceTerms) -> FloatArray:
     return terms.rho_max * limit.step + terms.theta_max * limit.upload
 
 
-def _most_rho(limit: _Limit, theta: FloatArray) -> FloatArray:
+def _largest_rho(limit: _Limit, theta: FloatArray) -> FloatArray:
     """Largest ρ the limit allows beside θ; ±inf where steps are free."""
     left = limit.budget - theta * limit.upload
     free = np.where(left >= 0, np.inf, -np.inf)
     return np.divide(left, limit.step, out=free, where=limit.step > 0)
 
 
-def _limit_line(limit: _Limit, others: list[_Limit], low: FloatArray, high: FloatArray) -> _Line:
-    """The line along which a limit is used up, where no other limit is tighter."""
+def _follow_limit(limit: _Limit, others: list[_Limit], low: FloatArray, high: FloatArray) -> _Segment:
+    """The segment along which a limit is used up, where no other limit is tighter."""
     constant, slope = _coefficients(limit)
     for other in others:
-        low, high = _below(constant, slope, *_coefficients(other), low, high)
+        low, high = _narrow_to_below(constant, slope, *_coefficients(other), low, high)
     usable = np.isfinite(constant)
-    return _Line(
+    return _Segment(
         np.where(usable, constant, 0.0), slope, np.where(usable, low, 1.0), np.where(usable, high, 0.0)
     )
 
 
 def _coefficients(limit: _Limit) -> tuple[FloatArray, FloatArray]:
-    """c₀ and c₁ of θ = c₀ − c₁ρ; c₀ = +inf where uploads are free and the limit says nothing of θ."""
+    """c₀ and c₁ of θ = c₀ − c₁ρ; c₀ = +inf where uploads are free and the limit does not restrict θ."""
     sends = limit.upload > 0
     constant = np.divide(limit.budget, limit.upload, out=np.full_like(limit.budget, np.inf), where=sends)
     slope = np.divide(limit.step, limit.upload, out=np.zeros_like(limit.budget), where=sends)
     return constant, slope
 
 
-def _below(
+def _narrow_to_below(
     constant: FloatArray,
     slope: FloatArray,
     other_constant: FloatArray,
@@ -173,7 +174,7 @@ def _below(
     low: FloatArray,
     high: FloatArray,
 ) -> tuple[FloatArray, FloatArray]:
-    """Narrows [low, high] to where the first line is not above the second."""
+    """Narrows [low, high] to where the first segment is not above the second."""
     with np.errstate(invalid="ignore"):
         rise = constant - other_constant
     rise = np.where(np.isnan(rise), 0.0, rise)
@@ -181,4 +182,5 @@ def _below(
     crossing = np.divide(rise, steeper, out=np.zeros_like(rise), where=steeper != 0)
     low = np.where(steeper > 0, np.maximum(low, crossing), low)
     high = np.where(steeper < 0, np.minimum(high, crossing), high)
+    # Parallel and above everywhere: an empty interval.
     return low, np.where((steeper == 0) & (rise > 0), low - 1.0, high)

@@ -21,11 +21,11 @@ from cfel.bench.federations import leaf_federation, small_federation
 from cfel.cli import bench_deployment as command
 from cfel.cli import main
 from cfel.control.scheme import nobody
-from cfel.deployment.coordinator.control_state import Done, first_control
+from cfel.deployment.coordinator.control_state import FinishedEdgeRound, initial_coordinator_state
 from cfel.deployment.measurement.measured_rounds import EdgeRoundMeasurements
 from cfel.deployment.measurement.self_measurement import MeasurementReport
 from cfel.deployment.payloads import model_bytes
-from cfel.rounds import Work
+from cfel.rounds.kernel import DeviceWork
 from tests.simulation.drive import tiny
 
 
@@ -40,13 +40,13 @@ def clocked(wall: float, trainings: list[float]) -> EdgeRoundMeasurements:
 def test_overhead_is_over_training_and_bytes() -> None:
     """Rounds of 5 and 7 s for 4 s of training and one second's worth of bytes: between 1 and 1.4."""
     world = tiny().world()
-    devices = world.fleet.devices
+    devices = world.setting.fleet.devices
     plan, bits = nobody(devices), 8 * 1000
-    work = tuple(Work(n, 1, bits, 0.0) for n in range(devices))
+    work = tuple(DeviceWork(n, 1, bits, 0.0) for n in range(devices))
     size = devices * (len(model_bytes(world.start)) + 1000)
     rounds = [clocked(wall, [1.0, 4.0, *[2.0] * (devices - 2)]) for wall in (99.0, 5.0, 7.0)]
-    done = tuple(Done(r, (True,) * devices, plan, work, told) for r, told in enumerate(rounds))
-    found = overhead_of(world, replace(first_control(world), done=done), float(size))
+    done = tuple(FinishedEdgeRound(r, (True,) * devices, plan, work, told) for r, told in enumerate(rounds))
+    found = overhead_of(world, replace(initial_coordinator_state(world), done=done), float(size))
     assert (found.wall_seconds, found.training_seconds, found.transfer_seconds) == (6.0, 4.0, 1.0)
     assert found.transferred_bytes == size
     assert found.ratio == pytest.approx(1.2)
@@ -74,7 +74,7 @@ def test_experiments_have_the_sizes_asked_for() -> None:
     leaf = leaf_federation(6, 5)
     assert (leaf.fleet.devices, leaf.rounds.edge_rounds, leaf.deployment.conditions) == (8, 6, "measured")
     small = small_federation(64, 8, 2).world()
-    assert (small.fleet.devices, small.fleet.clusters) == (64, 8)
+    assert (small.setting.fleet.devices, small.setting.fleet.clusters) == (64, 8)
 
 
 def test_what_is_printed(capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch) -> None:

@@ -47,7 +47,7 @@ def test_everybody_sends_a_tenth() -> None:
 
 def test_some_of_many_take_part() -> None:
     """50 of 1,000 on average: within five standard deviations, √(1000·0.05·0.95) = 6.9."""
-    fleet = bench_world(replace(SMALL, samples=1)).fleet
+    fleet = bench_world(replace(SMALL, samples=1)).setting.fleet
     present = [int(fleet.conditions(0, number, 0, 1.0).available.sum()) for number in range(3)]
     assert all(abs(count - 50) < 35 for count in present)
 

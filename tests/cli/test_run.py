@@ -105,7 +105,7 @@ def test_a_run_in_the_way(run: Run, done: Path, tmp_path: Path) -> None:
     ("change", "message"),
     [
         ("rounds.glbal=3", "[rounds]: unknown 'glbal'; did you mean 'global'?"),
-        ("local.batch=3", "local.batch: belongs into [data]"),
+        ("local.batch=3", "local.batch: belongs in [data]"),
         ("scheme.name=hcf", "scheme: unknown 'hcf'; did you mean 'hcef'?"),
         ("model.name=mpl", "model: unknown 'mpl'; did you mean 'mlp'?"),
         ("data.name=digit", "data: unknown 'digit'; did you mean 'digits'?"),

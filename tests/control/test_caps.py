@@ -94,7 +94,7 @@ def test_a_run_has_at_least_one_round_of_each_kind(count: float) -> None:
         counts = [1, 1, 1]
         counts[field] = count  # type: ignore[call-overload]
         with pytest.raises(InputError, match="rounds"):
-            Rounds(*counts)
+            Rounds(*counts)  # type: ignore[arg-type]
 
 
 def test_edge_rounds_left_and_shares() -> None:

@@ -5,9 +5,11 @@ from dataclasses import replace
 import numpy as np
 import pytest
 
-from cfel.control import Budget, Gossip, Rounds, SchemeParameters, Setting, build_scheme, dry_run
+from cfel.control import Budget, Gossip, Rounds, SchemeParameters, Setting, build_scheme
+from cfel.control.scheme import Scheme
 from cfel.errors import InputError
-from cfel.system import Conditions, FleetParameters, build_fleet
+from cfel.rounds.dry_run import dry_run
+from cfel.system import Conditions, FleetParameters, TopologyParameters, build_backhaul, build_fleet
 
 
 def test_the_default_is_the_papers() -> None:
@@ -54,16 +56,25 @@ def test_refuses_nonsense() -> None:
         Gossip(steps=2, reach="everybody")
 
 
-def setting(backhaul: float) -> Setting:
+def setting(backhaul: float, scheme: Scheme, budget: Budget | None = None) -> Setting:
     """Six devices in three clusters, two global rounds of three edge rounds."""
     fleet = build_fleet(FleetParameters(devices=6, clusters=3))
-    return Setting(fleet, np.full(3, backhaul), Rounds(2, 3, 2), seed=1, model_bits=1e6)
+    return Setting(
+        seed=1,
+        rounds=Rounds(2, 3, 2),
+        fleet=fleet,
+        backhaul=build_backhaul(TopologyParameters(), fleet.sizes, 1),
+        backhaul_seconds=np.full(3, backhaul),
+        model_bits=1e6,
+        scheme=scheme,
+        budget=budget or Budget(),
+    )
 
 
 def spent(scheme: str, backhaul: float, options: dict[str, int] | None = None) -> float:
     """Seconds of a dry run."""
     parameters = SchemeParameters(name=scheme, options=options or {})
-    *_, last = dry_run(setting(backhaul), build_scheme(parameters), Budget())
+    *_, last = dry_run(setting(backhaul, build_scheme(parameters)))
     return last.ledger.seconds
 
 
@@ -85,10 +96,9 @@ def test_all_gossip_of_a_global_round_is_counted(scheme: str, options: dict[str,
 
 def test_clocks_meet_at_every_exchange() -> None:
     """CEF's round is the slowest cluster's sum, P-FedAvg's the sum of each edge round's slowest."""
-    world = setting(1.0)
     for name, every in (("cef", False), ("p_fedavg", True)):
-        before = 0.0
-        for each in dry_run(world, build_scheme(SchemeParameters(name=name)), Budget()):
+        before, world = 0.0, setting(1.0, build_scheme(SchemeParameters(name=name)))
+        for each in dry_run(world):
             table = np.array([_slowest(world, each.conditions[r]) for r in range(3)])
             wanted = (table + 1.0).max(axis=1).sum() if every else table.sum(axis=0).max() + 1.0
             assert each.ledger.seconds - before == pytest.approx(wanted)
@@ -104,10 +114,10 @@ def _slowest(world: Setting, conditions: Conditions) -> list[float]:
 
 def test_caps_leave_room_for_all_gossip_to_come() -> None:
     """A budgeted scheme that gossips after every edge round still ends within its time."""
-    world, hcef = setting(40.0), build_scheme(SchemeParameters(name="hcef"))
+    hcef = build_scheme(SchemeParameters(name="hcef"))
     eager = replace(hcef, gossip=Gossip(every_edge_round=True))
     budget = Budget(seconds=0.6 * spent("p_fedavg", 40.0))
-    *_, last = dry_run(world, eager, budget)
+    *_, last = dry_run(setting(40.0, eager, budget))
     assert all(plan.feasible for plan in last.plans)
     assert last.ledger.seconds <= budget.seconds * (1 + 1e-9)
     assert last.ledger.seconds > 0.9 * budget.seconds

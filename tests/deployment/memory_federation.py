@@ -123,7 +123,7 @@ class Federation:
 
     def everybody(self) -> Iterable[Identity]:
         """Edge servers first."""
-        fleet = self.world.fleet
+        fleet = self.world.setting.fleet
         return [
             *(Identity("edge", i) for i in range(fleet.clusters)),
             *(Identity("device", n) for n in range(fleet.devices)),

@@ -15,7 +15,7 @@ from cfel.deployment.transport.messages import Message
 from cfel.errors import RejectedError
 from cfel.learning.device_messages import DeviceOrder
 from cfel.learning.models.flat import FlatModel
-from cfel.rounds import ordered
+from cfel.rounds.orders import make_order
 from cfel.world import World
 from tests.deployment.conftest import deployed
 from tests.deployment.memory_federation import Federation, MemoryCalls
@@ -39,7 +39,7 @@ async def desk() -> AsyncIterator[DeviceService]:
 
 
 def orders(model: FlatModel, *devices: int) -> dict[int, DeviceOrder]:
-    return {n: ordered(WORLD, 0, 0, n, 1.0, 1.0, model) for n in devices}
+    return {n: make_order(WORLD.setting, 0, 0, n, 1.0, 1.0, model) for n in devices}
 
 
 async def news(at: DeviceService, device: int, known: str = "") -> Message:

@@ -50,7 +50,7 @@ def test_edge_server_that_is_lost_is_left_out_of_gossip(tmp_path: Path) -> None:
             lost = federation.coordinator()
             assert lost is not None
             await federation.kill(Identity("edge", lost))
-            for n in np.flatnonzero(federation.world.fleet.cluster == lost):
+            for n in np.flatnonzero(federation.world.setting.fleet.cluster == lost):
                 await federation.kill(Identity("device", int(n)))
             await federation.finished()
             return federation.records(), lost
@@ -153,7 +153,7 @@ def test_all_stopped_and_started_again(tmp_path: Path, simulated: list[dict[str,
 
 def test_weights_of_the_live_graph() -> None:
     """All there: the experiment's own weights, bit for bit. One missing: it keeps its own model."""
-    backhaul = deployed().world().backhaul
+    backhaul = deployed().world().setting.backhaul
     everybody = {i: [j for j in range(3) if j != i] for i in range(3)}
     assert rows_for(backhaul, everybody) == backhaul.weights.tolist()
     two = np.array(rows_for(backhaul, {0: [1], 1: [0]}))

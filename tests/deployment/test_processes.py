@@ -16,8 +16,8 @@ from cfel.launch.federation import LaunchOptions, launch_federation
 from cfel.launch.node_file import read_node
 from cfel.launch.processes import Processes
 from cfel.learning.models.flat import model_sha256
+from cfel.rounds.edge_models import read_edge_models
 from cfel.runlog import RoundRecord, RunDirectory
-from cfel.simulation.state import edge_models
 from cfel.status import Status
 from tests.deployment.conftest import deployed
 from tests.simulation.drive import records, timeless
@@ -62,7 +62,7 @@ def test_equals_the_simulation(tmp_path: Path, simulated: list[dict[str, Any]]) 
     assert directory.plan_rounds() == (1, 2, 3)
     checkpoint = directory.checkpoint()
     assert checkpoint is not None
-    assert model_sha256(edge_models(checkpoint, 3)) == simulated[-1]["model_sha256"]
+    assert model_sha256(read_edge_models(checkpoint, 3)) == simulated[-1]["model_sha256"]
 
 
 def test_killed_and_started_again(tmp_path: Path, simulated: list[dict[str, Any]]) -> None:

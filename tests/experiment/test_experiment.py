@@ -7,7 +7,7 @@ from typing import Any
 
 import pytest
 
-from cfel.control import Budget, Rounds, expected_use
+from cfel.control import Budget, Rounds
 from cfel.errors import ExperimentError, InputError
 from cfel.experiment import (
     PRESETS,
@@ -20,6 +20,7 @@ from cfel.experiment import (
 from cfel.learning.data import SHAPES
 from cfel.learning.data import load as load_data
 from cfel.plugins import ANY_CODE
+from cfel.rounds.dry_run import compute_use
 from cfel.system import Availability, HardwareConditions, RandomConditions, TraceParameters
 from tests.paper_data import write_cifar10, write_femnist
 
@@ -51,9 +52,9 @@ def conditions(table: dict[str, Any]) -> Any:
 @pytest.mark.parametrize(
     ("name", "rounds", "alpha", "size", "rate"),
     [
-        ("demo", Rounds(20, 5, 5), 1.5, 4_810, 0.02),
-        ("paper-cifar10", Rounds(40, 5, 5), 0.15, 269_722, 0.05),
-        ("paper-femnist", Rounds(50, 5, 5), 1.5, 6_603_710, 0.03),
+        ("demo", Rounds(20, 5, 5, target=0.92), 1.5, 4_810, 0.02),
+        ("paper-cifar10", Rounds(40, 5, 5, target=0.7), 0.15, 269_722, 0.05),
+        ("paper-femnist", Rounds(50, 5, 5, target=0.75), 1.5, 6_603_710, 0.03),
     ],
 )
 def test_presets(name: str, rounds: Rounds, alpha: float, size: int, rate: float) -> None:
@@ -93,7 +94,7 @@ def test_a_file_is_laid_over_its_preset(tmp_path: Path) -> None:
         options = {literal = true}
     """
     found = loaded(tmp_path, text)
-    assert (found.name, found.rounds) == ("mine", Rounds(50, 3, 5))
+    assert (found.name, found.rounds) == ("mine", Rounds(50, 3, 5, target=0.75))
     assert found.fleet.conditions == RandomConditions(alpha_joules=1.5, watts=(0.2, 0.4))
     assert (found.fleet.devices, found.model.name) == (64, "leaf_cnn")
     assert (found.scheme.name, found.scheme.option("literal", False)) == ("hcef", True)
@@ -206,7 +207,7 @@ def test_assignments(tmp_path: Path, change: str, path: str, value: object) -> N
 
 def test_the_last_assignment_counts(tmp_path: Path) -> None:
     found = loaded(tmp_path, "rounds.edge = 2", "rounds.global=3", "rounds.global=4")
-    assert found.rounds == Rounds(4, 2, 5)
+    assert found.rounds == Rounds(4, 2, 5, target=0.92)
 
 
 @pytest.mark.parametrize("change", ["rounds", "=3", " =3", "", "a b=3", "rounds..global=3"])
@@ -282,10 +283,10 @@ CLASSES = 'fleet.conditions = {kind = "classes", flops_per_sample = 1.0, '
             "local.kept_energy_at[1] = 2: must be a finite number ≥ 0 and ≤ 1",
         ),
         ("local.steps = 'bernouli'", "local.steps: unknown 'bernouli'; did you mean 'bernoulli'?"),
-        ("local.batch = 5", "local.batch: belongs into [data]"),
-        ("local.error_feedback = true", "local.error_feedback: belongs into [compression]"),
-        ("simulation.stop = 'budget'", "simulation.stop: belongs into [rounds]"),
-        ("simulation.target = 0.5", "simulation.target: belongs into [rounds]"),
+        ("local.batch = 5", "local.batch: belongs in [data]"),
+        ("local.error_feedback = true", "local.error_feedback: belongs in [compression]"),
+        ("simulation.stop = 'budget'", "simulation.stop: belongs in [rounds]"),
+        ("simulation.target = 0.5", "simulation.target: belongs in [rounds]"),
         ("simulation.engine = 'thread'", "simulation.engine: unknown 'thread'; did you mean 'threads'?"),
         ("simulation.workers = -1", "simulation.workers = -1: must be a whole number ≥ 0"),
         ("simulation.evaluate_on = 'edges'", "simulation.evaluate_on: unknown 'edges'; did you mean 'edge'?"),
@@ -391,29 +392,28 @@ def test_the_engine_is_chosen_by_the_model() -> None:
 
 def test_a_share_is_of_what_cef_uses() -> None:
     experiment = parse_experiment({**SMALL, "budget": {"share_of_cef": 0.6}})
-    setting, _ = experiment.setting()
-    cef = expected_use(setting)
-    found = experiment.budgets(setting)
+    setting = experiment.setting()
+    cef = compute_use(setting)
+    found = setting.budget
     assert found.seconds == pytest.approx(0.6 * cef.seconds, rel=1e-15)
     assert found.joules == pytest.approx(0.6 * cef.joules, rel=1e-15)
 
 
 def test_numbers_go_before_the_share() -> None:
     experiment = parse_experiment({**SMALL, "budget": {"seconds": 5.0, "share_of_cef": 0.5}})
-    setting, _ = experiment.setting()
-    found = experiment.budgets(setting)
-    assert found == Budget(5.0, 0.5 * expected_use(setting).joules)
-    assert Experiment().budgets(setting) == Budget(float("inf"), float("inf"))
+    setting = experiment.setting()
+    assert setting.budget == Budget(5.0, 0.5 * compute_use(setting).joules)
+    assert Experiment().setting().budget == Budget(float("inf"), float("inf"))
 
 
 def test_the_setting_is_what_the_file_says() -> None:
     """Ring of 3: each hears two neighbours. The perceptron has 64·64 + 64 + 64·10 + 10 = 4,810 numbers."""
-    setting, backhaul = parse_experiment({**SMALL, "seed": 7}).setting(sigma2=2.0, g2=0.5)
-    assert (setting.fleet.devices, setting.fleet.clusters, backhaul.clusters) == (6, 3, 3)
-    assert (setting.seed, setting.sigma2, setting.g2, setting.model_bits) == (7, 2.0, 0.5, 32 * 4810)
-    assert setting.rounds == Rounds(2, 2, 5)
+    setting = parse_experiment({**SMALL, "seed": 7}).setting()
+    assert (setting.fleet.devices, setting.fleet.clusters, setting.backhaul.clusters) == (6, 3, 3)
+    assert (setting.seed, setting.model_bits) == (7, 32 * 4810)
+    assert setting.rounds == Rounds(2, 2, 5, target=0.92)
     assert setting.backhaul_seconds.shape == (3,)
-    assert backhaul.zeta == pytest.approx(0, abs=1e-12)
+    assert setting.backhaul.zeta == pytest.approx(0, abs=1e-12)
 
 
 @pytest.mark.parametrize(
@@ -429,7 +429,7 @@ def test_the_setting_is_what_the_file_says() -> None:
 )
 def test_the_setting_counts_the_model_on_its_data(data: str, model: str, parameters: int) -> None:
     """A model's size follows from its data set, whose files are not needed to tell."""
-    setting, _ = parse_experiment({**SMALL, "data": {"name": data}, "model": {"name": model}}).setting()
+    setting = parse_experiment({**SMALL, "data": {"name": data}, "model": {"name": model}}).setting()
     assert setting.model_bits == 32 * parameters
 
 
@@ -445,7 +445,7 @@ def test_the_setting_counts_the_model_on_user_defined_data(
     (tmp_path / "hundred_classes.py").write_text("\n".join(lines), encoding="utf-8")
     monkeypatch.syspath_prepend(tmp_path)
     document = {**SMALL, "data": {"name": "hundred_classes:load"}, "model": {"name": "resnet20"}}
-    setting, _ = parse_experiment(document, code=ANY_CODE).setting()
+    setting = parse_experiment(document, code=ANY_CODE).setting()
     assert setting.model_bits == 32 * (269_722 + 65 * 90)
 
 
@@ -462,13 +462,13 @@ def test_costs_of_another_models_size() -> None:
         parse_experiment({**SMALL, "model": {"name": "mlp", **changes}, "budget": {"share_of_cef": 0.6}})
         for changes in ({}, {"charged_parameters": 48_100})
     )
-    small, large = plain.world(), charged.world()
-    assert large.start.parameters.numel() == small.start.parameters.numel() == 4810
+    small, large = plain.world().setting, charged.world().setting
+    assert charged.world().start.parameters.numel() == plain.world().start.parameters.numel() == 4810
     assert (large.model_bits, large.charged_share) == (32 * 48_100, 10.0)
     assert large.backhaul_seconds.tolist() == pytest.approx((10 * small.backhaul_seconds).tolist())
-    setting, _ = charged.setting()
+    setting = charged.setting()
     assert (setting.model_bits, setting.backhaul_seconds[0]) == (32 * 48_100, large.backhaul_seconds[0])
-    assert large.budget == charged.budgets(setting)
+    assert large.budget == setting.budget
     assert large.budget.seconds > small.budget.seconds
 
 

@@ -4,7 +4,6 @@ from pathlib import Path
 
 import pytest
 
-from cfel.control import expected_use
 from cfel.errors import InputError
 from cfel.experiment import load_experiment
 from cfel.reproduce.forecast import Pace, estimate_seconds
@@ -19,6 +18,7 @@ from cfel.reproduce.items import (
 )
 from cfel.reproduce.paper_values import load_paper_values
 from cfel.reproduce.rates import dump_rates, load_rates
+from cfel.rounds.dry_run import compute_use
 
 ANYWHERE = Path("/anywhere")
 
@@ -57,14 +57,14 @@ def test_full_scale_is_the_papers() -> None:
     for run in planned("table1"):
         assert (run.experiment.fleet.devices, run.experiment.model.name) == (64, "resnet20")
         assert run.experiment.rounds.global_rounds == 40
-    assert {run.experiment.simulation.target for run in planned("table1", "femnist")} == {0.75}
+    assert {run.experiment.rounds.target for run in planned("table1", "femnist")} == {0.75}
 
 
 def test_only_schemes_that_mind_budgets_stop_at_them() -> None:
-    endings = {run.experiment.scheme.name: run.experiment.simulation.stop for run in planned("table1")}
+    endings = {run.experiment.scheme.name: run.experiment.rounds.stop for run in planned("table1")}
     assert {"cef": "rounds", "mll_sgd": "rounds", "hcef": "budget"}.items() <= endings.items()
     assert endings["cef_c"] == endings["cef_f"] == "budget"
-    assert {run.experiment.simulation.stop for run in planned("table1", stop="target")} == {"target"}
+    assert {run.experiment.rounds.stop for run in planned("table1", stop="target")} == {"target"}
 
 
 def test_sweeps_have_the_papers_values() -> None:
@@ -89,9 +89,9 @@ def test_budgets_are_made_anew_for_every_setting() -> None:
     runs = planned("tau", "femnist", schemes=("hcef",))
     budgets = []
     for run in (runs[0], runs[-1]):
-        setting, _ = run.experiment.setting()
-        budgets.append(run.experiment.budgets(setting))
-        assert budgets[-1] == expected_use(setting).shared(0.6)
+        setting = run.experiment.setting()
+        budgets.append(setting.budget)
+        assert budgets[-1] == compute_use(setting).shared(0.6)
     assert budgets[0].seconds > 1.1 * budgets[1].seconds
 
 

@@ -9,7 +9,7 @@ import torch
 from cfel.experiment import Experiment
 from cfel.learning.local.workspace import Workspace
 from cfel.learning.roles import device_update
-from cfel.rounds import EdgeRoundOutcome
+from cfel.rounds.kernel import EdgeRoundOutcome
 from cfel.simulation import RunState, initial_state
 from cfel.simulation.loop import run_edge_round
 from cfel.world import World
@@ -29,7 +29,7 @@ def test_hcef_keeps_both_budgets(seed: int) -> None:
     )
     world = experiment.world()
     log = [each.record for each in outcomes(experiment, world)]
-    budget, last = world.budget, log[-1]
+    budget, last = world.setting.budget, log[-1]
     assert all(line.feasible for line in log)
     assert last.seconds_expected <= budget.seconds * (1 + 1e-9)
     assert 0.99 * budget.joules < last.joules_expected <= budget.joules * (1 + 1e-9)
@@ -43,8 +43,8 @@ def test_cef_uses_what_the_budgets_are_a_share_of() -> None:
     experiment = tiny(scheme={"name": "cef"})
     world = experiment.world()
     last = outcomes(experiment, world)[-1].record
-    assert last.seconds / world.budget.seconds == pytest.approx(1 / 0.6)
-    assert last.joules / world.budget.joules == pytest.approx(1 / 0.6)
+    assert last.seconds / world.setting.budget.seconds == pytest.approx(1 / 0.6)
+    assert last.joules / world.setting.budget.joules == pytest.approx(1 / 0.6)
     assert (last.seconds_realised, last.joules_realised) == pytest.approx((last.seconds, last.joules))
 
 
@@ -137,7 +137,7 @@ def test_a_round_without_anybody(scheme: str) -> None:
     first, empty, last = (each.record for each in outcomes(experiment, world))
     assert (empty.loss, empty.straggler, empty.devices_taking_part) == (None, None, 0)
     assert (empty.rho_mean, empty.theta_mean, empty.joules) == (0, 0, first.joules)
-    assert empty.seconds - first.seconds == pytest.approx(max(world.backhaul_seconds))
+    assert empty.seconds - first.seconds == pytest.approx(max(world.setting.backhaul_seconds))
     assert last.devices_taking_part == 6
     assert last.joules > empty.joules
 

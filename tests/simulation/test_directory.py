@@ -10,7 +10,7 @@ import pytest
 from cfel.api.runs import RunOptions, run_experiment
 from cfel.errors import RunDirectoryError
 from cfel.experiment import Experiment, load_experiment
-from cfel.rounds import refuse_other_experiment
+from cfel.rounds.run_directory import refuse_other_experiment
 from cfel.runlog import RoundRecord, RunDirectory
 from tests.simulation.drive import timeless, tiny
 

@@ -33,13 +33,13 @@ def observed(
     experiment = tiny(sections, fleet={"availability": {"away": away}}, scheme={"name": "cef"})
     world = experiment.world()
     seen: list[Observation] = []
-    inner = world.scheme
+    inner = world.setting.scheme
 
     def plan(state: State, observation: Observation) -> tuple[RoundPlan, State]:
         seen.append(observation)
         return inner.plan(state, observation)
 
-    world = replace(world, scheme=Scheme(inner.init, plan))
+    world = replace(world, setting=replace(world.setting, scheme=Scheme(inner.init, plan)))
     parameters = experiment.resolved(world).simulation
     with Asking(world, parameters) as executor:
         executor.asked = []

@@ -6,7 +6,7 @@ import pytest
 
 from cfel.learning.evaluate import evaluate
 from cfel.learning.local.workspace import Workspace
-from cfel.rounds import mean_model
+from cfel.rounds.edge_models import mean_model
 from tests.simulation.drive import outcomes, records, tiny
 
 
@@ -31,7 +31,7 @@ def test_on_the_mean_model() -> None:
     world = experiment.world()
     outcome = outcomes(experiment, world)[0]
     workspace = Workspace(world.task, world.local, world.compress)
-    mean = mean_model(world, dict(enumerate(outcome.state.models)))
+    mean = mean_model(world.setting.fleet.sizes, dict(enumerate(outcome.state.models)))
     assert outcome.record.accuracy == evaluate(mean, workspace).metric
 
 
@@ -59,7 +59,10 @@ def test_stopping_at_a_budget() -> None:
     )
     world = experiment.world()
     log = [each.record for each in outcomes(experiment, world)]
-    used = [max(line.seconds / world.budget.seconds, line.joules / world.budget.joules) for line in log]
+    used = [
+        max(line.seconds / world.setting.budget.seconds, line.joules / world.setting.budget.joules)
+        for line in log
+    ]
     assert 5 <= len(log) <= 7
     assert all(share < 1 for share in used[:-1])
     assert used[-1] >= 1

@@ -94,7 +94,7 @@ def test_the_tiny_example_is_as_promised(tmp_path: Path) -> None:
     """Three clusters of two devices on data that needs no file, in threads, in a few seconds."""
     experiment = load_experiment(EXAMPLES / "tiny.toml")
     world = experiment.world()
-    assert world.fleet.sizes.tolist() == [2, 2, 2]
+    assert world.setting.fleet.sizes.tolist() == [2, 2, 2]
     assert (experiment.data.name, experiment.simulation.engine) == ("digits", "threads")
     log = run_experiment(experiment, tmp_path / "run", RunOptions())
     assert sum(line.wall_seconds for line in log) < 10
@@ -109,7 +109,7 @@ def test_turns_are_taken() -> None:
     place = 2 * np.repeat(np.arange(4), 12) + column(tables, "edge_round")
     hard = column(tables, "rho") == 1
     np.testing.assert_array_equal(hard, (column(tables, "device") + place) % 2 == 0)
-    assert found[-1].state.scheme == {"turn": 8}
+    assert found[-1].state.control.scheme == {"turn": 8}
 
 
 def test_a_state_waits_in_the_checkpoint(tmp_path: Path) -> None:
@@ -129,7 +129,7 @@ def test_a_bit_an_entry() -> None:
 
 def test_the_wheel() -> None:
     world = example("custom_topology").world()
-    assert nx.is_isomorphic(world.backhaul.graph, nx.wheel_graph(6))
+    assert nx.is_isomorphic(world.setting.backhaul.graph, nx.wheel_graph(6))
 
 
 def test_a_text_of_ones_own(tmp_path: Path) -> None:

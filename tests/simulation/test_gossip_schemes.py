@@ -11,7 +11,7 @@ from cfel.control import SchemeParameters, build_scheme
 from cfel.experiment import Experiment
 from cfel.learning.local.workspace import Workspace
 from cfel.learning.roles import device_update, edge_aggregate, gossip_mix
-from cfel.rounds import EdgeRoundOutcome
+from cfel.rounds.kernel import EdgeRoundOutcome
 from cfel.simulation import RunState, initial_state, simulate
 from cfel.simulation.loop import run_edge_round
 from tests.simulation.drive import Listening, outcomes, parameters_of, tiny
@@ -44,7 +44,7 @@ def test_fedavg_counts_samples() -> None:
         parameters = experiment.resolved(world).simulation
         state = initial_state(world)
         after, _ = run_edge_round(world, executor, parameters, state, 0)
-    mixed = gossip_mix(after.models, world.backhaul.weights)[0]
+    mixed = gossip_mix(after.models, world.setting.backhaul.weights)[0]
     workspace = Workspace(world.task, world.local, world.compress)
     held = np.array([data.samples for data in world.data], dtype=np.float64)
     assert len(set(held.tolist())) > 1
@@ -64,9 +64,11 @@ def test_hierarchical_fedavg_agrees_once_per_global_round() -> None:
     found = outcomes(experiment)
     assert disagreement(parameters_of(found[-1])) == 0
     world = experiment.world()
-    assert world.backhaul.zeta == pytest.approx(0, abs=1e-12)
-    held = [sum(world.data[n].samples for n in range(6) if world.fleet.cluster[n] == i) for i in range(3)]
-    np.testing.assert_allclose(world.backhaul.weights, np.tile(np.array(held) / sum(held), (3, 1)))
+    assert world.setting.backhaul.zeta == pytest.approx(0, abs=1e-12)
+    held = [
+        sum(world.data[n].samples for n in range(6) if world.setting.fleet.cluster[n] == i) for i in range(3)
+    ]
+    np.testing.assert_allclose(world.setting.backhaul.weights, np.tile(np.array(held) / sum(held), (3, 1)))
     state, _ = _first_edge_round(experiment)
     assert disagreement([model.parameters.numpy() for model in state.models]) > 0
 
@@ -81,10 +83,10 @@ def test_p_fedavg_gossips_after_every_edge_aggregation() -> None:
         list(simulate(world, executor, parameters, initial_state(world), lambda: 0.0))
     second = {order.device: order.model.parameters for order in executor.orders[6:]}
     state, _ = _first_edge_round(experiment)
-    mixed = gossip_mix(state.models, world.backhaul.weights)
+    mixed = gossip_mix(state.models, world.setting.backhaul.weights)
     for device, start in second.items():
-        assert torch.equal(start, mixed[world.fleet.cluster[device]].parameters)
-        assert not torch.equal(start, state.models[world.fleet.cluster[device]].parameters)
+        assert torch.equal(start, mixed[world.setting.fleet.cluster[device]].parameters)
+        assert not torch.equal(start, state.models[world.setting.fleet.cluster[device]].parameters)
 
 
 def _first_edge_round(experiment: Experiment) -> tuple[RunState, EdgeRoundOutcome]:
@@ -100,12 +102,14 @@ def test_sd_feel_takes_several_gossip_steps_by_samples() -> None:
     experiment = named("sd_feel", ONE, line, steps=2)
     world = experiment.world()
     state, _ = _first_edge_round(experiment)
-    wanted = gossip_mix(gossip_mix(state.models, world.backhaul.weights), world.backhaul.weights)
+    wanted = gossip_mix(
+        gossip_mix(state.models, world.setting.backhaul.weights), world.setting.backhaul.weights
+    )
     for model, found in zip(wanted, parameters_of(outcomes(experiment)[-1]), strict=True):
         np.testing.assert_array_equal(model.parameters.numpy(), found)
     held = np.array([data.samples for data in world.data], dtype=np.float64)
-    shares = np.bincount(world.fleet.cluster, held) / held.sum()
-    np.testing.assert_allclose(shares @ world.backhaul.weights, shares)
+    shares = np.bincount(world.setting.fleet.cluster, held) / held.sum()
+    np.testing.assert_allclose(shares @ world.setting.backhaul.weights, shares)
     equal = _first_edge_round(named("cef", ONE, line))[0]
     assert not torch.equal(equal.models[0].parameters, state.models[0].parameters)
     assert torch.equal(equal.models[3].parameters, state.models[3].parameters)

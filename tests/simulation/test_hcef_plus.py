@@ -30,8 +30,8 @@ def test_it_stays_within_both_budgets() -> None:
     experiment = tiny(PLUS)
     world = experiment.world()
     last = outcomes(experiment, world)[-1].record
-    assert last.seconds <= world.budget.seconds * (1 + 1e-9)
-    assert last.joules <= world.budget.joules * (1 + 1e-9)
+    assert last.seconds <= world.setting.budget.seconds * (1 + 1e-9)
+    assert last.joules <= world.setting.budget.joules * (1 + 1e-9)
 
 
 def test_the_measured_curve_survives_a_checkpoint() -> None:

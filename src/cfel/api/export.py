@@ -11,11 +11,10 @@ from cfel.experiment import load_experiment
 from cfel.learning.models.flat import FlatModel
 from cfel.learning.models.onnx_files import save_onnx
 from cfel.learning.models.safetensors_files import save_model
-from cfel.learning.roles import weighted_model
 from cfel.learning.task import initial_model
 from cfel.plugins import BUILT_IN_ONLY, CodePolicy
+from cfel.rounds.edge_models import mean_model, read_edge_models
 from cfel.runlog import RunDirectory
-from cfel.simulation.state import edge_models
 
 FORMATS = (".onnx", ".safetensors")
 _MAX_ATTEMPTS = 5
@@ -57,8 +56,7 @@ def load_trained_model(
     sizes = np.bincount(run.fleet().cluster)
     number, models = _load_models(run, directory, len(sizes), code)
     if edge is None:
-        total = sum(sizes[i] for i in models)
-        return number, weighted_model(models, {i: float(sizes[i] / total) for i in models})
+        return number, mean_model(sizes, models)
     if edge not in models:
         raise InputError(f"--edge {edge}: the run has edge servers {', '.join(map(str, models))}")
     return number, models[edge]
@@ -70,7 +68,7 @@ def _load_models(
     """The round and its edge models: from a checkpoint, or else from the edge servers' state files."""
     checkpoint = run.checkpoint()
     if checkpoint is not None:
-        return checkpoint.round, dict(enumerate(edge_models(checkpoint, clusters)))
+        return checkpoint.round, dict(enumerate(read_edge_models(checkpoint, clusters)))
     places = {i: directory / "nodes" / f"edge-{i}" for i in range(clusters)}
     if EdgeDisk.holds_state(directory):
         places = {0: directory}

@@ -11,9 +11,10 @@ from cfel.api.run_options import OnRound, RunOptions
 from cfel.errors import InputError
 from cfel.experiment import Experiment, experiment_toml
 from cfel.report import load_runs, summarise, write_report, write_summary
+from cfel.rounds.parameters import SimulationParameters
 from cfel.runlog import RoundRecord
 from cfel.scaleout import connect_cluster, ray_executor
-from cfel.simulation import Executor, PoolExecutor, SimulationParameters, Watch, run_in_directory
+from cfel.simulation import Executor, PoolExecutor, Watch, run_in_directory
 from cfel.world import World
 
 __all__ = ["OnRound", "PlacedRun", "RunOptions", "compare", "run_all", "run_experiment", "scheme_folder"]
@@ -89,7 +90,7 @@ def compare(
         for one in experiments
     ]
     run_all(runs, out, options)
-    aim = experiment.simulation.target if target is None else target
+    aim = experiment.rounds.target if target is None else target
     document = summarise(load_runs(out), aim)
     write_summary(out, document)
     write_report(out, aim)

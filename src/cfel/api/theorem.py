@@ -12,11 +12,12 @@ from typing import Any
 import numpy as np
 
 from cfel import validation
-from cfel.control import Bound, Landscape, Rounds, Scheme, build_scheme, dry_run, omega1, theorem_1
+from cfel.control import Bound, Landscape, Rounds, Scheme, build_scheme, omega1, theorem_1
 from cfel.control.theory import RoundTerms, joined, round_terms
 from cfel.errors import InputError
 from cfel.experiment import Experiment, load_experiment
 from cfel.plugins import BUILT_IN_ONLY, CodePolicy
+from cfel.rounds.dry_run import dry_run
 from cfel.runlog import FleetDescription, PlanTable, RunDirectory, holds_run
 from cfel.system import target_weights, zeta
 
@@ -136,10 +137,9 @@ def _landscape(experiment: Experiment, assumed: Assumptions, sigma2: float, g2: 
 
 def _of_experiment(experiment: Experiment, assumed: Assumptions) -> TheoremReport:
     landscape = _landscape(experiment, assumed, ASSUMED, ASSUMED)
-    setting, backhaul = experiment.setting(landscape.sigma2, landscape.g2)
-    scheme = build_scheme(experiment.scheme, experiment.code)
-    survives = scheme.gossip.survives(backhaul.zeta)
-    rounds = dry_run(setting, scheme, experiment.budgets(setting))
+    setting = experiment.setting()
+    survives = setting.scheme.gossip.survives(setting.backhaul.zeta)
+    rounds = dry_run(setting, landscape.sigma2, landscape.g2)
     plans = [
         (plan.rho[now.available], plan.theta[now.available])
         for each in rounds
@@ -148,12 +148,12 @@ def _of_experiment(experiment: Experiment, assumed: Assumptions) -> TheoremRepor
     return TheoremReport(
         name=experiment.name,
         scheme=experiment.scheme.name,
-        clusters=backhaul.clusters,
+        clusters=setting.fleet.clusters,
         edge_rounds=len(plans),
         zeta=survives,
         omega1=omega1(survives),
         landscape=landscape,
-        bound=theorem_1(landscape, _between_gossip(experiment.rounds, scheme), survives, plans),
+        bound=theorem_1(landscape, _between_gossip(experiment.rounds, setting.scheme), survives, plans),
     )
 
 

@@ -19,7 +19,7 @@ from pathlib import Path
 from typing import Any
 
 from cfel.bench.federations import leaf_federation, small_federation
-from cfel.deployment.coordinator.control_state import Control, from_json
+from cfel.deployment.coordinator.control_state import CoordinatorState, from_json
 from cfel.deployment.edge.state import EdgeDisk
 from cfel.deployment.payloads import model_size
 from cfel.experiment import Experiment
@@ -98,7 +98,7 @@ def measure_overhead(edge_rounds: int, local_steps: int) -> Overhead:
     return overhead_of(world, from_json(state.control), loopback_bytes_per_second())
 
 
-def overhead_of(world: World, control: Control, bytes_per_second: float) -> Overhead:
+def overhead_of(world: World, control: CoordinatorState, bytes_per_second: float) -> Overhead:
     """From what the clocks said of the edge rounds of one global round."""
     full = model_size(world.start)
     walls, trainings, sizes = [], [], []
@@ -114,7 +114,7 @@ def overhead_of(world: World, control: Control, bytes_per_second: float) -> Over
     ]
     size = round(statistics.median(sizes))
     return Overhead(
-        devices=world.fleet.devices,
+        devices=world.setting.fleet.devices,
         wall_seconds=statistics.median(walls),
         training_seconds=statistics.median(trainings),
         transfer_seconds=size / bytes_per_second,

@@ -8,7 +8,7 @@ from dataclasses import dataclass
 import numpy as np
 import torch
 
-from cfel.control import Budget, Rounds
+from cfel.control import Rounds, Setting
 from cfel.control.planning import Bounds, plan_round
 from cfel.control.scheme import Scheme, SchemeParameters, stateless
 from cfel.cost import backhaul_seconds
@@ -18,8 +18,8 @@ from cfel.learning.data.dataset import DataSet, Normalisation
 from cfel.learning.local.sgd import LocalParameters, MomentumState
 from cfel.learning.models.builders import model_builder
 from cfel.learning.task import DeviceData, Task, initial_model
+from cfel.rounds.parameters import SimulationParameters, choose_engine
 from cfel.seeding import generator
-from cfel.simulation import SimulationParameters, chosen_engine
 from cfel.system import Availability, FleetParameters, TopologyParameters, build_backhaul, build_fleet
 from cfel.world import World
 
@@ -119,19 +119,22 @@ def bench_world(setting: BenchSetting) -> World:
     fleet = build_fleet(FleetParameters(setting.devices, setting.clusters, availability=Availability(away)))
     backhaul = build_backhaul(TopologyParameters(), fleet.sizes, SEED)
     start = initial_model(task, SEED)
+    bits = 32.0 * start.parameters.numel()
     shares = np.arange(setting.devices * setting.samples).reshape(setting.devices, setting.samples)
     return World(
-        seed=SEED,
-        rounds=Rounds(ENDLESS, setting.edge_rounds, setting.local_steps),
-        fleet=fleet,
-        backhaul=backhaul,
-        backhaul_seconds=backhaul_seconds(backhaul.graph, 32.0 * start.parameters.numel()),
+        setting=Setting(
+            seed=SEED,
+            rounds=Rounds(ENDLESS, setting.edge_rounds, setting.local_steps),
+            fleet=fleet,
+            backhaul=backhaul,
+            backhaul_seconds=backhaul_seconds(backhaul.graph, bits),
+            model_bits=bits,
+            scheme=pinned_scheme(),
+        ),
         task=task,
         data=tuple(DeviceData(data, own) for own in shares),
         local=LocalParameters(batch=setting.batch, momentum_state=setting.momentum_state, learning_rate=0.01),
         compress=compressor("topk"),
-        scheme=pinned_scheme(),
-        budget=Budget(),
         start=start,
     )
 
@@ -139,5 +142,5 @@ def bench_world(setting: BenchSetting) -> World:
 def bench_parameters(setting: BenchSetting, world: World) -> SimulationParameters:
     """No checkpoints, no evaluation, and the engine that an experiment of this model would get."""
     buffers = world.start.buffers.numel() > 0
-    engine = chosen_engine(setting.engine, world.start.parameters.numel(), buffers)
+    engine = choose_engine(setting.engine, world.start.parameters.numel(), buffers)
     return SimulationParameters(engine=engine, evaluate_every=ENDLESS, checkpoint_every=0)

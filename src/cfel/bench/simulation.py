@@ -16,9 +16,10 @@ from typing import Any
 
 from cfel.bench.bare_loop import WAYS, Timed
 from cfel.bench.settings import SMALL, BenchSetting, bench_parameters, bench_world
-from cfel.rounds import fleet_description
-from cfel.runlog import RunWriter, describe_environment
-from cfel.simulation import PoolExecutor, SimulationParameters, initial_state, simulate
+from cfel.rounds.parameters import SimulationParameters
+from cfel.rounds.run_directory import create_run
+from cfel.runlog import RunWriter
+from cfel.simulation import PoolExecutor, initial_state, simulate
 from cfel.world import World
 
 
@@ -67,15 +68,12 @@ class Scale:
 @contextmanager
 def timed_rounds(world: World, parameters: SimulationParameters) -> Iterator[Iterator[Round]]:
     """Global rounds through the real loop, in a run directory that is thrown away."""
-    with TemporaryDirectory() as folder, PoolExecutor(world, parameters) as executor:
-        writer = RunWriter.create(
-            Path(folder) / "run",
-            experiment_toml="",
-            fleet=fleet_description(world),
-            environment=describe_environment([], started=""),
-        )
-        with writer:
-            yield _rounds(world, parameters, executor, writer)
+    with (
+        TemporaryDirectory() as folder,
+        PoolExecutor(world, parameters) as executor,
+        create_run(Path(folder) / "run", world.setting, "", ()) as writer,
+    ):
+        yield _rounds(world, parameters, executor, writer)
 
 
 def _rounds(

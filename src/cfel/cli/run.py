@@ -18,8 +18,8 @@ from cfel.cli.run_result import print_run_result
 from cfel.errors import RunDirectoryError
 from cfel.experiment import Experiment, load_experiment
 from cfel.plugins import ANY_CODE, import_from
+from cfel.rounds.parameters import ENGINES
 from cfel.runlog import RoundRecord, RunDirectory, holds_run
-from cfel.simulation import ENGINES
 from cfel.system import bias_warning, cluster_sizes
 from cfel.wording import plural
 
@@ -103,7 +103,7 @@ def _explain_end(last: RoundRecord, experiment: Experiment) -> str:
             "the plans spread the budgets over all rounds: for a longer run choose another --out"
         )
     return (
-        f"it stopped at its {experiment.simulation.stop} after {last.round} of {plural(total, 'round')}. To "
+        f"it stopped at its {experiment.rounds.stop} after {last.round} of {plural(total, 'round')}. To "
         "continue, add --resume and --set rounds.stop=rounds, or another rounds.target"
     )
 

@@ -18,7 +18,7 @@ def print_run_result(
     arguments: argparse.Namespace, experiment: Experiment, out: Path, records: Sequence[RoundRecord]
 ) -> int:
     """Writes the report, prints the last round and returns the exit code."""
-    page, last = write_report(out, experiment.simulation.target), records[-1]
+    page, last = write_report(out, experiment.rounds.target), records[-1]
     if arguments.json:
         print_json(
             {

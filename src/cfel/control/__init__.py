@@ -8,11 +8,11 @@ This package deals in numbers only: it knows no tensors, no files, no clock.
 
 from cfel.control.caps import Budget, Rounds, round_caps
 from cfel.control.device_overrides import DeviceOverrides
-from cfel.control.dry_run import DryRunRound, Setting, dry_run, expected_use
 from cfel.control.gossip import Gossip
 from cfel.control.problem import RoundProblem
 from cfel.control.scheme import Observation, RoundPlan, Scheme, SchemeParameters
 from cfel.control.schemes import SCHEMES, build_scheme
+from cfel.control.setting import Setting
 from cfel.control.solution import Solution, SolverDefectError
 from cfel.control.solver.alternating import Stopping
 from cfel.control.solver.solve import solve
@@ -23,7 +23,6 @@ __all__ = [
     "Bound",
     "Budget",
     "DeviceOverrides",
-    "DryRunRound",
     "Gossip",
     "Landscape",
     "Observation",
@@ -37,8 +36,6 @@ __all__ = [
     "SolverDefectError",
     "Stopping",
     "build_scheme",
-    "dry_run",
-    "expected_use",
     "omega1",
     "round_caps",
     "solve",

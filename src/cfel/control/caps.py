@@ -9,34 +9,47 @@ seconds, and the energy constraint leaves all devices together with the same exp
 backhaul. A cap can be negative: more has been spent than was foreseen.
 """
 
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 
 import numpy as np
 
 from cfel import validation
 from cfel.arrays import FloatArray
 from cfel.cost.ledger import Ledger
-from cfel.errors import InputError
+from cfel.errors import InputError, unknown_name
+
+STOPS = ("rounds", "budget", "target")
 
 
 @dataclass(frozen=True, slots=True)
 class Rounds:
-    """How long a run is.
+    """The experiment file's `[rounds]`: how long a run is.
 
     Attributes:
         global_rounds: φ.
         edge_rounds: q, edge rounds per global round.
         local_steps: τ, local iterations per edge round.
+        stop: after all "rounds", when a "budget" is used up, or when the "target" is reached.
+        target: accuracy to reach; also what tables speak of.
     """
 
-    global_rounds: int
-    edge_rounds: int = 5
-    local_steps: int = 5
+    # `global` is a keyword in Python, so the file's short keys cannot be the fields' names.
+    global_rounds: int = field(metadata={"key": "global"})
+    edge_rounds: int = field(default=5, metadata={"key": "edge"})
+    local_steps: int = field(default=5, metadata={"key": "local"})
+    stop: str = "rounds"
+    target: float | None = None
 
     def __post_init__(self) -> None:
         validation.check_whole("rounds.global", self.global_rounds, least=1)
         validation.check_whole("rounds.edge", self.edge_rounds, least=1)
         validation.check_whole("rounds.local", self.local_steps, least=1)
+        if self.stop not in STOPS:
+            raise InputError(unknown_name("rounds.stop", self.stop, STOPS))
+        if self.target is not None:
+            validation.check_number("rounds.target", self.target)
+        elif self.stop == "target":
+            raise InputError("rounds.stop = 'target': needs rounds.target, the accuracy to reach")
 
     def edge_rounds_left(self, global_round: int, edge_round: int) -> int:
         """Edge rounds from this one to the end of the run."""

@@ -27,7 +27,7 @@ from cfel.deployment.transport.grpc_transport import Credentials, GrpcCalls, Grp
 from cfel.deployment.transport.messages import Message
 from cfel.errors import DeploymentError, InputError
 from cfel.learning.task import DeviceData
-from cfel.rounds import SimulationParameters
+from cfel.rounds.parameters import SimulationParameters
 from cfel.status import Status
 from cfel.world import World
 
@@ -79,7 +79,7 @@ async def run_edge(
     companion: Companion | None = None,
 ) -> None:
     """Runs an edge server until the experiment is over or the task is cancelled."""
-    number, clusters = node.identity.number, world.fleet.clusters
+    number, clusters = node.identity.number, world.setting.fleet.clusters
     if number >= clusters:
         raise InputError(f"{node.identity}: the experiment has edge servers 0 to {clusters - 1}")
     _check_addresses(node, clusters)
@@ -92,7 +92,7 @@ async def run_edge(
         credentials, experiment_check.check_methods(edge.methods), edge.on_refusal, deployment
     )
     port = await listener.start(node.listen or node.addresses[number])
-    _LOG.info("%s of %d listens on port %d", node.identity, world.fleet.clusters, port)
+    _LOG.info("%s of %d listens on port %d", node.identity, world.setting.fleet.clusters, port)
     try:
         await edge.run(companion)
     finally:
@@ -125,9 +125,11 @@ async def run_device(
         data: samples of its own; None for its part of the experiment's.
     """
     number = node.identity.number
-    if number >= world.fleet.devices:
-        raise InputError(f"{node.identity}: the experiment has devices 0 to {world.fleet.devices - 1}")
-    _check_addresses(node, world.fleet.clusters)
+    if number >= world.setting.fleet.devices:
+        raise InputError(
+            f"{node.identity}: the experiment has devices 0 to {world.setting.fleet.devices - 1}"
+        )
+    _check_addresses(node, world.setting.fleet.clusters)
     with alone_in(node.directory):
         await _run_device(world, deployment, node, experiment_check, data or own_data(world, number))
 

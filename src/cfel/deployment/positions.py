@@ -13,7 +13,7 @@ Position = tuple[int, int, int]
 
 def gossip_steps(world: World, edge_rounds_done: int) -> int:
     """Gossip steps that are due once that many edge rounds of a global round are done."""
-    gossip, edge_rounds = world.scheme.gossip, world.rounds.edge_rounds
+    gossip, edge_rounds = world.setting.scheme.gossip, world.setting.rounds.edge_rounds
     within = edge_rounds_done > 0 and gossip.is_due_within(edge_rounds_done - 1, edge_rounds)
     return gossip.steps if within or edge_rounds_done == edge_rounds else 0
 
@@ -30,7 +30,7 @@ def ends_exchange(world: World, at: Position) -> bool:
 
 def ends_global_round(world: World, at: Position) -> bool:
     """Whether the gossip step that is next ends the global round."""
-    return at[1] == world.rounds.edge_rounds and ends_exchange(world, at)
+    return at[1] == world.setting.rounds.edge_rounds and ends_exchange(world, at)
 
 
 def after_gossip_step(world: World, at: Position) -> Position:

@@ -5,7 +5,7 @@ It knows tables, keys and fields, but not a single section of an experiment.
 
 import tomllib
 from collections.abc import Mapping, Sequence
-from dataclasses import MISSING, fields
+from dataclasses import MISSING, Field, fields
 from pathlib import Path
 from typing import Any, TypeVar
 
@@ -16,14 +16,20 @@ Parameters = TypeVar("Parameters")
 
 
 def section(parameters: type[Parameters], place: str, table: Table) -> Parameters:
-    """A section whose keys are the fields of its parameters."""
-    known = fields(parameters)  # type: ignore[arg-type]
-    refuse_unknown(place, table, [entry.name for entry in known])
-    for entry in known:
+    """A section whose keys are the fields of its parameters, or what a field's metadata calls its `key`."""
+    known = keys_of(parameters)
+    refuse_unknown(place, table, known)
+    for key, entry in known.items():
         needed = entry.default is MISSING and entry.default_factory is MISSING
-        if needed and entry.name not in table:
-            raise ExperimentError(f"{place}.{entry.name}: is missing")
-    return parameters(**{key: _frozen(value) for key, value in table.items()})
+        if needed and key not in table:
+            raise ExperimentError(f"{place}.{key}: is missing")
+    return parameters(**{known[key].name: _frozen(value) for key, value in table.items()})
+
+
+def keys_of(parameters: Any) -> dict[str, Field[Any]]:  # noqa: ANN401 — a dataclass or an instance of one
+    """The fields of parameters by their keys in the file, without those that another section gives."""
+    own = (entry for entry in fields(parameters) if "section" not in entry.metadata)
+    return {entry.metadata.get("key", entry.name): entry for entry in own}
 
 
 def _frozen(value: object) -> object:
@@ -92,10 +98,9 @@ def assignment(change: str) -> Table:
             raise ExperimentError(f"--set {change!r}: {error}") from error
 
 
-def table_of(parameters: object, renamed: Mapping[str, str] | None = None) -> dict[str, Any]:
+def table_of(parameters: object) -> dict[str, Any]:
     """The fields of parameters as a TOML table; what is `None` is left out, as TOML has no word for it."""
-    names = {entry.name: (renamed or {}).get(entry.name, entry.name) for entry in fields(parameters)}  # type: ignore[arg-type]
-    values = {key: getattr(parameters, name) for name, key in names.items()}
+    values = {key: getattr(parameters, entry.name) for key, entry in keys_of(parameters).items()}
     return {key: _writable(value) for key, value in values.items() if value is not None}
 
 

@@ -15,7 +15,6 @@ from cfel.control import (
     SchemeParameters,
     Setting,
     build_scheme,
-    expected_use,
 )
 from cfel.cost import backhaul_seconds
 from cfel.deployment.parameters import DeploymentParameters
@@ -35,10 +34,10 @@ from cfel.learning.models.flat import FlatModel
 from cfel.learning.models.safetensors_files import load_model
 from cfel.learning.task import DeviceData, Task, check_task, count_parameters, custom_task, initial_model
 from cfel.plugins import BUILT_IN_ONLY, CodePolicy
-from cfel.simulation import SimulationParameters, chosen_engine
+from cfel.rounds.dry_run import compute_use
+from cfel.rounds.parameters import SimulationParameters, choose_engine
 from cfel.system import (
     Backhaul,
-    Fleet,
     FleetParameters,
     TopologyParameters,
     averaged_towards,
@@ -89,14 +88,24 @@ class Experiment:
         augmentation(self.data.augment, self.code)
         build_scheme(self.scheme, self.code)
 
-    def setting(self, sigma2: float = 1.0, g2: float = 1.0) -> tuple[Setting, Backhaul]:
-        """Fleet and backhaul for the controller alone, with σ² and G² assumed as given."""
-        size = self.model.charged_parameters or self.count_parameters()
+    def setting(self) -> Setting:
+        """What the controller alone needs; data is loaded only if the model's size is unknown without."""
+        return self._setting(self.model.charged_parameters or self.count_parameters())
+
+    def _setting(self, parameters: int) -> Setting:
         fleet = build_fleet(self.fleet)
         backhaul = build_backhaul(self.topology, fleet.sizes, self.seed, self.code)
-        bits = 32.0 * size
-        gossip = backhaul_seconds(backhaul.graph, bits)
-        return Setting(fleet, gossip, self.rounds, self.seed, bits, sigma2, g2), backhaul
+        bits = 32.0 * parameters
+        setting = Setting(
+            seed=self.seed,
+            rounds=self.rounds,
+            fleet=fleet,
+            backhaul=backhaul,
+            backhaul_seconds=backhaul_seconds(backhaul.graph, bits),
+            model_bits=bits,
+            scheme=build_scheme(self.scheme, self.code),
+        )
+        return replace(setting, budget=self._budget(setting))
 
     def count_parameters(self) -> int:
         """Counts the model's parameters, unless the file states their number."""
@@ -107,10 +116,10 @@ class Experiment:
             return count_parameters(model_builder(self.model.name, self.code), *SHAPES[self.data.name])
         return self._start(self.task()).parameters.numel()
 
-    def budgets(self, setting: Setting) -> Budget:
-        """Total budgets in seconds and joules; a number given outright goes before a share of CEF's use."""
+    def _budget(self, setting: Setting) -> Budget:
+        """Total budgets in seconds and joules; a given number takes precedence over a share of CEF's use."""
         share = self.budget.share_of_cef
-        limit = Budget() if share is None else expected_use(setting).shared(share)
+        limit = Budget() if share is None else compute_use(setting).shared(share)
         return Budget(self.budget.seconds or limit.seconds, self.budget.joules or limit.joules)
 
     def task(self) -> Task:
@@ -132,26 +141,20 @@ class Experiment:
             data, shares = hold_out(data, shares, self.data.held_out, self.seed)
         task = replace(task, data=data)
         start = self._start(task)
-        fleet, scheme = build_fleet(self.fleet), build_scheme(self.scheme, self.code)
-        backhaul = build_backhaul(self.topology, fleet.sizes, self.seed, self.code)
-        samples = [len(indices) for indices in shares]
-        bits = 32.0 * (self.model.charged_parameters or start.parameters.numel())
-        gossip = backhaul_seconds(backhaul.graph, bits)
-        setting = Setting(fleet, gossip, self.rounds, self.seed, bits)
+        size = start.parameters.numel()
+        setting = self._setting(self.model.charged_parameters or size)
+        setting = replace(
+            setting,
+            backhaul=weight_backhaul(setting, [len(indices) for indices in shares]),
+            charged_share=setting.model_bits / (32.0 * size),
+        )
         return World(
-            seed=self.seed,
-            rounds=self.rounds,
-            fleet=fleet,
-            backhaul=weighted(backhaul, scheme.gossip, fleet, samples),
-            backhaul_seconds=gossip,
+            setting=setting,
             task=task,
             data=tuple(DeviceData(data, indices) for indices in shares),
-            local=self._local(scheme.device_overrides),
+            local=self._local(setting.scheme.device_overrides),
             compress=compressor(self.compression.kind, self.code),
-            scheme=scheme,
-            budget=self.budgets(setting),
             start=start,
-            charged_parameters=self.model.charged_parameters,
             aggregation=self.aggregation,
         )
 
@@ -171,7 +174,7 @@ class Experiment:
     def resolved(self, world: World) -> "Experiment":
         """The experiment with the engine chosen."""
         size, has_buffers = world.start.parameters.numel(), world.start.buffers.numel() > 0
-        engine = chosen_engine(self.simulation.engine, size, has_buffers)
+        engine = choose_engine(self.simulation.engine, size, has_buffers)
         return replace(self, simulation=replace(self.simulation, engine=engine))
 
     def _start(self, task: Task) -> FlatModel:
@@ -180,17 +183,16 @@ class Experiment:
         return load_model(Path(self.model.init), task.build())
 
 
-def weighted(backhaul: Backhaul, gossip: Gossip, fleet: Fleet, samples: Sequence[int]) -> Backhaul:
-    """The backhaul with the weights a scheme mixes with.
+def weight_backhaul(setting: Setting, samples: Sequence[int]) -> Backhaul:
+    """The backhaul with the weights that the scheme mixes with.
 
     Args:
-        backhaul: as the topology has it.
-        gossip: the scheme's.
-        fleet: who is in which cluster.
+        setting: with the backhaul as the topology has it.
         samples: training samples of each device.
     """
+    gossip, fleet = setting.scheme.gossip, setting.fleet
     if gossip == Gossip(gossip.every_edge_round, gossip.steps):
-        return backhaul
+        return setting.backhaul
     counts = samples if gossip.weights == "samples" else np.ones(fleet.devices)
     held = np.bincount(fleet.cluster, counts, minlength=fleet.clusters)
-    return averaged_towards(backhaul, held / held.sum(), at_once=gossip.reach == "everybody")
+    return averaged_towards(setting.backhaul, held / held.sum(), at_once=gossip.reach == "everybody")

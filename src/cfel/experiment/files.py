@@ -3,7 +3,8 @@
 import hashlib
 import json
 import tomllib
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
+from difflib import get_close_matches
 from importlib.resources import files
 from pathlib import Path
 from typing import Any
@@ -18,6 +19,7 @@ from cfel.experiment.document import (
     Table,
     as_table,
     assignment,
+    keys_of,
     merged,
     placed_beside,
     refuse_unknown,
@@ -29,7 +31,7 @@ from cfel.experiment.sections import BudgetParameters, CompressionParameters, Da
 from cfel.learning.aggregation import AggregationParameters
 from cfel.learning.local.sgd import LocalParameters
 from cfel.plugins import BUILT_IN_ONLY, CodePolicy
-from cfel.simulation import SimulationParameters
+from cfel.rounds.parameters import SimulationParameters
 from cfel.system import (
     Availability,
     DeviceClass,
@@ -42,8 +44,21 @@ from cfel.system import (
 
 PRESETS = ("demo", "paper-cifar10", "paper-femnist", "none")
 CONDITIONS = {"random": RandomConditions, "classes": HardwareConditions, "trace": TraceParameters}
-ROUND_KEYS = {"global": "global_rounds", "edge": "edge_rounds", "local": "local_steps"}
-ENDING_KEYS = ("stop", "target")
+# In the order in which `experiment_toml` writes them.
+SECTIONS: Mapping[str, type[Any]] = {
+    "rounds": Rounds,
+    "fleet": FleetParameters,
+    "topology": TopologyParameters,
+    "data": DataParameters,
+    "model": ModelParameters,
+    "local": LocalParameters,
+    "scheme": SchemeParameters,
+    "compression": CompressionParameters,
+    "aggregation": AggregationParameters,
+    "budget": BudgetParameters,
+    "simulation": SimulationParameters,
+    "deployment": DeploymentParameters,
+}
 FILE_NAMES = (("topology", "file"), ("fleet", "conditions", "file"), ("data", "path"), ("model", "init"))
 # What a member of a federation may have otherwise than the others.
 OWN_BUSINESS = (
@@ -51,8 +66,6 @@ OWN_BUSINESS = (
     *(("preset",), ("name",)),
     *(("simulation", key) for key in ("workers", "checkpoint_every", "engine", "device")),
 )
-# Fields of `LocalParameters` that stand elsewhere in the file: in [data] and in [compression].
-NOT_LOCAL = ("batch", "error_feedback")
 
 
 def load_experiment(
@@ -98,51 +111,30 @@ def parse_experiment(document: Table, code: CodePolicy = BUILT_IN_ONLY) -> Exper
         raise ExperimentError(unknown_name("preset", preset, PRESETS))
     given = {key: value for key, value in document.items() if key != "preset"}
     whole = merged(_preset_table(preset), given)
-    parsers: dict[str, Any] = {
-        "rounds": _rounds,
-        "fleet": _fleet,
-        "topology": lambda table: section(TopologyParameters, "topology", table),
-        "data": lambda table: section(DataParameters, "data", table),
-        "model": lambda table: section(ModelParameters, "model", table),
-        "local": _local,
-        "scheme": lambda table: section(SchemeParameters, "scheme", table),
-        "compression": lambda table: section(CompressionParameters, "compression", table),
-        "aggregation": lambda table: section(AggregationParameters, "aggregation", table),
-        "budget": lambda table: section(BudgetParameters, "budget", table),
-        "deployment": lambda table: section(DeploymentParameters, "deployment", table),
-    }
-    refuse_unknown("", whole, ["name", "seed", "simulation", "preset", *parsers])
-    sections: dict[str, Any] = {key: whole[key] for key in ("name", "seed") if key in whole}
-    for name in whole.keys() & parsers.keys():
-        sections[name] = parsers[name](as_table(name, whole[name]))
-    sections["simulation"] = _simulation(whole)
-    return Experiment(**sections, code=code)
+    refuse_unknown("", whole, ["name", "seed", "preset", *SECTIONS])
+    parts: dict[str, Any] = {key: whole[key] for key in ("name", "seed") if key in whole}
+    for name, parameters in SECTIONS.items():
+        if name in whole:
+            table = as_table(name, whole[name])
+            _refuse_misplaced(name, table)
+            parts[name] = _fleet(table) if name == "fleet" else section(parameters, name, table)
+    return Experiment(**parts, code=code)
+
+
+def _refuse_misplaced(name: str, table: Table) -> None:
+    """Raises for a key that is unlike any of this section but known in another, naming that one."""
+    known = keys_of(SECTIONS[name])
+    for key in table.keys() - known.keys():
+        homes = [other for other, parameters in SECTIONS.items() if key in keys_of(parameters)]
+        if len(homes) == 1 and not get_close_matches(key, known):
+            raise ExperimentError(f"{name}.{key}: belongs in [{homes[0]}]")
 
 
 def experiment_toml(experiment: Experiment) -> str:
     """The experiment as TOML with every default spelled out; reading it gives the same experiment."""
-    ending = {key: getattr(experiment.simulation, key) for key in ENDING_KEYS}
-    ending = {key: value for key, value in ending.items() if value is not None}
-    simulation = table_of(experiment.simulation)
-    local = table_of(experiment.local)
-    document = {
-        "preset": "none",
-        "name": experiment.name,
-        "seed": experiment.seed,
-        "rounds": table_of(experiment.rounds, {field: key for key, field in ROUND_KEYS.items()}) | ending,
-        "fleet": _fleet_table(experiment.fleet),
-        "topology": table_of(experiment.topology),
-        "data": table_of(experiment.data),
-        "model": table_of(experiment.model),
-        "local": {key: value for key, value in local.items() if key not in NOT_LOCAL},
-        "scheme": table_of(experiment.scheme),
-        "compression": table_of(experiment.compression),
-        "aggregation": table_of(experiment.aggregation),
-        "budget": table_of(experiment.budget),
-        "simulation": {key: value for key, value in simulation.items() if key not in ENDING_KEYS},
-        "deployment": table_of(experiment.deployment),
-    }
-    return tomli_w.dumps(document)
+    head = {"preset": "none", "name": experiment.name, "seed": experiment.seed}
+    tables = {name: table_of(getattr(experiment, name)) for name in SECTIONS}
+    return tomli_w.dumps(head | tables | {"fleet": _fleet_table(experiment.fleet)})
 
 
 def shared_parts(experiment: Experiment) -> dict[str, str]:
@@ -185,28 +177,6 @@ def _preset_table(name: str) -> Table:
     if name == "none":
         return {}
     return tomllib.loads(files("cfel").joinpath(f"presets/{name}.toml").read_text(encoding="utf-8"))
-
-
-def _rounds(table: Table) -> Rounds:
-    refuse_unknown("rounds", table, [*ROUND_KEYS, *ENDING_KEYS])
-    return Rounds(**{ROUND_KEYS[key]: value for key, value in table.items() if key in ROUND_KEYS})
-
-
-def _simulation(whole: Table) -> SimulationParameters:
-    table = as_table("simulation", whole.get("simulation", {}))
-    for key in ENDING_KEYS:
-        if key in table:
-            raise ExperimentError(f"simulation.{key}: belongs into [rounds]")
-    rounds = as_table("rounds", whole.get("rounds", {}))
-    ending = {key: rounds[key] for key in ENDING_KEYS if key in rounds}
-    return section(SimulationParameters, "simulation", {**table, **ending})
-
-
-def _local(table: Table) -> LocalParameters:
-    for key, home in (("batch", "data"), ("error_feedback", "compression")):
-        if key in table:
-            raise ExperimentError(f"local.{key}: belongs into [{home}]")
-    return section(LocalParameters, "local", table)
 
 
 def _fleet(table: Table) -> FleetParameters:

@@ -17,15 +17,14 @@ from cfel.deployment.edge.state import EdgeDisk
 from cfel.experiment import Experiment, experiment_toml
 from cfel.launch.preparation import find_free_ports, prepare_nodes
 from cfel.launch.processes import STOP_SECONDS, Processes
-from cfel.learning.models.flat import FlatModel
-from cfel.rounds import fleet_description, is_last, refuse_other_experiment
+from cfel.rounds.edge_models import edge_tensors
+from cfel.rounds.ending import is_over
+from cfel.rounds.run_directory import open_run
 from cfel.runlog import (
     Checkpoint,
     RoundRecord,
     RunDirectory,
     RunWriter,
-    describe_environment,
-    holds_run,
 )
 from cfel.runlog.log import read_log
 from cfel.runlog.plans import plan_path, read_plan
@@ -71,23 +70,16 @@ def launch_federation(experiment: Experiment, out: Path, options: LaunchOptions)
     world = experiment.world()
     resolved = experiment.resolved(world)
     text = experiment_toml(resolved)
-    if options.resume and holds_run(out):
-        refuse_other_experiment(out, text)
-        writer, _ = RunWriter.resume(out, experiment_toml=text)
-    else:
-        environment = describe_environment(
-            list(options.command), started=time.strftime("%Y-%m-%dT%H:%M:%SZ", time.gmtime())
-        )
-        writer = RunWriter.create(
-            out, experiment_toml=text, fleet=fleet_description(world), environment=environment
-        )
+    writer, _ = open_run(
+        out, world.setting, experiment_toml=text, command=options.command, resume=options.resume
+    )
     with writer:
         configurations = prepare_nodes(resolved, world, out, options.import_from)
         merge_logs(out, writer, world, options.on_round)
-        if not _is_over(resolved, world, out):
+        if not _is_over(world, out):
             with Processes(configurations) as processes:
                 options.on_start(processes)
-                _wait_until_over(resolved, world, out, writer, processes, options)
+                _wait_until_over(world, out, writer, processes, options)
         _save_models(world, out, writer)
     return list(RunDirectory.open(out).records())
 
@@ -96,7 +88,7 @@ def merge_logs(
     out: Path, writer: RunWriter, world: World, on_round: Callable[[RoundRecord], None] = lambda _: None
 ) -> None:
     """Adds the rounds in the edge servers' logs to the log of the run directory."""
-    logs = [out / "nodes" / f"edge-{i}" for i in range(world.fleet.clusters)]
+    logs = [out / "nodes" / f"edge-{i}" for i in range(world.setting.fleet.clusters)]
     found: dict[int, RoundRecord] = {}
     for node in logs:
         if (node / "rounds.jsonl").exists():
@@ -107,13 +99,12 @@ def merge_logs(
         on_round(found[number])
 
 
-def _is_over(experiment: Experiment, world: World, out: Path) -> bool:
+def _is_over(world: World, out: Path) -> bool:
     records = RunDirectory.open(out).records()
-    return bool(records) and is_last(world, experiment.simulation, records[-1])
+    return bool(records) and is_over(world.setting.rounds, world.setting.budget, records[-1])
 
 
 def _wait_until_over(
-    experiment: Experiment,
     world: World,
     out: Path,
     writer: RunWriter,
@@ -121,7 +112,7 @@ def _wait_until_over(
     options: LaunchOptions,
 ) -> None:
     """Waits until the last round is logged and all processes have ended."""
-    while not _is_over(experiment, world, out):
+    while not _is_over(world, out):
         if options.interrupted():
             processes.stop()
             merge_logs(out, writer, world, options.on_round)
@@ -136,13 +127,11 @@ def _wait_until_over(
 
 def _save_models(world: World, out: Path, writer: RunWriter) -> None:
     """Saves the edge models for `cfel export`, if all belong to the last round in the log."""
-    states = [EdgeDisk(out / "nodes" / f"edge-{i}", world.start).load() for i in range(world.fleet.clusters)]
+    states = [
+        EdgeDisk(out / "nodes" / f"edge-{i}", world.start).load() for i in range(world.setting.fleet.clusters)
+    ]
     if writer.last_round is None or any(state.position != (writer.last_round, 0, 0) for state in states):
         return
-    tensors = {}
-    for i, state in enumerate(states):
-        model: FlatModel = state.model
-        tensors[f"edge/{i}/parameters"] = model.parameters.numpy()
-        tensors[f"edge/{i}/buffers"] = model.buffers.numpy()
+    tensors = edge_tensors([state.model for state in states])
     writer.save_checkpoint(Checkpoint(writer.last_round, tensors, {"deployment": True}))
     writer.wait()

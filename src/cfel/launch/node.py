@@ -8,7 +8,6 @@ import logging
 import multiprocessing
 import os
 import signal
-import time
 from collections.abc import Callable
 from dataclasses import replace
 from pathlib import Path
@@ -19,14 +18,12 @@ from cfel.deployment.edge.node import Companion
 from cfel.deployment.node import run_device, run_edge
 from cfel.deployment.security.experiment_check import ExperimentCheck
 from cfel.deployment.transport.addresses import split_address
-from cfel.durable import replace_file, translate_os_errors
 from cfel.errors import InputError, find_expected_error
 from cfel.experiment import Experiment, experiment_toml, shared_parts
 from cfel.experiment.files import OWN_BUSINESS
 from cfel.launch.device_data import load_samples
 from cfel.launch.node_file import read_node
-from cfel.rounds import fleet_description, refuse_other_experiment
-from cfel.runlog import describe_environment
+from cfel.rounds.run_directory import describe_run, refuse_other_experiment
 from cfel.status import Status
 from cfel.world import World
 
@@ -76,12 +73,7 @@ def prepare_directory(directory: Path, experiment: Experiment, world: World) -> 
     if (directory / "experiment.toml").exists():
         refuse_other_experiment(directory, text, [".".join(key) for key in OWN_BUSINESS])
         return
-    started = time.strftime("%Y-%m-%dT%H:%M:%SZ", time.gmtime())
-    with translate_os_errors("create", directory):
-        directory.mkdir(parents=True, exist_ok=True)
-    replace_file(directory / "environment.json", describe_environment((), started).to_json().encode())
-    replace_file(directory / "fleet.json", fleet_description(world).to_json().encode())
-    replace_file(directory / "experiment.toml", text.encode())
+    describe_run(directory, world.setting, text)
 
 
 def _make_dashboard(experiment: Experiment, address: str) -> Companion:
@@ -90,7 +82,7 @@ def _make_dashboard(experiment: Experiment, address: str) -> Companion:
 
     async def serve_dashboard(look: Callable[[], Status]) -> None:
         def add_names() -> Status:
-            target = experiment.simulation.target
+            target = experiment.rounds.target
             return replace(look(), name=experiment.name, scheme=experiment.scheme.name, target=target)
 
         app = dashboard_app(add_names, _REFRESH_SECONDS, os.environ.get(TOKEN_VARIABLE) or None)

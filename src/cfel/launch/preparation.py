@@ -26,12 +26,12 @@ def prepare_nodes(
     certificates, nodes = out.absolute() / "certificates", out.absolute() / "nodes"
     nodes.mkdir(exist_ok=True)
     make_authority(certificates)
-    clusters = world.fleet.clusters
+    clusters = world.setting.fleet.clusters
     ports = find_free_ports(deployment.host, 2 * clusters)
     addresses = tuple(f"{deployment.host}:{port}" for port in ports[:clusters])
     identities = [
-        *(Identity("edge", i) for i in range(world.fleet.clusters)),
-        *(Identity("device", n) for n in range(world.fleet.devices)),
+        *(Identity("edge", i) for i in range(world.setting.fleet.clusters)),
+        *(Identity("device", n) for n in range(world.setting.fleet.devices)),
         Identity("operator", 0),
     ]
     for identity in identities:

@@ -4,14 +4,17 @@ It times local training and evaluation of the experiment's own model and data, w
 that skip steps are faster than that, so the estimate is an upper one, for an otherwise idle machine.
 """
 
+import math
 import time
 from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
+from cfel.control import Budget
 from cfel.experiment import Experiment
 from cfel.learning.device_messages import DeviceOrder
 from cfel.reproduce.items import PlannedRun
+from cfel.rounds.ending import is_over
 from cfel.runlog import RunDirectory, holds_run
 from cfel.simulation import PoolExecutor, initial_state
 from cfel.simulation.executors import Task
@@ -38,8 +41,8 @@ def measure_pace(experiment: Experiment) -> Pace:
     """Times a few local steps and an evaluation of an experiment."""
     world = experiment.world()
     parameters = experiment.resolved(world).simulation
-    tau = min(MOST_STEPS_TIMED, world.rounds.local_steps)
-    tasks = [_build_task(world, n, tau) for n in range(min(DEVICES_TIMED, world.fleet.devices))]
+    tau = min(MOST_STEPS_TIMED, world.setting.rounds.local_steps)
+    tasks = [_build_task(world, n, tau) for n in range(min(DEVICES_TIMED, world.setting.fleet.devices))]
     with PoolExecutor(world, parameters) as executor:
         list(executor.updates(tasks))  # the first call warms up the workers
         begin = time.perf_counter()
@@ -52,7 +55,7 @@ def measure_pace(experiment: Experiment) -> Pace:
 
 def _build_task(world: World, device: int, tau: int) -> Task:
     order = DeviceOrder(
-        seed=world.seed,
+        seed=world.setting.seed,
         global_round=0,
         edge_round=0,
         device=device,
@@ -87,10 +90,6 @@ def count_rounds_left(run: PlannedRun, out: Path) -> int:
     records = directory.records()
     if not records:
         return rounds
-    last, fleet, stop = records[-1], directory.fleet(), run.experiment.simulation.stop
-    over_time = fleet.seconds_budget is not None and last.seconds >= fleet.seconds_budget
-    over_energy = fleet.joules_budget is not None and last.joules >= fleet.joules_budget
-    target = run.experiment.simulation.target
-    reached = target is not None and last.accuracy is not None and last.accuracy >= target
-    ended = (stop == "budget" and (over_time or over_energy)) or (stop == "target" and reached)
-    return 0 if ended else rounds - last.round
+    last, fleet = records[-1], directory.fleet()
+    budget = Budget(fleet.seconds_budget or math.inf, fleet.joules_budget or math.inf)
+    return 0 if is_over(run.experiment.rounds, budget, last) else rounds - last.round

@@ -61,7 +61,7 @@ def write_results(request: ReproductionRequest, out: Path) -> tuple[dict[str, An
         RunDirectoryError: `out` holds none of the requested runs.
     """
     head = {"item": request.item, "dataset": request.dataset, "scale": request.scale}
-    target = load_base_experiment(request).simulation.target
+    target = load_base_experiment(request).rounds.target
     paper = load_paper_values(request.dataset)
     build = _build_single if request.sweep is None else _build_sweep
     document, shown, content = build(request, out, target, paper)

@@ -9,7 +9,6 @@ ENGINES = ("auto", "threads", "batched", "ray")
 ACCOUNTS = ("expected", "realised")
 UPLOADS = ("share", "wire")
 PROBES = ("edge", "mean")
-STOPS = ("rounds", "budget", "target")
 
 # Up to this many parameters starting operations costs more than doing them, and devices train faster side by
 # side than one after the other: five times for 5,000, 1.5 times for 50,000, not any more for 130,000, whether
@@ -32,8 +31,6 @@ class SimulationParameters:
         evaluate_samples: test samples to look at; 0 for all.
         evaluate_on: every "edge" model, weighted by its devices (the paper), or the "mean" model only.
         checkpoint_every: global rounds between checkpoints; 0 for none but the last.
-        stop: after all "rounds", when a "budget" is used up, or when the "target" is reached.
-        target: accuracy to reach; also what tables speak of.
         device: torch device; "auto" is a GPU where there is one.
     """
 
@@ -45,8 +42,6 @@ class SimulationParameters:
     evaluate_samples: int = 0
     evaluate_on: str = "edge"
     checkpoint_every: int = 1
-    stop: str = "rounds"
-    target: float | None = None
     device: str = "cpu"
 
     def __post_init__(self) -> None:
@@ -55,11 +50,9 @@ class SimulationParameters:
             ("accounting", ACCOUNTS),
             ("uploads", UPLOADS),
             ("evaluate_on", PROBES),
-            ("stop", STOPS),
         ):
             if getattr(self, field) not in allowed:
-                section = "rounds" if field == "stop" else "simulation"
-                raise InputError(unknown_name(f"{section}.{field}", getattr(self, field), allowed))
+                raise InputError(unknown_name(f"simulation.{field}", getattr(self, field), allowed))
         for field, least in (
             ("workers", 0),
             ("evaluate_every", 1),
@@ -68,13 +61,9 @@ class SimulationParameters:
         ):
             validation.check_whole(f"simulation.{field}", getattr(self, field), least=least)
         validation.check_text("simulation.device", self.device)
-        if self.target is not None:
-            validation.check_number("rounds.target", self.target)
-        elif self.stop == "target":
-            raise InputError("rounds.stop = 'target': needs rounds.target, the accuracy to reach")
 
 
-def chosen_engine(engine: str, parameters: int, has_buffers: bool) -> str:
+def choose_engine(engine: str, parameters: int, has_buffers: bool) -> str:
     """The engine with "auto" resolved: by the model alone, so that an experiment always runs the same way.
 
     Args:

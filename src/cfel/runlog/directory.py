@@ -39,6 +39,23 @@ def holds_run(path: Path) -> bool:
     return (path / _LOG).is_file()
 
 
+def write_descriptions(
+    path: Path, *, experiment_toml: str, fleet: FleetDescription, environment: Environment
+) -> None:
+    """Creates `path` when missing and writes what does not change in the course of a run.
+
+    Raises:
+        StorageError: the system refused.
+    """
+    with translate_os_errors("create", path):
+        path.mkdir(parents=True, exist_ok=True)
+        sync_directory(path.parent)
+    replace_file(path / _FLEET, fleet.to_json().encode())
+    replace_file(path / _ENVIRONMENT, environment.to_json().encode())
+    # The last of them: an edge server takes a directory with an experiment as complete.
+    replace_file(path / _EXPERIMENT, experiment_toml.encode())
+
+
 @dataclass(frozen=True, slots=True)
 class RunDirectory:
     """A run to read, finished or not.
@@ -136,12 +153,7 @@ class RunWriter:
         """
         if holds_run(path) or (path / "checkpoint" / "manifest.json").exists():
             raise RunDirectoryError(f"{path} holds a run already: resume it, or choose another directory")
-        with translate_os_errors("create", path):
-            path.mkdir(parents=True, exist_ok=True)
-            sync_directory(path.parent)
-        replace_file(path / _EXPERIMENT, experiment_toml.encode())
-        replace_file(path / _FLEET, fleet.to_json().encode())
-        replace_file(path / _ENVIRONMENT, environment.to_json().encode())
+        write_descriptions(path, experiment_toml=experiment_toml, fleet=fleet, environment=environment)
         return cls(path, shard_bytes)
 
     @classmethod

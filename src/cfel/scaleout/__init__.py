@@ -22,8 +22,8 @@ from typing import TYPE_CHECKING
 from cfel.errors import InputError, ScaleoutError
 
 if TYPE_CHECKING:
+    from cfel.rounds.parameters import SimulationParameters
     from cfel.scaleout.executor import RayExecutor
-    from cfel.simulation import SimulationParameters
     from cfel.world import World
 
 INSTALL = "pip install 'cfel[ray]'"

@@ -18,10 +18,10 @@ from cfel.learning.evaluate import Evaluation
 from cfel.learning.local.estimates import Estimates
 from cfel.learning.models.flat import FlatModel
 from cfel.learning.worker_threads import prepare_process, prepare_thread
+from cfel.rounds.parameters import SimulationParameters
 from cfel.scaleout.cluster import connect
 from cfel.scaleout.worker import DeviceContext, JobOrder, WorkerInfo, send_tensors_as_arrays
 from cfel.scaleout.worker_pool import STORE_FULL, Arguments, WorkerPool, store_full_error
-from cfel.simulation import SimulationParameters
 from cfel.simulation.executors import Answer, Task
 from cfel.simulation.task_groups import guided_groups, most_in_a_task
 from cfel.world import World

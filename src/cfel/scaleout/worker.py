@@ -84,7 +84,7 @@ class DeviceContext:
         """The parts that devices need."""
         starts = np.cumsum([0, *(own.samples for own in world.data)])
         indices = np.concatenate([own.indices for own in world.data])
-        return cls(world.seed, world.task, world.local, world.compress, indices, starts)
+        return cls(world.setting.seed, world.task, world.local, world.compress, indices, starts)
 
     def data(self, device: int) -> DeviceData:
         """What one device holds."""

@@ -23,7 +23,7 @@ from cfel.learning.local.workspace import Workspace
 from cfel.learning.models.flat import FlatModel
 from cfel.learning.roles import device_estimate, device_update
 from cfel.learning.worker_threads import prepare_process, prepare_thread
-from cfel.rounds import SimulationParameters
+from cfel.rounds.parameters import SimulationParameters
 from cfel.simulation.task_groups import guided_groups
 from cfel.simulation.worker_process import Child, can_fork
 from cfel.world import World
@@ -105,7 +105,7 @@ class WorkerHere:
 
     def evaluation(self, model: FlatModel, samples: int) -> Evaluation:
         """See `Worker`."""
-        return evaluate(model, self._workspace, samples or None, self._world.seed)
+        return evaluate(model, self._workspace, samples or None, self._world.setting.seed)
 
     def cpu_seconds(self) -> float:
         """CPU time of the process this runs in."""

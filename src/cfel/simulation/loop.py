@@ -1,7 +1,7 @@
-"""The round loop (Algorithm 1): plan, train, aggregate, gossip, count the cost, write it down.
+"""The round loop (Algorithm 1) in virtual time: plan, train, aggregate, gossip, count the cost, record.
 
-Pure but for the executor: a `RunState` in, outcomes with the next state out. It does no arithmetic on models
-of its own; `learning.roles` does, for the simulator and the deployment alike.
+Pure but for the executor: a `RunState` in, outcomes with the next state out. Plans, costs and records come
+from `rounds`, arithmetic on models from `learning`, as they do in a deployment.
 """
 
 from collections.abc import Callable, Iterator, Sequence
@@ -10,34 +10,31 @@ from itertools import groupby, islice
 
 import numpy as np
 
-from cfel.arrays import FloatArray
 from cfel.control.scheme import RoundPlan
-from cfel.cost import Ledger, after_edge_round, after_exchange, after_global_round
 from cfel.errors import DivergedError
 from cfel.learning.aggregation import aggregate
 from cfel.learning.device_messages import DeviceOrder, DeviceReport, DeviceState
 from cfel.learning.local.estimates import refresh_estimates
 from cfel.learning.models.flat import FlatModel, model_sha256
 from cfel.learning.roles import gossip_mix
-from cfel.rounds import (
+from cfel.rounds.edge_models import mean_model
+from cfel.rounds.ending import is_evaluated, is_over
+from cfel.rounds.estimates import combine_estimates, needs_estimates
+from cfel.rounds.kernel import (
+    DeviceWork,
     EdgeRoundOutcome,
-    SimulationParameters,
-    Work,
-    counted,
-    device_weights,
-    is_evaluated,
-    is_last,
-    mean_metric,
-    mean_model,
-    observed,
-    ordered,
-    plan_table,
-    round_record,
-    wants_estimates,
+    charge_edge_round,
+    charge_exchange,
+    close_global_round,
+    count_costs,
+    observe,
+    plan_edge_round,
 )
+from cfel.rounds.orders import device_weights, make_order
+from cfel.rounds.parameters import SimulationParameters
+from cfel.rounds.records import make_plan_table, make_record, mean_metric
 from cfel.simulation.executors import Answer, Executor, Task
-from cfel.simulation.outcome import RoundOutcome
-from cfel.simulation.state import RunState
+from cfel.simulation.state import RoundOutcome, RunState
 from cfel.system import Conditions
 from cfel.world import World
 
@@ -54,51 +51,43 @@ def simulate(
     Args:
         world: what is run.
         executor: where devices' work is done.
-        parameters: accounts, evaluation and when to stop.
-        state: where to go on from.
+        parameters: accounts and evaluation.
+        state: where to continue from.
         now: wall-clock seconds, for the log only.
     """
-    while state.rounds_done < world.rounds.global_rounds:
+    setting = world.setting
+    while state.control.rounds_done < setting.rounds.global_rounds:
         begin = now()
         edge_rounds: list[EdgeRoundOutcome] = []
-        for edge_round in range(world.rounds.edge_rounds):
+        for edge_round in range(setting.rounds.edge_rounds):
             state, outcome = run_edge_round(world, executor, parameters, state, edge_round)
             edge_rounds.append(outcome)
-            if world.scheme.gossip.is_due_within(edge_round, world.rounds.edge_rounds):
-                state = _exchanged(world, parameters, state, after_exchange)
-        state = _exchanged(world, parameters, state, after_global_round)
-        state = replace(state, rounds_done=state.rounds_done + 1)
-        accuracy = _accuracy(world, executor, parameters, state)
-        record = round_record(
-            world,
+            if setting.scheme.gossip.is_due_within(edge_round, setting.rounds.edge_rounds):
+                control = charge_exchange(setting, state.control)
+                state = replace(state, control=control, models=_exchange(world, parameters, state.models))
+        control = close_global_round(setting, state.control)
+        state = replace(state, control=control, models=_exchange(world, parameters, state.models))
+        record = make_record(
+            setting,
             parameters,
-            state,
+            control,
             edge_rounds,
-            accuracy=accuracy,
-            model_sha256=model_sha256(state.models, parameters.workers),
+            accuracy=_evaluate(world, executor, parameters, state),
+            model_sha256=model_sha256(state.models),
             wall_seconds=now() - begin,
         )
-        yield RoundOutcome(record, plan_table(world, edge_rounds, state.rounds_done), state)
-        if is_last(world, parameters, record):
+        yield RoundOutcome(record, make_plan_table(setting, edge_rounds, control.rounds_done), state)
+        if is_over(setting.rounds, setting.budget, record):
             return
 
 
-def _exchanged(
-    world: World,
-    parameters: SimulationParameters,
-    state: RunState,
-    counted: Callable[[Ledger, FloatArray], Ledger],
-) -> RunState:
-    """The state after edge servers have exchanged their models; `counted` is what that does to a ledger."""
-    models: Sequence[FlatModel] = state.models
-    for _ in range(world.scheme.gossip.steps):
-        models = gossip_mix(models, world.backhaul.weights, parameters.workers)
-    return replace(
-        state,
-        models=tuple(models),
-        expected=counted(state.expected, world.exchange_seconds),
-        realised=counted(state.realised, world.exchange_seconds),
-    )
+def _exchange(
+    world: World, parameters: SimulationParameters, models: Sequence[FlatModel]
+) -> tuple[FlatModel, ...]:
+    """The edge models after an exchange between edge servers."""
+    for _ in range(world.setting.scheme.gossip.steps):
+        models = gossip_mix(models, world.setting.backhaul.weights, parameters.workers)
+    return tuple(models)
 
 
 def run_edge_round(
@@ -110,97 +99,89 @@ def run_edge_round(
         DivergedError: a device's training has diverged.
     """
     try:
-        return _edge_round(world, executor, parameters, state, edge_round)
+        return _run_edge_round(world, executor, parameters, state, edge_round)
     except DivergedError as error:
-        raise error.add_details(cluster=int(world.fleet.cluster[error.device])) from error
+        raise error.add_details(cluster=int(world.setting.fleet.cluster[error.device])) from error
 
 
-def _edge_round(
+def _run_edge_round(
     world: World, executor: Executor, parameters: SimulationParameters, state: RunState, edge_round: int
 ) -> tuple[RunState, EdgeRoundOutcome]:
-    conditions = world.fleet.conditions(
-        world.seed, state.rounds_done, edge_round, world.model_bits, state.spent_joules
-    )
-    state = _estimated(world, executor, state, conditions, edge_round)
-    observation = observed(world, parameters, state, edge_round, conditions, state.estimates)
-    plan, scheme = world.scheme.plan(state.scheme, observation)
-    tasks = _tasks(world, state, conditions, edge_round, plan)
-    models, devices, work = _trained(world, executor, state, tasks)
-    outcome = counted(world, parameters, conditions, plan, work)
-    state = replace(
-        state,
-        models=models,
-        devices=devices,
-        scheme=scheme,
-        expected=after_edge_round(state.expected, outcome.expected),
-        realised=after_edge_round(state.realised, outcome.realised),
-        spent_joules=state.spent_joules + outcome.joules,
-    )
-    return state, outcome
+    setting, control = world.setting, state.control
+    conditions = setting.conditions(control.rounds_done, edge_round, control.spent_joules)
+    state = _estimate(world, executor, state, conditions, edge_round)
+    estimates = combine_estimates(state.estimates)
+    observation = observe(setting, parameters, control, edge_round, conditions, estimates)
+    plan, control = plan_edge_round(setting, control, observation)
+    tasks = _make_tasks(world, state, conditions, edge_round, plan)
+    models, devices, work = _train(world, executor, state, tasks)
+    outcome = count_costs(setting, parameters, conditions, plan, work)
+    return RunState(charge_edge_round(control, outcome), models, devices), outcome
 
 
-def _estimated(
+def _estimate(
     world: World, executor: Executor, state: RunState, conditions: Conditions, edge_round: int
 ) -> RunState:
     """The state with fresh estimates where they are needed."""
-    if not wants_estimates(world, state.estimates):
+    if not needs_estimates(world.local.estimator, state.estimates):
         return state
-    asked = np.flatnonzero(conditions.available).tolist()
-    orders = [_order(world, state, edge_round, n, 1.0, 1.0) for n in asked]
+    available = np.flatnonzero(conditions.available).tolist()
+    orders = [_make_order(world, state, edge_round, n, 1.0, 1.0) for n in available]
     devices = list(state.devices)
-    for n, fresh in zip(asked, executor.estimates(orders), strict=True):
+    for n, fresh in zip(available, executor.estimates(orders), strict=True):
         devices[n] = replace(devices[n], estimates=refresh_estimates(devices[n].estimates, fresh))
     return replace(state, devices=tuple(devices))
 
 
-def _tasks(
+def _make_tasks(
     world: World, state: RunState, conditions: Conditions, edge_round: int, plan: RoundPlan
 ) -> list[Task]:
-    """Orders for everybody who takes part, by device id and therefore by cluster."""
+    """Orders for all devices that take part, by device id and therefore by cluster."""
     return [
-        (_order(world, state, edge_round, n, float(plan.rho[n]), float(plan.theta[n])), state.devices[n])
+        (_make_order(world, state, edge_round, n, float(plan.rho[n]), float(plan.theta[n])), state.devices[n])
         for n in np.flatnonzero(conditions.available).tolist()
     ]
 
 
-def _order(
+def _make_order(
     world: World, state: RunState, edge_round: int, device: int, rho: float, theta: float
 ) -> DeviceOrder:
-    model = state.models[world.fleet.cluster[device]]
-    return ordered(world, state.rounds_done, edge_round, device, rho, theta, model)
+    model = state.models[world.setting.fleet.cluster[device]]
+    return make_order(world.setting, state.control.rounds_done, edge_round, device, rho, theta, model)
 
 
-def _trained(
+def _train(
     world: World, executor: Executor, state: RunState, tasks: list[Task]
-) -> tuple[tuple[FlatModel, ...], tuple[DeviceState, ...], list[Work]]:
-    """Trains all devices; each edge server takes in its own as they are done."""
+) -> tuple[tuple[FlatModel, ...], tuple[DeviceState, ...], list[DeviceWork]]:
+    """Trains all devices; each edge server aggregates reports as they are done."""
     models, devices = list(state.models), list(state.devices)
-    work: list[Work] = []
+    work: list[DeviceWork] = []
 
-    def noted(answer: Answer) -> DeviceReport:
-        report, remembered = answer
-        devices[report.device] = remembered
-        work.append(Work(report.device, report.steps, report.update.wire_bits, report.loss))
+    def note(answer: Answer) -> DeviceReport:
+        report, device = answer
+        devices[report.device] = device
+        work.append(DeviceWork(report.device, report.steps, report.update.wire_bits, report.loss))
         return report
 
     answers = executor.updates(tasks)
-    for cluster, own in groupby((order.device for order, _ in tasks), world.fleet.cluster.__getitem__):
-        asked = list(own)
-        reports = map(noted, islice(answers, len(asked)))
-        weights = device_weights(world, {n: world.data[n].samples for n in asked})
+    cluster_of = world.setting.fleet.cluster.__getitem__
+    for cluster, members in groupby((order.device for order, _ in tasks), cluster_of):
+        numbers = list(members)
+        weights = device_weights(world.setting, {n: world.data[n].samples for n in numbers})
+        reports = map(note, islice(answers, len(numbers)))
         models[cluster] = aggregate(models[cluster], reports, weights, world.aggregation)
     assert next(answers, None) is None  # noqa: S101 — an executor ends its work after its last answer
     return tuple(models), tuple(devices), work
 
 
-def _accuracy(
+def _evaluate(
     world: World, executor: Executor, parameters: SimulationParameters, state: RunState
 ) -> float | None:
     """The task's metric, averaged over devices, or `None` when this round is not evaluated."""
-    if not is_evaluated(world, parameters, state):
+    if not is_evaluated(world.setting, parameters, state.control):
         return None
     if parameters.evaluate_on == "mean":
-        mean = mean_model(world, dict(enumerate(state.models)))
+        mean = mean_model(world.setting.fleet.sizes, dict(enumerate(state.models)))
         return executor.evaluations([mean], parameters.evaluate_samples)[0].metric
     results = executor.evaluations(state.models, parameters.evaluate_samples)
-    return mean_metric(world, [each.metric for each in results])
+    return mean_metric(world.setting, [each.metric for each in results])

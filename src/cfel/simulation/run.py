@@ -1,4 +1,4 @@
-"""A simulation with its run directory: begun, interrupted, resumed at will."""
+"""A simulation with its run directory: started, interrupted, resumed at will."""
 
 import time
 from collections.abc import Callable
@@ -6,30 +6,26 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from cfel.errors import DivergedError, RunDirectoryError
-from cfel.rounds import SimulationParameters, fleet_description, is_last, refuse_other_experiment
-from cfel.runlog import (
-    RoundRecord,
-    RunDirectory,
-    RunWriter,
-    describe_environment,
-    holds_run,
-)
+from cfel.rounds.ending import is_over
+from cfel.rounds.parameters import SimulationParameters
+from cfel.rounds.run_directory import open_run
+from cfel.runlog import RoundRecord, RunDirectory, RunWriter, holds_run
 from cfel.simulation.executors import Executor
 from cfel.simulation.loop import simulate
 from cfel.simulation.state import RunState, from_checkpoint, initial_state, to_checkpoint
 from cfel.world import World
 
 Progress = Callable[[RoundRecord], None]
-"""Told of every finished round."""
+"""Called with every finished round."""
 
 
 @dataclass(frozen=True, slots=True)
 class Watch:
-    """Who looks on while a run goes on.
+    """Hooks into a run.
 
     Attributes:
-        progress: told of every round once it is written.
-        interrupted: asked after every round; true ends the run there, with a checkpoint.
+        progress: called with every round once it is written.
+        interrupted: called after every round; true ends the run there, with a checkpoint.
     """
 
     progress: Progress | None = None
@@ -55,9 +51,9 @@ def run_in_directory(
         parameters: of the simulation.
         path: the run directory.
         experiment_toml: the experiment, resolved.
-        command: what was typed, for the record.
-        resume: go on with the run that `path` holds, if it holds one.
-        watch: who looks on.
+        command: the command line, for the record.
+        resume: resume the run that `path` holds, if it holds one.
+        watch: hooks.
 
     Returns:
         The records of all rounds, those before a resume included.
@@ -70,25 +66,18 @@ def run_in_directory(
     """
     if resume and holds_run(path):
         _refuse_deployment(path)
-        refuse_other_experiment(path, experiment_toml)
-        writer, checkpoint = RunWriter.resume(path, experiment_toml=experiment_toml)
-        state = initial_state(world) if checkpoint is None else from_checkpoint(checkpoint, world)
-    else:
-        environment = describe_environment(
-            command, started=time.strftime("%Y-%m-%dT%H:%M:%SZ", time.gmtime())
-        )
-        writer = RunWriter.create(
-            path, experiment_toml=experiment_toml, fleet=fleet_description(world), environment=environment
-        )
-        state = initial_state(world)
+    writer, checkpoint = open_run(
+        path, world.setting, experiment_toml=experiment_toml, command=command, resume=resume
+    )
+    state = initial_state(world) if checkpoint is None else from_checkpoint(checkpoint, world)
     with writer:
         done = RunDirectory.open(path).records()
-        if not (done and is_last(world, parameters, done[-1])):
-            _go_on(world, executor, parameters, state, writer, watch or Watch())
+        if not (done and is_over(world.setting.rounds, world.setting.budget, done[-1])):
+            _run_rounds(world, executor, parameters, state, writer, watch or Watch())
     return list(RunDirectory.open(path).records())
 
 
-def _go_on(
+def _run_rounds(
     world: World,
     executor: Executor,
     parameters: SimulationParameters,
@@ -97,13 +86,14 @@ def _go_on(
     watch: Watch,
 ) -> None:
     """Runs the rounds that are left, each written before the next begins; the last good one is saved."""
-    last_saved, stopped = state.rounds_done, False
+    last_saved, stopped = state.control.rounds_done, False
     diverged: DivergedError | None = None
     try:
         for outcome in simulate(world, executor, parameters, state, time.perf_counter):
             writer.append(outcome.record, outcome.plans)
-            state, done = outcome.state, outcome.state.rounds_done
-            stopped = watch.interrupted() and not is_last(world, parameters, outcome.record)
+            state, done = outcome.state, outcome.record.round
+            over = is_over(world.setting.rounds, world.setting.budget, outcome.record)
+            stopped = watch.interrupted() and not over
             if stopped or (parameters.checkpoint_every and done % parameters.checkpoint_every == 0):
                 writer.save_checkpoint(to_checkpoint(state))
                 last_saved = done
@@ -113,11 +103,11 @@ def _go_on(
                 break
     except DivergedError as error:
         diverged = error
-    if last_saved < state.rounds_done:
+    if last_saved < state.control.rounds_done:
         writer.save_checkpoint(to_checkpoint(state))
     writer.wait()
     if diverged is not None:
-        raise diverged.add_details(advice=_advice(writer.path, state.rounds_done)) from diverged
+        raise diverged.add_details(advice=_advice(writer.path, state.control.rounds_done)) from diverged
     if stopped:
         raise KeyboardInterrupt
 
@@ -136,9 +126,9 @@ def _advice(path: Path, good_rounds: int) -> str:
 
 
 def _refuse_deployment(path: Path) -> None:
-    """Raises if the run is a federation's, or one of its edge servers': going on would cut its log."""
+    """Raises if the run is a federation's, or one of its edge servers': resuming it would cut its log."""
     if (path / "nodes").is_dir() or (path / "ballot.json").exists():
         raise RunDirectoryError(
-            f"{path} holds a deployment's run, and what devices remember is theirs: "
-            "go on with `cfel up --resume`, or start its nodes again"
+            f"{path} holds a deployment's run, whose devices keep their own state: "
+            "resume it with `cfel up --resume`, or start its nodes again"
         )

@@ -1,4 +1,4 @@
-"""What a run has come to after a global round: enough to go on bit for bit."""
+"""The state of a simulation after a global round: enough to resume it bit for bit."""
 
 from collections.abc import Mapping
 from dataclasses import dataclass
@@ -8,14 +8,14 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from cfel.arrays import FloatArray
-from cfel.control.scheme import State
-from cfel.cost import Ledger, new_ledger
+from cfel.cost import Ledger
 from cfel.errors import RunDirectoryError
 from cfel.learning.device_messages import DeviceState
 from cfel.learning.local.estimates import Estimates, stack_estimates, unstack_estimates
 from cfel.learning.models.flat import FlatModel
-from cfel.runlog import Checkpoint
+from cfel.rounds.edge_models import edge_tensors, read_edge_models
+from cfel.rounds.kernel import ControlState, initial_control
+from cfel.runlog import Checkpoint, PlanTable, RoundRecord
 from cfel.world import World
 
 
@@ -24,21 +24,14 @@ class RunState:
     """A run between two rounds.
 
     Attributes:
-        rounds_done: finished global rounds.
+        control: finished rounds, the scheme's state, and what has been spent.
         models: edge models, by cluster.
         devices: what each device remembers.
-        scheme: the scheme's state.
-        expected, realised: what has been spent, in both accounts.
-        spent_joules: per device, in the account that the budget counts.
     """
 
-    rounds_done: int
+    control: ControlState
     models: tuple[FlatModel, ...]
     devices: tuple[DeviceState, ...]
-    scheme: State
-    expected: Ledger
-    realised: Ledger
-    spent_joules: FloatArray
 
     @property
     def estimates(self) -> tuple[Estimates | None, ...]:
@@ -46,49 +39,58 @@ class RunState:
         return tuple(device.estimates for device in self.devices)
 
 
+@dataclass(frozen=True, slots=True, eq=False)
+class RoundOutcome:
+    """A finished global round: its line of the log, its plans, and the state to continue from."""
+
+    record: RoundRecord
+    plans: PlanTable
+    state: RunState
+
+
 def initial_state(world: World) -> RunState:
     """Before the first round."""
-    clusters = world.fleet.clusters
+    fleet = world.setting.fleet
     return RunState(
-        rounds_done=0,
-        models=(world.start,) * clusters,
-        devices=(DeviceState(),) * world.fleet.devices,
-        scheme=world.scheme.init(),
-        expected=new_ledger(clusters),
-        realised=new_ledger(clusters),
-        spent_joules=np.zeros(world.fleet.devices),
+        control=initial_control(world.setting),
+        models=(world.start,) * fleet.clusters,
+        devices=(DeviceState(),) * fleet.devices,
     )
 
 
 def to_checkpoint(state: RunState) -> Checkpoint:
     """The state as named tensors and JSON values."""
-    tensors: dict[str, np.ndarray] = {}
-    for number, model in enumerate(state.models):
-        tensors[f"edge/{number}/parameters"] = model.parameters.numpy()
-        tensors[f"edge/{number}/buffers"] = model.buffers.numpy()
+    control, tensors = state.control, edge_tensors(state.models)
     for number, device in enumerate(state.devices):
         for name in ("momentum", "residual"):
             tensor: Tensor | None = getattr(device, name)
             if tensor is not None:
                 tensors[f"device/{number}/{name}"] = tensor.numpy()
     tensors |= stack_estimates(state.estimates)
-    tensors["spent_joules"] = np.asarray(state.spent_joules)
+    tensors["spent_joules"] = np.asarray(control.spent_joules)
     values = {
-        "scheme": dict(state.scheme),
-        "expected": state.expected.to_dict(),
-        "realised": state.realised.to_dict(),
+        "scheme": dict(control.scheme),
+        "expected": control.expected.to_dict(),
+        "realised": control.realised.to_dict(),
     }
-    return Checkpoint(state.rounds_done, tensors, values)
+    return Checkpoint(control.rounds_done, tensors, values)
 
 
 def from_checkpoint(checkpoint: Checkpoint, world: World) -> RunState:
     """The state that `to_checkpoint` wrote."""
     tensors, values = checkpoint.tensors, checkpoint.state
     if "estimates" not in tensors:
-        raise RunDirectoryError("the run is a deployment's: what devices remember is theirs, see `cfel up`")
-    return RunState(
+        raise RunDirectoryError("the run is a deployment's: its devices keep their own state, see `cfel up`")
+    control = ControlState(
         rounds_done=checkpoint.round,
-        models=edge_models(checkpoint, world.fleet.clusters),
+        scheme=values["scheme"],
+        expected=Ledger.from_dict(values["expected"]),
+        realised=Ledger.from_dict(values["realised"]),
+        spent_joules=np.array(tensors["spent_joules"], dtype=np.float64),
+    )
+    return RunState(
+        control=control,
+        models=read_edge_models(checkpoint, world.setting.fleet.clusters),
         devices=tuple(
             DeviceState(
                 _optional_tensor(tensors, f"device/{number}/momentum"),
@@ -97,19 +99,6 @@ def from_checkpoint(checkpoint: Checkpoint, world: World) -> RunState:
             )
             for number, estimates in enumerate(unstack_estimates(tensors))
         ),
-        scheme=values["scheme"],
-        expected=Ledger.from_dict(values["expected"]),
-        realised=Ledger.from_dict(values["realised"]),
-        spent_joules=np.array(tensors["spent_joules"], dtype=np.float64),
-    )
-
-
-def edge_models(checkpoint: Checkpoint, clusters: int) -> tuple[FlatModel, ...]:
-    """The edge models in a checkpoint, by cluster."""
-    tensors = checkpoint.tensors
-    return tuple(
-        FlatModel(_tensor(tensors, f"edge/{i}/parameters"), _tensor(tensors, f"edge/{i}/buffers"))
-        for i in range(clusters)
     )
 
 

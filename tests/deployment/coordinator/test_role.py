@@ -7,7 +7,7 @@ from typing import Any
 
 import pytest
 
-from cfel.deployment.coordinator.control_state import Control
+from cfel.deployment.coordinator.control_state import CoordinatorState
 from cfel.deployment.coordinator.coordinator import Coordinator
 from cfel.deployment.election import member as member_module
 from cfel.deployment.election.member import Member
@@ -41,15 +41,15 @@ def test_an_unexpected_failure_gives_the_office_to_another(
 ) -> None:
     """The first two to plan the second round fail; the third does not, and nothing else is different."""
     failed: list[int] = []
-    planned = Coordinator._planned
+    planned = Coordinator._plan
 
-    async def fail_at_first(self: Coordinator, control: Control) -> Control:
-        if control.rounds_done == 1 and len(failed) < 2 and self._number not in failed:
+    async def fail_at_first(self: Coordinator, control: CoordinatorState) -> CoordinatorState:
+        if control.control.rounds_done == 1 and len(failed) < 2 and self._number not in failed:
             failed.append(self._number)
             raise ZeroDivisionError(f"at edge server {self._number}")
         return await planned(self, control)
 
-    monkeypatch.setattr(Coordinator, "_planned", fail_at_first)
+    monkeypatch.setattr(Coordinator, "_plan", fail_at_first)
     shown: list[str] = []
 
     async def play() -> list[dict[str, Any]]:

@@ -11,7 +11,7 @@ from typing import Any
 import numpy as np
 import pytest
 
-from cfel.deployment.coordinator.control_state import first_control, from_json, to_json
+from cfel.deployment.coordinator.control_state import from_json, initial_coordinator_state, to_json
 from cfel.deployment.device.memory import Memory, load_memory, save_memory
 from cfel.deployment.measurement.energy_counters import EnergyCounter, PowerCounter
 from cfel.deployment.measurement.measured_rounds import FederationMeasurements
@@ -91,7 +91,7 @@ def test_seconds_are_the_clocks(tmp_path: Path) -> None:
     assert all(later.seconds > line.seconds for line, later in itertools.pairwise(lines))
     world = experiment.world()
     for line, plan in zip(lines, plans, strict=True):
-        model = world.fleet.conditions(world.seed, line.round - 1, 0, world.model_bits)
+        model = world.setting.conditions(line.round - 1, 0)
         took = plan.steps > 0
         assert (plan.seconds[took] >= SCALE * (plan.steps * model.mu[plan.device])[took]).all()
         assert (plan.mu < model.mu[plan.device] / 10).all()
@@ -134,7 +134,7 @@ def test_joules_come_from_the_counter_or_from_the_model(tmp_path: Path) -> None:
     experiment = measuring(NO_LIMIT, 4)
     play(experiment, tmp_path / "model", during=look)
     world, plan = experiment.world(), table(tmp_path / "model", 3)
-    model = world.fleet.conditions(world.seed, 2, 0, world.model_bits)
+    model = world.setting.conditions(2, 0)
     np.testing.assert_allclose(plan.alpha, model.alpha)
     assert (plan.joules >= plan.steps * model.alpha).all()
     assert sources == ["time: clock, energy: model"]
@@ -216,7 +216,7 @@ def test_measurements_survive_the_disk_and_the_wire(tmp_path: Path) -> None:
     known = Measurements(seconds_per_step=RunningRatio(8.0, 4.0), energy_source="rapl", call_seconds=0.1)
     save_memory(tmp_path / "memory.bin", Memory(DeviceState(), None, known))
     assert load_memory(tmp_path / "memory.bin").measured == known
-    control = first_control(deployed().world(), measures=True)
+    control = initial_coordinator_state(deployed().world(), measures=True)
     assert control.measured is not None
     told = (MeasurementReport(**TOLD), *control.measured.devices[1:])  # type: ignore[arg-type]
     measured = FederationMeasurements(told, RunningRatio(1.0, 2.0), RunningRatio(3.0, 4.0))

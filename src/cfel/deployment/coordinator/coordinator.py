@@ -1,8 +1,8 @@
-"""The coordinator's part: a role that one edge server holds for a term, and that keeps nothing of its own.
+"""The coordinator: a role that one edge server holds for a term, without any state on a disk.
 
-It plans edge rounds, has the edge servers carry them out and gossip, and writes the record of each global
-round. All it knows travels in every command (`control_state`): a successor asks the others for the newest
-and goes on from there, repeating the last command; whoever has carried it out tells again what came of it.
+It plans edge rounds, has the edge servers carry them out and gossip, and makes the record of each global
+round. All it knows travels in every command (`control_state`). A successor asks the others for the newest
+state and repeats the last command; an edge server that has carried it out already repeats its answer.
 """
 
 import asyncio
@@ -14,11 +14,16 @@ from dataclasses import replace
 
 import numpy as np
 
-from cfel.arrays import FloatArray
-from cfel.cost import Ledger, after_exchange, after_global_round
 from cfel.deployment.compute_thread import ComputeThread
-from cfel.deployment.coordinator.control_state import Control, first_control, from_json, outcome, to_json
-from cfel.deployment.coordinator.counting import counted, with_estimates
+from cfel.deployment.coordinator.control_state import (
+    CoordinatorState,
+    add_edge_round,
+    add_estimates,
+    count_edge_round,
+    from_json,
+    initial_coordinator_state,
+    to_json,
+)
 from cfel.deployment.coordinator.edge_calls import QUICK_SECONDS, TRY_AGAIN_SECONDS, TermCalls
 from cfel.deployment.coordinator.partial_mixing import rows_for
 from cfel.deployment.measurement.measured_rounds import apply_reports, reserve_overhead
@@ -27,33 +32,25 @@ from cfel.deployment.positions import ends_exchange, ends_global_round, gossip_i
 from cfel.deployment.security.identity import Identity
 from cfel.deployment.transport.grpc_transport import Calls, OnRefusal
 from cfel.errors import UnreachableError
-from cfel.rounds import (
-    SimulationParameters,
-    beyond_belief,
-    is_evaluated,
-    is_last,
-    mean_metric,
-    observed,
-    plan_table,
-    round_record,
-    wants_estimates,
-)
+from cfel.rounds.ending import is_evaluated, is_over
+from cfel.rounds.estimates import combine_estimates, implausible_devices, needs_estimates
+from cfel.rounds.kernel import charge_exchange, close_global_round, observe, plan_edge_round
+from cfel.rounds.parameters import SimulationParameters
+from cfel.rounds.records import make_plan_table, make_record, mean_metric
 from cfel.runlog.plans import column_names
 from cfel.world import World
 
 _LOG = logging.getLogger(__name__)
 
-Close = Callable[[Ledger, FloatArray], Ledger]
-
 
 class Coordinator:
-    """One term in office.
+    """The coordinator of one term.
 
     Args:
         world: what is run.
-        simulation: accounts, evaluation, when to stop.
+        simulation: accounts and evaluation.
         deployment: deadlines.
-        term: of office.
+        term: its number.
         calls: how it reaches the edge servers, its own included.
         compute: where plans are made.
         still_leads: whether it still may act.
@@ -76,181 +73,171 @@ class Coordinator:
         self._on_refusal = on_refusal
         self._world, self._simulation, self._deployment = world, simulation, deployment
         self._compute, self._number = compute, number
-        self._edges = TermCalls(term, world.fleet.clusters, calls, still_leads, deployment.gossip_seconds)
+        self._edges = TermCalls(
+            term, world.setting.fleet.clusters, calls, still_leads, deployment.gossip_seconds
+        )
         self._counted_at = time.monotonic()
 
     async def lead(self) -> None:
         """Leads the experiment to its end.
 
         Raises:
-            DeposedError: somebody else does from now on.
+            DeposedError: another coordinator has taken over.
         """
-        control, last = await self._take_over(), False
+        state, over = await self._take_over(), False
         self._counted_at = time.monotonic()
-        while not last:
-            if not gossip_is_next(self._world, control.at):
-                control = await self._edge_round(control)
-            elif not ends_global_round(self._world, control.at):
-                control = await self._gossip_within(control)
+        while not over:
+            if not gossip_is_next(self._world, state.at):
+                state = await self._run_edge_round(state)
+            elif not ends_global_round(self._world, state.at):
+                state = await self._gossip_within_round(state)
             else:
-                control, last = await self._global_round(control)
+                state, over = await self._end_global_round(state)
         await self._edges.ask_once("farewell", {"missing": sorted(self._edges.missing)}, QUICK_SECONDS)
 
-    async def _take_over(self) -> Control:
-        """The newest control that anybody knows; before the first round, waits for everybody to be there."""
+    async def _take_over(self) -> CoordinatorState:
+        """The newest state that any edge server knows; before the first round, waits for all to join."""
         deadline = time.monotonic() + self._deployment.join_seconds
-        clusters = self._world.fleet.clusters
+        clusters = self._world.setting.fleet.clusters
         while True:
             answers = await self._edges.ask_once("newest", {}, QUICK_SECONDS)
             known = [from_json(each["control"]) for each in answers.values() if each["control"]]
             if known and 2 * len(answers) > clusters:
-                return max(known, key=lambda control: control.newness)
-            there = sum(len(each["connected"]) for each in answers.values())
-            complete = len(answers) == clusters and there == self._world.fleet.devices
-            overdue = time.monotonic() > deadline and 2 * len(answers) > clusters and there > 0
+                return max(known, key=lambda state: state.newness)
+            joined = sum(len(each["connected"]) for each in answers.values())
+            complete = len(answers) == clusters and joined == self._world.setting.fleet.devices
+            overdue = time.monotonic() > deadline and 2 * len(answers) > clusters and joined > 0
             if not known and (complete or overdue):
-                return first_control(self._world, measures=self._deployment.measures)
+                return initial_coordinator_state(self._world, measures=self._deployment.measures)
             await asyncio.sleep(TRY_AGAIN_SECONDS)
 
-    async def _edge_round(self, control: Control) -> Control:
-        if control.plan is None:
-            control = await self._planned(control)
+    async def _run_edge_round(self, state: CoordinatorState) -> CoordinatorState:
+        if state.plan is None:
+            state = await self._plan(state)
         answers = await self._edges.ask_all(
-            "plan", control.at, self._deployment.round_seconds, {"control": to_json(control)}
+            "plan", state.at, self._deployment.round_seconds, {"control": to_json(state)}
         )
-        return counted(self._world, self._simulation, control, answers, self._since_last_count())
+        return add_edge_round(self._world, self._simulation, state, answers, self._since_last_count())
 
-    async def _planned(self, control: Control) -> Control:
-        world, at = self._world, (control.rounds_done, control.edge_round)
-        conditions = world.fleet.conditions(world.seed, *at, world.model_bits, control.spent_joules)
-        control = await self._with_somebody(control, set(np.flatnonzero(conditions.available).tolist()))
-        away = np.zeros(world.fleet.devices, dtype=bool)
-        away[list(control.absent)] = True
-        conditions = conditions.without(away)
+    async def _plan(self, state: CoordinatorState) -> CoordinatorState:
+        setting, control = self._world.setting, state.control
+        conditions = setting.conditions(control.rounds_done, state.edge_round, control.spent_joules)
+        state = await self._wait_for_devices(state, set(np.flatnonzero(conditions.available).tolist()))
+        absent = np.zeros(setting.fleet.devices, dtype=bool)
+        absent[list(state.absent)] = True
+        conditions = conditions.without(absent)
         available = tuple(conditions.available.tolist())
-        if wants_estimates(world, control.estimates):
-            asked = {"available": available}
-            answers = await self._edges.ask_all("estimate", control.at, self._deployment.round_seconds, asked)
-            control = with_estimates(control, answers)
-        if control.measured is not None:
-            conditions = apply_reports(control.measured.devices, conditions)
-        for device in beyond_belief(control.estimates):
+        if needs_estimates(self._world.local.estimator, state.estimates):
+            fields = {"available": available}
+            answers = await self._edges.ask_all("estimate", state.at, self._deployment.round_seconds, fields)
+            state = add_estimates(state, answers)
+        if state.measured is not None:
+            conditions = apply_reports(state.measured.devices, conditions)
+        for device in implausible_devices(state.estimates):
             self._on_refusal(Identity("device", device), "plan", "its σ² and G² are beyond belief")
-        seen = observed(world, self._simulation, control, at[1], conditions, control.estimates)
-        if control.measured is not None:
-            seen = reserve_overhead(world, control.measured, seen)
-        plan, scheme = await self._compute.run(lambda: world.scheme.plan(control.scheme, seen))
-        return replace(control, plan=plan, scheme=scheme, available=available)
+        estimates = combine_estimates(state.estimates)
+        observation = observe(setting, self._simulation, control, state.edge_round, conditions, estimates)
+        if state.measured is not None:
+            observation = reserve_overhead(self._world, state.measured, observation)
+        plan, control = await self._compute.run(lambda: plan_edge_round(setting, control, observation))
+        return replace(state, plan=plan, control=control, available=available)
 
-    async def _with_somebody(self, control: Control, wanted: set[int]) -> Control:
-        """Waits while all who could take part are away and nobody else is there: such rounds are for nothing.
+    async def _wait_for_devices(self, state: CoordinatorState, available: set[int]) -> CoordinatorState:
+        """Waits while every available device is absent and no other is connected: such rounds do nothing.
 
-        With others there the round passes without anybody, as in the simulator where none is available.
+        If other devices are connected, the round passes without any device, as in the simulator.
         """
-        if not wanted or not wanted <= set(control.absent):
-            return control
-        there: set[int] = set()
-        while not there:
+        if not available or not available <= set(state.absent):
+            return state
+        connected: set[int] = set()
+        while not connected:
             answers = await self._edges.ask_once("newest", {}, QUICK_SECONDS)
-            there = {n for each in answers.values() for n in each["connected"]}
-            await asyncio.sleep(0 if there else TRY_AGAIN_SECONDS)
-        return replace(control, absent=tuple(n for n in control.absent if n not in there))
+            connected = {n for each in answers.values() for n in each["connected"]}
+            await asyncio.sleep(0 if connected else TRY_AGAIN_SECONDS)
+        return replace(state, absent=tuple(n for n in state.absent if n not in connected))
 
     def _since_last_count(self) -> float:
-        """Seconds since this was called before: in the sum, none is left out."""
+        """Seconds since the previous call; their sum leaves no time out."""
         now = time.monotonic()
         passed, self._counted_at = now - self._counted_at, now
         return passed
 
-    def _exchanged(self, control: Control, after: Control, close: Close) -> Control:
-        """With what an exchange of models took by the clock, where that counts."""
-        if control.measured is None:
-            return after
+    def _measure_exchange(self, state: CoordinatorState) -> tuple[CoordinatorState, float | None]:
+        """Adds the seconds of the exchange just finished, and returns them; None where the model counts."""
+        if state.measured is None:
+            return state, None
         seconds = self._since_last_count()
-        told = replace(control.measured, exchange=control.measured.exchange.add(seconds, 1))
-        spent = close(control.realised, np.full(self._world.fleet.clusters, seconds))
-        return replace(after, realised=spent, measured=told)
+        measured = replace(state.measured, exchange=state.measured.exchange.add(seconds, 1))
+        return replace(state, measured=measured), seconds
 
-    async def _gossip_within(self, control: Control) -> Control:
+    async def _gossip_within_round(self, state: CoordinatorState) -> CoordinatorState:
         """A gossip step that does not end the global round."""
-        after = replace(control, step=control.step + 1)
-        if ends_exchange(self._world, control.at):
-            seconds = self._world.exchange_seconds
-            after = replace(
-                after,
-                expected=after_exchange(control.expected, seconds),
-                realised=after_exchange(control.realised, seconds),
-            )
-        after = await self._gossiped(control, after, looks=False)
-        ends = ends_exchange(self._world, control.at)
-        return self._exchanged(control, after, after_exchange) if ends else after
+        after = replace(await self._gossip(state, evaluates=False), step=state.step + 1)
+        if not ends_exchange(self._world, state.at):
+            return after
+        after, seconds = self._measure_exchange(after)
+        return replace(after, control=charge_exchange(self._world.setting, after.control, seconds))
 
-    async def _global_round(self, control: Control) -> tuple[Control, bool]:
+    async def _end_global_round(self, state: CoordinatorState) -> tuple[CoordinatorState, bool]:
         """The gossip step that ends a global round, and its record.
 
         Returns:
-            The control to go on from, and whether that was the last round.
+            The state to continue from, and whether the run is over.
         """
-        world, simulation = self._world, self._simulation
-        after = replace(
-            control,
-            rounds_done=control.rounds_done + 1,
-            edge_round=0,
-            step=0,
-            expected=after_global_round(control.expected, world.exchange_seconds),
-            realised=after_global_round(control.realised, world.exchange_seconds),
-            done=(),
-        )
-        # By the clock it is not known before the exchange whether it uses the budget up.
-        looks = is_evaluated(world, simulation, after) or (
-            control.measured is not None and simulation.stop == "budget"
-        )
-        after = await self._gossiped(control, after, looks and simulation.evaluate_on == "edge")
-        after = self._exchanged(control, after, after_global_round)
-        edge_rounds = [outcome(world, simulation, control.rounds_done, done) for done in control.done]
-        record = round_record(
-            world,
+        world, setting, simulation = self._world, self._world.setting, self._simulation
+        evaluates = is_evaluated(setting, simulation, close_global_round(setting, state.control))
+        # Measured, it is not known before the exchange whether it uses the budget up.
+        evaluates |= state.measured is not None and setting.rounds.stop == "budget"
+        after = await self._gossip(state, evaluates and simulation.evaluate_on == "edge")
+        after, seconds = self._measure_exchange(after)
+        control = close_global_round(setting, state.control, seconds)
+        edge_rounds = [
+            count_edge_round(world, simulation, state.control.rounds_done, done) for done in state.done
+        ]
+        record = make_record(
+            setting,
             simulation,
-            after,
+            control,
             edge_rounds,
-            accuracy=await self._accuracy(after) if looks else None,
+            accuracy=await self._find_accuracy(after) if evaluates else None,
             model_sha256=hashlib.sha256(b"".join(map(bytes.fromhex, after.digests))).hexdigest(),
-            wall_seconds=time.time() - control.began,
+            wall_seconds=time.time() - state.began,
         )
-        table = plan_table(world, edge_rounds, after.rounds_done)
-        last = is_last(world, simulation, record)
-        written = {
+        table = make_plan_table(setting, edge_rounds, control.rounds_done)
+        over = is_over(setting.rounds, setting.budget, record)
+        fields = {
             "record": record.to_json_line(),
             "plans": {name: getattr(table, name).tolist() for name in column_names()},
-            "last": last,
+            "last": over,
         }
-        await self._edges.ask_all("close", control.at, self._deployment.gossip_seconds, written)
-        return replace(after, began=time.time()), last
+        await self._edges.ask_all("close", state.at, self._deployment.gossip_seconds, fields)
+        return replace(after, control=control, edge_round=0, step=0, done=(), began=time.time()), over
 
-    async def _gossiped(self, control: Control, after: Control, looks: bool) -> Control:
-        """Has everybody do a gossip step: first all fetch, then all mix with the weights of who is there."""
+    async def _gossip(self, state: CoordinatorState, evaluates: bool) -> CoordinatorState:
+        """One gossip step: all fetch models, then all mix with the weights of those that are there."""
         seconds = self._deployment.gossip_seconds
-        fetched = await self._edges.ask_all("fetch", control.at, seconds, {"live": self._edges.present()})
-        there = {i: each for i, each in fetched.items() if tuple(each["position"]) >= control.at}
-        # Whoever has mixed already did so with weights that the others have to use as well.
-        settled = [each["rows"] for each in there.values() if each["rows"] is not None]
-        at_once = self._world.scheme.gossip.reach == "everybody"
-        got = {i: each["got"] for i, each in there.items()}
-        rows = settled[0] if settled else rows_for(self._world.backhaul, got, at_once=at_once)
-        order = {"rows": rows, "evaluate": looks, "control": to_json(control)}
-        told = await self._edges.ask_all("mix", control.at, seconds, order, only=there)
-        digests, metrics = list(after.digests), list(after.metrics)
-        for i, each in told.items():
+        fetched = await self._edges.ask_all("fetch", state.at, seconds, {"live": self._edges.present()})
+        present = {i: each for i, each in fetched.items() if tuple(each["position"]) >= state.at}
+        # If one has mixed already, under the previous coordinator, the others must use the same weights.
+        settled = [each["rows"] for each in present.values() if each["rows"] is not None]
+        setting = self._world.setting
+        got = {i: each["got"] for i, each in present.items()}
+        at_once = setting.scheme.gossip.reach == "everybody"
+        rows = settled[0] if settled else rows_for(setting.backhaul, got, at_once=at_once)
+        fields = {"rows": rows, "evaluate": evaluates, "control": to_json(state)}
+        answers = await self._edges.ask_all("mix", state.at, seconds, fields, only=present)
+        digests, metrics = list(state.digests), list(state.metrics)
+        for i, each in answers.items():
             digests[i] = each["digest"]
             if each["metric"] is not None:
                 metrics[i] = each["metric"]
-        return replace(after, digests=tuple(digests), metrics=tuple(metrics))
+        return replace(state, digests=tuple(digests), metrics=tuple(metrics))
 
-    async def _accuracy(self, control: Control) -> float:
+    async def _find_accuracy(self, state: CoordinatorState) -> float:
         if self._simulation.evaluate_on == "edge":
-            return mean_metric(self._world, control.metrics)
+            return mean_metric(self._world.setting, state.metrics)
         seconds, own = self._deployment.gossip_seconds, self._number
-        told = await self._edges.ask_once("mean_metric", {}, seconds, only=[own])
-        if not told:
+        answers = await self._edges.ask_once("mean_metric", {}, seconds, only=[own])
+        if not answers:
             raise UnreachableError("the mean model could not be evaluated")
-        return float(told[own]["metric"])
+        return float(answers[own]["metric"])

@@ -13,7 +13,7 @@ from cfel.deployment.parameters import DeploymentParameters
 from cfel.deployment.security.identity import Identity
 from cfel.deployment.transport.grpc_transport import Calls, Method, OnRefusal
 from cfel.deployment.transport.messages import Message
-from cfel.rounds import SimulationParameters
+from cfel.rounds.parameters import SimulationParameters
 from cfel.world import World
 
 _LOG = logging.getLogger(__name__)

@@ -31,7 +31,7 @@ from cfel.learning.local.workspace import Workspace
 from cfel.learning.models.flat import FlatModel
 from cfel.learning.roles import device_estimate, device_update
 from cfel.learning.task import DeviceData
-from cfel.rounds import ordered
+from cfel.rounds.orders import make_order
 from cfel.seeding import generator
 from cfel.world import World
 
@@ -67,7 +67,7 @@ class DeviceAgent:
     ) -> None:
         self._world, self._number, self._data, self._parameters = world, number, data, parameters
         self._calls, self._compute, self._now = calls, compute, now
-        self._edge = Identity("edge", int(world.fleet.cluster[number]))
+        self._edge = Identity("edge", int(world.setting.fleet.cluster[number]))
         self._path = directory / "memory.bin"
         self._memory = load_memory(self._path)
         self._meter = SelfMeasurement(
@@ -77,7 +77,7 @@ class DeviceAgent:
         self._orders: asyncio.Queue[Message] = asyncio.Queue()
         self._newest = ""
         self._ahead: tuple[str, FlatModel] | None = None
-        draw = generator(world.seed, "patience", number).random
+        draw = generator(world.setting.seed, "patience", number).random
         self._asking = Backoff(str(self._edge), now, draw)
         self._working = Backoff(str(self._edge), now, draw)
 
@@ -183,7 +183,7 @@ class DeviceAgent:
         """Waits until the device of the experiment would have taken its steps, or sent its upload."""
         if not self._parameters.time_scale:
             return
-        now = self._world.fleet.conditions(self._world.seed, *at, self._world.model_bits)
+        now = self._world.setting.conditions(*at)
         n = self._number
         seconds = float(realised_seconds(steps, theta, now.mu[n], now.nu[n]))
         left = seconds * self._parameters.time_scale - (self._now() - begin.seconds)
@@ -194,7 +194,7 @@ class DeviceAgent:
         if ahead is None or ahead[0] != asked.text("model_sha256"):
             ahead = await self._fetched(asked)
         rho, theta = asked.number("rho"), asked.number("theta")
-        return ordered(self._world, *_round(asked), self._number, rho, theta, ahead[1])
+        return make_order(self._world.setting, *_round(asked), self._number, rho, theta, ahead[1])
 
     async def _fetched(self, asked: Message) -> tuple[str, FlatModel]:
         """The model that is named, and its digest."""

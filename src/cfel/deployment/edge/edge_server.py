@@ -20,7 +20,7 @@ from typing import Any
 import numpy as np
 
 from cfel.deployment.compute_thread import ComputeThread
-from cfel.deployment.coordinator.control_state import plan_from
+from cfel.deployment.coordinator.control_state import plan_from_json
 from cfel.deployment.edge.chronicle import Chronicle
 from cfel.deployment.edge.device_service import DeviceService
 from cfel.deployment.edge.neighbour_models import Neighbours
@@ -38,7 +38,10 @@ from cfel.learning.local.estimates import encode_estimates
 from cfel.learning.local.workspace import Workspace
 from cfel.learning.models.flat import FlatModel
 from cfel.learning.roles import weighted_model
-from cfel.rounds import SimulationParameters, device_weights, is_last, mean_model, ordered
+from cfel.rounds.edge_models import mean_model
+from cfel.rounds.ending import is_over
+from cfel.rounds.orders import device_weights, make_order
+from cfel.rounds.parameters import SimulationParameters
 from cfel.world import World
 
 _LOG = logging.getLogger(__name__)
@@ -88,7 +91,7 @@ class EdgeServer:
         self._neighbours = Neighbours(calls, world.start, gossip_seconds)
         self._workspace: Workspace | None = None
         records = self.chronicle.log.records
-        if records and is_last(world, simulation, records[-1]):
+        if records and is_over(world.setting.rounds, world.setting.budget, records[-1]):
             self.chronicle.finished.set()
 
     @property
@@ -131,7 +134,7 @@ class EdgeServer:
             self._expect(at)
             self._phase = "planning"
             orders = {
-                n: ordered(self._world, *at[:2], n, 1.0, 1.0, self.state.model)
+                n: make_order(self._world.setting, *at[:2], n, 1.0, 1.0, self.state.model)
                 for n in self._members(message.header["available"])
             }
             found = await self._device_service.collect_estimates(orders)
@@ -157,15 +160,17 @@ class EdgeServer:
         async with self._busy:
             self._expect(at)
             self._phase = "training"
-            plan, model = plan_from(control["plan"]), self.state.model
+            plan, model = plan_from_json(control["plan"]), self.state.model
             orders = {
-                n: ordered(self._world, *at[:2], n, float(plan.rho[n]), float(plan.theta[n]), model)
+                n: make_order(
+                    self._world.setting, *at[:2], n, float(plan.rho[n]), float(plan.theta[n]), model
+                )
                 for n in self._members(control["available"])
             }
             reports = await self._device_service.collect_reports(orders, self.state.used)
             sent = [reports[device] for device in sorted(reports)]
             samples = {report.device: report.samples for report in sent}
-            weights, rule = device_weights(self._world, samples), self._world.aggregation
+            weights, rule = device_weights(self._world.setting, samples), self._world.aggregation
             aggregated = await self._compute.run(lambda: aggregate(model, sent, weights, rule))
             told = {
                 "work": [_work_row(each) for each in reports.values()],
@@ -241,7 +246,7 @@ class EdgeServer:
             world = self._world
             self._workspace = Workspace(world.task, world.local, world.compress)
         samples = self._simulation.evaluate_samples or None
-        return evaluate(model, self._workspace, samples, self._world.seed).metric
+        return evaluate(model, self._workspace, samples, self._world.setting.seed).metric
 
     async def adopt_end(self, number: int) -> None:
         """Takes the end of the experiment over from another edge server: log and, if long away, model.
@@ -279,9 +284,13 @@ class EdgeServer:
     async def mean_metric(self, caller: Identity, message: Message) -> Message:
         """The metric of the mean of all edge models that can be had, every device counting alike."""
         del caller, message
-        models = await self._neighbours.present_models(range(self._world.fleet.clusters))
+        models = await self._neighbours.present_models(range(self._world.setting.fleet.clusters))
         return Message(
-            {"metric": await self._compute.run(lambda: self.metric(mean_model(self._world, models)))}
+            {
+                "metric": await self._compute.run(
+                    lambda: self.metric(mean_model(self._world.setting.fleet.sizes, models))
+                )
+            }
         )
 
     def obey(self, term: int) -> None:
@@ -328,7 +337,7 @@ class EdgeServer:
     async def _announce(self, state: EdgeState) -> None:
         """Has devices fetch the model, if training is what comes next."""
         world, at = self._world, state.position
-        if at[0] < world.rounds.global_rounds and not gossip_is_next(world, at):
+        if at[0] < world.setting.rounds.global_rounds and not gossip_is_next(world, at):
             await self._device_service.announce(state.model)
 
     def _members(self, available: Iterable[bool]) -> list[int]:
@@ -337,7 +346,7 @@ class EdgeServer:
 
     def _partners(self) -> list[int]:
         """Those whose models it gossips with."""
-        row = self._world.backhaul.weights[self.number]
+        row = self._world.setting.backhaul.weights[self.number]
         return [j for j in np.flatnonzero(row).tolist() if j != self.number]
 
 

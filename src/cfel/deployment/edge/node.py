@@ -25,7 +25,7 @@ from cfel.deployment.security.identity import Identity
 from cfel.deployment.security.rejections import count_rejection, should_log
 from cfel.deployment.transport.grpc_transport import Calls, Method
 from cfel.deployment.transport.messages import Message
-from cfel.rounds import SimulationParameters
+from cfel.rounds.parameters import SimulationParameters
 from cfel.status import Status
 from cfel.world import World
 
@@ -71,12 +71,12 @@ class EdgeNode:
         self._patience_seconds = 2 * deployment.gossip_seconds
         self._linger_seconds = deployment.linger_seconds
         self._compute = ComputeThread()
-        others = [i for i in range(world.fleet.clusters) if i != number]
+        others = [i for i in range(world.setting.fleet.clusters) if i != number]
         interval_seconds = max(_LEAST_LOOK_SECONDS, 2 * deployment.election_seconds)
         self._contacts = Contacts(others, interval_seconds, time.monotonic)
         calls = NotedCalls(calls, self._contacts)
         reach = WithOwn(self.identity, calls, self.methods)
-        devices = tuple(np.flatnonzero(world.fleet.cluster == number).tolist())
+        devices = tuple(np.flatnonzero(world.setting.fleet.cluster == number).tolist())
         self.device_service = DeviceService(
             devices,
             world.start,
@@ -100,7 +100,7 @@ class EdgeNode:
         )
         self.member = Member(
             number,
-            world.fleet.clusters,
+            world.setting.fleet.clusters,
             deployment.election_seconds,
             directory / "ballot.json",
             calls,

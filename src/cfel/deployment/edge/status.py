@@ -8,7 +8,7 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
-from cfel.deployment.coordinator.control_state import Control, from_json
+from cfel.deployment.coordinator.control_state import CoordinatorState, from_json
 from cfel.deployment.edge.edge_server import EdgeServer
 from cfel.deployment.election.member import Member
 from cfel.deployment.measurement.measured_rounds import apply_reports
@@ -62,22 +62,27 @@ def snapshot(
         node=str(Identity("edge", server.number)),
         phase=server.phase,
         round=state.position[0] + _is_within_a_round(server),
-        rounds=world.rounds.global_rounds,
-        edge_round=min(state.position[1] + 1, world.rounds.edge_rounds),
-        edge_rounds=world.rounds.edge_rounds,
+        rounds=world.setting.rounds.global_rounds,
+        edge_round=min(state.position[1] + 1, world.setting.rounds.edge_rounds),
+        edge_rounds=world.setting.rounds.edge_rounds,
         term=member.state.term,
         conditions="model" if control is None or control.measured is None else "measured",
         coordinator=None if leader is None else str(Identity("edge", leader)),
         seconds=0.0 if last is None else last.seconds,
-        seconds_budget=_limit(world.budget.seconds),
+        seconds_budget=_limit(world.setting.budget.seconds),
         joules=0.0 if last is None else last.joules,
-        joules_budget=_limit(world.budget.joules),
+        joules_budget=_limit(world.setting.budget.joules),
         straggler=None if last is None else last.straggler,
         slowest_cluster=None if last is None else last.slowest_cluster,
         clusters=_clusters(world, others, control),
         links=tuple(
-            Link(a=a, b=b, weight=float(world.backhaul.weights[a, b]), up=_went_over(state.gossip, a, b))
-            for a, b in world.backhaul.edges
+            Link(
+                a=a,
+                b=b,
+                weight=float(world.setting.backhaul.weights[a, b]),
+                up=_went_over(state.gossip, a, b),
+            )
+            for a, b in world.setting.backhaul.edges
         ),
         history=thinned(tuple(_point(record) for record in records), MOST_ROUNDS),
         refused=tuple(sorted(refused.items())),
@@ -91,14 +96,14 @@ def _is_within_a_round(server: EdgeServer) -> bool:
     return server.phase not in ("waiting", "finished") or server.state.position[1:] != (0, 0)
 
 
-def _clusters(world: World, others: Others, control: Control | None) -> tuple[ClusterStatus, ...]:
+def _clusters(world: World, others: Others, control: CoordinatorState | None) -> tuple[ClusterStatus, ...]:
     plan = None if control is None else control.plan
     states = others.devices
     now = None if control is None else _conditions(world, control)
     reports = _reports(world, control)
     clusters = []
-    for cluster in range(world.fleet.clusters):
-        devices = [n for n in range(world.fleet.devices) if world.fleet.cluster[n] == cluster]
+    for cluster in range(world.setting.fleet.clusters):
+        devices = [n for n in range(world.setting.fleet.devices) if world.setting.fleet.cluster[n] == cluster]
         clusters.append(
             ClusterStatus(
                 cluster=cluster,
@@ -125,15 +130,15 @@ def _clusters(world: World, others: Others, control: Control | None) -> tuple[Cl
     return tuple(clusters)
 
 
-def _conditions(world: World, control: Control) -> Conditions:
-    edge_round = min(control.edge_round, world.rounds.edge_rounds - 1)
-    model = world.fleet.conditions(world.seed, control.rounds_done, edge_round, world.model_bits)
+def _conditions(world: World, control: CoordinatorState) -> Conditions:
+    edge_round = min(control.edge_round, world.setting.rounds.edge_rounds - 1)
+    model = world.setting.conditions(control.control.rounds_done, edge_round)
     return apply_reports(_reports(world, control), model)
 
 
-def _reports(world: World, control: Control | None) -> Sequence[MeasurementReport | None]:
+def _reports(world: World, control: CoordinatorState | None) -> Sequence[MeasurementReport | None]:
     if control is None or control.measured is None:
-        return (None,) * world.fleet.devices
+        return (None,) * world.setting.fleet.devices
     return control.measured.devices
 
 

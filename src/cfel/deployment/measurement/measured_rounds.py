@@ -18,7 +18,8 @@ from cfel.cost import Ledger, after_edge_round, after_exchange, edge_round_cost
 from cfel.deployment.measurement.meters import RunningRatio
 from cfel.deployment.measurement.self_measurement import MeasurementReport
 from cfel.deployment.parameters import DeploymentParameters
-from cfel.rounds import EdgeRoundOutcome, SimulationParameters
+from cfel.rounds.kernel import EdgeRoundOutcome
+from cfel.rounds.parameters import SimulationParameters
 from cfel.system import Conditions
 from cfel.world import World
 
@@ -90,8 +91,8 @@ def collect_measurements(
         headers: of the edge servers' answers, by cluster.
         seconds: by the coordinator's clock.
     """
-    clusters = [float(headers.get(i, {}).get("seconds", 0.0)) for i in range(world.fleet.clusters)]
-    devices: list[MeasurementReport | None] = [None] * world.fleet.devices
+    clusters = [float(headers.get(i, {}).get("seconds", 0.0)) for i in range(world.setting.fleet.clusters)]
+    devices: list[MeasurementReport | None] = [None] * world.setting.fleet.devices
     for device, *_, report in read_rows(headers.values()):
         devices[device] = report
     # A coordinator that took over in the middle has seen only a part of the round.
@@ -129,7 +130,7 @@ def reserve_overhead(
     first, edge_rounds = observation.edge_round, observation.rounds.edge_rounds
     gossip = observation.backhaul_seconds
     if measurements.exchange.value is not None:
-        exchanges = world.scheme.gossip.exchanges_from(first, edge_rounds)
+        exchanges = world.setting.scheme.gossip.exchanges_from(first, edge_rounds)
         gossip = np.full(observation.clusters, exchanges * measurements.exchange.value)
     overhead = (edge_rounds - first) * (measurements.overhead.value or 0.0)
     return replace(observation, backhaul_seconds=gossip + overhead)
@@ -148,11 +149,13 @@ def apply_measured_costs(
     seconds, joules = outcome.seconds.copy(), outcome.joules.copy()
     for device, report in enumerate(measured.devices):
         if report is not None:
-            sending = report.nu * outcome.wire_bits[device] / world.model_bits
+            sending = report.nu * outcome.wire_bits[device] / world.setting.model_bits
             seconds[device] = report.seconds + sending
             joules[device] = report.joules + report.power * sending
     present = outcome.conditions.available
-    cost = edge_round_cost(seconds, joules, world.fleet.cluster, world.fleet.clusters, present)
+    cost = edge_round_cost(
+        seconds, joules, world.setting.fleet.cluster, world.setting.fleet.clusters, present
+    )
     known = np.array(measured.cluster_seconds)
     cost = replace(cost, seconds=np.where(known > 0, known, cost.seconds))
     return replace(outcome, seconds=seconds, joules=joules, realised=cost)

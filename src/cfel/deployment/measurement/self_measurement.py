@@ -193,7 +193,7 @@ class SelfMeasurement:
         """Measured costs where they exist, the experiment's model elsewhere."""
         bits = 32.0 * self._world.start.parameters.numel()
         at = (order.global_round, order.edge_round)
-        model = self._world.fleet.conditions(self._world.seed, *at, self._world.model_bits)
+        model = self._world.setting.conditions(*at)
         n = self._number
         modelled = DeviceCosts(
             float(model.mu[n]), float(model.alpha[n]), float(model.nu[n]), float(model.power[n])

@@ -6,7 +6,7 @@ batch. A skipped iteration changes neither the model nor the momentum. What happ
 """
 
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Literal, get_args
 
 import numpy as np
@@ -42,14 +42,14 @@ class LocalParameters:
     """
 
     learning_rate: float = 0.05
-    batch: int = 50
+    batch: int = field(default=50, metadata={"section": "data"})
     momentum: float = 0.9
     momentum_state: MomentumState = "keep"
     weight_decay: float = 0.0
     steps: StepRule = "bernoulli"
     estimator: Estimator = "reuse"
     fresh_batches: int = 2
-    error_feedback: bool = False
+    error_feedback: bool = field(default=False, metadata={"section": "compression"})
     kept_energy_at: tuple[float, ...] = ()
 
     def __post_init__(self) -> None:

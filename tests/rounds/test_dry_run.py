@@ -1,5 +1,6 @@
 """Whole runs without learning: budgets kept, CEF counted exactly, batteries and absences respected."""
 
+from dataclasses import replace
 from typing import Any
 
 import numpy as np
@@ -7,14 +8,13 @@ import pytest
 
 from cfel.control import (
     Budget,
-    DryRunRound,
     Rounds,
     SchemeParameters,
     Setting,
     build_scheme,
-    dry_run,
-    expected_use,
 )
+from cfel.rounds.dry_run import DryRunRound, compute_use, dry_run
+from cfel.system import TopologyParameters, build_backhaul
 from cfel.system.availability import Availability
 from cfel.system.conditions import RandomConditions
 from cfel.system.fleet import FleetParameters, build_fleet
@@ -27,22 +27,24 @@ def setting(preset: Preset, rounds: Rounds, **fleet: Any) -> Setting:
     built = build_fleet(FleetParameters(conditions=conditions, **fleet))
     return Setting(
         fleet=built,
+        backhaul=build_backhaul(TopologyParameters(), built.sizes, 3),
+        scheme=build_scheme(SchemeParameters(name="cef")),
         backhaul_seconds=np.full(built.clusters, preset.bits / 50e6),
         rounds=rounds,
         seed=3,
         model_bits=preset.bits,
-        sigma2=0.2,
     )
 
 
 def run(where: Setting, scheme: str, budget: Budget) -> list[DryRunRound]:
-    return list(dry_run(where, build_scheme(SchemeParameters(name=scheme)), budget))
+    chosen = build_scheme(SchemeParameters(name=scheme))
+    return list(dry_run(replace(where, scheme=chosen, budget=budget), sigma2=0.2))
 
 
 @pytest.mark.parametrize("name", PRESETS)
 def test_hcef_keeps_to_both_60_percent_budgets(name: str) -> None:
     where = setting(PRESETS[name], Rounds(global_rounds=6), devices=64, clusters=8)
-    budget = expected_use(where).shared(0.6)
+    budget = compute_use(where).shared(0.6)
     ledger = run(where, "hcef", budget)[-1].ledger
     assert ledger.seconds <= budget.seconds * (1 + 1e-9)
     assert ledger.joules <= budget.joules * (1 + 1e-9)
@@ -53,7 +55,7 @@ def test_cef_uses_what_is_expected_of_it() -> None:
     """Summed device by device from the conditions: Σ over rounds of max over clusters, and of all joules."""
     preset = PRESETS["cifar"]
     where = setting(preset, Rounds(global_rounds=2, edge_rounds=3), devices=9, clusters=2)
-    use = expected_use(where)
+    use = compute_use(where)
     fleet, seconds, joules = where.fleet, 0.0, 0.0
     for global_round in range(2):
         clock = [0.0, 0.0]
@@ -72,7 +74,7 @@ def test_cef_uses_what_is_expected_of_it() -> None:
 
 def test_rounds_add_up_to_the_ledger() -> None:
     where = setting(PRESETS["cifar"], Rounds(global_rounds=3, edge_rounds=2), devices=8, clusters=2)
-    rounds = run(where, "hcef", expected_use(where).shared(0.6))
+    rounds = run(where, "hcef", compute_use(where).shared(0.6))
     assert len(rounds) == 3
     assert all(len(each.plans) == len(each.conditions) == 2 for each in rounds)
     assert rounds[-1].ledger.seconds == pytest.approx(sum(each.cost.seconds for each in rounds))
@@ -104,7 +106,7 @@ def test_run_goes_on_through_a_round_without_anybody() -> None:
     where = setting(
         PRESETS["cifar"], Rounds(3, 2), devices=4, clusters=2, availability=Availability(away=away)
     )
-    rounds = run(where, "hcef", expected_use(where).shared(0.6))
+    rounds = run(where, "hcef", compute_use(where).shared(0.6))
     assert all(plan.rho.tolist() == [0.0] * 4 for plan in rounds[1].plans)
     assert (rounds[1].cost.seconds, rounds[1].cost.joules) == (PRESETS["cifar"].bits / 50e6, 0.0)
     assert rounds[2].cost.joules > 0

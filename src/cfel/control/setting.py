@@ -1,0 +1,57 @@
+"""What plans and costs of a run depend on: who, how long, under which scheme and budgets.
+
+Numbers only, no model and no data: a dry run needs nothing else. A `World` adds what is learned.
+"""
+
+from dataclasses import dataclass, field
+
+from cfel.arrays import FloatArray
+from cfel.control.caps import Budget, Rounds
+from cfel.control.scheme import Scheme
+from cfel.system.conditions import Conditions
+from cfel.system.fleet import Fleet
+from cfel.system.mixing import Backhaul
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class Setting:
+    """The controlled system.
+
+    Attributes:
+        seed: of every random stream.
+        rounds: φ, q, τ, and when to stop.
+        fleet: devices, clusters and their conditions.
+        backhaul: graph and mixing weights between edge servers.
+        backhaul_seconds: of one gossip step, per cluster.
+        model_bits: size of a full upload, as it is charged.
+        scheme: who does how much.
+        budget: what may be spent in all.
+        charged_share: bits charged for every bit that a device sends.
+    """
+
+    seed: int
+    rounds: Rounds
+    fleet: Fleet
+    backhaul: Backhaul
+    backhaul_seconds: FloatArray
+    model_bits: float
+    scheme: Scheme
+    budget: Budget = field(default_factory=Budget)
+    charged_share: float = 1.0
+
+    @property
+    def exchange_seconds(self) -> FloatArray:
+        """Seconds of one exchange between edge servers, per cluster, as the scheme uses the backhaul."""
+        return self.scheme.gossip.exchange_seconds(self.backhaul_seconds)
+
+    def conditions(
+        self, global_round: int, edge_round: int, spent_joules: FloatArray | None = None
+    ) -> Conditions:
+        """The devices' conditions in an edge round, by the fleet's model.
+
+        Args:
+            global_round: l, from 0.
+            edge_round: r, from 0.
+            spent_joules: per device; a device with an empty battery takes no part. None ignores batteries.
+        """
+        return self.fleet.conditions(self.seed, global_round, edge_round, self.model_bits, spent_joules)

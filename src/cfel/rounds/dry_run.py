@@ -1,0 +1,101 @@
+"""A dry run: a whole run's plans and costs without any learning.
+
+With σ² and G² assumed constant nothing has to be trained to know what a scheme will ask of each device and
+what that costs on average. It answers "what would CEF use?", on which the paper's budgets rest, and gives
+Theorem 1 the plans it is about.
+"""
+
+from collections.abc import Iterator
+from dataclasses import dataclass, replace
+
+import numpy as np
+
+from cfel.control.caps import Budget
+from cfel.control.scheme import RoundPlan, SchemeParameters
+from cfel.control.schemes import build_scheme
+from cfel.control.setting import Setting
+from cfel.cost import GlobalRoundCost, Ledger
+from cfel.errors import InputError
+from cfel.rounds.kernel import (
+    ControlState,
+    EdgeRoundOutcome,
+    FleetEstimates,
+    charge_edge_round,
+    charge_exchange,
+    close_global_round,
+    count_costs,
+    count_global_round,
+    initial_control,
+    observe,
+    plan_edge_round,
+)
+from cfel.rounds.parameters import SimulationParameters
+from cfel.system import Conditions
+
+# Only what is expected can be counted where no device takes a step.
+_EXPECTED = SimulationParameters(accounting="expected")
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class DryRunRound:
+    """One global round of a dry run.
+
+    Attributes:
+        conditions, plans: of its edge rounds.
+        cost: expected cost.
+        ledger: what has been spent by its end.
+    """
+
+    conditions: tuple[Conditions, ...]
+    plans: tuple[RoundPlan, ...]
+    cost: GlobalRoundCost
+    ledger: Ledger
+
+
+def dry_run(setting: Setting, sigma2: float = 1.0, g2: float = 1.0) -> Iterator[DryRunRound]:
+    """Runs the controller for φ global rounds, on expected costs.
+
+    Args:
+        setting: the controlled system.
+        sigma2: σ² of every device, assumed throughout.
+        g2: G² likewise.
+    """
+    ones = np.ones(setting.fleet.devices)
+    estimates = FleetEstimates(sigma2 * ones, g2 * ones)
+    control = initial_control(setting)
+    for _ in range(setting.rounds.global_rounds):
+        edge_rounds: list[EdgeRoundOutcome] = []
+        for edge_round in range(setting.rounds.edge_rounds):
+            control, outcome = _run_edge_round(setting, control, edge_round, estimates)
+            edge_rounds.append(outcome)
+            if setting.scheme.gossip.is_due_within(edge_round, setting.rounds.edge_rounds):
+                control = charge_exchange(setting, control)
+        control = close_global_round(setting, control)
+        yield DryRunRound(
+            conditions=tuple(each.conditions for each in edge_rounds),
+            plans=tuple(each.plan for each in edge_rounds),
+            cost=count_global_round(setting, _EXPECTED, edge_rounds),
+            ledger=control.expected,
+        )
+
+
+def _run_edge_round(
+    setting: Setting, control: ControlState, edge_round: int, estimates: FleetEstimates
+) -> tuple[ControlState, EdgeRoundOutcome]:
+    conditions = setting.conditions(control.rounds_done, edge_round, control.spent_joules)
+    observation = observe(setting, _EXPECTED, control, edge_round, conditions, estimates)
+    plan, control = plan_edge_round(setting, control, observation)
+    outcome = count_costs(setting, _EXPECTED, conditions, plan, work=())
+    return charge_edge_round(control, outcome), outcome
+
+
+def compute_use(setting: Setting, scheme: str = "cef") -> Budget:
+    """What a scheme without limits uses over the whole run, on average over its random steps."""
+    unlimited = replace(setting, scheme=build_scheme(SchemeParameters(name=scheme)), budget=Budget())
+    *_, last = dry_run(unlimited)
+    if not (last.ledger.seconds > 0 and last.ledger.joules > 0):
+        raise InputError(
+            f"budget: a share of what {scheme} uses is nothing, as it uses {last.ledger.seconds:g} s and "
+            f"{last.ledger.joules:g} J; is any device available?"
+        )
+    return Budget(last.ledger.seconds, last.ledger.joules)

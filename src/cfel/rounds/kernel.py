@@ -1,0 +1,260 @@
+"""One edge round as the controller sees it: observe, plan, count the costs, charge them to the ledgers.
+
+    observation = observe(setting, parameters, control, edge_round, conditions, estimates)
+    plan, control = plan_edge_round(setting, control, observation)
+    outcome = count_costs(setting, parameters, conditions, plan, work)
+    control = charge_edge_round(control, outcome)
+
+Numbers only: who trains, and where, is up to the driver. What becomes of a global round is in `records`, and
+when a run ends in `ending`.
+"""
+
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass, replace
+from typing import NamedTuple
+
+import numpy as np
+
+from cfel.arrays import FloatArray
+from cfel.control.scheme import Observation, RoundPlan, State
+from cfel.control.setting import Setting
+from cfel.cost import (
+    EdgeRoundCost,
+    GlobalRoundCost,
+    Ledger,
+    after_edge_round,
+    after_exchange,
+    after_global_round,
+    device_joules,
+    device_seconds,
+    edge_round_cost,
+    global_round_cost,
+    new_ledger,
+    realised_joules,
+    realised_seconds,
+)
+from cfel.rounds.parameters import SimulationParameters
+from cfel.system import Conditions
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class ControlState:
+    """What the controller carries from one edge round to the next.
+
+    Attributes:
+        rounds_done: finished global rounds.
+        scheme: the scheme's state.
+        expected: what was spent by the plans.
+        realised: what was spent with the steps really taken.
+        spent_joules: per device, in the account that the budget counts.
+    """
+
+    rounds_done: int
+    scheme: State
+    expected: Ledger
+    realised: Ledger
+    spent_joules: FloatArray
+
+    def ledger(self, parameters: SimulationParameters) -> Ledger:
+        """The account that the budget counts."""
+        return self.expected if parameters.accounting == "expected" else self.realised
+
+
+def initial_control(setting: Setting) -> ControlState:
+    """Before the first round."""
+    clusters = setting.fleet.clusters
+    return ControlState(
+        rounds_done=0,
+        scheme=setting.scheme.init(),
+        expected=new_ledger(clusters),
+        realised=new_ledger(clusters),
+        spent_joules=np.zeros(setting.fleet.devices),
+    )
+
+
+class FleetEstimates(NamedTuple):
+    """σ² and G² of every device, and the mean energy that the largest entries of an update keep."""
+
+    sigma2: FloatArray
+    g2: FloatArray
+    kept_energy: FloatArray | None = None
+
+
+class DeviceWork(NamedTuple):
+    """What one device did in an edge round, as far as costs and records depend on it."""
+
+    device: int
+    steps: int
+    wire_bits: int
+    loss: float
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class EdgeRoundOutcome:
+    """What happened in one edge round.
+
+    Attributes:
+        conditions, plan: the devices' conditions, and what they were asked to do.
+        steps, wire_bits: per device, bits as they are charged; 0 for those who took no part.
+        seconds, joules: per device, in the account that the budget counts.
+        expected, realised: cost of the edge round in both accounts.
+        losses: training losses of the devices that took a step.
+    """
+
+    conditions: Conditions
+    plan: RoundPlan
+    steps: FloatArray
+    wire_bits: FloatArray
+    seconds: FloatArray
+    joules: FloatArray
+    expected: EdgeRoundCost
+    realised: EdgeRoundCost
+    losses: tuple[float, ...]
+
+
+def observe(
+    setting: Setting,
+    parameters: SimulationParameters,
+    control: ControlState,
+    edge_round: int,
+    conditions: Conditions,
+    estimates: FleetEstimates,
+) -> Observation:
+    """What the scheme sees at the start of an edge round.
+
+    Args:
+        setting: the controlled system.
+        parameters: which account counts.
+        control: what has been spent so far.
+        edge_round: r, from 0.
+        conditions: of this edge round.
+        estimates: the newest of every device.
+    """
+    battery = setting.fleet.battery_joules
+    exchanges = setting.scheme.gossip.exchanges_from(edge_round, setting.rounds.edge_rounds)
+    return Observation(
+        global_round=control.rounds_done,
+        edge_round=edge_round,
+        rounds=setting.rounds,
+        conditions=conditions,
+        cluster=setting.fleet.cluster,
+        sigma2=estimates.sigma2,
+        g2=estimates.g2,
+        ledger=control.ledger(parameters),
+        budget=setting.budget,
+        backhaul_seconds=setting.exchange_seconds * exchanges,
+        battery=None if battery is None else np.maximum(battery - control.spent_joules, 0.0),
+        kept_energy=estimates.kept_energy,
+    )
+
+
+def plan_edge_round(
+    setting: Setting, control: ControlState, observation: Observation
+) -> tuple[RoundPlan, ControlState]:
+    """The scheme's plan, and the control with the scheme's next state."""
+    plan, scheme = setting.scheme.plan(control.scheme, observation)
+    return plan, replace(control, scheme=scheme)
+
+
+def count_costs(
+    setting: Setting,
+    parameters: SimulationParameters,
+    conditions: Conditions,
+    plan: RoundPlan,
+    work: Iterable[DeviceWork],
+) -> EdgeRoundOutcome:
+    """Expected and realised costs of an edge round.
+
+    Args:
+        setting: the controlled system.
+        parameters: which account counts.
+        conditions: of the edge round, with who took part.
+        plan: what the devices were asked.
+        work: what they did, by device id; without any, nothing was realised.
+    """
+    fleet, tau = setting.fleet, setting.rounds.local_steps
+    steps, wire_bits, losses = np.zeros(fleet.devices), np.zeros(fleet.devices), []
+    for each in work:
+        steps[each.device] = each.steps
+        wire_bits[each.device] = each.wire_bits * setting.charged_share
+        if each.steps:
+            losses.append(each.loss)
+    sent = wire_bits / setting.model_bits if parameters.uploads == "wire" else plan.theta
+    now, present = plan.clocked(conditions), conditions.available
+    expected = (
+        device_seconds(plan.rho, plan.theta, tau, now.mu, now.nu),
+        device_joules(plan.rho, plan.theta, tau, now.alpha, now.nu, now.power),
+    )
+    realised = (
+        realised_seconds(steps, sent, now.mu, now.nu),
+        realised_joules(steps, sent, now.alpha, now.nu, now.power),
+    )
+    seconds, joules = expected if parameters.accounting == "expected" else realised
+    return EdgeRoundOutcome(
+        conditions=conditions,
+        plan=plan,
+        steps=steps,
+        wire_bits=wire_bits,
+        seconds=np.where(present, seconds, 0.0),
+        joules=np.where(present, joules, 0.0),
+        expected=edge_round_cost(*expected, fleet.cluster, fleet.clusters, present),
+        realised=edge_round_cost(*realised, fleet.cluster, fleet.clusters, present),
+        losses=tuple(losses),
+    )
+
+
+def count_global_round(
+    setting: Setting, parameters: SimulationParameters, edge_rounds: Sequence[EdgeRoundOutcome]
+) -> GlobalRoundCost:
+    """Cost of a global round in the account that the budget counts, and who caused it."""
+    expected = parameters.accounting == "expected"
+    return global_round_cost(
+        [each.expected if expected else each.realised for each in edge_rounds],
+        setting.exchange_seconds,
+        every_edge_round=setting.scheme.gossip.every_edge_round,
+    )
+
+
+def charge_edge_round(control: ControlState, outcome: EdgeRoundOutcome) -> ControlState:
+    """The control after an edge round."""
+    return replace(
+        control,
+        expected=after_edge_round(control.expected, outcome.expected),
+        realised=after_edge_round(control.realised, outcome.realised),
+        spent_joules=control.spent_joules + outcome.joules,
+    )
+
+
+def charge_exchange(
+    setting: Setting, control: ControlState, measured_seconds: float | None = None
+) -> ControlState:
+    """The control after an exchange between edge servers within a global round.
+
+    Args:
+        setting: the controlled system.
+        control: before the exchange.
+        measured_seconds: what the exchange really took; None for what the backhaul's model says.
+    """
+    return replace(
+        control,
+        expected=after_exchange(control.expected, setting.exchange_seconds),
+        realised=after_exchange(control.realised, _exchange_seconds(setting, measured_seconds)),
+    )
+
+
+def close_global_round(
+    setting: Setting, control: ControlState, measured_seconds: float | None = None
+) -> ControlState:
+    """The control after the exchange that ends a global round; arguments as in `charge_exchange`."""
+    return replace(
+        control,
+        rounds_done=control.rounds_done + 1,
+        expected=after_global_round(control.expected, setting.exchange_seconds),
+        realised=after_global_round(control.realised, _exchange_seconds(setting, measured_seconds)),
+    )
+
+
+def _exchange_seconds(setting: Setting, measured_seconds: float | None) -> FloatArray:
+    if measured_seconds is None:
+        return setting.exchange_seconds
+    return np.full(setting.fleet.clusters, measured_seconds)

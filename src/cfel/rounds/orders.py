@@ -1,0 +1,36 @@
+"""From a plan to what one device is asked, and how much its update counts."""
+
+from collections.abc import Mapping
+
+from cfel.control.setting import Setting
+from cfel.learning.device_messages import DeviceOrder
+from cfel.learning.models.flat import FlatModel
+
+
+def make_order(
+    setting: Setting,
+    global_round: int,
+    edge_round: int,
+    device: int,
+    rho: float,
+    theta: float,
+    model: FlatModel,
+) -> DeviceOrder:
+    """The order to one device in one edge round."""
+    return DeviceOrder(
+        seed=setting.seed,
+        global_round=global_round,
+        edge_round=edge_round,
+        device=device,
+        rho=rho,
+        theta=theta,
+        tau=setting.rounds.local_steps,
+        model=model,
+    )
+
+
+def device_weights(setting: Setting, samples: Mapping[int, int]) -> dict[int, float]:
+    """The weight of each device within its cluster, from the number of samples it holds."""
+    if setting.scheme.gossip.weights == "equal":
+        return dict.fromkeys(samples, 1.0)
+    return {device: float(held) for device, held in samples.items()}

@@ -1,0 +1,131 @@
+"""How a run directory is created or resumed, for simulations, federations and single edge servers alike."""
+
+import time
+import tomllib
+from collections.abc import Collection, Sequence
+from pathlib import Path
+from typing import Any
+
+from cfel.control.setting import Setting
+from cfel.durable import read_bytes
+from cfel.errors import RunDirectoryError
+from cfel.runlog import (
+    Checkpoint,
+    FleetDescription,
+    RunWriter,
+    describe_environment,
+    holds_run,
+    write_descriptions,
+)
+
+MAY_DIFFER = (
+    "name",
+    "simulation.workers",
+    "simulation.checkpoint_every",
+    "rounds.stop",
+    "rounds.target",
+)
+"""Keys that change no round, only how a run is carried out and when it ends: a resumed run may change them.
+
+`rounds.global` is not among them: plans share what is left of the budgets among the rounds that are left.
+"""
+
+SAME_BITS = {"ray": "threads"}
+"""Engines that compute what another one does: a run may move from one machine to a cluster, and back."""
+
+
+def open_run(
+    path: Path, setting: Setting, *, experiment_toml: str, command: Sequence[str], resume: bool
+) -> tuple[RunWriter, Checkpoint | None]:
+    """Resumes the run in `path` if asked to and there is one; else creates a run directory.
+
+    Args:
+        path: the run directory.
+        setting: what is run.
+        experiment_toml: the experiment, resolved.
+        command: the command line, for the record.
+        resume: resume the run that `path` holds, if it holds one.
+
+    Returns:
+        The writer, and the checkpoint to resume from: None means from the beginning.
+
+    Raises:
+        RunDirectoryError: `path` holds a run and `resume` is not set, or it holds one of another experiment.
+    """
+    if resume and holds_run(path):
+        refuse_other_experiment(path, experiment_toml)
+        return RunWriter.resume(path, experiment_toml=experiment_toml)
+    return create_run(path, setting, experiment_toml, command), None
+
+
+def create_run(path: Path, setting: Setting, experiment_toml: str, command: Sequence[str]) -> RunWriter:
+    """Creates a run directory; arguments as in `open_run`."""
+    return RunWriter.create(
+        path,
+        experiment_toml=experiment_toml,
+        fleet=describe_fleet(setting),
+        environment=describe_environment(command, started=_now()),
+    )
+
+
+def describe_run(path: Path, setting: Setting, experiment_toml: str) -> None:
+    """Writes what a run directory says about its run into an edge server's directory."""
+    write_descriptions(
+        path,
+        experiment_toml=experiment_toml,
+        fleet=describe_fleet(setting),
+        environment=describe_environment(started=_now()),
+    )
+
+
+def _now() -> str:
+    return time.strftime("%Y-%m-%dT%H:%M:%SZ", time.gmtime())
+
+
+def refuse_other_experiment(path: Path, experiment_toml: str, may_differ: Collection[str] = ()) -> None:
+    """Raises unless the run in `path` is of this experiment, up to the keys in `MAY_DIFFER`.
+
+    Args:
+        path: the run directory.
+        experiment_toml: what shall run there.
+        may_differ: further keys that may have another value.
+
+    Raises:
+        RunDirectoryError: naming the first key that differs, and both values.
+    """
+    try:
+        then = _flat(tomllib.loads(read_bytes(path / "experiment.toml").decode()))
+    except (tomllib.TOMLDecodeError, UnicodeDecodeError) as error:
+        raise RunDirectoryError(f"{path / 'experiment.toml'} is damaged: {error}") from error
+    now = _flat(tomllib.loads(experiment_toml))
+    for key in sorted(then.keys() | now.keys()):
+        before, asked = then.get(key), now.get(key)
+        ignored = key in MAY_DIFFER or key in may_differ or key.startswith("deployment.")
+        if not ignored and _meaning(key, before) != _meaning(key, asked):
+            raise RunDirectoryError(
+                f"{path} holds a run with {key} = {before!r}, not {asked!r}: "
+                "resume it as it was, or choose another directory"
+            )
+
+
+def _meaning(key: str, value: Any) -> Any:  # noqa: ANN401 — any value of a TOML document
+    return SAME_BITS.get(value, value) if key == "simulation.engine" else value
+
+
+def _flat(table: dict[str, Any], place: str = "") -> dict[str, Any]:
+    """A document's values by their dotted keys."""
+    values: dict[str, Any] = {}
+    for key, value in table.items():
+        values |= _flat(value, f"{place}{key}.") if isinstance(value, dict) else {f"{place}{key}": value}
+    return values
+
+
+def describe_fleet(setting: Setting) -> FleetDescription:
+    """Clusters, backhaul and budgets, as a report needs them."""
+    return FleetDescription(
+        cluster=tuple(setting.fleet.cluster.tolist()),
+        edges=tuple(setting.backhaul.edges),
+        mixing=tuple(tuple(row) for row in setting.backhaul.weights.tolist()),
+        seconds_budget=setting.budget.seconds,
+        joules_budget=setting.budget.joules,
+    )

@@ -75,7 +75,7 @@ def test_onnx_gives_the_same_scores(run: Run, finished: Path, tmp_path: Path) ->
     module = mlp((1, 8, 8), 10)
     module.load_state_dict({name: torch.from_numpy(value) for name, value in load_file(tensors).items()})
     data = digits()
-    inputs = data.scaled(data.test_inputs[:7])
+    inputs = data.scale(data.test_inputs[:7])
     (found,) = reference.ReferenceEvaluator(str(graph)).run(None, {"inputs": inputs.numpy()})
     np.testing.assert_allclose(found, module(inputs).detach().numpy(), rtol=1e-4, atol=1e-5)
     assert sorted(file.name for file in tmp_path.iterdir()) == ["model.onnx", "model.safetensors"]

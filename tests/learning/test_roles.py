@@ -19,12 +19,12 @@ from cfel.learning.data.augment import augmentation, crop_and_flip
 from cfel.learning.device_messages import DeviceOrder, DeviceReport, DeviceState
 from cfel.learning.evaluate import evaluate
 from cfel.learning.local.estimates import Estimates
-from cfel.learning.local.sgd import drawn_batches
+from cfel.learning.local.sgd import draw_batches
 from cfel.learning.local.workspace import Workspace
 from cfel.learning.models.builders import model_builder
 from cfel.learning.models.flat import FlatModel, model_sha256
 from cfel.learning.roles import device_estimate, device_update, edge_aggregate, gossip_mix, weighted_model
-from cfel.learning.task import DeviceData, Task, custom_task, initial_model
+from cfel.learning.task import DeviceData, Task, initial_model, load_custom_task
 from cfel.learning.worker_threads import prepare_process, prepare_thread
 from cfel.plugins import ANY_CODE
 from tests.learning.conftest import Build, Make, Spread, dense
@@ -41,10 +41,10 @@ def _fedavg(task: Task, devices: list[DeviceData], start: FlatModel, rounds: int
             nn.utils.vector_to_parameters(weights.clone(), own)
             optimiser = torch.optim.SGD(own, lr=rate, momentum=beta)
             stream = DeviceOrder(0, 0, edge_round, n, 1, 1, tau, start).stream("batches")
-            for rows in drawn_batches(data.samples, batch, tau, stream):
+            for rows in draw_batches(data.samples, batch, tau, stream):
                 places = torch.from_numpy(data.indices[rows])
                 optimiser.zero_grad()
-                inputs = task.data.scaled(task.data.train_inputs[places])
+                inputs = task.data.scale(task.data.train_inputs[places])
                 F.cross_entropy(module(inputs), task.data.train_targets[places]).backward()  # type: ignore[no-untyped-call]
                 optimiser.step()
             trained.append(nn.utils.parameters_to_vector(own).detach())
@@ -248,7 +248,7 @@ def test_one_pass_and_two_passes_agree(
         device_update(order(model), data, DeviceState(), workspace(task, "none", batch=9))[0]
         for task in (image_task, wrapped)
     )
-    assert workspace(image_task).layered
+    assert workspace(image_task).is_layered
     torch.testing.assert_close(dense(one), dense(two), rtol=1e-3, atol=1e-5)
     assert one.estimates is not None
     assert two.estimates is not None
@@ -481,11 +481,11 @@ def own_task(path: object) -> Task:
 def test_a_whole_task_comes_from_outside() -> None:
     name = f"{__name__}:own_task"
     sys.modules.setdefault(__name__, sys.modules[own_task.__module__])
-    assert custom_task(name, code=ANY_CODE).data.name == "synthetic"
+    assert load_custom_task(name, code=ANY_CODE).data.name == "synthetic"
     with pytest.raises(InputError, match="returned a datetime, not a Task"):
-        custom_task(f"{__name__}:no_task", code=ANY_CODE)
+        load_custom_task(f"{__name__}:no_task", code=ANY_CODE)
     with pytest.raises(InputError, match="unknown 'nothing'"):
-        custom_task("nothing")
+        load_custom_task("nothing")
 
 
 def no_task(path: object) -> object:

@@ -4,7 +4,7 @@ import numpy as np
 import pytest
 import torch
 
-from cfel.learning.local.sgd import drawn_batches
+from cfel.learning.local.sgd import draw_batches
 from cfel.learning.models.builders import mlp
 from cfel.learning.models.safetensors_files import named_tensors
 from cfel.seeding import generator
@@ -23,7 +23,7 @@ def fedavg(world: World, rounds: int, devices: int, steps: int) -> torch.nn.Modu
             own.load_state_dict(common.state_dict())
             optimiser = torch.optim.SGD(own.parameters(), lr=0.05)
             indices = world.data[device].indices
-            for rows in drawn_batches(len(indices), 20, steps, generator(0, "batches", number, 0, device)):
+            for rows in draw_batches(len(indices), 20, steps, generator(0, "batches", number, 0, device)):
                 places = torch.from_numpy(indices[rows])
                 scores = own(world.task.data.train_inputs[places])
                 loss = torch.nn.functional.cross_entropy(scores, world.task.data.train_targets[places])

@@ -20,7 +20,7 @@ from torch import Tensor
 
 from cfel.bench.settings import SEED, BenchSetting, random_data
 from cfel.learning.data.augment import augmentation
-from cfel.learning.local.sgd import drawn_batches
+from cfel.learning.local.sgd import draw_batches
 from cfel.learning.models.builders import model_builder
 from cfel.learning.worker_threads import prepare_process, prepare_thread
 from cfel.seeding import generator
@@ -59,7 +59,7 @@ class BareLoop:
         targets = self._data.train_targets.index_select(0, places)
         if self._augment is not None:
             inputs = self._augment(inputs, self._draw)
-        loss = F.cross_entropy(self._module(self._data.scaled(inputs)), targets)
+        loss = F.cross_entropy(self._module(self._data.scale(inputs)), targets)
         self._optimiser.zero_grad()
         loss.backward()  # type: ignore[no-untyped-call]
         self._optimiser.step()
@@ -70,7 +70,7 @@ def _drawn(setting: BenchSetting, steps: int, worker: int) -> list[Tensor]:
     draw = generator(SEED, "bare batches", worker)
     batches: list[Tensor] = []
     for device in range(-(-steps // setting.local_steps)):
-        rows = drawn_batches(setting.samples, setting.batch, setting.local_steps, draw)
+        rows = draw_batches(setting.samples, setting.batch, setting.local_steps, draw)
         own = rows + device % setting.devices * setting.samples
         batches.extend(torch.from_numpy(row) for row in own)
     return batches[:steps]

@@ -11,7 +11,7 @@ from cfel.deployment.transport.messages import Message
 from cfel.errors import InputError, RejectedError
 from cfel.learning.aggregation import ScaledUpdate, update_norm
 from cfel.learning.compression.compressors import Update
-from cfel.learning.compression.packing import pack, unpack
+from cfel.learning.compression.packing import pack_update, unpack_update
 from cfel.learning.device_messages import DeviceOrder, DeviceReport
 from cfel.learning.local.estimates import Estimates, check_estimates
 from cfel.learning.models.flat import FlatModel
@@ -68,7 +68,7 @@ def upload(report: DeviceReport, order: DeviceOrder) -> Message:
         "samples": report.samples,
         "buffers": report.buffers.numel(),
     }
-    return Message(header, b"".join((_view(report.buffers), pack(report.update))))
+    return Message(header, b"".join((_view(report.buffers), pack_update(report.update))))
 
 
 def report_from(
@@ -92,7 +92,7 @@ def report_from(
     split = 4 * order.model.buffers.numel()
     buffers = _finite("buffers", _vector(message.body[:split]), order.model.buffers.numel())
     try:
-        update = unpack(message.body[split:], order.model.parameters.numel())
+        update = unpack_update(message.body[split:], order.model.parameters.numel())
     except InputError as error:
         raise RejectedError(str(error)) from error
     for part in ("values", "scales"):

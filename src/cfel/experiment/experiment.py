@@ -32,7 +32,7 @@ from cfel.learning.models.builders import BUILTIN as MODELS
 from cfel.learning.models.builders import model_builder
 from cfel.learning.models.flat import FlatModel
 from cfel.learning.models.safetensors_files import load_model
-from cfel.learning.task import DeviceData, Task, check_task, count_parameters, custom_task, initial_model
+from cfel.learning.task import DeviceData, Task, check_task, count_parameters, initial_model, load_custom_task
 from cfel.plugins import BUILT_IN_ONLY, CodePolicy
 from cfel.rounds.dry_run import compute_use
 from cfel.rounds.parameters import SimulationParameters, choose_engine
@@ -125,7 +125,7 @@ class Experiment:
     def task(self) -> Task:
         """What is learned; loads the data."""
         if self.data.task is not None:
-            return custom_task(self.data.task, self.data.place(), self.code)
+            return load_custom_task(self.data.task, self.data.place(), self.code)
         data = load(self.data.name, self.data.place(), self.code)
         model = model_builder(self.model.name, self.code)
         task = Task(data, model, augment=augmentation(self.data.augment, self.code))

@@ -25,7 +25,7 @@ from cfel.learning.compression.compressors import (
     SampledUpdate,
     SparseUpdate,
     Update,
-    drawn_places,
+    draw_places,
 )
 from cfel.learning.device_messages import DeviceReport
 from cfel.learning.models.flat import FlatModel
@@ -118,13 +118,13 @@ def robust_aggregate(
     trimmed = math.floor(parameters.trim * len(ordered))
     match parameters.kind:
         case "clipped":
-            return edge_aggregate(model, clipped_reports(model, ordered, parameters.clip), weights)
+            return edge_aggregate(model, clip_reports(model, ordered, parameters.clip), weights)
         case "trimmed_mean" if trimmed:
-            return _by_entry(
+            return _aggregate_by_entry(
                 model, ordered, weights, lambda values, each: trimmed_mean(values, each, trimmed)
             )
         case "median" if len(ordered) > 2:
-            return _by_entry(model, ordered, weights, weighted_median)
+            return _aggregate_by_entry(model, ordered, weights, weighted_median)
     return edge_aggregate(model, ordered, weights)
 
 
@@ -146,12 +146,12 @@ def weighted_median(values: Tensor, weights: Tensor) -> Tensor:
     return ((ranked.gather(0, low) + ranked.gather(0, high)) / 2)[0]
 
 
-def clipped_reports(model: FlatModel, reports: Sequence[DeviceReport], clip: float) -> list[DeviceReport]:
+def clip_reports(model: FlatModel, reports: Sequence[DeviceReport], clip: float) -> list[DeviceReport]:
     """The reports, the long ones scaled down to `clip` times the median length; likewise their statistics."""
     if not reports:
         return []
-    updates = _factors([update_norm(report.update) for report in reports], clip)
-    drifts = _factors([_norm(report.buffers - model.buffers) for report in reports], clip)
+    updates = _clip_factors([update_norm(report.update) for report in reports], clip)
+    drifts = _clip_factors([_norm(report.buffers - model.buffers) for report in reports], clip)
     scaled = []
     for report, factor, drift in zip(reports, updates, drifts, strict=True):
         update = report.update if factor == 1.0 else ScaledUpdate(report.update, factor)
@@ -160,7 +160,7 @@ def clipped_reports(model: FlatModel, reports: Sequence[DeviceReport], clip: flo
     return scaled
 
 
-def _factors(norms: Sequence[float], clip: float) -> list[float]:
+def _clip_factors(norms: Sequence[float], clip: float) -> list[float]:
     most = clip * float(torch.tensor(norms, dtype=torch.float64).quantile(0.5))
     return [1.0 if norm <= most else most / norm for norm in norms]
 
@@ -178,14 +178,14 @@ def _norm(values: Tensor) -> float:
     return float(torch.linalg.vector_norm(values.double()))
 
 
-def _by_entry(
+def _aggregate_by_entry(
     model: FlatModel, ordered: Sequence[DeviceReport], weights: Mapping[int, float] | None, rule: Rule
 ) -> FlatModel:
     for report in ordered:
         check_fits(model, report)
     devices = [report.device for report in ordered]
     each = torch.tensor(weights_of(devices, weights), dtype=torch.float64)
-    readers = [_reader(report.update) for report in ordered]
+    readers = [_make_reader(report.update) for report in ordered]
     parameters = model.parameters.clone()
     for start in range(0, parameters.numel(), BLOCK_ENTRIES):
         stop = min(start + BLOCK_ENTRIES, parameters.numel())
@@ -199,22 +199,22 @@ Reader: TypeAlias = Callable[[int, int], Tensor]
 """(start, stop) → those entries of an update, dense."""
 
 
-def _reader(update: Update) -> Reader:
+def _make_reader(update: Update) -> Reader:
     """How to read an update block by block; what cannot be read so is made dense once, whole."""
     match update:
         case DenseUpdate(values):
             return lambda start, stop: values[start:stop]
         case SparseUpdate(_, indices, values):
-            return _sparse_reader(indices, values)
+            return _make_sparse_reader(indices, values)
         case SampledUpdate(size, key, values, None):
-            return _sparse_reader(drawn_places(key, size, values.numel()), values)
+            return _make_sparse_reader(draw_places(key, size, values.numel()), values)
         case _:
             dense = torch.zeros(update.size)
             update.add_to(dense, 1.0)
             return lambda start, stop: dense[start:stop]
 
 
-def _sparse_reader(indices: Tensor, values: Tensor) -> Reader:
+def _make_sparse_reader(indices: Tensor, values: Tensor) -> Reader:
     def read(start: int, stop: int) -> Tensor:
         bounds = torch.tensor([start, stop], dtype=indices.dtype)
         first, last = torch.searchsorted(indices, bounds).tolist()

@@ -52,7 +52,7 @@ def evaluate(model: FlatModel, workspace: Workspace, samples: int | None = None,
     metric = loss = 0.0
     with torch.no_grad():
         for part in torch.split(places, _BATCH):
-            inputs = data.scaled(data.test_inputs.index_select(0, part).to(workspace.device))
+            inputs = data.scale(data.test_inputs.index_select(0, part).to(workspace.device))
             targets = data.test_targets.index_select(0, part).to(workspace.device)
             outputs = flat.module(inputs)
             metric += float(workspace.task.metric(outputs, targets).double().sum())

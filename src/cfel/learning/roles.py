@@ -22,12 +22,12 @@ from torch import Tensor
 from cfel.arrays import FloatArray
 from cfel.errors import InputError
 from cfel.learning.compression.compressors import Update
-from cfel.learning.compression.top_k import kept_energy
+from cfel.learning.compression.top_k import measure_kept_energy
 from cfel.learning.device_messages import DeviceOrder, DeviceReport, DeviceState
-from cfel.learning.local.divergence import refuse_diverged
+from cfel.learning.local.divergence import raise_if_diverged
 from cfel.learning.local.estimates import Estimates, Scatter, estimate_from_batches
-from cfel.learning.local.half_batch_estimates import gradient_and_estimates
-from cfel.learning.local.sgd import drawn_batches, momentum_step, taken_iterations
+from cfel.learning.local.half_batch_estimates import compute_gradient_and_estimates
+from cfel.learning.local.sgd import apply_momentum_step, choose_iterations, draw_batches
 from cfel.learning.local.workspace import Workspace
 from cfel.learning.models.flat import FlatModel
 from cfel.learning.task import DeviceData
@@ -37,23 +37,23 @@ from cfel.learning.worker_threads import map_in_threads
 def device_estimate(order: DeviceOrder, data: DeviceData, workspace: Workspace) -> Estimates:
     """Fresh estimates of σ² and G² at the order's model, from K extra mini-batches.
 
-    The order's ρ and θ are not used. The result has no `kept_energy`: see `refresh_estimates`.
+    The order's ρ and θ are not used. The result has no `measure_kept_energy`: see `refresh_estimates`.
     """
     workspace.flat.load(order.model)
     workspace.flat.module.train()
     local, draw = workspace.local, order.stream("fresh batches")
     scatter: Scatter | None = None
     for _ in range(local.fresh_batches):
-        rows = drawn_batches(data.samples, local.batch, 1, draw)
-        (batch,) = workspace.batches(data, rows, [lambda: draw])
-        gradient, _ = workspace.gradient(*batch)
+        rows = draw_batches(data.samples, local.batch, 1, draw)
+        (batch,) = workspace.load_batches(data, rows, [lambda: draw])
+        gradient, _ = workspace.compute_gradient(*batch)
         if scatter is None:
             scatter = Scatter(gradient)
         else:
             scatter.add(gradient)
     assert scatter is not None  # noqa: S101 — fresh_batches ≥ 2
     estimates = estimate_from_batches(scatter, local.fresh_batches)
-    refuse_diverged(order, local, estimates)
+    raise_if_diverged(order, local, estimates)
     return estimates
 
 
@@ -80,10 +80,10 @@ def device_update(
     flat = workspace.flat
     flat.load(order.model)
     flat.module.train()
-    momentum = _momentum(state, workspace, give_up_state)
+    momentum = _load_momentum(state, workspace, give_up_state)
     estimates, losses = _train(order, data, momentum, workspace)
     difference = flat.parameters.sub_(order.model.parameters.to(workspace.device)).cpu()
-    return finished(
+    return finish_update(
         order,
         data,
         state,
@@ -97,7 +97,7 @@ def device_update(
     )
 
 
-def finished(
+def finish_update(
     order: DeviceOrder,
     data: DeviceData,
     state: DeviceState,
@@ -128,13 +128,13 @@ def finished(
         DivergedError: any of it is not finite.
     """
     local = workspace.local
-    refuse_diverged(order, local, estimates, losses, difference)
+    raise_if_diverged(order, local, estimates, losses, difference)
     if state.residual is not None:
         difference.add_(state.residual)
     update = workspace.compress(difference, order.theta, order.key("compression"))
     estimates = estimates or state.estimates
     if estimates is not None:
-        kept = kept_energy(difference.numpy(), local.kept_energy_at) if local.kept_energy_at else ()
+        kept = measure_kept_energy(difference.numpy(), local.kept_energy_at) if local.kept_energy_at else ()
         estimates = replace(estimates, kept_energy=kept)
     report = DeviceReport(
         device=order.device,
@@ -147,14 +147,14 @@ def finished(
     )
     return report, DeviceState(
         momentum if local.momentum_state == "keep" else None,
-        _residual(difference, update, state.residual if give_up_state else None)
+        _compute_residual(difference, update, state.residual if give_up_state else None)
         if local.error_feedback
         else None,
         estimates,
     )
 
 
-def _momentum(state: DeviceState, workspace: Workspace, give_up_state: bool) -> Tensor | None:
+def _load_momentum(state: DeviceState, workspace: Workspace, give_up_state: bool) -> Tensor | None:
     if not workspace.local.momentum:
         return None
     if state.momentum is None or workspace.local.momentum_state == "reset":
@@ -162,7 +162,7 @@ def _momentum(state: DeviceState, workspace: Workspace, give_up_state: bool) -> 
     return state.momentum.to(workspace.device, copy=not give_up_state)
 
 
-def _residual(difference: Tensor, update: Update, memory: Tensor | None) -> Tensor:
+def _compute_residual(difference: Tensor, update: Update, memory: Tensor | None) -> Tensor:
     """What the update leaves out, in memory of the same size that is needed no more, if there is some."""
     residual = difference.clone() if memory is None else memory.copy_(difference)
     update.add_to(residual, -1.0)
@@ -174,18 +174,20 @@ def _train(
 ) -> tuple[Estimates | None, list[float]]:
     """The iterations that are taken; the first one also gives the estimates if they are to be reused."""
     local = workspace.local
-    taken = taken_iterations(local.steps, order.rho, order.tau, order.stream("steps"))
-    batches = drawn_batches(data.samples, local.batch, order.tau, order.stream("batches"))
+    taken = choose_iterations(local.steps, order.rho, order.tau, order.stream("steps"))
+    batches = draw_batches(data.samples, local.batch, order.tau, order.stream("batches"))
     buffers = [] if momentum is None else workspace.flat.views(momentum)
     estimates: Estimates | None = None
     losses: list[float] = []
     streams = [partial(order.stream, "augmentation", int(each)) for each in np.flatnonzero(taken)]
-    for inputs, targets in workspace.batches(data, batches[taken], streams):
+    for inputs, targets in workspace.load_batches(data, batches[taken], streams):
         if not losses and local.estimator == "reuse" and len(targets) > 1:
-            gradient, loss, estimates = gradient_and_estimates(inputs, targets, data.samples, workspace)
+            gradient, loss, estimates = compute_gradient_and_estimates(
+                inputs, targets, data.samples, workspace
+            )
         else:
-            gradient, loss = workspace.gradient(inputs, targets)
-        momentum_step(workspace.flat.leaves, gradient, buffers, local)
+            gradient, loss = workspace.compute_gradient(inputs, targets)
+        apply_momentum_step(workspace.flat.leaves, gradient, buffers, local)
         losses.append(loss)
     return estimates, losses
 
@@ -242,10 +244,10 @@ def weights_of(devices: Iterable[int], weights: Mapping[int, float] | None) -> l
     Raises:
         InputError: a device has none, or it is not a positive number.
     """
-    return [1.0 if weights is None else _weight(weights, device) for device in devices]
+    return [1.0 if weights is None else _check_weight(weights, device) for device in devices]
 
 
-def _weight(weights: Mapping[int, float], device: int) -> float:
+def _check_weight(weights: Mapping[int, float], device: int) -> float:
     weight = weights.get(device, math.nan)
     if not (weight > 0 and math.isfinite(weight)):
         raise InputError(f"weights: device {device} must have a positive number, got {weight}")

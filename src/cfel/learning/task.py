@@ -75,7 +75,7 @@ def count_parameters(model: ModelBuilder, input_shape: tuple[int, ...], classes:
     return sum(values.numel() for values in _build_module(model, input_shape, classes, 0).parameters())
 
 
-def custom_task(name: str, path: Path | None = None, code: CodePolicy = BUILT_IN_ONLY) -> Task:
+def load_custom_task(name: str, path: Path | None = None, code: CodePolicy = BUILT_IN_ONLY) -> Task:
     """A task from outside: an entry point `cfel.task` or "module:function", called with the data's path."""
     task: Task = resolve("task", name, {}, ("path",), code=code)(path)
     check_result(f"task {name!r}", task, Task)
@@ -90,7 +90,7 @@ def check_task(what: str, task: Task) -> None:
         InputError: a part fails on them, or loss or metric do not give one number per sample.
     """
     module, data = task.build().module.eval(), task.data
-    inputs, targets = data.scaled(data.train_inputs[:2]), data.train_targets[:2]
+    inputs, targets = data.scale(data.train_inputs[:2]), data.train_targets[:2]
     part = "model"
     try:
         with torch.no_grad():

@@ -14,12 +14,12 @@ from cfel.learning.compression.compressors import (
     SparseUpdate,
     Update,
     compressor,
-    drawn_places,
-    entries,
+    count_entries,
+    draw_places,
     index_bits,
     quantise,
 )
-from cfel.learning.compression.packing import HEADER_BITS, pack, unpack
+from cfel.learning.compression.packing import HEADER_BITS, pack_update, unpack_update
 from cfel.learning.compression.projection import BlockRotation, hadamard
 from cfel.seeding import key
 
@@ -82,7 +82,7 @@ def test_topk_by_hand() -> None:
 
 
 def test_at_least_one_entry_is_kept() -> None:
-    assert entries(0.0001, 50) == 1
+    assert count_entries(0.0001, 50) == 1
     assert compressor("topk")(vector(50), 0.0001, 0).wire_bits == 32 + 6
 
 
@@ -94,18 +94,18 @@ def test_index_bits_take_the_cheaper_form() -> None:
 
 def test_drawn_places_are_ascending_distinct_and_keyed() -> None:
     for count in (1, 10, 90, 100):
-        places = drawn_places(7, 100, count)
+        places = draw_places(7, 100, count)
         assert places.numel() == count
         assert bool((places.diff() > 0).all())
-        assert torch.equal(places, drawn_places(7, 100, count))
-    assert not torch.equal(drawn_places(7, 100, 10), drawn_places(8, 100, 10))
+        assert torch.equal(places, draw_places(7, 100, count))
+    assert not torch.equal(draw_places(7, 100, 10), draw_places(8, 100, 10))
 
 
 def test_every_place_is_drawn_equally_often() -> None:
     """600 draws of 5 of 20: each place 150 times on average, standard deviation 10.6."""
     counts = np.zeros(20)
     for draw in range(600):
-        counts[drawn_places(key(0, "places", draw), 20, 5).numpy()] += 1
+        counts[draw_places(key(0, "places", draw), 20, 5).numpy()] += 1
     assert abs(counts - 150).max() < 4.5 * 10.6
 
 
@@ -174,27 +174,27 @@ def test_quantiser_bits() -> None:
 def test_the_wire_carries_what_is_counted(kind: str, theta: float, size: int) -> None:
     """Values and places each fill whole bytes, so up to 14 bits and the header come on top."""
     update = compressor(kind)(vector(size), theta, 11)
-    content = pack(update)
+    content = pack_update(update)
     assert update.wire_bits <= 8 * len(content) - HEADER_BITS < update.wire_bits + 15
-    back = unpack(content)
+    back = unpack_update(content)
     assert torch.equal(dense(back), dense(update))
     assert back.wire_bits == update.wire_bits
 
 
 @pytest.mark.parametrize("kind", KINDS)
 def test_torn_or_foreign_bytes_are_refused(kind: str) -> None:
-    content = pack(compressor(kind)(vector(300), 0.1, 11))
+    content = pack_update(compressor(kind)(vector(300), 0.1, 11))
     for bad in (b"", content[:5], content[:-5], content + b"12345", b"\xff" + content[1:]):
         with pytest.raises(InputError, match="update"):
-            unpack(bad)
+            unpack_update(bad)
 
 
 def test_indices_out_of_order_are_refused() -> None:
     bad = SparseUpdate(1000, torch.tensor([5, 3], dtype=torch.int32), torch.ones(2))
     with pytest.raises(InputError, match="ascending"):
-        unpack(pack(bad))
+        unpack_update(pack_update(bad))
 
 
 def test_an_update_of_another_kind_has_no_form() -> None:
     with pytest.raises(InputError, match="a int has no form"):
-        pack(3)  # type: ignore[arg-type]
+        pack_update(3)  # type: ignore[arg-type]

@@ -9,7 +9,7 @@ from hypothesis.extra.numpy import arrays
 
 from cfel.arrays import Float32Array, IntArray
 from cfel.errors import InputError
-from cfel.learning.compression.top_k import kept_energy, largest
+from cfel.learning.compression.top_k import find_largest, measure_kept_energy
 
 
 def slow_largest(vector: Float32Array, k: int) -> IntArray:
@@ -19,7 +19,7 @@ def slow_largest(vector: Float32Array, k: int) -> IntArray:
 
 
 def check(vector: Float32Array, k: int) -> None:
-    indices, values = largest(vector, k)
+    indices, values = find_largest(vector, k)
     expected = slow_largest(vector, k)
     np.testing.assert_array_equal(indices, expected)
     np.testing.assert_array_equal(values.view(np.int32), vector[expected].view(np.int32))
@@ -70,7 +70,7 @@ def test_what_is_not_a_number_is_refused(bad: float, size: int, k: int) -> None:
     vector = np.ones(size, dtype=np.float32)
     vector[7] = bad
     with pytest.raises(InputError, match="entry 7 is"):
-        largest(vector, k)
+        find_largest(vector, k)
 
 
 def test_huge_numbers_whose_sum_overflows_are_fine() -> None:
@@ -79,17 +79,17 @@ def test_huge_numbers_whose_sum_overflows_are_fine() -> None:
 
 def test_k_out_of_range() -> None:
     with pytest.raises(InputError, match="k: must lie in 0 … 5, got 6"):
-        largest(np.ones(5, dtype=np.float32), 6)
+        find_largest(np.ones(5, dtype=np.float32), 6)
 
 
 def test_kept_energy_by_hand() -> None:
     """Squares 16, 9, 0, 0: half of the entries carry all, a quarter 16/25."""
     vector = np.asarray([0, -4, 3, 0], dtype=np.float32)
-    assert kept_energy(vector, (0.0, 0.25, 0.5, 1.0)) == (0.0, 16 / 25, 1.0, 1.0)
-    assert kept_energy(np.zeros(4, dtype=np.float32), (0.5,)) == (1.0,)
+    assert measure_kept_energy(vector, (0.0, 0.25, 0.5, 1.0)) == (0.0, 16 / 25, 1.0, 1.0)
+    assert measure_kept_energy(np.zeros(4, dtype=np.float32), (0.5,)) == (1.0,)
 
 
 def test_kept_energy_of_a_large_vector_is_close() -> None:
     vector = np.random.default_rng(0).standard_normal(400_000).astype(np.float32)
-    kept = torch.from_numpy(largest(vector, 40_000)[1]).square().sum() / np.square(vector).sum()
-    assert kept_energy(vector, (0.1,))[0] == pytest.approx(float(kept), rel=0.02)
+    kept = torch.from_numpy(find_largest(vector, 40_000)[1]).square().sum() / np.square(vector).sum()
+    assert measure_kept_energy(vector, (0.1,))[0] == pytest.approx(float(kept), rel=0.02)

@@ -22,9 +22,9 @@ from PIL import Image
 from cfel.arrays import ByteArray
 from cfel.errors import InputError
 from cfel.learning.data import DataSet, Normalisation, cifar10, digits, femnist, load, synthetic
-from cfel.learning.data.batches import python_batch
-from cfel.learning.data.download import Archive, fetched
-from cfel.learning.data.images import cache_directory, decoded
+from cfel.learning.data.cifar10_files import read_python_batch
+from cfel.learning.data.download import Archive, fetch_archive
+from cfel.learning.data.images import cache_directory, load_images
 
 DRAW = np.random.default_rng(0)
 COLOUR: ByteArray = DRAW.integers(0, 256, (7, 3, 32, 32), dtype=np.uint8)
@@ -64,7 +64,7 @@ def test_digits_are_always_split_the_same_way() -> None:
     assert torch.equal(one.train_inputs, two.train_inputs)
     assert (len(one.train_targets), len(one.test_targets)) == (1438, 359)
     assert one.train_inputs.dtype == torch.uint8
-    scaled = one.scaled(one.train_inputs)
+    scaled = one.scale(one.train_inputs)
     assert float(scaled.mean()) == pytest.approx(0, abs=1e-4)
     assert float(scaled.std()) == pytest.approx(1, abs=1e-3)
 
@@ -141,7 +141,7 @@ def test_a_python_2_batch_as_the_authors_wrote_it(tmp_path: Path) -> None:
     old = content.replace(b"numpy._core.multiarray", b"numpy.core.multiarray")
     assert old != content
     (tmp_path / "batch").write_bytes(old)
-    images, labels = python_batch(tmp_path / "batch")
+    images, labels = read_python_batch(tmp_path / "batch")
     assert np.array_equal(images, COLOUR[5:])
     assert labels.tolist() == [2, 7]
 
@@ -159,8 +159,8 @@ def test_a_malicious_pickle_is_refused_and_does_nothing(tmp_path: Path, protocol
     trace, file = tmp_path / "trace", tmp_path / "data_batch_1"
     fields = {b"labels": [1], b"data": _Malicious(trace)}
     file.write_bytes(pickle.dumps(fields, protocol=protocol))
-    with pytest.raises(InputError, match=r"data_batch_1: refused: it asks for (posix|nt|os)\.system"):
-        python_batch(file)
+    with pytest.raises(InputError, match=r"data_batch_1: refused: it refers to (posix|nt|os)\.system"):
+        read_python_batch(file)
     assert not trace.exists()
 
 
@@ -182,7 +182,7 @@ def test_a_malicious_pickle_is_refused_and_does_nothing(tmp_path: Path, protocol
 def test_other_pickles_are_refused_in_words(tmp_path: Path, content: bytes, message: str) -> None:
     (tmp_path / "batch").write_bytes(content)
     with pytest.raises(InputError, match=message):
-        python_batch(tmp_path / "batch")
+        read_python_batch(tmp_path / "batch")
 
 
 def test_cifar10_that_is_not_there(tmp_path: Path) -> None:
@@ -212,7 +212,7 @@ def test_bad_parquet_is_named(tmp_path: Path) -> None:
     with pytest.raises(InputError, match="row 1 is 28×28 pixels, row 0 is 32×32"):
         cifar10(tmp_path)
     _parquet(train, [], label=[])
-    with pytest.raises(InputError, match="not a single row"):
+    with pytest.raises(InputError, match="there are no rows"):
         cifar10(tmp_path)
     train.write_bytes(b"PAR1nonsense")
     with pytest.raises(InputError, match=r"train.parquet: cannot be read as Parquet"):
@@ -225,22 +225,22 @@ def test_bad_parquet_is_named(tmp_path: Path) -> None:
 def test_decoded_images_are_kept_until_the_file_changes(tmp_path: Path) -> None:
     file, cache = tmp_path / "train.parquet", tmp_path / "kept"
     _colour_parquet(file, COLOUR[:2], [0, 1])
-    first = decoded(file, "img", 3, cache)
+    first = load_images(file, "img", 3, cache)
     [kept] = cache.iterdir()
     kept.write_bytes(kept.read_bytes()[:-1] + b"\x07")
-    assert decoded(file, "img", 3, cache)[-1, -1, -1, -1] == 7
+    assert load_images(file, "img", 3, cache)[-1, -1, -1, -1] == 7
     kept.write_bytes(b"torn")
-    assert np.array_equal(decoded(file, "img", 3, cache), first)
+    assert np.array_equal(load_images(file, "img", 3, cache), first)
     _colour_parquet(file, COLOUR[2:4], [0, 1])
     os.utime(file, ns=(1, 1))
-    assert np.array_equal(decoded(file, "img", 3, cache), COLOUR[2:4])
+    assert np.array_equal(load_images(file, "img", 3, cache), COLOUR[2:4])
 
 
 def test_a_cache_that_cannot_be_written_is_done_without(tmp_path: Path) -> None:
     file = tmp_path / "train.parquet"
     _colour_parquet(file, COLOUR[:2], [0, 1])
     (tmp_path / "taken").write_text("a file where the directory should be")
-    assert np.array_equal(decoded(file, "img", 3, tmp_path / "taken"), COLOUR[:2])
+    assert np.array_equal(load_images(file, "img", 3, tmp_path / "taken"), COLOUR[:2])
 
 
 def test_where_the_cache_is(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
@@ -281,7 +281,7 @@ def test_femnist_without_a_split_keeps_a_tenth_of_each_writer(tmp_path: Path) ->
 
 
 def test_femnist_that_is_wrong_or_absent(tmp_path: Path) -> None:
-    with pytest.raises(InputError, match="does not exist; FEMNIST comes as"):
+    with pytest.raises(InputError, match="does not exist; get FEMNIST as"):
         femnist(tmp_path / "absent")
     with pytest.raises(InputError, match="neither Parquet files nor LEAF"):
         femnist(tmp_path)
@@ -330,13 +330,13 @@ def test_data_sets_check_themselves() -> None:
     with pytest.raises(InputError, match=r"shape \(2,\), test inputs of shape \(4,\)"):
         DataSet("d", inputs, targets, torch.zeros(3, 4), targets, 1)
     with pytest.raises(InputError, match="names no writers"):
-        DataSet("d", inputs, targets, inputs, targets, 1).restricted_to_writers(np.zeros(1, np.int64))
+        DataSet("d", inputs, targets, inputs, targets, 1).select_writers(np.zeros(1, np.int64))
     with pytest.raises(InputError, match="deviation"):
         Normalisation((0.0,), (0.0,))
     with pytest.raises(InputError, match="2 means and 1 deviations"):
         Normalisation((0.0, 1.0), (1.0,))
     plain = DataSet("d", torch.full((1, 2), 51, dtype=torch.uint8), targets[:1], inputs.byte(), targets, 1)
-    assert plain.scaled(plain.train_inputs).tolist() == [[pytest.approx(0.2)] * 2]
+    assert plain.scale(plain.train_inputs).tolist() == [[pytest.approx(0.2)] * 2]
 
 
 @pytest.fixture
@@ -380,7 +380,7 @@ def test_a_wrong_or_missing_archive_leaves_nothing(server: tuple[str, Path], tmp
     (directory / "evil.tar.gz").write_bytes(b"something else")
     target = tmp_path / "store" / "cifar10"
     with pytest.raises(InputError, match=r"SHA-256 is .*, expected 00"):
-        fetched(Archive(f"{address}/evil.tar.gz", "00"), target)
+        fetch_archive(Archive(f"{address}/evil.tar.gz", "00"), target)
     with pytest.raises(InputError, match=r"cannot be downloaded .*404.*set data.path"):
-        fetched(Archive(f"{address}/absent.tar.gz", "00"), target)
+        fetch_archive(Archive(f"{address}/absent.tar.gz", "00"), target)
     assert list(target.parent.iterdir()) == []

@@ -11,7 +11,7 @@ from PIL import Image
 
 from cfel.errors import InputError
 from cfel.learning.data import femnist, load
-from cfel.learning.data.hub import parsed_name
+from cfel.learning.data.hub import parse_name
 from cfel.plugins import ANY_CODE
 
 datasets = pytest.importorskip("datasets", reason="the extra `hf` is not installed")
@@ -107,7 +107,7 @@ def test_rows_of_numbers_and_columns_by_name(tmp_path: Path) -> None:
 def test_images_are_decoded_once(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     written(12).save_to_disk(str(tmp_path / "d"))
     first = load("hf:x", tmp_path / "d", ANY_CODE)
-    monkeypatch.setattr("cfel.learning.data.images._picture", None)
+    monkeypatch.setattr("cfel.learning.data.images._decode_image", None)
     assert load("hf:x", tmp_path / "d", ANY_CODE).train_inputs.equal(first.train_inputs)
 
 
@@ -135,7 +135,7 @@ def test_what_the_hub_is_asked_for(monkeypatch: pytest.MonkeyPatch) -> None:
 )
 def test_names_that_say_nothing(name: str, message: str) -> None:
     with pytest.raises(InputError) as caught:
-        parsed_name(name)
+        parse_name(name)
     assert message in str(caught.value)
 
 

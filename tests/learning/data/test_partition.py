@@ -10,7 +10,7 @@ from hypothesis import strategies as st
 
 from cfel.errors import InputError
 from cfel.learning.data import DataSet, synthetic
-from cfel.learning.data.partition import PartitionParameters, dirichlet, partition
+from cfel.learning.data.partition import PartitionParameters, partition, partition_dirichlet
 
 DATA = synthetic(2400, (2,), classes=6)
 RULES = ("iid", "dirichlet", "shards")
@@ -66,7 +66,7 @@ def test_a_small_beta_means_one_sided_devices() -> None:
 
 def test_devices_are_topped_up_to_the_least() -> None:
     labels = np.repeat(np.arange(3), 100)
-    parts = dirichlet(labels, 30, 0.001, 10, np.random.default_rng(0))
+    parts = partition_dirichlet(labels, 30, 0.001, 10, np.random.default_rng(0))
     assert [len(part) for part in parts] == [10] * 30
 
 

@@ -9,7 +9,7 @@ from torch import Tensor
 from cfel.errors import DivergedError
 from cfel.learning.device_messages import DeviceOrder, DeviceState
 from cfel.learning.local.batched import device_updates_batched
-from cfel.learning.local.divergence import refuse_diverged
+from cfel.learning.local.divergence import raise_if_diverged
 from cfel.learning.local.estimates import Estimates
 from cfel.learning.local.sgd import LocalParameters
 from cfel.learning.models.flat import FlatModel
@@ -35,15 +35,15 @@ def test_what_is_refused(
     estimates: Estimates | None, losses: list[float], difference: Tensor, words: str
 ) -> None:
     with pytest.raises(DivergedError, match=words) as caught:
-        refuse_diverged(ORDER, LOCAL, estimates, losses, difference)
+        raise_if_diverged(ORDER, LOCAL, estimates, losses, difference)
     error = caught.value
     assert (error.device, error.global_round, error.edge_round, error.learning_rate) == (3, 4, 1, 0.5)
 
 
 def test_what_is_not() -> None:
     """A sum that overflows is no sign of anything, nor is a negative estimate of G²."""
-    refuse_diverged(ORDER, LOCAL, None)
-    refuse_diverged(ORDER, LOCAL, Estimates(0.0, -1.0), [1e30], torch.full((4,), 3e38))
+    raise_if_diverged(ORDER, LOCAL, None)
+    raise_if_diverged(ORDER, LOCAL, Estimates(0.0, -1.0), [1e30], torch.full((4,), 3e38))
 
 
 @pytest.mark.parametrize("kind", ["topk", "randomk", "jl", "quantise", "none"])

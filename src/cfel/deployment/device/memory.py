@@ -16,7 +16,7 @@ from cfel.deployment import state_file
 from cfel.deployment.measurement.meters import Measurements, RunningRatio
 from cfel.durable import translate_os_errors
 from cfel.errors import RunBusyError
-from cfel.learning.compression.packing import unpack
+from cfel.learning.compression.packing import unpack_update
 from cfel.learning.device_messages import DeviceState
 from cfel.learning.local.estimates import decode_estimates, encode_estimates
 
@@ -75,7 +75,7 @@ def with_unused_returned(memory: Memory, used: tuple[int, int] | None) -> Memory
         return memory
     returned = residual.clone()
     buffers = 4 * int(sent.header.get("buffers", 0))
-    unpack(sent.body[buffers:], returned.numel()).add_to(returned, 1.0)
+    unpack_update(sent.body[buffers:], returned.numel()).add_to(returned, 1.0)
     return replace(memory, state=replace(memory.state, residual=returned), sent=None)
 
 

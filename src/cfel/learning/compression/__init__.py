@@ -1,1 +1,1 @@
-"""Compressors: an update in, a smaller one out, with its exact size on the wire."""
+"""Compression of uploads: compressors, exact top-k, and the wire format of updates."""

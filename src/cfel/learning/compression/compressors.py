@@ -1,9 +1,10 @@
 """Compressors: a model difference in, a smaller update out, with its exact size on the wire.
 
-A compressor is a function `(vector, theta, stream) -> Update`; an `Update` can add itself to a dense vector
-and says how many bits it costs. θ is the share of a full upload: entries for top-k, random-k and projection,
-bits for the quantiser. Nothing here remembers anything: error feedback is a residual that `roles` carries.
-An update holds exactly what travels; what both ends can derive from the stream's key does not.
+A compressor is a function `(vector, theta, key) -> Update`. An `Update` can add itself to a dense vector and
+knows its size in bits. θ is the share of a full upload: of entries for top-k, random-k and projection, of
+bits for the quantiser. Compressors have no state: for error feedback, `roles` keeps a residual. An update
+holds only what is sent; what both ends can derive from the key of a random stream is not. Bytes are in
+`packing`.
 """
 
 from collections.abc import Callable, Mapping
@@ -17,7 +18,7 @@ from torch import Tensor
 
 from cfel.errors import InputError
 from cfel.learning.compression.projection import BlockRotation
-from cfel.learning.compression.top_k import largest
+from cfel.learning.compression.top_k import find_largest
 from cfel.plugins import BUILT_IN_ONLY, CodePolicy, resolve
 from cfel.seeding import keyed_generator
 
@@ -27,27 +28,27 @@ BUCKET = 1024
 
 
 class Update(Protocol):
-    """What a device uploads."""
+    """A compressed model difference, as a device uploads it."""
 
     @property
     def size(self) -> int:
-        """Length d of the vector it stands for."""
+        """Length d of the vector."""
 
     @property
     def wire_bits(self) -> int:
-        """Bits of the upload."""
+        """Size of the upload in bits."""
 
     def add_to(self, dense: Tensor, weight: float) -> None:
-        """Adds `weight` times the vector it stands for to `dense` (float32, d entries), in place."""
+        """Adds `weight` times the vector to `dense` (float32, d entries), in place."""
 
 
 Compressor: TypeAlias = Callable[[Tensor, float, int], Update]
-"""(float32 vector on the CPU, theta in (0, 1], 128-bit key of a stream) → update. The vector is kept."""
+"""(float32 vector on the CPU, θ in (0, 1], 128-bit key of a stream) → update; the vector is not changed."""
 
 
 @dataclass(frozen=True, slots=True)
 class DenseUpdate:
-    """Every entry as it is."""
+    """All entries, uncompressed."""
 
     values: Tensor
 
@@ -58,7 +59,7 @@ class DenseUpdate:
 
     @property
     def wire_bits(self) -> int:
-        """32 bits an entry."""
+        """32 bits per entry."""
         return FLOAT_BITS * self.values.numel()
 
     def add_to(self, dense: Tensor, weight: float) -> None:
@@ -68,7 +69,7 @@ class DenseUpdate:
 
 @dataclass(frozen=True, slots=True)
 class SparseUpdate:
-    """Some entries and where they are.
+    """Some entries and their indices.
 
     Attributes:
         size: length of the vector.
@@ -82,23 +83,23 @@ class SparseUpdate:
 
     @property
     def wire_bits(self) -> int:
-        """The values, and the cheaper of a bitmap and packed indices."""
+        """The values, and the shorter of a bitmap and packed indices."""
         return FLOAT_BITS * self.values.numel() + index_bits(self.size, self.values.numel())
 
     def add_to(self, dense: Tensor, weight: float) -> None:
-        """Adds weight · values where they belong."""
+        """Adds weight · values at the indices."""
         dense.index_add_(0, self.indices, self.values, alpha=weight)
 
 
 @dataclass(frozen=True, slots=True)
 class SampledUpdate:
-    """Entries at places that both ends draw from the same stream, so that only values and the key travel.
+    """Entries at places that both ends draw from the same stream: only the values and the key are sent.
 
     Attributes:
         size: length of the vector.
         key: names the stream.
         values: float32, at the drawn places in ascending order.
-        rotation: the basis in which entries were taken, or None for the vector's own.
+        rotation: applied to the vector before entries were taken, or None.
     """
 
     size: int
@@ -114,21 +115,21 @@ class SampledUpdate:
     def add_to(self, dense: Tensor, weight: float) -> None:
         """Adds weight · the vector rebuilt from the values."""
         if self.rotation is None:
-            places = drawn_places(self.key, self.size, self.values.numel())
+            places = draw_places(self.key, self.size, self.values.numel())
             dense.index_add_(0, places, self.values, alpha=weight)
             return
         rotated = torch.zeros(self.rotation.padded)
-        rotated[drawn_places(self.key, self.rotation.padded, self.values.numel())] = self.values
+        rotated[draw_places(self.key, self.rotation.padded, self.values.numel())] = self.values
         dense.add_(self.rotation.backward(rotated), alpha=weight)
 
 
 @dataclass(frozen=True, slots=True)
 class QuantisedUpdate:
-    """Every entry as a small signed integer, scaled bucket by bucket.
+    """All entries as small signed integers, with one scale per bucket.
 
     Attributes:
         size: length of the vector.
-        bits: bits an entry, sign included.
+        bits: bits per entry, sign included.
         codes: int16, padded to whole buckets: −levels … levels.
         scales: float32, one per bucket: the value of code 1.
     """
@@ -140,7 +141,7 @@ class QuantisedUpdate:
 
     @property
     def wire_bits(self) -> int:
-        """`bits` an entry and 32 a bucket."""
+        """`bits` per entry and 32 per bucket."""
         return self.bits * self.size + FLOAT_BITS * self.scales.numel()
 
     def add_to(self, dense: Tensor, weight: float) -> None:
@@ -150,14 +151,14 @@ class QuantisedUpdate:
 
 
 def index_bits(size: int, kept: int) -> int:
-    """Bits to tell which `kept` of `size` entries are meant; nothing if all of them are."""
+    """Bits that say which `kept` of `size` entries are sent; none if all are."""
     if kept == size:
         return 0
     return min(size, kept * max(1, (size - 1).bit_length()))
 
 
-def entries(theta: float, size: int) -> int:
-    """How many entries a share θ is: max(1, round(θ·d)).
+def count_entries(theta: float, size: int) -> int:
+    """The number of entries in a share θ: max(1, round(θ·d)).
 
     Raises:
         InputError: θ is not in (0, 1].
@@ -167,9 +168,10 @@ def entries(theta: float, size: int) -> int:
     return max(1, round(theta * size))
 
 
-def drawn_places(key: int, size: int, count: int) -> Tensor:
-    """`count` of `size` places drawn without replacement from the stream `key`, ascending."""
+def draw_places(key: int, size: int, count: int) -> Tensor:
+    """Draws `count` of `size` places without replacement from the stream `key`; ascending."""
     draw = keyed_generator(key)
+    # Drawing the smaller of the two sets takes less time and memory.
     if 2 * count > size:
         mask = np.ones(size, dtype=np.bool_)
         mask[draw.choice(size, size - count, replace=False, shuffle=False)] = False
@@ -179,50 +181,50 @@ def drawn_places(key: int, size: int, count: int) -> Tensor:
     return torch.from_numpy(np.flatnonzero(mask))
 
 
-def none(vector: Tensor, theta: float, key: int) -> Update:  # noqa: ARG001 — the shape of every compressor
-    """Sends everything, whatever θ."""
+def none(vector: Tensor, theta: float, key: int) -> Update:  # noqa: ARG001 — part of the interface
+    """Sends everything; θ is ignored."""
     return DenseUpdate(vector.clone())
 
 
 def topk(vector: Tensor, theta: float, key: int) -> Update:  # noqa: ARG001
     """Keeps the k = max(1, round(θ·d)) entries of largest magnitude; θ = 1 is exact."""
-    kept = entries(theta, vector.numel())
+    kept = count_entries(theta, vector.numel())
     if kept == vector.numel():
         return DenseUpdate(vector.clone())
-    indices, values = largest(vector.numpy(), kept)
+    indices, values = find_largest(vector.numpy(), kept)
     return SparseUpdate(vector.numel(), torch.from_numpy(indices), torch.from_numpy(values))
 
 
 def randomk(vector: Tensor, theta: float, key: int) -> Update:
-    """Keeps k entries drawn at random, unscaled: a contraction, E‖x − Q(x)‖² = (1 − k/d)‖x‖²."""
-    kept = entries(theta, vector.numel())
+    """Keeps k random entries, unscaled: a contraction, E‖x − Q(x)‖² = (1 − k/d)‖x‖²."""
+    kept = count_entries(theta, vector.numel())
     if kept == vector.numel():
         return DenseUpdate(vector.clone())
-    places = drawn_places(key, vector.numel(), kept)
+    places = draw_places(key, vector.numel(), kept)
     return SampledUpdate(vector.numel(), key, vector.index_select(0, places))
 
 
 def jl(vector: Tensor, theta: float, key: int) -> Update:
-    """Projects on k random directions of a randomly signed block-Hadamard basis (Johnson–Lindenstrauss).
+    """Projects onto k random directions of a randomly signed block-Hadamard basis (Johnson–Lindenstrauss).
 
     The receiver multiplies by the transpose: an orthogonal projection, so E‖x − Q(x)‖² = (1 − k/d′)‖x‖²,
-    with d′ the padded length. Time O(d), never a dense matrix.
+    with d′ the padded length. It takes O(d) time and never forms a dense matrix.
     """
     rotation = BlockRotation(vector.numel(), key)
-    kept = entries(theta, rotation.padded)
-    if entries(theta, vector.numel()) == vector.numel():
+    kept = count_entries(theta, rotation.padded)
+    if count_entries(theta, vector.numel()) == vector.numel():
         return DenseUpdate(vector.clone())
-    places = drawn_places(key, rotation.padded, kept)
+    places = draw_places(key, rotation.padded, kept)
     return SampledUpdate(vector.numel(), key, rotation.forward(vector)[places], rotation)
 
 
 def quantise(vector: Tensor, theta: float, key: int) -> Update:
-    """Rounds every entry at random to a grid of 2^(bits−1) − 1 levels a sign, without bias (FedPAQ, QSGD).
+    """Rounds entries randomly, without bias, to 2^(bits−1) − 1 levels per sign (FedPAQ, QSGD).
 
-    bits = round(32·θ), at least 2; above 16 everything is sent as it is. The grid spans the largest
+    bits = round(32·θ), at least 2; above 16 the update is sent uncompressed. The grid spans the largest
     magnitude M of each bucket of 1,024 entries, so E‖x − Q(x)‖² ≤ Σ over buckets 1024·(M/levels)²/4.
     """
-    entries(theta, vector.numel())
+    count_entries(theta, vector.numel())
     bits = max(2, round(FLOAT_BITS * theta))
     if bits > 16:
         return DenseUpdate(vector.clone())
@@ -256,7 +258,7 @@ def compressor(name: str, code: CodePolicy = BUILT_IN_ONLY) -> Compressor:
 
 
 def _check_update(name: str, update: object, size: int) -> None:
-    """A slip of a compressor from outside is named here, not where the update is used."""
+    """Raises where a user-defined compressor returns no valid update, and not later, where it is used."""
     lacking = [part for part in ("size", "wire_bits", "add_to") if not hasattr(update, part)]
     if lacking:
         raise InputError(

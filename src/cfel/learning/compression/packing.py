@@ -1,7 +1,13 @@
-"""Updates as bytes, and back: no more bits than `wire_bits` counts, but for a short header and whole bytes.
+"""The wire format of updates: `pack_update` makes bytes, `unpack_update` reads them.
 
-Meant for whoever sends updates over a network; nothing here is pickled, and what comes in is checked before
-it is used. Numbers are little-endian. The header is the kind, d, the number of values and one more field.
+A packed update has as many bits as its `wire_bits`, plus a short header and rounding to whole bytes. Nothing
+is pickled, and bytes are checked before they are used. Numbers are little-endian.
+
+    header           kind, d, number of values, one more field
+    dense            values
+    sparse (top-k)   values, then their indices: as a bitmap or packed, whichever is shorter (`pack_indices`)
+    sampled          key, values: the receiver draws the same places from the key
+    quantised        scales, codes
 """
 
 import struct
@@ -27,34 +33,34 @@ HEADER_BITS = 8 * _HEADER.size
 _DENSE, _BITMAP, _PACKED, _SAMPLED, _ROTATED, _QUANTISED = range(6)
 
 
-def pack(update: Update) -> bytes:
-    """An update as bytes.
+def pack_update(update: Update) -> bytes:
+    """Packs an update into bytes.
 
     Raises:
-        InputError: it is of a kind that does not come with cfel.
+        InputError: it comes from a user-defined compressor, which has no wire format.
     """
     match update:
         case DenseUpdate():
-            return _HEADER.pack(_DENSE, update.size, update.size, 0) + _floats(update.values)
+            return _HEADER.pack(_DENSE, update.size, update.size, 0) + _pack_floats(update.values)
         case SparseUpdate():
             return _pack_sparse(update)
         case SampledUpdate():
             kind = _SAMPLED if update.rotation is None else _ROTATED
             header = _HEADER.pack(kind, update.size, update.values.numel(), 0)
-            return header + update.key.to_bytes(16, "little") + _floats(update.values)
+            return header + update.key.to_bytes(16, "little") + _pack_floats(update.values)
         case QuantisedUpdate():
             header = _HEADER.pack(_QUANTISED, update.size, update.scales.numel(), update.bits)
             offset = update.codes[: update.size].numpy().astype(np.int64) + 2 ** (update.bits - 1)
-            return header + _floats(update.scales) + _bits(offset, update.bits)
+            return header + _pack_floats(update.scales) + _pack_bits(offset, update.bits)
     raise InputError(f"update: a {type(update).__name__} has no form on the wire")
 
 
-def unpack(content: bytes | bytearray, expected_size: int | None = None) -> Update:
-    """The update that `pack` was given.
+def unpack_update(content: bytes | bytearray, expected_size: int | None = None) -> Update:
+    """The inverse of `pack_update`.
 
     Args:
         content: the bytes.
-        expected_size: d, for bytes from a stranger: memory is taken only once the header says the same.
+        expected_size: d; for bytes from the network, so that no memory is allocated for another size.
 
     Raises:
         InputError: the bytes are not an update, or not one of that size.
@@ -63,46 +69,58 @@ def unpack(content: bytes | bytearray, expected_size: int | None = None) -> Upda
         kind, size, count, extra = _HEADER.unpack_from(content)
         if expected_size is not None and size != expected_size:
             raise InputError(f"update: {size} entries, the model has {expected_size}")
-        return _unpacked(kind, size, count, extra, content[_HEADER.size :])
+        return _unpack_body(kind, size, count, extra, content[_HEADER.size :])
     except (struct.error, ValueError) as error:
         raise InputError(f"update: {len(content)} bytes that are not one ({error})") from error
 
 
-def _unpacked(kind: int, size: int, count: int, extra: int, body: bytes | bytearray) -> Update:
+def _unpack_body(kind: int, size: int, count: int, extra: int, body: bytes | bytearray) -> Update:
     if kind == _DENSE:
-        return DenseUpdate(_from_floats(body, size))
+        return DenseUpdate(_unpack_floats(body, size))
     if kind in (_BITMAP, _PACKED):
-        indices = _indices(kind, size, count, body[4 * count :])
-        return SparseUpdate(size, torch.from_numpy(indices), _from_floats(body[: 4 * count], count))
+        indices = unpack_indices(kind, size, count, body[4 * count :])
+        return SparseUpdate(size, torch.from_numpy(indices), _unpack_floats(body[: 4 * count], count))
     if kind in (_SAMPLED, _ROTATED):
         key = int.from_bytes(body[:16], "little")
         rotation = BlockRotation(size, key) if kind == _ROTATED else None
         if count > (size if rotation is None else rotation.padded):
             raise InputError(f"update: {count} values of {size} entries")
-        return SampledUpdate(size, key, _from_floats(body[16:], count), rotation)
+        return SampledUpdate(size, key, _unpack_floats(body[16:], count), rotation)
     if kind == _QUANTISED and 2 <= extra <= 16 and count > 0:
         return _unpack_quantised(size, count, extra, body)
     raise InputError(f"update: unknown kind {kind}")
 
 
 def _pack_sparse(update: SparseUpdate) -> bytes:
-    size, indices = update.size, update.indices.numpy()
-    width = _width(size)
+    kind, indices = pack_indices(update.indices.numpy(), update.size)
+    header = _HEADER.pack(kind, update.size, update.values.numel(), 0)
+    return header + _pack_floats(update.values) + indices
+
+
+def pack_indices(indices: Int32Array, size: int) -> tuple[int, bytes]:
+    """Packs ascending indices below `size`, the cheaper way; returns the kind of update and the bytes.
+
+    A bitmap takes one bit per entry of the vector. Packed indices take ⌈log₂ size⌉ bits each, and are shorter
+    where only a small share of the entries is sent.
+    """
     if index_bits(size, indices.size) == size:
         mask = np.zeros(size, dtype=np.uint8)
         mask[indices] = 1
-        kind, places = _BITMAP, np.packbits(mask).tobytes()
-    else:
-        kind, places = _PACKED, _bits(indices.astype(np.int64), width)
-    return _HEADER.pack(kind, size, indices.size, 0) + _floats(update.values) + places
+        return _BITMAP, np.packbits(mask).tobytes()
+    return _PACKED, _pack_bits(indices.astype(np.int64), _index_width(size))
 
 
-def _indices(kind: int, size: int, count: int, body: bytes | bytearray) -> Int32Array:
+def unpack_indices(kind: int, size: int, count: int, body: bytes | bytearray) -> Int32Array:
+    """The inverse of `pack_indices`, for an update with `count` values.
+
+    Raises:
+        InputError: the indices are not `count` ascending ones below `size`.
+    """
     if kind == _BITMAP:
         mask = np.unpackbits(np.frombuffer(body, dtype=np.uint8), count=size)
         found = np.flatnonzero(mask.view(np.bool_)).astype(np.int32)
     else:
-        found = _from_bits(body, count, _width(size)).astype(np.int32)
+        found = _unpack_bits(body, count, _index_width(size)).astype(np.int32)
     if found.size != count or (count and (found[-1] >= size or (np.diff(found) <= 0).any())):
         raise InputError("update: its indices are not ascending, or not as many as its values")
     return found
@@ -112,33 +130,33 @@ def _unpack_quantised(size: int, buckets: int, bits: int, body: bytes | bytearra
     if buckets != -(-size // BUCKET):
         raise InputError(f"update: {buckets} buckets for {size} entries")
     codes = np.zeros(buckets * BUCKET, dtype=np.int16)
-    codes[:size] = _from_bits(body[4 * buckets :], size, bits) - 2 ** (bits - 1)
-    return QuantisedUpdate(size, bits, torch.from_numpy(codes), _from_floats(body[: 4 * buckets], buckets))
+    codes[:size] = _unpack_bits(body[4 * buckets :], size, bits) - 2 ** (bits - 1)
+    return QuantisedUpdate(size, bits, torch.from_numpy(codes), _unpack_floats(body[: 4 * buckets], buckets))
 
 
-def _width(size: int) -> int:
-    """Bits of one index; what `index_bits` counts."""
+def _index_width(size: int) -> int:
+    """Bits of one packed index, as `index_bits` counts them."""
     return max(1, (size - 1).bit_length())
 
 
-def _floats(values: torch.Tensor) -> bytes:
+def _pack_floats(values: torch.Tensor) -> bytes:
     return values.numpy().astype("<f4", copy=False).tobytes()
 
 
-def _from_floats(content: bytes | bytearray, count: int) -> torch.Tensor:
+def _unpack_floats(content: bytes | bytearray, count: int) -> torch.Tensor:
     values = np.frombuffer(content, dtype="<f4")
     if values.size != count:
         raise InputError(f"update: {values.size} values, {count} expected")
     return torch.from_numpy(values.astype(np.float32))
 
 
-def _bits(numbers: IntArray, width: int) -> bytes:
-    """Non-negative integers below 2^width, `width` bits each."""
+def _pack_bits(numbers: IntArray, width: int) -> bytes:
+    """Packs non-negative integers below 2^width, `width` bits each."""
     places = np.arange(width - 1, -1, -1)
     return np.packbits(((numbers[:, None] >> places) & 1).astype(np.uint8)).tobytes()
 
 
-def _from_bits(content: bytes | bytearray, count: int, width: int) -> IntArray:
+def _unpack_bits(content: bytes | bytearray, count: int, width: int) -> IntArray:
     bits = np.unpackbits(np.frombuffer(content, dtype=np.uint8))
     if not 0 <= bits.size - count * width < 8:
         raise InputError(f"update: {bits.size} bits for {count} numbers of {width}")

@@ -1,8 +1,8 @@
 """A random orthogonal change of basis in linear time: random signs, then a Hadamard transform block by block.
 
 The Johnson–Lindenstrauss compressor takes entries of the rotated vector. A dense Gaussian matrix for 6.6
-million entries would not fit in any memory; this one is never written down. Blocks of 4,096 are transformed
-as two multiplications by the 64×64 Hadamard matrix.
+million entries would not fit into memory; this one is never stored. A block of 4,096 entries is transformed
+by two multiplications with the 64×64 Hadamard matrix. Which entries are sent is decided in `compressors`.
 """
 
 from dataclasses import dataclass
@@ -18,11 +18,11 @@ _SIDE = 64
 
 @dataclass(frozen=True, slots=True)
 class BlockRotation:
-    """The rotation named by a key.
+    """A rotation, given by a key.
 
     Attributes:
         size: length of the vectors it takes.
-        key: 128-bit integer naming the random signs.
+        key: 128-bit integer from which the random signs are drawn.
     """
 
     size: int
@@ -30,7 +30,7 @@ class BlockRotation:
 
     @property
     def side(self) -> int:
-        """The Hadamard matrix's side: 64, less for short vectors."""
+        """The side of the Hadamard matrix: 64, or less for short vectors."""
         return min(_SIDE, max(1, 1 << (max(1, self.size - 1).bit_length() + 1) // 2))
 
     @property
@@ -40,15 +40,16 @@ class BlockRotation:
         return -(-self.size // block) * block
 
     def forward(self, vector: Tensor) -> Tensor:
-        """The rotated vector, `padded` entries, of equal norm."""
+        """Rotates a vector; the result has `padded` entries and the same norm."""
         signed = torch.nn.functional.pad(vector, (0, self.padded - self.size)) * self._signs()
         return self._transform(signed)
 
     def backward(self, rotated: Tensor) -> Tensor:
-        """The transpose of `forward`, cut to `size` entries."""
+        """Applies the transpose of `forward`; the result is cut to `size` entries."""
         return (self._transform(rotated) * self._signs())[: self.size]
 
     def _signs(self) -> Tensor:
+        # The stream of the key itself draws the places of the entries; the signs need another one.
         random = keyed_generator(self.key ^ 1).bytes(self.padded // 8 + 1)
         bits = np.unpackbits(np.frombuffer(random, dtype=np.uint8))[: self.padded]
         return torch.from_numpy(bits).to(torch.float32).mul_(2).sub_(1)

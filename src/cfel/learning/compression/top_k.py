@@ -1,15 +1,15 @@
 """The k entries of largest magnitude, exactly, at memory speed.
 
-`largest` gives what a full sort by (magnitude descending, index ascending) would: exactly k entries, ties
-going to the lowest index. It works in three steps:
+`find_largest` returns what a full sort by (magnitude descending, index ascending) would: exactly k entries;
+of equal magnitudes, the lowest indices. It works in three steps:
 
-1. a sample of at most some 65,000 entries brackets the k-th magnitude between two numbers, low and high;
-2. one pass over the vector collects the entries not below low: a few more than k;
-3. the exact threshold is found among the few of these that lie below high.
+1. A sample of at most about 65,000 entries brackets the k-th magnitude between two numbers, low and high.
+2. One pass over the vector collects the entries that are at least low: a few more than k.
+3. The exact threshold is found among the few of these that are below high.
 
-The pass goes in pieces that stay in cache. Should the sample mislead (structure in the vector), fewer than k
-are found and all magnitudes are partitioned instead; the answer is the same, only later.
-Compression as such is next door.
+The pass works in pieces that fit into the cache. If the vector has a structure that misleads the sample, the
+pass finds fewer than k entries. Then all magnitudes are partitioned: the same result, only slower. How a
+compressor uses it is in `compressors`, and how indices become bytes in `packing`.
 """
 
 import numpy as np
@@ -18,17 +18,20 @@ from cfel.arrays import Float32Array, Int32Array, IntArray
 from cfel.errors import InputError
 
 _SAMPLE = 1 << 16
-# The longest piece; all are equally long, as a short last one would take as much time.
+# The longest piece. All have the same length, as a short last one would take as much time.
 _PIECE = 1 << 17
 _SMALL = 1 << 15
 
 
-def largest(vector: Float32Array, k: int) -> tuple[Int32Array, Float32Array]:
-    """The k entries of largest magnitude: indices, ascending, and values; ties go to the lowest index.
+def find_largest(vector: Float32Array, k: int) -> tuple[Int32Array, Float32Array]:
+    """Finds the k entries of largest magnitude; of equal ones, those with the lowest indices.
 
     Args:
         vector: float32, one-dimensional, finite.
         k: how many, 0 … len(vector).
+
+    Returns:
+        Their indices, ascending, and their values.
 
     Raises:
         InputError: k is out of range, or an entry is not a finite number.
@@ -41,47 +44,47 @@ def largest(vector: Float32Array, k: int) -> tuple[Int32Array, Float32Array]:
         _check_finite(vector, vector)
         return np.arange(k, dtype=np.int32), vector[:k].copy()
     if vector.size <= _SMALL:
-        return _largest_of_few(vector, k)
-    low, high = _bracket(vector, k)
-    indices, values = _at_least(vector, low, k)
+        return _find_largest_of_few(vector, k)
+    low, high = _bracket_threshold(vector, k)
+    indices, values = _collect_at_least(vector, low, k)
     if values.size < k:
-        return _largest_of_few(vector, k)
+        return _find_largest_of_few(vector, k)
     _check_finite(vector, values)
     magnitude = np.abs(values)
-    kept = _kept(magnitude, _smallest(magnitude, values.size - k, high), k)
+    kept = _select_at_least(magnitude, _find_value_at_rank(magnitude, values.size - k, high), k)
     return indices[kept], values[kept]
 
 
-def _largest_of_few(vector: Float32Array, k: int) -> tuple[Int32Array, Float32Array]:
-    """The same for a vector that fits into cache: everything at once."""
+def _find_largest_of_few(vector: Float32Array, k: int) -> tuple[Int32Array, Float32Array]:
+    """`find_largest` for a vector that fits into the cache: no sample, no pieces."""
     magnitude = np.abs(vector)
     _check_finite(vector, magnitude)
     place = vector.size - k
     threshold = np.partition(magnitude, place)[place]
-    found = _kept(magnitude, threshold, k)
+    found = _select_at_least(magnitude, threshold, k)
     return found.astype(np.int32), vector[found]
 
 
-def _smallest(magnitude: Float32Array, place: int, high: np.float32) -> np.float32:
-    """The magnitude that a sort would put at `place`; quick if few lie below `high`, and it is among them."""
+def _find_value_at_rank(magnitude: Float32Array, place: int, high: np.float32) -> np.float32:
+    """The magnitude that an ascending sort would put at `place`; fast if few are below `high`."""
     band = magnitude[magnitude < high]
     if band.size <= place:
         band = magnitude
     return np.float32(np.partition(band, place)[place])
 
 
-def _kept(magnitude: Float32Array, threshold: np.float32, k: int) -> IntArray:
-    """Places of the k magnitudes at or above the k-th largest; of those equal to it, the first."""
+def _select_at_least(magnitude: Float32Array, threshold: np.float32, k: int) -> IntArray:
+    """Positions of k magnitudes that are at least the threshold; of those equal to it, the first."""
     found = np.flatnonzero(magnitude >= threshold)
     if found.size > k:
         found = np.delete(found, np.flatnonzero(magnitude[found] == threshold)[k - found.size :])
     return found
 
 
-def kept_energy(vector: Float32Array, shares: tuple[float, ...]) -> tuple[float, ...]:
-    """The part of ‖x‖² that the largest entries carry, for several shares θ of entries kept.
+def measure_kept_energy(vector: Float32Array, shares: tuple[float, ...]) -> tuple[float, ...]:
+    """The share of ‖x‖² in the largest entries, for several shares θ of entries kept.
 
-    Estimated on some 65,000 evenly spaced entries, so it costs next to nothing; exact below that size.
+    It is estimated on about 65,000 evenly spaced entries, which is cheap, and exact for smaller vectors.
 
     Args:
         vector: float32, one-dimensional.
@@ -96,13 +99,13 @@ def kept_energy(vector: Float32Array, shares: tuple[float, ...]) -> tuple[float,
 
 
 def _stride(size: int) -> int:
-    """Odd, so that it does not fall in step with the widths of layers."""
+    """An odd step: an even one could hit the same columns of a layer again and again."""
     return max(1, size // _SAMPLE) | 1
 
 
-def _bracket(vector: Float32Array, k: int) -> tuple[np.float32, np.float32]:
-    """Two magnitudes between which the k-th largest lies, up to four standard deviations of a sample."""
-    # Of smaller vectors a twentieth is enough: sorting the sample must not cost more than what it saves.
+def _bracket_threshold(vector: Float32Array, k: int) -> tuple[np.float32, np.float32]:
+    """Two magnitudes with the k-th largest between them, within four standard deviations of the sample."""
+    # At most a twentieth of the vector: sorting a larger sample would cost more than it saves.
     sample = np.abs(vector[:: max(_stride(vector.size), 21)])
     share = k / vector.size
     rank, slack = share * sample.size, 4 * np.sqrt(share * (1 - share) * sample.size) + 4
@@ -113,12 +116,16 @@ def _bracket(vector: Float32Array, k: int) -> tuple[np.float32, np.float32]:
     return low, high
 
 
-def _at_least(vector: Float32Array, bound: np.float32, count: int) -> tuple[Int32Array, Float32Array]:
-    """The entries whose magnitude is not below `bound`, NaN among them: indices, ascending, and values.
+def _collect_at_least(vector: Float32Array, bound: np.float32, count: int) -> tuple[Int32Array, Float32Array]:
+    """Collects the entries whose magnitude is not below `bound`, NaN included: indices and values.
 
-    NumPy lists the true entries of a mask without branching, some three times faster, when more than a tenth
-    of them are true. A tail of true entries behind the mask takes sparse masks there; `count` is about how
-    many entries will be found.
+    `flatnonzero` is about three times faster on masks with more than a tenth of their entries true, as NumPy
+    then avoids branches. Extra true entries behind a sparse mask get it there, and are cut off the result.
+
+    Args:
+        vector: the entries.
+        bound: least magnitude.
+        count: about how many entries will be found.
     """
     size = -(-vector.size // -(-vector.size // _PIECE))
     tail = size // 8 if 0.02 < count / vector.size < 0.11 else 0
@@ -138,7 +145,7 @@ def _at_least(vector: Float32Array, bound: np.float32, count: int) -> tuple[Int3
 
 
 def _check_finite(vector: Float32Array, part: Float32Array) -> None:
-    """Looks closer only if the sum of a part of the vector says that something may be wrong."""
+    """Raises if an entry is not finite; the sum of `part` decides whether a closer look is needed."""
     with np.errstate(over="ignore", invalid="ignore"):
         if np.isfinite(part.sum()):
             return

@@ -1,6 +1,6 @@
-"""Data sets: what is learned from, in memory, and the loaders that fetch it from local files.
+"""Data sets in memory, their loaders, and their partition over devices.
 
-A loader is a function `path -> DataSet`. Another one comes in by entry point (`cfel.data`) or as
+A loader is a function `path -> DataSet`. User-defined loaders are added by entry point (`cfel.data`) or as
 "module:function".
 """
 
@@ -13,7 +13,7 @@ from cfel.learning.data.cifar10 import cifar10
 from cfel.learning.data.dataset import DataSet, Normalisation
 from cfel.learning.data.embedded import digits, synthetic
 from cfel.learning.data.femnist import femnist
-from cfel.learning.data.hub import PREFIX, from_hub
+from cfel.learning.data.hub import PREFIX, load_from_hub
 from cfel.plugins import BUILT_IN_ONLY, CodePolicy, check_result, resolve
 
 __all__ = [
@@ -25,8 +25,8 @@ __all__ = [
     "cifar10",
     "digits",
     "femnist",
-    "from_hub",
     "load",
+    "load_from_hub",
     "synthetic",
 ]
 
@@ -63,7 +63,7 @@ def load(name: str, path: Path | None = None, code: CodePolicy = BUILT_IN_ONLY) 
     if name.startswith(PREFIX):
         # The hub's package fetches what it is asked for, and some versions of it run scripts that come along.
         code.check("data", name)
-        return from_hub(name, path)
+        return load_from_hub(name, path)
     loader: Loader = resolve("data", name, BUILTIN, ("path",), code=code)
     found = loader(path)
     check_result(f"data {name!r}", found, DataSet)

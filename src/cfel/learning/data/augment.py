@@ -1,7 +1,7 @@
-"""Random changes to a training batch: the crop and flip that CIFAR training is used to.
+"""Random changes to a training batch: the crop and flip that is usual for CIFAR.
 
-An augmentation is a function `(batch, generator) -> batch`. It draws from the generator it is handed and from
-nothing else, and it treats the whole batch at once: there is no loop over samples.
+An augmentation is a function `(batch, generator) -> batch`. It draws random numbers only from the generator
+that it is given, and works on the whole batch at once, without a loop over samples.
 """
 
 from collections.abc import Callable, Mapping
@@ -19,7 +19,7 @@ Augmentation: TypeAlias = Callable[[Tensor, np.random.Generator], Tensor]
 
 
 def crop_and_flip(padding: int = 4) -> Augmentation:
-    """Shifts each image by up to `padding` pixels each way, filling with zeros, and mirrors every other one.
+    """Shifts each image by up to `padding` pixels each way, fills with zeros, and mirrors half of them.
 
     Args:
         padding: pixels of zeros around the image before the crop, ≥ 0.

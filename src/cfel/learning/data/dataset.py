@@ -1,6 +1,7 @@
 """A data set in memory, frozen: inputs and targets for training and testing, and how to scale them.
 
-Not a loader (its neighbours are) and not a partition: who holds which samples is `partition`'s business.
+It does not load files (the loaders beside it do) and does not say which device holds which samples
+(`partition` does).
 """
 
 from dataclasses import dataclass
@@ -34,15 +35,15 @@ class DataSet:
     """Everything a task learns from.
 
     Attributes:
-        name: as the user knows it.
+        name: for messages.
         train_inputs: samples × input shape; uint8 images are scaled to [0, 1] and normalised batch by batch,
-            other dtypes are handed to the model as they are.
+            other dtypes reach the model unchanged.
         train_targets: one target (or row of targets) per sample.
         test_inputs: like `train_inputs`.
         test_targets: like `train_targets`.
         classes: number of classes, or the model's number of outputs where there are none.
         normalisation: for uint8 images; None means bytes / 255.
-        train_writers: who wrote each training sample, or None where nobody knows.
+        train_writers: who wrote each training sample, or None if unknown.
         test_writers: likewise for the test samples.
     """
 
@@ -77,8 +78,8 @@ class DataSet:
         """The shape of one sample."""
         return tuple(self.train_inputs.shape[1:])
 
-    def scaled(self, inputs: Tensor) -> Tensor:
-        """A batch as the model wants it: bytes become normalised float32, other dtypes stay."""
+    def scale(self, inputs: Tensor) -> Tensor:
+        """Scales a batch for the model: bytes become normalised float32, other dtypes stay."""
         if inputs.dtype != torch.uint8:
             return inputs
         if self.normalisation is None:
@@ -88,8 +89,8 @@ class DataSet:
         trailing = (1,) * (inputs.dim() - 2)
         return inputs.to(torch.float32).mul_(scale.view(-1, *trailing)).add_(shift.view(-1, *trailing))
 
-    def restricted_to_writers(self, writers: IntArray) -> "DataSet":
-        """Only what the given writers wrote, in training and in testing."""
+    def select_writers(self, writers: IntArray) -> "DataSet":
+        """Selects the samples of the given writers, for training and for testing."""
         if self.train_writers is None or self.test_writers is None:
             raise InputError(f"{self.name}: it names no writers")
         train = np.flatnonzero(np.isin(self.train_writers, writers))
@@ -107,8 +108,11 @@ class DataSet:
         )
 
 
-def tenth_of_each(groups: IntArray) -> BoolArray:
-    """Marks a tenth (rounded up) of each group's samples, always the same; none of a group's only one."""
+def choose_test_tenth(groups: IntArray) -> BoolArray:
+    """Marks a tenth (rounded up) of each group's samples for testing; none of a group with one sample.
+
+    The choice does not depend on the experiment's seed: everyone tests on the same samples.
+    """
     order = generator(0, "femnist split").permutation(len(groups))
     order = order[np.argsort(groups[order], kind="stable")]
     counts = np.bincount(groups)
@@ -119,11 +123,11 @@ def tenth_of_each(groups: IntArray) -> BoolArray:
     return test
 
 
-def class_targets(labels: NDArray[np.integer] | Tensor, classes: int, where: str) -> Tensor:
-    """Labels as an int64 tensor, after checking that each lies in 0 … classes − 1.
+def make_class_targets(labels: NDArray[np.integer] | Tensor, classes: int, where: str) -> Tensor:
+    """Converts labels to an int64 tensor.
 
     Raises:
-        InputError: naming `where`, the first offending row and its value.
+        InputError: a label is not in 0 … classes − 1; it names `where`, the first such row and its value.
     """
     values = np.asarray(labels)
     bad = np.flatnonzero((values < 0) | (values >= classes))

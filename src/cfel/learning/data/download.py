@@ -1,7 +1,7 @@
-"""Fetching an archive for users who are online: checked against its SHA-256, put into place when complete.
+"""Downloads a data archive, checks its SHA-256, and moves it into place when it is complete.
 
-Only data archives are fetched, from the address their authors publish. Nothing else in this package uses the
-network, and this is only called when no local path was given.
+Archives come from the address that their authors publish. A download happens only when `data.path` is not
+set. Data sets of the Hugging Face hub are another matter (`hub`).
 """
 
 import hashlib
@@ -18,7 +18,7 @@ from typing import TypeAlias
 from cfel.errors import InputError
 
 Progress: TypeAlias = Callable[[int, int], None]
-"""(bytes so far, bytes in all or 0 if unknown)."""
+"""(bytes so far, total bytes or 0 if unknown)."""
 
 _BLOCK = 1 << 18
 
@@ -36,14 +36,16 @@ class Archive:
     sha256: str
 
 
-def fetched(archive: Archive, target: Path, progress: Progress | None = None, timeout: float = 30.0) -> Path:
-    """The directory `target` with the archive's content, downloaded unless it is there already.
+def fetch_archive(
+    archive: Archive, target: Path, progress: Progress | None = None, timeout: float = 30.0
+) -> Path:
+    """Downloads and unpacks an archive, unless its directory exists already; returns the directory.
 
     Args:
-        archive: what to fetch.
-        target: the directory to make; it appears only when complete.
-        progress: called with the bytes received so far and in all.
-        timeout: seconds without an answer before giving up.
+        archive: what to download.
+        target: the directory to create; it appears only when complete.
+        progress: called with the bytes received so far and the total.
+        timeout: seconds without data before giving up.
 
     Raises:
         InputError: the host cannot be reached, or the file is not the one expected.
@@ -60,7 +62,7 @@ def fetched(archive: Archive, target: Path, progress: Progress | None = None, ti
         unpacked.replace(target)
     except (urllib.error.URLError, TimeoutError, OSError, tarfile.TarError) as error:
         raise InputError(
-            f"{archive.url}: cannot be downloaded ({error}); fetch it by hand and set data.path"
+            f"{archive.url}: cannot be downloaded ({error}); download it by hand and set data.path"
         ) from error
     finally:
         file.unlink(missing_ok=True)

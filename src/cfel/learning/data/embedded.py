@@ -1,6 +1,6 @@
 """Data that needs no file: scikit-learn's digits, and synthetic clusters of any size.
 
-Both are small and made in well under a second; neither touches the network or the disk beyond site-packages.
+Both are small and take well under a second. Neither uses the network, or the disk beyond site-packages.
 """
 
 from importlib.util import find_spec
@@ -10,22 +10,22 @@ import numpy as np
 import torch
 
 from cfel.arrays import FloatArray
-from cfel.learning.data.dataset import DataSet, Normalisation, class_targets
+from cfel.learning.data.dataset import DataSet, Normalisation, make_class_targets
 from cfel.seeding import generator
 
 
 def digits(test_share: float = 0.2) -> DataSet:
-    """The 1,797 handwritten digits of 8×8 pixels that ship inside scikit-learn.
+    """Loads the 1,797 handwritten digits of 8×8 pixels that come with scikit-learn.
 
-    The split is always the same one, whatever the experiment's seed.
+    The split is always the same; it does not depend on the experiment's seed.
 
     Args:
-        test_share: share of the samples kept for testing, in (0, 1).
+        test_share: share of the samples for testing, in (0, 1).
     """
-    table = _digits_table()
+    table = _read_digits()
     order = generator(0, "digits split").permutation(len(table))
     images = torch.from_numpy((table[:, :64] * (255 / 16)).round().astype(np.uint8)).view(-1, 1, 8, 8)
-    targets = class_targets(table[:, 64].astype(np.int64), 10, "digits")
+    targets = make_class_targets(table[:, 64].astype(np.int64), 10, "digits")
     test = torch.from_numpy(order[: round(test_share * len(order))])
     train = torch.from_numpy(order[len(test) :])
     pixels = images[train].to(torch.float64) / 255
@@ -40,26 +40,27 @@ def synthetic(
     noise: float = 1.0,
     seed: int = 0,
 ) -> DataSet:
-    """Noisy copies of one random prototype per class, as float32; a sixth is kept for testing.
+    """Makes noisy copies of one random prototype per class, as float32; a sixth is for testing.
 
     Args:
         samples: number of samples, training and testing together.
         shape: shape of one sample.
         classes: number of prototypes.
-        noise: standard deviation of the noise; the prototypes' own is 1.
-        seed: names the draw.
+        noise: standard deviation of the noise; that of the prototypes is 1.
+        seed: of the draw.
     """
     draw = generator(seed, "synthetic data")
     prototypes = draw.standard_normal((classes, *shape), dtype=np.float32)
     labels = draw.integers(classes, size=samples)
     inputs = torch.from_numpy(prototypes[labels])
     inputs += torch.from_numpy(draw.standard_normal((samples, *shape), dtype=np.float32)) * noise
-    targets, cut = class_targets(labels, classes, "synthetic"), max(1, samples // 6)
+    targets, cut = make_class_targets(labels, classes, "synthetic"), max(1, samples // 6)
     return DataSet("synthetic", inputs[cut:], targets[cut:], inputs[:cut], targets[:cut], classes)
 
 
-def _digits_table() -> FloatArray:
-    """Rows of 64 pixels (0 … 16) and the digit; read from the file, as importing scikit-learn is slow."""
+def _read_digits() -> FloatArray:
+    """Reads rows of 64 pixels (0 … 16) and the digit."""
+    # Importing scikit-learn takes seconds; its file can be read without that.
     package = find_spec("sklearn")
     if package is not None and package.submodule_search_locations:
         file = Path(package.submodule_search_locations[0]) / "datasets" / "data" / "digits.csv.gz"

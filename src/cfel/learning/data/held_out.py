@@ -1,8 +1,8 @@
-"""A share of the training samples held out, to choose by instead of by the test set.
+"""Holds out a share of the training samples, to choose learning rates without the test set.
 
-Learning rates and the like must not be chosen by test accuracy. So a share of every device's samples leaves
-its training and takes the test set's place: spread evenly over the device's classes, drawn by the seed. The
-real test samples are then not looked at by anybody.
+Learning rates and the like must not be chosen by test accuracy. So a share of every device's samples is not
+trained on and replaces the test set. It is spread evenly over the device's classes and drawn with the seed.
+The real test samples are not used at all.
 """
 
 from collections.abc import Sequence
@@ -20,7 +20,7 @@ from cfel.seeding import generator
 def hold_out(
     data: DataSet, shares: Sequence[IntArray], share: float, seed: int
 ) -> tuple[DataSet, list[IntArray]]:
-    """The data set with held-out samples for its test set, and what each device keeps.
+    """Replaces the test set by held-out training samples.
 
     Args:
         data: the data set.
@@ -29,12 +29,15 @@ def hold_out(
             at least one.
         seed: the experiment's.
 
+    Returns:
+        The data set with the new test set, and the training samples that each device keeps.
+
     Raises:
         InputError: no device has a sample to spare.
     """
     draw = generator(seed, "held out")
-    labels = _labels(data)
-    taken = [_evenly(indices, labels, share, draw) for indices in shares]
+    labels = _class_labels(data)
+    taken = [_draw_evenly(indices, labels, share, draw) for indices in shares]
     held = np.sort(np.concatenate(taken))
     if held.size == 0:
         raise InputError(f"data.held_out = {share}: no device has enough samples to spare one")
@@ -48,8 +51,8 @@ def hold_out(
     return tested, [np.setdiff1d(own, out) for own, out in zip(shares, taken, strict=True)]
 
 
-def _evenly(own: IntArray, labels: IntArray, share: float, draw: np.random.Generator) -> IntArray:
-    """Every so-manieth of a device's samples, sorted by class and shuffled within."""
+def _draw_evenly(own: IntArray, labels: IntArray, share: float, draw: np.random.Generator) -> IntArray:
+    """Draws every n-th of a device's samples, sorted by class and shuffled within each class."""
     shuffled = draw.permutation(own)
     ordered = shuffled[np.argsort(labels[shuffled], kind="stable")]
     count = min(round(share * own.size), own.size - 1)
@@ -57,8 +60,8 @@ def _evenly(own: IntArray, labels: IntArray, share: float, draw: np.random.Gener
     return np.asarray(ordered[places])
 
 
-def _labels(data: DataSet) -> IntArray:
-    """Class labels, or zeros where targets are no classes."""
+def _class_labels(data: DataSet) -> IntArray:
+    """Class labels, or zeros where targets are not classes."""
     targets = data.train_targets
     if targets.dim() != 1 or targets.is_floating_point():
         return np.zeros(len(targets), dtype=np.int64)

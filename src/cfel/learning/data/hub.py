@@ -1,11 +1,11 @@
 """Labelled images or rows of numbers through Hugging Face `datasets`: from the hub, or from a local folder.
 
-    hf:uoft-cs/cifar10                      from the hub, for users who are online; kept in its own cache
+    hf:uoft-cs/cifar10                      from the hub; `datasets` keeps it in its cache
     hf:ylecun/mnist, with `data.path`       a folder made by `save_to_disk`, or of Parquet files; no network
     hf:uoft-cs/cifar100?label=fine_label    columns by name: image, label, writer; also config, train, test
 
-Columns are found by their types (an image; class labels) where that leaves no doubt. `datasets` is an
-optional extra and is imported only when it is asked for. Nothing here trains or partitions.
+Columns are found by their types (an image; class labels) where that is unambiguous. `datasets` is an optional
+extra, imported only when needed. Nothing here trains or partitions.
 """
 
 import importlib
@@ -20,8 +20,8 @@ from numpy.typing import NDArray
 
 from cfel.arrays import BoolArray, IntArray
 from cfel.errors import InputError, unknown_name
-from cfel.learning.data.dataset import DataSet, class_targets, tenth_of_each
-from cfel.learning.data.images import cache_directory, decoded_cells, kept_array
+from cfel.learning.data.dataset import DataSet, choose_test_tenth, make_class_targets
+from cfel.learning.data.images import cache_directory, decode_images, load_cached_array
 
 PREFIX = "hf:"
 OPTIONS = ("config", "train", "test", "image", "label", "writer")
@@ -30,7 +30,7 @@ WRITERS = ("writer_id", "client_id", "user_id")
 
 @dataclass(frozen=True, slots=True)
 class HubName:
-    """What a name like "hf:owner/name?label=fine_label" says.
+    """A parsed name like "hf:owner/name?label=fine_label".
 
     Attributes:
         text: the whole name, for messages.
@@ -51,7 +51,7 @@ class Part:
         inputs: uint8 images (samples × channels × height × width) or float32 rows.
         labels: one per sample.
         classes: how many there are.
-        writers: who each sample is from, or None where there is no such column.
+        writers: who wrote each sample, or None if there is no such column.
     """
 
     inputs: NDArray[Any]
@@ -60,11 +60,11 @@ class Part:
     writers: NDArray[np.str_] | None
 
 
-def parsed_name(text: str) -> HubName:
-    """The parts of a name that begins with "hf:".
+def parse_name(text: str) -> HubName:
+    """Parses a name that starts with "hf:".
 
     Raises:
-        InputError: it names nothing, or an option that does not exist.
+        InputError: it names no data set, or an option that does not exist.
     """
     repository, _, query = text.removeprefix(PREFIX).partition("?")
     options = dict(parse_qsl(query, keep_blank_values=True))
@@ -76,30 +76,30 @@ def parsed_name(text: str) -> HubName:
     return HubName(text, repository, options)
 
 
-def from_hub(name: str, path: Path | None = None) -> DataSet:
-    """A data set with training and test part; a tenth is kept for testing where there is no test split.
+def load_from_hub(name: str, path: Path | None = None) -> DataSet:
+    """Loads a data set; without a test split, a tenth of the samples is for testing.
 
     Args:
-        name: "hf:…", see the module's first lines.
+        name: "hf:…", see the top of the module.
         path: a folder to read instead of the hub.
 
     Raises:
-        InputError: the package is missing, the data set cannot be had, or its columns cannot be told.
+        InputError: the package is missing, the data set cannot be loaded, or its columns are ambiguous.
     """
-    wanted = parsed_name(name)
+    wanted = parse_name(name)
     splits = load_splits(wanted, path)
-    train_name, test_name = _split_names(wanted, splits)
+    train_name, test_name = _choose_splits(wanted, splits)
     train = read_part(wanted, splits[train_name])
     if test_name is not None:
-        return _data_set(wanted, train, read_part(wanted, splits[test_name]))
+        return _build_data_set(wanted, train, read_part(wanted, splits[test_name]))
     groups = np.zeros(len(train.labels), np.str_) if train.writers is None else train.writers
-    test = tenth_of_each(np.unique(groups, return_inverse=True)[1].astype(np.int64))
-    return _data_set(wanted, _chosen(train, ~test), _chosen(train, test))
+    test = choose_test_tenth(np.unique(groups, return_inverse=True)[1].astype(np.int64))
+    return _build_data_set(wanted, _select(train, ~test), _select(train, test))
 
 
 def load_splits(wanted: HubName, path: Path | None) -> dict[str, Any]:
-    """The splits by name, from the folder if there is one, else from the hub."""
-    datasets = _package(wanted)
+    """Loads the splits, by name, from the folder if one is given, else from the hub."""
+    datasets = _import_datasets(wanted)
     config = wanted.options.get("config")
     saved = path is not None and any((path / file).is_file() for file in ("dataset_dict.json", "state.json"))
     if path is not None and not saved and not any(path.rglob("*.parquet")):
@@ -121,7 +121,7 @@ def load_splits(wanted: HubName, path: Path | None) -> dict[str, Any]:
     return dict(found) if isinstance(found, dict) else {"train": found}
 
 
-def _package(wanted: HubName) -> Any:  # noqa: ANN401 — a module that need not be there
+def _import_datasets(wanted: HubName) -> Any:  # noqa: ANN401 — a module that may be missing
     try:
         return importlib.import_module("datasets")
     except ImportError as error:
@@ -131,7 +131,7 @@ def _package(wanted: HubName) -> Any:  # noqa: ANN401 — a module that need not
         ) from error
 
 
-def _split_names(wanted: HubName, splits: dict[str, Any]) -> tuple[str, str | None]:
+def _choose_splits(wanted: HubName, splits: dict[str, Any]) -> tuple[str, str | None]:
     train = wanted.options.get("train", "train" if "train" in splits else next(iter(splits)))
     likely = next((name for name in ("test", "validation", "valid") if name in splits), None)
     test = wanted.options.get("test", likely)
@@ -142,8 +142,9 @@ def _split_names(wanted: HubName, splits: dict[str, Any]) -> tuple[str, str | No
 
 
 def read_part(wanted: HubName, split: Any) -> Part:  # noqa: ANN401 — a `datasets.Dataset`
-    """One split as arrays; images are decoded once and kept."""
-    image, label = _column(wanted, split, "image", "Image"), _column(wanted, split, "label", "ClassLabel")
+    """Reads one split into arrays; decoded images are cached."""
+    image = _find_column(wanted, split, "image", "Image")
+    label = _find_column(wanted, split, "label", "ClassLabel")
     writer = wanted.options.get("writer") or next((w for w in WRITERS if w in split.features), None)
     if writer is not None and writer not in split.features:
         raise InputError(f"data.name = {wanted.text!r}: {unknown_name('column', writer, split.features)}")
@@ -152,12 +153,12 @@ def read_part(wanted: HubName, split: Any) -> Part:  # noqa: ANN401 — a `datas
         raise InputError(f"data.name = {wanted.text!r}: column {label!r} must hold whole numbers, one each")
     known = getattr(split.features[label], "num_classes", None)
     writers = None if writer is None else np.asarray([str(each) for each in split[writer]], dtype=np.str_)
-    inputs = _inputs(wanted, split, image)
+    inputs = _read_inputs(wanted, split, image)
     return Part(inputs, labels.astype(np.int64), known or int(labels.max()) + 1, writers)
 
 
-def _column(wanted: HubName, split: Any, key: str, kind: str) -> str:  # noqa: ANN401
-    """The column asked for, or the only one of its type."""
+def _find_column(wanted: HubName, split: Any, key: str, kind: str) -> str:  # noqa: ANN401
+    """The column that the name gives, or the only one of its type."""
     given = wanted.options.get(key)
     if given is not None:
         if given not in split.features:
@@ -173,7 +174,7 @@ def _column(wanted: HubName, split: Any, key: str, kind: str) -> str:  # noqa: A
     )
 
 
-def _inputs(wanted: HubName, split: Any, column: str) -> NDArray[Any]:  # noqa: ANN401
+def _read_inputs(wanted: HubName, split: Any, column: str) -> NDArray[Any]:  # noqa: ANN401
     if type(split.features[column]).__name__ != "Image":
         rows = np.asarray(split.with_format("numpy")[column][:])
         if rows.dtype == object or rows.ndim < 2 or not np.issubdtype(rows.dtype, np.number):
@@ -185,33 +186,35 @@ def _inputs(wanted: HubName, split: Any, column: str) -> NDArray[Any]:  # noqa: 
     plain = split.cast_column(column, type(split.features[column])(decode=False))
     where = f"data.name = {wanted.text!r}: column {column!r}"
     file = cache_directory() / f"hub-{split._fingerprint}-{column}.npy"
-    return kept_array(file, lambda: decoded_cells((cell["bytes"] for cell in plain[column]), None, where))
+    return load_cached_array(
+        file, lambda: decode_images((cell["bytes"] for cell in plain[column]), None, where)
+    )
 
 
-def _chosen(part: Part, mask: BoolArray) -> Part:
+def _select(part: Part, mask: BoolArray) -> Part:
     writers = None if part.writers is None else part.writers[mask]
     return Part(part.inputs[mask], part.labels[mask], part.classes, writers)
 
 
-def _data_set(wanted: HubName, train: Part, test: Part) -> DataSet:
+def _build_data_set(wanted: HubName, train: Part, test: Part) -> DataSet:
     classes = max(train.classes, test.classes)
-    train_writers, test_writers = _numbered(train.writers, test.writers)
+    train_writers, test_writers = _number_writers(train.writers, test.writers)
     return DataSet(
         wanted.repository,
         torch.from_numpy(train.inputs),
-        class_targets(train.labels, classes, f"{wanted.text}: training labels"),
+        make_class_targets(train.labels, classes, f"{wanted.text}: training labels"),
         torch.from_numpy(test.inputs),
-        class_targets(test.labels, classes, f"{wanted.text}: test labels"),
+        make_class_targets(test.labels, classes, f"{wanted.text}: test labels"),
         classes,
         train_writers=train_writers,
         test_writers=test_writers,
     )
 
 
-def _numbered(
+def _number_writers(
     train: NDArray[np.str_] | None, test: NDArray[np.str_] | None
 ) -> tuple[IntArray | None, IntArray | None]:
-    """Writers as numbers that mean the same in both parts."""
+    """Numbers the writers, with the same number for a writer in both parts."""
     if train is None or test is None:
         return None, None
     numbers = np.unique(np.concatenate([train, test]), return_inverse=True)[1].astype(np.int64)

@@ -1,9 +1,12 @@
 """Who holds which training samples: one array of sample indices per device.
 
-Four rules: `iid` deals out evenly; `dirichlet` draws each class's split over the devices from a symmetric
-Dirichlet distribution (Hsu et al.); `writer` gives each device one writer; `shards` sorts by label and deals
-a few contiguous shards to each device (McMahan et al.). All are vectorised, so that ten thousand devices take
-a fraction of a second, and draw from the generator they are handed. Data are not copied, only indexed.
+    iid         splits the samples evenly at random
+    dirichlet   draws each class's split over the devices from a symmetric Dirichlet distribution (Hsu et al.)
+    writer      gives each device the samples of one writer
+    shards      sorts by label and gives each device a few contiguous shards (McMahan et al.)
+
+All are vectorised: ten thousand devices take a fraction of a second. Each draws only from the generator that
+it is given. Data are indexed, not copied, except by writer.
 """
 
 from dataclasses import dataclass
@@ -26,7 +29,7 @@ class PartitionParameters:
 
     Attributes:
         rule: "iid", "dirichlet", "writer" or "shards".
-        beta: concentration of the Dirichlet distribution, > 0; small means one-sided devices.
+        beta: concentration of the Dirichlet distribution, > 0; the smaller, the more the devices differ.
         least: every device gets at least this many samples ("dirichlet"), ≥ 1.
         shards: shards per device ("shards"), ≥ 1.
     """
@@ -56,11 +59,11 @@ def partition(
         seed: the experiment's.
 
     Returns:
-        The data set (by writer: restricted to the drawn writers, whose test parts together are the test set),
-        and for each device the ascending indices of its training samples.
+        The data set, and for each device the ascending indices of its training samples. By writer, the data
+        set holds only the drawn writers, also for testing.
 
     Raises:
-        InputError: there are not enough samples, or no writers or classes to go by.
+        InputError: there are not enough samples, or the data set has no writers or classes.
     """
     samples = len(data.train_targets)
     each = parameters.least if parameters.rule == "dirichlet" else 1
@@ -71,39 +74,41 @@ def partition(
         )
     draw = generator(seed, "partition")
     if parameters.rule == "writer":
-        return by_writer(data, devices, draw)
+        return partition_by_writer(data, devices, draw)
     if parameters.rule == "iid":
-        return data, iid(samples, devices, draw)
-    labels = _labels(data, parameters.rule)
+        return data, partition_iid(samples, devices, draw)
+    labels = _class_labels(data, parameters.rule)
     if parameters.rule == "shards":
-        return data, by_shards(labels, devices, parameters.shards, draw)
-    return data, dirichlet(labels, devices, parameters.beta, parameters.least, draw)
+        return data, partition_by_shards(labels, devices, parameters.shards, draw)
+    return data, partition_dirichlet(labels, devices, parameters.beta, parameters.least, draw)
 
 
-def iid(samples: int, devices: int, draw: np.random.Generator) -> list[IntArray]:
-    """Deals shuffled samples out; sizes differ by one at most."""
+def partition_iid(samples: int, devices: int, draw: np.random.Generator) -> list[IntArray]:
+    """Splits shuffled samples; sizes differ by at most one."""
     return [np.sort(part) for part in np.array_split(draw.permutation(samples), devices)]
 
 
-def dirichlet(
+def partition_dirichlet(
     labels: IntArray, devices: int, beta: float, least: int, draw: np.random.Generator
 ) -> list[IntArray]:
     """Splits each class over the devices in shares drawn from Dirichlet(β, …, β).
 
-    Devices left with fewer than `least` samples are then topped up with random spare
-    samples of the others; drawing again until all are large enough, as is often done, need not ever end.
+    Devices with fewer than `least` samples then get random spare samples of the others. Drawing again until
+    all devices are large enough, as is often done, may never end.
     """
     owner = np.empty(len(labels), dtype=np.int64)
     for label in np.unique(labels):
         own = draw.permutation(np.flatnonzero(labels == label))
-        cuts = np.rint(np.cumsum(_shares(devices, beta, draw))[:-1] * own.size).astype(np.int64)
+        cuts = np.rint(np.cumsum(_draw_shares(devices, beta, draw))[:-1] * own.size).astype(np.int64)
         owner[own] = np.searchsorted(cuts, np.arange(own.size), side="right")
     _top_up(owner, devices, least, draw)
-    return _grouped(owner, devices)
+    return _group_by_owner(owner, devices)
 
 
-def by_shards(labels: IntArray, devices: int, shards: int, draw: np.random.Generator) -> list[IntArray]:
-    """Cuts the samples, sorted by label, into devices × shards pieces and deals each device `shards`."""
+def partition_by_shards(
+    labels: IntArray, devices: int, shards: int, draw: np.random.Generator
+) -> list[IntArray]:
+    """Cuts the samples, sorted by label, into devices × shards pieces, and gives each device `shards`."""
     if len(labels) < devices * shards:
         raise InputError(f"partition: {len(labels)} samples are too few for {devices} × {shards} shards")
     order = draw.permutation(len(labels))
@@ -113,7 +118,9 @@ def by_shards(labels: IntArray, devices: int, shards: int, draw: np.random.Gener
     return [np.sort(np.concatenate([pieces[i] for i in row])) for row in dealt]
 
 
-def by_writer(data: DataSet, devices: int, draw: np.random.Generator) -> tuple[DataSet, list[IntArray]]:
+def partition_by_writer(
+    data: DataSet, devices: int, draw: np.random.Generator
+) -> tuple[DataSet, list[IntArray]]:
     """Gives each device all samples of one writer; writers are drawn without replacement."""
     if data.train_writers is None or data.test_writers is None:
         raise InputError(f"data.partition: {data.name!r} names no writers, so it cannot be split by writer")
@@ -121,21 +128,22 @@ def by_writer(data: DataSet, devices: int, draw: np.random.Generator) -> tuple[D
     if writers.size < devices:
         raise InputError(f"partition: {data.name!r} has {writers.size} writers for {devices} devices")
     drawn = np.sort(draw.choice(writers, devices, replace=False))
-    restricted = data.restricted_to_writers(drawn)
+    restricted = data.select_writers(drawn)
     assert restricted.train_writers is not None  # noqa: S101 — checked above
-    return restricted, _grouped(np.searchsorted(drawn, restricted.train_writers), devices)
+    return restricted, _group_by_owner(np.searchsorted(drawn, restricted.train_writers), devices)
 
 
-def _labels(data: DataSet, rule: str) -> IntArray:
+def _class_labels(data: DataSet, rule: str) -> IntArray:
     targets = data.train_targets
     if targets.dim() != 1 or targets.is_floating_point():
         raise InputError(f"data.partition: {rule!r} needs class labels, which {data.name!r} does not have")
     return np.asarray(targets.numpy(), dtype=np.int64)
 
 
-def _shares(devices: int, beta: float, draw: np.random.Generator) -> FloatArray:
-    """Dirichlet shares; for tiny β all gamma variates can underflow to 0, and one device then takes all."""
+def _draw_shares(devices: int, beta: float, draw: np.random.Generator) -> FloatArray:
+    """Draws Dirichlet shares, by normalising gamma variates."""
     gammas = draw.standard_gamma(beta, devices)
+    # For tiny β all of them can underflow to 0. In the limit one device gets everything.
     if gammas.sum() == 0:
         gammas[draw.integers(devices)] = 1.0
     return np.asarray(gammas / gammas.sum())
@@ -147,6 +155,7 @@ def _top_up(owner: IntArray, devices: int, least: int, draw: np.random.Generator
     missing = np.repeat(np.arange(devices), np.maximum(least - counts, 0))
     if missing.size == 0:
         return
+    # Shuffled within each owner; those beyond an owner's first `least` are spare.
     order = draw.permutation(len(owner))
     order = order[np.argsort(owner[order], kind="stable")]
     rank = np.arange(len(owner)) - np.repeat(np.cumsum(counts) - counts, counts)
@@ -154,7 +163,7 @@ def _top_up(owner: IntArray, devices: int, least: int, draw: np.random.Generator
     owner[spare[: missing.size]] = missing
 
 
-def _grouped(owner: IntArray, devices: int) -> list[IntArray]:
+def _group_by_owner(owner: IntArray, devices: int) -> list[IntArray]:
     """The samples of each owner, ascending."""
     order = np.argsort(owner, kind="stable")
     return np.split(order, np.cumsum(np.bincount(owner, minlength=devices))[:-1])

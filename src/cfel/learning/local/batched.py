@@ -19,9 +19,9 @@ from cfel.arrays import BoolArray, IntArray
 from cfel.errors import InputError
 from cfel.learning.device_messages import DeviceOrder, DeviceReport, DeviceState
 from cfel.learning.local.estimates import Estimates, estimate_from_halves
-from cfel.learning.local.sgd import drawn_batches, taken_iterations
+from cfel.learning.local.sgd import choose_iterations, draw_batches
 from cfel.learning.local.workspace import Workspace
-from cfel.learning.roles import finished
+from cfel.learning.roles import finish_update
 from cfel.learning.task import DeviceData
 
 
@@ -61,13 +61,13 @@ def device_updates_batched(
         return []
     _check(orders, data, workspace)
     start = torch.stack([order.model.parameters for order in orders]).to(workspace.device)
-    momentum = _momenta(states, start, workspace)
+    momentum = _load_momenta(states, start, workspace)
     parameters, estimates, losses = _train(orders, data, start.clone(), momentum, workspace)
     differences = parameters.sub_(start).cpu()
     buffers = torch.empty(0)
     momenta = None if momentum is None else momentum.cpu()
     return [
-        finished(
+        finish_update(
             order,
             data[n],
             state,
@@ -89,7 +89,7 @@ def _check(orders: Sequence[DeviceOrder], data: Sequence[DeviceData], workspace:
         raise InputError("batched: the devices of a group need the same tau and the same data set")
 
 
-def _momenta(states: Sequence[DeviceState], start: Tensor, workspace: Workspace) -> Tensor | None:
+def _load_momenta(states: Sequence[DeviceState], start: Tensor, workspace: Workspace) -> Tensor | None:
     if not workspace.local.momentum:
         return None
     momentum = torch.zeros_like(start)
@@ -100,14 +100,16 @@ def _momenta(states: Sequence[DeviceState], start: Tensor, workspace: Workspace)
     return momentum
 
 
-def _schedule(orders: Sequence[DeviceOrder], data: Sequence[DeviceData], workspace: Workspace) -> _Schedule:
+def _draw_schedule(
+    orders: Sequence[DeviceOrder], data: Sequence[DeviceData], workspace: Workspace
+) -> _Schedule:
     local, tau = workspace.local, orders[0].tau
     sizes = np.minimum(local.batch, [own.samples for own in data])
     rows = np.empty((len(orders), tau, int(sizes.max())), dtype=np.int64)
     taken = np.empty((len(orders), tau), dtype=np.bool_)
     for n, (order, own) in enumerate(zip(orders, data, strict=True)):
-        taken[n] = taken_iterations(local.steps, order.rho, tau, order.stream("steps"))
-        places = own.indices[drawn_batches(own.samples, local.batch, tau, order.stream("batches"))]
+        taken[n] = choose_iterations(local.steps, order.rho, tau, order.stream("steps"))
+        places = own.indices[draw_batches(own.samples, local.batch, tau, order.stream("batches"))]
         rows[n, :, : sizes[n]] = places
         rows[n, :, sizes[n] :] = places[:, :1]
     return _Schedule(taken, rows, sizes)
@@ -121,34 +123,36 @@ def _train(
     workspace: Workspace,
 ) -> tuple[Tensor, list[Estimates | None], list[list[float]]]:
     """All iterations; `parameters` and `momentum` (devices × d) change in place."""
-    schedule = _schedule(orders, data, workspace)
+    schedule = _draw_schedule(orders, data, workspace)
     estimates: list[Estimates | None] = [None] * len(orders)
     losses: list[list[float]] = [[] for _ in orders]
     for iteration in range(orders[0].tau):
         active = np.flatnonzero(schedule.taken[:, iteration])
         if active.size == 0:
             continue
-        inputs, targets = _batch(orders, data, schedule, active, iteration, workspace)
+        inputs, targets = _load_batch(orders, data, schedule, active, iteration, workspace)
         sizes = schedule.sizes[active]
         chosen = None if active.size == len(orders) else torch.from_numpy(active)
         now = parameters if chosen is None else parameters[chosen]
         fresh = np.asarray([not losses[n] for n in active]) & (sizes > 1)
         if workspace.local.estimator == "reuse" and fresh.any():
-            gradient, loss, scatter = _by_halves(now, inputs, targets, sizes, workspace)
+            gradient, loss, scatter = _compute_by_halves(now, inputs, targets, sizes, workspace)
             whole = gradient.double().square().sum(1)
             for row in np.flatnonzero(fresh):
                 estimates[active[row]] = estimate_from_halves(
                     float(scatter[row]), float(whole[row]), int(sizes[row]), data[active[row]].samples
                 )
         else:
-            gradient, loss = _gradients(now, inputs, targets, _shares(sizes, inputs), workspace)
+            gradient, loss = _compute_gradients(
+                now, inputs, targets, _weigh_samples(sizes, inputs), workspace
+            )
         _step(parameters, momentum, gradient, chosen, workspace)
         for n, value in zip(active, loss.tolist(), strict=True):
             losses[n].append(value)
     return parameters, estimates, losses
 
 
-def _batch(
+def _load_batch(
     orders: Sequence[DeviceOrder],
     data: Sequence[DeviceData],
     schedule: _Schedule,
@@ -169,18 +173,18 @@ def _batch(
                 for row, n in enumerate(active)
             ]
         )
-    inputs = source.scaled(inputs)
+    inputs = source.scale(inputs)
     return inputs.view(*shape, *inputs.shape[1:]), targets.view(*shape, *targets.shape[1:])
 
 
-def _shares(sizes: IntArray, inputs: Tensor) -> Tensor:
+def _weigh_samples(sizes: IntArray, inputs: Tensor) -> Tensor:
     """The weight of each sample in its device's mean loss: 1/size, and 0 for padding."""
     places = np.arange(inputs.shape[1])
     shares = np.where(places < sizes[:, None], 1 / np.maximum(sizes, 1)[:, None], 0.0)
     return torch.from_numpy(shares.astype(np.float32)).to(inputs.device)
 
 
-def _losses(
+def _compute_losses(
     parameters: Tensor, inputs: Tensor, targets: Tensor, workspace: Workspace
 ) -> tuple[list[Tensor], Tensor]:
     """Every row's loss per sample (rows × batch), and what to differentiate it by: one tensor per slot.
@@ -202,11 +206,11 @@ def _losses(
     return leaves, losses.view(targets.shape[:2])
 
 
-def _gradients(
+def _compute_gradients(
     parameters: Tensor, inputs: Tensor, targets: Tensor, shares: Tensor, workspace: Workspace
 ) -> tuple[Tensor, Tensor]:
     """Every row's gradient (rows × d) and loss, its samples weighted by their shares."""
-    leaves, losses = _losses(parameters, inputs, targets, workspace)
+    leaves, losses = _compute_losses(parameters, inputs, targets, workspace)
     weighted = losses * shares
     found = torch.autograd.grad(weighted.sum(), leaves)
     gradient = torch.empty_like(parameters)
@@ -215,7 +219,7 @@ def _gradients(
     return gradient, weighted.detach().sum(1)
 
 
-def _by_halves(
+def _compute_by_halves(
     parameters: Tensor, inputs: Tensor, targets: Tensor, sizes: IntArray, workspace: Workspace
 ) -> tuple[Tensor, Tensor, Tensor]:
     """Every row's gradient, loss, and the scatter of its two halves' gradients.
@@ -228,8 +232,10 @@ def _by_halves(
     chosen = torch.from_numpy((rows + np.minimum(places, sizes[:, None, None] - 1)).reshape(-1))
     own = [part.flatten(0, 1)[chosen.to(part.device)] for part in (inputs, targets)]
     pieces = [part.view(2 * len(sizes), -1, *part.shape[1:]) for part in own]
-    shares = _shares(half.reshape(-1), pieces[0])
-    gradient, loss = _gradients(parameters.repeat_interleave(2, 0), pieces[0], pieces[1], shares, workspace)
+    shares = _weigh_samples(half.reshape(-1), pieces[0])
+    gradient, loss = _compute_gradients(
+        parameters.repeat_interleave(2, 0), pieces[0], pieces[1], shares, workspace
+    )
     weight = torch.from_numpy((half / sizes[:, None]).astype(np.float32)).to(gradient.device)
     one, two = gradient.view(len(sizes), 2, -1).unbind(1)
     scatter = (one - two).double().square().sum(1) * (

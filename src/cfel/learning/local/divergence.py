@@ -16,7 +16,7 @@ from cfel.learning.local.estimates import Estimates
 from cfel.learning.local.sgd import LocalParameters
 
 
-def refuse_diverged(
+def raise_if_diverged(
     order: DeviceOrder,
     local: LocalParameters,
     estimates: Estimates | None,

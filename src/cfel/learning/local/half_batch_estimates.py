@@ -28,7 +28,7 @@ class _Call:
     version: int
 
 
-def gradient_and_estimates(
+def compute_gradient_and_estimates(
     inputs: Tensor, targets: Tensor, samples: int, workspace: Workspace
 ) -> tuple[list[Tensor], float, Estimates]:
     """A batch's gradient and loss, and the estimates of σ² and G² its halves give.
@@ -39,36 +39,38 @@ def gradient_and_estimates(
         samples: how many samples the device holds.
         workspace: holds the model.
     """
-    if workspace.layered:
-        found = _one_pass(inputs, targets, samples, workspace)
+    if workspace.is_layered:
+        found = _compute_in_one_pass(inputs, targets, samples, workspace)
         if found is not None:
             return found
-    return _two_passes(inputs, targets, samples, workspace)
+    return _compute_in_two_passes(inputs, targets, samples, workspace)
 
 
-def _two_passes(
+def _compute_in_two_passes(
     inputs: Tensor, targets: Tensor, samples: int, workspace: Workspace
 ) -> tuple[list[Tensor], float, Estimates]:
     batch, half = len(targets), len(targets) // 2
-    gradient, loss = workspace.gradient(inputs[:half], targets[:half])
+    gradient, loss = workspace.compute_gradient(inputs[:half], targets[:half])
     scatter = Scatter(gradient, half)
-    gradient, other = workspace.gradient(inputs[half:], targets[half:])
+    gradient, other = workspace.compute_gradient(inputs[half:], targets[half:])
     scatter.add(gradient, batch - half)
     mean_loss = (half * loss + (batch - half) * other) / batch
     estimates = estimate_from_halves(scatter.scatter, squared_norm(scatter.mean), batch, samples)
     return scatter.mean, mean_loss, estimates
 
 
-def _one_pass(
+def _compute_in_one_pass(
     inputs: Tensor, targets: Tensor, samples: int, workspace: Workspace
 ) -> tuple[list[Tensor], float, Estimates] | None:
     """None if the forward pass did something the shortcut does not cover."""
-    calls, outputs = _recorded(inputs, workspace)
-    if not _covered(calls, workspace):
+    calls, outputs = _record_forward(inputs, workspace)
+    if not _is_covered(calls, workspace):
         return None
     loss = workspace.task.loss(outputs, targets).mean()
     leaves, layers = workspace.flat.leaves, [call.layer for call in calls]
-    dense = [place for layer in layers if isinstance(layer, nn.Linear) for place in workspace.places(layer)]
+    dense = [
+        place for layer in layers if isinstance(layer, nn.Linear) for place in workspace.find_places(layer)
+    ]
     wanted = [*(leaves[place] for place in dense), *(call.outputs for call in calls)]
     found = torch.autograd.grad(loss, wanted)
     gradient = dict(zip(dense, found[: len(dense)], strict=True))
@@ -81,13 +83,13 @@ def _one_pass(
             one, two = _convolution_halves(call, delta)
             products += _products(one, two)
             torch._foreach_add_(one, two)
-            gradient.update(zip(workspace.places(call.layer), one, strict=True))
+            gradient.update(zip(workspace.find_places(call.layer), one, strict=True))
     ordered = [gradient[place] for place in range(len(leaves))]
-    estimates = estimate_from_halves(*_scatter(products, batch, half), batch, samples)
+    estimates = estimate_from_halves(*_compute_scatter(products, batch, half), batch, samples)
     return ordered, float(loss.detach()), estimates
 
 
-def _scatter(products: Tensor, batch: int, half: int) -> tuple[float, float]:
+def _compute_scatter(products: Tensor, batch: int, half: int) -> tuple[float, float]:
     """The halves' scatter and ‖ḡ‖², from the inner products of their shares u_a, u_b of the gradient.
 
     g_a = u_a·B/h and g_b = u_b·B/(B − h), so the scatter h(B − h)/B·‖g_a − g_b‖² has no more than these.
@@ -98,7 +100,7 @@ def _scatter(products: Tensor, batch: int, half: int) -> tuple[float, float]:
     return max(apart, 0.0) * half * (batch - half) / batch, aa + 2 * ab + bb
 
 
-def _recorded(inputs: Tensor, workspace: Workspace) -> tuple[list[_Call], Tensor]:
+def _record_forward(inputs: Tensor, workspace: Workspace) -> tuple[list[_Call], Tensor]:
     """A forward pass that notes what went in and out of every layer."""
     calls: list[_Call] = []
 
@@ -115,7 +117,7 @@ def _recorded(inputs: Tensor, workspace: Workspace) -> tuple[list[_Call], Tensor
     return calls, outputs
 
 
-def _covered(calls: list[_Call], workspace: Workspace) -> bool:
+def _is_covered(calls: list[_Call], workspace: Workspace) -> bool:
     """Was each layer called just once, on a row or image per sample, its output kept and padding plain?"""
     once = {id(call.layer) for call in calls} == {id(layer) for layer in workspace.layers}
     return (

@@ -65,7 +65,7 @@ class LocalParameters:
                 raise InputError(unknown_name(f"local.{name}", getattr(self, name), get_args(kind)))
 
 
-def taken_iterations(rule: StepRule, rho: float, tau: int, draw: np.random.Generator) -> BoolArray:
+def choose_iterations(rule: StepRule, rho: float, tau: int, draw: np.random.Generator) -> BoolArray:
     """Which of the τ iterations are taken; draws τ uniforms either way.
 
     Args:
@@ -81,7 +81,7 @@ def taken_iterations(rule: StepRule, rho: float, tau: int, draw: np.random.Gener
     return np.asarray(np.diff(marks) > 0)
 
 
-def drawn_batches(samples: int, batch: int, count: int, draw: np.random.Generator) -> IntArray:
+def draw_batches(samples: int, batch: int, count: int, draw: np.random.Generator) -> IntArray:
     """`count` mini-batches as rows of positions 0 … samples − 1.
 
     Batches are cut from one shuffle after another, and never across two: each is a plain sample without
@@ -94,7 +94,7 @@ def drawn_batches(samples: int, batch: int, count: int, draw: np.random.Generato
     return np.concatenate(shuffles).reshape(-1, size)[:count]
 
 
-def momentum_step(
+def apply_momentum_step(
     parameters: Sequence[Tensor],
     gradient: Sequence[Tensor],
     momentum: Sequence[Tensor],
@@ -111,7 +111,7 @@ def momentum_step(
     with torch.no_grad():
         sgd(
             list(parameters),
-            [_strided_like(part, parameter) for part, parameter in zip(gradient, parameters, strict=True)],
+            [_match_strides(part, parameter) for part, parameter in zip(gradient, parameters, strict=True)],
             list(momentum) or [None] * len(parameters),
             fused=True,
             weight_decay=local.weight_decay,
@@ -123,7 +123,7 @@ def momentum_step(
         )
 
 
-def _strided_like(part: Tensor, parameter: Tensor) -> Tensor:
+def _match_strides(part: Tensor, parameter: Tensor) -> Tensor:
     """The fused step walks through memory without looking at strides, so they must agree."""
     if part.stride() == parameter.stride():
         return part

@@ -17,7 +17,7 @@ from cfel.learning.local.sgd import LocalParameters
 from cfel.learning.task import DeviceData, Task
 
 # Batches fetched at a time; eight of CIFAR-10's fit into a core's cache.
-FETCHED = 8
+BATCHES_AT_ONCE = 8
 
 
 class Workspace:
@@ -34,7 +34,7 @@ class Workspace:
         self.task = task
         self.local = local
         self.compress = compress
-        self.device = chosen_device(device)
+        self.device = choose_device(device)
         self.flat = task.build(self.device)
         self.layers = [
             layer for layer in self.flat.module.modules() if isinstance(layer, nn.Linear | nn.Conv2d)
@@ -42,21 +42,21 @@ class Workspace:
         self._places = {id(leaf): place for place, leaf in enumerate(self.flat.leaves)}
 
     @property
-    def layered(self) -> bool:
+    def is_layered(self) -> bool:
         """Do dense and convolution layers hold all parameters?"""
-        return sum(len(self.places(layer)) for layer in self.layers) == len(self.flat.leaves)
+        return sum(len(self.find_places(layer)) for layer in self.layers) == len(self.flat.leaves)
 
-    def places(self, layer: nn.Module) -> list[int]:
+    def find_places(self, layer: nn.Module) -> list[int]:
         """Where a layer's own parameters, weight first, stand among the module's."""
         return [self._places[id(own)] for own in layer.parameters(recurse=False)]
 
-    def gradient(self, inputs: Tensor, targets: Tensor) -> tuple[list[Tensor], float]:
+    def compute_gradient(self, inputs: Tensor, targets: Tensor) -> tuple[list[Tensor], float]:
         """The gradient of the mean loss over a batch, one tensor per parameter, and that loss."""
         loss = self.task.loss(self.flat.module(inputs), targets).mean()
         gradient = torch.autograd.grad(loss, self.flat.leaves)
         return list(gradient), float(loss.detach())
 
-    def batches(
+    def load_batches(
         self,
         data: DeviceData,
         rows: IntArray,
@@ -71,11 +71,11 @@ class Workspace:
             rows: batches × size, positions among them.
             streams: for augmenting, one per batch.
         """
-        for start in range(0, len(rows), FETCHED):
-            own = slice(start, start + FETCHED)
-            yield from self._fetched(data, rows[own], streams[own])
+        for start in range(0, len(rows), BATCHES_AT_ONCE):
+            own = slice(start, start + BATCHES_AT_ONCE)
+            yield from self._load_slice(data, rows[own], streams[own])
 
-    def _fetched(
+    def _load_slice(
         self,
         data: DeviceData,
         rows: IntArray,
@@ -92,10 +92,10 @@ class Workspace:
                     for part, stream in zip(torch.split(inputs, size), streams, strict=True)
                 ]
             )
-        return zip(torch.split(data.data.scaled(inputs), size), torch.split(targets, size), strict=True)
+        return zip(torch.split(data.data.scale(inputs), size), torch.split(targets, size), strict=True)
 
 
-def chosen_device(name: str) -> torch.device:
+def choose_device(name: str) -> torch.device:
     """The torch device called `name`; "auto" is a GPU where torch finds one, else the CPU."""
     if name != "auto":
         try:

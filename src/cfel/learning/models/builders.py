@@ -120,7 +120,7 @@ class Perceptron(nn.Module):
         return scores
 
 
-def _image(model: str, input_shape: tuple[int, ...], least: int) -> tuple[int, int, int]:
+def _check_image_shape(model: str, input_shape: tuple[int, ...], least: int) -> tuple[int, int, int]:
     if len(input_shape) != 3 or min(input_shape[1:]) < least:
         raise InputError(
             f"model {model!r}: inputs must be images (channels, height, width) of at least {least}×{least}, "
@@ -132,17 +132,17 @@ def _image(model: str, input_shape: tuple[int, ...], least: int) -> tuple[int, i
 
 def resnet20(input_shape: tuple[int, ...], classes: int) -> nn.Module:
     """ResNet-20; 269,722 parameters on CIFAR-10."""
-    return ResNet20(_image("resnet20", input_shape, 16)[0], classes)
+    return ResNet20(_check_image_shape("resnet20", input_shape, 16)[0], classes)
 
 
 def leaf_cnn(input_shape: tuple[int, ...], classes: int) -> nn.Module:
     """LEAF's FEMNIST network (32 and 64 filters of 5×5, 2048 units); 6,603,710 parameters on FEMNIST."""
-    return TwoConvolutions(_image("leaf_cnn", input_shape, 8), classes, (32, 64), 5, 2048)
+    return TwoConvolutions(_check_image_shape("leaf_cnn", input_shape, 8), classes, (32, 64), 5, 2048)
 
 
 def small_cnn(input_shape: tuple[int, ...], classes: int) -> nn.Module:
     """A network of 167,759 parameters on 3×32×32, 10 classes (16 and 32 filters of 3×3, 79 units)."""
-    return TwoConvolutions(_image("small_cnn", input_shape, 8), classes, (16, 32), 3, 79)
+    return TwoConvolutions(_check_image_shape("small_cnn", input_shape, 8), classes, (16, 32), 3, 79)
 
 
 def mlp(input_shape: tuple[int, ...], classes: int) -> nn.Module:

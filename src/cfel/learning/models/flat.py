@@ -85,7 +85,7 @@ class Slot:
         return piece.view(-1, *self.shape)
 
 
-def slots(named: Iterable[tuple[str, Tensor]]) -> tuple[Slot, ...]:
+def lay_out_slots(named: Iterable[tuple[str, Tensor]]) -> tuple[Slot, ...]:
     """Lays the named tensors out one behind the other, the largest first."""
     laid: list[Slot] = []
     start = 0
@@ -113,15 +113,15 @@ class FlatModule:
     """
 
     def __init__(self, module: nn.Module, device: torch.device | str = "cpu") -> None:
-        _check(module)
+        _check_module(module)
         self.module = module.to(device)
-        self.parameter_slots = slots(module.named_parameters())
-        self.buffer_slots = slots((n, b) for n, b in module.named_buffers() if b.is_floating_point())
-        self.parameters = _vector(self.parameter_slots, torch.device(device))
-        self.buffers = _vector(self.buffer_slots, torch.device(device))
+        self.parameter_slots = lay_out_slots(module.named_parameters())
+        self.buffer_slots = lay_out_slots((n, b) for n, b in module.named_buffers() if b.is_floating_point())
+        self.parameters = _new_vector(self.parameter_slots, torch.device(device))
+        self.buffers = _new_vector(self.buffer_slots, torch.device(device))
         parameters, buffers = dict(module.named_parameters()), dict(module.named_buffers())
-        _adopt(self.parameter_slots, self.parameters, parameters)
-        _adopt(self.buffer_slots, self.buffers, buffers)
+        _make_views(self.parameter_slots, self.parameters, parameters)
+        _make_views(self.buffer_slots, self.buffers, buffers)
         self.leaves = tuple(parameters[slot.name] for slot in self.parameter_slots)
 
     def load(self, model: FlatModel) -> None:
@@ -145,18 +145,18 @@ class FlatModule:
             raise InputError(f"model.{name}: {given.numel()} numbers given, the model has {own.numel()}")
 
 
-def _vector(laid: tuple[Slot, ...], device: torch.device) -> Tensor:
+def _new_vector(laid: tuple[Slot, ...], device: torch.device) -> Tensor:
     return torch.empty(laid[-1].stop if laid else 0, dtype=torch.float32, device=device)
 
 
-def _adopt(laid: tuple[Slot, ...], vector: Tensor, tensors: Mapping[str, Tensor]) -> None:
+def _make_views(laid: tuple[Slot, ...], vector: Tensor, tensors: Mapping[str, Tensor]) -> None:
     for slot in laid:
         view = slot.view(vector)
         view.copy_(tensors[slot.name].detach())
         tensors[slot.name].data = view
 
 
-def _check(module: nn.Module) -> None:
+def _check_module(module: nn.Module) -> None:
     for name, value in [*module.named_parameters(), *module.named_buffers()]:
         if value.is_floating_point() and value.dtype != torch.float32:
             raise InputError(f"model: {name} is {value.dtype}, only float32 can be trained")

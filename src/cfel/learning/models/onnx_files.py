@@ -35,7 +35,7 @@ def save_onnx(path: Path, model: FlatModel, flat: FlatModule, input_shape: tuple
     if missing:
         raise InputError(f"{path}: ONNX needs {' and '.join(missing)}: pip install 'cfel[onnx]'")
     flat.load(model)
-    program = _program(flat, input_shape, path)
+    program = _export_program(flat, input_shape, path)
     aside = path.with_name(f"{path.name}.{os.getpid()}.part")
     try:
         program.save(str(aside))
@@ -46,8 +46,8 @@ def save_onnx(path: Path, model: FlatModel, flat: FlatModule, input_shape: tuple
         aside.unlink(missing_ok=True)
 
 
-def _program(flat: FlatModule, input_shape: tuple[int, ...], path: Path) -> torch.onnx.ONNXProgram:
-    with _quiet():
+def _export_program(flat: FlatModule, input_shape: tuple[int, ...], path: Path) -> torch.onnx.ONNXProgram:
+    with _silence_exporter():
         try:
             program = torch.onnx.export(
                 flat.module.eval(),
@@ -65,7 +65,7 @@ def _program(flat: FlatModule, input_shape: tuple[int, ...], path: Path) -> torc
 
 
 @contextmanager
-def _quiet() -> Iterator[None]:
+def _silence_exporter() -> Iterator[None]:
     """The exporter speaks of packages nobody needs here, and of its own deprecations."""
     logger = logging.getLogger("torch.onnx")
     level = logger.level

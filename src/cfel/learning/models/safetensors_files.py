@@ -60,11 +60,11 @@ def load_model(path: Path, flat: FlatModule) -> FlatModel:
         raise InputError(f"{path}: tensor {unknown[0]!r} is not part of the model")
     for slots, vector in ((flat.parameter_slots, flat.parameters), (flat.buffer_slots, flat.buffers)):
         for slot in slots:
-            slot.view(vector).copy_(_fitting(tensors, slot, path))
+            slot.view(vector).copy_(_find_tensor(tensors, slot, path))
     return flat.read()
 
 
-def _fitting(tensors: dict[str, Tensor], slot: Slot, path: Path) -> Tensor:
+def _find_tensor(tensors: dict[str, Tensor], slot: Slot, path: Path) -> Tensor:
     tensor = tensors.get(slot.name)
     if tensor is None:
         raise InputError(f"{path}: tensor {slot.name!r} is missing")

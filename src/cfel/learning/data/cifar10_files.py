@@ -1,8 +1,8 @@
-"""CIFAR-10's own file formats: the binary batches and, read without trusting them, the Python ones.
+"""The files of CIFAR-10: binary batches, and Python batches, which are read without trusting them.
 
-The Python batches are pickles. A pickle can run any code, so these are read by an unpickler that knows four
-names only, each bound to a stand-in that can hold bytes and shapes and do nothing else; any other name is
-refused before anything happens. NumPy's own unpickling is not involved.
+The Python batches are pickles, and a pickle can run any code. So they are read by an unpickler that knows
+only four names. Each is bound to a class that can hold bytes and shapes and do nothing else. Any other name
+raises an error before anything runs. NumPy's unpickling is not used. Finding the files is `cifar10`.
 """
 
 import codecs
@@ -20,8 +20,8 @@ Labelled: TypeAlias = tuple[ByteArray, IntArray]
 _PIXELS = 3 * 32 * 32
 
 
-def binary_batch(path: Path) -> Labelled:
-    """Images (samples × 3 × 32 × 32) and labels of a `.bin` file: records of a label and 3,072 pixels."""
+def read_binary_batch(path: Path) -> Labelled:
+    """Reads a `.bin` file: records of a label and 3,072 pixels; images are samples × 3 × 32 × 32."""
     content = np.frombuffer(path.read_bytes(), dtype=np.uint8)
     if content.size == 0 or content.size % (1 + _PIXELS):
         raise InputError(f"{path}: {content.size} bytes are not a whole number of records of {1 + _PIXELS}")
@@ -29,11 +29,11 @@ def binary_batch(path: Path) -> Labelled:
     return records[:, 1:].reshape(-1, 3, 32, 32).copy(), records[:, 0].astype(np.int64)
 
 
-def python_batch(path: Path) -> Labelled:
-    """Images and labels of one batch of the Python version, whatever Python wrote it.
+def read_python_batch(path: Path) -> Labelled:
+    """Reads images and labels of a Python batch, written by any version of Python.
 
     Raises:
-        InputError: the file names anything but an array of bytes, or does not hold what a batch holds.
+        InputError: the file refers to anything but an array of bytes, or is not a batch.
     """
     with path.open("rb") as file:
         try:
@@ -59,17 +59,17 @@ def python_batch(path: Path) -> Labelled:
 
 
 class _Type:
-    """Stands in for a NumPy type while a batch is read: keeps the name it was made with."""
+    """Takes the place of a NumPy dtype while a batch is read: holds its name."""
 
     def __init__(self, name: str | bytes = "", *_: object) -> None:
         self.name = name.decode("ascii", "replace") if isinstance(name, bytes) else str(name)
 
     def __setstate__(self, state: object) -> None:
-        """Byte order and the like mean nothing for single bytes."""
+        """Ignores byte order and the like: single bytes have none."""
 
 
 class _Array:
-    """Stands in for a NumPy array while a batch is read: keeps shape, type and bytes."""
+    """Takes the place of a NumPy array while a batch is read: holds shape, type and bytes."""
 
     def __init__(self, *_: object) -> None:
         self.state: object = None
@@ -86,20 +86,24 @@ class _Array:
         raise InputError(f"{where}: 'data' must be bytes, samples × {_PIXELS} in C order")
 
 
-def _encoded(text: object, encoding: object = "latin1") -> bytes:
-    """How old pickle protocols spell bytes."""
+def _encode_latin1(text: object, encoding: object = "latin1") -> bytes:
+    """Makes bytes of the text that old pickle protocols store in their place."""
     if not isinstance(text, str) or encoding not in ("latin1", b"latin1"):
-        raise InputError("a string in an encoding other than latin1 has no place in a batch")
+        raise InputError("a CIFAR-10 batch holds no text in an encoding other than latin1")
     return codecs.encode(text, "latin1")
 
 
 class _BatchUnpickler(pickle.Unpickler):
-    """Knows the four names a CIFAR-10 batch mentions; see the module's docstring."""
+    """Knows only the four names in a CIFAR-10 batch; see the module's docstring."""
 
     def find_class(self, module: str, name: str) -> object:
         if name == "_reconstruct" and module in ("numpy.core.multiarray", "numpy._core.multiarray"):
             return _Array
-        known = {("numpy", "ndarray"): _Array, ("numpy", "dtype"): _Type, ("_codecs", "encode"): _encoded}
+        known = {
+            ("numpy", "ndarray"): _Array,
+            ("numpy", "dtype"): _Type,
+            ("_codecs", "encode"): _encode_latin1,
+        }
         if (module, name) not in known:
-            raise InputError(f"refused: it asks for {module}.{name}, which no CIFAR-10 batch needs")
+            raise InputError(f"refused: it refers to {module}.{name}, which no CIFAR-10 batch needs")
         return known[module, name]

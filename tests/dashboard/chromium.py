@@ -22,7 +22,7 @@ OPTIONS = (
     *("--disable-background-networking", "--disable-component-update", "--disable-sync"),
     "--remote-debugging-pipe",
 )
-PATIENCE_SECONDS = 45.0
+TIMEOUT_SECONDS = 45.0
 # The browser wants exactly descriptors 3 and 4. Copies first: either may be one of the two already.
 LAUNCH = """import os, sys
 copies = [os.dup(int(number)) for number in sys.argv[1:3]]
@@ -100,7 +100,7 @@ class Page:
 
     def wait(self, expression: str, accept: Callable[[Any], bool] = bool) -> Any:
         """Its value once it is accepted; fails after a time that only a defect takes."""
-        deadline = time.monotonic() + PATIENCE_SECONDS
+        deadline = time.monotonic() + TIMEOUT_SECONDS
         while not accept(found := self.value(expression)):
             assert time.monotonic() < deadline, (expression, found, self.complaints)
             time.sleep(0.05)

@@ -15,7 +15,7 @@ from cfel.status import (
     Link,
     RoundPoint,
     Status,
-    thinned,
+    thin_history,
 )
 
 POINT = RoundPoint(round=1, seconds=2.0, joules=3.0, accuracy=0.5, loss=1.5, straggler=0)
@@ -124,6 +124,6 @@ def test_what_cannot_be_is_refused(kind: type[Any], values: dict[str, Any], word
 def test_a_long_history_is_thinned() -> None:
     """Of rounds 1…10 four at most: every third, ending with the newest."""
     rounds = tuple(RoundPoint(round=number, seconds=0.0, joules=0.0) for number in range(1, 11))
-    assert [point.round for point in thinned(rounds, 4)] == [1, 4, 7, 10]
-    assert [point.round for point in thinned(rounds, 3)] == [2, 6, 10]
-    assert thinned(rounds, 10) == rounds
+    assert [point.round for point in thin_history(rounds, 4)] == [1, 4, 7, 10]
+    assert [point.round for point in thin_history(rounds, 3)] == [2, 6, 10]
+    assert thin_history(rounds, 10) == rounds

@@ -1,13 +1,13 @@
-"""The dashboard as an ASGI application: routes, the page's text, and what they may do.
+"""The dashboard as an ASGI application: its routes and its page.
 
-    /             the page, one file without any outside address
+    /             the page, one file that loads nothing else
     /status.json  the snapshot
     /events       the snapshot after every change, as server-sent events
     /metrics      Prometheus text format
-    /healthz      200 while the feed is alive; never needs the token
-    /login        takes the token from the page's form and sets the cookie
+    /healthz      200 while snapshots arrive; never needs the token
+    /login        takes the token from the form and sets the cookie
 
-It reads snapshots and changes nothing. `serving` puts it on a port.
+It only reads snapshots. `server` serves it on a port.
 """
 
 import asyncio
@@ -24,13 +24,13 @@ from starlette.responses import HTMLResponse, PlainTextResponse, RedirectRespons
 from starlette.routing import Route
 from starlette.types import Receive, Scope, Send
 
-from cfel.dashboard.feed import EventStream, Feed
-from cfel.dashboard.guard import COOKIE, Guard, Token
+from cfel.dashboard.access_control import COOKIE, AccessControl, Token
+from cfel.dashboard.event_stream import EventStream, SnapshotFeed
 from cfel.dashboard.metrics import CONTENT_TYPE, metrics_text
 from cfel.status import Status
 
 MOST_READERS = 32
-"""Event streams at a time; one more is answered 503."""
+"""Event streams at a time; further ones get a 503."""
 _MOST_LOGIN_BYTES = 4096
 _SCRIPTS = ("elements.js", "charts.js", "cards.js", "live.js")
 
@@ -41,36 +41,35 @@ def dashboard_app(
     token: str | None = None,
     names: Collection[str] = (),
 ) -> "Dashboard":
-    """The dashboard of one node.
+    """Creates the dashboard of one node.
 
     Args:
-        snapshot: gives the state now; called on the event loop, so it must not block.
-        changes: an async iterator that yields anything, as often as it likes, when there is something new;
-            or the seconds between two looks.
-        token: what readers must show; None is for loopback only, and `serve` sees to that.
-        names: host names to answer to, besides addresses and localhost.
+        snapshot: returns the current state; called on the event loop, so it must not block.
+        changes: an async iterator that yields whenever something changed; or the seconds between two polls.
+        token: what readers must send; None is allowed on loopback only, which `serve` checks.
+        names: allowed host names, besides IP addresses and localhost.
 
     Raises:
         InputError: the token is too short, or not printable ASCII.
     """
-    return Dashboard(Feed(snapshot, changes), None if token is None else Token(token), names)
+    return Dashboard(SnapshotFeed(snapshot, changes), None if token is None else Token(token), names)
 
 
 class Dashboard:
-    """The ASGI application; made by `dashboard_app`.
+    """The ASGI application; use `dashboard_app` to create it.
 
     Args:
         feed: where snapshots come from.
-        token: what readers must show, or None.
-        names: host names to answer to, besides addresses and localhost.
+        token: what readers must send, or None.
+        names: allowed host names, besides IP addresses and localhost.
     """
 
-    def __init__(self, feed: Feed, token: Token | None, names: Collection[str]) -> None:
+    def __init__(self, feed: SnapshotFeed, token: Token | None, names: Collection[str]) -> None:
         self.needs_token = token is not None
         self._feed = feed
         self._token = token
-        self._page = HTMLResponse(_page("page.html"))
-        self._unknown = HTMLResponse(_page("login.html"), status_code=401)
+        self._page = HTMLResponse(_build_page("page.html"))
+        self._login_page = HTMLResponse(_build_page("login.html"), status_code=401)
         routes = [
             Route("/", self._answer_page),
             Route("/status.json", self._answer_status),
@@ -80,14 +79,14 @@ class Dashboard:
             Route("/login", self._answer_login, methods=["POST"], max_body_size=_MOST_LOGIN_BYTES),
         ]
         starlette = Starlette(routes=routes, lifespan=self._lifespan)
-        self._guarded = Guard(starlette, token, names, _policy(), self._unknown)
+        self._protected = AccessControl(starlette, token, names, _content_security_policy(), self._login_page)
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
-        """ASGI."""
-        await self._guarded(scope, receive, send)
+        """Handles one ASGI connection."""
+        await self._protected(scope, receive, send)
 
     def close(self) -> None:
-        """Ends every event stream, without which a server cannot stop; may be called twice."""
+        """Ends every event stream, or the server could not stop; may be called twice."""
         self._feed.close()
 
     @asynccontextmanager
@@ -96,55 +95,57 @@ class Dashboard:
         yield
         self.close()
         task.cancel()
-        await asyncio.gather(task, return_exceptions=True)  # a failure has been logged when it happened
+        await asyncio.gather(task, return_exceptions=True)  # a failure was logged when it happened
 
     async def _answer_page(self, _: Request) -> Response:
         return self._page
 
     async def _answer_status(self, _: Request) -> Response:
-        return Response(self._feed.now().to_json(), media_type="application/json")
+        return Response(self._feed.take_snapshot().to_json(), media_type="application/json")
 
     async def _answer_metrics(self, _: Request) -> Response:
-        return Response(metrics_text(self._feed.now()), headers={"content-type": CONTENT_TYPE})
+        return Response(metrics_text(self._feed.take_snapshot()), headers={"content-type": CONTENT_TYPE})
 
     async def _answer_health(self, _: Request) -> Response:
         if self._feed.closed:
-            return PlainTextResponse("the feed has ended\n", status_code=503)
+            return PlainTextResponse("no more snapshots\n", status_code=503)
         return PlainTextResponse("ok\n")
 
     async def _answer_events(self, request: Request) -> Response:
         if self._feed.readers >= MOST_READERS or self._feed.closed:
-            return PlainTextResponse("no more readers\n", status_code=503, headers={"retry-after": "10"})
+            return PlainTextResponse("too many readers\n", status_code=503, headers={"retry-after": "10"})
         return EventStream(self._feed) if request.method == "GET" else Response()
 
     async def _answer_login(self, request: Request) -> Response:
         form = parse_qs((await request.body()).decode("ascii", "replace"))
         offered = form.get("token", [""])[0].strip()
-        if self._token is None or not self._token.is_secret(offered):
-            return self._unknown
+        if self._token is None or not self._token.matches(offered):
+            return self._login_page
         answer = RedirectResponse("/", status_code=303)
         secure = request.url.scheme == "https"
         answer.set_cookie(COOKIE, self._token.cookie, httponly=True, samesite="strict", secure=secure)
         return answer
 
 
-def _asset(name: str) -> str:
+def _read_asset(name: str) -> str:
     return files("cfel.dashboard").joinpath("assets", name).read_text(encoding="utf-8")
 
 
-def _script() -> str:
-    return "".join(_asset(name) for name in _SCRIPTS)
+def _join_scripts() -> str:
+    return "".join(_read_asset(name) for name in _SCRIPTS)
 
 
-def _page(name: str) -> str:
-    return _asset(name).replace("/*STYLE*/", _asset("page.css")).replace("/*SCRIPT*/", _script())
+def _build_page(name: str) -> str:
+    return (
+        _read_asset(name).replace("/*STYLE*/", _read_asset("page.css")).replace("/*SCRIPT*/", _join_scripts())
+    )
 
 
-def _policy() -> str:
-    """Only the page's own script and style, by their digests, and only this server."""
+def _content_security_policy() -> str:
+    """Allows only the page's own script and style, by their digests, and only this server."""
     return (
         "default-src 'none'; "
-        f"script-src '{_digest(_script())}'; style-src '{_digest(_asset('page.css'))}'; "
+        f"script-src '{_digest(_join_scripts())}'; style-src '{_digest(_read_asset('page.css'))}'; "
         "connect-src 'self'; img-src data:; form-action 'self'; base-uri 'none'; frame-ancestors 'none'"
     )
 

@@ -1,7 +1,7 @@
 """The snapshot in the Prometheus text format, version 0.0.4.
 
-Written by hand: some families of gauges and counters from one snapshot need no registry. Devices are counted
-by state and averaged by cluster, never listed: a fleet may have a million of them.
+Written by hand: a few gauges and counters from one snapshot need no registry. Devices are counted by state
+and averaged by cluster, never listed, because a fleet may have a million of them.
 """
 
 from collections import Counter
@@ -16,7 +16,7 @@ Family = tuple[str, str, str, list[Sample]]
 
 
 def metrics_text(status: Status) -> str:
-    """Every family that has a value, each with its help and type."""
+    """All metrics that have a value, each with its help and type."""
     return "".join(line for family in _families(status) for line in _lines(*family))
 
 
@@ -25,25 +25,30 @@ def _families(status: Status) -> list[Family]:
     loss = status.history[-1].loss if status.history else None
     return [
         ("cfel_info", "gauge", "What runs here; always 1.", [(_identity(status), 1)]),
-        ("cfel_round", "gauge", "Global round begun last.", [({}, status.round)]),
+        ("cfel_round", "gauge", "Global round started last.", [({}, status.round)]),
         ("cfel_rounds", "gauge", "Global rounds of the experiment.", [({}, status.rounds)]),
-        ("cfel_rounds_finished", "gauge", "Last finished global round.", [({}, _finished(status))]),
-        ("cfel_edge_round", "gauge", "Edge round under way.", [({}, status.edge_round)]),
-        ("cfel_phase", "gauge", "1 for the phase under way.", _one_hot("phase", PHASES, status.phase)),
+        ("cfel_rounds_finished", "gauge", "Last finished global round.", [({}, _last_finished(status))]),
+        ("cfel_edge_round", "gauge", "Current edge round.", [({}, status.edge_round)]),
+        ("cfel_phase", "gauge", "1 for the current phase.", _one_hot("phase", PHASES, status.phase)),
         ("cfel_term", "gauge", "Term of the election.", [({}, status.term)]),
-        ("cfel_coordinator", "gauge", "1 if this node coordinates.", [({}, _coordinates(status))]),
+        ("cfel_coordinator", "gauge", "1 if this node coordinates.", [({}, _is_coordinator(status))]),
         ("cfel_spent_seconds_total", "counter", "Time spent.", [({}, status.seconds)]),
-        ("cfel_budget_seconds", "gauge", "Time there is.", [({}, status.seconds_budget)]),
+        ("cfel_budget_seconds", "gauge", "Time budget.", [({}, status.seconds_budget)]),
         ("cfel_spent_joules_total", "counter", "Energy spent.", [({}, status.joules)]),
-        ("cfel_budget_joules", "gauge", "Energy there is.", [({}, status.joules_budget)]),
+        ("cfel_budget_joules", "gauge", "Energy budget.", [({}, status.joules_budget)]),
         ("cfel_accuracy_ratio", "gauge", "Accuracy evaluated last.", [({}, last.accuracy if last else None)]),
         ("cfel_loss", "gauge", "Mean training loss of the last round.", [({}, loss)]),
         ("cfel_edge_up", "gauge", "1 if this node sees the edge server alive.", _edges(status)),
         ("cfel_devices", "gauge", "Listed devices, by cluster and state.", _devices(status)),
         ("cfel_cluster_rho_mean", "gauge", "Mean share of local iterations.", _means(status, "rho_mean")),
         ("cfel_cluster_theta_mean", "gauge", "Mean share uploaded.", _means(status, "theta_mean")),
-        ("cfel_uploads_refused_total", "counter", "Uploads refused, by reason.", _refused(status)),
-        ("cfel_changed_timestamp_seconds", "gauge", "When the state changed.", [({}, status.unix_seconds)]),
+        ("cfel_uploads_refused_total", "counter", "Uploads rejected, by reason.", _refused(status)),
+        (
+            "cfel_changed_timestamp_seconds",
+            "gauge",
+            "When the state last changed.",
+            [({}, status.unix_seconds)],
+        ),
     ]
 
 
@@ -51,11 +56,11 @@ def _identity(status: Status) -> dict[str, str]:
     return {"node": status.node, "experiment": status.name, "scheme": status.scheme, "source": status.source}
 
 
-def _finished(status: Status) -> int | None:
+def _last_finished(status: Status) -> int | None:
     return status.history[-1].round if status.history else None
 
 
-def _coordinates(status: Status) -> int | None:
+def _is_coordinator(status: Status) -> int | None:
     return None if status.term is None else int(status.coordinator == status.node)
 
 
@@ -93,9 +98,9 @@ def _lines(name: str, kind: str, words: str, samples: list[Sample]) -> Iterator[
     if known:
         yield f"# HELP {name} {words}\n# TYPE {name} {kind}\n"
     for labels, value in known:
-        inside = ",".join(f'{label}="{_escaped(text)}"' for label, text in labels.items())
+        inside = ",".join(f'{label}="{_escape(text)}"' for label, text in labels.items())
         yield f"{name}{{{inside}}} {value!r}\n" if inside else f"{name} {value!r}\n"
 
 
-def _escaped(text: str) -> str:
+def _escape(text: str) -> str:
     return text.replace("\\", "\\\\").replace('"', '\\"').replace("\n", "\\n")

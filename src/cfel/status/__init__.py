@@ -16,7 +16,7 @@ from cfel.status.parts import (
     Link,
     RoundPoint,
 )
-from cfel.status.snapshot import PHASES, SCHEMA, Status, thinned
+from cfel.status.snapshot import PHASES, SCHEMA, Status, thin_history
 
 __all__ = [
     "DEVICE_STATES",
@@ -31,5 +31,5 @@ __all__ = [
     "Link",
     "RoundPoint",
     "Status",
-    "thinned",
+    "thin_history",
 ]

@@ -124,7 +124,7 @@ class Status:
             raise InputError(f"not a status document: {error}") from error
 
 
-def thinned(history: tuple[RoundPoint, ...], most: int) -> tuple[RoundPoint, ...]:
+def thin_history(history: tuple[RoundPoint, ...], most: int) -> tuple[RoundPoint, ...]:
     """At most `most` rounds, evenly chosen, the newest always among them."""
     if len(history) <= most:
         return history

@@ -15,7 +15,7 @@ from cfel.deployment.measurement.measured_rounds import apply_reports
 from cfel.deployment.measurement.self_measurement import MeasurementReport
 from cfel.deployment.security.identity import Identity
 from cfel.runlog import RoundRecord
-from cfel.status import ClusterStatus, DeviceStatus, Link, RoundPoint, Status, thinned
+from cfel.status import ClusterStatus, DeviceStatus, Link, RoundPoint, Status, thin_history
 from cfel.system import Conditions
 from cfel.world import World
 
@@ -84,7 +84,7 @@ def snapshot(
             )
             for a, b in world.setting.backhaul.edges
         ),
-        history=thinned(tuple(_point(record) for record in records), MOST_ROUNDS),
+        history=thin_history(tuple(_point(record) for record in records), MOST_ROUNDS),
         refused=tuple(sorted(refused.items())),
         elections=tuple(member.events),
         problem=others.problem,

@@ -1,7 +1,7 @@
-"""The dashboard on a port: inside somebody else's event loop, stopped when they are done.
+"""Serves the dashboard on a port, inside the caller's event loop.
 
-Loopback unless told otherwise; beyond it, only with a token. uvicorn does the HTTP; it is kept from taking
-the process's signals and from logging requests.
+On loopback by default; on other addresses only with a token. uvicorn does the HTTP, but may neither handle
+the process's signals nor log requests.
 """
 
 import asyncio
@@ -15,14 +15,14 @@ from pathlib import Path
 
 import uvicorn
 
+from cfel.dashboard.access_control import is_address
 from cfel.dashboard.app import Dashboard
-from cfel.dashboard.guard import is_address
 from cfel.errors import DashboardError, InputError
 
 MOST_CONNECTIONS = 128
 _MOST_HEADER_BYTES = 16 * 1024
 _MOST_PORT = 65_535
-_FROZEN_MILLISECONDS = 60_000
+_UNACKNOWLEDGED_MILLISECONDS = 60_000
 
 
 @asynccontextmanager
@@ -34,29 +34,29 @@ async def serve(
     certificate: Path | None = None,
     key: Path | None = None,
 ) -> AsyncIterator[str]:
-    """Serves while the block lasts, in the running event loop.
+    """Serves the dashboard until the block ends.
 
     Args:
         app: made by `dashboard_app`.
         host: address or name to listen on.
-        port: 0 takes any free one.
-        certificate: PEM file; with `key`, the dashboard speaks TLS.
+        port: 0 takes any free port.
+        certificate: PEM file; with `key`, the dashboard uses TLS.
         key: PEM file.
 
     Yields:
         Its address, such as "http://127.0.0.1:8470/".
 
     Raises:
-        InputError: `host` is beyond loopback and the app needs no token; there is no such port; or only one
-            of certificate and key was given.
-        DashboardError: the address cannot be listened on, or the certificate cannot be used.
+        InputError: `host` is not loopback and the app has no token; there is no such port; or only one of
+            certificate and key was given.
+        DashboardError: the address or the certificate cannot be used.
     """
     server = _QuietServer(_configuration(app, certificate, key))
-    listener = _listener(app, host, port)
+    listener = _open_listener(app, host, port)
     try:
         task = asyncio.create_task(server.serve(sockets=[listener]))
         try:
-            await _started(server, task)
+            await _wait_until_started(server, task)
             yield _address(listener, server.config.is_ssl)
         finally:
             app.close()
@@ -67,11 +67,11 @@ async def serve(
 
 
 class _QuietServer(uvicorn.Server):
-    """uvicorn without its signal handlers: Ctrl-C belongs to whoever runs the loop."""
+    """uvicorn without its signal handlers: the caller handles Ctrl-C."""
 
     @contextlib.contextmanager
     def capture_signals(self) -> Iterator[None]:
-        """Captures none."""
+        """Captures no signals."""
         yield
 
 
@@ -100,7 +100,7 @@ def _configuration(app: Dashboard, certificate: Path | None, key: Path | None) -
     return settings
 
 
-def _listener(app: Dashboard, host: str, port: int) -> socket.socket:
+def _open_listener(app: Dashboard, host: str, port: int) -> socket.socket:
     if not 0 <= port <= _MOST_PORT:
         raise InputError(f"dashboard: port {port} is not from 0 to {_MOST_PORT}")
     try:
@@ -108,15 +108,15 @@ def _listener(app: Dashboard, host: str, port: int) -> socket.socket:
             host, port, type=socket.SOCK_STREAM, flags=socket.AI_PASSIVE
         )[0]
     except (OSError, UnicodeError) as error:
-        raise DashboardError(f"dashboard: host {host!r} is not known: {error}") from error
+        raise DashboardError(f"dashboard: host {host!r} is unknown: {error}") from error
     if not app.needs_token and not _is_loopback(str(address[0])):
-        raise InputError(f"dashboard: host {host!r} can be reached from outside, which needs a token")
+        raise InputError(f"dashboard: host {host!r} can be reached from other machines and needs a token")
     try:
         listener = socket.create_server(address[:2], family=family)
     except OSError as error:
         raise DashboardError(f"the dashboard cannot listen on {host} port {port}: {error}") from error
-    if hasattr(socket, "TCP_USER_TIMEOUT"):  # a reader that froze is let go by the kernel
-        listener.setsockopt(socket.IPPROTO_TCP, socket.TCP_USER_TIMEOUT, _FROZEN_MILLISECONDS)
+    if hasattr(socket, "TCP_USER_TIMEOUT"):  # the kernel drops readers that stopped responding
+        listener.setsockopt(socket.IPPROTO_TCP, socket.TCP_USER_TIMEOUT, _UNACKNOWLEDGED_MILLISECONDS)
     return listener
 
 
@@ -124,11 +124,11 @@ def _is_loopback(address: str) -> bool:
     return is_address(address) and ipaddress.ip_address(address).is_loopback
 
 
-async def _started(server: uvicorn.Server, task: "asyncio.Task[None]") -> None:
+async def _wait_until_started(server: uvicorn.Server, task: "asyncio.Task[None]") -> None:
     while not server.started:
         if task.done():
             await task
-            raise DashboardError("the dashboard stopped before it had started")
+            raise DashboardError("the dashboard stopped before it was ready")
         await asyncio.sleep(0.01)
 
 

@@ -1,12 +1,12 @@
-"""The guard in front of the dashboard: who may ask, under which name, and what every answer carries.
+"""Access control for the dashboard: who may read it, under which host name, and which headers it sends.
 
-- A Host header that is neither an address, nor localhost, nor a name handed in is refused: a page elsewhere
-  whose name is made to point here (DNS rebinding) sends its own name.
-- With a token, every route but /healthz and /login wants it as `Authorization: Bearer …` or in the cookie
+- The Host header must be an IP address, localhost or an allowed name. A page elsewhere that makes its name
+  point here (DNS rebinding) sends its own name and is rejected.
+- With a token, every route but /healthz and /login requires it as `Authorization: Bearer …` or in the cookie
   that /login sets. It is compared in constant time and never written anywhere; the cookie holds a digest.
-- Every answer forbids framing, sniffing, caching and any script or style but the page's own.
+- Every response forbids framing, sniffing, caching, and any script or style but the page's own.
 
-It does not encrypt: beyond loopback that is TLS's business (`serving`).
+It does not encrypt; `server` does, if it has a certificate.
 """
 
 import hashlib
@@ -27,7 +27,7 @@ _OPEN_PATHS = ("/healthz", "/login")
 
 
 class Token:
-    """A secret that readers must show; it has no readable form.
+    """A secret that readers must send; its `repr` does not show it.
 
     Args:
         secret: at least `LEAST_TOKEN_LENGTH` printable ASCII characters without spaces.
@@ -44,72 +44,72 @@ class Token:
     def __repr__(self) -> str:
         return "Token(…)"
 
-    def is_secret(self, offered: str) -> bool:
-        """Whether it was offered, in constant time."""
+    def matches(self, offered: str) -> bool:
+        """Whether `offered` is the secret; compared in constant time."""
         return hmac.compare_digest(self._secret, offered.encode())
 
-    def shown_in(self, headers: Headers) -> bool:
-        """Whether a request shows it, as bearer token or as cookie."""
+    def is_in(self, headers: Headers) -> bool:
+        """Whether a request carries it, as a bearer token or as a cookie."""
         scheme, _, offered = headers.get("authorization", "").partition(" ")
-        if scheme.lower() == "bearer" and self.is_secret(offered.strip()):
+        if scheme.lower() == "bearer" and self.matches(offered.strip()):
             return True
-        return hmac.compare_digest(self.cookie.encode(), _cookie(headers).encode())
+        return hmac.compare_digest(self.cookie.encode(), _read_cookie(headers).encode())
 
 
-class Guard:
-    """ASGI middleware, as the module says.
+class AccessControl:
+    """ASGI middleware that does what the module says.
 
     Args:
-        app: what is guarded.
-        token: what readers must show, or None.
-        names: host names under which the dashboard may be asked for, besides addresses and localhost.
+        app: the application to protect.
+        token: what readers must send, or None.
+        names: allowed host names, besides IP addresses and localhost.
         policy: the Content-Security-Policy.
-        unknown: the answer to a reader without the token.
+        login_page: the response to a reader without the token.
     """
 
     def __init__(
-        self, app: ASGIApp, token: Token | None, names: Collection[str], policy: str, unknown: Response
+        self, app: ASGIApp, token: Token | None, names: Collection[str], policy: str, login_page: Response
     ) -> None:
         self._app = app
         self._token = token
         self._names = frozenset(name.lower().rstrip(".") for name in names)
         self._headers = security_headers(policy)
-        self._unknown = unknown
+        self._login_page = login_page
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
-        """Lets a request pass, or answers it."""
+        """Passes a request on, or rejects it."""
         if scope["type"] == "lifespan":
             await self._app(scope, receive, send)
         elif scope["type"] == "http":
-            await self._checked(scope)(scope, receive, self._sealed(send))
+            await self._choose_app(scope)(scope, receive, self._add_headers(send))
         else:
             raise InputError(f"dashboard: {scope['type']} is not served")
 
-    def _checked(self, scope: Scope) -> ASGIApp:
+    def _choose_app(self, scope: Scope) -> ASGIApp:
         headers = Headers(scope=scope)
-        if not self._is_ours(headers.getlist("host")):
+        if not self._is_allowed_host(headers.getlist("host")):
             return PlainTextResponse("this host name is not served here\n", status_code=421)
-        if self._token is None or scope["path"] in _OPEN_PATHS or self._token.shown_in(headers):
+        if self._token is None or scope["path"] in _OPEN_PATHS or self._token.is_in(headers):
             return self._app
-        return self._unknown
+        return self._login_page
 
-    def _is_ours(self, hosts: list[str]) -> bool:
+    def _is_allowed_host(self, hosts: list[str]) -> bool:
         if len(hosts) != 1:
             return False
         name = host_name(hosts[0])
         return name == "localhost" or name in self._names or is_address(name)
 
-    def _sealed(self, send: Send) -> Send:
-        async def sealed(message: Message) -> None:
+    def _add_headers(self, send: Send) -> Send:
+        async def send_with_headers(message: Message) -> None:
             if message["type"] == "http.response.start":
                 MutableHeaders(scope=message).update(self._headers)
             await send(message)
 
-        return sealed
+        return send_with_headers
 
 
 def security_headers(policy: str) -> dict[str, str]:
-    """What every answer carries."""
+    """The headers of every response."""
     return {
         "content-security-policy": policy,
         "x-content-type-options": "nosniff",
@@ -130,7 +130,7 @@ def host_name(host: str) -> str:
 
 
 def is_address(name: str) -> bool:
-    """Whether it is an IP address: such a Host header cannot come from a rebound name."""
+    """Whether `name` is an IP address; such a Host header cannot come from DNS rebinding."""
     try:
         ipaddress.ip_address(name)
     except ValueError:
@@ -138,7 +138,7 @@ def is_address(name: str) -> bool:
     return True
 
 
-def _cookie(headers: Headers) -> str:
+def _read_cookie(headers: Headers) -> str:
     try:
         found = SimpleCookie(headers.get("cookie", "")).get(COOKIE)
     except CookieError:

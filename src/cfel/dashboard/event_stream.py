@@ -1,7 +1,7 @@
-"""The feed: one newest snapshot for any number of readers, and the stream of server-sent events made of it.
+"""The newest snapshot for any number of readers, and the stream of server-sent events that carries it.
 
-Readers that are slow miss snapshots, never delay others and never pile any up: there is one encoded document,
-shared by all, and a reader that comes back takes the newest. Nothing is encoded while nobody looks.
+A slow reader misses snapshots; it never delays others and never makes any queue up. All readers share one
+encoded document, and each takes the newest when it is ready. Nothing is encoded while nobody reads.
 """
 
 import asyncio
@@ -14,20 +14,20 @@ from starlette.types import Receive, Scope, Send
 from cfel.status import Status
 
 LEAST_SECONDS = 0.2
-"""Between two events to the same reader; whatever happens in between is one event."""
+"""Between two events to the same reader; all changes in between become one event."""
 HEARTBEAT_SECONDS = 10.0
-PATIENCE_SECONDS = 30.0
-"""How long a reader may take for one event before it is dropped."""
+SEND_TIMEOUT_SECONDS = 30.0
+"""A reader that takes longer for one event is disconnected."""
 
 _LOG = logging.getLogger("cfel.dashboard")
 
 
-class Feed:
-    """The newest snapshot and who waits for the next one.
+class SnapshotFeed:
+    """The newest snapshot, for readers who wait for the next one.
 
     Args:
-        snapshot: gives the state now; called on the event loop, so it must not block.
-        changes: yields whenever there is something new; or the seconds between two looks.
+        snapshot: returns the current state; called on the event loop, so it must not block.
+        changes: yields whenever something changed; or the seconds between two polls.
     """
 
     def __init__(self, snapshot: Callable[[], Status], changes: AsyncIterator[object] | float) -> None:
@@ -35,14 +35,14 @@ class Feed:
         self._changes = changes
         self._version = 0
         self._encoded: tuple[int, bytes] = (-1, b"")
-        self._news = asyncio.Event()
+        self._changed = asyncio.Event()
         self.readers = 0
         self.closed = False
 
     async def run(self) -> None:
-        """Counts changes until cancelled, or until there are no more; a failure ends every stream."""
+        """Wakes readers at every change, until cancelled or no more come; a failure ends every stream."""
         try:
-            async for _ in self._ticks():
+            async for _ in self._watch_changes():
                 self._version += 1
                 self._wake()
         except Exception:
@@ -50,7 +50,7 @@ class Feed:
             self.close()
             raise
 
-    async def _ticks(self) -> AsyncIterator[object]:
+    async def _watch_changes(self) -> AsyncIterator[object]:
         if isinstance(self._changes, AsyncIterator):
             async for change in self._changes:
                 yield change
@@ -64,19 +64,20 @@ class Feed:
             await asyncio.sleep(self._changes)
 
     def _wake(self) -> None:
-        self._news.set()
-        self._news = asyncio.Event()
+        # Each event is used once, so that a reader who waits later waits for the next change.
+        self._changed.set()
+        self._changed = asyncio.Event()
 
     def close(self) -> None:
         """Ends every stream; may be called twice."""
         self.closed = True
         self._wake()
 
-    def now(self) -> Status:
-        """The state at this moment."""
+    def take_snapshot(self) -> Status:
+        """The current state."""
         return self._snapshot()
 
-    def document(self) -> bytes:
+    def encode(self) -> bytes:
         """The newest snapshot as JSON, encoded once for all readers."""
         version, encoded = self._encoded
         if version != self._version:
@@ -85,46 +86,46 @@ class Feed:
         return encoded
 
     async def documents(self) -> AsyncIterator[bytes | None]:
-        """The newest document at once, then the newest after every change; None is a sign of life.
+        """Yields the newest document at once and after every change; None is a heartbeat.
 
-        A reader that takes long between two of them finds the newest only.
+        A slow reader gets only the newest.
         """
         seen = -1
         while not self.closed:
             if seen != self._version:
                 seen = self._version
-                yield self.document()
+                yield self.encode()
                 await asyncio.sleep(LEAST_SECONDS)
-            elif not await self._heard():
+            elif not await self._wait_for_change():
                 yield None
 
-    async def _heard(self) -> bool:
-        """Waits for news, or for the next heartbeat: then it is False."""
+    async def _wait_for_change(self) -> bool:
+        """Waits for a change; returns False when a heartbeat is due first."""
         try:
             async with asyncio.timeout(HEARTBEAT_SECONDS):
-                return await self._news.wait()
+                return await self._changed.wait()
         except TimeoutError:
             return False
 
 
 class EventStream(Response):
-    """The feed as server-sent events, to one reader, until either side ends it.
+    """Snapshots as server-sent events to one reader, until either side ends the stream.
 
     Args:
         feed: where snapshots come from.
     """
 
-    def __init__(self, feed: Feed) -> None:
+    def __init__(self, feed: SnapshotFeed) -> None:
         super().__init__(media_type="text/event-stream", headers={"x-accel-buffering": "no"})
         del self.headers["content-length"]
         self._feed = feed
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
-        """Streams."""
+        """Streams until the reader disconnects or the feed ends."""
         del scope
         self._feed.readers += 1
         writer = asyncio.create_task(self._write(send))
-        watcher = asyncio.create_task(_gone(receive))
+        watcher = asyncio.create_task(_wait_for_disconnect(receive))
         try:
             await asyncio.wait((writer, watcher), return_when=asyncio.FIRST_COMPLETED)
         finally:
@@ -140,11 +141,11 @@ class EventStream(Response):
         await send({"type": "http.response.start", "status": 200, "headers": self.raw_headers})
         async for document in self._feed.documents():
             event = b": alive\n\n" if document is None else b"data: " + document + b"\n\n"
-            async with asyncio.timeout(PATIENCE_SECONDS):
+            async with asyncio.timeout(SEND_TIMEOUT_SECONDS):
                 await send({"type": "http.response.body", "body": event, "more_body": True})
         await send({"type": "http.response.body", "body": b"", "more_body": False})
 
 
-async def _gone(receive: Receive) -> None:
+async def _wait_for_disconnect(receive: Receive) -> None:
     while (await receive())["type"] != "http.disconnect":
         pass

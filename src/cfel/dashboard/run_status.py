@@ -1,6 +1,6 @@
-"""A run directory's content as a snapshot: what the log, the fleet and the last plan table say.
+"""Builds the snapshot of a run directory from its log, its fleet and its last plan table.
 
-Pure functions of what `watching` has read.
+Pure functions of what `run_watcher` has read.
 """
 
 import math
@@ -14,17 +14,17 @@ import numpy as np
 from cfel.arrays import FloatArray, IntArray
 from cfel.report.load import Run
 from cfel.runlog import FleetDescription, PlanTable, RoundRecord
-from cfel.status import ClusterStatus, Curve, DeviceStatus, Link, RoundPoint, Status, thinned
+from cfel.status import ClusterStatus, Curve, DeviceStatus, Link, RoundPoint, Status, thin_history
 
 MOST_POINTS = 1000
-"""Rounds of a curve; longer ones are thinned."""
+"""Rounds in a curve; of longer ones, evenly spaced rounds are kept."""
 MOST_DEVICES = 1000
-"""Devices listed; of more, the slowest of each cluster are."""
+"""Devices listed; of larger fleets, the slowest of each cluster."""
 
 
 @dataclass(frozen=True, slots=True)
 class WatchedRun:
-    """What was read of one run.
+    """What was read from one run.
 
     Attributes:
         run: all but the plan tables.
@@ -37,11 +37,11 @@ class WatchedRun:
     unix_seconds: float
 
 
-def run_status(node: str, watched: WatchedRun, others: Sequence[Run] = ()) -> Status:
-    """The snapshot of one run, with the curves of others beside it.
+def build_status(node: str, watched: WatchedRun, others: Sequence[Run] = ()) -> Status:
+    """Builds the snapshot of one run, with the curves of others.
 
     Args:
-        node: what the run is called among those watched.
+        node: name of the run.
         watched: the run.
         others: runs to compare with.
     """
@@ -76,7 +76,7 @@ def run_status(node: str, watched: WatchedRun, others: Sequence[Run] = ()) -> St
 
 
 def _is_over(last: RoundRecord, rounds: dict[str, Any], fleet: FleetDescription) -> bool:
-    """Whether the run has come to its own end; one that was interrupted has not."""
+    """Whether the run is finished; an interrupted run is not."""
     if last.round >= rounds.get("global", math.inf):
         return True
     if rounds.get("stop") == "budget":
@@ -86,7 +86,7 @@ def _is_over(last: RoundRecord, rounds: dict[str, Any], fleet: FleetDescription)
 
 
 def _curves(run: Run, others: Sequence[Run]) -> tuple[Curve, ...]:
-    """The others' curves; their seeds are named where they differ."""
+    """The curves of other runs; the names include seeds where they differ."""
     alike = len({run.seed, *(other.seed for other in others)}) == 1
     return tuple(
         Curve(name=other.scheme if alike else f"{other.scheme}, seed {other.seed}", history=_history(other))
@@ -96,7 +96,7 @@ def _curves(run: Run, others: Sequence[Run]) -> tuple[Curve, ...]:
 
 
 def _history(run: Run) -> tuple[RoundPoint, ...]:
-    return thinned(tuple(map(_point, run.records)), MOST_POINTS)
+    return thin_history(tuple(map(_point, run.records)), MOST_POINTS)
 
 
 def _point(record: RoundRecord) -> RoundPoint:
@@ -115,13 +115,13 @@ def _clusters(fleet: FleetDescription, plan: PlanTable | None) -> tuple[ClusterS
     rows = _last_rows(fleet.devices, plan)
     quota = MOST_DEVICES if fleet.devices <= MOST_DEVICES else max(1, MOST_DEVICES // fleet.clusters)
     return tuple(
-        _cluster(number, np.flatnonzero(cluster == number), rows, plan, quota)
+        _cluster_status(number, np.flatnonzero(cluster == number), rows, plan, quota)
         for number in range(fleet.clusters)
     )
 
 
 def _last_rows(devices: int, plan: PlanTable | None) -> IntArray:
-    """For every device its row of the last edge round, or -1 if it was away."""
+    """Every device's row in the last edge round, or -1 if it did not take part."""
     rows = np.full(devices, -1)
     if plan is not None and len(plan.device):
         last = np.flatnonzero(plan.edge_round == plan.edge_round.max())
@@ -129,25 +129,26 @@ def _last_rows(devices: int, plan: PlanTable | None) -> IntArray:
     return rows
 
 
-def _cluster(
-    number: int, members: IntArray, rows: IntArray, plan: PlanTable | None, quota: int
+def _cluster_status(
+    number: int, devices: IntArray, rows: IntArray, plan: PlanTable | None, quota: int
 ) -> ClusterStatus:
-    present = rows[members][rows[members] >= 0]
-    listed = members
-    if plan is not None and len(members) > quota:
-        seconds = np.where(rows[members] >= 0, plan.seconds[rows[members]], -1.0)
-        listed = np.sort(members[np.argsort(-seconds, kind="stable")[:quota]])
+    present = rows[devices][rows[devices] >= 0]
+    listed = devices
+    if plan is not None and len(devices) > quota:
+        seconds = np.full(len(devices), -1.0)  # devices that did not take part come last
+        seconds[rows[devices] >= 0] = plan.seconds[present]
+        listed = np.sort(devices[np.argsort(-seconds, kind="stable")[:quota]])
     return ClusterStatus(
         cluster=number,
         node=f"edge {number}",
-        size=len(members),
-        devices=tuple(_device(int(each), int(rows[each]), plan) for each in listed[:quota]),
+        size=len(devices),
+        devices=tuple(_device_status(int(each), int(rows[each]), plan) for each in listed[:quota]),
         rho_mean=_mean(plan.rho[present]) if plan is not None else None,
         theta_mean=_mean(plan.theta[present]) if plan is not None else None,
     )
 
 
-def _device(number: int, row: int, plan: PlanTable | None) -> DeviceStatus:
+def _device_status(number: int, row: int, plan: PlanTable | None) -> DeviceStatus:
     name = f"device {number}"
     if plan is None:
         return DeviceStatus(device=number, name=name, state="idle")
@@ -171,7 +172,7 @@ def _mean(values: FloatArray) -> float | None:
 
 
 def _share(value: float) -> float:
-    """A plan's ρ or θ; a last bit above 1 is rounding."""
+    """A plan's ρ or θ; rounding may put it slightly above 1."""
     return min(1.0, float(value))
 
 

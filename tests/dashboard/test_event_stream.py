@@ -8,8 +8,8 @@ from typing import Any
 
 import pytest
 
-from cfel.dashboard import feed as feed_module
-from cfel.dashboard.feed import EventStream, Feed
+from cfel.dashboard import event_stream
+from cfel.dashboard.event_stream import EventStream, SnapshotFeed
 from cfel.status import Status
 
 Message = MutableMapping[str, Any]
@@ -48,7 +48,7 @@ class Queue:
 
 @pytest.fixture(autouse=True)
 def _hurry(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(feed_module, "LEAST_SECONDS", 0.0)
+    monkeypatch.setattr(event_stream, "LEAST_SECONDS", 0.0)
 
 
 def rounds(sent: list[Message]) -> list[int]:
@@ -66,7 +66,7 @@ def test_a_slow_reader_gets_the_newest_only() -> None:
 
     async def play() -> tuple[list[int], int]:
         state, changes, sent, free = Counted(), Queue(), list[Message](), asyncio.Event()
-        feed = Feed(state, changes)
+        feed = SnapshotFeed(state, changes)
 
         async def slow(message: Message) -> None:
             sent.append(message)
@@ -95,7 +95,7 @@ def test_a_slow_reader_gets_the_newest_only() -> None:
 def test_one_document_for_all_readers() -> None:
     async def play() -> tuple[int, list[list[int]]]:
         state, changes = Counted(), Queue()
-        feed = Feed(state, changes)
+        feed = SnapshotFeed(state, changes)
         boxes: list[list[Message]] = [[] for _ in range(10)]
 
         def into(box: list[Message]) -> Any:
@@ -121,10 +121,10 @@ def test_one_document_for_all_readers() -> None:
 
 
 def test_a_frozen_reader_is_dropped(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(feed_module, "PATIENCE_SECONDS", 0.05)
+    monkeypatch.setattr(event_stream, "SEND_TIMEOUT_SECONDS", 0.05)
 
     async def play() -> int:
-        feed = Feed(Counted(), Queue())
+        feed = SnapshotFeed(Counted(), Queue())
 
         async def frozen(message: Message) -> None:
             if message["type"] == "http.response.body":
@@ -139,7 +139,7 @@ def test_a_frozen_reader_is_dropped(monkeypatch: pytest.MonkeyPatch) -> None:
 
 def test_a_reader_that_leaves_ends_its_stream() -> None:
     async def play() -> int:
-        feed = Feed(Counted(), Queue())
+        feed = SnapshotFeed(Counted(), Queue())
 
         async def gone() -> Message:
             return {"type": "http.disconnect"}
@@ -155,10 +155,10 @@ def test_a_reader_that_leaves_ends_its_stream() -> None:
 
 
 def test_a_sign_of_life_when_nothing_happens(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(feed_module, "HEARTBEAT_SECONDS", 0.01)
+    monkeypatch.setattr(event_stream, "HEARTBEAT_SECONDS", 0.01)
 
     async def play() -> list[bytes | None]:
-        documents = Feed(Counted(), Queue()).documents()
+        documents = SnapshotFeed(Counted(), Queue()).documents()
         return [await anext(documents) for _ in range(3)]
 
     first, *others = asyncio.run(play())
@@ -169,7 +169,7 @@ def test_a_sign_of_life_when_nothing_happens(monkeypatch: pytest.MonkeyPatch) ->
 def test_looking_now_and_then_tells_only_of_changes() -> None:
     async def play() -> list[int]:
         state = Counted()
-        feed = Feed(state, 0.01)
+        feed = SnapshotFeed(state, 0.01)
         found = list[int]()
 
         async def send(message: Message) -> None:
@@ -195,7 +195,7 @@ def test_a_snapshot_that_fails_is_logged_and_ends_the_streams(caplog: pytest.Log
         raise ZeroDivisionError("the state is broken")
 
     async def play() -> bool:
-        feed = Feed(broken, 0.01)
+        feed = SnapshotFeed(broken, 0.01)
         task = asyncio.create_task(feed.run())
         await asyncio.wait([task])
         assert isinstance(task.exception(), ZeroDivisionError)

@@ -1,7 +1,7 @@
-"""Run directories as they grow, for the dashboard: reads only, and only what changed.
+"""Watches run directories for the dashboard; only reads, and only what changed.
 
-Of a tree of runs (what `compare` leaves behind) it shows the one whose log changed last and draws the others'
-curves beside it. Which edge round is under way is not in the files, and so not in the snapshot.
+In a tree of runs (such as `cfel compare` writes) it follows the run whose log changed last, with the others
+as curves. The current edge round is not in the files, and therefore not in the snapshot.
 """
 
 import asyncio
@@ -9,7 +9,7 @@ from collections.abc import AsyncIterator
 from dataclasses import replace
 from pathlib import Path
 
-from cfel.dashboard.finished_rounds import WatchedRun, run_status
+from cfel.dashboard.run_status import WatchedRun, build_status
 from cfel.durable import translate_os_errors
 from cfel.errors import CfelError, RunDirectoryError
 from cfel.report.load import find_runs, load_run
@@ -19,7 +19,7 @@ _Signature = tuple[int, int]
 
 
 class RunWatcher:
-    """The newest run in a directory or a tree of them.
+    """Follows the newest run in a directory or a tree of them.
 
     Args:
         path: the directory; it may hold no run yet.
@@ -41,9 +41,9 @@ class RunWatcher:
         return self._status
 
     def refresh(self) -> bool:
-        """Reads what changed and says whether the snapshot did.
+        """Reads what changed; returns whether the snapshot did.
 
-        A file that cannot be read is told as the snapshot's `problem` and tried again the next time.
+        A file that cannot be read becomes the snapshot's `problem`, and is tried again the next time.
         """
         before = self._status
         try:
@@ -53,7 +53,7 @@ class RunWatcher:
         return self._status != before
 
     async def changes(self, seconds: float) -> AsyncIterator[None]:
-        """Looks every so many seconds, off the event loop, and yields when something changed."""
+        """Refreshes every `seconds` in a thread, and yields when something changed."""
         while True:
             if await asyncio.to_thread(self.refresh):
                 yield
@@ -65,23 +65,23 @@ class RunWatcher:
         for path in found:
             signature = _signature(path)
             if path not in self._seen or self._seen[path][0] != signature:
-                self._seen[path] = (signature, _watched(path, signature))
+                self._seen[path] = (signature, _load_run(path, signature))
         if not found:
             return replace(self._status, phase="waiting", problem="")
         newest = max(found, key=lambda path: self._seen[path][0])
         others = [self._seen[path][1].run for path in found if path != newest]
         name = str(newest.relative_to(self._path.parent))
-        return run_status(name, self._seen[newest][1], others)
+        return build_status(name, self._seen[newest][1], others)
 
 
 def _signature(path: Path) -> _Signature:
     log = path / "rounds.jsonl"
     with translate_os_errors("read", log):
-        facts = log.stat()
-    return facts.st_mtime_ns, facts.st_size
+        stat = log.stat()
+    return stat.st_mtime_ns, stat.st_size
 
 
-def _watched(path: Path, signature: _Signature) -> WatchedRun:
+def _load_run(path: Path, signature: _Signature) -> WatchedRun:
     run = load_run(path)
     last = run.records[-1].round if run.records else 0
     planned = [number for number in run.directory.plan_rounds() if number <= last]

@@ -20,7 +20,7 @@ from cfel.bench.deployment import (
 from cfel.bench.federations import leaf_federation, small_federation
 from cfel.cli import bench_deployment as command
 from cfel.cli import main
-from cfel.control.scheme import nobody
+from cfel.control.scheme import make_empty_plan
 from cfel.deployment.coordinator.control_state import FinishedEdgeRound, initial_coordinator_state
 from cfel.deployment.measurement.measured_rounds import EdgeRoundMeasurements
 from cfel.deployment.measurement.self_measurement import MeasurementReport
@@ -41,7 +41,7 @@ def test_overhead_is_over_training_and_bytes() -> None:
     """Rounds of 5 and 7 s for 4 s of training and one second's worth of bytes: between 1 and 1.4."""
     world = tiny().world()
     devices = world.setting.fleet.devices
-    plan, bits = nobody(devices), 8 * 1000
+    plan, bits = make_empty_plan(devices), 8 * 1000
     work = tuple(DeviceWork(n, 1, bits, 0.0) for n in range(devices))
     size = devices * (len(model_bytes(world.start)) + 1000)
     rounds = [clocked(wall, [1.0, 4.0, *[2.0] * (devices - 2)]) for wall in (99.0, 5.0, 7.0)]

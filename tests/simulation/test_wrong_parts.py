@@ -13,7 +13,7 @@ SCHEME = """
 from dataclasses import replace
 import numpy as np
 from cfel.control.planning import Bounds, plan_round
-from cfel.control.scheme import Scheme, nobody
+from cfel.control.scheme import Scheme, make_empty_plan
 whole = Bounds(rho=(1.0, 1.0), theta=(1.0, 1.0))
 """
 LEARNING = """
@@ -65,13 +65,13 @@ WRONG: dict[str, tuple[str, str, dict[str, Any], str]] = {
     ),
     "scheme-length": (
         SCHEME,
-        "def f(p): return Scheme(dict, lambda s, o: (nobody(2), s))",
+        "def f(p): return Scheme(dict, lambda s, o: (make_empty_plan(2), s))",
         {"scheme": {"name": "{m}:f"}},
         "scheme '{m}:f': rho must be an array with one entry per device (6), is of shape (2,)",
     ),
     "scheme-range": (
         SCHEME,
-        "def f(p): return Scheme(dict, lambda s, o: (nobody(6), s))",
+        "def f(p): return Scheme(dict, lambda s, o: (make_empty_plan(6), s))",
         {"scheme": {"name": "{m}:f"}},
         "scheme '{m}:f': theta[0] = 0.0: must lie in (0, 1]",
     ),

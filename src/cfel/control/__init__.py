@@ -1,9 +1,9 @@
-"""Who does how much: the round's optimisation problem, its solution, and the schemes built on it.
+"""How much each device does: the round's optimisation problem, its solution, and the schemes built on it.
 
     problem = RoundProblem(tau=5, sigma2=1.0, g2=1.0, mu=..., ...)
     solution = solve(problem)
 
-This package deals in numbers only: it knows no tensors, no files, no clock.
+This package works on numbers only: no tensors, no files, no clock. How P2 is solved: `control/solver/`.
 """
 
 from cfel.control.caps import Budget, Rounds, round_caps

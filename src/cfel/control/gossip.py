@@ -1,8 +1,8 @@
-"""How a scheme uses the backhaul: when edge servers exchange models, how often in a row, with what weights.
+"""How a scheme uses the backhaul: when edge servers exchange models, in how many steps, with what weights.
 
-Every scheme has a `Gossip`; the default is the paper's: one step with the neighbours at the end of a global
-round, every device counting alike. Clocks are counted by one rule: at an exchange all clusters wait for the
-slowest, and the exchange itself takes each of them its own backhaul seconds. Nothing is mixed here; these are
+Every scheme has a `Gossip`. The default is the paper's: one step with the neighbours at the end of a global
+round, all devices weighing the same. Time is counted by one rule: at an exchange all clusters wait for the
+slowest, and the exchange then takes each of them its own backhaul seconds. Nothing is mixed here; these are
 the numbers that the round loop, the caps and the accounts share.
 """
 
@@ -18,7 +18,7 @@ from cfel.errors import InputError, unknown_name
 Weights = Literal["equal", "samples"]
 Reach = Literal["neighbours", "everybody"]
 
-# With everybody a model goes up to whoever averages, and the average comes down again.
+# A cloud server receives every model, averages them, and sends the average back.
 TRIPS_TO_EVERYBODY = 2
 
 
@@ -29,10 +29,10 @@ class Gossip:
     Attributes:
         every_edge_round: an exchange after every edge aggregation, instead of one per global round.
         steps: gossip steps in a row at each exchange.
-        weights: devices count alike ("equal"), or by their number of training samples ("samples"): within a
-            cluster, and between clusters in what gossip averages towards.
-        reach: models are averaged with those of the "neighbours", or at once over "everybody", as by a cloud
-            server, charged with two transfers of the full model.
+        weights: all devices weigh the same ("equal"), or by their number of training samples ("samples"):
+            within a cluster, and between clusters in what gossip averages towards.
+        reach: models are averaged with those of the "neighbours", or at once over "everybody", as a cloud
+            server does; the latter is charged two transfers of the full model.
     """
 
     every_edge_round: bool = False

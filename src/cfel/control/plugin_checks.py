@@ -1,4 +1,7 @@
-"""Schemes from outside the package, held to what a scheme promises: a slip is named where it happens."""
+"""Checks of user-defined schemes: a mistake is reported where it happens, not rounds later.
+
+Built-in schemes skip these checks; the test suite covers them.
+"""
 
 import json
 from collections.abc import Mapping
@@ -12,14 +15,14 @@ from cfel.errors import InputError
 
 
 def check_scheme(name: str, scheme: object) -> Scheme:
-    """The scheme with every plan looked at before anybody acts on it.
+    """Returns the scheme with a check of every state and plan it produces.
 
     Args:
-        name: as the experiment calls it.
+        name: the scheme's name in the experiment.
         scheme: what its builder returned.
 
     Raises:
-        InputError: it is no scheme, or cannot be called as one; later, its plans are none.
+        InputError: it is not a scheme, or cannot be called as one; later, a state or plan is invalid.
     """
     what = f"scheme {name!r}"
     plugins.check_result(what, scheme, Scheme)
@@ -55,7 +58,7 @@ def _check_state(what: str, state: object) -> None:
 
 
 def _check_shares(what: str, shares: object, observation: Observation) -> None:
-    """ρ may be 0, a share of steps; θ may not, as a device that takes part always sends something."""
+    """ρ may be 0; θ may not, as a device that takes part always sends something."""
     present = observation.conditions.available
     if not isinstance(shares, np.ndarray) or shares.shape != present.shape:
         found = f"of shape {shares.shape}" if isinstance(shares, np.ndarray) else type(shares).__name__

@@ -1,7 +1,7 @@
-"""One edge round's decision problem: the paper's P2 with the caps already worked out.
+"""One edge round's decision problem: the paper's P2, with the caps of this round already computed.
 
-`RoundProblem` says what is known about every device and what may be spent; it does not decide anything.
-It checks itself when it is made, so that a solver never meets a bad number.
+`RoundProblem` states what is known about every device and what may be spent; `solver/` decides. It validates
+itself when it is created, so that a solver never sees a bad number.
 """
 
 from dataclasses import dataclass
@@ -18,7 +18,7 @@ Unreachable = Literal["stretch", "minimum"]
 
 UNREACHABLE = ("stretch", "minimum")
 MOST_CLUSTERS = 1_000_000
-"""As many as one time cap may stand for; a larger number is an identifier that was never renumbered."""
+"""Most clusters that one time cap may stand for; a larger number is an identifier, not an index."""
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -49,8 +49,8 @@ class RoundProblem:
             the cluster's cap to the least makespan it can reach; "minimum" drops only the devices concerned
             to their lower bounds.
         battery: joules each device may spend in this round, ≥ 0 or +inf; `None` for no limit.
-        device: what messages call each device, for a round in which only some of a fleet take part; `None`
-            for 0 … N − 1.
+        device: the number of each device in messages, for a round in which only a part of a fleet takes part;
+            `None` for 0 … N − 1.
     """
 
     tau: int
@@ -73,7 +73,7 @@ class RoundProblem:
     device: IndexArray | None = None
 
     if TYPE_CHECKING:
-        # Any numbers may come in; what is kept are arrays.
+        # Callers may pass any numbers; what is stored are arrays.
         def __init__(
             self,
             tau: int,
@@ -100,7 +100,7 @@ class RoundProblem:
         self._set("tau", validation.check_whole("tau", self.tau, least=1))
         for field in ("sigma2", "g2", "noise_weight"):
             self._set(field, validation.check_number(field, getattr(self, field), least=0))
-        self._set("energy_cap", _energy_cap(self.energy_cap))
+        self._set("energy_cap", _check_energy_cap(self.energy_cap))
         self._check_devices()
         self._check_clusters()
         self._check_bounds("rho_min", "rho_max")
@@ -148,23 +148,23 @@ class RoundProblem:
             )
             self._set("battery", battery)
         if self.device is not None:
-            self._set("device", self._whole_numbers("device", np.asarray(self.device)))
+            self._set("device", self._check_whole_numbers("device", np.asarray(self.device)))
 
-    def _whole_numbers(self, field: str, values: np.ndarray) -> IndexArray:
+    def _check_whole_numbers(self, field: str, values: np.ndarray) -> IndexArray:
         if values.shape != self.mu.shape or values.dtype.kind not in "iu":
             found = f"{values.dtype} of shape {values.shape}"
             raise InputError(f"{field}: must be {self.devices} whole numbers, got {found}")
         return validation.make_read_only(values.astype(np.intp, copy=False))
 
     def _check_clusters(self) -> None:
-        cluster = self._whole_numbers("cluster", np.asarray(self.cluster))
+        cluster = self._check_whole_numbers("cluster", np.asarray(self.cluster))
         if np.ndim(self.time_cap) == 0 and cluster.max(initial=0) >= MOST_CLUSTERS:
             first = int(cluster.argmax())
             raise InputError(
                 f"cluster[{first}] = {cluster[first]}: must be < {MOST_CLUSTERS} where one time_cap stands "
                 "for all clusters; they are numbered 0, 1, …"
             )
-        caps = _time_caps(self.time_cap, clusters=max(1, int(cluster.max()) + 1))
+        caps = _check_time_caps(self.time_cap, clusters=max(1, int(cluster.max()) + 1))
         strange = (cluster < 0) | (cluster >= len(caps))
         if strange.any():
             first = int(np.argmax(strange))
@@ -175,7 +175,7 @@ class RoundProblem:
 
     def _check_bounds(self, low: str, high: str) -> None:
         for field in (low, high):
-            self._set(field, _bound(field, getattr(self, field), self.devices))
+            self._set(field, _check_bound(field, getattr(self, field), self.devices))
         crossed = getattr(self, low) > getattr(self, high)
         if crossed.any():
             first = int(np.argmax(crossed))
@@ -185,7 +185,7 @@ class RoundProblem:
             )
 
 
-def _energy_cap(value: object) -> float:
+def _check_energy_cap(value: object) -> float:
     """One number; negative and +inf have a meaning, −inf and NaN do not."""
     cap = validation.check_number("energy_cap", value, finite=False)
     if cap == -np.inf:
@@ -193,7 +193,7 @@ def _energy_cap(value: object) -> float:
     return cap
 
 
-def _time_caps(values: ArrayLike, clusters: int) -> FloatArray:
+def _check_time_caps(values: ArrayLike, clusters: int) -> FloatArray:
     """One cap per cluster; a single number stands for all clusters."""
     if isinstance(values, str | bool):
         raise InputError(f"time_cap = {values!r}: must be a number")
@@ -206,7 +206,7 @@ def _time_caps(values: ArrayLike, clusters: int) -> FloatArray:
     return caps
 
 
-def _bound(field: str, values: ArrayLike, devices: int) -> FloatArray:
+def _check_bound(field: str, values: ArrayLike, devices: int) -> FloatArray:
     if np.ndim(values) == 0:
         return np.broadcast_to(validation.check_number(field, values, least=0, most=1), (devices,))
     return validation.check_floats(field, values, length=devices, least=0, most=1)

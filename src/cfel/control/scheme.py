@@ -1,11 +1,11 @@
-"""What a scheme is: a frozen pair (init, plan) with its use of the backhaul, and what it sees and says.
+"""What a scheme is: a frozen pair (init, plan), what it observes, and what it returns.
 
     state = scheme.init()
     round_plan, state = scheme.plan(state, observation)
 
 `plan` is pure: the same state and observation give the same plan, on any machine, in the simulator and in a
-deployment. The state is made of plain JSON values, so that it can travel with every plan and wait in a
-checkpoint. Schemes live one per file in `schemes/`; this module knows none of them.
+deployment. The state is made of plain JSON values, so that it can travel with every plan and be stored in a
+checkpoint. Schemes live one per file in `schemes/`; this module does not know them.
 """
 
 from collections.abc import Callable, Mapping
@@ -27,7 +27,7 @@ from cfel.system.conditions import Conditions
 
 State = Mapping[str, Any]
 
-# With few samples the estimate of G² can come out at or below zero; it is held at this share of σ².
+# With few samples the estimate of G² can be zero or negative; it is kept at this share of σ² at least.
 LEAST_GRADIENT_SHARE = 0.02
 
 
@@ -40,8 +40,8 @@ class SchemeParameters:
         rho_min, theta_min: lower bounds of ρ and θ, in (0, 1].
         solver: "joint" or "alternating" (Algorithm 3).
         noise_weight: w of P2's first term; the paper prints w = 1.
-        on_unreachable: what to do about caps out of reach, see `RoundProblem`.
-        options: whatever else a particular scheme understands.
+        on_unreachable: what to do about caps that cannot be met, see `RoundProblem`.
+        options: further settings of a particular scheme.
     """
 
     name: str = "hcef"
@@ -65,7 +65,7 @@ class SchemeParameters:
             raise InputError(unknown_name("scheme.on_unreachable", self.on_unreachable, UNREACHABLE))
 
     def option(self, name: str, default: bool) -> bool:
-        """A switch of a particular scheme."""
+        """Returns a switch of a particular scheme."""
         return bool(self.options.get(name, default))
 
 
@@ -76,11 +76,11 @@ class Observation:
     Attributes:
         global_round, edge_round: l and r, from 0.
         rounds: φ, q and τ.
-        conditions: μ, α, ν, p of every device and who takes part.
+        conditions: μ, α, ν, p of every device, and whether it takes part.
         cluster: cluster of every device.
         sigma2, g2: every device's newest estimates of σ² and G².
         ledger: what has been spent.
-        budget: what may be spent in all.
+        budget: what the whole run may spend.
         backhaul_seconds: per cluster, for all gossip still to come in this global round.
         battery: joules left in every device, or `None` for mains power.
         kept_energy: share of an update's energy in its largest entries, at the scheme's `kept_energy_at`,
@@ -106,7 +106,7 @@ class Observation:
         return self.ledger.clusters
 
     def estimates(self) -> tuple[float, float]:
-        """σ² and G² averaged over the devices that take part (Algorithm 3, lines 2 and 3)."""
+        """Averages σ² and G² over the devices that take part (Algorithm 3, lines 2 and 3)."""
         present = self.conditions.available
         if not present.any():
             return 0.0, 0.0
@@ -119,10 +119,10 @@ class RoundPlan:
     """What every device is to do in an edge round.
 
     Attributes:
-        rho, theta: per device; 0 for those who take no part.
+        rho, theta: per device; 0 for devices that do not take part.
         sigma2, g2: the averages the plan was made with.
         objective, lower_bound, gap: of P2 for this round.
-        feasible, violations: whether every cap could be met, and if not, what had to give.
+        feasible, violations: whether every cap could be met, and if not, which could not.
         speed: share of its clock that every device runs at, in (0, 1]; `None` for full clocks.
     """
 
@@ -152,7 +152,7 @@ class Scheme:
         init: the state before the first round.
         plan: from state and observation to the plan and the next state.
         gossip: how the backhaul is used.
-        device_overrides: what is asked of devices beyond ρ and θ.
+        device_overrides: settings of local training that the scheme overrides.
     """
 
     init: Callable[[], State]
@@ -165,11 +165,11 @@ SchemeBuilder = Callable[[SchemeParameters], Scheme]
 
 
 def stateless(plan: Callable[[Observation], RoundPlan], gossip: Gossip | None = None) -> Scheme:
-    """A scheme that remembers nothing."""
+    """Makes a scheme without a state from its plan function."""
     return Scheme(dict, lambda state, observation: (plan(observation), state), gossip or Gossip())
 
 
-def nobody(devices: int) -> RoundPlan:
-    """The plan of a round in which no device takes part."""
+def make_empty_plan(devices: int) -> RoundPlan:
+    """Makes the plan of a round in which no device takes part."""
     idle = np.zeros(devices)
     return RoundPlan(idle, idle, 0.0, 0.0, 0.0, 0.0, 0.0, True, ())

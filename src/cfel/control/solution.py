@@ -1,8 +1,7 @@
 """An answer to a `RoundProblem` that proves itself.
 
-Nothing in a `Solution` is taken on trust from the solver but ρ, θ and the lower bound: objective, energy,
-times and residuals are computed anew from the problem as it was asked, and a plan that breaks a limit without
-the solver having said so is refused.
+A `Solution` trusts the solver for ρ, θ and the lower bound only. Objective, energy and times are computed
+again from the problem itself, and a plan that breaks a limit the solver did not report raises an error.
 """
 
 from dataclasses import dataclass
@@ -24,17 +23,17 @@ class SolverDefectError(CfelError):
 
 @dataclass(frozen=True, slots=True, eq=False)
 class Solution:
-    """Who computes and sends how much in one edge round, and how good that is.
+    """How much every device computes and sends in one edge round, and how good that is.
 
     Attributes:
         rho: probability of each local step, per device.
         theta: share of the update that is sent, per device.
         objective: the P2 sum over devices.
         lower_bound: no plan within the caps (after stretching) has a smaller objective.
-        feasible: every cap was met as asked.
+        feasible: whether every cap was met as asked.
         violations: what could not be met, in words; empty when feasible.
         device_seconds, device_joules: expected cost of every device.
-        time_cap: seconds per cluster that the plan keeps to (stretched where it had to be).
+        time_cap: seconds per cluster that the plan keeps to (stretched where necessary).
         energy_cap: joules that the plan keeps to.
         multiplier: what one more joule would be worth in units of the objective; 0 when energy is plentiful.
         method: "joint" or "alternating".
@@ -83,7 +82,7 @@ def prove(
     method: str,
     iterations: int = 0,
 ) -> Solution:
-    """Builds the solution from a plan after checking the plan against every limit.
+    """Checks a plan against every limit and builds its solution.
 
     Raises:
         SolverDefectError: the plan breaks a limit.

@@ -1,4 +1,4 @@
-"""The schemes that come with cfel, one file each; none of them knows another."""
+"""The schemes that come with cfel, one file each; no scheme imports another."""
 
 from collections.abc import Mapping
 from types import MappingProxyType
@@ -34,7 +34,7 @@ SCHEMES: Mapping[str, SchemeBuilder] = MappingProxyType(
 
 
 def build_scheme(parameters: SchemeParameters, code: CodePolicy = BUILT_IN_ONLY) -> Scheme:
-    """The scheme that the parameters name: built in, an entry point, or "module:function"."""
+    """Builds the scheme that the parameters name: built in, an entry point, or "module:function"."""
     builder: SchemeBuilder = resolve("scheme", parameters.name, SCHEMES, ("parameters",), code=code)
     scheme = builder(parameters)
     return scheme if parameters.name in SCHEMES else check_scheme(parameters.name, scheme)

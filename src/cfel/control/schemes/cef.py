@@ -1,4 +1,4 @@
-"""CE-FedAvg (CEF): every device takes every step and sends everything; budgets are not looked at."""
+"""CE-FedAvg (CEF): every device takes every step and sends everything; budgets are ignored."""
 
 from cfel.control.planning import Bounds, plan_round
 from cfel.control.scheme import Scheme, SchemeParameters, stateless

@@ -1,14 +1,14 @@
-"""HCEF+: as much progress as both budgets pay for, by what devices are measured to do.
+"""HCEF+: as much progress as both budgets pay for, planned from what devices measure.
 
 P2 takes top-k's error to be (1 − θ)‖x‖² and has no term for progress, so it sends nearly everything and
 leaves time unused. Here a step counts as progress, what an upload loses is measured, and what compression
 drops is sent later. `docs/hcef-plus.md` has the derivation and the measured effect of every switch:
 
-    progress        a step is worth something; off: P2's own objective on the same list of θ
+    progress        a step counts as progress; off: P2's own objective on the same list of θ
     curve           contraction κ(θ) as measured on real updates; off: κ = θ, as P2 assumes
     error_feedback  devices keep what compression dropped
     systematic      ⌊ρτ⌋ or ⌈ρτ⌉ steps instead of a draw for each
-    frequency       devices that would be done early turn their clocks down
+    frequency       devices that would finish early slow their clocks down
     dense_gossip    edge servers gossip after every edge round instead of every global round
 """
 
@@ -22,8 +22,8 @@ from cfel import validation
 from cfel.arrays import FloatArray
 from cfel.control.device_overrides import DeviceOverrides
 from cfel.control.gossip import Gossip
-from cfel.control.planning import Bounds, plan_of_solution, round_problem
-from cfel.control.scheme import Observation, RoundPlan, Scheme, SchemeParameters, nobody
+from cfel.control.planning import Bounds, build_problem, make_plan
+from cfel.control.scheme import Observation, RoundPlan, Scheme, SchemeParameters, make_empty_plan
 from cfel.control.solver.grid_solver import solve_on_grid
 from cfel.control.solver.theta_grid import Objective
 from cfel.errors import InputError, unknown_name
@@ -69,7 +69,7 @@ class Options:
 
     @classmethod
     def of(cls, given: Mapping[str, Any]) -> "Options":
-        """The options as an experiment file gives them."""
+        """Reads the options of an experiment file."""
         for name in given:
             if name not in cls.__slots__:
                 raise InputError(unknown_name("scheme.options", name, cls.__slots__))
@@ -79,18 +79,18 @@ class Options:
 def hcef_plus(parameters: SchemeParameters) -> Scheme:
     """Solves the progress problem in every edge round."""
     options = Options.of(parameters.options)
-    theta = _shares(parameters.theta_min)
+    theta = _list_theta(parameters.theta_min)
     bounds = Bounds(rho=(parameters.rho_min, 1.0), theta=(float(theta[0]), 1.0))
 
     def plan(observation: Observation) -> RoundPlan:
         present = observation.conditions.available
         if not present.any():
-            return nobody(len(present))
-        problem = round_problem(observation, parameters, bounds)
+            return make_empty_plan(len(present))
+        problem = build_problem(observation, parameters, bounds)
         kept = _contraction(theta, observation.kept_energy if options.curve else theta)
         weight = (problem.noise_weight, problem.sigma2, problem.g2)
         solution = solve_on_grid(problem, _objective(options, theta, kept, weight))
-        return plan_of_solution(problem, solution, present, speed=solution.speed)
+        return make_plan(problem, solution, present, speed=solution.speed)
 
     return Scheme(
         init=dict,
@@ -104,12 +104,12 @@ def hcef_plus(parameters: SchemeParameters) -> Scheme:
     )
 
 
-def _shares(least: float) -> FloatArray:
+def _list_theta(least: float) -> FloatArray:
     return np.array(sorted({least, *(share for share in LIST if share >= least)}))
 
 
 def _contraction(theta: FloatArray, kept: FloatArray | None) -> FloatArray:
-    """κ(θ), rising to 1; a guess before anything was measured."""
+    """κ(θ), rising to 1; a guess before anything is measured."""
     curve = theta**PRIOR if kept is None else kept
     return np.maximum(np.maximum.accumulate(np.clip(curve, 0.0, 1.0)), theta)
 
@@ -119,8 +119,8 @@ def _objective(
 ) -> Objective:
     """The objective per step, for each θ.
 
-    With error feedback nothing is lost, it comes later: by (1 − κ)/κ edge rounds on average, which is taken
-    off relative to the horizon. Without it a share 1 − κ of the update is lost.
+    With error feedback nothing is lost, it arrives later: by (1 − κ)/κ edge rounds on average. That delay,
+    relative to the horizon, reduces what a step is worth. Without it, a share 1 − κ of the update is lost.
     """
     least_speed = options.least_speed if options.frequency else 1.0
     if not options.progress:

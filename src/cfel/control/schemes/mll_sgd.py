@@ -1,8 +1,8 @@
-"""MLL-SGD: a device's update frequency follows its speed, the full model is sent, budgets are not looked at.
+"""MLL-SGD: a device's update frequency follows its speed, the full model is sent, budgets are ignored.
 
 The fastest device always steps, ρ = min μ / μ_n. The paper prints ρ_n = (1/α_n) / Σ (1/α_n), which sums to
 one over all devices, so that with 64 of them next to nothing is learned; `options = {literal = true}` is
-that formula.
+that formula. `docs/paper-map.md` lists it among the differences from the print.
 """
 
 import numpy as np
@@ -30,7 +30,7 @@ def _relative_speed(observation: Observation) -> FloatArray:
 
 
 def _literal_share(observation: Observation) -> FloatArray:
-    """The printed formula; a device whose steps cost no energy is given the round's least positive α."""
+    """The printed formula; a device whose steps cost no energy gets the round's least positive α."""
     alpha, present = observation.conditions.alpha, observation.conditions.available
     positive = alpha[present & (alpha > 0)]
     least = float(positive.min()) if positive.size else 1.0

@@ -9,15 +9,14 @@ import numpy as np
 import pytest
 
 from cfel.bench.deployment import (
-    Flat,
     Memory,
+    MemoryGrowth,
     Overhead,
-    loopback_bytes_per_second,
-    memory_bytes,
-    overhead_of,
-    parent,
+    compute_overhead,
+    measure_loopback,
 )
-from cfel.bench.federations import leaf_federation, small_federation
+from cfel.bench.federations import build_leaf_experiment, build_small_experiment
+from cfel.bench.process_memory import find_parent, read_memory
 from cfel.cli import bench_deployment as command
 from cfel.cli import main
 from cfel.control.scheme import make_empty_plan
@@ -46,7 +45,7 @@ def test_overhead_is_over_training_and_bytes() -> None:
     size = devices * (len(model_bytes(world.start)) + 1000)
     rounds = [clocked(wall, [1.0, 4.0, *[2.0] * (devices - 2)]) for wall in (99.0, 5.0, 7.0)]
     done = tuple(FinishedEdgeRound(r, (True,) * devices, plan, work, told) for r, told in enumerate(rounds))
-    found = overhead_of(world, replace(initial_coordinator_state(world), done=done), float(size))
+    found = compute_overhead(world, replace(initial_coordinator_state(world), done=done), float(size))
     assert (found.wall_seconds, found.training_seconds, found.transfer_seconds) == (6.0, 4.0, 1.0)
     assert found.transferred_bytes == size
     assert found.ratio == pytest.approx(1.2)
@@ -56,24 +55,24 @@ def test_memory_of_this_process() -> None:
     """A hundred megabytes more are seen; a process that has gone has none."""
     if not Path("/proc/self/smaps_rollup").exists():
         pytest.skip("this system has no smaps_rollup")
-    before = memory_bytes(os.getpid(), "Pss")
+    before = read_memory(os.getpid(), "Pss:")
     held = np.ones(100 * 2**20, dtype=np.uint8)
-    assert memory_bytes(os.getpid(), "Pss") - before > 90 * 2**20
+    assert read_memory(os.getpid(), "Pss:") - before > 90 * 2**20
     assert held.all()
-    assert memory_bytes(os.getpid(), "Rss") >= memory_bytes(os.getpid(), "Pss")
-    assert memory_bytes(2**22 + 1, "Rss") == 0
-    assert parent(os.getpid()) == os.getppid()
-    assert parent(2**22 + 1) == 0
+    assert read_memory(os.getpid(), "Rss:") >= read_memory(os.getpid(), "Pss:")
+    assert read_memory(2**22 + 1, "Rss:") == 0
+    assert find_parent(os.getpid()) == os.getppid()
+    assert find_parent(2**22 + 1) == 0
 
 
 def test_loopback_carries_something() -> None:
-    assert loopback_bytes_per_second(2**22) > 0
+    assert measure_loopback(2**22) > 0
 
 
 def test_experiments_have_the_sizes_asked_for() -> None:
-    leaf = leaf_federation(6, 5)
+    leaf = build_leaf_experiment(6, 5)
     assert (leaf.fleet.devices, leaf.rounds.edge_rounds, leaf.deployment.conditions) == (8, 6, "measured")
-    small = small_federation(64, 8, 2).world()
+    small = build_small_experiment(64, 8, 2).world()
     assert (small.setting.fleet.devices, small.setting.fleet.clusters) == (64, 8)
 
 
@@ -82,7 +81,9 @@ def test_what_is_printed(capsys: pytest.CaptureFixture[str], monkeypatch: pytest
     made_up = Overhead(8, 4.4, 3.8, 0.2, 250_000_000, 1.25e9, 1.1)
     monkeypatch.setattr(command, "measure_overhead", lambda _rounds, _steps: made_up)
     monkeypatch.setattr(command, "measure_memory", lambda devices, edges: Memory(devices, edges, 5 * 2**30))
-    monkeypatch.setattr(command, "measure_flat", lambda early, late: Flat(early, 2**27, late, 2**27 + 2**20))
+    monkeypatch.setattr(
+        command, "measure_growth", lambda early, late: MemoryGrowth(early, 2**27, late, 2**27 + 2**20)
+    )
     assert main(["bench", "deployment"]) == 0
     text = capsys.readouterr().out
     assert "1.100" in text

@@ -7,8 +7,8 @@ from contextlib import contextmanager
 import pytest
 
 from cfel.bench import scaleout as bench_scaleout
-from cfel.bench.scaleout import measure_overhead, measure_race
-from cfel.bench.scaleout_child import Engine, Lap
+from cfel.bench.scaleout import compare_engines, measure_overhead
+from cfel.bench.scaleout_child import EngineSetting, RoundTiming
 from cfel.cli import main
 
 SECONDS = {0: [9.0, 4.0, 4.0, 5.0], 1: [9.0, 5.0, 4.0, 4.0], 2: [9.0, 5.0, 5.0, 8.0]}
@@ -17,30 +17,30 @@ SECONDS = {0: [9.0, 4.0, 4.0, 5.0], 1: [9.0, 5.0, 4.0, 4.0], 2: [9.0, 5.0, 5.0, 
 class MadeUp:
     """A child whose rounds are known."""
 
-    def __init__(self, engine: Engine) -> None:
-        self._laps = iter(SECONDS[engine.nodes])
+    def __init__(self, engine: EngineSetting) -> None:
+        self._seconds = iter(SECONDS[engine.nodes])
         self._devices = engine.devices
 
-    def lap(self) -> Lap:
+    def run_round(self) -> RoundTiming:
         """The next one."""
-        seconds = next(self._laps)
-        return Lap(seconds, seconds - 1, 2.0, 2**20 * self._devices)
+        seconds = next(self._seconds)
+        return RoundTiming(seconds, seconds - 1, 2.0, 2**20 * self._devices)
 
 
 @pytest.fixture(autouse=True)
 def made_up(monkeypatch: pytest.MonkeyPatch) -> None:
     @contextmanager
-    def child(engine: Engine) -> Iterator[MadeUp]:
+    def start_child(engine: EngineSetting) -> Iterator[MadeUp]:
         yield MadeUp(engine)
 
-    monkeypatch.setattr(bench_scaleout, "child", child)
+    monkeypatch.setattr(bench_scaleout, "start_child", start_child)
     monkeypatch.setattr(bench_scaleout, "require_ray", lambda: None)
-    monkeypatch.setattr(bench_scaleout, "even_cores", lambda: 2)
+    monkeypatch.setattr(bench_scaleout, "count_even_cores", lambda: 2)
 
 
 def test_ratios_are_of_rounds_in_turn() -> None:
     """The first round is not counted: medians of 4/5, 4/4, 5/4 and of 5/5, 4/5, 4/8."""
-    race = measure_race(64, 8, 1, 3)
+    race = compare_engines(64, 8, 1, 3)
     assert race.seconds == {"threads": 4.0, "ray": 4.0, "ray, two nodes": 5.0}
     assert (race.ray_to_threads, race.two_nodes_to_one) == (1.0, 0.8)
 
@@ -67,6 +67,6 @@ def test_what_is_printed(capsys: pytest.CaptureFixture[str], monkeypatch: pytest
 
 
 def test_settings_have_the_sizes_asked_for() -> None:
-    setting = Engine("small", 100, 4, 1, 0, 2).built()
+    setting = EngineSetting("small", 100, 4, 1, 0, 2).build_setting()
     assert (setting.devices, setting.clusters, setting.local_steps) == (100, 4, 1)
     assert setting.momentum_state == "reset"

@@ -7,17 +7,17 @@ import numpy as np
 import pytest
 
 from cfel.bench import child as bench_child
-from cfel.bench.bare_loop import WAYS, BareLoop
+from cfel.bench.bare_loop import LOOPS, BareLoop
 from cfel.bench.settings import (
     PERCEPTRON,
     RESNET,
     SMALL,
     THETA,
     BenchSetting,
-    bench_parameters,
-    bench_world,
+    build_bench_parameters,
+    build_bench_world,
 )
-from cfel.bench.simulation import Pace, Scale, as_document, measure_pace, measure_scale, timed_rounds
+from cfel.bench.simulation import Pace, Scale, as_document, measure_pace, measure_scale, open_timed_rounds
 from cfel.cli import bench_simulation as command
 from cfel.cli import main
 
@@ -26,8 +26,8 @@ TINY = replace(PERCEPTRON, devices=6, clusters=2, samples=10, batch=5, local_ste
 
 def test_rounds_are_whole() -> None:
     """Six devices, two edge rounds, two steps each: 24 steps a round, ρ = 1 and nothing evaluated."""
-    world = bench_world(TINY)
-    with timed_rounds(world, bench_parameters(TINY, world)) as rounds:
+    world = build_bench_world(TINY)
+    with open_timed_rounds(world, build_bench_parameters(TINY, world)) as rounds:
         found = [next(rounds) for _ in range(2)]
     assert [each.steps for each in found] == [24, 24]
     assert all(each.seconds > 0 and each.cpu_seconds >= 0 for each in found)
@@ -37,8 +37,8 @@ def test_everybody_sends_a_tenth() -> None:
     from cfel.simulation import PoolExecutor, initial_state
     from cfel.simulation.loop import run_edge_round
 
-    world = bench_world(TINY)
-    parameters = bench_parameters(TINY, world)
+    world = build_bench_world(TINY)
+    parameters = build_bench_parameters(TINY, world)
     with PoolExecutor(world, parameters) as executor:
         _, outcome = run_edge_round(world, executor, parameters, initial_state(world), 0)
     assert outcome.plan.rho.tolist() == [1.0] * 6
@@ -47,7 +47,7 @@ def test_everybody_sends_a_tenth() -> None:
 
 def test_some_of_many_take_part() -> None:
     """50 of 1,000 on average: within five standard deviations, √(1000·0.05·0.95) = 6.9."""
-    fleet = bench_world(replace(SMALL, samples=1)).setting.fleet
+    fleet = build_bench_world(replace(SMALL, samples=1)).setting.fleet
     present = [int(fleet.conditions(0, number, 0, 1.0).available.sum()) for number in range(3)]
     assert all(abs(count - 50) < 35 for count in present)
 
@@ -56,7 +56,7 @@ def test_engines_are_those_of_an_experiment() -> None:
     engines = {}
     for setting in (PERCEPTRON, SMALL, RESNET):
         few = replace(setting, devices=8, samples=1, present=None)
-        engines[setting.model] = bench_parameters(few, bench_world(few)).engine
+        engines[setting.model] = build_bench_parameters(few, build_bench_world(few)).engine
     assert engines == {"mlp": "batched", "small_cnn": "threads", "resnet20": "threads"}
 
 
@@ -74,7 +74,7 @@ def test_pace(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("os.cpu_count", lambda: 1)
     pace = measure_pace(TINY, repeats=2, bare_steps=4)
     assert (pace.name, pace.engine, pace.target) == (TINY.name, "batched", 3.0)
-    assert set(pace.bare_milliseconds) == set(WAYS)
+    assert set(pace.bare_milliseconds) == set(LOOPS)
     assert pace.ratio == min(pace.bare_milliseconds.values()) / pace.milliseconds
 
 
@@ -86,8 +86,8 @@ def test_scale() -> None:
 
 def test_children(capfd: pytest.CaptureFixture[str]) -> None:
     """A process that holds torch needs more than 50 MB, and less than a thousand devices would."""
-    assert 50e6 < bench_child.peak_bytes(8) < 2 * 2**30
-    bench_child.take_first_step()
+    assert 50e6 < bench_child.measure_peak_memory(8) < 2 * 2**30
+    bench_child.run_first_step()
     assert capfd.readouterr().out == ""
 
 
@@ -96,8 +96,8 @@ def test_command(as_json: bool, monkeypatch: pytest.MonkeyPatch, capsys: pytest.
     pace = Pace("tiny", "batched", 0.5, 0.4, {"threads": 2.0, "processes": 1.0}, 2.0, 2.1, 1.0)
     monkeypatch.setattr(command, "measure_pace", lambda *_: pace)
     monkeypatch.setattr(command, "measure_scale", lambda *_: [Scale(64, 2.0), Scale(1000, 2.2)])
-    monkeypatch.setattr(command, "seconds_to_first_step", lambda _: 1.25)
-    monkeypatch.setattr(command, "peak_bytes", lambda _: 2**30)
+    monkeypatch.setattr(command, "measure_startup", lambda _: 1.25)
+    monkeypatch.setattr(command, "measure_peak_memory", lambda _: 2**30)
     assert main(["bench", "simulation", "--quick", *(["--json"] if as_json else [])]) == 0
     shown = capsys.readouterr().out
     if as_json:
@@ -105,7 +105,7 @@ def test_command(as_json: bool, monkeypatch: pytest.MonkeyPatch, capsys: pytest.
         assert document["start_seconds_beyond_torch"] == 1.25
         assert np.shape(document["paces"]) == (4,)
     else:
-        assert "1.25 s beyond importing torch" in shown
+        assert "1.25 s more than importing torch" in shown
         assert "1,024 MiB" in shown
 
 

@@ -18,12 +18,12 @@ def speed(devices: int, seconds: float) -> Speed:
 def test_growth_exponent(exponent: float) -> None:
     """Times c · N^e lie on a line of slope e in a doubly logarithmic plot."""
     speeds = [speed(n, 1e-8 * n**exponent) for n in (10_000, 100_000, 1_000_000)]
-    assert bench_solver.growth_exponent(speeds) == pytest.approx(exponent, abs=1e-12)
+    assert bench_solver.fit_growth_exponent(speeds) == pytest.approx(exponent, abs=1e-12)
 
 
 @pytest.mark.parametrize(("devices", "clusters"), [(2, 1), (7, 1), (64, 8), (20, 2)])
 def test_fleets_come_in_clusters_of_eight(devices: int, clusters: int) -> None:
-    problem = bench_solver.fleet_problem("femnist", devices, 0, 0.6, 0.5)
+    problem = bench_solver.build_problem("femnist", devices, 0, 0.6, 0.5)
     assert (problem.devices, problem.clusters) == (devices, clusters)
     assert (problem.sigma2, problem.g2, problem.tau) == (0.5, 1.0, 5)
     assert np.unique(problem.cluster).tolist() == list(range(clusters))
@@ -31,17 +31,17 @@ def test_fleets_come_in_clusters_of_eight(devices: int, clusters: int) -> None:
 
 def test_caps_are_shares_of_cef() -> None:
     """CEF takes every step and sends everything: at a share of 1 its energy is exactly the cap."""
-    problem = bench_solver.fleet_problem("cifar10", 64, 3, 1.0, 1.0)
+    problem = bench_solver.build_problem("cifar10", 64, 3, 1.0, 1.0)
     everything = np.ones(64)
     assert problem.energy_cap == pytest.approx(problem.joules(everything, everything).sum())
     makespan = problem.seconds(everything, everything).reshape(8, 8).max(axis=1)
     assert problem.time_cap.tolist() == pytest.approx([makespan.mean()] * 8)
-    half = bench_solver.fleet_problem("cifar10", 64, 3, 0.5, 1.0)
+    half = bench_solver.build_problem("cifar10", 64, 3, 0.5, 1.0)
     assert half.energy_cap == pytest.approx(problem.energy_cap / 2)
 
 
 def test_instances_cover_the_range() -> None:
-    problems = list(bench_solver.instances(2, 2))
+    problems = list(bench_solver.generate_instances(2, 2))
     assert len(problems) == 2 * 2 * 9 * 10
     ratios = {problem.sigma2 / problem.g2 for problem in problems}
     assert (min(ratios), max(ratios)) == (0.01, 100)
@@ -59,10 +59,10 @@ def test_quality(monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 def test_starts_are_the_same_every_time() -> None:
-    problem = bench_solver.fleet_problem("femnist", 4, 0, 0.6, 1.0)
-    found = bench_solver.objectives_from_starts(problem, 3, 5)
+    problem = bench_solver.build_problem("femnist", 4, 0, 0.6, 1.0)
+    found = bench_solver.solve_from_starts(problem, 3, 5)
     assert len(found) == 3
-    assert found == bench_solver.objectives_from_starts(problem, 3, 5)
+    assert found == bench_solver.solve_from_starts(problem, 3, 5)
     assert min(found) >= solve(problem).lower_bound * (1 - 1e-9)
 
 
@@ -79,8 +79,8 @@ def test_memory_counts_the_problem_itself() -> None:
 
 def test_one_pass_of_the_general_solver_is_a_plan() -> None:
     pytest.importorskip("cvxpy")
-    problem = bench_solver.fleet_problem("femnist", 8, 0, 0.8, 1.0)
-    rho, theta = bench_solver.one_general_pass(problem)
+    problem = bench_solver.build_problem("femnist", 8, 0, 0.8, 1.0)
+    rho, theta = bench_solver.solve_with_cvxpy(problem)
     assert (problem.seconds(rho, theta) <= problem.time_cap[problem.cluster] * (1 + 1e-5)).all()
     assert problem.joules(rho, theta).sum() <= problem.energy_cap * (1 + 1e-5)
     assert problem.objective(rho, theta) >= solve(problem).lower_bound * (1 - 1e-5)

@@ -168,7 +168,7 @@ def test_bench_prints(run: Run, monkeypatch: pytest.MonkeyPatch) -> None:
         measure_speed=lambda n, repeats: bench_solver.Speed(n, n * 1e-7, 1e-6, float(repeats), 1e-4),
         measure_general_solver=lambda repeats: (0.001, 0.001 * repeats),
         measure_memory=lambda _: 2.0**30,
-        growth_exponent=bench_solver.growth_exponent,
+        fit_growth_exponent=bench_solver.fit_growth_exponent,
         as_document=bench_solver.as_document,
     )
     monkeypatch.setattr("cfel.cli.bench_solver.bench_solver", tiny)

@@ -1,1 +1,1 @@
-"""The project's own measurements: the solver, the simulator, Ray and real processes."""
+"""The benchmarks of the project: solver, simulator, Ray and real processes."""

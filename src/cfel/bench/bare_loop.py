@@ -1,9 +1,8 @@
-"""The yardstick of `cfel bench simulation`: a bare PyTorch training loop, written as fast as we can.
+"""The baseline of `cfel bench simulation`: a bare PyTorch training loop, as fast as we can write it.
 
-Same model, batches, augmentation, loss and optimiser as the devices have, and nothing else: one model trained
-on and on, batches drawn beforehand, channels-last memory, the fused optimiser. It runs in the ways a machine
-offers (all cores on one batch; one torch thread for each of several Python threads or processes), and the
-best one counts.
+It has the same model, batches, augmentation, loss and optimiser as the devices, and nothing else: one model,
+batches drawn in advance, channels-last memory, the fused optimiser. It runs with all cores on one batch, with
+one torch thread in each of several Python threads, and in each of several processes; the fastest one counts.
 """
 
 import os
@@ -18,37 +17,37 @@ import torch
 import torch.nn.functional as F  # noqa: N812 — the name every torch reader knows
 from torch import Tensor
 
-from cfel.bench.settings import SEED, BenchSetting, random_data
+from cfel.bench.settings import SEED, BenchSetting, make_random_data
 from cfel.learning.data.augment import augmentation
 from cfel.learning.local.sgd import draw_batches
 from cfel.learning.models.builders import model_builder
 from cfel.learning.worker_threads import prepare_process, prepare_thread
 from cfel.seeding import generator
 
-Timed = Callable[[], float]
-"""Takes a fixed number of steps and says how many seconds that took."""
+MeasureSteps = Callable[[], float]
+"""Runs a fixed number of steps and returns the seconds it took."""
 
 
 class BareLoop:
-    """One model and its optimiser, to be trained on batches of a setting's data.
+    """One model and its optimiser, trained on random data of a setting.
 
     Args:
-        setting: what is trained.
-        steps: in a measurement.
-        worker: several loops differ in their batches.
+        setting: model and data.
+        steps: steps per measurement.
+        worker: number of this loop; each draws its own batches.
     """
 
     def __init__(self, setting: BenchSetting, steps: int, worker: int = 0) -> None:
-        self._data = random_data(setting)
+        self._data = make_random_data(setting)
         self._augment = augmentation(setting.augment)
         self._draw = generator(SEED, "bare loop", worker)
         module = model_builder(setting.model)(setting.shape, setting.classes)
         self._module = module.to(memory_format=torch.channels_last)  # type: ignore[call-overload]
         self._optimiser = torch.optim.SGD(self._module.parameters(), 0.01, momentum=0.9, fused=True)
-        self._batches = _drawn(setting, steps, worker)
+        self._batches = _draw_batches(setting, steps, worker)
 
     def run(self) -> float:
-        """All steps."""
+        """Runs all steps and returns the seconds."""
         begin = time.perf_counter()
         for places in self._batches:
             self._step(places)
@@ -65,8 +64,8 @@ class BareLoop:
         self._optimiser.step()
 
 
-def _drawn(setting: BenchSetting, steps: int, worker: int) -> list[Tensor]:
-    """The batches of one device after the other, as places in the data."""
+def _draw_batches(setting: BenchSetting, steps: int, worker: int) -> list[Tensor]:
+    """Batches of one device after another, as indices into the data."""
     draw = generator(SEED, "bare batches", worker)
     batches: list[Tensor] = []
     for device in range(-(-steps // setting.local_steps)):
@@ -77,52 +76,54 @@ def _drawn(setting: BenchSetting, steps: int, worker: int) -> list[Tensor]:
 
 
 @contextmanager
-def one_batch_on_all_cores(setting: BenchSetting, steps: int) -> Iterator[Timed]:
-    """One loop whose operations are spread over all cores."""
+def open_all_cores_loop(setting: BenchSetting, steps: int) -> Iterator[MeasureSteps]:
+    """One loop whose operations use all cores."""
     loop = BareLoop(setting, steps)
 
-    def timed() -> float:
+    def measure() -> float:
         torch.set_num_threads(os.cpu_count() or 1)
         try:
             return loop.run()
         finally:
             prepare_thread()
 
-    yield timed
+    yield measure
 
 
 @contextmanager
-def several_threads(setting: BenchSetting, steps: int) -> Iterator[Timed]:
+def open_threaded_loops(setting: BenchSetting, steps: int) -> Iterator[MeasureSteps]:
     """One loop per core in this process, one torch thread each."""
     workers = os.cpu_count() or 1
     loops = [BareLoop(setting, steps // workers, worker) for worker in range(workers)]
     with ThreadPoolExecutor(workers, initializer=prepare_thread) as pool:
 
-        def timed() -> float:
+        def measure() -> float:
             begin = time.perf_counter()
             for each in [pool.submit(loop.run) for loop in loops]:
                 each.result()
             return time.perf_counter() - begin
 
-        yield timed
+        yield measure
 
 
 @contextmanager
-def several_processes(setting: BenchSetting, steps: int) -> Iterator[Timed]:
-    """One loop per core in a process of its own, one torch thread each."""
+def open_process_loops(setting: BenchSetting, steps: int) -> Iterator[MeasureSteps]:
+    """One loop and one process per core, one torch thread each."""
     workers = os.cpu_count() or 1
     context = get_context("spawn")
     ends: list[Connection] = []
     processes = []
     for worker in range(workers):
         here, there = context.Pipe()
-        process = context.Process(target=_serve, args=(there, setting, steps // workers, worker), daemon=True)
+        process = context.Process(
+            target=_serve_process, args=(there, setting, steps // workers, worker), daemon=True
+        )
         process.start()
         there.close()
         ends.append(here)
         processes.append(process)
 
-    def timed() -> float:
+    def measure() -> float:
         for end in ends:
             end.send(True)
         return max(float(end.recv()) for end in ends)
@@ -130,7 +131,7 @@ def several_processes(setting: BenchSetting, steps: int) -> Iterator[Timed]:
     try:
         for end in ends:
             end.recv()
-        yield timed
+        yield measure
     finally:
         for end in ends:
             end.close()
@@ -138,8 +139,8 @@ def several_processes(setting: BenchSetting, steps: int) -> Iterator[Timed]:
             process.join()
 
 
-def _serve(end: Connection, setting: BenchSetting, steps: int, worker: int) -> None:
-    """A process with a loop: takes its steps whenever it is told to, until the other end is closed."""
+def _serve_process(end: Connection, setting: BenchSetting, steps: int, worker: int) -> None:
+    """Main function of a process: runs the loop for every message until the other end is closed."""
     prepare_process()
     prepare_thread()
     loop = BareLoop(setting, steps, worker)
@@ -152,8 +153,8 @@ def _serve(end: Connection, setting: BenchSetting, steps: int, worker: int) -> N
         end.send(loop.run())
 
 
-WAYS = {
-    "all cores on one batch": one_batch_on_all_cores,
-    "threads": several_threads,
-    "processes": several_processes,
+LOOPS = {
+    "all cores on one batch": open_all_cores_loop,
+    "threads": open_threaded_loops,
+    "processes": open_process_loops,
 }

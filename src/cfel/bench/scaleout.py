@@ -1,7 +1,7 @@
-"""`cfel bench scaleout`: the Ray engine beside threads, two nodes beside one, and what a device costs.
+"""`cfel bench scaleout`: the Ray engine compared with threads, two nodes with one, and the cost of a device.
 
-Wall-clock depends on the machine; what counts are ratios between engines that took turns. The first round of
-each is not counted: workers load code and data in it.
+Wall time depends on the machine, so only ratios between engines that take turns count. The first round of
+each engine is ignored, as workers load code and data in it.
 """
 
 import os
@@ -11,19 +11,19 @@ from contextlib import ExitStack
 from dataclasses import asdict, dataclass
 from typing import Any
 
-from cfel.bench.scaleout_child import Engine, Lap, child
+from cfel.bench.scaleout_child import EngineSetting, RoundTiming, start_child
 from cfel.scaleout import require_ray
 
 
 @dataclass(frozen=True, slots=True)
-class Race:
-    """Global rounds of ResNet-20 on several engines, in turn.
+class EngineComparison:
+    """Speed of global rounds of ResNet-20 on several engines.
 
     Attributes:
-        devices: that took part.
-        seconds: of a round, the median, by engine.
-        ray_to_threads: speed of Ray on one node over that of threads, the median over pairs of rounds.
-        two_nodes_to_one: speed of two nodes with half the cores each over that of one, likewise.
+        devices: number of devices.
+        seconds: median seconds per round, by engine.
+        ray_to_threads: speed of Ray on one node relative to threads, the median over pairs of rounds.
+        two_nodes_to_one: speed of two nodes with half the cores each relative to one node, likewise.
     """
 
     devices: int
@@ -34,12 +34,12 @@ class Race:
 
 @dataclass(frozen=True, slots=True)
 class Overhead:
-    """What a device costs beyond its training, with as little of that as possible.
+    """The cost of a device beyond its training, measured with as little training as possible.
 
     Attributes:
-        devices: that took part.
-        milliseconds: of a core per device: (seconds of updates · cores − CPU seconds of training) / devices.
-        training_milliseconds: of CPU per device.
+        devices: number of devices.
+        milliseconds: core time per device: (seconds of updates · cores − CPU seconds of training) / devices.
+        training_milliseconds: CPU time of training per device.
         driver_bytes: peak memory of the driver.
     """
 
@@ -49,59 +49,61 @@ class Overhead:
     driver_bytes: int
 
 
-def even_cores() -> int:
-    """The machine's cores, an even number so that two nodes can share them."""
+def count_even_cores() -> int:
+    """The cores of this machine, rounded down to an even number so that two nodes can share them."""
     return max(2, (os.cpu_count() or 2) // 2 * 2)
 
 
-def measure_race(devices: int, clusters: int, edge_rounds: int, repeats: int) -> Race:
-    """Threads, Ray, and Ray on two nodes, a round each in turn."""
+def compare_engines(devices: int, clusters: int, edge_rounds: int, repeats: int) -> EngineComparison:
+    """Runs rounds on threads, on Ray and on two Ray nodes, in turn."""
     require_ray()
-    cores = even_cores()
-    kinds = {"threads": 0, "ray": 1, "ray, two nodes": 2}
-    laps: dict[str, list[float]] = {name: [] for name in kinds}
+    cores = count_even_cores()
+    node_counts = {"threads": 0, "ray": 1, "ray, two nodes": 2}
+    seconds: dict[str, list[float]] = {name: [] for name in node_counts}
     with ExitStack() as stack:
         children = {
-            name: stack.enter_context(child(Engine("resnet", devices, clusters, edge_rounds, nodes, cores)))
-            for name, nodes in kinds.items()
+            name: stack.enter_context(
+                start_child(EngineSetting("resnet", devices, clusters, edge_rounds, nodes, cores))
+            )
+            for name, nodes in node_counts.items()
         }
         for number in range(1 + repeats):
             for name, engine in children.items():
-                lap = engine.lap()
+                timing = engine.run_round()
                 if number:
-                    laps[name].append(lap.seconds)
-    return Race(
+                    seconds[name].append(timing.seconds)
+    return EngineComparison(
         devices,
-        {name: statistics.median(values) for name, values in laps.items()},
-        _speed(laps["threads"], laps["ray"]),
-        _speed(laps["ray"], laps["ray, two nodes"]),
+        {name: statistics.median(values) for name, values in seconds.items()},
+        _median_speedup(seconds["threads"], seconds["ray"]),
+        _median_speedup(seconds["ray"], seconds["ray, two nodes"]),
     )
 
 
-def _speed(reference: Sequence[float], measured: Sequence[float]) -> float:
+def _median_speedup(reference: Sequence[float], measured: Sequence[float]) -> float:
     return statistics.median(one / two for one, two in zip(reference, measured, strict=True))
 
 
 def measure_overhead(devices: int, repeats: int) -> Overhead:
-    """Rounds of one step with the small model on one node; the one with the least overhead counts."""
+    """Runs rounds of one step with the small model on one node; the round with the least overhead counts."""
     require_ray()
-    cores = even_cores()
-    with child(Engine("small", devices, 8, 1, 1, cores)) as engine:
-        engine.lap()
-        laps = [engine.lap() for _ in range(repeats)]
+    cores = count_even_cores()
+    with start_child(EngineSetting("small", devices, 8, 1, 1, cores)) as engine:
+        engine.run_round()
+        timings = [engine.run_round() for _ in range(repeats)]
 
-    def overhead(lap: Lap) -> float:
-        return 1e3 * (lap.update_seconds * cores - lap.busy_seconds) / devices
+    def overhead(timing: RoundTiming) -> float:
+        return 1e3 * (timing.update_seconds * cores - timing.busy_seconds) / devices
 
-    best = min(laps, key=overhead)
+    best = min(timings, key=overhead)
     training = 1e3 * best.busy_seconds / devices
-    return Overhead(devices, overhead(best), training, max(lap.peak_bytes for lap in laps))
+    return Overhead(devices, overhead(best), training, max(timing.peak_bytes for timing in timings))
 
 
-def as_document(race: Race, overheads: Sequence[Overhead]) -> dict[str, Any]:
-    """What was measured, as plain values."""
+def as_document(race: EngineComparison, overheads: Sequence[Overhead]) -> dict[str, Any]:
+    """The results as plain values."""
     return {
-        "cores": even_cores(),
+        "cores": count_even_cores(),
         "race": asdict(race) | {"seconds": dict(race.seconds)},
         "overhead": [asdict(each) for each in overheads],
     }

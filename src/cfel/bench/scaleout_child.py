@@ -1,7 +1,8 @@
-"""One engine of `cfel bench scaleout`, in a process of its own: a round for every line on standard input.
+"""One engine of `cfel bench scaleout` in its own process: runs a round for every line on standard input.
 
-`python -m cfel.bench.scaleout_child JSON`, where JSON is an `Engine`. Several of them are open at a
-time and asked in turn, so that what is compared ran a moment apart. Each answer is a line of JSON.
+`python -m cfel.bench.scaleout_child JSON`, where JSON is an `EngineSetting`. Several
+children run at the same time and take turns, so that the compared rounds are close in time. Each answer is a
+line of JSON.
 """
 
 import json
@@ -13,8 +14,8 @@ from contextlib import ExitStack, contextmanager
 from dataclasses import asdict, dataclass, replace
 from typing import IO, Any
 
-from cfel.bench.child import peak_resident_bytes
-from cfel.bench.settings import PERCEPTRON, RESNET, BenchSetting, bench_parameters, bench_world
+from cfel.bench.process_memory import read_peak_bytes
+from cfel.bench.settings import PERCEPTRON, RESNET, BenchSetting, build_bench_parameters, build_bench_world
 from cfel.learning.device_messages import DeviceOrder
 from cfel.learning.evaluate import Evaluation
 from cfel.learning.local.estimates import Estimates
@@ -26,7 +27,7 @@ from cfel.world import World
 
 SETTINGS = {
     "resnet": replace(RESNET, engine="threads"),
-    # As little work as a device can have: one step with a small model, and nothing to remember.
+    # As little work as a device can have: one step with a small model, and no state to keep.
     "small": replace(
         PERCEPTRON, samples=10, local_steps=1, edge_rounds=1, momentum_state="reset", engine="threads"
     ),
@@ -34,14 +35,14 @@ SETTINGS = {
 
 
 @dataclass(frozen=True, slots=True)
-class Engine:
+class EngineSetting:
     """What a child runs.
 
     Attributes:
         setting: a key of `SETTINGS`.
-        devices, clusters, edge_rounds: in place of the setting's.
-        nodes: of the Ray cluster; 0 for threads in the child itself.
-        cores: in all.
+        devices, clusters, edge_rounds: override those of the setting.
+        nodes: nodes of the Ray cluster; 0 for threads.
+        cores: total number of cores.
     """
 
     setting: str
@@ -51,21 +52,21 @@ class Engine:
     nodes: int
     cores: int
 
-    def built(self) -> BenchSetting:
-        """The setting with its sizes."""
+    def build_setting(self) -> BenchSetting:
+        """The setting with these sizes."""
         sizes = {"devices": self.devices, "clusters": self.clusters, "edge_rounds": self.edge_rounds}
         return replace(SETTINGS[self.setting], **sizes)  # type: ignore[arg-type]
 
 
 @dataclass(frozen=True, slots=True)
-class Lap:
-    """One global round.
+class RoundTiming:
+    """Measurements of one global round.
 
     Attributes:
-        seconds: by the wall clock, planning and gossip included.
-        update_seconds: of that, until the last report was aggregated.
-        busy_seconds: of CPU on local training, all workers together; 0 for threads.
-        peak_bytes: the process's memory so far.
+        seconds: wall time, including planning and gossip.
+        update_seconds: part of it until the last report was aggregated.
+        busy_seconds: CPU time of local training, all workers together; 0 for threads.
+        peak_bytes: peak memory of the process so far.
     """
 
     seconds: float
@@ -74,8 +75,8 @@ class Lap:
     peak_bytes: int
 
 
-class Timed:
-    """An executor whose updates are timed."""
+class TimedExecutor:
+    """An executor that measures the time of its updates."""
 
     def __init__(self, inner: Executor) -> None:
         self._inner = inner
@@ -96,63 +97,63 @@ class Timed:
         return self._inner.evaluations(models, samples)
 
 
-class Child:
-    """The parent's side: asks for a round and waits for it."""
+class ChildProcess:
+    """The parent's handle of a child."""
 
     def __init__(self, process: "subprocess.Popen[str]") -> None:
         self._process = process
         self._read()
 
-    def lap(self) -> Lap:
-        """One more round."""
+    def run_round(self) -> RoundTiming:
+        """Runs one more round."""
         pipe = self._process.stdin
         assert pipe is not None  # noqa: S101 — opened below
         pipe.write("\n")
         pipe.flush()
-        return Lap(**self._read())
+        return RoundTiming(**self._read())
 
     def _read(self) -> dict[str, Any]:
         pipe: IO[str] | None = self._process.stdout
         line = "" if pipe is None else pipe.readline()
         if not line:
-            raise RuntimeError("a measured process ended early; what it said is above")
+            raise RuntimeError("a child process ended early; see its output above")
         document: dict[str, Any] = json.loads(line)
         return document
 
 
 @contextmanager
-def child(engine: Engine) -> Iterator[Child]:
-    """A child that is ready to begin."""
+def start_child(engine: EngineSetting) -> Iterator[ChildProcess]:
+    """Starts a child, and ends it at the end of the context."""
     command = [sys.executable, "-m", "cfel.bench.scaleout_child", json.dumps(asdict(engine))]
     pipe = subprocess.PIPE
     with subprocess.Popen(command, stdin=pipe, stdout=pipe, text=True) as process:  # noqa: S603 — ourselves
-        yield Child(process)
+        yield ChildProcess(process)
         process.communicate()
 
 
-def _laps(world: World, executor: Executor, setting: BenchSetting) -> Iterator[Lap]:
-    timed = Timed(executor)
-    parameters = bench_parameters(setting, world)
+def _time_rounds(world: World, executor: Executor, setting: BenchSetting) -> Iterator[RoundTiming]:
+    timed = TimedExecutor(executor)
+    parameters = build_bench_parameters(setting, world)
     outcomes = simulate(world, timed, parameters, initial_state(world), time.perf_counter)
     while True:
         begin, before = time.perf_counter(), getattr(executor, "busy_seconds", 0.0)
         timed.update_seconds = 0.0
         next(outcomes)
-        yield Lap(
+        yield RoundTiming(
             time.perf_counter() - begin,
             timed.update_seconds,
             getattr(executor, "busy_seconds", 0.0) - before,
-            peak_resident_bytes(),
+            read_peak_bytes(),
         )
 
 
 def main(text: str) -> None:
-    """Answers every line on standard input with a round."""
-    engine = Engine(**json.loads(text))
-    setting = engine.built()
+    """Runs a round for every line on standard input."""
+    engine = EngineSetting(**json.loads(text))
+    setting = engine.build_setting()
     with ExitStack() as stack:
-        world = bench_world(setting)
-        parameters = replace(bench_parameters(setting, world), workers=engine.cores)
+        world = build_bench_world(setting)
+        parameters = replace(build_bench_parameters(setting, world), workers=engine.cores)
         if engine.nodes:
             prepare(None)
             from cfel.scaleout.cluster import start_nodes
@@ -161,11 +162,11 @@ def main(text: str) -> None:
             executor: Executor = stack.enter_context(ray_executor(world, parameters, address))
         else:
             executor = stack.enter_context(PoolExecutor(world, parameters))
-        laps = _laps(world, executor, setting)
+        timings = _time_rounds(world, executor, setting)
         sys.stdout.write("{}\n")
         sys.stdout.flush()
         for _ in sys.stdin:
-            sys.stdout.write(json.dumps(asdict(next(laps))) + "\n")
+            sys.stdout.write(json.dumps(asdict(next(timings))) + "\n")
             sys.stdout.flush()
 
 

@@ -1,6 +1,6 @@
-"""What `cfel bench simulation` runs: fleets, models and random data of the right shapes; no files needed.
+"""The settings of `cfel bench simulation`: fleets, models and random data of the right shapes; no files.
 
-Every setting has ρ = 1 and θ = 0.1 for all who take part, planned by the solver as in any run.
+Every setting has ρ = 1 and θ = 0.1 for all participating devices, planned by the solver as in any run.
 """
 
 from dataclasses import dataclass
@@ -25,24 +25,24 @@ from cfel.world import World
 
 SEED = 0
 RHO, THETA = 1.0, 0.1
-# The run never comes to its last round, which would be evaluated.
+# So many rounds that the last one, which would be evaluated, is never reached.
 ENDLESS = 1_000_000
 TEST_SAMPLES = 10
 
 
 @dataclass(frozen=True, slots=True)
 class BenchSetting:
-    """One thing to measure.
+    """A fleet, a model and data to measure.
 
     Attributes:
-        name: for tables.
-        model, shape, classes: what is trained.
+        name: display name.
+        model, shape, classes: the model, its inputs and outputs.
         devices, clusters: the fleet.
-        samples: that each device holds.
+        samples: samples per device.
         batch, local_steps, edge_rounds: B, τ and q.
-        target: least ratio to the plain loop.
-        augment: of the images.
-        present: so many devices take part in a global round, at random and on average; None for all.
+        target: minimum speed relative to the bare loop.
+        augment: augmentation of the images.
+        present: mean number of devices in a global round, chosen at random; None for all.
         momentum_state: "keep" needs memory for every device.
         engine: as in an experiment file.
     """
@@ -81,8 +81,8 @@ SMALL = BenchSetting(
 )
 
 
-def random_data(setting: BenchSetting) -> DataSet:
-    """Bytes as images, classes as targets."""
+def make_random_data(setting: BenchSetting) -> DataSet:
+    """Random images and random targets."""
     draw = generator(SEED, "bench data")
     count = setting.devices * setting.samples
     channels = setting.shape[0]
@@ -105,15 +105,15 @@ def random_data(setting: BenchSetting) -> DataSet:
     )
 
 
-def pinned_scheme() -> Scheme:
-    """P2 solved every edge round with ρ and θ pinned."""
+def build_pinned_scheme() -> Scheme:
+    """A scheme that solves P2 in every edge round with ρ and θ pinned."""
     parameters, bounds = SchemeParameters(), Bounds((RHO, RHO), (THETA, THETA))
     return stateless(lambda observation: plan_round(observation, parameters, bounds))
 
 
-def bench_world(setting: BenchSetting) -> World:
-    """The setting, built."""
-    data = random_data(setting)
+def build_bench_world(setting: BenchSetting) -> World:
+    """Builds the world of a setting."""
+    data = make_random_data(setting)
     task = Task(data, model_builder(setting.model), augment=augmentation(setting.augment))
     away = 0.0 if setting.present is None else 1 - setting.present / setting.devices
     fleet = build_fleet(FleetParameters(setting.devices, setting.clusters, availability=Availability(away)))
@@ -129,7 +129,7 @@ def bench_world(setting: BenchSetting) -> World:
             backhaul=backhaul,
             backhaul_seconds=backhaul_seconds(backhaul.graph, bits),
             model_bits=bits,
-            scheme=pinned_scheme(),
+            scheme=build_pinned_scheme(),
         ),
         task=task,
         data=tuple(DeviceData(data, own) for own in shares),
@@ -139,8 +139,8 @@ def bench_world(setting: BenchSetting) -> World:
     )
 
 
-def bench_parameters(setting: BenchSetting, world: World) -> SimulationParameters:
-    """No checkpoints, no evaluation, and the engine that an experiment of this model would get."""
+def build_bench_parameters(setting: BenchSetting, world: World) -> SimulationParameters:
+    """Parameters without checkpoints and evaluation, and with the engine that this model gets by default."""
     buffers = world.start.buffers.numel() > 0
     engine = choose_engine(setting.engine, world.start.parameters.numel(), buffers)
     return SimulationParameters(engine=engine, evaluate_every=ENDLESS, checkpoint_every=0)

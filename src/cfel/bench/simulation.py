@@ -1,8 +1,8 @@
-"""`cfel bench simulation`: the round loop against a bare PyTorch loop, side by side in one run.
+"""`cfel bench simulation`: the round loop compared with a bare PyTorch loop.
 
-Wall-clock depends on the machine and on what else it does; what counts are ratios between things that ran a
-moment apart. A round of ours includes all that a round is: estimates, solver, training, top-k, aggregation,
-gossip, digests and the log on disk. Evaluation and checkpoints are apart.
+Wall time depends on the machine and its load, so only ratios between measurements close in time count. A
+round includes everything (estimates, solver, training, top-k, aggregation, gossip, digests and the log on
+disk) except evaluation and checkpoints.
 """
 
 import statistics
@@ -14,8 +14,8 @@ from pathlib import Path
 from tempfile import TemporaryDirectory
 from typing import Any
 
-from cfel.bench.bare_loop import WAYS, Timed
-from cfel.bench.settings import SMALL, BenchSetting, bench_parameters, bench_world
+from cfel.bench.bare_loop import LOOPS, MeasureSteps
+from cfel.bench.settings import SMALL, BenchSetting, build_bench_parameters, build_bench_world
 from cfel.rounds.parameters import SimulationParameters
 from cfel.rounds.run_directory import create_run
 from cfel.runlog import RunWriter
@@ -25,7 +25,7 @@ from cfel.world import World
 
 @dataclass(frozen=True, slots=True)
 class Round:
-    """One global round of ours: local steps, and seconds by the wall clock and of CPU, workers included."""
+    """One global round: local steps, wall time and CPU time, workers included."""
 
     steps: int
     seconds: float
@@ -34,17 +34,17 @@ class Round:
 
 @dataclass(frozen=True, slots=True)
 class Pace:
-    """The round loop of a setting beside the bare loop.
+    """Speed of the round loop in a setting, and of the bare loop.
 
     Attributes:
-        name: of the setting.
-        engine: that its model gets.
-        milliseconds: of wall clock per local step, the median over rounds.
-        cpu_milliseconds: of CPU per local step, the least over rounds.
-        bare_milliseconds: per step of the bare loop, for each way to run it, the median.
-        ratio: best bare median over ours; above 1 we are faster.
-        ratio_of_minima: the same between the quickest rounds, which the rest of the machine disturbed least.
-        target: the least ratio aimed for.
+        name: name of the setting.
+        engine: the engine used.
+        milliseconds: wall time per local step, the median over rounds.
+        cpu_milliseconds: CPU time per local step, the minimum over rounds.
+        bare_milliseconds: median wall time per step of each variant of the bare loop.
+        ratio: the best of these divided by ours; above 1 our loop is faster.
+        ratio_of_minima: the same for the fastest rounds, which other load disturbed least.
+        target: the minimum ratio we aim for.
     """
 
     name: str
@@ -59,24 +59,24 @@ class Pace:
 
 @dataclass(frozen=True, slots=True)
 class Scale:
-    """CPU milliseconds per device-step of a fleet of some size."""
+    """CPU milliseconds per device and step in a fleet of some size."""
 
     devices: int
     cpu_milliseconds: float
 
 
 @contextmanager
-def timed_rounds(world: World, parameters: SimulationParameters) -> Iterator[Iterator[Round]]:
-    """Global rounds through the real loop, in a run directory that is thrown away."""
+def open_timed_rounds(world: World, parameters: SimulationParameters) -> Iterator[Iterator[Round]]:
+    """Global rounds of the real loop in a temporary run directory."""
     with (
         TemporaryDirectory() as folder,
         PoolExecutor(world, parameters) as executor,
         create_run(Path(folder) / "run", world.setting, "", ()) as writer,
     ):
-        yield _rounds(world, parameters, executor, writer)
+        yield _time_rounds(world, parameters, executor, writer)
 
 
-def _rounds(
+def _time_rounds(
     world: World, parameters: SimulationParameters, executor: PoolExecutor, writer: RunWriter
 ) -> Iterator[Round]:
     outcomes = simulate(world, executor, parameters, initial_state(world), time.perf_counter)
@@ -90,34 +90,36 @@ def _rounds(
 
 
 def measure_pace(setting: BenchSetting, repeats: int, bare_steps: int) -> Pace:
-    """Rounds and bare loops in turn; the first round of each is not counted.
+    """Runs rounds and bare loops in turn; the first round of each is not counted.
 
     Args:
-        setting: what is run.
-        repeats: rounds that count.
-        bare_steps: of a bare loop between two rounds.
+        setting: what to run.
+        repeats: number of rounds that count.
+        bare_steps: steps of a bare loop between two rounds.
     """
-    world = bench_world(setting)
-    parameters = bench_parameters(setting, world)
+    world = build_bench_world(setting)
+    parameters = build_bench_parameters(setting, world)
     ours: list[Round] = []
-    bare: dict[str, list[float]] = {name: [] for name in WAYS}
+    bare: dict[str, list[float]] = {name: [] for name in LOOPS}
     with ExitStack() as stack:
-        rounds = stack.enter_context(timed_rounds(world, parameters))
-        loops = {name: stack.enter_context(way(setting, bare_steps)) for name, way in WAYS.items()}
-        _once(loops)
+        rounds = stack.enter_context(open_timed_rounds(world, parameters))
+        loops = {
+            name: stack.enter_context(open_loop(setting, bare_steps)) for name, open_loop in LOOPS.items()
+        }
+        _time_loops(loops)
         next(rounds)
         for _ in range(repeats):
             ours.append(next(rounds))
-            for name, seconds in _once(loops).items():
+            for name, seconds in _time_loops(loops).items():
                 bare[name].append(1e3 * seconds / bare_steps)
-    return _pace(setting, parameters.engine, ours, bare)
+    return _compute_pace(setting, parameters.engine, ours, bare)
 
 
-def _once(loops: Mapping[str, Timed]) -> dict[str, float]:
+def _time_loops(loops: Mapping[str, MeasureSteps]) -> dict[str, float]:
     return {name: loop() for name, loop in loops.items()}
 
 
-def _pace(
+def _compute_pace(
     setting: BenchSetting, engine: str, ours: Sequence[Round], bare: Mapping[str, Sequence[float]]
 ) -> Pace:
     own = [1e3 * each.seconds / each.steps for each in ours if each.steps]
@@ -135,18 +137,18 @@ def _pace(
 
 
 def measure_scale(sizes: Sequence[int], repeats: int, setting: BenchSetting = SMALL) -> list[Scale]:
-    """The cost of a device-step in fleets of several sizes, everybody taking part, interleaved.
+    """The cost per device and step in fleets of several sizes; all devices participate, fleets take turns.
 
-    Each fleet has clusters of eight, and devices hold few samples, so that data need no memory to speak of.
+    Each fleet has eight clusters, and devices hold few samples, so that the data need little memory.
     """
     least: dict[int, float] = {}
     with ExitStack() as stack:
         fleets = {}
         for devices in sizes:
             own = replace(setting, devices=devices, clusters=8, samples=setting.batch, present=None)
-            world = bench_world(replace(own, local_steps=1))
-            parameters = bench_parameters(own, world)
-            fleets[devices] = stack.enter_context(timed_rounds(world, parameters))
+            world = build_bench_world(replace(own, local_steps=1))
+            parameters = build_bench_parameters(own, world)
+            fleets[devices] = stack.enter_context(open_timed_rounds(world, parameters))
             next(fleets[devices])
         for _ in range(repeats):
             for devices, rounds in fleets.items():
@@ -157,14 +159,14 @@ def measure_scale(sizes: Sequence[int], repeats: int, setting: BenchSetting = SM
 
 
 def paces_document(paces: Sequence[Pace]) -> dict[str, Any]:
-    """The settings' paces, as plain values."""
+    """The speeds of all settings as plain values."""
     return {"paces": [asdict(pace) | {"bare_milliseconds": dict(pace.bare_milliseconds)} for pace in paces]}
 
 
 def as_document(
     paces: Sequence[Pace], scales: Sequence[Scale], start_seconds: float, peak_bytes: int
 ) -> dict[str, Any]:
-    """What was measured, as plain values."""
+    """The results as plain values."""
     return paces_document(paces) | {
         "cost_per_device_step": [asdict(scale) for scale in scales],
         "start_seconds_beyond_torch": start_seconds,

@@ -1,7 +1,7 @@
-"""`cfel bench solver`: how good, how fast and how large, measured side by side in one run.
+"""`cfel bench solver`: quality, speed and memory of the solver.
 
-Times are wall-clock and depend on the machine; what counts are the ratios, taken between things that ran a
-moment apart. CVXPY, the general solver, is a development dependency: without it that comparison is left out.
+Wall time depends on the machine, so only ratios between measurements close in time count. CVXPY, the general
+solver, is a development dependency; without it that comparison is left out.
 """
 
 import time
@@ -26,14 +26,14 @@ STEPS = 5
 
 @dataclass(frozen=True, slots=True)
 class Quality:
-    """Proven gaps over many instances of one size whose caps can be met.
+    """Proven gaps over many feasible instances of one size.
 
     Attributes:
         devices: N.
-        instances: how many.
-        median_gap, worst_gap: relative.
-        above: instances with a gap above 0.1 %.
-        worse_than_starts: how much worse than the best of 20 starts of Algorithm 3, at most; ≤ 0 is better.
+        instances: number of instances.
+        median_gap, worst_gap: relative gaps.
+        above: number of instances with a gap above 0.1 %.
+        worse_than_starts: largest relative excess over the best of 20 starts of Algorithm 3; ≤ 0 is better.
     """
 
     devices: int
@@ -46,7 +46,7 @@ class Quality:
 
 @dataclass(frozen=True, slots=True)
 class Speed:
-    """One size, warm: median seconds of a solve, and its ratio to `numpy.sort` of as many numbers."""
+    """Median seconds of a solve after warm-up, and its ratio to `numpy.sort` of as many numbers."""
 
     devices: int
     seconds: float
@@ -55,14 +55,14 @@ class Speed:
     gap: float
 
 
-def fleet_problem(model: str, devices: int, seed: int, share: float, noise: float) -> RoundProblem:
+def build_problem(model: str, devices: int, seed: int, share: float, noise: float) -> RoundProblem:
     """A random fleet of a paper preset whose caps are a share of what CEF would use in this round.
 
     Args:
         model: "cifar10" or "femnist".
-        devices: N, eight to a cluster.
-        seed: of the conditions.
-        share: of CEF's mean time per cluster and of its energy.
+        devices: N, eight per cluster.
+        seed: seed of the conditions.
+        share: caps as a share of CEF's mean time per cluster and of its energy.
         noise: σ²/G².
     """
     parameters, joules = MODELS[model]
@@ -86,25 +86,25 @@ def fleet_problem(model: str, devices: int, seed: int, share: float, noise: floa
     )
 
 
-def instances(devices: int, seeds: int) -> Iterator[RoundProblem]:
+def generate_instances(devices: int, seeds: int) -> Iterator[RoundProblem]:
     """Both presets, σ²/G² from 0.01 to 100, budgets from 20 % to 120 % of CEF."""
     for seed in range(seeds):
         for model in MODELS:
             for noise in NOISE:
                 for share in SHARES:
-                    yield fleet_problem(model, devices, seed, share, noise)
+                    yield build_problem(model, devices, seed, share, noise)
 
 
 def measure_quality(devices: int, seeds: int, starts: int = 0) -> Quality:
-    """Gaps over all instances of a size; with `starts`, against the best of so many starts of Algorithm 3."""
+    """Gaps of all instances of a size; also compares with the best of `starts` runs of Algorithm 3."""
     gaps, worse = [], []
-    for number, problem in enumerate(instances(devices, seeds)):
+    for number, problem in enumerate(generate_instances(devices, seeds)):
         solution = solve(problem)
         if not solution.feasible:
             continue
         gaps.append(solution.gap)
         if starts:
-            best = min(objectives_from_starts(problem, starts, number))
+            best = min(solve_from_starts(problem, starts, number))
             worse.append((solution.objective - best) / best)
     return Quality(
         devices=devices,
@@ -116,31 +116,31 @@ def measure_quality(devices: int, seeds: int, starts: int = 0) -> Quality:
     )
 
 
-def objectives_from_starts(problem: RoundProblem, starts: int, seed: int) -> list[float]:
-    """Where Algorithm 3 ends from random starts."""
+def solve_from_starts(problem: RoundProblem, starts: int, seed: int) -> list[float]:
+    """Objectives that Algorithm 3 reaches from random starts."""
     draws = generator(seed, "starts").random((starts, 2, problem.devices))
     return [solve(problem, "alternating", start=(rho, theta)).objective for rho, theta in draws]
 
 
 def measure_speed(devices: int, repeats: int) -> Speed:
-    """Median over both presets at 60 % budgets, each solve next to a sort of as many doubles."""
+    """Median over both presets at 60 % budgets, each solve followed by a sort of as many doubles."""
     numbers = generator(0, "sort").random(devices)
     solves, sorts, gap = [], [], 0.0
     for model in MODELS:
         for repeat in range(repeats):
-            problem = fleet_problem(model, devices, repeat, 0.6, 1.0)
+            problem = build_problem(model, devices, repeat, 0.6, 1.0)
             solve(problem)
-            seconds, solution = _timed(lambda problem=problem: solve(problem))  # type: ignore[misc]
+            seconds, solution = _time_call(lambda problem=problem: solve(problem))  # type: ignore[misc]
             solves.append(seconds)
-            sorts.append(_timed(lambda: np.sort(numbers))[0])
+            sorts.append(_time_call(lambda: np.sort(numbers))[0])
             gap = max(gap, solution.gap)
     seconds, sort_seconds = float(np.median(solves)), float(np.median(sorts))
     return Speed(devices, seconds, sort_seconds, seconds / sort_seconds, gap)
 
 
 def measure_memory(devices: int) -> float:
-    """Peak bytes allocated while one problem of that size is solved, its own arrays included."""
-    problem = fleet_problem("cifar10", devices, 0, 0.6, 1.0)
+    """Peak bytes allocated while solving a problem of that size, including its arrays."""
+    problem = build_problem("cifar10", devices, 0, 0.6, 1.0)
     own = sum(getattr(problem, name).nbytes for name in ("mu", "alpha", "nu", "power", "cluster"))
     tracemalloc.start()
     solve(problem)
@@ -152,22 +152,22 @@ def measure_memory(devices: int) -> float:
 def measure_general_solver(repeats: int) -> tuple[float, float] | None:
     """Median seconds of a joint solve and of one pass of P2.1 and P2.2 in CVXPY at N = 64.
 
-    Taken over so many of the instances that `measure_quality` looks at, evenly chosen.
+    Measured on about `repeats` evenly chosen instances of `measure_quality`; None without CVXPY.
     """
     if find_spec("cvxpy") is None:
         return None
     ours, theirs = [], []
-    family = list(instances(64, 1))
+    family = list(generate_instances(64, 1))
     for problem in family[:: max(1, len(family) // repeats)]:
         if not solve(problem).feasible:
             continue
-        ours.append(_timed(lambda problem=problem: solve(problem))[0])  # type: ignore[misc]
-        theirs.append(_timed(lambda problem=problem: one_general_pass(problem))[0])  # type: ignore[misc]
+        ours.append(_time_call(lambda problem=problem: solve(problem))[0])  # type: ignore[misc]
+        theirs.append(_time_call(lambda problem=problem: solve_with_cvxpy(problem))[0])  # type: ignore[misc]
     return float(np.median(ours)), float(np.median(theirs))
 
 
-def one_general_pass(problem: RoundProblem) -> tuple[np.ndarray, np.ndarray]:
-    """P2.1 with ρ at half of its range, then P2.2, by CVXPY with the solvers it chooses itself."""
+def solve_with_cvxpy(problem: RoundProblem) -> tuple[np.ndarray, np.ndarray]:
+    """Solves P2.1 with ρ at half of its range, then P2.2, with the solvers that CVXPY selects."""
     cp: Any = import_module("cvxpy")
     step, upload = problem.tau * problem.mu, problem.nu
     step_joules, upload_joules = problem.tau * problem.alpha, problem.power * problem.nu
@@ -191,26 +191,26 @@ def one_general_pass(problem: RoundProblem) -> tuple[np.ndarray, np.ndarray]:
         step_joules @ rho <= problem.energy_cap - upload_joules @ found,
     ]
     quadratic = cp.Problem(cp.Minimize(3 * problem.g2 * cp.sum_squares(rho) + linear @ rho), limits)
-    # CVXPY's own choice for a quadratic programme; polishing writes to standard output, and costs time.
+    # CVXPY selects OSQP for a quadratic programme. Polishing costs time and writes to standard output.
     quadratic.solve(solver="OSQP", polishing=False)
     return np.asarray(rho.value), found
 
 
-def growth_exponent(speeds: list[Speed]) -> float:
-    """Slope of log time over log N: 1 is linear."""
+def fit_growth_exponent(speeds: list[Speed]) -> float:
+    """Slope of log time over log N; 1 is linear."""
     sizes, seconds = (np.log([getattr(speed, name) for speed in speeds]) for name in ("devices", "seconds"))
     return float(np.polyfit(sizes, seconds, 1)[0])
 
 
 def as_document(**parts: Any) -> dict[str, Any]:  # noqa: ANN401 — any part of the bench
-    """The parts of a bench as plain values."""
+    """The results as plain values."""
     return {
         name: [asdict(entry) for entry in part] if isinstance(part, list) else part
         for name, part in parts.items()
     }
 
 
-def _timed(action: Callable[[], Any]) -> tuple[float, Any]:
+def _time_call(action: Callable[[], Any]) -> tuple[float, Any]:
     begin = time.perf_counter()
     result = action()
     return time.perf_counter() - begin, result

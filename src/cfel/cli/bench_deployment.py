@@ -6,14 +6,14 @@ from collections.abc import Sequence
 from rich.console import Console
 
 from cfel.bench.deployment import (
-    MOST_BYTES,
-    MOST_GROWTH,
-    MOST_OVERHEAD,
-    Flat,
+    MAX_BYTES,
+    MAX_GROWTH,
+    MAX_OVERHEAD,
     Memory,
+    MemoryGrowth,
     Overhead,
     as_document,
-    measure_flat,
+    measure_growth,
     measure_memory,
     measure_overhead,
 )
@@ -28,7 +28,7 @@ def run(arguments: argparse.Namespace) -> int:
     wanted = PARTS if arguments.only is None else (arguments.only,)
     overheads: list[Overhead] = []
     memories: list[Memory] = []
-    flats: list[Flat] = []
+    flats: list[MemoryGrowth] = []
     if "overhead" in wanted:
         progress.print("[dim]LEAF's CNN on 8 device processes …[/]")
         overheads.append(measure_overhead(*((3, 3) if arguments.quick else (6, 5))))
@@ -39,7 +39,7 @@ def run(arguments: argparse.Namespace) -> int:
     if "flat" in wanted:
         early, late = (20, 60) if arguments.quick else (50, 200)
         progress.print(f"[dim]{late} rounds of one edge server …[/]")
-        flats.append(measure_flat(early, late))
+        flats.append(measure_growth(early, late))
     if arguments.json:
         print_json(as_document(overheads, memories, flats))
     else:
@@ -48,7 +48,7 @@ def run(arguments: argparse.Namespace) -> int:
 
 
 def _print_results(
-    console: Console, overheads: Sequence[Overhead], memories: Sequence[Memory], flats: Sequence[Flat]
+    console: Console, overheads: Sequence[Overhead], memories: Sequence[Memory], flats: Sequence[MemoryGrowth]
 ) -> None:
     if overheads:
         table = new_table(
@@ -62,17 +62,17 @@ def _print_results(
                 f"{each.transferred_bytes / 1e6:,.0f}",
                 f"{each.transfer_seconds:.2f}",
                 f"{each.ratio:.3f}",
-                f"≤ {MOST_OVERHEAD}",
+                f"≤ {MAX_OVERHEAD}",
             )
         print_table(console, "An edge round of LEAF's CNN", table)
     for peak in memories:
         console.print(
             f"peak memory of {peak.devices} devices and {peak.edge_servers} edge servers: "
-            f"{peak.peak_bytes / 2**30:.2f} GiB (goal: below {MOST_BYTES / 2**30:.0f})"
+            f"{peak.peak_bytes / 2**30:.2f} GiB (goal: below {MAX_BYTES / 2**30:.0f})"
         )
     for flat in flats:
         console.print(
             f"an edge server after {flat.early_round} rounds: {flat.early_bytes / 2**20:.1f} MiB, after "
             f"{flat.late_round}: {flat.late_bytes / 2**20:.1f} MiB, ratio {flat.growth:.3f} "
-            f"(goal: ≤ {MOST_GROWTH})"
+            f"(goal: ≤ {MAX_GROWTH})"
         )

@@ -5,7 +5,7 @@ from collections.abc import Sequence
 
 from rich.console import Console
 
-from cfel.bench.scaleout import Overhead, Race, as_document, measure_overhead, measure_race
+from cfel.bench.scaleout import EngineComparison, Overhead, as_document, compare_engines, measure_overhead
 from cfel.cli.output import new_table, print_json, print_table
 
 
@@ -13,7 +13,7 @@ def run(arguments: argparse.Namespace) -> int:
     """Runs the benchmark and prints the results."""
     progress = Console(stderr=True, highlight=False)
     progress.print("[dim]ResNet-20 on threads, on Ray, and on two Ray nodes …[/]")
-    race = measure_race(16, 4, 1, 3) if arguments.quick else measure_race(64, 8, 1, 3)
+    race = compare_engines(16, 4, 1, 3) if arguments.quick else compare_engines(64, 8, 1, 3)
     overheads = []
     for devices in (500, 2000) if arguments.quick else (1000, 10_000):
         progress.print(f"[dim]small model on {devices:,} devices …[/]")
@@ -27,7 +27,7 @@ def run(arguments: argparse.Namespace) -> int:
     return 0
 
 
-def _print_race(console: Console, race: Race) -> None:
+def _print_race(console: Console, race: EngineComparison) -> None:
     table = new_table("engine", "s per round", "speed", "of", "goal")
     compared = {
         "threads": ("", "", ""),

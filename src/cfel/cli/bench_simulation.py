@@ -6,7 +6,7 @@ from dataclasses import replace
 
 from rich.console import Console
 
-from cfel.bench.child import peak_bytes, seconds_to_first_step
+from cfel.bench.child import measure_peak_memory, measure_startup
 from cfel.bench.settings import LEAF, PERCEPTRON, RESNET, SMALL, BenchSetting
 from cfel.bench.simulation import (
     Pace,
@@ -37,8 +37,8 @@ def run(arguments: argparse.Namespace) -> int:
         return 0
     progress.print("[dim]fleets of several sizes …[/]")
     scales = measure_scale((64, 1000) if arguments.quick else (64, 1000, MAX_DEVICES), 2)
-    start = seconds_to_first_step(2 if arguments.quick else 5)
-    peak = peak_bytes(MAX_DEVICES)
+    start = measure_startup(2 if arguments.quick else 5)
+    peak = measure_peak_memory(MAX_DEVICES)
     if arguments.json:
         print_json(as_document(paces, scales, start, peak))
         return 0

@@ -23,7 +23,7 @@ def run(arguments: argparse.Namespace) -> int:
     general = bench_solver.measure_general_solver(30)
     large = [bench_solver.measure_speed(n, repeats=3) for n in (10_000, 100_000, 1_000_000) if n <= largest]
     memory = bench_solver.measure_memory(largest)
-    exponent = bench_solver.growth_exponent(large)
+    exponent = bench_solver.fit_growth_exponent(large)
     document = bench_solver.as_document(
         quality=quality,
         speed=[small, *large],

@@ -5,6 +5,7 @@ the first bad index, the value and what is allowed. Data classes call these in `
 behind them never checks again. This module does not know what the numbers mean.
 """
 
+import re
 from typing import TypeVar
 
 import numpy as np
@@ -13,6 +14,12 @@ from numpy.typing import ArrayLike, NDArray
 from cfel.arrays import BoolArray, FloatArray
 from cfel.errors import InputError
 
+MAX_WHOLE = 2**53
+"""Largest whole number that is accepted anywhere; beyond it a float is not exact any more."""
+
+_MAX_SHOWN = 200
+# Control characters, changes of the writing direction, and halves of surrogate pairs.
+_CONTROL = re.compile("[\x00-\x1f\x7f-\x9f\u200e\u200f\u202a-\u202e\u2066-\u2069\ud800-\udfff]")
 _Entry = TypeVar("_Entry", bound=np.generic)
 
 
@@ -94,26 +101,42 @@ def check_number(
     # bool is a subclass of int, but `jitter = true` in a TOML file is a mistake, not a 1.
     allowed = describe_range(above=above, least=least, most=most, below=below, finite=finite)
     if isinstance(value, bool | np.bool_) or not isinstance(value, int | float | np.integer | np.floating):
-        raise InputError(f"{field} = {value!r}: must be {allowed}")
-    outside = find_outside(np.array([value], float), above=above, least=least, most=most, finite=finite)
+        raise InputError(f"{field} = {show(value)}: must be {allowed}")
+    try:
+        array = np.array([value], float)
+    except OverflowError as error:
+        raise InputError(f"{field}: must be {allowed}, and is larger than any number can be") from error
+    outside = find_outside(array, above=above, least=least, most=most, finite=finite)
     if outside is not None or (below is not None and not value < below):
         raise InputError(f"{field} = {value!s}: must be {allowed}")
     return float(value)
 
 
 def check_whole(field: str, value: object, *, least: int, most: int | None = None) -> int:
-    """Returns one whole number within [least, most]."""
+    """Returns one whole number within [least, most], and within `MAX_WHOLE` in any case."""
     given = isinstance(value, int | np.integer) and not isinstance(value, bool)
+    if given and most is None and value > MAX_WHOLE:  # type: ignore[operator]
+        most = MAX_WHOLE
     if not given or value < least or (most is not None and value > most):  # type: ignore[operator]
         allowed = describe_range(least=least, most=most, integral=True)
-        raise InputError(f"{field} = {value!r}: must be {allowed}")
+        raise InputError(f"{field} = {show(value)}: must be {allowed}")
     return int(value)  # type: ignore[call-overload, no-any-return]
+
+
+def show(value: object) -> str:
+    """A value as an error message shows it: not longer than a few lines, whatever it is."""
+    try:
+        text = repr(value)
+    except (ValueError, RecursionError):
+        # Python refuses to write out whole numbers of thousands of digits.
+        return f"a huge {type(value).__name__}"
+    return text if len(text) <= _MAX_SHOWN else f"{text[:_MAX_SHOWN]}…"
 
 
 def check_interval(field: str, value: object, *, above: float) -> tuple[float, float]:
     """Returns a pair (low, high) with above < low ≤ high."""
     if not isinstance(value, list | tuple) or len(value) != 2:
-        raise InputError(f"{field} = {value!r}: must be two numbers, the lowest and the highest")
+        raise InputError(f"{field} = {show(value)}: must be two numbers, the lowest and the highest")
     low, high = (check_number(f"{field}[{i}]", bound, above=above) for i, bound in enumerate(value))
     if low > high:
         raise InputError(f"{field} = [{low}, {high}]: the lowest must not exceed the highest")
@@ -123,14 +146,17 @@ def check_interval(field: str, value: object, *, above: float) -> tuple[float, f
 def check_text(field: str, value: object) -> str:
     """Returns a text that is not empty."""
     if not isinstance(value, str) or not value:
-        raise InputError(f"{field} = {value!r}: must be text")
+        raise InputError(f"{field} = {show(value)}: must be text")
+    if _CONTROL.search(value):
+        # Names reach terminals and logs, where such characters could draw anything.
+        raise InputError(f"{field} = {show(value)}: must not contain control characters")
     return value
 
 
 def check_list(field: str, value: object) -> tuple[object, ...]:
     """Returns the entries of a list, of any type."""
     if not isinstance(value, list | tuple):
-        raise InputError(f"{field} = {value!r}: must be a list")
+        raise InputError(f"{field} = {show(value)}: must be a list")
     return tuple(value)
 
 

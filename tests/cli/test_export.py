@@ -95,7 +95,7 @@ def test_what_cannot_be_exported(run: Run, finished: Path, tmp_path: Path) -> No
     for arguments, code, words in (
         ((finished, "--to", tmp_path / "model.pt"), 2, "unknown '.pt'"),
         ((finished, "--to", file, "--edge", 2), 2, "edge servers 0, 1"),
-        ((finished, "--to", tmp_path / "no" / "model.safetensors"), 2, "cannot be written"),
+        ((finished, "--to", tmp_path / "no" / "model.safetensors"), 2, "cannot write"),
         ((tmp_path, "--to", file), 1, "holds no run"),
     ):
         answer = run("export", *arguments)

@@ -285,7 +285,7 @@ def test_a_third_of_the_devices_vanish_and_return(tmp_path: Path) -> None:
 def participation(out: Path, devices: int) -> dict[int, list[bool]]:
     """Round by round, whether a device took part, as the plans of the run directory say."""
     directory = RunDirectory.open(out)
-    tables = [directory.plan(number) for number in directory.plan_rounds()]
+    tables = [directory.plan(number, directory.fleet().devices) for number in directory.plan_rounds()]
     return {n: [n in table.device for table in tables] for n in range(devices)}
 
 

@@ -58,8 +58,8 @@ def test_everything_written_is_read_again(tmp_path: Path, make_run: MakeRun, mak
     assert run.environment().command == ("cfel", "run")
     assert run.environment().packages["numpy"] == np.__version__
     assert run.plan_rounds() == (1, 2)
-    np.testing.assert_array_equal(run.plan(2).rho, np.arange(8) / 8)
-    np.testing.assert_array_equal(run.plan(2).steps, np.arange(8))
+    np.testing.assert_array_equal(run.plan(2, 8).rho, np.arange(8) / 8)
+    np.testing.assert_array_equal(run.plan(2, 8).steps, np.arange(8))
     checkpoint = run.checkpoint()
     assert checkpoint is not None
     assert (checkpoint.round, checkpoint.state) == (2, {"seed": 5})
@@ -240,10 +240,10 @@ def test_what_is_missing_is_named(tmp_path: Path, make_run: MakeRun) -> None:
     with pytest.raises(StorageError, match=r"fleet\.json: it does not exist"):
         RunDirectory.open(tmp_path).fleet()
     with pytest.raises(StorageError, match=r"round-00007\.parquet: it does not exist"):
-        RunDirectory.open(tmp_path).plan(7)
+        RunDirectory.open(tmp_path).plan(7, 8)
     (tmp_path / "plans" / "round-00007.parquet").write_bytes(b"garbage")
     with pytest.raises(RunDirectoryError, match=r"round-00007\.parquet is damaged"):
-        RunDirectory.open(tmp_path).plan(7)
+        RunDirectory.open(tmp_path).plan(7, 8)
 
 
 def test_a_plan_of_another_round_is_refused(

@@ -7,7 +7,7 @@ import numpy as np
 
 from cfel.deployment.edge.state import EdgeDisk, EdgeState
 from cfel.errors import InputError, RunDirectoryError, StorageError, unknown_name
-from cfel.experiment import load_experiment
+from cfel.experiment import load_directory_experiment
 from cfel.learning.models.flat import FlatModel
 from cfel.learning.models.onnx_files import save_onnx
 from cfel.learning.models.safetensors_files import save_model
@@ -40,7 +40,7 @@ def export_model(directory: Path, to: Path, edge: int | None = None, code: CodeP
     if to.suffix not in FORMATS:
         raise InputError(unknown_name("--to: suffix", to.suffix, FORMATS))
     number, model = load_trained_model(directory, edge, code)
-    task = load_experiment(directory / "experiment.toml", code=code).task()
+    task = load_directory_experiment(directory, code=code).task()
     if to.suffix == ".onnx":
         save_onnx(to, model, task.build(), task.data.input_shape)
     else:
@@ -75,7 +75,7 @@ def _load_models(
     found = {i: place for i, place in places.items() if EdgeDisk.holds_state(place)}
     if not found:
         raise RunDirectoryError(f"{directory}: the run has no checkpoint yet, so there is nothing to export")
-    like = initial_model(load_experiment(directory / "experiment.toml", code=code).task(), 0)
+    like = initial_model(load_directory_experiment(directory, code=code).task(), 0)
     states = {i: _load_state(place, like) for i, place in found.items()}
     # Edge servers may be one round apart; name the round that all of them have finished.
     return min(state.position[0] for state in states.values()), {i: each.model for i, each in states.items()}

@@ -15,7 +15,7 @@ from cfel import validation
 from cfel.control import Bound, Landscape, Rounds, Scheme, build_scheme, omega1, theorem_1
 from cfel.control.theory import RoundTerms, joined, round_terms
 from cfel.errors import InputError
-from cfel.experiment import Experiment, load_experiment
+from cfel.experiment import Experiment, load_directory_experiment, load_experiment
 from cfel.plugins import BUILT_IN_ONLY, CodePolicy
 from cfel.rounds.dry_run import dry_run
 from cfel.runlog import FleetDescription, PlanTable, RunDirectory, holds_run
@@ -116,11 +116,13 @@ def report_theorem(
                 "give an experiment file to try changes"
             )
         return _of_run(Path(path), assumed, code)
-    file = Path(path) / "experiment.toml" if Path(path).is_dir() else path
-    runs = [] if Path(file).exists() else sorted(log.parent for log in Path(path).glob("*/*/rounds.jsonl"))
-    if runs:
-        raise InputError(f"{path}: holds a comparison; name one of its runs, as {runs[0]}")
-    return _of_experiment(load_experiment(file, changes, code), assumed)
+    if not Path(path).is_dir():
+        return _of_experiment(load_experiment(path, changes, code), assumed)
+    if not (Path(path) / "experiment.toml").exists():
+        runs = sorted(log.parent for log in Path(path).glob("*/*/rounds.jsonl"))
+        if runs:
+            raise InputError(f"{path}: holds a comparison; name one of its runs, as {runs[0]}")
+    return _of_experiment(load_directory_experiment(Path(path), changes, code), assumed)
 
 
 def _landscape(experiment: Experiment, assumed: Assumptions, sigma2: float, g2: float) -> Landscape:
@@ -159,11 +161,11 @@ def _of_experiment(experiment: Experiment, assumed: Assumptions) -> TheoremRepor
 
 def _of_run(path: Path, assumed: Assumptions, code: CodePolicy) -> TheoremReport:
     run = RunDirectory.open(path)
-    experiment, records = load_experiment(path / "experiment.toml", code=code), run.records()
+    experiment, records = load_directory_experiment(path, code=code), run.records()
     if not records:
         raise InputError(f"{path}: the run has finished no round yet, so there are no plans to look at")
-    scheme = build_scheme(experiment.scheme, experiment.code)
-    survives = scheme.gossip.survives(_zeta(experiment, run.fleet()))
+    scheme, fleet = build_scheme(experiment.scheme, experiment.code), run.fleet()
+    survives = scheme.gossip.survives(_zeta(experiment, fleet))
     lengths = _between_gossip(experiment.rounds, scheme)
     means = (float(np.mean([getattr(each, name) for each in records])) for name in ("sigma2", "g2"))
     landscape = _landscape(experiment, assumed, *means)
@@ -171,13 +173,13 @@ def _of_run(path: Path, assumed: Assumptions, code: CodePolicy) -> TheoremReport
     rounds = []
     for record in records:
         at = _landscape(experiment, assumed, record.sigma2, record.g2)
-        terms = round_terms(at, _edge_plans(run.plan(record.round), edge_rounds))
+        terms = round_terms(at, _edge_plans(run.plan(record.round, fleet.devices), edge_rounds))
         alone = joined(at, lengths, survives, [terms])
         rounds.append(RoundReport(record.round, at.sigma2, at.g2, terms, alone.holds))
     return TheoremReport(
         name=experiment.name,
         scheme=experiment.scheme.name,
-        clusters=run.fleet().clusters,
+        clusters=fleet.clusters,
         edge_rounds=len(rounds) * edge_rounds,
         zeta=survives,
         omega1=omega1(survives),

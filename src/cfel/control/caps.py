@@ -20,6 +20,11 @@ from cfel.errors import InputError, unknown_name
 
 STOPS = ("rounds", "budget", "target")
 
+MAX_EDGE_ROUNDS = 10**7
+"""Edge rounds of a whole run; a dry run of more would not end in a day."""
+
+MAX_LOCAL_STEPS = 10**6
+
 
 @dataclass(frozen=True, slots=True)
 class Rounds:
@@ -41,9 +46,14 @@ class Rounds:
     target: float | None = None
 
     def __post_init__(self) -> None:
-        validation.check_whole("rounds.global", self.global_rounds, least=1)
-        validation.check_whole("rounds.edge", self.edge_rounds, least=1)
-        validation.check_whole("rounds.local", self.local_steps, least=1)
+        validation.check_whole("rounds.global", self.global_rounds, least=1, most=MAX_EDGE_ROUNDS)
+        validation.check_whole("rounds.edge", self.edge_rounds, least=1, most=MAX_EDGE_ROUNDS)
+        validation.check_whole("rounds.local", self.local_steps, least=1, most=MAX_LOCAL_STEPS)
+        if self.global_rounds * self.edge_rounds > MAX_EDGE_ROUNDS:
+            raise InputError(
+                f"rounds.global = {self.global_rounds} times rounds.edge = {self.edge_rounds}: must be at "
+                f"most {MAX_EDGE_ROUNDS:,} edge rounds in all"
+            )
         if self.stop not in STOPS:
             raise InputError(unknown_name("rounds.stop", self.stop, STOPS))
         if self.target is not None:

@@ -85,5 +85,5 @@ def _load_run(path: Path, signature: _Signature) -> WatchedRun:
     run = load_run(path)
     last = run.records[-1].round if run.records else 0
     planned = [number for number in run.directory.plan_rounds() if number <= last]
-    plan = run.directory.plan(planned[-1]) if planned else None
+    plan = run.directory.plan(planned[-1], run.fleet.devices) if planned else None
     return WatchedRun(run=run, plan=plan, unix_seconds=signature[0] / 1e9)

@@ -16,8 +16,8 @@ import numpy as np
 import safetensors.numpy
 from numpy.typing import NDArray
 
-from cfel.durable import read_bytes, replace_file
-from cfel.errors import StorageError
+from cfel.durable import read_bytes, replace_file, translate_parse_errors
+from cfel.errors import InputError, StorageError
 
 _DIGEST_BYTES = 32
 _DTYPES = {"<f4": "F32", "<f8": "F64", "<i4": "I32", "<i8": "I64", "|u1": "U8"}
@@ -40,7 +40,7 @@ def save(path: Path, tensors: Mapping[str, NDArray[Any]], state: Mapping[str, An
     digest = hashlib.sha256()
     for part in content:
         digest.update(part)
-    replace_file(path, digest.digest(), *content)
+    replace_file(path, digest.digest(), *content, private=True)
 
 
 def _header(tensors: Mapping[str, NDArray[Any]], names: Sequence[str], state: Mapping[str, Any]) -> bytes:
@@ -72,12 +72,16 @@ def load(path: Path) -> tuple[dict[str, NDArray[Any]], dict[str, Any]] | None:
     """
     if not path.exists():
         return None
-    whole = read_bytes(path)
+    whole = read_bytes(path, max_bytes=None)
     digest, content = whole[:_DIGEST_BYTES], whole[_DIGEST_BYTES:]
     if hashlib.sha256(content).digest() != digest:
         raise StorageError(f"{path} is damaged: its SHA-256 is not the one it was written with")
-    length = int.from_bytes(content[:8], "little")
-    metadata = json.loads(content[8 : 8 + length])["__metadata__"]
-    tensors = safetensors.numpy.load(content)
-    del tensors[""]
-    return tensors, json.loads(metadata["state"])
+    with translate_parse_errors(path):
+        length = int.from_bytes(content[:8], "little")
+        metadata = json.loads(content[8 : 8 + length])["__metadata__"]
+        tensors = safetensors.numpy.load(content)
+        del tensors[""]
+        state = json.loads(metadata["state"])
+        if not isinstance(state, dict):
+            raise InputError(f"its state is a {type(state).__name__}, not an object")
+    return tensors, state

@@ -8,6 +8,7 @@ from cfel.experiment.experiment import Experiment
 from cfel.experiment.files import (
     PRESETS,
     experiment_toml,
+    load_directory_experiment,
     load_experiment,
     parse_experiment,
     preset_experiment,
@@ -23,6 +24,7 @@ __all__ = [
     "Experiment",
     "ModelParameters",
     "experiment_toml",
+    "load_directory_experiment",
     "load_experiment",
     "parse_experiment",
     "preset_experiment",

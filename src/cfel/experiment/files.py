@@ -14,6 +14,7 @@ import tomli_w
 from cfel import validation
 from cfel.control import Rounds, SchemeParameters
 from cfel.deployment.parameters import DeploymentParameters
+from cfel.durable import read_bytes
 from cfel.errors import ExperimentError, InputError, reason, unknown_name
 from cfel.experiment.document import (
     Table,
@@ -66,6 +67,7 @@ OWN_BUSINESS = (
     *(("preset",), ("name",)),
     *(("simulation", key) for key in ("workers", "checkpoint_every", "engine", "device")),
 )
+_MAX_BYTES = 64 * 1024**2
 
 
 def load_experiment(
@@ -83,8 +85,36 @@ def load_experiment(
         ExperimentError: the file cannot be read, or something in it is not known or not allowed.
     """
     try:
-        document: Table = tomllib.loads(Path(path).read_text(encoding="utf-8"))
-    except (OSError, UnicodeDecodeError, tomllib.TOMLDecodeError) as error:
+        content = Path(path).read_bytes()
+    except OSError as error:
+        raise ExperimentError(f"{path}: cannot be read: {reason(error)}") from error
+    return _read_experiment(content, path, changes, code)
+
+
+def load_directory_experiment(
+    directory: Path, changes: Sequence[str] = (), code: CodePolicy = BUILT_IN_ONLY
+) -> Experiment:
+    """Reads the experiment in a directory, which may be somebody else's: it must not be a link or a pipe.
+
+    Args:
+        directory: a run directory, or a folder with an `experiment.toml`.
+        changes: see `load_experiment`.
+        code: see `load_experiment`.
+
+    Raises:
+        StorageError: the file cannot be read.
+        ExperimentError: something in it is not known or not allowed.
+    """
+    path = directory / "experiment.toml"
+    return _read_experiment(read_bytes(path, max_bytes=_MAX_BYTES), path, changes, code)
+
+
+def _read_experiment(
+    content: bytes, path: str | Path, changes: Sequence[str], code: CodePolicy
+) -> Experiment:
+    try:
+        document: Table = tomllib.loads(content.decode())
+    except (ValueError, RecursionError) as error:
         raise ExperimentError(f"{path}: cannot be read: {reason(error)}") from error
     document = _changed(placed_beside(document, Path(path).parent, FILE_NAMES), changes)
     try:

@@ -18,6 +18,7 @@ from cfel.deployment.edge.node import Companion
 from cfel.deployment.node import run_device, run_edge
 from cfel.deployment.security.experiment_check import ExperimentCheck
 from cfel.deployment.transport.addresses import split_address
+from cfel.durable import open_log, translate_os_errors
 from cfel.errors import InputError, find_expected_error
 from cfel.experiment import Experiment, experiment_toml, shared_parts
 from cfel.experiment.files import OWN_BUSINESS
@@ -73,6 +74,8 @@ def prepare_directory(directory: Path, experiment: Experiment, world: World) -> 
     if (directory / "experiment.toml").exists():
         refuse_other_experiment(directory, text, [".".join(key) for key in OWN_BUSINESS])
         return
+    with translate_os_errors("create", directory):
+        directory.mkdir(mode=0o700, parents=True, exist_ok=True)
     describe_run(directory, world.setting, text)
 
 
@@ -123,7 +126,7 @@ async def run_until_stopped(work: Any) -> bool:  # noqa: ANN401 — a coroutine
 def start_logging(path: Path | None) -> None:
     """Sends the node's log to a file, or to standard error."""
     logging.basicConfig(
-        filename=path,
+        stream=None if path is None else open_log(path),
         level=logging.INFO,
         format="%(asctime)s %(levelname)s %(name)s: %(message)s",
         force=True,

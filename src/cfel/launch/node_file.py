@@ -25,11 +25,12 @@ import tomli_w
 from cfel.deployment.node import Node
 from cfel.deployment.security.identity import Identity
 from cfel.deployment.transport.addresses import split_address
-from cfel.durable import replace_file
-from cfel.errors import ExperimentError, InputError
+from cfel.durable import read_bytes, replace_file
+from cfel.errors import ExperimentError, InputError, StorageError
 from cfel.experiment import Experiment, load_experiment
 from cfel.experiment.document import refuse_unknown
 from cfel.plugins import ANY_CODE, import_from
+from cfel.runlog import holds_run
 
 _NEEDED = ("role", "number", "experiment", "certificates", "directory", "addresses")
 _KEYS = (*_NEEDED, "listen", "dashboard", "import_from", "energy", "data", "data_path")
@@ -57,7 +58,9 @@ class NodeFile:
 
     def load_experiment(self) -> Experiment:
         """Loads the experiment, and makes its user-defined code importable."""
-        import_from(self.experiment.parent, *self.import_from)
+        folder = self.experiment.parent
+        # `cfel up` keeps the experiment in its run directory, from which no code is loaded.
+        import_from(*self.import_from, *(() if holds_run(folder) else (folder,)))
         return load_experiment(self.experiment, code=ANY_CODE)
 
 
@@ -68,10 +71,10 @@ def read_node(path: Path) -> NodeFile:
         ExperimentError: it cannot be read, or a key is missing, unknown or not allowed.
     """
     try:
-        table: dict[str, Any] = tomllib.loads(path.read_text(encoding="utf-8"))
+        table: dict[str, Any] = tomllib.loads(read_bytes(path, follow_links=True).decode())
         refuse_unknown("node", table, _KEYS)
         return _parse_table(path.absolute().parent, table)
-    except (OSError, UnicodeDecodeError, tomllib.TOMLDecodeError, InputError) as error:
+    except (StorageError, ValueError, RecursionError) as error:
         raise ExperimentError(f"{path}: cannot be used: {error}") from error
 
 
@@ -158,4 +161,4 @@ def write_node(path: Path, file: NodeFile) -> None:
         table["data"] = file.data
     if file.data_path is not None:
         table["data_path"] = str(file.data_path)
-    replace_file(path, tomli_w.dumps(table).encode())
+    replace_file(path, tomli_w.dumps(table).encode(), private=True)

@@ -6,6 +6,7 @@ from pathlib import Path
 from cfel.deployment.node import Node
 from cfel.deployment.security.certificates import is_revoked, issue, make_authority
 from cfel.deployment.security.identity import Identity
+from cfel.durable import check_directory, make_directory
 from cfel.errors import InputError, reason
 from cfel.experiment import Experiment
 from cfel.launch.node_file import NodeFile, write_node
@@ -24,7 +25,9 @@ def prepare_nodes(
     """
     deployment = experiment.deployment
     certificates, nodes = out.absolute() / "certificates", out.absolute() / "nodes"
-    nodes.mkdir(exist_ok=True)
+    # What nodes keep, their keys included, is for this user alone.
+    make_directory(nodes, private=True)
+    make_directory(certificates, private=True)
     make_authority(certificates)
     clusters = world.setting.fleet.clusters
     ports = find_free_ports(deployment.host, 2 * clusters)
@@ -40,6 +43,7 @@ def prepare_nodes(
             issue(certificates, identity, deployment.certificate_hours, (deployment.host,))
         # A counter measures the whole host: with many devices on it, each would count the others too.
         energy = "model" if identity.role == "device" else "auto"
+        check_directory(nodes / str(identity))
         node = Node(identity, addresses, nodes / str(identity), certificates, energy=energy)
         dashboard = f"{LOOPBACK}:{ports[clusters + identity.number]}" if identity.role == "edge" else None
         file = NodeFile(node, out.absolute() / "experiment.toml", import_from, dashboard)

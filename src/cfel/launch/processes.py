@@ -14,6 +14,7 @@ from multiprocessing.context import ForkServerContext
 from multiprocessing.process import BaseProcess
 from pathlib import Path
 
+from cfel.durable import open_log
 from cfel.errors import CfelError, DeploymentError, InputError, NotAdmittedError
 from cfel.launch.node import run_node, start_logging
 
@@ -133,11 +134,11 @@ def _run_process(configuration: Path) -> None:
     try:
         run_node(configuration)
     except CfelError as error:
-        with log.open("a") as file:
+        with open_log(log) as file:
             file.write(f"{error}\n")
         raise SystemExit(_exit_code(error)) from error
     except Exception:  # noqa: BLE001 — any failure must be in the node's log before the process ends
-        with log.open("a") as file:
+        with open_log(log) as file:
             traceback.print_exc(file=file)
         raise SystemExit(1) from None
 

@@ -23,18 +23,24 @@ def draw_decisions(run: Run) -> Figure | None:
     rounds = pick_evenly(run.directory.plan_rounds(), _MAX_ROUNDS)
     if not rounds:
         return None
-    plans = [run.directory.plan(number) for number in rounds]
+    # One table at a time: those of a large fleet do not fit into memory together.
+    means = [_average_shares(run, number) for number in rounds]
     order = np.argsort(run.fleet.cluster, kind="stable")
     figure, all_axes = new_figure(2, 2.9)
     for axes, name, title in zip(
         all_axes, ("rho", "theta"), ("ρ, share of local steps", "θ, share uploaded"), strict=True
     ):
-        table = np.stack([average_devices(plan, name, run.fleet.devices) for plan in plans], axis=1)
+        table = np.stack([each[name] for each in means], axis=1)
         _draw_heat_map(axes, average_rows(table[order], _MAX_ROWS), rounds, run)
         axes.set_title(title)
     all_axes[-1].set_xlabel("global round")
     figure.colorbar(all_axes[0].images[0], ax=all_axes, shrink=0.7, pad=0.02).outline.set_visible(False)
     return figure
+
+
+def _average_shares(run: Run, global_round: int) -> dict[str, FloatArray]:
+    plan = run.directory.plan(global_round, run.fleet.devices)
+    return {name: average_devices(plan, name, run.fleet.devices) for name in ("rho", "theta")}
 
 
 def average_devices(plan: PlanTable, name: str, devices: int) -> FloatArray:

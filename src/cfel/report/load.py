@@ -4,16 +4,19 @@
 directory names are only for people: scheme, seed and target come from each `experiment.toml`.
 """
 
-import json
 import tomllib
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from cfel.errors import RunDirectoryError
+from cfel import validation
+from cfel.durable import read_bytes, translate_parse_errors
+from cfel.errors import InputError, RunDirectoryError, StorageError
 from cfel.runlog import Environment, FleetDescription, RoundRecord, RunDirectory, holds_run
+from cfel.runlog.json_text import parse_json
 
 _ORDER = ("hcef-plus", "hcef", "cef", "cef-c", "cef-f", "mll-sgd")
+_MAX_SEED = 2**128
 _DEPTHS = ("*/rounds.jsonl", "*/*/rounds.jsonl")
 
 
@@ -56,10 +59,10 @@ def load_run(path: Path) -> Run:
     target = _read_table(experiment, "rounds").get("target")
     return Run(
         directory=directory,
-        name=str(experiment.get("name", path.name)),
-        scheme=str(_read_table(experiment, "scheme").get("name", "scheme")),
+        name=_read_text(path, "name", experiment.get("name", path.name)),
+        scheme=_read_text(path, "scheme.name", _read_table(experiment, "scheme").get("name", "scheme")),
         seed=_read_seed(path, experiment.get("seed", 0)),
-        target=float(target) if isinstance(target, int | float) else None,
+        target=_read_target(target),
         records=directory.records(),
         fleet=directory.fleet(),
         environment=directory.environment(),
@@ -108,20 +111,26 @@ def group_by_scheme(runs: tuple[Run, ...]) -> dict[str, tuple[Run, ...]]:
 def find_target(path: Path, runs: tuple[Run, ...]) -> float | None:
     """The target in an existing `summary.json`, else the one that all runs share, else None."""
     try:
-        target = json.loads((path / "summary.json").read_bytes())["target"]
-    except (OSError, ValueError, KeyError, TypeError):
-        target = None
-    if isinstance(target, int | float):
-        return float(target)
+        stated = parse_json(read_bytes(path / "summary.json").decode())["target"]
+    except (StorageError, ValueError, KeyError, TypeError):
+        stated = None
+    if (target := _read_target(stated)) is not None:
+        return target
     targets = {run.target for run in runs}
     return targets.pop() if len(targets) == 1 else None
 
 
-def _parse_experiment(path: Path, text: str) -> dict[str, Any]:
+def _read_target(value: object) -> float | None:
+    """An accuracy to reach; None for anything else."""
     try:
+        return validation.check_number("target", value)
+    except InputError:
+        return None
+
+
+def _parse_experiment(path: Path, text: str) -> dict[str, Any]:
+    with translate_parse_errors(path / "experiment.toml"):
         return tomllib.loads(text)
-    except tomllib.TOMLDecodeError as error:
-        raise RunDirectoryError(f"{path / 'experiment.toml'} is damaged: {error}") from error
 
 
 def _read_table(experiment: dict[str, Any], name: str) -> dict[str, Any]:
@@ -129,7 +138,15 @@ def _read_table(experiment: dict[str, Any], name: str) -> dict[str, Any]:
     return table if isinstance(table, dict) else {}
 
 
+def _read_text(path: Path, field: str, value: object) -> str:
+    with translate_parse_errors(path / "experiment.toml"):
+        return validation.check_text(field, value)
+
+
 def _read_seed(path: Path, seed: object) -> int:
-    if not isinstance(seed, int):
-        raise RunDirectoryError(f"{path / 'experiment.toml'}: seed: {seed!r} is not a whole number")
+    if not isinstance(seed, int) or abs(seed) > _MAX_SEED:
+        shown = validation.show(seed)
+        raise RunDirectoryError(
+            f"{path / 'experiment.toml'}: seed: {shown} is not a whole number of 128 bits"
+        )
     return seed

@@ -8,7 +8,7 @@ from pathlib import Path
 
 from matplotlib.figure import Figure
 
-from cfel.durable import replace_file, translate_os_errors
+from cfel.durable import make_directory, replace_file
 from cfel.report.backhaul import draw_backhaul
 from cfel.report.curves import draw_accuracy, draw_budget, draw_estimates, read_field
 from cfel.report.devices import draw_decisions, draw_stragglers
@@ -76,8 +76,7 @@ def write_pictures(directory: Path, pictures: tuple[Picture, ...]) -> None:
     Raises:
         StorageError: a file cannot be written.
     """
-    with translate_os_errors("create", directory):
-        directory.mkdir(exist_ok=True)
+    make_directory(directory)
     for picture in pictures:
         replace_file(directory / f"{picture.name}.svg", picture.svg.encode())
         replace_file(directory / f"{picture.name}.png", picture.png)

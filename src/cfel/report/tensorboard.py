@@ -12,7 +12,7 @@ from collections.abc import Iterator
 from functools import cache
 from pathlib import Path
 
-from cfel.durable import replace_file, translate_os_errors
+from cfel.durable import make_directory, replace_file
 from cfel.report.load import Run, load_runs
 from cfel.runlog import RoundRecord
 
@@ -50,8 +50,8 @@ def write_events(path: Path) -> tuple[Path, ...]:
 
 def _write_run(root: Path, run: Run) -> Path:
     directory = root / re.sub(r"[^\w-]", "-", run.scheme) / f"seed-{run.seed}"
-    with translate_os_errors("create", directory):
-        directory.mkdir(parents=True, exist_ok=True)
+    for each in (root, directory.parent, directory):
+        make_directory(each)
     file = directory / "events.out.tfevents.0.cfel"
     replace_file(file, b"".join(map(_frame, _encode_events(run))))
     return file

@@ -6,15 +6,22 @@ plans and no checkpoints. Absolute paths become placeholders: DATA for the data 
 
 import json
 import re
-import shutil
 import tomllib
+from collections.abc import Sequence
+from dataclasses import asdict
 from pathlib import Path
-from typing import Any
 
 import tomli_w
 
-from cfel.durable import replace_file, translate_os_errors
+from cfel.durable import (
+    check_directory,
+    read_bytes,
+    replace_file,
+    translate_os_errors,
+    translate_parse_errors,
+)
 from cfel.errors import RunDirectoryError
+from cfel.runlog import RunDirectory
 
 DATA = "DATA"
 _ABSOLUTE = re.compile(r"(?<![\w./])(?:[A-Za-z]:)?[/\\][^\s\"',;=]*")
@@ -36,7 +43,8 @@ def land(out: Path, place: Path) -> list[Path]:
     """
     if not (out / "summary.json").is_file():
         raise RunDirectoryError(f"{out} has no summary.json: no results to copy yet")
-    written = [_write_file(place / "summary.json", _strip_paths((out / "summary.json").read_text()))]
+    check_directory(out / "figures")
+    written = [_write_file(place / "summary.json", _strip_paths(_read_text(out / "summary.json")))]
     extras = (*out.glob("rates.toml"), *sorted((out / "figures").glob("*.*")))
     written += [_copy_file(extra, place / extra.relative_to(out)) for extra in extras]
     for log in sorted(out.rglob("rounds.jsonl")):
@@ -45,12 +53,14 @@ def land(out: Path, place: Path) -> list[Path]:
 
 
 def _copy_run(run: Path, place: Path) -> list[Path]:
-    experiment = tomllib.loads((run / "experiment.toml").read_text(encoding="utf-8"))
-    for section, key in (("data", "path"), ("model", "init"), ("topology", "file")):
-        if key in experiment.get(section, {}):
-            experiment[section][key] = DATA if section == "data" else "PATH"
-    environment: dict[str, Any] = json.loads((run / "environment.json").read_text(encoding="utf-8"))
-    environment["command"] = _anonymise_command(environment.get("command", []))
+    text = _read_text(run / "experiment.toml")
+    with translate_parse_errors(run / "experiment.toml"):
+        experiment = tomllib.loads(text)
+        for section, key in (("data", "path"), ("model", "init"), ("topology", "file")):
+            if key in experiment.get(section, {}):
+                experiment[section][key] = DATA if section == "data" else "PATH"
+    environment = asdict(RunDirectory.open(run).environment())
+    environment["command"] = _anonymise_command(environment["command"])
     return [
         *(_copy_file(run / name, place / name) for name in _FILES),
         _write_file(place / "experiment.toml", _strip_paths(tomli_w.dumps(experiment))),
@@ -58,7 +68,7 @@ def _copy_run(run: Path, place: Path) -> list[Path]:
     ]
 
 
-def _anonymise_command(words: list[str]) -> list[str]:
+def _anonymise_command(words: Sequence[str]) -> list[str]:
     """The command without absolute paths: the bare name of the program, and DATA after --data."""
     program = [Path(word).name for word in words[:1]]
     before = ["", *words[1:]]
@@ -73,15 +83,18 @@ def _strip_paths(text: str) -> str:
     return _ABSOLUTE.sub("PATH", text)
 
 
+def _read_text(path: Path) -> str:
+    content = read_bytes(path)
+    with translate_parse_errors(path):
+        return content.decode()
+
+
 def _copy_file(source: Path, target: Path) -> Path:
-    with translate_os_errors("write", target):
-        target.parent.mkdir(parents=True, exist_ok=True)
-        shutil.copyfile(source, target)
-    return target
+    return _write_file(target, read_bytes(source))
 
 
-def _write_file(target: Path, text: str) -> Path:
+def _write_file(target: Path, content: str | bytes) -> Path:
     with translate_os_errors("write", target):
         target.parent.mkdir(parents=True, exist_ok=True)
-    replace_file(target, text.encode())
+    replace_file(target, content.encode() if isinstance(content, str) else content)
     return target

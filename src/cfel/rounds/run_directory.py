@@ -7,7 +7,7 @@ from pathlib import Path
 from typing import Any
 
 from cfel.control.setting import Setting
-from cfel.durable import read_bytes
+from cfel.durable import read_bytes, translate_parse_errors
 from cfel.errors import RunDirectoryError
 from cfel.runlog import (
     Checkpoint,
@@ -17,6 +17,7 @@ from cfel.runlog import (
     holds_run,
     write_descriptions,
 )
+from cfel.validation import show
 
 MAY_DIFFER = (
     "name",
@@ -93,17 +94,16 @@ def refuse_other_experiment(path: Path, experiment_toml: str, may_differ: Collec
     Raises:
         RunDirectoryError: naming the first key that differs, and both values.
     """
-    try:
-        then = _flat(tomllib.loads(read_bytes(path / "experiment.toml").decode()))
-    except (tomllib.TOMLDecodeError, UnicodeDecodeError) as error:
-        raise RunDirectoryError(f"{path / 'experiment.toml'} is damaged: {error}") from error
+    content = read_bytes(path / "experiment.toml")
+    with translate_parse_errors(path / "experiment.toml"):
+        then = _flat(tomllib.loads(content.decode()))
     now = _flat(tomllib.loads(experiment_toml))
     for key in sorted(then.keys() | now.keys()):
         before, asked = then.get(key), now.get(key)
         ignored = key in MAY_DIFFER or key in may_differ or key.startswith("deployment.")
         if not ignored and _meaning(key, before) != _meaning(key, asked):
             raise RunDirectoryError(
-                f"{path} holds a run with {key} = {before!r}, not {asked!r}: "
+                f"{path} holds a run with {key} = {show(before)}, not {show(asked)}: "
                 "resume it as it was, or choose another directory"
             )
 

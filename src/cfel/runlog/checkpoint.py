@@ -28,13 +28,15 @@ import safetensors.numpy
 from numpy.typing import NDArray
 from safetensors import SafetensorError
 
+from cfel import validation
 from cfel.durable import (
+    check_directory,
     read_bytes,
     remove_quietly,
     replace_file,
-    sync_directory,
-    sync_file,
+    replacing,
     translate_os_errors,
+    translate_parse_errors,
 )
 from cfel.errors import InputError, RunDirectoryError, StorageError
 
@@ -43,6 +45,8 @@ SHARD_BYTES = 64 * 1024**2
 
 _KINDS = "biuf"
 _ATTEMPTS = 5
+_MAX_NUMBER = 10**9
+_NAME = re.compile(r"generation-[0-9]{5,10}-(?:[0-9]{5,10}\.safetensors|state\.json)")
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -91,12 +95,23 @@ class _File:
     bytes: int
     sha256: str
 
+    def __post_init__(self) -> None:
+        # A name like "../../other" would lead out of the directory.
+        if not isinstance(self.name, str) or not _NAME.fullmatch(self.name):
+            raise InputError(f"{self.name!r} is not the name of a checkpoint's file")
+        if not isinstance(self.bytes, int) or not isinstance(self.sha256, str):
+            raise InputError(f"{self.name}: its size or its SHA-256 is missing")
+
 
 @dataclass(frozen=True, slots=True)
 class _Manifest:
     generation: int
     round: int
     files: tuple[_File, ...]
+
+    def __post_init__(self) -> None:
+        validation.check_whole("generation", self.generation, least=0, most=_MAX_NUMBER)
+        validation.check_whole("round", self.round, least=0, most=_MAX_NUMBER)
 
 
 def write_checkpoint(directory: Path, checkpoint: Checkpoint, shard_bytes: int = SHARD_BYTES) -> None:
@@ -112,11 +127,12 @@ def write_checkpoint(directory: Path, checkpoint: Checkpoint, shard_bytes: int =
     state = _state_bytes(checkpoint.state)
     try:
         names = [*_write_shards(directory, prefix, checkpoint.tensors, shard_bytes), f"{prefix}state.json"]
-        replace_file(directory / names[-1], state)
+        replace_file(directory / names[-1], state, private=True)
         manifest = _Manifest(
             generation, checkpoint.round, tuple(_described(directory / name) for name in names)
         )
-        replace_file(directory / "manifest.json", json.dumps(asdict(manifest), indent=1).encode())
+        content = json.dumps(asdict(manifest), indent=1).encode()
+        replace_file(directory / "manifest.json", content, private=True)
     except StorageError:
         sweep(directory)
         raise
@@ -135,12 +151,9 @@ def _write_shards(
 ) -> Iterator[str]:
     for index, shard in enumerate(_shards(tensors, shard_bytes)):
         name = f"{prefix}{index:05d}.safetensors"
-        with translate_os_errors("write", directory / name):
-            _save(directory / name, shard)
-            sync_file(directory / name)
+        with replacing(directory / name, private=True) as temporary:
+            _save(temporary, shard)
         yield name
-    with translate_os_errors("write", directory):
-        sync_directory(directory)
 
 
 def _save(path: Path, shard: dict[str, NDArray[Any]]) -> None:
@@ -195,23 +208,28 @@ def read_checkpoint(directory: Path) -> Checkpoint | None:
 
 def _read_files(directory: Path, manifest: _Manifest) -> Checkpoint:
     tensors: dict[str, NDArray[Any]] = {}
-    state: dict[str, Any] = {}
+    state: Any = {}
     for file in manifest.files:
-        content = _checked(directory / file.name, file)
-        if file.name.endswith(".safetensors"):
-            tensors |= safetensors.numpy.load(content)
-        else:
-            state = json.loads(content)
-    return Checkpoint(manifest.round, tensors, state)
+        path = directory / file.name
+        content = _checked(path, file)
+        with translate_parse_errors(path):
+            if file.name.endswith(".safetensors"):
+                tensors |= safetensors.numpy.load(content)
+            else:
+                state = json.loads(content)
+    with translate_parse_errors(directory):
+        if not isinstance(state, dict):
+            raise InputError(f"its state is a {type(state).__name__}, not an object")
+        return Checkpoint(manifest.round, tensors, state)
 
 
 def _checked(path: Path, file: _File) -> bytes:
     try:
-        content = path.read_bytes()
-    except FileNotFoundError:
+        content = read_bytes(path, max_bytes=None)
+    except StorageError as error:
+        if isinstance(error.__cause__, FileNotFoundError):
+            raise error.__cause__ from None
         raise
-    except OSError as error:
-        raise RunDirectoryError(f"cannot read {path}: {error.strerror}") from error
     if len(content) != file.bytes:
         raise RunDirectoryError(f"{path} is damaged: {len(content)} bytes instead of {file.bytes}")
     if hashlib.sha256(content).hexdigest() != file.sha256:
@@ -220,15 +238,15 @@ def _checked(path: Path, file: _File) -> bytes:
 
 
 def _read_manifest(directory: Path) -> _Manifest | None:
+    check_directory(directory)
     path = directory / "manifest.json"
     if not path.exists():
         return None
-    try:
-        document = json.loads(read_bytes(path))
+    content = read_bytes(path)
+    with translate_parse_errors(path):
+        document = json.loads(content)
         files = tuple(_File(**file) for file in document.pop("files"))
         return _Manifest(**document, files=files)
-    except (ValueError, TypeError, KeyError, AttributeError) as error:
-        raise RunDirectoryError(f"{path} is damaged: {error}") from error
 
 
 def sweep(directory: Path) -> None:

@@ -18,7 +18,16 @@ from pathlib import Path
 from types import TracebackType
 from typing import Self
 
-from cfel.durable import read_bytes, remove_quietly, replace_file, sync_directory, translate_os_errors
+from cfel.durable import (
+    make_directory,
+    read_bytes,
+    remove_leftovers,
+    remove_quietly,
+    replace_file,
+    sync_directory,
+    translate_os_errors,
+    translate_parse_errors,
+)
 from cfel.errors import InputError, RunDirectoryError, StorageError
 from cfel.runlog.background import CheckpointWriter
 from cfel.runlog.checkpoint import SHARD_BYTES, Checkpoint, read_checkpoint, sweep
@@ -36,7 +45,9 @@ _FLEET = "fleet.json"
 
 def holds_run(path: Path) -> bool:
     """Whether `path` is a run directory (of any schema)."""
-    return (path / _LOG).is_file()
+    log = path / _LOG
+    # A link counts, so that it is refused by name when it is read and nothing is begun over it.
+    return log.is_symlink() or log.is_file()
 
 
 def write_descriptions(
@@ -87,11 +98,13 @@ class RunDirectory:
 
     def environment(self) -> Environment:
         """What the run was made with."""
-        return Environment.from_json(self._text(_ENVIRONMENT))
+        with translate_parse_errors(self.path / _ENVIRONMENT):
+            return Environment.from_json(self._text(_ENVIRONMENT))
 
     def fleet(self) -> FleetDescription:
         """Who took part."""
-        return FleetDescription.from_json(self._text(_FLEET))
+        with translate_parse_errors(self.path / _FLEET):
+            return FleetDescription.from_json(self._text(_FLEET))
 
     def records(self) -> tuple[RoundRecord, ...]:
         """The rounds so far; a line that is just being written is passed over."""
@@ -101,19 +114,24 @@ class RunDirectory:
         """The global rounds that have a plan table."""
         return tuple(number for number, _ in plan_paths(self.path))
 
-    def plan(self, global_round: int) -> PlanTable:
-        """The plan table of one global round."""
-        return read_plan(self.path, global_round)
+    def plan(self, global_round: int, devices: int) -> PlanTable:
+        """The plan table of one global round, whose devices have numbers below `devices`."""
+        plan = read_plan(self.path, global_round)
+        if plan.device.max(initial=-1) >= devices:
+            raise RunDirectoryError(
+                f"{self.path}: the plan of round {global_round} names device {plan.device.max()}, but the "
+                f"run has {devices} devices"
+            )
+        return plan
 
     def checkpoint(self) -> Checkpoint | None:
         """The last complete checkpoint, or None."""
         return read_checkpoint(self.path / "checkpoint")
 
     def _text(self, name: str) -> str:
-        try:
-            return read_bytes(self.path / name).decode()
-        except UnicodeDecodeError as error:
-            raise RunDirectoryError(f"{self.path / name} is damaged: {error}") from error
+        content = read_bytes(self.path / name)
+        with translate_parse_errors(self.path / name):
+            return content.decode()
 
 
 class RunWriter:
@@ -128,9 +146,9 @@ class RunWriter:
 
     def __init__(self, path: Path, shard_bytes: int = SHARD_BYTES) -> None:
         self.path = path
-        with translate_os_errors("create", path):
-            (path / "plans").mkdir(exist_ok=True)
-            (path / "checkpoint").mkdir(exist_ok=True)
+        make_directory(path / "plans")
+        # Models, and what devices remember: both can reveal training data.
+        make_directory(path / "checkpoint", private=True)
         self._log = RoundLog(path / _LOG)
         self._checkpoints = CheckpointWriter(path / "checkpoint", shard_bytes)
         with translate_os_errors("create", path):
@@ -194,8 +212,8 @@ class RunWriter:
         for number, plan in plan_paths(self.path):
             if last_round is None or number > last_round:
                 remove_quietly(plan)
-        for leftover in (*self.path.glob(".*.tmp"), *(self.path / "plans").glob(".*.tmp")):
-            remove_quietly(leftover)
+        remove_leftovers(self.path)
+        remove_leftovers(self.path / "plans")
 
     @property
     def last_round(self) -> int | None:

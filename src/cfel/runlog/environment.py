@@ -15,7 +15,9 @@ from importlib.metadata import PackageNotFoundError, version
 from pathlib import Path
 from typing import Any
 
-from cfel.errors import RunDirectoryError
+from cfel import validation
+from cfel.errors import InputError, RunDirectoryError
+from cfel.runlog.json_text import parse_json
 
 SCHEMA = 1
 """Layout of a run directory; raised when an older reader would misread a newer directory."""
@@ -51,6 +53,18 @@ class Environment:
     command: tuple[str, ...] = ()
     started: str = ""
 
+    def __post_init__(self) -> None:
+        """Checks the types: a page is made of these values."""
+        texts = {name: getattr(self, name) for name in ("python", "cpu", "platform", "started")}
+        texts |= {f"packages[{key!r}]": value for key, value in dict(self.packages).items()}
+        texts |= {f"command[{place}]": word for place, word in enumerate(self.command)}
+        for name, value in texts.items():
+            if not isinstance(value, str):
+                raise InputError(f"{name}: {value!r} is not text")
+        if not isinstance(self.commit, str | None) or not isinstance(self.modified, bool | None):
+            raise InputError(f"commit, modified: {self.commit!r}, {self.modified!r} are not text and truth")
+        validation.check_whole("cores", self.cores, least=0)
+
     def to_json(self) -> str:
         """The document of `environment.json`."""
         return json.dumps(asdict(self), indent=2, ensure_ascii=False) + "\n"
@@ -63,8 +77,8 @@ class Environment:
             RunDirectoryError: the text is no such document, or comes from a newer cfel.
         """
         try:
-            document: dict[str, Any] = json.loads(text)
-            schema = int(document["schema"])
+            document: dict[str, Any] = parse_json(text)
+            schema = validation.check_whole("schema", document["schema"], least=0)
         except (ValueError, TypeError, KeyError) as error:
             raise RunDirectoryError(f"environment.json cannot be used: {error!r}") from error
         if schema > SCHEMA:
@@ -74,7 +88,7 @@ class Environment:
             )
         try:
             return cls(**{**document, "command": tuple(document.get("command", ()))})
-        except TypeError as error:
+        except (TypeError, ValueError) as error:
             raise RunDirectoryError(f"environment.json cannot be used: {error}") from error
 
 

@@ -9,6 +9,10 @@ from dataclasses import dataclass
 from typing import Any
 
 from cfel.errors import InputError, RunDirectoryError
+from cfel.runlog.json_text import parse_json
+
+_TOLERANCE = 1e-6
+"""How far rounding may take a mixing weight out of [0, 1]."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -69,10 +73,10 @@ class FleetDescription:
             RunDirectoryError: the text is no such document.
         """
         try:
-            document: dict[str, Any] = json.loads(text)
+            document: dict[str, Any] = parse_json(text)
             names = ("cluster", "edges", "mixing", "seconds_budget", "joules_budget")
             return cls(**{name: document[name] for name in names})
-        except (ValueError, TypeError, KeyError) as error:
+        except (ValueError, TypeError, KeyError, OverflowError) as error:
             raise RunDirectoryError(f"fleet.json cannot be used: {error}") from error
 
 
@@ -83,6 +87,8 @@ def _check_clusters(
     for index, row in enumerate(mixing):
         if len(row) != count:
             raise InputError(f"mixing[{index}]: {len(row)} weights, but there are {count} clusters")
+        if not all(-_TOLERANCE <= weight <= 1 + _TOLERANCE for weight in row):
+            raise InputError(f"mixing[{index}]: has a weight outside of 0 to 1")
     for index, number in enumerate(cluster):
         if not 0 <= number < count:
             raise InputError(f"cluster[{index}]: {number} is not one of the {count} clusters")
@@ -94,6 +100,6 @@ def _check_clusters(
 def _budget(name: str, value: float | None) -> float | None:
     if value is None or value == math.inf:
         return None
-    if not value > 0:
+    if isinstance(value, bool) or not value > 0:
         raise InputError(f"{name}: {value!r} is not a number > 0 (None is no limit)")
     return float(value)

@@ -83,7 +83,8 @@ class RoundLog:
     def __init__(self, path: Path) -> None:
         self._path = path
         with translate_os_errors("open", path):
-            self._descriptor = os.open(path, os.O_RDWR | os.O_CREAT | os.O_APPEND, 0o644)
+            flags = os.O_RDWR | os.O_CREAT | os.O_APPEND | os.O_NOFOLLOW | os.O_CLOEXEC
+            self._descriptor = os.open(path, flags, 0o666)
         try:
             self._lock()
             content = read_log(path)

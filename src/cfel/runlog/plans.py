@@ -4,6 +4,7 @@ One row per device and edge round. Written before the round's line in the log, s
 table.
 """
 
+import re
 from collections.abc import Iterator
 from dataclasses import dataclass, fields
 from io import BytesIO
@@ -15,10 +16,15 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 from numpy.typing import NDArray
 
-from cfel.durable import read_bytes, replace_file
-from cfel.errors import InputError, RunDirectoryError
+from cfel.durable import check_directory, read_bytes, replace_file, translate_parse_errors
+from cfel.errors import InputError
 
 _WHOLE = ("edge_round", "device", "cluster", "steps")
+_SHARES = ("rho", "theta", "speed")
+_NAME = re.compile(r"round-([0-9]{5,9})\.parquet")
+# A table may take this much memory, and this many times the size of its file on top.
+_FREE_BYTES = 64 * 1024**2
+_MAX_EXPANSION = 100
 
 
 @dataclass(frozen=True, slots=True, kw_only=True, eq=False)
@@ -81,12 +87,10 @@ def plan_path(directory: Path, global_round: int) -> Path:
 
 def plan_paths(directory: Path) -> Iterator[tuple[int, Path]]:
     """The tables there are, as (global round, path), in order of rounds."""
-    found = [
-        (int(path.stem.removeprefix("round-")), path)
-        for path in (directory / "plans").glob("round-*.parquet")
-        if path.stem.removeprefix("round-").isdigit()
-    ]
-    return iter(sorted(found))
+    check_directory(directory / "plans")
+    names = ((_NAME.fullmatch(path.name), path) for path in (directory / "plans").glob("round-*.parquet"))
+    found = [(int(name[1]), path) for name, path in names if name]
+    return iter(sorted((number, path) for number, path in found if path == plan_path(directory, number)))
 
 
 def write_plan(directory: Path, plan: PlanTable) -> None:
@@ -105,12 +109,45 @@ def read_plan(directory: Path, global_round: int) -> PlanTable:
         StorageError: it is missing or damaged.
     """
     path = plan_path(directory, global_round)
+    check_directory(path.parent)
     content = read_bytes(path)
-    try:
-        table = pq.read_table(BytesIO(content))
-        # Tables written before clocks could be turned down have no speeds.
-        names = [name for name in column_names() if name != "speed" or name in table.column_names]
-        columns = {name: table.column(name).to_numpy() for name in names}
-    except (pa.ArrowException, KeyError, OSError) as error:
-        raise RunDirectoryError(f"{path} is damaged: {error}") from error
-    return PlanTable(round=global_round, **columns)
+    with translate_parse_errors(path):
+        return PlanTable(round=global_round, **_read_columns(content))
+
+
+def _read_columns(content: bytes) -> dict[str, NDArray[Any]]:
+    """The columns of a table, after a look at how large they will be: a small file can hold a huge table."""
+    file = pq.ParquetFile(BytesIO(content))
+    # Tables written before clocks could be turned down have no speeds.
+    names = [name for name in column_names() if name != "speed" or name in file.schema_arrow.names]
+    _check_size(file, len(names), len(content))
+    for name in names:
+        wanted = pa.int32() if name in _WHOLE else pa.float64()
+        if file.schema_arrow.field(name).type != wanted:
+            raise InputError(f"{name}: is {file.schema_arrow.field(name).type}, not {wanted}")
+    table = file.read(columns=names, use_threads=False)
+    columns = {name: table.column(name).to_numpy() for name in names}
+    for name in names:
+        _check_range(name, columns[name], table.column(name).null_count)
+    return columns
+
+
+def _check_size(file: pq.ParquetFile, columns: int, size: int) -> None:
+    facts = file.metadata
+    groups = [facts.row_group(number) for number in range(facts.num_row_groups)]
+    unpacked = sum(
+        group.column(number).total_uncompressed_size
+        for group in groups
+        for number in range(group.num_columns)
+    )
+    rows = max(facts.num_rows, sum(group.num_rows for group in groups))
+    most = _FREE_BYTES + _MAX_EXPANSION * size
+    if max(unpacked, rows * columns * 8) > most or min(unpacked, rows) < 0:
+        raise InputError(f"its {rows:,} rows would take more than {most:,} bytes, for a file of {size:,}")
+
+
+def _check_range(name: str, column: NDArray[Any], missing: int) -> None:
+    if missing or (name in _SHARES and not ((column >= 0) & (column <= 1)).all()):
+        raise InputError(f"{name}: has an entry that is missing or outside of 0 to 1")
+    if name in _WHOLE and (column < 0).any():
+        raise InputError(f"{name}: has an entry below 0")

@@ -13,10 +13,12 @@ from dataclasses import dataclass, fields
 from typing import Any
 
 from cfel.errors import InputError, unknown_name
+from cfel.runlog.json_text import parse_json
 
 WALL_CLOCK_FIELDS = ("wall_seconds",)
 """Fields that differ between two runs of the same experiment; all others are equal to the last bit."""
 
+_MAX_COUNT = 2**100
 _NOT_A_JSON_NUMBER = ("nan", "inf", "-inf")
 _CUMULATIVE = (
     "seconds",
@@ -114,8 +116,8 @@ class RoundRecord:
             InputError: the line is no such record; the message names the field.
         """
         try:
-            document = json.loads(line)
-        except ValueError as error:
+            document = parse_json(line)
+        except InputError as error:
             raise InputError(f"not a JSON object: {error}") from error
         if not isinstance(document, dict):
             raise InputError(f"not a JSON object but {type(document).__name__}")
@@ -154,7 +156,10 @@ def _as_float(name: str, value: Any, *, optional: bool) -> float | None:  # noqa
         return None
     if isinstance(value, str | bytes | bool) or not hasattr(value, "__float__"):
         raise InputError(f"{name}: {value!r} is not a number")
-    return float(value)
+    try:
+        return float(value)
+    except OverflowError as error:
+        raise InputError(f"{name}: is too large for a number") from error
 
 
 def _as_count(name: str, value: Any, *, optional: bool) -> int | None:  # noqa: ANN401 — NumPy scalars too
@@ -162,4 +167,6 @@ def _as_count(name: str, value: Any, *, optional: bool) -> int | None:  # noqa: 
         return None
     if isinstance(value, bool) or not hasattr(value, "__index__") or int(value) < 0:
         raise InputError(f"{name}: {value!r} is not a whole number >= 0")
+    if int(value) > _MAX_COUNT:
+        raise InputError(f"{name}: is larger than {_MAX_COUNT}")
     return int(value)

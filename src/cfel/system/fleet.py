@@ -21,6 +21,11 @@ from cfel.system.traces import TraceParameters, read_trace
 ConditionParameters = RandomConditions | HardwareConditions | TraceParameters
 
 
+MAX_DEVICES = 10**7
+MAX_CLUSTERS = 4096
+"""Mixing weights are a square matrix of this size."""
+
+
 @dataclass(frozen=True, slots=True)
 class FleetParameters:
     """Devices and clusters.
@@ -40,11 +45,12 @@ class FleetParameters:
     battery_joules: float | tuple[float, ...] | None = None
 
     def __post_init__(self) -> None:
-        validation.check_whole("fleet.devices", self.devices, least=1)
+        validation.check_whole("fleet.devices", self.devices, least=1, most=MAX_DEVICES)
         if isinstance(self.clusters, Sequence):
             object.__setattr__(self, "clusters", _checked_sizes(self.clusters, self.devices))
         else:
-            validation.check_whole("fleet.clusters", self.clusters, least=1, most=self.devices)
+            most = min(self.devices, MAX_CLUSTERS)
+            validation.check_whole("fleet.clusters", self.clusters, least=1, most=most)
         if isinstance(self.battery_joules, Sequence):
             battery = validation.check_floats(
                 "fleet.battery_joules", self.battery_joules, length=self.devices, least=0, finite=False

@@ -14,7 +14,7 @@ from torch import Tensor
 
 from cfel.deployment import state_file
 from cfel.deployment.measurement.meters import Measurements, RunningRatio
-from cfel.durable import translate_os_errors
+from cfel.durable import remove_leftovers, translate_os_errors
 from cfel.errors import RunBusyError
 from cfel.learning.compression.packing import unpack_update
 from cfel.learning.device_messages import DeviceState
@@ -51,13 +51,14 @@ def alone_in(directory: Path) -> Iterator[None]:
         StorageError: it cannot be made or opened.
     """
     with translate_os_errors("create", directory):
-        directory.mkdir(parents=True, exist_ok=True)
+        directory.mkdir(mode=0o700, parents=True, exist_ok=True)
         descriptor = os.open(directory, os.O_RDONLY | os.O_DIRECTORY)
     try:
         try:
             fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
         except BlockingIOError as error:
             raise RunBusyError(f"{directory}: another device's process works in this directory") from error
+        remove_leftovers(directory)
         yield
     finally:
         os.close(descriptor)

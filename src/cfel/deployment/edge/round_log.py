@@ -4,7 +4,7 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
-from cfel.durable import translate_os_errors
+from cfel.durable import make_directory, remove_leftovers, translate_os_errors
 from cfel.errors import InputError, RejectedError
 from cfel.runlog import PlanTable, RoundRecord
 from cfel.runlog.log import RoundLog, read_log
@@ -23,10 +23,13 @@ class NodeLog:
 
     def __init__(self, directory: Path) -> None:
         with translate_os_errors("create", directory):
-            (directory / "plans").mkdir(parents=True, exist_ok=True)
+            directory.mkdir(mode=0o700, parents=True, exist_ok=True)
+        make_directory(directory / "plans")
         self._directory = directory
         self._path = directory / "rounds.jsonl"
         self._log = RoundLog(self._path)
+        remove_leftovers(directory)
+        remove_leftovers(directory / "plans")
         self._log.truncate(self._log.last_round)
         self.records = list(read_log(self._path).records)
 

@@ -8,6 +8,7 @@ does.
 """
 
 import hashlib
+import re
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -16,7 +17,14 @@ from typing import Any
 from cfel.deployment import state_file
 from cfel.deployment.payloads import model_from, model_views
 from cfel.deployment.positions import Position, position
-from cfel.durable import read_bytes, remove_quietly, replace_file, translate_os_errors
+from cfel.durable import (
+    check_directory,
+    make_directory,
+    read_bytes,
+    remove_quietly,
+    replace_file,
+    translate_parse_errors,
+)
 from cfel.errors import RejectedError, StorageError
 from cfel.learning.models.flat import FlatModel
 
@@ -75,17 +83,18 @@ class EdgeDisk:
         _, values = found
         if "models" not in values:
             raise StorageError(f"{self._path} was written by another version of cfel")
-        names: list[str] = values["models"]
-        self._kept = {name: self._read(name) for name in names}
-        return EdgeState(
-            position=position(values["position"]),
-            model=self._kept[names[0]],
-            before=self._kept[names[1]],
-            reports=values["reports"],
-            used={int(device): (at[0], at[1]) for device, at in values["used"].items()},
-            gossip=values["gossip"],
-            control=values["control"],
-        )
+        with translate_parse_errors(self._path):
+            names: list[str] = values["models"]
+            self._kept = {name: self._read(name) for name in names}
+            return EdgeState(
+                position=position(values["position"]),
+                model=self._kept[names[0]],
+                before=self._kept[names[1]],
+                reports=values["reports"],
+                used={int(device): (at[0], at[1]) for device, at in values["used"].items()},
+                gossip=values["gossip"],
+                control=values["control"],
+            )
 
     def save(self, state: EdgeState) -> None:
         """Makes the state durable.
@@ -115,15 +124,18 @@ class EdgeDisk:
                 return name
         name = model.sha256().hex()
         if name not in self._kept:
-            with translate_os_errors("create", self._models):
-                self._models.mkdir(exist_ok=True)
-            replace_file(self._models / name, *model_views(model))
+            make_directory(self._models, private=True)
+            replace_file(self._models / name, *model_views(model), private=True)
         self._kept[name] = model
         return name
 
     def _read(self, name: str) -> FlatModel:
+        # A name like "../../other" would lead out of the directory.
+        if not re.fullmatch(r"[0-9a-f]{64}", name):
+            raise StorageError(f"{self._path} is damaged: {name!r} is not the name of a model")
+        check_directory(self._models)
         path = self._models / name
-        content = read_bytes(path)
+        content = read_bytes(path, max_bytes=None)
         if hashlib.sha256(content).hexdigest() != name:
             raise StorageError(f"{path} is damaged: its SHA-256 is not its name")
         try:

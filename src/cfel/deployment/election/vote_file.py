@@ -22,7 +22,7 @@ def save_vote(path: Path, member: int, vote: Vote) -> None:
         StorageError: it could not be stored; the member must not vote any more.
     """
     content = {"version": _VERSION, "member": member, "term": vote.term, "voted_for": vote.voted_for}
-    replace_file(path, json.dumps(content).encode())
+    replace_file(path, json.dumps(content).encode(), private=True)
 
 
 def load_vote(path: Path, member: int) -> Vote:
@@ -35,7 +35,7 @@ def load_vote(path: Path, member: int) -> Vote:
         return Vote()
     try:
         content = json.loads(read_bytes(path))
-    except ValueError as error:
+    except (ValueError, RecursionError) as error:
         raise StorageError(f"{path}: not a vote: {error}") from error
     if not _is_well_formed(content):
         raise StorageError(f"{path}: not a vote of version {_VERSION}: {content!r}")

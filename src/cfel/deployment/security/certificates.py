@@ -35,7 +35,7 @@ def make_authority(directory: Path, now: datetime | None = None) -> None:
     if (directory / "authority.pem").exists():
         return
     with translate_os_errors("create", directory):
-        directory.mkdir(parents=True, exist_ok=True)
+        directory.mkdir(mode=0o700, parents=True, exist_ok=True)
     key = ec.generate_private_key(ec.SECP256R1())
     name = x509.Name([x509.NameAttribute(NameOID.COMMON_NAME, "cfel authority")])
     begin = (now or datetime.now(UTC)) - SKEW
@@ -112,7 +112,7 @@ def check_authority(directory: Path) -> None:
 
 def revoke(directory: Path, identity: Identity) -> None:
     """Adds the serial number of a node's current certificate to the list of revoked ones."""
-    certificate = x509.load_pem_x509_certificate(read_bytes(directory / f"{identity}.pem"))
+    certificate = x509.load_pem_x509_certificate(read_bytes(directory / f"{identity}.pem", follow_links=True))
     path = directory / REVOKED
     before = path.read_bytes() if path.exists() else b""
     replace_file(path, before + f"{certificate.serial_number:x}\n".encode())
@@ -123,7 +123,7 @@ def is_revoked(directory: Path, identity: Identity) -> bool:
     path = directory / f"{identity}.pem"
     if not path.exists():
         return False
-    serial = x509.load_pem_x509_certificate(read_bytes(path)).serial_number
+    serial = x509.load_pem_x509_certificate(read_bytes(path, follow_links=True)).serial_number
     return serial in Revocations(directory / REVOKED, lambda _: None)
 
 
@@ -133,8 +133,8 @@ def _load_authority(directory: Path) -> tuple[x509.Certificate, ec.EllipticCurve
             f"{directory} holds no certificate authority (authority.key): name the directory in which "
             "`cfel certs` made it"
         )
-    certificate = x509.load_pem_x509_certificate(read_bytes(directory / "authority.pem"))
-    key = serialization.load_pem_private_key(read_bytes(directory / "authority.key"), None)
+    certificate = x509.load_pem_x509_certificate(read_bytes(directory / "authority.pem", follow_links=True))
+    key = serialization.load_pem_private_key(read_bytes(directory / "authority.key", follow_links=True), None)
     if not isinstance(key, ec.EllipticCurvePrivateKey):
         raise DeploymentError(f"{directory / 'authority.key'} is not a key that `cfel certs` made")
     return certificate, key

@@ -4,7 +4,6 @@ The graph is the bare network in evaluation mode: scaled inputs (any number of s
 """
 
 import logging
-import os
 import warnings
 from collections.abc import Iterator
 from contextlib import contextmanager
@@ -13,7 +12,8 @@ from pathlib import Path
 
 import torch
 
-from cfel.errors import InputError
+from cfel.durable import replacing
+from cfel.errors import InputError, StorageError
 from cfel.learning.models.flat import FlatModel, FlatModule
 
 NEEDED = ("onnx", "onnxscript")
@@ -36,14 +36,11 @@ def save_onnx(path: Path, model: FlatModel, flat: FlatModule, input_shape: tuple
         raise InputError(f"{path}: ONNX needs {' and '.join(missing)}: pip install 'cfel[onnx]'")
     flat.load(model)
     program = _export_program(flat, input_shape, path)
-    aside = path.with_name(f"{path.name}.{os.getpid()}.part")
     try:
-        program.save(str(aside))
-        aside.replace(path)
-    except OSError as error:
-        raise InputError(f"{path}: cannot be written: {error}") from error
-    finally:
-        aside.unlink(missing_ok=True)
+        with replacing(path) as temporary:
+            program.save(str(temporary))
+    except StorageError as error:
+        raise InputError(str(error)) from error
 
 
 def _export_program(flat: FlatModule, input_shape: tuple[int, ...], path: Path) -> torch.onnx.ONNXProgram:

@@ -5,14 +5,14 @@ the bare torch module with `load_state_dict(strict=False)`. Nothing here is pick
 another matter (`runlog`).
 """
 
-import os
 from pathlib import Path
 
 from safetensors import SafetensorError
 from safetensors.torch import load_file, save_file
 from torch import Tensor
 
-from cfel.errors import InputError
+from cfel.durable import replacing
+from cfel.errors import InputError, StorageError
 from cfel.learning.models.flat import FlatModel, FlatModule, Slot
 
 
@@ -30,14 +30,13 @@ def save_model(path: Path, model: FlatModel, flat: FlatModule) -> None:
         model: the values.
         flat: a module of the same task, for names and shapes.
     """
-    aside = path.with_name(f"{path.name}.{os.getpid()}.part")
     try:
-        save_file(named_tensors(model, flat), aside, metadata={"format": "pt"})
-        aside.replace(path)
-    except (OSError, SafetensorError) as error:
-        raise InputError(f"{path}: cannot be written: {error}") from error
-    finally:
-        aside.unlink(missing_ok=True)
+        with replacing(path) as temporary:
+            save_file(named_tensors(model, flat), temporary, metadata={"format": "pt"})
+    except StorageError as error:
+        raise InputError(str(error)) from error
+    except SafetensorError as error:
+        raise InputError(f"cannot write {path}: {error}") from error
 
 
 def load_model(path: Path, flat: FlatModule) -> FlatModel:

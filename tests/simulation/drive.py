@@ -13,7 +13,7 @@ from cfel.learning.device_messages import DeviceOrder
 from cfel.plugins import ANY_CODE
 from cfel.runlog import WALL_CLOCK_FIELDS, PlanTable, RoundRecord
 from cfel.simulation import PoolExecutor, RoundOutcome, initial_state, simulate
-from cfel.simulation.executors import Answer, Task
+from cfel.simulation.executors import Job, JobResult
 from cfel.world import World
 
 TINY: Mapping[str, Any] = {
@@ -70,7 +70,7 @@ class Listening(PoolExecutor):
         super().__init__(world, experiment.resolved(world).simulation)
         self.orders: list[DeviceOrder] = []
 
-    def updates(self, tasks: Sequence[Task]) -> Iterator[Answer]:
+    def run_updates(self, jobs: Sequence[Job]) -> Iterator[JobResult]:
         """As the executor does."""
-        self.orders += [order for order, _ in tasks]
-        return super().updates(tasks)
+        self.orders += [order for order, _ in jobs]
+        return super().run_updates(jobs)

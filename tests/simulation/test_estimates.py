@@ -19,11 +19,11 @@ class Asking(PoolExecutor):
 
     asked: list[tuple[int, int, list[int]]]
 
-    def estimates(self, orders: Sequence[DeviceOrder]) -> Iterator[Estimates]:
+    def run_estimates(self, orders: Sequence[DeviceOrder]) -> Iterator[Estimates]:
         """As the executor does."""
         if orders:
             self.asked.append((orders[0].global_round, orders[0].edge_round, [o.device for o in orders]))
-        return super().estimates(orders)
+        return super().run_estimates(orders)
 
 
 def observed(

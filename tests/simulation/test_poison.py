@@ -5,16 +5,16 @@ from dataclasses import replace
 
 from cfel.learning.aggregation import ScaledUpdate
 from cfel.simulation import PoolExecutor, initial_state, simulate
-from cfel.simulation.executors import Answer, Task
+from cfel.simulation.executors import Job, JobResult
 from tests.simulation.drive import outcomes, tiny
 
 
 class Poisoned(PoolExecutor):
     """Device 3 turns its update round and sends thirty times as much."""
 
-    def updates(self, tasks: Sequence[Task]) -> Iterator[Answer]:
+    def run_updates(self, jobs: Sequence[Job]) -> Iterator[JobResult]:
         """As the executor does, but for device 3."""
-        for report, state in super().updates(tasks):
+        for report, state in super().run_updates(jobs):
             if report.device == 3:
                 yield replace(report, update=ScaledUpdate(report.update, -30.0)), state
             else:

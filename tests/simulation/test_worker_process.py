@@ -18,7 +18,7 @@ from cfel.learning.compression.compressors import SparseUpdate
 from cfel.learning.device_messages import DeviceReport, DeviceState
 from cfel.learning.local.estimates import Estimates
 from cfel.simulation import executors
-from cfel.simulation.worker_process import Child, can_fork, packed
+from cfel.simulation.worker_process import WorkerProcess, can_fork, pack
 from tests.simulation.drive import outcomes, parameters_of, tiny
 
 pytestmark = pytest.mark.skipif(not can_fork(), reason="worker processes need Linux")
@@ -58,7 +58,7 @@ class _Served:
 def test_calls_are_made_elsewhere() -> None:
     """The child has an object of its own from the moment it was forked."""
     served = _Served()
-    child = Child(served)
+    child = WorkerProcess(served)
     first, second = child.call("add", 1, 2), child.call("add", 3, 4)
     assert (first[:2], second[:2]) == ((3, 1), (7, 2))
     assert first[2] == second[2] != os.getpid()
@@ -67,7 +67,7 @@ def test_calls_are_made_elsewhere() -> None:
 
 
 def test_failures_come_back() -> None:
-    child = Child(_Served())
+    child = WorkerProcess(_Served())
     with pytest.raises(InputError, match="field: 3"):
         child.call("refuse")
     with pytest.raises(DivergedError, match="it is nan") as caught:
@@ -80,7 +80,7 @@ def test_failures_come_back() -> None:
 
 
 def test_a_lost_child_is_told_of() -> None:
-    child = Child(_Served())
+    child = WorkerProcess(_Served())
     os.kill(child.call("add", 0, 0)[2], signal.SIGKILL)
     with pytest.raises(WorkerError, match="exit code -9"):
         child.call("add", 0, 0)
@@ -104,7 +104,7 @@ def test_a_childs_garbage_is_its_own(tmp_path: Path) -> None:
     gc.disable()
     try:
         _Leaving(told)
-        child = Child(_Served())
+        child = WorkerProcess(_Served())
         assert not gc.isenabled()
     finally:
         gc.enable()
@@ -119,11 +119,11 @@ def test_children_do_not_outlive_a_killed_parent() -> None:
     """Each child must not hold the pipes of the others: the parent's death closes the last end of each."""
     code = (
         "import os, time\n"
-        "from cfel.simulation.worker_process import Child\n"
+        "from cfel.simulation.worker_process import WorkerProcess\n"
         "class Served:\n"
         "    def where(self): return os.getpid()\n"
         "children = []\n"
-        "for _ in range(3): children.append(Child(Served(), children))\n"
+        "for _ in range(3): children.append(WorkerProcess(Served(), children))\n"
         "print(*(child.call('where') for child in children), flush=True)\n"
         "time.sleep(600)\n"
     )
@@ -150,7 +150,7 @@ def test_parcels_keep_everything() -> None:
     update = SparseUpdate(9, torch.tensor([1, 4], dtype=torch.int32), torch.tensor([0.5, -2.0]))
     report = DeviceReport(3, update, torch.empty(0), Estimates(1.5, -0.5, (0.5,)), 2, 0.25, 10)
     state = DeviceState(torch.arange(9.0), None, Estimates(1.5, -0.5))
-    found, remembered = pickle.loads(packed((report, state)))  # noqa: S301 — just packed
+    found, remembered = pickle.loads(pack((report, state)))  # noqa: S301 — just packed
     assert (found.device, found.estimates, found.steps, found.loss) == (3, report.estimates, 2, 0.25)
     assert (found.samples, found.update.size) == (10, 9)
     assert found.update.indices.tolist() == [1, 4]
@@ -162,7 +162,7 @@ def test_parcels_keep_everything() -> None:
 
 def test_processes_and_threads_give_the_same_bits(monkeypatch: pytest.MonkeyPatch) -> None:
     """Groups of two, so that both workers have something to do; own estimates, error feedback."""
-    monkeypatch.setattr(executors, "MOST_IN_A_GROUP", 2)
+    monkeypatch.setattr(executors, "BATCHED_DEVICES", 2)
     experiment = tiny(
         local={"estimator": "fresh"},
         compression={"error_feedback": True},

@@ -22,7 +22,7 @@ from cfel.learning.local.estimates import Estimates
 from cfel.learning.models.flat import FlatModel
 from cfel.scaleout import prepare, ray_executor
 from cfel.simulation import Executor, PoolExecutor, initial_state, simulate
-from cfel.simulation.executors import Answer, Task
+from cfel.simulation.executors import Job, JobResult
 from cfel.world import World
 
 SETTINGS = {
@@ -82,19 +82,19 @@ class TimedExecutor:
         self._inner = inner
         self.update_seconds = 0.0
 
-    def estimates(self, orders: Sequence[DeviceOrder]) -> Iterator[Estimates]:
+    def run_estimates(self, orders: Sequence[DeviceOrder]) -> Iterator[Estimates]:
         """See `Executor`."""
-        return self._inner.estimates(orders)
+        return self._inner.run_estimates(orders)
 
-    def updates(self, tasks: Sequence[Task]) -> Iterator[Answer]:
+    def run_updates(self, jobs: Sequence[Job]) -> Iterator[JobResult]:
         """See `Executor`."""
         begin = time.perf_counter()
-        yield from self._inner.updates(tasks)
+        yield from self._inner.run_updates(jobs)
         self.update_seconds += time.perf_counter() - begin
 
-    def evaluations(self, models: Sequence[FlatModel], samples: int) -> list[Evaluation]:
+    def run_evaluations(self, models: Sequence[FlatModel], samples: int) -> list[Evaluation]:
         """See `Executor`."""
-        return self._inner.evaluations(models, samples)
+        return self._inner.run_evaluations(models, samples)
 
 
 class ChildProcess:

@@ -17,7 +17,7 @@ from cfel.reproduce.items import PlannedRun
 from cfel.rounds.ending import is_over
 from cfel.runlog import RunDirectory, holds_run
 from cfel.simulation import PoolExecutor, initial_state
-from cfel.simulation.executors import Task
+from cfel.simulation.executors import Job
 from cfel.world import World
 
 DEVICES_TIMED = 4
@@ -42,18 +42,18 @@ def measure_pace(experiment: Experiment) -> Pace:
     world = experiment.world()
     parameters = experiment.resolved(world).simulation
     tau = min(MOST_STEPS_TIMED, world.setting.rounds.local_steps)
-    tasks = [_build_task(world, n, tau) for n in range(min(DEVICES_TIMED, world.setting.fleet.devices))]
+    jobs = [_build_job(world, n, tau) for n in range(min(DEVICES_TIMED, world.setting.fleet.devices))]
     with PoolExecutor(world, parameters) as executor:
-        list(executor.updates(tasks))  # the first call warms up the workers
+        list(executor.run_updates(jobs))  # the first call warms up the workers
         begin = time.perf_counter()
-        list(executor.updates(tasks))
+        list(executor.run_updates(jobs))
         trained = time.perf_counter()
-        executor.evaluations([world.start] * 2, parameters.evaluate_samples)
+        executor.run_evaluations([world.start] * 2, parameters.evaluate_samples)
         tested = time.perf_counter()
-    return Pace((trained - begin) / (len(tasks) * tau), (tested - trained) / 2)
+    return Pace((trained - begin) / (len(jobs) * tau), (tested - trained) / 2)
 
 
-def _build_task(world: World, device: int, tau: int) -> Task:
+def _build_job(world: World, device: int, tau: int) -> Job:
     order = DeviceOrder(
         seed=world.setting.seed,
         global_round=0,

@@ -22,8 +22,8 @@ from cfel.rounds.parameters import SimulationParameters
 from cfel.scaleout.cluster import connect
 from cfel.scaleout.worker import DeviceContext, JobOrder, WorkerInfo, send_tensors_as_arrays
 from cfel.scaleout.worker_pool import STORE_FULL, Arguments, WorkerPool, store_full_error
-from cfel.simulation.executors import Answer, Task
-from cfel.simulation.task_groups import guided_groups, most_in_a_task
+from cfel.simulation.executors import Job, JobResult
+from cfel.simulation.job_groups import group_jobs, largest_group
 from cfel.world import World
 
 
@@ -47,7 +47,7 @@ class RayExecutor:
         self._stored: dict[int, tuple[FlatModel, Any]] = {}
         keeps_momentum = world.local.momentum > 0 and world.local.momentum_state == "keep"
         vectors = 1 + keeps_momentum + world.local.error_feedback
-        self._most = most_in_a_task(world.start.parameters.numel(), vectors)
+        self._most = largest_group(world.start.parameters.numel(), vectors)
         with ExitStack() as stack:
             stack.enter_context(connect(address, parameters.workers))
             send_tensors_as_arrays()
@@ -72,23 +72,23 @@ class RayExecutor:
         """Where the workers run."""
         return self._pool.describe()
 
-    def estimates(self, orders: Sequence[DeviceOrder]) -> Iterator[Estimates]:
+    def run_estimates(self, orders: Sequence[DeviceOrder]) -> Iterator[Estimates]:
         """See `Executor`."""
         self._store([order.model for order in orders])
-        groups = guided_groups(orders, len(self._pool), self._most)
+        groups = group_jobs(orders, len(self._pool), self._most)
         for estimates in self._pool.map("estimates", map(self._estimate_arguments, groups)):
             yield from estimates
 
-    def updates(self, tasks: Sequence[Task]) -> Iterator[Answer]:
+    def run_updates(self, jobs: Sequence[Job]) -> Iterator[JobResult]:
         """See `Executor`."""
-        self._store([order.model for order, _ in tasks])
-        groups = guided_groups(tasks, len(self._pool), self._most)
+        self._store([order.model for order, _ in jobs])
+        groups = group_jobs(jobs, len(self._pool), self._most)
         for seconds, answers in self._pool.map("updates", map(self._update_arguments, groups)):
             self.busy_seconds += seconds
             for report, state in answers:
                 yield report, _copy_state(state)
 
-    def evaluations(self, models: Sequence[FlatModel], samples: int) -> list[Evaluation]:
+    def run_evaluations(self, models: Sequence[FlatModel], samples: int) -> list[Evaluation]:
         """See `Executor`."""
         self._store(models)
         arguments = ((samples, self._stored[id(model)][1]) for model in models)
@@ -112,7 +112,7 @@ class RayExecutor:
             orders.append(JobOrder(*values, order.rho, order.theta, order.tau, number))
         return orders, *(self._stored[key][1] for key in numbers)
 
-    def _update_arguments(self, group: Sequence[Task]) -> Arguments:
+    def _update_arguments(self, group: Sequence[Job]) -> Arguments:
         orders, *models = self._estimate_arguments([order for order, _ in group])
         return orders, [state for _, state in group], *models
 

@@ -31,7 +31,7 @@ from cfel.learning.models.flat import FlatModel
 from cfel.learning.roles import device_estimate, device_update
 from cfel.learning.task import DeviceData, Task
 from cfel.learning.worker_threads import prepare_process, prepare_thread
-from cfel.simulation.executors import Answer
+from cfel.simulation.executors import JobResult
 from cfel.world import World
 
 VERSIONS = (f"cfel {__version__}", f"torch {torch.__version__}", f"numpy {np.__version__}")
@@ -122,7 +122,7 @@ class DeviceWorker:
 
     def updates(
         self, orders: Sequence[JobOrder], states: Sequence[DeviceState], *models: FlatModel
-    ) -> tuple[float, list[Answer]]:
+    ) -> tuple[float, list[JobResult]]:
         """Local training of some devices, in order, and the CPU seconds it took.
 
         States may be in shared memory that is read-only: they are not changed.

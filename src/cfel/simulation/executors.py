@@ -1,9 +1,8 @@
 """Where devices' work is done: a pool of workers, each with one torch thread and its own scratch memory.
 
-An executor gets orders and gives results in the order asked for, and never more than a few ahead of whoever
-consumes them: memory grows with the number of workers, not of devices. With `group` above one the devices of
-a group are trained as one batched model. The results are the same bits whatever the number of workers, and
-whether they are threads or processes.
+An executor takes jobs and yields results in the same order, never more than a few ahead of their consumer:
+memory grows with the number of workers, not of devices. With the batched engine the devices of a group are
+trained as one model. Results have the same bits for any number of workers, be they threads or processes.
 """
 
 import os
@@ -24,23 +23,25 @@ from cfel.learning.models.flat import FlatModel
 from cfel.learning.roles import device_estimate, device_update
 from cfel.learning.worker_threads import prepare_process, prepare_thread
 from cfel.rounds.parameters import SimulationParameters
-from cfel.simulation.task_groups import guided_groups
-from cfel.simulation.worker_process import Child, can_fork
+from cfel.simulation.job_groups import group_jobs
+from cfel.simulation.worker_process import WorkerProcess, can_fork
 from cfel.world import World
 
-# Tasks handed out beyond those being worked on, per worker: they keep everybody busy while results are used.
+# Jobs submitted beyond those being worked on, per worker: they keep all workers busy while results are used.
 AHEAD = 2
-# Devices trained as one batched model: half of the paper's fleet, so that two workers share it. Not to depend
-# on the number of workers, or results would.
-MOST_IN_A_GROUP = 32
+# Devices trained as one batched model: half of the paper's fleet, so that two workers share it. It must not
+# depend on the number of workers, or results would.
+BATCHED_DEVICES = 32
 # Up to this size models are trained in processes, where there are several workers: two threads of one process
-# wait for each other's Python between operations this small (a tenth of the time for 168,000 parameters).
+# wait for each other's Python between operations this small (10 % of the time for 168,000 parameters).
 MOST_FORKED_PARAMETERS = 300_000
-# Devices handed to a process at a time, at most: they share one copy of their cluster's model on the way.
+# Devices sent to a process at a time, at most: their message holds one copy of their cluster's model.
 MOST_AT_ONCE = 8
 
-Task = tuple[DeviceOrder, DeviceState]
-Answer = tuple[DeviceReport, DeviceState]
+Job = tuple[DeviceOrder, DeviceState]
+"""One device's training: what to do, and the device's state before."""
+JobResult = tuple[DeviceReport, DeviceState]
+"""What the device sends, and its state after."""
 Item = TypeVar("Item")
 Result = TypeVar("Result")
 
@@ -48,37 +49,37 @@ Result = TypeVar("Result")
 class Executor(Protocol):
     """What the round loop needs of an executor."""
 
-    def estimates(self, orders: Sequence[DeviceOrder]) -> Iterator[Estimates]:
+    def run_estimates(self, orders: Sequence[DeviceOrder]) -> Iterator[Estimates]:
         """Fresh estimates of σ² and G², in the order of the orders."""
         ...
 
-    def updates(self, tasks: Sequence[Task]) -> Iterator[Answer]:
-        """Local training and compression, in task order. The states handed in are given up."""
+    def run_updates(self, jobs: Sequence[Job]) -> Iterator[JobResult]:
+        """Local training and compression, in the order of the jobs, whose states may be overwritten."""
         ...
 
-    def evaluations(self, models: Sequence[FlatModel], samples: int) -> list[Evaluation]:
+    def run_evaluations(self, models: Sequence[FlatModel], samples: int) -> list[Evaluation]:
         """Each model on the test set."""
         ...
 
 
 class Worker(Protocol):
-    """One at a time of what an executor is asked for."""
+    """Does the work of an executor, one call at a time."""
 
     def estimate(self, order: DeviceOrder) -> Estimates:
         """Fresh estimates of one device."""
         ...
 
-    def update(self, tasks: Sequence[Task]) -> list[Answer]:
+    def update(self, jobs: Sequence[Job]) -> list[JobResult]:
         """Local training of one device, or of a group of them side by side."""
         ...
 
-    def evaluation(self, model: FlatModel, samples: int) -> Evaluation:
+    def evaluate(self, model: FlatModel, samples: int) -> Evaluation:
         """One model on the test set."""
         ...
 
 
-class WorkerHere:
-    """Does the work in whatever thread calls it.
+class LocalWorker:
+    """Works in the thread that calls it.
 
     Args:
         world: what is run.
@@ -94,16 +95,16 @@ class WorkerHere:
         """See `Worker`."""
         return device_estimate(order, self._world.data[order.device], self._workspace)
 
-    def update(self, tasks: Sequence[Task]) -> list[Answer]:
+    def update(self, jobs: Sequence[Job]) -> list[JobResult]:
         """See `Worker`."""
-        orders, states = zip(*tasks, strict=True)
+        orders, states = zip(*jobs, strict=True)
         data = [self._world.data[order.device] for order in orders]
         if self._batched:
             return device_updates_batched(orders, data, states, self._workspace)
         each = zip(orders, data, states, strict=True)
         return [device_update(*one, self._workspace, give_up_state=True) for one in each]
 
-    def evaluation(self, model: FlatModel, samples: int) -> Evaluation:
+    def evaluate(self, model: FlatModel, samples: int) -> Evaluation:
         """See `Worker`."""
         return evaluate(model, self._workspace, samples or None, self._world.setting.seed)
 
@@ -112,36 +113,36 @@ class WorkerHere:
         return time.process_time()
 
 
-class WorkerInChild:
-    """Has the work done by a process of its own.
+class ProcessWorker:
+    """Works in a process of its own.
 
     Args:
-        worker: who does it there.
-        siblings: those that were started before.
+        worker: what the process does.
+        siblings: workers that were started before.
     """
 
-    def __init__(self, worker: WorkerHere, siblings: "Sequence[WorkerInChild]") -> None:
-        self.child: Child = Child(worker, [sibling.child for sibling in siblings])
+    def __init__(self, worker: LocalWorker, siblings: "Sequence[ProcessWorker]") -> None:
+        self.process: WorkerProcess = WorkerProcess(worker, [sibling.process for sibling in siblings])
 
     def estimate(self, order: DeviceOrder) -> Estimates:
         """See `Worker`."""
-        return cast(Estimates, self.child.call("estimate", order))
+        return cast(Estimates, self.process.call("estimate", order))
 
-    def update(self, tasks: Sequence[Task]) -> list[Answer]:
+    def update(self, jobs: Sequence[Job]) -> list[JobResult]:
         """See `Worker`."""
-        return cast(list[Answer], self.child.call("update", tasks))
+        return cast(list[JobResult], self.process.call("update", jobs))
 
-    def evaluation(self, model: FlatModel, samples: int) -> Evaluation:
+    def evaluate(self, model: FlatModel, samples: int) -> Evaluation:
         """See `Worker`."""
-        return cast(Evaluation, self.child.call("evaluation", model, samples))
+        return cast(Evaluation, self.process.call("evaluate", model, samples))
 
     def cpu_seconds(self) -> float:
         """CPU time of the worker's process."""
-        return cast(float, self.child.call("cpu_seconds"))
+        return cast(float, self.process.call("cpu_seconds"))
 
 
 class PoolExecutor:
-    """Workers in threads of this process, or in processes where models are so small that threads do not pay.
+    """Workers in threads of this process, or in processes where small models make threads slow.
 
     Args:
         world: what is run.
@@ -154,14 +155,14 @@ class PoolExecutor:
         count = parameters.workers or os.cpu_count() or 1
         self._count, self._ahead = count, count * (1 + AHEAD)
         self._batched = parameters.engine == "batched"
-        here = [WorkerHere(world, parameters) for _ in range(count)]
-        self._children: list[WorkerInChild] = []
+        local = [LocalWorker(world, parameters) for _ in range(count)]
+        self._processes: list[ProcessWorker] = []
         small = world.start.parameters.numel() <= MOST_FORKED_PARAMETERS
         if count > 1 and small and parameters.device == "cpu" and can_fork():
-            for worker in here:
-                self._children.append(WorkerInChild(worker, self._children))
+            for worker in local:
+                self._processes.append(ProcessWorker(worker, self._processes))
         self._idle: SimpleQueue[Worker] = SimpleQueue()
-        for each in self._children or here:
+        for each in self._processes or local:
             self._idle.put(each)
         self._pool = ThreadPoolExecutor(count, "device", initializer=prepare_thread)
 
@@ -175,28 +176,28 @@ class PoolExecutor:
         trace: TracebackType | None,
     ) -> None:
         self._pool.shutdown(wait=True, cancel_futures=True)
-        for each in self._children:
-            each.child.close()
+        for each in self._processes:
+            each.process.close()
 
-    def estimates(self, orders: Sequence[DeviceOrder]) -> Iterator[Estimates]:
+    def run_estimates(self, orders: Sequence[DeviceOrder]) -> Iterator[Estimates]:
         """See `Executor`."""
         return self._map(lambda worker, order: worker.estimate(order), orders)
 
-    def updates(self, tasks: Sequence[Task]) -> Iterator[Answer]:
+    def run_updates(self, jobs: Sequence[Job]) -> Iterator[JobResult]:
         """See `Executor`."""
-        for answers in self._map(lambda worker, group: worker.update(group), self._groups(tasks)):
-            yield from answers
+        for results in self._map(lambda worker, group: worker.update(group), self._group(jobs)):
+            yield from results
 
-    def evaluations(self, models: Sequence[FlatModel], samples: int) -> list[Evaluation]:
+    def run_evaluations(self, models: Sequence[FlatModel], samples: int) -> list[Evaluation]:
         """See `Executor`."""
-        return list(self._map(lambda worker, model: worker.evaluation(model, samples), models))
+        return list(self._map(lambda worker, model: worker.evaluate(model, samples), models))
 
     def cpu_seconds(self) -> float:
         """CPU time so far of this process and its workers; only between two of the calls above."""
-        return time.process_time() + sum(each.cpu_seconds() for each in self._children)
+        return time.process_time() + sum(each.cpu_seconds() for each in self._processes)
 
     def _map(self, function: Callable[[Worker, Item], Result], items: Iterable[Item]) -> Iterator[Result]:
-        """The function over the items, in order, a bounded number of them under way."""
+        """Applies the function to the items, in order, with a bounded number of them under way."""
 
         def work(item: Item) -> Result:
             worker = self._idle.get()
@@ -217,8 +218,8 @@ class PoolExecutor:
             for future in waiting:
                 future.cancel()
 
-    def _groups(self, tasks: Sequence[Task]) -> Iterator[Sequence[Task]]:
-        """The tasks as they are handed out; only training side by side depends on how they are grouped."""
+    def _group(self, jobs: Sequence[Job]) -> Iterator[Sequence[Job]]:
+        """The jobs as they are handed out; only training side by side depends on how they are grouped."""
         if self._batched:
-            return (tasks[start : start + MOST_IN_A_GROUP] for start in range(0, len(tasks), MOST_IN_A_GROUP))
-        return guided_groups(tasks, self._count, MOST_AT_ONCE if self._children else 1)
+            return (jobs[start : start + BATCHED_DEVICES] for start in range(0, len(jobs), BATCHED_DEVICES))
+        return group_jobs(jobs, self._count, MOST_AT_ONCE if self._processes else 1)

@@ -33,7 +33,7 @@ from cfel.rounds.kernel import (
 from cfel.rounds.orders import device_weights, make_order
 from cfel.rounds.parameters import SimulationParameters
 from cfel.rounds.records import make_plan_table, make_record, mean_metric
-from cfel.simulation.executors import Answer, Executor, Task
+from cfel.simulation.executors import Executor, Job, JobResult
 from cfel.simulation.state import RoundOutcome, RunState
 from cfel.system import Conditions
 from cfel.world import World
@@ -113,8 +113,8 @@ def _run_edge_round(
     estimates = combine_estimates(state.estimates)
     observation = observe(setting, parameters, control, edge_round, conditions, estimates)
     plan, control = plan_edge_round(setting, control, observation)
-    tasks = _make_tasks(world, state, conditions, edge_round, plan)
-    models, devices, work = _train(world, executor, state, tasks)
+    jobs = _make_tasks(world, state, conditions, edge_round, plan)
+    models, devices, work = _train(world, executor, state, jobs)
     outcome = count_costs(setting, parameters, conditions, plan, work)
     return RunState(charge_edge_round(control, outcome), models, devices), outcome
 
@@ -128,14 +128,14 @@ def _estimate(
     available = np.flatnonzero(conditions.available).tolist()
     orders = [_make_order(world, state, edge_round, n, 1.0, 1.0) for n in available]
     devices = list(state.devices)
-    for n, fresh in zip(available, executor.estimates(orders), strict=True):
+    for n, fresh in zip(available, executor.run_estimates(orders), strict=True):
         devices[n] = replace(devices[n], estimates=refresh_estimates(devices[n].estimates, fresh))
     return replace(state, devices=tuple(devices))
 
 
 def _make_tasks(
     world: World, state: RunState, conditions: Conditions, edge_round: int, plan: RoundPlan
-) -> list[Task]:
+) -> list[Job]:
     """Orders for all devices that take part, by device id and therefore by cluster."""
     return [
         (_make_order(world, state, edge_round, n, float(plan.rho[n]), float(plan.theta[n])), state.devices[n])
@@ -151,21 +151,21 @@ def _make_order(
 
 
 def _train(
-    world: World, executor: Executor, state: RunState, tasks: list[Task]
+    world: World, executor: Executor, state: RunState, jobs: list[Job]
 ) -> tuple[tuple[FlatModel, ...], tuple[DeviceState, ...], list[DeviceWork]]:
     """Trains all devices; each edge server aggregates reports as they are done."""
     models, devices = list(state.models), list(state.devices)
     work: list[DeviceWork] = []
 
-    def note(answer: Answer) -> DeviceReport:
+    def note(answer: JobResult) -> DeviceReport:
         report, device = answer
         devices[report.device] = device
         work.append(DeviceWork(report.device, report.steps, report.update.wire_bits, report.loss))
         return report
 
-    answers = executor.updates(tasks)
+    answers = executor.run_updates(jobs)
     cluster_of = world.setting.fleet.cluster.__getitem__
-    for cluster, members in groupby((order.device for order, _ in tasks), cluster_of):
+    for cluster, members in groupby((order.device for order, _ in jobs), cluster_of):
         numbers = list(members)
         weights = device_weights(world.setting, {n: world.data[n].samples for n in numbers})
         reports = map(note, islice(answers, len(numbers)))
@@ -182,6 +182,6 @@ def _evaluate(
         return None
     if parameters.evaluate_on == "mean":
         mean = mean_model(world.setting.fleet.sizes, dict(enumerate(state.models)))
-        return executor.evaluations([mean], parameters.evaluate_samples)[0].metric
-    results = executor.evaluations(state.models, parameters.evaluate_samples)
+        return executor.run_evaluations([mean], parameters.evaluate_samples)[0].metric
+    results = executor.run_evaluations(state.models, parameters.evaluate_samples)
     return mean_metric(world.setting, [each.metric for each in results])

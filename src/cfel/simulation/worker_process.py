@@ -1,11 +1,11 @@
-"""Worker processes: forked from this one, they do what they are asked, one call after the other.
+"""Worker processes, forked from this one: each carries out one call after the other.
 
-Two threads that start operations of microseconds spend their time handing Python's interpreter lock to and
-fro, and small models consist of such operations. A child inherits its object (model, data, plug-ins) as it is
-in memory, so that nothing needs to be sent but orders and results: bytes through a pipe, never through a file
-or a network. It ends with this process, however that ends, as the pipe is then closed.
+Small models consist of operations that take microseconds, and two threads that start such operations spend
+their time passing Python's interpreter lock back and forth. A child inherits its object (model, data,
+plug-ins) as it is in memory, so only orders and results are sent: bytes through a pipe, never through a file
+or a network. It ends with this process, however that ends, because the pipe is then closed.
 
-Which work goes to a child is `executors`' business.
+What work is sent to a child is decided in `executors`.
 """
 
 import fcntl
@@ -34,7 +34,7 @@ from cfel.learning.local.estimates import Estimates
 from cfel.learning.models.flat import FlatModel
 from cfel.learning.worker_threads import prepare_thread
 
-# The most that Linux gives to everybody.
+# The most that Linux grants without privileges.
 PIPE_BYTES = 1 << 20
 
 Reduction = tuple[Callable[..., Any], tuple[Any, ...]]
@@ -45,53 +45,53 @@ def can_fork() -> bool:
     return sys.platform.startswith("linux")
 
 
-class Child:
-    """A process with a copy of an object, whose methods it calls for us. Not to be shared between threads.
+class WorkerProcess:
+    """A process with a copy of an object, on which it calls methods for us. Not thread-safe.
 
     Args:
-        served: the object; whatever locks it needs must be free.
-        siblings: children forked before; the new one must not hold their pipes open.
+        served: the object; the locks it needs must be free.
+        siblings: processes forked before; the new one must not keep their pipes open.
     """
 
-    def __init__(self, served: object, siblings: "Sequence[Child]" = ()) -> None:
+    def __init__(self, served: object, siblings: "Sequence[WorkerProcess]" = ()) -> None:
         context = multiprocessing.get_context("fork")
-        (orders, self._orders), (self._results, results) = _wide_pipe(), _wide_pipe()
-        elders = [end for sibling in siblings for end in (sibling._orders, sibling._results)]
-        ends = [self._orders, self._results, *elders]
+        (orders, self._orders), (self._results, results) = _open_wide_pipe(), _open_wide_pipe()
+        older = [end for sibling in siblings for end in (sibling._orders, sibling._results)]
+        ends = [self._orders, self._results, *older]
         self._process = context.Process(target=_serve, args=(served, orders, results, ends), daemon=True)
-        with _no_collecting():
+        with _pause_garbage_collection():
             self._process.start()
         orders.close()
         results.close()
 
     def call(self, method: str, *arguments: object) -> Any:  # noqa: ANN401 — whatever the method returns
-        """What the method returns, or raises.
+        """Calls a method of the object; returns what it returns and raises what it raises.
 
         Raises:
-            WorkerError: the process is gone, or failed in a way that has no place in cfel.
+            WorkerError: the process has ended, or failed with an error that is not one of cfel's.
         """
         try:
-            self._orders.send_bytes(packed((method, arguments)))
+            self._orders.send_bytes(pack((method, arguments)))
             done, result = pickle.loads(self._results.recv_bytes())  # noqa: S301 — from our own child
         except (EOFError, OSError) as error:
             self._process.join()
             raise WorkerError(
-                f"a worker process has ended (exit code {self._process.exitcode}); was there memory enough?"
+                f"a worker process has ended (exit code {self._process.exitcode}); was there enough memory?"
             ) from error
         if not done:
             raise result
         return result
 
     def close(self) -> None:
-        """Lets the process end and waits for it."""
+        """Ends the process and waits for it."""
         self._orders.close()
         self._process.join()
         self._results.close()
 
 
 @contextmanager
-def _no_collecting() -> Iterator[None]:
-    """No garbage is collected meanwhile, in a child that is forked meanwhile neither; see `_serve`."""
+def _pause_garbage_collection() -> Iterator[None]:
+    """Pauses garbage collection, also in a child that is forked meanwhile; see `_serve`."""
     enabled = gc.isenabled()
     gc.disable()
     try:
@@ -101,21 +101,21 @@ def _no_collecting() -> Iterator[None]:
             gc.enable()
 
 
-def _wide_pipe() -> tuple[Connection, Connection]:
-    """A pipe's two ends, reading first, that takes most messages whole: less waking one another up."""
+def _open_wide_pipe() -> tuple[Connection, Connection]:
+    """A pipe's ends, reading first. It takes most messages whole, so processes switch less often."""
     reading, writing = multiprocessing.Pipe(duplex=False)
-    # Who has many pipes already may be refused; a narrow one does as well, a little later.
+    # The system may refuse if there are many pipes already; a narrow one works too, only slower.
     with suppress(PermissionError):
         fcntl.fcntl(writing.fileno(), fcntl.F_SETPIPE_SZ, PIPE_BYTES)
     return reading, writing
 
 
 def _serve(served: object, orders: Connection, results: Connection, others: Sequence[Connection]) -> None:
-    """A child's life."""
-    # Garbage of the parent is the parent's: what ends a gRPC channel waits for a thread that is not here.
+    """Carries out calls until the parent closes the pipe; runs in the child."""
+    # Leave the parent's garbage alone: closing its gRPC channel would wait for a thread that is not here.
     gc.freeze()
     gc.enable()
-    # Ctrl-C goes to all processes of the terminal; when to stop is decided by the first of them.
+    # Ctrl-C reaches all processes of the terminal; the parent decides when to stop.
     signal.signal(signal.SIGINT, signal.SIG_IGN)
     for other in others:
         other.close()
@@ -125,24 +125,24 @@ def _serve(served: object, orders: Connection, results: Connection, others: Sequ
             method, arguments = pickle.loads(orders.recv_bytes())  # noqa: S301 — from the process we are part of
         except EOFError:
             return
-        answer = _answer(getattr(served, method), arguments)
+        answer = _call(getattr(served, method), arguments)
         try:
             results.send_bytes(answer)
         except BrokenPipeError:
             return
 
 
-def _answer(method: Callable[..., object], arguments: tuple[object, ...]) -> bytes:
+def _call(method: Callable[..., object], arguments: tuple[object, ...]) -> bytes:
     try:
-        return packed((True, method(*arguments)))
+        return pack((True, method(*arguments)))
     except CfelError as error:
-        return packed((False, error))
+        return pack((False, error))
     except Exception:  # noqa: BLE001 — it is raised again where the call was made
-        return packed((False, WorkerError(f"in a worker process:\n{traceback.format_exc()}")))
+        return pack((False, WorkerError(f"in a worker process:\n{traceback.format_exc()}")))
 
 
-def packed(value: object) -> bytes:
-    """The value as `pickle.loads` reads it; faster than torch and dataclasses are by themselves."""
+def pack(value: object) -> bytes:
+    """Pickles a value for `pickle.loads`, faster than torch and dataclasses do by themselves."""
     buffer = io.BytesIO()
     pickler = pickle.Pickler(buffer, protocol=pickle.HIGHEST_PROTOCOL)
     pickler.dispatch_table = cast(Any, _REDUCTIONS)

@@ -92,6 +92,11 @@ class Page:
         self.send("Page.navigate", url=address)
         self.wait(f"location.href === {json.dumps(address)} && document.readyState === 'complete'")
 
+    def leave(self) -> None:
+        """Opens a blank page and clears complaints; a page without its server keeps reconnecting."""
+        self.open("about:blank")
+        self.complaints.clear()
+
     def value(self, expression: str) -> Any:
         """What an expression comes to in the page."""
         answer = self.send("Runtime.evaluate", expression=expression, returnByValue=True)

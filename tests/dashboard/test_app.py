@@ -176,7 +176,7 @@ def test_the_token_opens(
                 answer = ask(address, path, **headers)
                 assert (answer.code, "harbour" in answer.text) == (401, False)
         assert ask(address, "/healthz").code == 200
-        assert "wants its token" in ask(address, "/").text
+        assert "needs a token" in ask(address, "/").text
         assert ask(address, "/status.json", Authorization=f"Bearer {TOKEN}").code == 200
         assert ask(address, "/status.json", Authorization=f"bearer {TOKEN}").code == 200
         events = Events(address, Authorization=f"Bearer {TOKEN}")

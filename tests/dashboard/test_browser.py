@@ -32,7 +32,7 @@ def page(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Page]:
 
 
 def test_it_follows_the_state_and_complains_of_nothing(page: Page, address: str, scene: Scene) -> None:
-    page.complaints.clear()
+    page.leave()
     page.look(1280, 900)
     page.open(address)
     page.wait(TEXT, lambda text: "13 of 40" in text)
@@ -47,7 +47,7 @@ def test_it_follows_the_state_and_complains_of_nothing(page: Page, address: str,
     assert page.value("document.querySelectorAll('#budgets polyline').length") == 3
     assert page.value("document.querySelectorAll('#elections li').length") == 3
     assert "edge-3 is elected" in page.value("document.querySelector('#elections li').innerText")
-    assert "15 uploads refused" in page.value("document.getElementById('refused').innerText")
+    assert "15 uploads rejected" in page.value("document.getElementById('rejected').innerText")
     assert "Energy lasts to about round 35 of 40" in page.value(
         "document.getElementById('budgets').innerText"
     )
@@ -58,7 +58,7 @@ def test_it_follows_the_state_and_complains_of_nothing(page: Page, address: str,
 
 def test_markup_from_the_network_is_text(page: Page, address: str, scene: Scene) -> None:
     scene.status = replace(scene.status, name=EVIL, node=EVIL, coordinator=EVIL, problem=EVIL, scheme=EVIL)
-    page.complaints.clear()
+    page.leave()
     page.open(address)
     page.wait("document.getElementById('name').textContent", lambda text: text == EVIL)
     assert page.value("document.getElementById('problem').textContent") == EVIL
@@ -125,7 +125,7 @@ def test_a_run_directory_grows_in_the_browser(page: Page, tmp_path: Path) -> Non
     write_run(tmp_path / "hcef", "hcef", 0, [record(1, 0.2, 10.0, 5.0)], fleet=fleet, plans=True)
     watcher = RunWatcher(tmp_path)
     with served(lambda: dashboard_app(watcher.snapshot, watcher.changes(0.05))) as address:
-        page.complaints.clear()
+        page.leave()
         page.look(1280, 900)
         page.open(address)
         page.wait(TEXT, bool)

@@ -1,11 +1,11 @@
-// The cards: each function draws one from the snapshot and remembers nothing.
+// The cards: each function draws one from the snapshot and keeps no state.
 const COLOUR_OF = {
   idle: "grey", training: "time", uploading: "violet", done: "good", late: "warn", away: "grey", lost: "bad",
   quarantined: "bad", alive: "good", suspect: "warn",
 };
 const ELECTION_WORDS = {
-  campaign: "stands for election", elected: "is elected", follows: "is followed", "stepped-down": "steps down",
-  "no-majority": "finds no majority",
+  campaign: "asks for votes", elected: "is elected", follows: "is the leader", "stepped-down": "steps down",
+  "no-majority": "cannot reach a majority",
 };
 const PRESENT = ["idle", "training", "uploading", "done", "late"];
 const edgeName = cluster => cluster.node || `edge ${cluster.cluster}`;
@@ -20,10 +20,10 @@ function tile(label, value, unit, detail, bar = null, title = null) {
 }
 function budgetTile(label, spent, budget, text, kind, pace) {
   if (!known(budget)) return tile(label, text(spent), "", "no limit");
-  const words = spent > budget ? `over its ${text(budget)}` : `${percent(spent / budget)} of ${text(budget)}`;
-  return tile(label, text(spent), "", words, meter(spent / budget, kind, pace), "the mark is an even pace over all rounds");
+  const words = spent > budget ? `over the budget of ${text(budget)}` : `${percent(spent / budget)} of ${text(budget)}`;
+  return tile(label, text(spent), "", words, meter(spent / budget, kind, pace), "the mark shows an even pace over all rounds");
 }
-function counts(words) {
+function countEach(words) {
   return [...words.reduce((found, word) => found.set(word, (found.get(word) ?? 0) + 1), new Map())];
 }
 
@@ -31,20 +31,20 @@ function drawTiles(status) {
   const finished = status.history.at(-1)?.round ?? 0, pace = status.rounds ? finished / status.rounds : null;
   const evaluated = status.history.filter(point => known(point.accuracy)), last = evaluated.at(-1);
   const reached = known(status.target) ? evaluated.find(point => point.accuracy >= status.target) : null;
-  const aim = reached ? `target ${share(status.target)} since round ${reached.round}`
+  const aim = reached ? `target ${share(status.target)} reached in round ${reached.round}`
     : known(status.target) ? `target ${share(status.target)}` : last ? `best ${share(Math.max(...evaluated.map(point => point.accuracy)))}` : "not evaluated yet";
   const edge = known(status.edge_round) ? `edge round ${status.edge_round}${status.edge_rounds ? ` of ${status.edge_rounds}` : ""} · ` : "";
   const devices = devicesOf(status), size = status.clusters.reduce((sum, cluster) => sum + cluster.size, 0);
   const present = devices.filter(device => PRESENT.includes(device.state)).length;
-  const states = counts(devices.map(device => device.state)).map(([state, count]) => `${count} ${state}`).join(", ");
+  const states = countEach(devices.map(device => device.state)).map(([state, count]) => `${count} ${state}`).join(", ");
   const tiles = [
     tile("Global round", String(status.round), status.rounds ? `of ${status.rounds}` : "", `${edge}${status.phase}`,
       known(pace) ? meter(pace, "progress") : null),
     tile("Accuracy", last ? share(last.accuracy) : "–", "", aim),
     budgetTile("Time spent", status.seconds, status.seconds_budget, secondsText, "", pace),
     budgetTile("Energy spent", status.joules, status.joules_budget, joulesText, "energy", pace),
-    tile("Devices", devices.length < size ? size.toLocaleString("en") : `${present}`, devices.length < size ? "in all" : `of ${size}`,
-      devices.length < size ? `${devices.length.toLocaleString("en")} slowest listed` : states || "none known"),
+    tile("Devices", devices.length < size ? size.toLocaleString("en") : `${present}`, devices.length < size ? "in total" : `of ${size}`,
+      devices.length < size ? `${devices.length.toLocaleString("en")} slowest shown` : states || "none known"),
   ];
   if (known(status.term)) tiles.push(tile("Coordinator", status.coordinator ?? "nobody", "",
     `term ${status.term}${status.coordinator === status.node ? " · this node" : ""}`));
@@ -53,7 +53,7 @@ function drawTiles(status) {
 
 function drawBackhaul(status) {
   const box = document.querySelector("#backhaul .chart"), width = Math.max(260, box.clientWidth), height = Math.round(Math.min(350, width * .88));
-  const chart = drawn("svg", { viewBox: `0 0 ${width} ${height}`, role: "img", "aria-label": "backhaul between edge servers" });
+  const chart = svgElement("svg", { viewBox: `0 0 ${width} ${height}`, role: "img", "aria-label": "backhaul between edge servers" });
   const total = status.clusters.length, crowded = total > 24, node = crowded ? 5 : 13;
   const radius = total === 1 ? 0 : Math.min(width / 2 - (crowded ? 16 : 84), height / 2 - (crowded ? 16 : 52));
   const angle = index => -Math.PI / 2 + 2 * Math.PI * index / Math.max(total, 1);
@@ -61,24 +61,24 @@ function drawBackhaul(status) {
     [width / 2 + radius * Math.cos(angle(index)), height / 2 + radius * Math.sin(angle(index))]]));
   for (const link of status.links) {
     const from = place.get(link.a), to = place.get(link.b);
-    if (from && to) chart.append(drawn("line", { class: `link ${link.up ? "" : "down"}`, x1: from[0], y1: from[1], x2: to[0], y2: to[1],
+    if (from && to) chart.append(svgElement("line", { class: `link ${link.up ? "" : "down"}`, x1: from[0], y1: from[1], x2: to[0], y2: to[1],
       "stroke-width": 1 + 4 * (link.weight ?? .2) }));
   }
   status.clusters.forEach((cluster, index) => {
     const [x, y] = place.get(cluster.cluster);
-    const group = drawn("g", {}, drawn("title", {}, `${edgeName(cluster)}: ${cluster.state}, ${plural(cluster.size, "device")}`));
+    const group = svgElement("g", {}, svgElement("title", {}, `${edgeName(cluster)}: ${cluster.state}, ${plural(cluster.size, "device")}`));
     if (!crowded) group.append(...deviceDots(cluster, x, y, node, angle(index)));
-    group.append(drawn("circle", { class: `node f-${cluster.state === "alive" ? "ink" : COLOUR_OF[cluster.state]}`, cx: x, cy: y, r: node }));
-    if (cluster.node && cluster.node === status.coordinator) group.append(drawn("circle", { class: "crown", cx: x, cy: y, r: node + 3 }));
+    group.append(svgElement("circle", { class: `node f-${cluster.state === "alive" ? "ink" : COLOUR_OF[cluster.state]}`, cx: x, cy: y, r: node }));
+    if (cluster.node && cluster.node === status.coordinator) group.append(svgElement("circle", { class: "crown", cx: x, cy: y, r: node + 3 }));
     if (!crowded) group.append(nodeLabel(cluster, x, y, angle(index), total, status));
     chart.append(group);
   });
   box.replaceChildren(chart);
   const states = new Set(devicesOf(status).map(device => device.state));
   if (states.size && !crowded) box.append(legend([...states].map(state => [COLOUR_OF[state], state])));
-  const crown = status.coordinator ? " The ringed one coordinates." : "";
+  const crown = status.coordinator ? " The ring marks the coordinator." : "";
   const lost = status.clusters.filter(cluster => cluster.state !== "alive").map(cluster => `${edgeName(cluster)} is ${cluster.state}`);
-  show("backhaul", ".note", `Links are as thick as their mixing weight.${crown}${lost.length ? ` ${lost.join(", ")}.` : ""}`);
+  show("backhaul", ".note", `Thicker links have a larger mixing weight.${crown}${lost.length ? ` ${lost.join(", ")}.` : ""}`);
 }
 function deviceDots(cluster, x, y, node, outward) {
   const shown = cluster.devices.slice(0, 30), ring = 10;
@@ -86,46 +86,46 @@ function deviceDots(cluster, x, y, node, outward) {
     const layer = Math.floor(index / ring), members = Math.min(ring, shown.length - layer * ring);
     const angle = outward + (index % ring - (members - 1) / 2) * 2 * Math.PI / Math.max(ring, 1) * .92;
     const distance = node + 10 + 8 * layer;
-    return drawn("circle", { class: `f-${COLOUR_OF[device.state]}`, cx: x + distance * Math.cos(angle), cy: y + distance * Math.sin(angle), r: 3.3 },
-      drawn("title", {}, `${deviceName(device)}: ${device.state}`));
+    return svgElement("circle", { class: `f-${COLOUR_OF[device.state]}`, cx: x + distance * Math.cos(angle), cy: y + distance * Math.sin(angle), r: 3.3 },
+      svgElement("title", {}, `${deviceName(device)}: ${device.state}`));
   });
 }
 function nodeLabel(cluster, x, y, angle, total, status) {
   const layers = Math.min(3, Math.ceil(cluster.devices.length / 10)), away = 26 + 8 * layers;
   const side = Math.abs(Math.cos(angle)) < .25 ? "middle" : Math.cos(angle) > 0 ? "start" : "end";
-  return drawn("text", { class: cluster.node === status.node ? "strong" : "", "text-anchor": total === 1 ? "middle" : side,
+  return svgElement("text", { class: cluster.node === status.node ? "strong" : "", "text-anchor": total === 1 ? "middle" : side,
     x: x + away * Math.cos(angle) * .8, y: y + away * Math.sin(angle) + 4 }, cut(edgeName(cluster), 11));
 }
 
-// One row per cluster and one cell per device, twice: the stronger, the more is asked for.
+// One row per cluster and one cell per device, for ρ and for θ.
 function drawHeat(status) {
   const box = document.querySelector("#heat .chart"), width = Math.max(240, box.clientWidth);
   const most = Math.max(1, ...status.clusters.map(cluster => cluster.devices.length)), label = 74;
   if (!status.clusters.some(cluster => cluster.devices.some(device => known(device.rho)))) {
     show("heat", ".note");
-    return box.replaceChildren(element("p", { class: "empty-state" }, "no plan yet"));
+    return box.replaceChildren(element("p", { class: "empty-state" }, "No round has been planned yet."));
   }
   const wide = Math.min(36, Math.max(7, (width - label) / most)), per = Math.max(1, Math.floor((width - label) / wide));
   const blocks = [["ρ, share of local steps", "rho", "time"], ["θ, share uploaded", "theta", "energy"]];
   box.replaceChildren(...blocks.map(([title, field, colour]) => heatBlock(status, { title, field, colour, width, label, wide, per })));
   const means = blocks.map(([, field]) => mean(devicesOf(status).map(device => device[field]).filter(known)));
-  show("heat", ".note", `Means ρ ${number(means[0])}, θ ${number(means[1])}. A stronger cell is asked for more; an empty one was not asked.`);
+  show("heat", ".note", `Mean ρ ${number(means[0])}, mean θ ${number(means[1])}. A stronger colour means a larger share; empty cells have no order.`);
 }
 const mean = values => values.length ? values.reduce((sum, value) => sum + value, 0) / values.length : null;
 function heatBlock(status, { title, field, colour, width, label, wide, per }) {
-  const tall = Math.min(wide, 18), cells = [drawn("text", { class: "strong", x: 0, y: 13 }, title)];
+  const tall = Math.min(wide, 18), cells = [svgElement("text", { class: "strong", x: 0, y: 13 }, title)];
   let line = 22;
   for (const cluster of status.clusters) {
-    cells.push(drawn("text", { x: 0, y: line + tall / 2 + 4 }, cut(edgeName(cluster), 10)));
+    cells.push(svgElement("text", { x: 0, y: line + tall / 2 + 4 }, cut(edgeName(cluster), 10)));
     cluster.devices.forEach((device, index) => {
       const value = device[field], x = label + index % per * wide, y = line + Math.floor(index / per) * tall;
       const look = known(value) ? { class: `f-${colour}`, "fill-opacity": (.06 + .94 * value).toFixed(3) } : { class: "empty" };
-      cells.push(drawn("rect", { ...look, x: x + .75, y: y + .75, width: wide - 1.5, height: tall - 1.5, rx: 2 },
-        drawn("title", {}, `${deviceName(device)}: ${field === "rho" ? "ρ" : "θ"} ${number(value)}`)));
+      cells.push(svgElement("rect", { ...look, x: x + .75, y: y + .75, width: wide - 1.5, height: tall - 1.5, rx: 2 },
+        svgElement("title", {}, `${deviceName(device)}: ${field === "rho" ? "ρ" : "θ"} ${number(value)}`)));
     });
     line += Math.max(1, Math.ceil(cluster.devices.length / per)) * Math.max(tall, 13) + 3;
   }
-  return drawn("svg", { viewBox: `0 0 ${width} ${line + 8}`, role: "img", "aria-label": title }, ...cells);
+  return svgElement("svg", { viewBox: `0 0 ${width} ${line + 8}`, role: "img", "aria-label": title }, ...cells);
 }
 
 function bar(name, value, text, kind) {
@@ -135,21 +135,21 @@ function drawStragglers(status) {
   const timed = devicesOf(status).filter(device => known(device.seconds) && device.seconds > 0).sort((a, b) => b.seconds - a.seconds);
   show("stragglers", ".bars", ...timed.slice(0, 8).map(device =>
     bar(`${deviceName(device)} · ${edgeName(device.cluster)}`, device.seconds / timed[0].seconds, secondsText(device.seconds), "energy")));
-  if (!timed.length) show("stragglers", ".bars", element("p", { class: "empty-state" }, "no device has finished an edge round yet"));
-  const often = counts(status.history.map(point => point.straggler).filter(known)).sort((a, b) => b[1] - a[1])[0];
+  if (!timed.length) show("stragglers", ".bars", element("p", { class: "empty-state" }, "No device has finished an edge round yet."));
+  const often = countEach(status.history.map(point => point.straggler).filter(known)).sort((a, b) => b[1] - a[1])[0];
   const name = often ? devicesOf(status).find(device => device.device === often[0]) : null;
-  const words = timed.length ? `Slowest in the last edge round; half of all took ${secondsText(timed[Math.floor(timed.length / 2)].seconds)} or less.` : "";
-  show("stragglers", ".note", often ? `${words} Most often waited for: ${name ? deviceName(name) : `device ${often[0]}`}, in ${plural(often[1], "round")} of ${status.history.length}.` : words);
+  const words = timed.length ? `Time in the last edge round; the median is ${secondsText(timed[Math.floor(timed.length / 2)].seconds)}.` : "";
+  show("stragglers", ".note", often ? `${words} Most often the slowest: ${name ? deviceName(name) : `device ${often[0]}`}, in ${plural(often[1], "round")} of ${status.history.length}.` : words);
 }
 function drawElections(status) {
   const events = status.elections.slice(-40).reverse();
   byId("federation").hidden = status.source !== "edge";
   show("elections", ".events", ...events.map(event => element("li", {}, element("span", { class: "muted" }, clockText(event.unix_seconds)),
-    element("span", { class: "muted" }, `term ${event.term}`), element("span", {}, `${event.node || "somebody"} ${ELECTION_WORDS[event.kind] ?? event.kind}`))));
-  show("elections", ".note", events.length ? "" : "no election seen yet");
+    element("span", { class: "muted" }, `term ${event.term}`), element("span", {}, `${event.node || "a node"} ${ELECTION_WORDS[event.kind] ?? event.kind}`))));
+  show("elections", ".note", events.length ? "" : "No election yet.");
 }
-function drawRefused(status) {
+function drawRejected(status) {
   const reasons = Object.entries(status.refused).sort((a, b) => b[1] - a[1]), most = Math.max(1, ...reasons.map(reason => reason[1]));
-  show("refused", ".bars", ...reasons.map(([reason, count]) => bar(reason, count / most, count.toLocaleString("en"), "over")));
-  show("refused", ".note", reasons.length ? `${plural(reasons.reduce((sum, reason) => sum + reason[1], 0), "upload")} refused since the start.` : "none since the start");
+  show("rejected", ".bars", ...reasons.map(([reason, count]) => bar(reason, count / most, count.toLocaleString("en"), "over")));
+  show("rejected", ".note", reasons.length ? `${plural(reasons.reduce((sum, reason) => sum + reason[1], 0), "upload")} rejected since the start.` : "None since the start.");
 }

@@ -1,17 +1,17 @@
 "use strict";
-// Building blocks. Whatever comes from the network becomes a text node or an attribute, never markup.
+// Building blocks. Text from the network becomes a text node or an attribute, never markup.
 const SVG_NAMESPACE = "http://www.w3.org/2000/svg";
 const byId = id => document.getElementById(id);
 
-function filled(node, attributes, children) {
+function fill(node, attributes, children) {
   for (const [name, value] of Object.entries(attributes))
     if (value !== null && value !== undefined) node.setAttribute(name, value);
   node.append(...children.filter(child => child !== null && child !== undefined));
   return node;
 }
-const element = (tag, attributes = {}, ...children) => filled(document.createElement(tag), attributes, children);
-const drawn = (tag, attributes = {}, ...children) =>
-  filled(document.createElementNS(SVG_NAMESPACE, tag), attributes, children);
+const element = (tag, attributes = {}, ...children) => fill(document.createElement(tag), attributes, children);
+const svgElement = (tag, attributes = {}, ...children) =>
+  fill(document.createElementNS(SVG_NAMESPACE, tag), attributes, children);
 
 const known = value => value !== null && value !== undefined;
 const places = value => Math.abs(value) < 10 ? 2 : Math.abs(value) < 100 ? 1 : 0;
@@ -38,7 +38,7 @@ function agoText(seconds) {
   return `${Math.floor(seconds / 3600)} h ago`;
 }
 
-// A bar from 0 to 1; the optional mark is where it would be at an even pace.
+// A bar from 0 to 1; the optional mark shows where an even pace would be.
 function meter(value, kind = "", mark = null) {
   const bar = element("i"), box = element("div", { class: `meter ${kind} ${value > 1 ? "over" : ""}` }, bar);
   bar.style.width = `${100 * Math.min(1, Math.max(0, value))}%`;

@@ -372,7 +372,7 @@ def test_gossip_and_digests_use_no_more_threads_than_workers(
     gossip_mix(models, np.eye(5), workers)
     model_sha256(models, workers)
     assert opened == [threads, threads]
-    with pytest.raises(InputError, match="all of them are zero"):
+    with pytest.raises(InputError, match="weights: all are zero"):
         weighted_model({0: FlatModel(torch.ones(2), torch.zeros(0))}, {0: 0.0})
 
 

@@ -157,13 +157,13 @@ WRONG: dict[str, tuple[str, str, dict[str, Any], str]] = {
         LEARNING,
         "def f(path): return Task(digits(), mlp, loss=nn.functional.cross_entropy)",
         {"data": {"task": "{m}:f"}},
-        "task '{m}:f': loss must give one number per sample, 2 of them, got shape ()",
+        "task '{m}:f': loss must return one number per sample, 2 in all, got shape ()",
     ),
     "task-metric": (
         LEARNING,
         "def f(path): return Task(digits(), mlp, metric=lambda outputs, targets: 0.5)",
         {"data": {"task": "{m}:f"}},
-        "task '{m}:f': metric must give one number per sample, 2 of them, got a float",
+        "task '{m}:f': metric must return one number per sample, 2 in all, got a float",
     ),
     "augmentation-signature": (
         LEARNING,

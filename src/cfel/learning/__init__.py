@@ -1,4 +1,4 @@
-"""What is learned: models, data sets, partition, local SGD, compression, aggregation.
+"""What is learned: models, data sets, their partition, local SGD, compression, aggregation.
 
-The only place with torch. It knows neither seconds nor joules, neither clocks nor sockets.
+The only package that imports torch. It knows nothing of seconds and joules, or of clocks and sockets.
 """

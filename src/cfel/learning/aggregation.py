@@ -1,13 +1,14 @@
-"""Aggregation that a few devices with well-formed but wrong updates cannot ruin; options beside the mean.
+"""Aggregation at an edge server: the mean, or a rule that a few devices with wrong updates cannot ruin.
 
-    mean          `roles.edge_aggregate`, the paper's
+    mean          the paper's, `roles.edge_aggregate`
     trimmed_mean  entry by entry, without the smallest and the largest values
     median        entry by entry, the middle value
-    clipped       the mean, after updates much longer than usual are scaled down
+    clipped       the mean, after scaling down updates that are much longer than usual
 
-Pure functions, the same bits in whichever order reports come. An entry that a sparse update leaves out is a
-zero there, as it is for the mean. Batch-norm statistics are treated like updates, or they would be the open
-door. None of this helps against a majority, nor against many who agree to push a little in one direction.
+`aggregate` is the function to call. All rules are pure and do not depend on the order in which reports
+arrive. An entry that a sparse update leaves out counts as zero, as it does for the mean. Batch-norm
+statistics go through the same rule: otherwise an attacker would use them. No rule helps against a majority of
+wrong devices, or against many that agree on a small push in one direction.
 """
 
 import math
@@ -33,7 +34,7 @@ from cfel.learning.roles import add_updates, check_fits, edge_aggregate, weights
 
 Kind = Literal["mean", "trimmed_mean", "median", "clipped"]
 BLOCK_ENTRIES = 1 << 16
-"""Entries sorted at a time, so that memory grows with the devices by this much and not by a model each."""
+"""Entries sorted at a time: memory per device grows by this much, and not by a whole model."""
 
 Rule: TypeAlias = Callable[[Tensor, Tensor], Tensor]
 """(devices × entries, weight per device) → one value per entry, all float64."""
@@ -41,12 +42,12 @@ Rule: TypeAlias = Callable[[Tensor, Tensor], Tensor]
 
 @dataclass(frozen=True, slots=True)
 class AggregationParameters:
-    """The experiment file's `[aggregation]`: how an edge server makes one update of many.
+    """The experiment file's `[aggregation]` section.
 
     Attributes:
-        kind: see the module.
-        trim: of `trimmed_mean`: share of the devices left out at each end, in [0, 0.5).
-        clip: of `clipped`: an update may be this many times as long as the median one, > 0.
+        kind: which rule, see the top of the module.
+        trim: for `trimmed_mean`: share of the devices left out at each end, in [0, 0.5).
+        clip: for `clipped`: longest update, relative to the median length, > 0.
     """
 
     kind: Kind = "mean"
@@ -57,7 +58,7 @@ class AggregationParameters:
         if self.kind not in get_args(Kind):
             raise InputError(unknown_name("aggregation.kind", self.kind, get_args(Kind)))
         if validation.check_number("aggregation.trim", self.trim, least=0) >= 0.5:
-            raise InputError(f"aggregation.trim = {self.trim}: must be less than 0.5, or nobody is left")
+            raise InputError(f"aggregation.trim = {self.trim}: must be less than 0.5, or no device is left")
         validation.check_number("aggregation.clip", self.clip, above=0)
 
 
@@ -106,10 +107,12 @@ def robust_aggregate(
     weights: Mapping[int, float] | None,
     parameters: AggregationParameters,
 ) -> FlatModel:
-    """The edge model plus what the rule makes of the updates; the mean's very bits if nothing is left out.
+    """Adds what the rule makes of the updates to the edge model.
+
+    When a rule has nothing to leave out, the result has the same bits as the mean.
 
     Args:
-        model: the model the devices started from; left as it is.
+        model: the model the devices started from; not changed.
         reports: of the devices that took part, in any order.
         weights: by device id, see `edge_aggregate`.
         parameters: which rule.
@@ -137,7 +140,7 @@ def trimmed_mean(values: Tensor, weights: Tensor, trimmed: int) -> Tensor:
 
 
 def weighted_median(values: Tensor, weights: Tensor) -> Tensor:
-    """The value of each column with half the weight on either side; halfway between two if it falls there."""
+    """The value of each column with half the weight on either side, or the middle between two such values."""
     ranked, order = torch.sort(values, dim=0, stable=True)
     below = weights[order].cumsum(0)
     half = below[-1] / 2
@@ -147,7 +150,7 @@ def weighted_median(values: Tensor, weights: Tensor) -> Tensor:
 
 
 def clip_reports(model: FlatModel, reports: Sequence[DeviceReport], clip: float) -> list[DeviceReport]:
-    """The reports, the long ones scaled down to `clip` times the median length; likewise their statistics."""
+    """Scales long updates down to `clip` times the median length, and batch-norm statistics likewise."""
     if not reports:
         return []
     updates = _clip_factors([update_norm(report.update) for report in reports], clip)
@@ -166,7 +169,7 @@ def _clip_factors(norms: Sequence[float], clip: float) -> list[float]:
 
 
 def update_norm(update: Update) -> float:
-    """Euclidean length of the vector that an update stands for."""
+    """Euclidean norm of an update's vector."""
     if isinstance(update, DenseUpdate | SparseUpdate):
         return _norm(update.values)
     dense = torch.zeros(update.size)
@@ -196,11 +199,11 @@ def _aggregate_by_entry(
 
 
 Reader: TypeAlias = Callable[[int, int], Tensor]
-"""(start, stop) → those entries of an update, dense."""
+"""(start, stop) → these entries of an update, dense."""
 
 
 def _make_reader(update: Update) -> Reader:
-    """How to read an update block by block; what cannot be read so is made dense once, whole."""
+    """A function that reads an update block by block; other kinds of updates are made dense once."""
     match update:
         case DenseUpdate(values):
             return lambda start, stop: values[start:stop]
@@ -227,7 +230,7 @@ def _make_sparse_reader(indices: Tensor, values: Tensor) -> Reader:
 
 @dataclass(frozen=True, slots=True)
 class ScaledUpdate:
-    """An update times a factor; as large on the wire as it came."""
+    """An update times a factor; `wire_bits` stays the size that the device sent."""
 
     update: Update
     factor: float
@@ -239,7 +242,7 @@ class ScaledUpdate:
 
     @property
     def wire_bits(self) -> int:
-        """As it came."""
+        """Size of the update that the device sent."""
         return self.update.wire_bits
 
     def add_to(self, dense: Tensor, weight: float) -> None:

@@ -1,6 +1,6 @@
-"""What passes between an edge server and a device, and what a device remembers: frozen values, no behaviour.
+"""What an edge server and a device exchange, and a device's state: frozen values without behaviour.
 
-How they travel is the business of whoever drives them; what is done with them is `roles`.
+How they travel is up to the drivers (`simulation`, `deployment`). `roles` computes with them.
 """
 
 from dataclasses import dataclass
@@ -48,21 +48,21 @@ class DeviceOrder:
             raise InputError(f"tau of device {self.device}: must be at least 1, got {self.tau}")
 
     def stream(self, purpose: str, *index: int) -> np.random.Generator:
-        """The device's random stream of this edge round for one purpose, and one iteration if named."""
+        """The device's random stream in this edge round, for one purpose and, if given, one iteration."""
         return generator(self.seed, purpose, self.global_round, self.edge_round, self.device, *index)
 
     def key(self, purpose: str) -> int:
-        """The name of that stream."""
+        """The key of the stream for one purpose."""
         return key(self.seed, purpose, self.global_round, self.edge_round, self.device)
 
 
 @dataclass(frozen=True, slots=True)
 class DeviceState:
-    """What stays on a device from one edge round to the next; a new device has an empty one.
+    """What a device keeps from one edge round to the next; empty for a new device.
 
     Attributes:
         momentum: d numbers, or None for zero.
-        residual: what compression dropped so far (error feedback), or None for zero.
+        residual: what compression has dropped so far (error feedback), or None for zero.
         estimates: the last σ² and G², or None before the first.
     """
 
@@ -73,7 +73,7 @@ class DeviceState:
 
 @dataclass(frozen=True, slots=True)
 class DeviceReport:
-    """What a device sends back.
+    """What a device sends to its edge server after its local iterations.
 
     Attributes:
         device: its id.
@@ -81,8 +81,8 @@ class DeviceReport:
         buffers: its batch-norm statistics, uncompressed.
         estimates: its last σ², G² and kept energy, or None before the first.
         steps: local iterations taken.
-        loss: mean training loss over those, NaN if there were none.
-        samples: how many the device holds.
+        loss: mean training loss over these, NaN if there were none.
+        samples: number of samples that the device holds.
     """
 
     device: int

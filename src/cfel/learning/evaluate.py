@@ -1,4 +1,4 @@
-"""How good a model is on the test set: the task's metric and loss, over all of it or over a keyed sample.
+"""Evaluates a model on the test set: the task's metric and loss, over all samples or a random subset.
 
 Nothing is trained here. Batch-norm layers use their running statistics.
 """
@@ -17,12 +17,12 @@ _BATCH = 500
 
 @dataclass(frozen=True, slots=True)
 class Evaluation:
-    """Means over the samples looked at.
+    """Means over the evaluated samples.
 
     Attributes:
         metric: the task's metric (accuracy: in [0, 1]).
         loss: the task's loss.
-        samples: how many were looked at.
+        samples: how many were evaluated.
     """
 
     metric: float
@@ -31,13 +31,13 @@ class Evaluation:
 
 
 def evaluate(model: FlatModel, workspace: Workspace, samples: int | None = None, seed: int = 0) -> Evaluation:
-    """Tests a model.
+    """Evaluates a model.
 
     Args:
         model: the model.
         workspace: the worker's scratch memory.
-        samples: look at a sample of this size, drawn without replacement; None looks at all.
-        seed: names the sample; equal seeds give equal samples, so that rounds and schemes compare.
+        samples: size of a subset, drawn without replacement; None for the whole test set.
+        seed: of the subset; the same seed gives the same subset, so that rounds and schemes compare.
     """
     if samples is not None and samples < 1:
         raise InputError(f"evaluate_samples: must be at least 1, got {samples}")

@@ -1,13 +1,13 @@
-"""What devices and edge servers do: pure functions that simulator and deployment share.
+"""The roles of devices and edge servers: pure functions that simulator and deployment share.
 
-    device_estimate  σ² and G² at the edge model, before the first plan (`fresh`: before every plan)
-    device_update    τ local iterations from the edge model, the difference compressed
-    edge_aggregate   the edge model plus the weighted mean of its devices' updates
-    gossip_mix       each edge model replaced by its weighted average with its neighbours'
+    device_estimate  estimates σ² and G² at the edge model, before the first plan (`fresh`: before every plan)
+    device_update    runs τ local iterations from the edge model and compresses the difference
+    edge_aggregate   adds the weighted mean of the devices' updates to the edge model
+    gossip_mix       replaces each edge model by a weighted average with its neighbours' models
 
-The same arguments give the same bits, whichever worker runs them: random streams are keyed, sums run in
-sorted id order, and each worker uses one torch thread. None changes its arguments but the worker's scratch
-memory, which carries nothing from one call to the next.
+The same arguments give the same bits in every worker: random streams are keyed, sums run in the order of ids,
+and each worker uses one torch thread. The functions change none of their arguments except the workspace,
+which carries nothing from one call to the next. Other rules than the mean are in `aggregation`.
 """
 
 import math
@@ -65,17 +65,17 @@ def device_update(
     *,
     give_up_state: bool = False,
 ) -> tuple[DeviceReport, DeviceState]:
-    """τ local iterations from the order's model, and the difference compressed (Algorithm 1, lines 6–11).
+    """Runs τ local iterations from the order's model and compresses the difference (Algorithm 1, lines 6–11).
 
     Args:
         order: what to do.
         data: the device's samples.
-        state: what the device remembers; left as it is.
+        state: the device's state; not changed, unless `give_up_state`.
         workspace: the worker's scratch memory.
-        give_up_state: the caller needs `state` no more; its memory may become the new one's.
+        give_up_state: the caller does not use `state` again, so its memory may be reused.
 
     Returns:
-        What to send to the edge server, and what to remember.
+        The report for the edge server, and the device's new state.
     """
     flat = workspace.flat
     flat.load(order.model)
@@ -110,22 +110,22 @@ def finish_update(
     losses: Sequence[float],
     give_up_state: bool = False,
 ) -> tuple[DeviceReport, DeviceState]:
-    """Compresses what a device learned, and makes its report and its new state.
+    """Compresses a device's model difference, and makes its report and its new state.
 
     Args:
-        order: what was asked.
-        data: the device's samples.
-        state: what it remembered before.
+        order: what the device was asked to do.
+        data: its samples.
+        state: its state before.
         workspace: the worker's scratch memory.
-        difference: what was learned, d numbers on the CPU; overwritten.
+        difference: to the order's model, d numbers on the CPU; overwritten.
         momentum: the buffer after the last step, or None without momentum.
         buffers: batch-norm statistics.
-        estimates: new ones, or None if there are none.
+        estimates: new ones, or None to keep the old ones.
         losses: of the steps taken.
-        give_up_state: the memory of `state` may become the new one's.
+        give_up_state: the memory of `state` may be reused.
 
     Raises:
-        DivergedError: any of it is not finite.
+        DivergedError: any of these is not finite.
     """
     local = workspace.local
     raise_if_diverged(order, local, estimates, losses, difference)
@@ -163,7 +163,7 @@ def _load_momentum(state: DeviceState, workspace: Workspace, give_up_state: bool
 
 
 def _compute_residual(difference: Tensor, update: Update, memory: Tensor | None) -> Tensor:
-    """What the update leaves out, in memory of the same size that is needed no more, if there is some."""
+    """What the update leaves out; written to `memory`, a vector that is not needed any more, if given."""
     residual = difference.clone() if memory is None else memory.copy_(difference)
     update.add_to(residual, -1.0)
     return residual
@@ -172,7 +172,7 @@ def _compute_residual(difference: Tensor, update: Update, memory: Tensor | None)
 def _train(
     order: DeviceOrder, data: DeviceData, momentum: Tensor | None, workspace: Workspace
 ) -> tuple[Estimates | None, list[float]]:
-    """The iterations that are taken; the first one also gives the estimates if they are to be reused."""
+    """Runs the chosen iterations; with `estimator = "reuse"` the first one also yields the estimates."""
     local = workspace.local
     taken = choose_iterations(local.steps, order.rho, order.tau, order.stream("steps"))
     batches = draw_batches(data.samples, local.batch, order.tau, order.stream("batches"))
@@ -195,7 +195,7 @@ def _train(
 def edge_aggregate(
     model: FlatModel, reports: Sequence[DeviceReport], weights: Mapping[int, float] | None = None
 ) -> FlatModel:
-    """The edge model plus the weighted mean of the updates (Algorithm 1, line 12).
+    """Adds the weighted mean of the updates to the edge model (Algorithm 1, line 12).
 
     Args:
         model: the model the devices started from; not changed.
@@ -255,10 +255,10 @@ def _check_weight(weights: Mapping[int, float], device: int) -> float:
 
 
 def weighted_model(models: Mapping[int, FlatModel], weights: Mapping[int, float]) -> FlatModel:
-    """Σ over ids of weight · model, summed in ascending id order; zero weights are passed over."""
+    """Σ over ids of weight · model, summed by ascending id; models with weight zero are skipped."""
     ids = sorted(i for i, weight in weights.items() if weight != 0)
     if not ids:
-        raise InputError("weights: all of them are zero")
+        raise InputError("weights: all are zero")
     parameters = models[ids[0]].parameters * weights[ids[0]]
     buffers = models[ids[0]].buffers * weights[ids[0]]
     for i in ids[1:]:

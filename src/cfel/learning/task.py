@@ -1,9 +1,9 @@
-"""A task: what is to be learned. Data, model, loss, metric and augmentation in one frozen value.
+"""A task: what is learned. Data, model, loss, metric and augmentation in one frozen value.
 
-The default is classification with cross-entropy and accuracy; regression or next-character prediction is
-another `Task` built by a function of the user's, handed in as "module:function". Loss and metric are given
-*per sample*, the mean is taken by whoever asks: so batches can be cut, padded and weighted at will.
-How the training goes about it is `sgd`; what a round asks of a device is `roles`.
+The default is classification with cross-entropy and accuracy. For regression, next-character prediction and
+the like, a user-defined function ("module:function") builds another `Task`. Loss and metric return one value
+*per sample*, and the caller takes the mean, so that batches can be cut, padded and weighted. The training
+itself is in `local`, the work of a device in a round in `roles`.
 """
 
 from collections.abc import Callable
@@ -32,12 +32,12 @@ PerSample: TypeAlias = Callable[[Tensor, Tensor], Tensor]
 
 
 def cross_entropy(outputs: Tensor, targets: Tensor) -> Tensor:
-    """The usual loss of classification, per sample."""
+    """The usual loss for classification, per sample."""
     return F.cross_entropy(outputs, targets, reduction="none")
 
 
 def accuracy(outputs: Tensor, targets: Tensor) -> Tensor:
-    """1 where the highest score is the target's, else 0."""
+    """1 where the highest score is that of the target, else 0."""
     return (outputs.argmax(1) == targets).to(torch.float32)
 
 
@@ -46,10 +46,10 @@ class Task:
     """What is learned.
 
     Attributes:
-        data: what it is learned from.
+        data: training and test samples.
         model: builds the module from (input shape, classes).
         loss: per sample, differentiable.
-        metric: per sample; its mean is what a report calls accuracy, larger is better.
+        metric: per sample; reports call its mean accuracy, so larger must be better.
         augment: changes a training batch, or None.
     """
 
@@ -60,7 +60,7 @@ class Task:
     augment: Augmentation | None = None
 
     def build(self, device: torch.device | str = "cpu") -> FlatModule:
-        """A module of this task with unspecified values; load a model before use."""
+        """Builds a module of this task with unspecified values; load a model before use."""
         return FlatModule(_build_module(self.model, self.data.input_shape, self.data.classes, 0), device)
 
 
@@ -84,10 +84,10 @@ def load_custom_task(name: str, path: Path | None = None, code: CodePolicy = BUI
 
 
 def check_task(what: str, task: Task) -> None:
-    """Puts two samples through model, loss and metric, so that what does not fit is found before training.
+    """Runs two samples through model, loss and metric, to find parts that do not fit before training.
 
     Raises:
-        InputError: a part fails on them, or loss or metric do not give one number per sample.
+        InputError: a part fails, or loss or metric do not return one number per sample.
     """
     module, data = task.build().module.eval(), task.data
     inputs, targets = data.scale(data.train_inputs[:2]), data.train_targets[:2]
@@ -105,7 +105,7 @@ def check_task(what: str, task: Task) -> None:
 def _check_per_sample(what: str, values: object, samples: int) -> None:
     if not isinstance(values, Tensor) or tuple(values.shape) != (samples,):
         found = f"shape {tuple(values.shape)}" if isinstance(values, Tensor) else f"a {type(values).__name__}"
-        raise InputError(f"{what} must give one number per sample, {samples} of them, got {found}")
+        raise InputError(f"{what} must return one number per sample, {samples} in all, got {found}")
 
 
 def _build_module(model: ModelBuilder, input_shape: tuple[int, ...], classes: int, seed: int) -> nn.Module:
@@ -120,10 +120,10 @@ def _build_module(model: ModelBuilder, input_shape: tuple[int, ...], classes: in
 
 @dataclass(frozen=True, slots=True)
 class DeviceData:
-    """What one device holds: some samples of a data set's training part.
+    """The samples of one device: some of a data set's training samples.
 
     Attributes:
-        data: the data set; only `indices` of its training part are looked at.
+        data: the data set.
         indices: the device's samples, at least one.
     """
 

@@ -1,1 +1,1 @@
-"""What a device computes: local SGD, estimates of σ² and G², and many devices at once."""
+"""What a device computes: local SGD, estimates of σ² and G²; also for many devices at once."""

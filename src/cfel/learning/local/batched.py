@@ -1,10 +1,9 @@
-"""Many devices trained at once: the same updates as `roles.device_update`, up to the order of additions.
+"""Trains many devices at once: the same updates as `roles.device_update`, up to the order of additions.
 
-For small models a device's work is too little to keep a core busy: most time goes into starting operations.
-Here the models of all devices are the rows of one matrix, and each iteration takes all their gradients with
-one batched forward and backward pass. Random streams, step rules, estimates and compression
-are those of `roles`, device by device. Models with floating buffers (batch norm) are refused: padding a batch
-would change their statistics.
+With a small model, most of a device's time is the overhead of starting operations. Here the models of all
+devices are the rows of one matrix, and each iteration computes all gradients in one batched forward and
+backward pass. Random streams, step rules, estimates and compression are those of `roles`, device by device.
+Models with floating buffers (batch norm) are not supported: padding a batch would change their statistics.
 """
 
 from collections.abc import Sequence
@@ -30,9 +29,9 @@ class _Schedule:
     """What the devices of a group will do, drawn in advance.
 
     Attributes:
-        taken: devices × iterations.
+        taken: devices × iterations: whether the device runs it.
         rows: devices × iterations × batch: places in the data set; short batches repeat their first sample.
-        sizes: samples in a device's batches.
+        sizes: samples in a batch of each device.
     """
 
     taken: BoolArray
@@ -51,11 +50,11 @@ def device_updates_batched(
     Args:
         orders: one per device; the models may differ.
         data: the devices' samples.
-        states: what they remember; left as they are.
+        states: the devices' states; not changed.
         workspace: the worker's scratch memory.
 
     Returns:
-        A report and a new state per device, in the order given.
+        A report and a new state per device, in the same order.
     """
     if not orders:
         return []
@@ -122,7 +121,7 @@ def _train(
     momentum: Tensor | None,
     workspace: Workspace,
 ) -> tuple[Tensor, list[Estimates | None], list[list[float]]]:
-    """All iterations; `parameters` and `momentum` (devices × d) change in place."""
+    """Runs all iterations; `parameters` and `momentum` (devices × d) change in place."""
     schedule = _draw_schedule(orders, data, workspace)
     estimates: list[Estimates | None] = [None] * len(orders)
     losses: list[list[float]] = [[] for _ in orders]
@@ -189,9 +188,9 @@ def _compute_losses(
 ) -> tuple[list[Tensor], Tensor]:
     """Every row's loss per sample (rows × batch), and what to differentiate it by: one tensor per slot.
 
-    Only the model is vectorised, and only forwards: autograd then goes backwards over batched operations as
-    it would over any others, which starts far fewer of them than differentiating inside `vmap`. The loss is
-    each sample's own, so it takes those of all rows as one batch.
+    Only the forward pass of the model is vectorised by `vmap`. Autograd then differentiates the batched
+    operations, which starts far fewer operations than differentiating inside `vmap`. The loss is per sample,
+    so it takes the samples of all rows as one batch.
     """
     slots = workspace.flat.parameter_slots
     leaves = [slot.rows(parameters.detach()).requires_grad_() for slot in slots]
@@ -222,9 +221,9 @@ def _compute_gradients(
 def _compute_by_halves(
     parameters: Tensor, inputs: Tensor, targets: Tensor, sizes: IntArray, workspace: Workspace
 ) -> tuple[Tensor, Tensor, Tensor]:
-    """Every row's gradient, loss, and the scatter of its two halves' gradients.
+    """Every row's gradient and loss, and the scatter of its two halves' gradients.
 
-    The halves are rows of their own in one pass, each padded to the longest.
+    Each half is a separate row of one pass, padded to the longest.
     """
     half = np.stack([sizes // 2, sizes - sizes // 2], axis=1)
     places = np.arange(half.max()) + half[:, :1, None] * [[0], [1]]

@@ -1,7 +1,7 @@
-"""Has a device's training diverged? Looked for before anything of it is compressed, sent or averaged.
+"""Detects that a device's training has diverged, before anything is compressed, sent or averaged.
 
-One number that is not finite spreads over all models within a round, and no later round brings them back. So
-it ends the run where it first shows. It does not judge a loss that is merely large.
+One number that is not finite spreads to all models within a round, and no later round repairs them. So the
+run ends where it first appears. A loss that is merely large is not an error.
 """
 
 import math
@@ -23,17 +23,17 @@ def raise_if_diverged(
     losses: Sequence[float] = (),
     difference: Tensor | None = None,
 ) -> None:
-    """Raises if anything that a device came to is not a finite number.
+    """Raises if any result of a device is not finite.
 
     Args:
-        order: what it was asked to do.
+        order: what the device was asked to do.
         local: how it trained.
         estimates: of σ² and G², or None.
-        losses: of the steps it took.
-        difference: what it learned, or None.
+        losses: of its steps.
+        difference: to the order's model, or None.
 
     Raises:
-        DivergedError: naming the device and the first thing that is not finite.
+        DivergedError: it names the device and the first result that is not finite.
     """
     what = _not_finite(estimates, losses, difference)
     if what is not None:
@@ -54,7 +54,7 @@ def _not_finite(
             return f"the loss of local step {number} is {loss}"
     if estimates is not None and not estimates.finite:
         return f"the estimates are σ² = {estimates.sigma2:g}, G² = {estimates.g2:g}"
-    # The sum of many large entries may overflow by itself: only then is every one looked at.
+    # The sum is cheaper than checking each entry. It may overflow without any entry being infinite.
     if difference is not None and not torch.isfinite(difference.sum()) and not _all_finite(difference):
         return "the update holds entries that are not finite"
     return None

@@ -1,12 +1,12 @@
-"""The gradients of a batch's two halves compared, without computing the batch twice.
+"""Estimates of σ² and G² from the two halves of a batch, without computing the batch twice.
 
-`reuse` needs the batch's gradient and how far the gradients of its halves lie apart. Two passes over the
-halves give both for any model, but a dense layer of millions of weights is then read and written twice. Where
-all parameters sit in dense and convolution layers one pass is enough. A dense layer's gradient is
-Σ_i δ_i a_iᵀ over the samples i, so ‖Σ_i c_i δ_i a_iᵀ‖² = Σ_ij c_i c_j (δ_i·δ_j)(a_i·a_j) needs two small
-Gram matrices; a convolution's weight gradient is taken for each half by itself, which costs what the whole
-would. Other models (batch norm, recurrence, layers of the user's own) get the two passes. Both
-agree up to rounding.
+`reuse` needs the gradient of the batch and the distance between the gradients of its halves. Two passes, one
+per half, give both for any model, but read and write a dense layer of millions of weights twice. One pass is
+enough where all parameters belong to dense and convolution layers. The gradient of a dense layer is Σ_i δ_i
+a_iᵀ over the samples i, so ‖Σ_i c_i δ_i a_iᵀ‖² = Σ_ij c_i c_j (δ_i·δ_j)(a_i·a_j) needs only two small Gram
+matrices. The weight gradient of a convolution is computed for each half, which costs as much as for the whole
+batch. Other models (batch norm, recurrence, user-defined layers) need two passes. Both ways agree up to
+rounding. The estimators themselves are in `estimates`.
 """
 
 from dataclasses import dataclass
@@ -20,7 +20,7 @@ from cfel.learning.local.workspace import Workspace
 
 @dataclass(frozen=True, slots=True)
 class _Call:
-    """One layer's part in a forward pass."""
+    """One call of a layer in a forward pass; `version` changes when the output is overwritten."""
 
     layer: nn.Linear | nn.Conv2d
     inputs: Tensor
@@ -31,12 +31,12 @@ class _Call:
 def compute_gradient_and_estimates(
     inputs: Tensor, targets: Tensor, samples: int, workspace: Workspace
 ) -> tuple[list[Tensor], float, Estimates]:
-    """A batch's gradient and loss, and the estimates of σ² and G² its halves give.
+    """Computes a batch's gradient and loss, and estimates σ² and G² from its halves.
 
     Args:
         inputs: a batch of at least 2 of the device's samples, drawn without replacement.
-        targets: theirs.
-        samples: how many samples the device holds.
+        targets: of these samples.
+        samples: number of samples that the device holds.
         workspace: holds the model.
     """
     if workspace.is_layered:
@@ -92,7 +92,7 @@ def _compute_in_one_pass(
 def _compute_scatter(products: Tensor, batch: int, half: int) -> tuple[float, float]:
     """The halves' scatter and ‖ḡ‖², from the inner products of their shares u_a, u_b of the gradient.
 
-    g_a = u_a·B/h and g_b = u_b·B/(B − h), so the scatter h(B − h)/B·‖g_a − g_b‖² has no more than these.
+    g_a = u_a·B/h and g_b = u_b·B/(B − h), so the scatter h(B − h)/B·‖g_a − g_b‖² needs only these products.
     """
     (aa, ab), (_, bb) = products.tolist()
     one, two = batch / half, batch / (batch - half)
@@ -101,7 +101,7 @@ def _compute_scatter(products: Tensor, batch: int, half: int) -> tuple[float, fl
 
 
 def _record_forward(inputs: Tensor, workspace: Workspace) -> tuple[list[_Call], Tensor]:
-    """A forward pass that notes what went in and out of every layer."""
+    """Runs a forward pass and records the inputs and outputs of every layer."""
     calls: list[_Call] = []
 
     def note(layer: nn.Module, given: tuple[Tensor, ...], result: Tensor) -> None:
@@ -118,7 +118,7 @@ def _record_forward(inputs: Tensor, workspace: Workspace) -> tuple[list[_Call], 
 
 
 def _is_covered(calls: list[_Call], workspace: Workspace) -> bool:
-    """Was each layer called just once, on a row or image per sample, its output kept and padding plain?"""
+    """Whether one pass is valid: each layer called once, on one row or image per sample, output kept."""
     once = {id(call.layer) for call in calls} == {id(layer) for layer in workspace.layers}
     return (
         once
@@ -130,7 +130,7 @@ def _is_covered(calls: list[_Call], workspace: Workspace) -> bool:
 
 
 def _pads_with_zeros(layer: nn.Linear | nn.Conv2d) -> bool:
-    """By so many on either side; a convolution may also pad by name ("same"), or with something else."""
+    """Whether a convolution pads with zeros, by a given number; it may also pad by name ("same")."""
     return isinstance(layer, nn.Linear) or (
         layer.padding_mode == "zeros" and not isinstance(layer.padding, str)
     )
@@ -154,14 +154,15 @@ def _products(one: list[Tensor], two: list[Tensor]) -> Tensor:
 
 
 def _convolution_halves(call: _Call, delta: Tensor) -> tuple[list[Tensor], list[Tensor]]:
-    """What each half of the batch adds to a convolution's gradient."""
+    """The share of each half of the batch in a convolution's gradient."""
     half = len(delta) // 2
     one = _convolution_gradient(call.layer, call.inputs[:half], delta[:half])
     return one, _convolution_gradient(call.layer, call.inputs[half:], delta[half:])
 
 
 def _convolution_gradient(layer: nn.Linear | nn.Conv2d, inputs: Tensor, delta: Tensor) -> list[Tensor]:
-    """Of the operation behind autograd itself: `torch.nn.grad` forgets how the weight is strided."""
+    """The gradient of a convolution's weight and bias."""
+    # `torch.nn.grad.conv2d_weight` would lose the strides of the weight; this is what autograd calls.
     assert isinstance(layer, nn.Conv2d)  # noqa: S101
     biased = layer.bias is not None
     _, weight, bias = torch.ops.aten.convolution_backward(

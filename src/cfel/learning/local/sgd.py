@@ -1,8 +1,8 @@
-"""Local SGD with momentum: which of the τ iterations are taken, on which samples, and what a step does.
+"""Local SGD with momentum: which of the τ iterations run, on which samples, and what a step does.
 
-Every draw comes from a stream keyed by (seed, purpose, global round, edge round, device), and all τ uniforms
-and τ batches are drawn whether they are used or not: two schemes that take the same iteration see the same
-batch. A skipped iteration changes neither the model nor the momentum. What happens to the result is `roles`.
+Every draw comes from a stream keyed by (seed, purpose, global round, edge round, device). All τ uniforms and
+τ batches are drawn, whether they are used or not: two schemes that run the same iteration see the same batch.
+A skipped iteration changes neither the model nor the momentum. `roles` puts the parts together.
 """
 
 from collections.abc import Sequence
@@ -31,14 +31,14 @@ class LocalParameters:
         learning_rate: η > 0.
         batch: samples in a mini-batch, ≥ 1; a device with fewer samples uses all of them in each.
         momentum: in [0, 1).
-        momentum_state: does the buffer stay with the device across edge rounds, or start at zero?
+        momentum_state: whether the buffer is kept across edge rounds, or starts at zero in each.
         weight_decay: added to the gradient as weight_decay · x, ≥ 0.
-        steps: is each iteration taken with probability ρ (bernoulli, the paper), or ⌊ρτ⌋ or ⌈ρτ⌉ of them,
-            evenly spread, with the same mean (systematic)?
+        steps: bernoulli (the paper) runs each iteration with probability ρ; systematic runs ⌊ρτ⌋ or ⌈ρτ⌉ of
+            them, evenly spread, with the same mean.
         estimator: σ² and G² from the first step's two halves (reuse) or from extra batches (fresh).
         fresh_batches: K ≥ 2, batches of a fresh estimate.
-        error_feedback: does the device keep what compression dropped and add it next time?
-        kept_energy_at: shares θ at which a report tells the energy the largest entries carry; may be empty.
+        error_feedback: whether the device keeps what compression drops and adds it to the next update.
+        kept_energy_at: shares θ at which a report includes the energy of the largest entries; may be empty.
     """
 
     learning_rate: float = 0.05
@@ -66,7 +66,7 @@ class LocalParameters:
 
 
 def choose_iterations(rule: StepRule, rho: float, tau: int, draw: np.random.Generator) -> BoolArray:
-    """Which of the τ iterations are taken; draws τ uniforms either way.
+    """Chooses which of the τ iterations to run; draws τ uniforms under either rule.
 
     Args:
         rule: see `LocalParameters.steps`.
@@ -82,11 +82,11 @@ def choose_iterations(rule: StepRule, rho: float, tau: int, draw: np.random.Gene
 
 
 def draw_batches(samples: int, batch: int, count: int, draw: np.random.Generator) -> IntArray:
-    """`count` mini-batches as rows of positions 0 … samples − 1.
+    """Draws `count` mini-batches, as rows of positions 0 … samples − 1.
 
-    Batches are cut from one shuffle after another, and never across two: each is a plain sample without
-    replacement of min(batch, samples) positions, and a device sees all it holds before it sees anything again
-    (but for the rest of a shuffle that does not fill a batch).
+    Batches are cut from one shuffle after another, never across two. So each batch is a simple random sample
+    of min(batch, samples) positions. A device sees all its samples before it sees one again, except for the
+    rest of a shuffle that does not fill a batch.
     """
     size = min(batch, samples)
     each = samples // size
@@ -100,7 +100,7 @@ def apply_momentum_step(
     momentum: Sequence[Tensor],
     local: LocalParameters,
 ) -> None:
-    """One step, in place and in one sweep over memory: m ← βm + g + decay·x, x ← x − ηm.
+    """Applies one step, in place and in one pass over memory: m ← βm + g + decay·x, x ← x − ηm.
 
     Args:
         parameters: x, one tensor per parameter.
@@ -124,7 +124,7 @@ def apply_momentum_step(
 
 
 def _match_strides(part: Tensor, parameter: Tensor) -> Tensor:
-    """The fused step walks through memory without looking at strides, so they must agree."""
+    """Gives a gradient the strides of its parameter: the fused step ignores strides, so they must agree."""
     if part.stride() == parameter.stride():
         return part
     return torch.empty_like(parameter).copy_(part)

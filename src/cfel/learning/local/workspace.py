@@ -1,7 +1,7 @@
-"""A worker's scratch memory, and the two things done with it: fetching batches, taking a gradient.
+"""A worker's scratch memory, with the two operations on it: loading batches and computing a gradient.
 
-One per worker, so that nothing large is allocated per device. It carries nothing from one device to the next:
-whoever uses it loads a model first.
+There is one per worker, so that nothing large is allocated per device. It carries nothing from one device to
+the next: every function that uses it loads a model first.
 """
 
 from collections.abc import Callable, Iterator, Sequence
@@ -16,12 +16,12 @@ from cfel.learning.compression.compressors import Compressor
 from cfel.learning.local.sgd import LocalParameters
 from cfel.learning.task import DeviceData, Task
 
-# Batches fetched at a time; eight of CIFAR-10's fit into a core's cache.
+# Batches loaded at a time; eight of CIFAR-10's fit into a core's cache.
 BATCHES_AT_ONCE = 8
 
 
 class Workspace:
-    """A worker's scratch memory: the module and what goes with it. Not to be shared between threads.
+    """A worker's scratch memory: the module and its parameters. Do not share it between threads.
 
     Args:
         task: what is learned.
@@ -43,15 +43,15 @@ class Workspace:
 
     @property
     def is_layered(self) -> bool:
-        """Do dense and convolution layers hold all parameters?"""
+        """Whether dense and convolution layers hold all parameters."""
         return sum(len(self.find_places(layer)) for layer in self.layers) == len(self.flat.leaves)
 
     def find_places(self, layer: nn.Module) -> list[int]:
-        """Where a layer's own parameters, weight first, stand among the module's."""
-        return [self._places[id(own)] for own in layer.parameters(recurse=False)]
+        """Positions of a layer's parameters, weight first, among the module's parameters."""
+        return [self._places[id(each)] for each in layer.parameters(recurse=False)]
 
     def compute_gradient(self, inputs: Tensor, targets: Tensor) -> tuple[list[Tensor], float]:
-        """The gradient of the mean loss over a batch, one tensor per parameter, and that loss."""
+        """Computes the gradient of a batch's mean loss, one tensor per parameter, and the loss."""
         loss = self.task.loss(self.flat.module(inputs), targets).mean()
         gradient = torch.autograd.grad(loss, self.flat.leaves)
         return list(gradient), float(loss.detach())
@@ -62,18 +62,18 @@ class Workspace:
         rows: IntArray,
         streams: Sequence[Callable[[], np.random.Generator]],
     ) -> Iterator[tuple[Tensor, Tensor]]:
-        """Augmented, scaled inputs and targets of some of a device's samples, one batch after the other.
+        """Loads batches of a device's samples: augmented and scaled inputs, and targets.
 
-        Several are fetched and scaled at a time: for small samples that costs hardly more than one.
+        It loads and scales several batches at a time: for small samples that hardly costs more than one.
 
         Args:
             data: the device's samples.
-            rows: batches × size, positions among them.
-            streams: for augmenting, one per batch.
+            rows: batches × size, positions among the device's samples.
+            streams: for augmentation, one per batch.
         """
         for start in range(0, len(rows), BATCHES_AT_ONCE):
-            own = slice(start, start + BATCHES_AT_ONCE)
-            yield from self._load_slice(data, rows[own], streams[own])
+            part = slice(start, start + BATCHES_AT_ONCE)
+            yield from self._load_slice(data, rows[part], streams[part])
 
     def _load_slice(
         self,

@@ -1,1 +1,1 @@
-"""Models: builders, their flat layout, and their files."""
+"""Models: their builders, their flat layout, and their files."""

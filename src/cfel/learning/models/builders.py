@@ -1,8 +1,9 @@
 """The models that come with cfel, each a builder `(input_shape, classes) -> module`.
 
-Each module takes a float32 batch and gives scores, and puts the batch into its own fastest memory format.
-They are drawn from torch's usual initialisation; `task.initial_model` fixes the generator. Nothing here knows
-of data, loss or training. Another model comes in by entry point (`cfel.model`) or as "module:function".
+Each module maps a float32 batch to scores, and converts the batch to the memory format that is fastest for
+it. Weights have torch's usual initialisation; `task.initial_model` seeds the generator. Nothing here knows
+about data, loss or training. User-defined models are added by entry point (`cfel.model`) or as
+"module:function".
 """
 
 from collections.abc import Callable, Mapping
@@ -20,7 +21,7 @@ ModelBuilder: TypeAlias = Callable[[tuple[int, ...], int], nn.Module]
 
 
 def _channels_last(x: Tensor) -> Tensor:
-    """Images with their channels innermost in memory; spelled so that `torch.func.vmap` can follow."""
+    """Images with their channels innermost in memory; written so that `torch.func.vmap` supports it."""
     return x.permute(0, 2, 3, 1).contiguous().permute(0, 3, 1, 2)
 
 
@@ -72,7 +73,7 @@ class ResNet20(nn.Module):
 
 
 class TwoConvolutions(nn.Module):
-    """Convolution, pooling, convolution, pooling, dense, dense: LEAF's FEMNIST network and its small sister.
+    """Convolution, pooling, convolution, pooling, dense, dense: LEAF's FEMNIST network and a smaller one.
 
     Args:
         input_shape: channels, height, width; height and width divisible by 4.
@@ -100,7 +101,7 @@ class TwoConvolutions(nn.Module):
     def forward(self, x: Tensor) -> Tensor:
         """Scores of a batch."""
         x = _channels_last(x)
-        x = F.relu(F.max_pool2d(self.convolution1(x), 2))  # pooling first spares three quarters
+        x = F.relu(F.max_pool2d(self.convolution1(x), 2))  # after pooling, a quarter of the work is left
         x = F.relu(F.max_pool2d(self.convolution2(x), 2))
         scores: Tensor = self.dense2(F.relu(self.dense1(x.flatten(1))))
         return scores

@@ -1,12 +1,12 @@
-"""A module seen as one flat vector of parameters and one of floating buffers.
+"""A module as one flat vector of parameters and one of floating buffers.
 
-`FlatModule` owns the two vectors and a module whose parameters and buffers are views of them, so that loading
-a model is one copy and reading it back is none. It holds no optimiser and no data; what a model *is* lives in
-`FlatModel`, a plain pair of vectors that travels between the roles.
+`FlatModule` owns the two vectors and a module whose parameters and buffers are views of them, so loading a
+model is one copy per vector. `FlatModel` is the model itself: a plain pair of vectors, which the roles
+exchange. There is no optimiser and no data here.
 
-Tensors lie in the vector from the largest to the smallest, so that the large ones start at addresses the fast
-kernels like (a multiple of 64 bytes), and four-dimensional ones (convolution kernels) channels-last, for the
-same reason. That order is part of the flat format; `files` speaks of names and shapes instead.
+Tensors are stored from the largest to the smallest, so that the large ones start at a multiple of 64 bytes,
+as fast kernels prefer. Four-dimensional ones (convolution kernels) are stored channels-last, for the same
+reason. This order is part of the flat format; files (`safetensors_files`) use names and shapes instead.
 """
 
 import hashlib
@@ -22,7 +22,7 @@ from cfel.learning.worker_threads import map_in_threads
 
 @dataclass(frozen=True, slots=True)
 class FlatModel:
-    """A model's values: nothing here may be changed in place once it has been handed out.
+    """The values of a model. Several owners may share one, so its vectors must not be changed in place.
 
     Attributes:
         parameters: float32 vector of d trained numbers.
@@ -41,7 +41,7 @@ class FlatModel:
                 )
 
     def sha256(self) -> bytes:
-        """The digest of both vectors' bytes, parameters first."""
+        """The SHA-256 of both vectors' bytes, parameters first."""
         digest = hashlib.sha256()
         for part in (self.parameters, self.buffers):
             digest.update(part.detach().cpu().contiguous().numpy().data)
@@ -61,7 +61,7 @@ def model_sha256(models: Sequence[FlatModel], workers: int = 0) -> str:
 
 @dataclass(frozen=True, slots=True)
 class Slot:
-    """Where one named tensor lies in a flat vector."""
+    """The place of one named tensor in a flat vector."""
 
     name: str
     shape: tuple[int, ...]
@@ -86,7 +86,7 @@ class Slot:
 
 
 def lay_out_slots(named: Iterable[tuple[str, Tensor]]) -> tuple[Slot, ...]:
-    """Lays the named tensors out one behind the other, the largest first."""
+    """Lays out the named tensors one after another, the largest first."""
     laid: list[Slot] = []
     start = 0
     for name, value in sorted(named, key=lambda pair: -pair[1].numel()):
@@ -96,11 +96,11 @@ def lay_out_slots(named: Iterable[tuple[str, Tensor]]) -> tuple[Slot, ...]:
 
 
 class FlatModule:
-    """A module together with the two vectors its parameters and buffers are views of.
+    """A module, and the two vectors that its parameters and buffers are views of.
 
     Args:
-        module: any module with float32 parameters; it is taken over and must not be used otherwise.
-        device: where its vectors live.
+        module: any module with float32 parameters; it changes, and belongs to the FlatModule from now on.
+        device: torch device of the vectors.
 
     Attributes:
         parameters: the parameter vector; writing to it changes the module.
@@ -125,24 +125,24 @@ class FlatModule:
         self.leaves = tuple(parameters[slot.name] for slot in self.parameter_slots)
 
     def load(self, model: FlatModel) -> None:
-        """Takes over a model's values: one copy per vector."""
-        self._fit("parameters", model.parameters, self.parameters)
-        self._fit("buffers", model.buffers, self.buffers)
+        """Loads a model's values: one copy per vector."""
+        self._check_size("parameters", model.parameters, self.parameters)
+        self._check_size("buffers", model.buffers, self.buffers)
         self.parameters.copy_(model.parameters)
         self.buffers.copy_(model.buffers)
 
     def read(self) -> FlatModel:
-        """A copy of the present values, on the CPU."""
+        """Copies the present values, to the CPU."""
         return FlatModel(self.parameters.clone().cpu(), self.buffers.clone().cpu())
 
     def views(self, vector: Tensor) -> list[Tensor]:
-        """`vector` (d numbers) cut into tensors shaped and strided like `leaves`."""
+        """Views of `vector` (d numbers), shaped and strided like `leaves`."""
         return [slot.view(vector) for slot in self.parameter_slots]
 
     @staticmethod
-    def _fit(name: str, given: Tensor, own: Tensor) -> None:
-        if given.numel() != own.numel():
-            raise InputError(f"model.{name}: {given.numel()} numbers given, the model has {own.numel()}")
+    def _check_size(name: str, given: Tensor, expected: Tensor) -> None:
+        if given.numel() != expected.numel():
+            raise InputError(f"model.{name}: {given.numel()} numbers given, the model has {expected.numel()}")
 
 
 def _new_vector(laid: tuple[Slot, ...], device: torch.device) -> Tensor:
@@ -162,12 +162,12 @@ def _check_module(module: nn.Module) -> None:
             raise InputError(f"model: {name} is {value.dtype}, only float32 can be trained")
     count = sum(1 for _ in module.named_parameters(remove_duplicate=False))
     if count != sum(1 for _ in module.named_parameters()):
-        raise InputError("model: parameters shared between layers cannot be laid out flat")
+        raise InputError("model: parameters shared between layers are not supported")
     if count == 0:
         raise InputError("model: it has no parameters to train")
     for name, layer in module.named_modules():
         if isinstance(layer, nn.modules.dropout._DropoutNd) and layer.p > 0:
             raise InputError(
                 f"model: layer {name!r} is dropout, which draws from torch's global generator; "
-                "runs could not be repeated bit for bit (leave it out)"
+                "runs could not be repeated bit for bit (remove it)"
             )

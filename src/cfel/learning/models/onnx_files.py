@@ -1,6 +1,7 @@
-"""Models as ONNX files, for runtimes without torch. Needs the packages of the extra `cfel[onnx]`.
+"""Models as ONNX files, for runtimes without torch. Needs the extra `cfel[onnx]`.
 
-The graph is the bare network in evaluation mode: scaled inputs (any number of samples) in, scores out.
+The graph is the network in evaluation mode: scaled inputs (any number of samples) in, scores out. Files are
+only written, not read.
 """
 
 import logging
@@ -20,7 +21,7 @@ NEEDED = ("onnx", "onnxscript")
 
 
 def save_onnx(path: Path, model: FlatModel, flat: FlatModule, input_shape: tuple[int, ...]) -> None:
-    """Writes a model to an ONNX file, which appears only when complete.
+    """Writes a model to an ONNX file, which appears only when it is complete.
 
     Args:
         path: the file to write.
@@ -63,7 +64,7 @@ def _export_program(flat: FlatModule, input_shape: tuple[int, ...], path: Path) 
 
 @contextmanager
 def _silence_exporter() -> Iterator[None]:
-    """The exporter speaks of packages nobody needs here, and of its own deprecations."""
+    """Hides the exporter's messages about packages that are not needed, and about its own deprecations."""
     logger = logging.getLogger("torch.onnx")
     level = logger.level
     logger.setLevel(logging.ERROR)

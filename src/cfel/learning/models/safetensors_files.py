@@ -1,8 +1,8 @@
-"""Models in files: safetensors with the names and shapes torch users know, and back.
+"""Models as safetensors files, with the names and shapes of the torch module.
 
 A file holds one tensor per parameter and floating buffer under its name in the module, so that it loads into
-the bare torch module with `load_state_dict(strict=False)`. Nothing here is pickled. Checkpoints of a run are
-another matter (`runlog`).
+the plain torch module with `load_state_dict(strict=False)`. Nothing is pickled. Checkpoints of a run are in
+`runlog`.
 """
 
 from pathlib import Path
@@ -23,7 +23,7 @@ def named_tensors(model: FlatModel, flat: FlatModule) -> dict[str, Tensor]:
 
 
 def save_model(path: Path, model: FlatModel, flat: FlatModule) -> None:
-    """Writes a model to a safetensors file, which appears only when complete.
+    """Writes a model to a safetensors file, which appears only when it is complete.
 
     Args:
         path: the file to write.
@@ -47,7 +47,7 @@ def load_model(path: Path, flat: FlatModule) -> FlatModel:
         flat: a module of the task, for names and shapes; its values change to the file's.
 
     Raises:
-        InputError: it is no such file, or a tensor is missing, unknown or of another shape.
+        InputError: the file cannot be read, or a tensor is missing, unknown or of another shape.
     """
     try:
         tensors = load_file(path)

@@ -35,10 +35,10 @@ def key(seed: int, purpose: str, *index: int) -> int:
 
 def generator(seed: int, purpose: str, *index: int) -> np.random.Generator:
     """The generator of one stream (see `key` for the arguments)."""
-    return keyed_generator(key(seed, purpose, *index))
+    return make_generator_from_key(key(seed, purpose, *index))
 
 
-def keyed_generator(name: int) -> np.random.Generator:
+def make_generator_from_key(name: int) -> np.random.Generator:
     """The generator of the stream that `key` named."""
     # NumPy's stub has forgotten that any ISeedSequence will do.
     return np.random.Generator(np.random.Philox(_Words(name)))  # type: ignore[arg-type]

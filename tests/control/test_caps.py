@@ -6,7 +6,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from cfel.control import Budget, Rounds, round_caps
-from cfel.cost import EdgeRoundCost, Ledger, after_edge_round, after_global_round, new_ledger
+from cfel.cost import EdgeRoundCost, Ledger, after_edge_round, after_global_round, open_ledger
 from cfel.errors import InputError
 
 ROUNDS = Rounds(global_rounds=4, edge_rounds=5, local_steps=5)
@@ -51,7 +51,7 @@ def test_spending_every_cap_exactly_ends_on_budget(
     """Whatever the gossip takes is set aside before the caps are dealt out."""
     budget, rounds = Budget(seconds + 1000, joules), Rounds(global_rounds, edge_rounds)
     gossip = np.array([backhaul, backhaul / 2])
-    ledger = new_ledger(2)
+    ledger = open_ledger(2)
     for global_round in range(global_rounds):
         for edge_round in range(edge_rounds):
             caps, energy = round_caps(budget, ledger, rounds, global_round, edge_round, gossip)
@@ -68,7 +68,7 @@ def test_what_one_round_saves_the_later_ones_may_spend() -> None:
     If those are saved too, the second global round has 95 J, 47.5 for each of its edge rounds.
     """
     rounds, budget = Rounds(2, 2), Budget(joules=100.0)
-    ledger = after_edge_round(new_ledger(1), EdgeRoundCost(np.zeros(1), np.zeros(1, dtype=np.int64), 5.0))
+    ledger = after_edge_round(open_ledger(1), EdgeRoundCost(np.zeros(1), np.zeros(1, dtype=np.int64), 5.0))
     assert round_caps(budget, ledger, rounds, 0, 1, np.zeros(1))[1] == 45.0
     ledger = after_global_round(ledger, np.zeros(1))
     assert round_caps(budget, ledger, rounds, 1, 0, np.zeros(1))[1] == 47.5
@@ -77,7 +77,7 @@ def test_what_one_round_saves_the_later_ones_may_spend() -> None:
 @pytest.mark.parametrize(("global_round", "edge_round"), [(4, 0), (0, 5), (-1, 0), (0, -1)])
 def test_round_outside_the_run_is_refused(global_round: int, edge_round: int) -> None:
     with pytest.raises(InputError, match=r"must lie within \(0, 0\) … \(3, 4\)"):
-        round_caps(Budget(), new_ledger(1), ROUNDS, global_round, edge_round, np.zeros(1))
+        round_caps(Budget(), open_ledger(1), ROUNDS, global_round, edge_round, np.zeros(1))
 
 
 @pytest.mark.parametrize("amount", [0.0, -1.0, np.nan])
@@ -100,4 +100,4 @@ def test_a_run_has_at_least_one_round_of_each_kind(count: float) -> None:
 def test_edge_rounds_left_and_shares() -> None:
     """From edge round 2 of global round 1: 3 · 5 − 2 = 13 to go, this one included."""
     assert ROUNDS.edge_rounds_left(1, 2) == 13
-    assert Budget(10.0, np.inf).shared(0.6) == Budget(6.0, np.inf)
+    assert Budget(10.0, np.inf).take_share(0.6) == Budget(6.0, np.inf)

@@ -6,7 +6,7 @@ import numpy as np
 import pytest
 
 from cfel.control import Landscape, Rounds, omega1, theorem_1
-from cfel.control.theory import joined, round_terms
+from cfel.control.theory import combine_terms, compute_terms
 from cfel.errors import InputError
 
 LANDSCAPE = Landscape(smoothness=2.0, initial_gap=3.0, sigma2=1.0, g2=0.5, learning_rate=0.01)
@@ -85,17 +85,17 @@ def test_rounds_apart_and_together() -> None:
     At η = 0.1 the limits are 1/4 and 1/16 in the first and 1/11 and 1/8 in the second: one breach in each.
     """
     landscape = replace(LANDSCAPE, learning_rate=0.1)
-    parts = [round_terms(landscape, [plan]) for plan in PLANS]
+    parts = [compute_terms(landscape, [plan]) for plan in PLANS]
     assert [(part.breaches, part.devices, part.edge_rounds) for part in parts] == [(1, 2, 1), (1, 2, 1)]
     assert [part.plan_limit for part in parts] == pytest.approx([1 / 16, 1 / 11])
     assert [part.skipped for part in parts] == pytest.approx([12 * 0.5 * 0.125, 12 * 0.5 * 0.25])
     whole = asdict(theorem_1(landscape, ROUNDS, 0.0, PLANS))
-    assert asdict(joined(landscape, ROUNDS, 0.0, parts)) == pytest.approx(whole)
+    assert asdict(combine_terms(landscape, ROUNDS, 0.0, parts)) == pytest.approx(whole)
 
 
 def test_rounds_of_unequal_length_count_by_their_edge_rounds() -> None:
-    short, long = round_terms(LANDSCAPE, PLANS[:1]), round_terms(LANDSCAPE, [*PLANS[1:], *PLANS[1:]])
-    assert joined(LANDSCAPE, ROUNDS, 0.0, [short, long]).skipped == pytest.approx(12 * 0.5 * 0.625 / 3)
+    short, long = compute_terms(LANDSCAPE, PLANS[:1]), compute_terms(LANDSCAPE, [*PLANS[1:], *PLANS[1:]])
+    assert combine_terms(LANDSCAPE, ROUNDS, 0.0, [short, long]).skipped == pytest.approx(12 * 0.5 * 0.625 / 3)
 
 
 def test_thin_backhaul_asks_for_smaller_steps() -> None:

@@ -14,7 +14,7 @@ from cfel.cost import (
     after_exchange,
     after_global_round,
     global_round_cost,
-    new_ledger,
+    open_ledger,
 )
 from cfel.errors import InputError
 
@@ -27,7 +27,7 @@ def edge_round(seconds: list[float], joules: float) -> EdgeRoundCost:
 
 def test_two_edge_rounds_and_gossip() -> None:
     """Clusters take 5 + 6 + 2 = 13 and 10 + 2 + 1.5 = 13.5 s; 3 + 4 = 7 J."""
-    ledger = after_edge_round(after_edge_round(new_ledger(2), edge_round([5, 10], 3)), edge_round([6, 2], 4))
+    ledger = after_edge_round(after_edge_round(open_ledger(2), edge_round([5, 10], 3)), edge_round([6, 2], 4))
     assert ledger == Ledger(0, 0, (11, 12), 7)
     assert ledger.total_joules == 7
     closed = after_global_round(ledger, [2, 1.5])
@@ -38,7 +38,7 @@ def test_two_edge_rounds_and_gossip() -> None:
 @given(st.lists(st.tuples(st.lists(spent, min_size=3, max_size=3), spent), max_size=6))
 def test_ledger_agrees_with_the_global_round(rounds: list[tuple[list[float], float]]) -> None:
     costs = [edge_round(seconds, joules) for seconds, joules in rounds]
-    ledger = new_ledger(3)
+    ledger = open_ledger(3)
     for cost in costs:
         ledger = after_edge_round(ledger, cost)
     whole = global_round_cost(costs, [1.0, 2.0, 3.0])
@@ -52,7 +52,7 @@ def test_json_changes_nothing(ledger: Ledger) -> None:
 
 
 def test_bad_ledgers_are_refused() -> None:
-    good = new_ledger(2).to_dict()
+    good = open_ledger(2).to_dict()
     with pytest.raises(InputError, match="ledger: unknown 'second'; did you mean 'seconds'"):
         Ledger.from_dict({**good, "second": 1.0})
     with pytest.raises(InputError, match=r"ledger\.joules: is missing"):
@@ -65,9 +65,9 @@ def test_bad_ledgers_are_refused() -> None:
 
 def test_cluster_counts_must_agree() -> None:
     with pytest.raises(InputError, match=r"cost\.seconds: must have 2 entries, got 3"):
-        after_edge_round(new_ledger(2), edge_round([1, 1, 1], 0))
+        after_edge_round(open_ledger(2), edge_round([1, 1, 1], 0))
     with pytest.raises(InputError, match="backhaul_seconds: must have 2 entries, got 1"):
-        after_global_round(new_ledger(2), [1])
+        after_global_round(open_ledger(2), [1])
 
 
 def test_clocks_meet_at_an_exchange() -> None:

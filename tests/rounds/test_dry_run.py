@@ -44,7 +44,7 @@ def run(where: Setting, scheme: str, budget: Budget) -> list[DryRunRound]:
 @pytest.mark.parametrize("name", PRESETS)
 def test_hcef_keeps_to_both_60_percent_budgets(name: str) -> None:
     where = setting(PRESETS[name], Rounds(global_rounds=6), devices=64, clusters=8)
-    budget = compute_use(where).shared(0.6)
+    budget = compute_use(where).take_share(0.6)
     ledger = run(where, "hcef", budget)[-1].ledger
     assert ledger.seconds <= budget.seconds * (1 + 1e-9)
     assert ledger.joules <= budget.joules * (1 + 1e-9)
@@ -74,7 +74,7 @@ def test_cef_uses_what_is_expected_of_it() -> None:
 
 def test_rounds_add_up_to_the_ledger() -> None:
     where = setting(PRESETS["cifar"], Rounds(global_rounds=3, edge_rounds=2), devices=8, clusters=2)
-    rounds = run(where, "hcef", compute_use(where).shared(0.6))
+    rounds = run(where, "hcef", compute_use(where).take_share(0.6))
     assert len(rounds) == 3
     assert all(len(each.plans) == len(each.conditions) == 2 for each in rounds)
     assert rounds[-1].ledger.seconds == pytest.approx(sum(each.cost.seconds for each in rounds))
@@ -106,7 +106,7 @@ def test_run_goes_on_through_a_round_without_anybody() -> None:
     where = setting(
         PRESETS["cifar"], Rounds(3, 2), devices=4, clusters=2, availability=Availability(away=away)
     )
-    rounds = run(where, "hcef", compute_use(where).shared(0.6))
+    rounds = run(where, "hcef", compute_use(where).take_share(0.6))
     assert all(plan.rho.tolist() == [0.0] * 4 for plan in rounds[1].plans)
     assert (rounds[1].cost.seconds, rounds[1].cost.joules) == (PRESETS["cifar"].bits / 50e6, 0.0)
     assert rounds[2].cost.joules > 0

@@ -10,11 +10,11 @@ from cfel.arrays import FloatArray
 from cfel.errors import InputError
 from cfel.system import (
     TopologyParameters,
-    bias_warning,
     build_backhaul,
     check_mixing,
-    metropolis,
-    metropolis_live,
+    describe_bias,
+    live_metropolis_weights,
+    metropolis_weights,
     target_weights,
     zeta,
 )
@@ -25,7 +25,7 @@ def test_path_of_three_towards_uniform() -> None:
 
     The eigenvalues of W are 1, 2/3 and 0, so ζ = 2/3.
     """
-    weights = metropolis(nx.path_graph(3), [1 / 3] * 3)
+    weights = metropolis_weights(nx.path_graph(3), [1 / 3] * 3)
     assert np.allclose(weights, np.array([[2, 1, 0], [1, 1, 1], [0, 1, 2]]) / 3, rtol=0, atol=1e-15)
     assert zeta(weights, [1 / 3] * 3) == pytest.approx(2 / 3, abs=1e-12)
 
@@ -36,7 +36,7 @@ def test_pair_towards_sizes() -> None:
     The trace is 5/6 + 1/2 = 4/3, so the second eigenvalue and ζ are 1/3.
     """
     pi = target_weights("size", [3, 1])
-    weights = metropolis(nx.path_graph(2), pi)
+    weights = metropolis_weights(nx.path_graph(2), pi)
     assert np.allclose(weights, [[5 / 6, 1 / 6], [1 / 2, 1 / 2]], rtol=0, atol=1e-15)
     assert zeta(weights, pi) == pytest.approx(1 / 3, abs=1e-12)
 
@@ -68,14 +68,14 @@ def networks(draw: st.DrawFn) -> tuple["nx.Graph[int]", FloatArray]:
 @given(networks())
 def test_any_connected_graph_mixes(network: tuple["nx.Graph[int]", FloatArray]) -> None:
     graph, pi = network
-    check_mixing(metropolis(graph, pi), pi, graph)
+    check_mixing(metropolis_weights(graph, pi), pi, graph)
 
 
 @given(networks())
 def test_gossip_repeated_reaches_the_weighted_mean(network: tuple["nx.Graph[int]", FloatArray]) -> None:
     """Disagreement in the norm weighted by π shrinks at least by ζ per step."""
     graph, pi = network
-    weights = metropolis(graph, pi)
+    weights = metropolis_weights(graph, pi)
     models = np.arange(pi.size) ** 2.0
     mean = pi @ models
     before, after = (np.sqrt(pi @ (values - mean) ** 2) for values in (models, weights @ models))
@@ -87,7 +87,7 @@ def test_gossip_repeated_reaches_the_weighted_mean(network: tuple["nx.Graph[int]
 def test_absent_servers_keep_their_model(network: tuple["nx.Graph[int]", FloatArray], bits: int) -> None:
     graph, pi = network
     live = np.array([bool(bits >> i & 1) for i in range(pi.size)])
-    weights = metropolis_live(graph, pi, live)
+    weights = live_metropolis_weights(graph, pi, live)
     assert np.array_equal(weights[~live], np.eye(pi.size)[~live])
     assert np.allclose(weights.sum(axis=1), 1)
     assert np.allclose(pi @ weights, pi)
@@ -101,7 +101,7 @@ def test_everybody_live_is_plain_metropolis() -> None:
 
 def test_ring_with_one_server_away_is_a_line() -> None:
     """Ring 0-1-2-3 without 3: the path 0-1-2 of `test_path_of_three_towards_uniform`."""
-    weights = metropolis_live(nx.cycle_graph(4), [1 / 4] * 4, [True, True, True, False])
+    weights = live_metropolis_weights(nx.cycle_graph(4), [1 / 4] * 4, [True, True, True, False])
     expected = np.array([[2, 1, 0, 0], [1, 1, 1, 0], [0, 1, 2, 0], [0, 0, 0, 3]]) / 3
     assert np.allclose(weights, expected, rtol=0, atol=1e-15)
 
@@ -118,9 +118,9 @@ def test_target_weights() -> None:
 
 
 def test_bias_is_worth_a_warning_only_when_there_is_one() -> None:
-    assert bias_warning("uniform", [4, 4]) is None
-    assert bias_warning("size", [4, 9]) is None
-    message = bias_warning("uniform", [4, 9])
+    assert describe_bias("uniform", [4, 4]) is None
+    assert describe_bias("size", [4, 9]) is None
+    message = describe_bias("uniform", [4, 9])
     assert message is not None
     assert "4 to 9 devices" in message
 
@@ -158,6 +158,6 @@ def test_asymmetric_matrix_is_accepted() -> None:
 
 def test_target_must_be_a_distribution() -> None:
     with pytest.raises(InputError, match=r"pi: sums to 1\.5, must be 1"):
-        metropolis(nx.path_graph(2), [0.75, 0.75])
+        metropolis_weights(nx.path_graph(2), [0.75, 0.75])
     with pytest.raises(InputError, match=r"pi\[0\] = 0\.0"):
-        metropolis(nx.path_graph(2), [0, 1])
+        metropolis_weights(nx.path_graph(2), [0, 1])

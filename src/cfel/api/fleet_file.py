@@ -14,7 +14,7 @@ from typing import Any
 import numpy as np
 
 from cfel.control import Budget, RoundProblem, Rounds, round_caps
-from cfel.cost import new_ledger
+from cfel.cost import open_ledger
 from cfel.errors import FleetFileError, InputError, reason, unknown_name
 from cfel.system import read_devices
 
@@ -51,7 +51,7 @@ class RunLength:
             np.inf if self.energy_budget is None else self.energy_budget,
         )
         rounds = Rounds(self.rounds, self.edge_rounds)
-        seconds, joules = round_caps(budget, new_ledger(clusters), rounds, 0, 0, np.zeros(clusters))
+        seconds, joules = round_caps(budget, open_ledger(clusters), rounds, 0, 0, np.zeros(clusters))
         caps = {} if self.time_budget is None else {"time_cap": seconds}
         return caps if self.energy_budget is None else {**caps, "energy_cap": joules}
 

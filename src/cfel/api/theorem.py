@@ -13,7 +13,7 @@ import numpy as np
 
 from cfel import validation
 from cfel.control import Bound, Landscape, Rounds, Scheme, build_scheme, omega1, theorem_1
-from cfel.control.theory import RoundTerms, joined, round_terms
+from cfel.control.theory import RoundTerms, combine_terms, compute_terms
 from cfel.errors import InputError
 from cfel.experiment import Experiment, load_directory_experiment, load_experiment
 from cfel.plugins import BUILT_IN_ONLY, CodePolicy
@@ -173,8 +173,8 @@ def _of_run(path: Path, assumed: Assumptions, code: CodePolicy) -> TheoremReport
     rounds = []
     for record in records:
         at = _landscape(experiment, assumed, record.sigma2, record.g2)
-        terms = round_terms(at, _edge_plans(run.plan(record.round, fleet.devices), edge_rounds))
-        alone = joined(at, lengths, survives, [terms])
+        terms = compute_terms(at, _edge_plans(run.plan(record.round, fleet.devices), edge_rounds))
+        alone = combine_terms(at, lengths, survives, [terms])
         rounds.append(RoundReport(record.round, at.sigma2, at.g2, terms, alone.holds))
     return TheoremReport(
         name=experiment.name,
@@ -184,7 +184,7 @@ def _of_run(path: Path, assumed: Assumptions, code: CodePolicy) -> TheoremReport
         zeta=survives,
         omega1=omega1(survives),
         landscape=landscape,
-        bound=joined(landscape, lengths, survives, [each.terms for each in rounds]),
+        bound=combine_terms(landscape, lengths, survives, [each.terms for each in rounds]),
         rounds=tuple(rounds),
     )
 

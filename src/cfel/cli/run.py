@@ -20,7 +20,7 @@ from cfel.experiment import Experiment, load_experiment
 from cfel.plugins import ANY_CODE, import_from
 from cfel.rounds.parameters import ENGINES
 from cfel.runlog import RoundRecord, RunDirectory, holds_run
-from cfel.system import bias_warning, cluster_sizes
+from cfel.system import cluster_sizes, describe_bias
 from cfel.wording import plural
 
 EXAMPLE = """  cfel run experiment.toml --out runs/first --set rounds.global=10
@@ -71,7 +71,7 @@ def read_experiment(arguments: argparse.Namespace) -> Experiment:
         load_experiment(arguments.experiment, arguments.set, ANY_CODE), arguments.engine
     )
     sizes = cluster_sizes(experiment.fleet.devices, experiment.fleet.clusters)
-    warning = bias_warning(experiment.topology.weights, sizes)
+    warning = describe_bias(experiment.topology.weights, sizes)
     if warning is not None:
         Console(stderr=True, highlight=False).print(f"[yellow]warning:[/] {escape(warning)}")
     return experiment

@@ -77,8 +77,8 @@ class Budget:
         validation.check_number("budget.seconds", self.seconds, above=0, finite=False)
         validation.check_number("budget.joules", self.joules, above=0, finite=False)
 
-    def shared(self, share: float) -> "Budget":
-        """A share of this budget."""
+    def take_share(self, share: float) -> "Budget":
+        """Returns a share of this budget."""
         return Budget(self.seconds * share, self.joules * share)
 
 

@@ -137,7 +137,7 @@ class RoundPlan:
     violations: tuple[str, ...]
     speed: FloatArray | None = None
 
-    def clocked(self, conditions: Conditions) -> Conditions:
+    def apply_speed(self, conditions: Conditions) -> Conditions:
         """The conditions at the plan's clocks: a step takes 1/s of the time and s² of the energy."""
         if self.speed is None:
             return conditions

@@ -106,10 +106,10 @@ def theorem_1(
         zeta: of the backhaul.
         plans: (ρ, θ) of the devices that took part, one pair per edge round.
     """
-    return joined(landscape, rounds, zeta, [round_terms(landscape, plans)])
+    return combine_terms(landscape, rounds, zeta, [compute_terms(landscape, plans)])
 
 
-def round_terms(landscape: Landscape, plans: Iterable[tuple[FloatArray, FloatArray]]) -> RoundTerms:
+def compute_terms(landscape: Landscape, plans: Iterable[tuple[FloatArray, FloatArray]]) -> RoundTerms:
     """What some edge rounds, of one global round or of a whole run, add to the bound.
 
     Args:
@@ -139,7 +139,7 @@ def round_terms(landscape: Landscape, plans: Iterable[tuple[FloatArray, FloatArr
     )
 
 
-def joined(landscape: Landscape, rounds: Rounds, zeta: float, terms: Sequence[RoundTerms]) -> Bound:
+def combine_terms(landscape: Landscape, rounds: Rounds, zeta: float, terms: Sequence[RoundTerms]) -> Bound:
     """The bound of a run from the terms of its rounds, each of which may have its own σ² and G².
 
     Args:

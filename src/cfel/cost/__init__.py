@@ -2,7 +2,7 @@
 
 from cfel.cost.backhaul import PAPER_BITS_PER_SECOND, backhaul_seconds
 from cfel.cost.device import device_joules, device_seconds, realised_joules, realised_seconds
-from cfel.cost.ledger import Ledger, after_edge_round, after_exchange, after_global_round, new_ledger
+from cfel.cost.ledger import Ledger, after_edge_round, after_exchange, after_global_round, open_ledger
 from cfel.cost.rounds import (
     NOBODY,
     EdgeRoundCost,
@@ -27,7 +27,7 @@ __all__ = [
     "device_seconds",
     "edge_round_cost",
     "global_round_cost",
-    "new_ledger",
+    "open_ledger",
     "realised_joules",
     "realised_seconds",
 ]

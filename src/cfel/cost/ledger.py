@@ -70,7 +70,7 @@ class Ledger:
         return cls(**fields)
 
 
-def new_ledger(clusters: int) -> Ledger:
+def open_ledger(clusters: int) -> Ledger:
     """Nothing spent yet."""
     return Ledger(0.0, 0.0, (0.0,) * validation.check_whole("clusters", clusters, least=1), 0.0)
 

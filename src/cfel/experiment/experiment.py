@@ -40,9 +40,9 @@ from cfel.system import (
     Backhaul,
     FleetParameters,
     TopologyParameters,
-    averaged_towards,
     build_backhaul,
     build_fleet,
+    retarget_backhaul,
 )
 from cfel.world import World
 
@@ -119,7 +119,7 @@ class Experiment:
     def _budget(self, setting: Setting) -> Budget:
         """Total budgets in seconds and joules; a given number takes precedence over a share of CEF's use."""
         share = self.budget.share_of_cef
-        limit = Budget() if share is None else compute_use(setting).shared(share)
+        limit = Budget() if share is None else compute_use(setting).take_share(share)
         return Budget(self.budget.seconds or limit.seconds, self.budget.joules or limit.joules)
 
     def task(self) -> Task:
@@ -195,4 +195,4 @@ def weight_backhaul(setting: Setting, samples: Sequence[int]) -> Backhaul:
         return setting.backhaul
     counts = samples if gossip.weights == "samples" else np.ones(fleet.devices)
     held = np.bincount(fleet.cluster, counts, minlength=fleet.clusters)
-    return averaged_towards(setting.backhaul, held / held.sum(), at_once=gossip.reach == "everybody")
+    return retarget_backhaul(setting.backhaul, held / held.sum(), at_once=gossip.reach == "everybody")

@@ -29,7 +29,7 @@ from cfel.cost import (
     device_seconds,
     edge_round_cost,
     global_round_cost,
-    new_ledger,
+    open_ledger,
     realised_joules,
     realised_seconds,
 )
@@ -66,8 +66,8 @@ def initial_control(setting: Setting) -> ControlState:
     return ControlState(
         rounds_done=0,
         scheme=setting.scheme.init(),
-        expected=new_ledger(clusters),
-        realised=new_ledger(clusters),
+        expected=open_ledger(clusters),
+        realised=open_ledger(clusters),
         spent_joules=np.zeros(setting.fleet.devices),
     )
 
@@ -180,7 +180,7 @@ def count_costs(
         if each.steps:
             losses.append(each.loss)
     sent = wire_bits / setting.model_bits if parameters.uploads == "wire" else plan.theta
-    now, present = plan.clocked(conditions), conditions.available
+    now, present = plan.apply_speed(conditions), conditions.available
     expected = (
         device_seconds(plan.rho, plan.theta, tau, now.mu, now.nu),
         device_joules(plan.rho, plan.theta, tau, now.alpha, now.nu, now.power),

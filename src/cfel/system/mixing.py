@@ -47,8 +47,8 @@ class Backhaul:
         return tuple(sorted((min(edge), max(edge)) for edge in self.graph.edges))
 
     def live(self, live: ArrayLike) -> FloatArray:
-        """W for a gossip step that some edge servers miss (see `metropolis_live`)."""
-        return metropolis_live(self.graph, self.target, live)
+        """W for a gossip step that some edge servers miss (see `live_metropolis_weights`)."""
+        return live_metropolis_weights(self.graph, self.target, live)
 
 
 def build_backhaul(
@@ -64,12 +64,12 @@ def build_backhaul(
     """
     target = target_weights(parameters.weights, sizes)
     graph = build_graph(parameters, target.size, seed, code)
-    weights = metropolis(graph, target)
+    weights = metropolis_weights(graph, target)
     check_mixing(weights, target, graph)
     return Backhaul(graph, validation.make_read_only(weights), target, zeta(weights, target))
 
 
-def averaged_towards(backhaul: Backhaul, target: ArrayLike, *, at_once: bool = False) -> Backhaul:
+def retarget_backhaul(backhaul: Backhaul, target: ArrayLike, *, at_once: bool = False) -> Backhaul:
     """The same links with weights that average towards another target.
 
     Args:
@@ -79,7 +79,7 @@ def averaged_towards(backhaul: Backhaul, target: ArrayLike, *, at_once: bool = F
             server.
     """
     pi = validation.make_read_only(_distribution(target, backhaul.clusters))
-    weights = np.tile(pi, (pi.size, 1)) if at_once else metropolis(backhaul.graph, pi)
+    weights = np.tile(pi, (pi.size, 1)) if at_once else metropolis_weights(backhaul.graph, pi)
     return Backhaul(backhaul.graph, validation.make_read_only(weights), pi, zeta(weights, pi))
 
 
@@ -100,7 +100,7 @@ def target_weights(weights: str, sizes: ArrayLike) -> FloatArray:
     raise InputError(unknown_name("topology.weights", weights, WEIGHTS))
 
 
-def bias_warning(weights: str, sizes: ArrayLike) -> str | None:
+def describe_bias(weights: str, sizes: ArrayLike) -> str | None:
     """A sentence worth showing when uniform gossip meets clusters of unequal size, else None."""
     counts = validation.check_floats("cluster sizes", sizes, least=1)
     if weights != "uniform" or counts.size == 0 or counts.min() == counts.max():
@@ -111,7 +111,7 @@ def bias_warning(weights: str, sizes: ArrayLike) -> str | None:
     )
 
 
-def metropolis(graph: "nx.Graph[int]", pi: ArrayLike) -> FloatArray:
+def metropolis_weights(graph: "nx.Graph[int]", pi: ArrayLike) -> FloatArray:
     """Metropolis–Hastings weights W towards π.
 
     W_ij = min(1/(d_i+1), π_j/(π_i(d_j+1))) for neighbours i, j with degrees d, and the rest on the diagonal.
@@ -129,11 +129,11 @@ def metropolis(graph: "nx.Graph[int]", pi: ArrayLike) -> FloatArray:
     return weights
 
 
-def metropolis_live(graph: "nx.Graph[int]", pi: ArrayLike, live: ArrayLike) -> FloatArray:
+def live_metropolis_weights(graph: "nx.Graph[int]", pi: ArrayLike, live: ArrayLike) -> FloatArray:
     """Weights when only the `live` edge servers gossip; the others keep their model.
 
-    The live ones use `metropolis` on the sub-graph between them, so rows still sum to 1 and πW = π still
-    holds. The sub-graph may fall into pieces; each then averages on its own, for this step.
+    The live ones use `metropolis_weights` on the sub-graph between them. Rows still sum to 1 and πW = π
+    still holds. The sub-graph may fall apart; each part then averages on its own for this step.
 
     Args:
         graph: the whole backhaul.
@@ -148,7 +148,7 @@ def metropolis_live(graph: "nx.Graph[int]", pi: ArrayLike, live: ArrayLike) -> F
         within: nx.Graph[int] = nx.relabel_nodes(
             graph.subgraph(nodes.tolist()), {int(node): place for place, node in enumerate(nodes)}
         )
-        weights[np.ix_(nodes, nodes)] = metropolis(within, target[nodes] / target[nodes].sum())
+        weights[np.ix_(nodes, nodes)] = metropolis_weights(within, target[nodes] / target[nodes].sum())
     return weights
 
 

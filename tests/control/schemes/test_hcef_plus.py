@@ -25,7 +25,7 @@ def caps(seen: Observation) -> tuple[np.ndarray, float]:
 
 
 def spent(seen: Observation, made: RoundPlan) -> tuple[np.ndarray, float]:
-    now, tau = made.clocked(seen.conditions), ROUNDS.local_steps
+    now, tau = made.apply_speed(seen.conditions), ROUNDS.local_steps
     seconds = device_seconds(made.rho, made.theta, tau, now.mu, now.nu)
     joules = device_joules(made.rho, made.theta, tau, now.alpha, now.nu, now.power)
     return seconds, float(joules.sum())

@@ -19,7 +19,7 @@ from cfel.control import (
     round_caps,
     solve,
 )
-from cfel.cost import Ledger, new_ledger
+from cfel.cost import Ledger, open_ledger
 from cfel.errors import InputError
 from cfel.plugins import ANY_CODE
 from cfel.system.conditions import Conditions
@@ -43,7 +43,7 @@ def observation(share: float = 0.6, away: tuple[int, ...] = (), **fields: Any) -
         "cluster": np.arange(DEVICES) % CLUSTERS,
         "sigma2": np.linspace(0.1, 0.3, DEVICES),
         "g2": np.linspace(1.5, 0.5, DEVICES),
-        "ledger": new_ledger(CLUSTERS),
+        "ledger": open_ledger(CLUSTERS),
         "budget": Budget(
             share * edge_rounds * float(full_seconds(fleet).max()),
             share * edge_rounds * float(full_joules(fleet).sum()),

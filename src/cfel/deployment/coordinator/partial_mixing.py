@@ -5,7 +5,7 @@ from collections.abc import Collection, Mapping
 import numpy as np
 
 from cfel.system import Backhaul
-from cfel.system.mixing import metropolis_live
+from cfel.system.mixing import live_metropolis_weights
 
 
 def rows_for(
@@ -30,7 +30,7 @@ def rows_for(
     if len(got) == backhaul.clusters and graph.number_of_edges() == backhaul.graph.number_of_edges():
         return [row.tolist() for row in backhaul.weights]
     live = np.array([i in got for i in range(backhaul.clusters)])
-    return [row.tolist() for row in metropolis_live(graph, backhaul.target, live)]
+    return [row.tolist() for row in live_metropolis_weights(graph, backhaul.target, live)]
 
 
 def _rows_at_once(backhaul: Backhaul, got: Mapping[int, Collection[int]]) -> list[list[float]]:

@@ -20,7 +20,7 @@ from cfel.errors import InputError
 from cfel.learning.compression.projection import BlockRotation
 from cfel.learning.compression.top_k import find_largest
 from cfel.plugins import BUILT_IN_ONLY, CodePolicy, resolve
-from cfel.seeding import keyed_generator
+from cfel.seeding import make_generator_from_key
 
 FLOAT_BITS = 32
 KEY_BITS = 128
@@ -170,7 +170,7 @@ def count_entries(theta: float, size: int) -> int:
 
 def draw_places(key: int, size: int, count: int) -> Tensor:
     """Draws `count` of `size` places without replacement from the stream `key`; ascending."""
-    draw = keyed_generator(key)
+    draw = make_generator_from_key(key)
     # Drawing the smaller of the two sets takes less time and memory.
     if 2 * count > size:
         mask = np.ones(size, dtype=np.bool_)
@@ -232,7 +232,7 @@ def quantise(vector: Tensor, theta: float, key: int) -> Update:
     buckets = -(-vector.numel() // BUCKET)
     padded = torch.nn.functional.pad(vector, (0, buckets * BUCKET - vector.numel())).view(buckets, BUCKET)
     scales = padded.abs().amax(1).div_(levels)
-    noise = keyed_generator(key).random(padded.shape, dtype=np.float32)
+    noise = make_generator_from_key(key).random(padded.shape, dtype=np.float32)
     grid = torch.where(scales[:, None] > 0, padded / scales[:, None], 0.0)
     codes = grid.add_(torch.from_numpy(noise)).floor_().clamp_(-levels, levels).to(torch.int16)
     return QuantisedUpdate(vector.numel(), bits, codes.view(-1), scales)

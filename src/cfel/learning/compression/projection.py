@@ -11,7 +11,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from cfel.seeding import keyed_generator
+from cfel.seeding import make_generator_from_key
 
 _SIDE = 64
 
@@ -50,7 +50,7 @@ class BlockRotation:
 
     def _signs(self) -> Tensor:
         # The stream of the key itself draws the places of the entries; the signs need another one.
-        random = keyed_generator(self.key ^ 1).bytes(self.padded // 8 + 1)
+        random = make_generator_from_key(self.key ^ 1).bytes(self.padded // 8 + 1)
         bits = np.unpackbits(np.frombuffer(random, dtype=np.uint8))[: self.padded]
         return torch.from_numpy(bits).to(torch.float32).mul_(2).sub_(1)
 

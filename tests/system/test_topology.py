@@ -8,6 +8,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from cfel.errors import FleetFileError, InputError
+from cfel.plugins import ANY_CODE
 from cfel.system import TopologyParameters, build_graph, read_edges
 from cfel.system.topology import KINDS, check_graph
 
@@ -117,17 +118,17 @@ def test_bad_graph_is_refused(edges: tuple[tuple[int, int], ...], reason: str) -
         build_graph(TopologyParameters(kind="edges", edges=edges), 4, seed=0)
 
 
-def test_graph_from_outside() -> None:
-    graph = build_graph(TopologyParameters(kind=f"{__name__}:backwards_ring"), 5, seed=0)
+def test_user_defined_graph() -> None:
+    graph = build_graph(TopologyParameters(kind=f"{__name__}:backwards_ring"), 5, seed=0, code=ANY_CODE)
     assert edges_of(graph) == {(0, 1), (1, 2), (2, 3), (3, 4), (0, 4)}
 
 
-def test_graph_from_outside_is_checked() -> None:
+def test_user_defined_graph_is_checked() -> None:
     with pytest.raises(InputError, match=r"must give an undirected networkx\.Graph, got DiGraph"):
-        build_graph(TopologyParameters(kind=f"{__name__}:directed"), 5, seed=0)
+        build_graph(TopologyParameters(kind=f"{__name__}:directed"), 5, seed=0, code=ANY_CODE)
 
 
-def test_graph_from_outside_must_have_every_cluster() -> None:
+def test_user_defined_graph_must_have_every_cluster() -> None:
     with pytest.raises(InputError, match="cluster 3 is missing from the graph"):
         check_graph(nx.path_graph(3), 4, "mine")
 

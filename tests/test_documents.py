@@ -1,7 +1,8 @@
-"""Documents keep up with the code: links lead somewhere, and what the paper's map names is there."""
+"""Documents keep up with the code: links lead somewhere, and named files, tests and functions exist."""
 
 import importlib
 import re
+import tomllib
 from collections.abc import Iterator
 from pathlib import Path
 
@@ -11,7 +12,9 @@ ROOT = Path(__file__).parents[1]
 PAGES = sorted(
     path for folder in (".", "docs", "results", "experiments") for path in (ROOT / folder).glob("*.md")
 )
+SOURCE = ROOT / "src" / "cfel"
 MAP = (ROOT / "docs" / "paper-map.md").read_text(encoding="utf-8")
+ARCHITECTURE = (ROOT / "docs" / "architecture.md").read_text(encoding="utf-8")
 TESTS = "\n".join(path.read_text(encoding="utf-8") for path in (ROOT / "tests").rglob("test_*.py"))
 
 
@@ -56,3 +59,36 @@ def _exists(name: str) -> bool:
             found = getattr(found, attribute)
         return True
     return False
+
+
+@pytest.mark.parametrize("page", PAGES, ids=lambda page: str(page.relative_to(ROOT)))
+def test_named_files_exist(page: Path) -> None:
+    """Paths are written from the root, from `src/cfel`, from `tests` or from the page's own folder."""
+    places = (ROOT, SOURCE, ROOT / "tests", ROOT / "tests" / "deployment", ROOT / "examples", page.parent)
+    named = re.findall(r"`((?:[\w.-]+/)*\w+\.py)`", page.read_text(encoding="utf-8"))
+    assert [file for file in named if not any((place / file).exists() for place in places)] == []
+
+
+def test_the_architecture_describes_every_package() -> None:
+    """One row each, `package/` and its sentence; and no row for a package that does not exist."""
+    described = re.findall(r"^\| `([\w/]+/)` \| \S", ARCHITECTURE, re.MULTILINE)
+    packages = [f"{path.parent.relative_to(SOURCE)}/" for path in SOURCE.rglob("__init__.py")]
+    assert sorted(described) == sorted(package for package in packages if package != "./")
+
+
+def test_the_architecture_draws_the_layers_that_are_enforced() -> None:
+    contracts = tomllib.loads((ROOT / "pyproject.toml").read_text(encoding="utf-8"))["tool"]["importlinter"]
+    enforced = [set(re.findall(r"\w+", layer)) for layer in contracts["contracts"][0]["layers"]]
+    (picture,) = re.findall(r"## Layers\n.*?```\n(.*?)```", ARCHITECTURE, re.DOTALL)
+    drawn = [set(re.findall(r"\w+", line.split("  ")[0])) for line in picture.splitlines()]
+    assert drawn == enforced
+
+
+@pytest.mark.parametrize(("walk", "most"), [("In the simulator", 10), ("In a deployment", 16)])
+def test_an_order_can_be_followed_through_few_files(walk: str, most: int) -> None:
+    """Each step is a numbered line that begins with its file; no step names a second one."""
+    (section,) = re.findall(rf"### {walk}\n(.*?)(?=\n##|\Z)", ARCHITECTURE, re.DOTALL)
+    files = re.findall(r"^\d+\. `([\w/]+\.py)`", section, re.MULTILINE)
+    assert set(re.findall(r"[\w/]+\.py", section)) == set(files)
+    assert 5 < len(files) == len(set(files)) <= most
+    assert [file for file in files if not (SOURCE / file).exists()] == []

@@ -6,8 +6,8 @@ deployment equal its simulation. There is no global generator anywhere in cfel.
 
 Two shapes of the same idea:
 
-* `generator` — one NumPy generator for one key, for shuffles and small draws;
-* `uniforms` — a (devices × draws) block, where row n belongs to device n whatever the fleet's size, for
+* `make_generator` — one NumPy generator for one key, for shuffles and small draws;
+* `draw_uniforms` — a (devices × draws) block, where row n belongs to device n whatever the fleet's size, for
   conditions of a million devices at memory speed.
 """
 
@@ -21,7 +21,7 @@ from numpy.typing import DTypeLike, NDArray
 from cfel.arrays import FloatArray
 
 
-def key(seed: int, purpose: str, *index: int) -> int:
+def make_key(seed: int, purpose: str, *index: int) -> int:
     """A 128-bit integer that names the stream; equal arguments give equal keys on every platform.
 
     Args:
@@ -33,13 +33,13 @@ def key(seed: int, purpose: str, *index: int) -> int:
     return int.from_bytes(hashlib.blake2b(text.encode(), digest_size=16).digest(), "little")
 
 
-def generator(seed: int, purpose: str, *index: int) -> np.random.Generator:
-    """The generator of one stream (see `key` for the arguments)."""
-    return make_generator_from_key(key(seed, purpose, *index))
+def make_generator(seed: int, purpose: str, *index: int) -> np.random.Generator:
+    """The generator of one stream (see `make_key` for the arguments)."""
+    return make_generator_from_key(make_key(seed, purpose, *index))
 
 
 def make_generator_from_key(name: int) -> np.random.Generator:
-    """The generator of the stream that `key` named."""
+    """The generator of the stream that `make_key` named."""
     # NumPy's stub has forgotten that any ISeedSequence will do.
     return np.random.Generator(np.random.Philox(_Words(name)))  # type: ignore[arg-type]
 
@@ -60,7 +60,7 @@ class _Words(ISeedSequence):
         return self._words.astype(np.uint64)
 
 
-def uniforms(seed: int, purpose: str, index: Sequence[int], devices: int, draws: int) -> FloatArray:
+def draw_uniforms(seed: int, purpose: str, index: Sequence[int], devices: int, draws: int) -> FloatArray:
     """Independent U[0, 1) numbers, one row per device.
 
     Row n depends on (seed, purpose, index, n, draws) only: a larger fleet has the same first rows.
@@ -72,4 +72,4 @@ def uniforms(seed: int, purpose: str, index: Sequence[int], devices: int, draws:
         devices: number of rows.
         draws: numbers per device.
     """
-    return generator(seed, purpose, *index).random((devices, draws))
+    return make_generator(seed, purpose, *index).random((devices, draws))

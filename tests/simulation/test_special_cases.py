@@ -7,7 +7,7 @@ import torch
 from cfel.learning.local.sgd import draw_batches
 from cfel.learning.models.builders import mlp
 from cfel.learning.models.safetensors_files import named_tensors
-from cfel.seeding import generator
+from cfel.seeding import make_generator
 from cfel.world import World
 from tests.simulation.drive import outcomes, parameters_of, records, timeless, tiny
 
@@ -23,7 +23,9 @@ def fedavg(world: World, rounds: int, devices: int, steps: int) -> torch.nn.Modu
             own.load_state_dict(common.state_dict())
             optimiser = torch.optim.SGD(own.parameters(), lr=0.05)
             indices = world.data[device].indices
-            for rows in draw_batches(len(indices), 20, steps, generator(0, "batches", number, 0, device)):
+            for rows in draw_batches(
+                len(indices), 20, steps, make_generator(0, "batches", number, 0, device)
+            ):
                 places = torch.from_numpy(indices[rows])
                 scores = own(world.task.data.train_inputs[places])
                 loss = torch.nn.functional.cross_entropy(scores, world.task.data.train_targets[places])

@@ -6,7 +6,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from cfel.errors import InputError
-from cfel.seeding import uniforms
+from cfel.seeding import draw_uniforms
 from cfel.system import Conditions, RandomConditions
 
 RESNET_BITS = 32 * 269_722
@@ -14,7 +14,7 @@ RESNET_BITS = 32 * 269_722
 
 def test_first_device_by_hand() -> None:
     """μ = 150/f, α = 0.15 f², ν = bits/(B log2(1 + p h / 0.01)), h = −ln(1 − u), from the stream's draws."""
-    frequency, bandwidth, watts, gain = uniforms(7, "conditions", (3, 2), 1, 4)[0]
+    frequency, bandwidth, watts, gain = draw_uniforms(7, "conditions", (3, 2), 1, 4)[0]
     f, megahertz, p, h = 1 + frequency, 1 + 4 * bandwidth, 0.1 + 0.9 * watts, max(-np.log(1 - gain), 0.01)
     found = RandomConditions().conditions(7, 3, 2, 5, RESNET_BITS)
     assert found.mu[0] == pytest.approx(150 / f)

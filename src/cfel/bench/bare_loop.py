@@ -22,7 +22,7 @@ from cfel.learning.data.augment import augmentation
 from cfel.learning.local.sgd import draw_batches
 from cfel.learning.models.builders import model_builder
 from cfel.learning.worker_threads import prepare_process, prepare_thread
-from cfel.seeding import generator
+from cfel.seeding import make_generator
 
 MeasureSteps = Callable[[], float]
 """Runs a fixed number of steps and returns the seconds it took."""
@@ -40,7 +40,7 @@ class BareLoop:
     def __init__(self, setting: BenchSetting, steps: int, worker: int = 0) -> None:
         self._data = make_random_data(setting)
         self._augment = augmentation(setting.augment)
-        self._draw = generator(SEED, "bare loop", worker)
+        self._draw = make_generator(SEED, "bare loop", worker)
         module = model_builder(setting.model)(setting.shape, setting.classes)
         self._module = module.to(memory_format=torch.channels_last)  # type: ignore[call-overload]
         self._optimiser = torch.optim.SGD(self._module.parameters(), 0.01, momentum=0.9, fused=True)
@@ -66,7 +66,7 @@ class BareLoop:
 
 def _draw_batches(setting: BenchSetting, steps: int, worker: int) -> list[Tensor]:
     """Batches of one device after another, as indices into the data."""
-    draw = generator(SEED, "bare batches", worker)
+    draw = make_generator(SEED, "bare batches", worker)
     batches: list[Tensor] = []
     for device in range(-(-steps // setting.local_steps)):
         rows = draw_batches(setting.samples, setting.batch, setting.local_steps, draw)

@@ -19,7 +19,7 @@ from cfel.learning.local.sgd import LocalParameters, MomentumState
 from cfel.learning.models.builders import model_builder
 from cfel.learning.task import DeviceData, Task, initial_model
 from cfel.rounds.parameters import SimulationParameters, choose_engine
-from cfel.seeding import generator
+from cfel.seeding import make_generator
 from cfel.system import Availability, FleetParameters, TopologyParameters, build_backhaul, build_fleet
 from cfel.world import World
 
@@ -83,7 +83,7 @@ SMALL = BenchSetting(
 
 def make_random_data(setting: BenchSetting) -> DataSet:
     """Random images and random targets."""
-    draw = generator(SEED, "bench data")
+    draw = make_generator(SEED, "bench data")
     count = setting.devices * setting.samples
     channels = setting.shape[0]
     tests = TEST_SAMPLES

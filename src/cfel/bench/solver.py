@@ -15,7 +15,7 @@ from typing import Any
 import numpy as np
 
 from cfel.control import RoundProblem, solve
-from cfel.seeding import generator
+from cfel.seeding import make_generator
 from cfel.system import RandomConditions
 
 MODELS = {"cifar10": (269_722, 0.15), "femnist": (6_603_710, 1.5)}
@@ -118,13 +118,13 @@ def measure_quality(devices: int, seeds: int, starts: int = 0) -> Quality:
 
 def solve_from_starts(problem: RoundProblem, starts: int, seed: int) -> list[float]:
     """Objectives that Algorithm 3 reaches from random starts."""
-    draws = generator(seed, "starts").random((starts, 2, problem.devices))
+    draws = make_generator(seed, "starts").random((starts, 2, problem.devices))
     return [solve(problem, "alternating", start=(rho, theta)).objective for rho, theta in draws]
 
 
 def measure_speed(devices: int, repeats: int) -> Speed:
     """Median over both presets at 60 % budgets, each solve followed by a sort of as many doubles."""
-    numbers = generator(0, "sort").random(devices)
+    numbers = make_generator(0, "sort").random(devices)
     solves, sorts, gap = [], [], 0.0
     for model in MODELS:
         for repeat in range(repeats):

@@ -12,7 +12,7 @@ from cfel.errors import InputError
 from cfel.learning.compression.compressors import Update
 from cfel.learning.local.estimates import Estimates
 from cfel.learning.models.flat import FlatModel
-from cfel.seeding import generator, key
+from cfel.seeding import make_generator, make_key
 
 
 @dataclass(frozen=True, slots=True)
@@ -49,11 +49,11 @@ class DeviceOrder:
 
     def stream(self, purpose: str, *index: int) -> np.random.Generator:
         """The device's random stream in this edge round, for one purpose and, if given, one iteration."""
-        return generator(self.seed, purpose, self.global_round, self.edge_round, self.device, *index)
+        return make_generator(self.seed, purpose, self.global_round, self.edge_round, self.device, *index)
 
     def key(self, purpose: str) -> int:
         """The key of the stream for one purpose."""
-        return key(self.seed, purpose, self.global_round, self.edge_round, self.device)
+        return make_key(self.seed, purpose, self.global_round, self.edge_round, self.device)
 
 
 @dataclass(frozen=True, slots=True)

@@ -10,7 +10,7 @@ import torch
 from cfel.errors import InputError
 from cfel.learning.local.workspace import Workspace
 from cfel.learning.models.flat import FlatModel
-from cfel.seeding import generator
+from cfel.seeding import make_generator
 
 _BATCH = 500
 
@@ -45,7 +45,7 @@ def evaluate(model: FlatModel, workspace: Workspace, samples: int | None = None,
     count = len(data.test_targets)
     places = torch.arange(count)
     if samples is not None and samples < count:
-        drawn = generator(seed, "test sample").choice(count, samples, replace=False)
+        drawn = make_generator(seed, "test sample").choice(count, samples, replace=False)
         places = torch.from_numpy(drawn).sort().values
     flat.load(model)
     flat.module.eval()

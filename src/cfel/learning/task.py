@@ -23,7 +23,7 @@ from cfel.learning.data.dataset import DataSet
 from cfel.learning.models.builders import ModelBuilder
 from cfel.learning.models.flat import FlatModel, FlatModule
 from cfel.plugins import BUILT_IN_ONLY, CodePolicy, check_result, resolve
-from cfel.seeding import key
+from cfel.seeding import make_key
 
 _GLOBAL_GENERATOR = Lock()
 
@@ -66,7 +66,7 @@ class Task:
 
 def initial_model(task: Task, seed: int) -> FlatModel:
     """The model every edge server starts from; a function of the task and the seed alone."""
-    stream = key(seed, "initial model")
+    stream = make_key(seed, "initial model")
     return FlatModule(_build_module(task.model, task.data.input_shape, task.data.classes, stream)).read()
 
 

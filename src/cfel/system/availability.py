@@ -11,7 +11,7 @@ from numpy.typing import ArrayLike
 from cfel import validation
 from cfel.arrays import BoolArray, FloatArray
 from cfel.errors import InputError
-from cfel.seeding import uniforms
+from cfel.seeding import draw_uniforms
 
 
 @dataclass(frozen=True, slots=True)
@@ -44,7 +44,9 @@ class Availability:
         self.check_devices(devices)
         away = np.zeros(devices, dtype=bool)
         if self.away_probability > 0:
-            away = uniforms(seed, "availability", (global_round,), devices, 1)[:, 0] < self.away_probability
+            away = (
+                draw_uniforms(seed, "availability", (global_round,), devices, 1)[:, 0] < self.away_probability
+            )
         absent = [device for device, first, last in self.away if first <= global_round <= last]
         away[absent] = True
         return away

@@ -14,7 +14,7 @@ from numpy.typing import ArrayLike
 from cfel import validation
 from cfel.arrays import BoolArray, FloatArray
 from cfel.errors import InputError, unknown_name
-from cfel.seeding import uniforms
+from cfel.seeding import draw_uniforms
 
 REDRAWS = ("edge_round", "global_round", "never")
 """How often conditions change."""
@@ -133,7 +133,7 @@ class RandomConditions:
     ) -> Conditions:
         """See `ConditionModel`."""
         index = round_index(self.redraw, global_round, edge_round)
-        draws = uniforms(seed, "conditions", index, devices, 4).T
+        draws = draw_uniforms(seed, "conditions", index, devices, 4).T
         gigahertz = _between(self.gigahertz, draws[0])
         watts = _between(self.watts, draws[2])
         rate = self._bits_per_second(_between(self.bandwidth_megahertz, draws[1]), watts, draws[3])

@@ -14,7 +14,7 @@ import numpy as np
 from cfel import validation
 from cfel.arrays import FloatArray, IntArray
 from cfel.errors import InputError, unknown_name
-from cfel.seeding import generator, uniforms
+from cfel.seeding import draw_uniforms, make_generator
 from cfel.system.conditions import Conditions, check_redraw, round_index
 
 GOLDEN = (5**0.5 - 1) / 2
@@ -149,8 +149,8 @@ class HardwareConditions:
         amounts = np.array(list(self.classes.values()), dtype=np.float64)
         if self._are_counts(devices):
             dealt = np.repeat(np.arange(amounts.size), amounts.astype(np.int64))
-            return np.asarray(generator(seed, "hardware").permutation(dealt), dtype=np.int64)
-        places = (generator(seed, "hardware").random() + np.arange(devices) * GOLDEN) % 1
+            return np.asarray(make_generator(seed, "hardware").permutation(dealt), dtype=np.int64)
+        places = (make_generator(seed, "hardware").random() + np.arange(devices) * GOLDEN) % 1
         inner = np.cumsum(amounts)[:-1]
         return np.searchsorted(inner, places, side="right").astype(np.int64)
 
@@ -163,7 +163,7 @@ class HardwareConditions:
         nu = model_bits / self._figures("uplink_bits_per_second")[kind]
         if self.jitter > 0:
             index = round_index(self.redraw, global_round, edge_round)
-            draws = uniforms(seed, "hardware-jitter", index, devices, 2)
+            draws = draw_uniforms(seed, "hardware-jitter", index, devices, 2)
             mu, nu = (
                 times * (1 + self.jitter * (2 * draw - 1))
                 for times, draw in zip((mu, nu), draws.T, strict=True)

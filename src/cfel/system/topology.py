@@ -19,7 +19,7 @@ import numpy as np
 from cfel import validation
 from cfel.errors import FleetFileError, InputError, reason, unknown_name
 from cfel.plugins import BUILT_IN_ONLY, CodePolicy, resolve
-from cfel.seeding import generator
+from cfel.seeding import make_generator
 
 DRAWS = 1000
 """How many random graphs are tried before giving up on a connected one."""
@@ -150,7 +150,7 @@ def _complete(_: TopologyParameters, clusters: int, __: int) -> "nx.Graph[int]":
 def _erdos_renyi(parameters: TopologyParameters, clusters: int, seed: int) -> "nx.Graph[int]":
     sources, targets = np.triu_indices(clusters, k=1)
     for draw in range(DRAWS):
-        present = generator(seed, "topology", draw).random(sources.size) < parameters.p_edge
+        present = make_generator(seed, "topology", draw).random(sources.size) < parameters.p_edge
         graph = _graph(clusters, zip(sources[present].tolist(), targets[present].tolist(), strict=True))
         if nx.is_connected(graph):
             return graph

@@ -21,7 +21,7 @@ from cfel.learning.compression.compressors import (
 )
 from cfel.learning.compression.packing import HEADER_BITS, pack_update, unpack_update
 from cfel.learning.compression.projection import BlockRotation, hadamard
-from cfel.seeding import key
+from cfel.seeding import make_key
 
 KINDS = ("topk", "randomk", "jl", "quantise", "none")
 
@@ -105,7 +105,7 @@ def test_every_place_is_drawn_equally_often() -> None:
     """600 draws of 5 of 20: each place 150 times on average, standard deviation 10.6."""
     counts = np.zeros(20)
     for draw in range(600):
-        counts[draw_places(key(0, "places", draw), 20, 5).numpy()] += 1
+        counts[draw_places(make_key(0, "places", draw), 20, 5).numpy()] += 1
     assert abs(counts - 150).max() < 4.5 * 10.6
 
 
@@ -115,7 +115,7 @@ def test_contraction_of_random_compressors(kind: str) -> None:
     x = vector(4096)
     errors = []
     for draw in range(40):
-        rebuilt = dense(compressor(kind)(x, 0.25, key(0, "draw", draw)))
+        rebuilt = dense(compressor(kind)(x, 0.25, make_key(0, "draw", draw)))
         errors.append(float((x - rebuilt).square().sum() / x.square().sum()))
         assert float(rebuilt @ (x - rebuilt)) == pytest.approx(0, abs=2e-2)
     assert np.mean(errors) == pytest.approx(0.75, abs=0.02)
@@ -151,7 +151,7 @@ def test_hadamard_is_orthonormal_and_symmetric() -> None:
 def test_quantiser_is_unbiased_within_its_variance_bound() -> None:
     """300 draws at 4 bits (7 levels a sign): error² ≤ Σ 1024·(M/7)²/4 on average, mean error → 0."""
     x = vector(2048)
-    rebuilt = torch.stack([dense(quantise(x, 4 / 32, key(0, "draw", n))) for n in range(300)])
+    rebuilt = torch.stack([dense(quantise(x, 4 / 32, make_key(0, "draw", n))) for n in range(300)])
     grid = x.view(2, 1024).abs().amax(1) / 7
     bound = float((1024 * grid.square() / 4).sum())
     assert float((rebuilt - x).square().sum(1).mean()) <= bound

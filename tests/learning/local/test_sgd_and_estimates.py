@@ -28,14 +28,14 @@ from cfel.learning.local.workspace import Workspace
 from cfel.learning.models.flat import FlatModel
 from cfel.learning.roles import device_estimate, device_update
 from cfel.learning.task import DeviceData, Task
-from cfel.seeding import generator
+from cfel.seeding import make_generator
 
 
 @pytest.mark.parametrize("rule", ["bernoulli", "systematic"])
 def test_both_step_rules_have_mean_rho(rule: str) -> None:
     """4,000 rounds of τ = 5 at ρ = 0.7: 3.5 steps on average, standard error below 0.02."""
     counts = [
-        choose_iterations(rule, 0.7, 5, generator(0, "s", n)).sum()  # type: ignore[arg-type]
+        choose_iterations(rule, 0.7, 5, make_generator(0, "s", n)).sum()  # type: ignore[arg-type]
         for n in range(4000)
     ]
     assert np.mean(counts) == pytest.approx(3.5, abs=0.07)
@@ -44,7 +44,7 @@ def test_both_step_rules_have_mean_rho(rule: str) -> None:
 
 @given(st.floats(0, 1), st.integers(1, 20), st.integers(0, 99))
 def test_systematic_steps_are_floor_or_ceiling_and_evenly_spread(rho: float, tau: int, seed: int) -> None:
-    taken = choose_iterations("systematic", rho, tau, generator(seed, "s"))
+    taken = choose_iterations("systematic", rho, tau, make_generator(seed, "s"))
     assert np.floor(rho * tau - 1e-9) <= taken.sum() <= np.ceil(rho * tau + 1e-9)
     for width in range(1, tau):
         windows = np.convolve(taken, np.ones(width), mode="valid")
@@ -53,19 +53,19 @@ def test_systematic_steps_are_floor_or_ceiling_and_evenly_spread(rho: float, tau
 
 @pytest.mark.parametrize("rule", ["bernoulli", "systematic"])
 def test_all_or_nothing(rule: str) -> None:
-    assert choose_iterations(rule, 1.0, 6, generator(0, "s")).all()  # type: ignore[arg-type]
-    assert not choose_iterations(rule, 0.0, 6, generator(0, "s")).any()  # type: ignore[arg-type]
+    assert choose_iterations(rule, 1.0, 6, make_generator(0, "s")).all()  # type: ignore[arg-type]
+    assert not choose_iterations(rule, 0.0, 6, make_generator(0, "s")).any()  # type: ignore[arg-type]
 
 
 def test_a_larger_rho_takes_the_same_iterations_and_more() -> None:
     """Common random numbers: the uniforms do not depend on ρ."""
-    few, many = (choose_iterations("bernoulli", rho, 50, generator(0, "s")) for rho in (0.3, 0.6))
+    few, many = (choose_iterations("bernoulli", rho, 50, make_generator(0, "s")) for rho in (0.3, 0.6))
     assert not (few & ~many).any()
 
 
 @given(st.integers(1, 40), st.integers(1, 50), st.integers(1, 12))
 def test_batches_are_samples_without_replacement(samples: int, batch: int, count: int) -> None:
-    rows = draw_batches(samples, batch, count, generator(0, "b"))
+    rows = draw_batches(samples, batch, count, make_generator(0, "b"))
     assert rows.shape == (count, min(samples, batch))
     assert all(len(set(row)) == len(row) for row in rows.tolist())
     each = samples // min(samples, batch)
@@ -73,7 +73,7 @@ def test_batches_are_samples_without_replacement(samples: int, batch: int, count
 
 
 def test_fewer_batches_are_the_first_of_more() -> None:
-    few, many = (draw_batches(30, 7, count, generator(0, "b")) for count in (3, 9))
+    few, many = (draw_batches(30, 7, count, make_generator(0, "b")) for count in (3, 9))
     assert np.array_equal(few, many[:3])
 
 

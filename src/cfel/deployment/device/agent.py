@@ -32,7 +32,7 @@ from cfel.learning.models.flat import FlatModel
 from cfel.learning.roles import device_estimate, device_update
 from cfel.learning.task import DeviceData
 from cfel.rounds.orders import make_order
-from cfel.seeding import generator
+from cfel.seeding import make_generator
 from cfel.world import World
 
 _LOG = logging.getLogger(__name__)
@@ -77,7 +77,7 @@ class DeviceAgent:
         self._orders: asyncio.Queue[Message] = asyncio.Queue()
         self._newest = ""
         self._ahead: tuple[str, FlatModel] | None = None
-        draw = generator(world.setting.seed, "patience", number).random
+        draw = make_generator(world.setting.seed, "patience", number).random
         self._asking = Backoff(str(self._edge), now, draw)
         self._working = Backoff(str(self._edge), now, draw)
 

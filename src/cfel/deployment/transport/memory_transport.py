@@ -17,7 +17,7 @@ from cfel.deployment.security.identity import Identity
 from cfel.deployment.transport.grpc_transport import Method
 from cfel.deployment.transport.messages import Message, pieces, put_together
 from cfel.errors import RejectedError, UnreachableError
-from cfel.seeding import generator
+from cfel.seeding import make_generator
 
 
 @dataclass(frozen=True, slots=True)
@@ -94,7 +94,7 @@ class MemoryNetwork:
         link = (sender, receiver)
         self._sent[link] += 1
         numbers = (_place(sender), sender.number, _place(receiver), receiver.number, self._sent[link])
-        draw = generator(self.seed, "memory transport", *numbers)
+        draw = make_generator(self.seed, "memory transport", *numbers)
         # Always the same draws in the same order, whatever the faults are at the moment.
         lost, double = draw.random(2) < (self.faults.drop, self.faults.double)
         takes = [self._takes(*draw.random(2).tolist()) for _ in range(2)]

@@ -13,7 +13,7 @@ from torch import Tensor
 
 from cfel.arrays import BoolArray, IntArray
 from cfel.errors import InputError
-from cfel.seeding import generator
+from cfel.seeding import make_generator
 
 
 @dataclass(frozen=True, slots=True)
@@ -113,7 +113,7 @@ def choose_test_tenth(groups: IntArray) -> BoolArray:
 
     The choice does not depend on the experiment's seed: everyone tests on the same samples.
     """
-    order = generator(0, "femnist split").permutation(len(groups))
+    order = make_generator(0, "femnist split").permutation(len(groups))
     order = order[np.argsort(groups[order], kind="stable")]
     counts = np.bincount(groups)
     rank = np.arange(len(groups)) - np.repeat(np.cumsum(counts) - counts, counts)

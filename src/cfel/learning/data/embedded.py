@@ -11,7 +11,7 @@ import torch
 
 from cfel.arrays import FloatArray
 from cfel.learning.data.dataset import DataSet, Normalisation, make_class_targets
-from cfel.seeding import generator
+from cfel.seeding import make_generator
 
 
 def digits(test_share: float = 0.2) -> DataSet:
@@ -23,7 +23,7 @@ def digits(test_share: float = 0.2) -> DataSet:
         test_share: share of the samples for testing, in (0, 1).
     """
     table = _read_digits()
-    order = generator(0, "digits split").permutation(len(table))
+    order = make_generator(0, "digits split").permutation(len(table))
     images = torch.from_numpy((table[:, :64] * (255 / 16)).round().astype(np.uint8)).view(-1, 1, 8, 8)
     targets = make_class_targets(table[:, 64].astype(np.int64), 10, "digits")
     test = torch.from_numpy(order[: round(test_share * len(order))])
@@ -49,7 +49,7 @@ def synthetic(
         noise: standard deviation of the noise; that of the prototypes is 1.
         seed: of the draw.
     """
-    draw = generator(seed, "synthetic data")
+    draw = make_generator(seed, "synthetic data")
     prototypes = draw.standard_normal((classes, *shape), dtype=np.float32)
     labels = draw.integers(classes, size=samples)
     inputs = torch.from_numpy(prototypes[labels])

@@ -14,7 +14,7 @@ import torch
 from cfel.arrays import IntArray
 from cfel.errors import InputError
 from cfel.learning.data.dataset import DataSet
-from cfel.seeding import generator
+from cfel.seeding import make_generator
 
 
 def hold_out(
@@ -35,7 +35,7 @@ def hold_out(
     Raises:
         InputError: no device has a sample to spare.
     """
-    draw = generator(seed, "held out")
+    draw = make_generator(seed, "held out")
     labels = _class_labels(data)
     taken = [_draw_evenly(indices, labels, share, draw) for indices in shares]
     held = np.sort(np.concatenate(taken))

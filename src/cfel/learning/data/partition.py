@@ -18,7 +18,7 @@ from cfel import validation
 from cfel.arrays import FloatArray, IntArray
 from cfel.errors import InputError, unknown_name
 from cfel.learning.data.dataset import DataSet
-from cfel.seeding import generator
+from cfel.seeding import make_generator
 
 Rule = Literal["iid", "dirichlet", "writer", "shards"]
 
@@ -72,7 +72,7 @@ def partition(
         raise InputError(
             f"partition: {samples} samples of {data.name!r} are too few for {devices} devices{reason}"
         )
-    draw = generator(seed, "partition")
+    draw = make_generator(seed, "partition")
     if parameters.rule == "writer":
         return partition_by_writer(data, devices, draw)
     if parameters.rule == "iid":

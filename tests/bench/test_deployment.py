@@ -38,7 +38,7 @@ def clocked(wall: float, trainings: list[float]) -> EdgeRoundMeasurements:
 
 def test_overhead_is_over_training_and_bytes() -> None:
     """Rounds of 5 and 7 s for 4 s of training and one second's worth of bytes: between 1 and 1.4."""
-    world = tiny().world()
+    world = tiny().build_world()
     devices = world.setting.fleet.devices
     plan, bits = make_empty_plan(devices), 8 * 1000
     work = tuple(DeviceWork(n, 1, bits, 0.0) for n in range(devices))
@@ -72,7 +72,7 @@ def test_loopback_carries_something() -> None:
 def test_experiments_have_the_sizes_asked_for() -> None:
     leaf = build_leaf_experiment(6, 5)
     assert (leaf.fleet.devices, leaf.rounds.edge_rounds, leaf.deployment.conditions) == (8, 6, "measured")
-    small = build_small_experiment(64, 8, 2).world()
+    small = build_small_experiment(64, 8, 2).build_world()
     assert (small.setting.fleet.devices, small.setting.fleet.clusters) == (64, 8)
 
 

@@ -60,7 +60,7 @@ def test_what_comes_out_goes_in(run: Run, finished: Path, tmp_path: Path) -> Non
     }
     module = mlp((1, 8, 8), 10)
     module.load_state_dict({name: torch.from_numpy(value) for name, value in load_file(file).items()})
-    start = preset_experiment("demo", (*CHANGES, f'model.init="{file}"')).world().start
+    start = preset_experiment("demo", (*CHANGES, f'model.init="{file}"')).build_world().start
     assert start.parameters.numel() == sum(value.numel() for value in module.parameters())
 
 

@@ -106,7 +106,7 @@ class Federation:
 
     def __init__(self, experiment: Experiment, directory: Path, network: Network | None = None) -> None:
         self.experiment = experiment
-        self.world: World = experiment.world()
+        self.world: World = experiment.build_world()
         self.directory = directory
         self.network = network or Network()
         self.edges: dict[int, EdgeNode] = {}
@@ -132,7 +132,7 @@ class Federation:
     async def _edge(self, member: Identity) -> None:
         node = EdgeNode(
             self.world,
-            self.experiment.resolved(self.world).simulation,
+            self.experiment.resolve(self.world).simulation,
             self.experiment.deployment,
             member.number,
             self.directory / str(member),

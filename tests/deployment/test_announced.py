@@ -21,7 +21,7 @@ from tests.deployment.conftest import deployed
 from tests.deployment.memory_federation import Federation, MemoryCalls
 
 DEVICES = (0, 1)
-WORLD: World = deployed().world()
+WORLD: World = deployed().build_world()
 MODEL = WORLD.start
 OTHER = FlatModel(MODEL.parameters + 1, MODEL.buffers)
 

@@ -153,7 +153,7 @@ def test_all_stopped_and_started_again(tmp_path: Path, simulated: list[dict[str,
 
 def test_weights_of_the_live_graph() -> None:
     """All there: the experiment's own weights, bit for bit. One missing: it keeps its own model."""
-    backhaul = deployed().world().setting.backhaul
+    backhaul = deployed().build_world().setting.backhaul
     everybody = {i: [j for j in range(3) if j != i] for i in range(3)}
     assert rows_for(backhaul, everybody) == backhaul.weights.tolist()
     two = np.array(rows_for(backhaul, {0: [1], 1: [0]}))

@@ -92,7 +92,7 @@ def configured(out: Path) -> list[Path]:
     waits = {"round_seconds": 6.0, "gossip_seconds": 2.0, "gone_seconds": 2.0, "time_scale": 0.004}
     rounds = {"global": GLOBAL_ROUNDS, "edge": 1}
     experiment = deployed({"fleet": fleet, "rounds": rounds}, **waits, election_seconds=0.7)
-    (out / "experiment.toml").write_text(experiment_toml(experiment.resolved(experiment.world())))
+    (out / "experiment.toml").write_text(experiment_toml(experiment.resolve(experiment.build_world())))
     make_authority(out / "certificates")
     addresses = tuple(f"10.77.0.{i + 1}:7400" for i in range(EDGES))
     configurations = []

@@ -155,5 +155,5 @@ def test_emulation_takes_the_fleets_time(tmp_path: Path) -> None:
             return federation.records()[0]
 
     line = asyncio.run(play())
-    gossip = max(experiment.world().setting.backhaul_seconds)
+    gossip = max(experiment.build_world().setting.backhaul_seconds)
     assert line.wall_seconds >= 1e-3 * (line.seconds - gossip)

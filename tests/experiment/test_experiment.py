@@ -384,15 +384,15 @@ def test_what_is_written_has_every_key() -> None:
 def test_the_engine_is_chosen_by_the_model() -> None:
     """4,810 parameters are few enough to train side by side; what was asked for stays."""
     experiment = parse_experiment(SMALL)
-    world = experiment.world()
-    assert experiment.resolved(world).simulation.engine == "batched"
+    world = experiment.build_world()
+    assert experiment.resolve(world).simulation.engine == "batched"
     asked = replace(experiment, simulation=replace(experiment.simulation, engine="threads"))
-    assert asked.resolved(world).simulation.engine == "threads"
+    assert asked.resolve(world).simulation.engine == "threads"
 
 
 def test_a_share_is_of_what_cef_uses() -> None:
     experiment = parse_experiment({**SMALL, "budget": {"share_of_cef": 0.6}})
-    setting = experiment.setting()
+    setting = experiment.build_setting()
     cef = compute_use(setting)
     found = setting.budget
     assert found.seconds == pytest.approx(0.6 * cef.seconds, rel=1e-15)
@@ -401,14 +401,14 @@ def test_a_share_is_of_what_cef_uses() -> None:
 
 def test_numbers_go_before_the_share() -> None:
     experiment = parse_experiment({**SMALL, "budget": {"seconds": 5.0, "share_of_cef": 0.5}})
-    setting = experiment.setting()
+    setting = experiment.build_setting()
     assert setting.budget == Budget(5.0, 0.5 * compute_use(setting).joules)
-    assert Experiment().setting().budget == Budget(float("inf"), float("inf"))
+    assert Experiment().build_setting().budget == Budget(float("inf"), float("inf"))
 
 
 def test_the_setting_is_what_the_file_says() -> None:
     """Ring of 3: each hears two neighbours. The perceptron has 64·64 + 64 + 64·10 + 10 = 4,810 numbers."""
-    setting = parse_experiment({**SMALL, "seed": 7}).setting()
+    setting = parse_experiment({**SMALL, "seed": 7}).build_setting()
     assert (setting.fleet.devices, setting.fleet.clusters, setting.backhaul.clusters) == (6, 3, 3)
     assert (setting.seed, setting.model_bits) == (7, 32 * 4810)
     assert setting.rounds == Rounds(2, 2, 5, target=0.92)
@@ -429,7 +429,7 @@ def test_the_setting_is_what_the_file_says() -> None:
 )
 def test_the_setting_counts_the_model_on_its_data(data: str, model: str, parameters: int) -> None:
     """A model's size follows from its data set, whose files are not needed to tell."""
-    setting = parse_experiment({**SMALL, "data": {"name": data}, "model": {"name": model}}).setting()
+    setting = parse_experiment({**SMALL, "data": {"name": data}, "model": {"name": model}}).build_setting()
     assert setting.model_bits == 32 * parameters
 
 
@@ -445,7 +445,7 @@ def test_the_setting_counts_the_model_on_user_defined_data(
     (tmp_path / "hundred_classes.py").write_text("\n".join(lines), encoding="utf-8")
     monkeypatch.syspath_prepend(tmp_path)
     document = {**SMALL, "data": {"name": "hundred_classes:load"}, "model": {"name": "resnet20"}}
-    setting = parse_experiment(document, code=ANY_CODE).setting()
+    setting = parse_experiment(document, code=ANY_CODE).build_setting()
     assert setting.model_bits == 32 * (269_722 + 65 * 90)
 
 
@@ -462,11 +462,13 @@ def test_costs_of_another_models_size() -> None:
         parse_experiment({**SMALL, "model": {"name": "mlp", **changes}, "budget": {"share_of_cef": 0.6}})
         for changes in ({}, {"charged_parameters": 48_100})
     )
-    small, large = plain.world().setting, charged.world().setting
-    assert charged.world().start.parameters.numel() == plain.world().start.parameters.numel() == 4810
+    small, large = plain.build_world().setting, charged.build_world().setting
+    assert (
+        charged.build_world().start.parameters.numel() == plain.build_world().start.parameters.numel() == 4810
+    )
     assert (large.model_bits, large.charged_share) == (32 * 48_100, 10.0)
     assert large.backhaul_seconds.tolist() == pytest.approx((10 * small.backhaul_seconds).tolist())
-    setting = charged.setting()
+    setting = charged.build_setting()
     assert (setting.model_bits, setting.backhaul_seconds[0]) == (32 * 48_100, large.backhaul_seconds[0])
     assert large.budget == setting.budget
     assert large.budget.seconds > small.budget.seconds
@@ -474,7 +476,7 @@ def test_costs_of_another_models_size() -> None:
 
 def test_held_out_samples_are_tested_on() -> None:
     experiment = parse_experiment({**SMALL, "data": {"held_out": 0.25}})
-    world, whole = experiment.world(), parse_experiment(SMALL).world()
+    world, whole = experiment.build_world(), parse_experiment(SMALL).build_world()
     trained = sum(device.samples for device in world.data)
     tested = len(world.task.data.test_targets)
     assert trained + tested == sum(device.samples for device in whole.data)

@@ -47,8 +47,8 @@ def test_runs_as_a_process(tmp_path: Path) -> None:
         model={"name": "custom_model:residual"},
         deployment={"election_seconds": 1.0, "gone_seconds": 60.0},
     )
-    world = experiment.world()
-    (tmp_path / "experiment.toml").write_text(experiment_toml(experiment.resolved(world)))
+    world = experiment.build_world()
+    (tmp_path / "experiment.toml").write_text(experiment_toml(experiment.resolve(world)))
     configurations = prepare_nodes(experiment, world, tmp_path, (tmp_path,))
     mine = next(path for path in configurations if path.stem == "device-0")
     file = read_node(mine)
@@ -74,7 +74,7 @@ def test_runs_as_a_process(tmp_path: Path) -> None:
 def test_all_samples_are_the_devices(tmp_path: Path) -> None:
     a_few(tmp_path / "samples.npz", 7)
     import_from(EXAMPLES)
-    world = tiny().world()
+    world = tiny().build_world()
     held = load_samples("custom_device_data:samples", tmp_path / "samples.npz", world)
     assert held.samples == 7
     assert torch.equal(held.data.train_inputs, digits().train_inputs[:7])
@@ -88,7 +88,7 @@ def test_the_file_of_the_documents_fits(tmp_path: Path, monkeypatch: pytest.Monk
     monkeypatch.chdir(tmp_path)
     exec(lines, {})  # noqa: S102 — our own document
     import_from(EXAMPLES)
-    held = load_samples("custom_device_data:samples", tmp_path / "samples.npz", tiny().world())
+    held = load_samples("custom_device_data:samples", tmp_path / "samples.npz", tiny().build_world())
     pixels = held.data.train_inputs
     assert (tuple(pixels.shape), pixels.dtype) == ((20, 1, 8, 8), torch.uint8)
     assert np.array_equal(np.unique(pixels), np.unique(digits().train_inputs))
@@ -96,7 +96,7 @@ def test_the_file_of_the_documents_fits(tmp_path: Path, monkeypatch: pytest.Monk
 
 def test_samples_that_cannot_be_read(tmp_path: Path) -> None:
     import_from(EXAMPLES)
-    name, world, path = "custom_device_data:samples", tiny().world(), tmp_path / "samples.npz"
+    name, world, path = "custom_device_data:samples", tiny().build_world(), tmp_path / "samples.npz"
     with pytest.raises(InputError, match=f"^data_path = '{path}': does not exist$"):
         load_samples(name, path, world)
     with pytest.raises(InputError, match=f"^data = '{name}' failed without a data_path: ValueError"):
@@ -133,4 +133,4 @@ def test_what_does_not_fit_is_refused(
     (tmp_path / f"{name}.py").write_text(f"import torch\n\n\ndef samples(path):\n    return {given}\n")
     monkeypatch.syspath_prepend(tmp_path)
     with pytest.raises(InputError, match=reason):
-        load_samples(f"{name}:samples", None, tiny().world())
+        load_samples(f"{name}:samples", None, tiny().build_world())

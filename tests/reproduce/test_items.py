@@ -89,7 +89,7 @@ def test_budgets_are_made_anew_for_every_setting() -> None:
     runs = planned("tau", "femnist", schemes=("hcef",))
     budgets = []
     for run in (runs[0], runs[-1]):
-        setting = run.experiment.setting()
+        setting = run.experiment.build_setting()
         budgets.append(setting.budget)
         assert budgets[-1] == compute_use(setting).take_share(0.6)
     assert budgets[0].seconds > 1.1 * budgets[1].seconds

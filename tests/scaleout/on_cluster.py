@@ -12,8 +12,8 @@ from cfel.simulation import initial_state, simulate
 
 def main(experiment: str, address: str, *changes: str) -> None:
     parsed = load_experiment(experiment, changes, ANY_CODE)
-    world = parsed.world()
-    parameters = parsed.resolved(world).simulation
+    world = parsed.build_world()
+    parameters = parsed.resolve(world).simulation
     with ray_executor(world, parameters, address) as executor:
         nodes = {worker.node for worker in executor.describe_workers()}
         rounds = list(simulate(world, executor, parameters, initial_state(world), lambda: 0.0))

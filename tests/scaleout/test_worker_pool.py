@@ -32,8 +32,8 @@ def stand_in(monkeypatch: pytest.MonkeyPatch) -> "StandIn":
 def on_ray(experiment: Experiment) -> list[dict[str, object]]:
     from cfel.scaleout import ray_executor
 
-    world = experiment.world()
-    parameters = experiment.resolved(world).simulation
+    world = experiment.build_world()
+    parameters = experiment.resolve(world).simulation
     with ray_executor(world, parameters) as executor:
         assert len(executor.describe_workers()) == 2
         rounds = simulate(world, executor, parameters, initial_state(world), lambda: 0.0)

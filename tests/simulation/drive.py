@@ -8,7 +8,7 @@ import numpy as np
 
 from cfel.arrays import Float32Array, FloatArray
 from cfel.experiment import Experiment, parse_experiment
-from cfel.experiment.document import merged
+from cfel.experiment.document import merge
 from cfel.learning.device_messages import DeviceOrder
 from cfel.plugins import ANY_CODE
 from cfel.runlog import WALL_CLOCK_FIELDS, PlanTable, RoundRecord
@@ -29,14 +29,14 @@ def tiny(*changes: Mapping[str, Any], **sections: Mapping[str, Any] | int) -> Ex
     """Six devices in three clusters on the digits, with some sections changed."""
     document: Mapping[str, Any] = TINY
     for change in (*changes, sections):
-        document = merged(document, change)
+        document = merge(document, change)
     return parse_experiment(document, ANY_CODE)
 
 
 def outcomes(experiment: Experiment, world: World | None = None) -> list[RoundOutcome]:
     """Every round of an experiment."""
-    built = world or experiment.world()
-    parameters = experiment.resolved(built).simulation
+    built = world or experiment.build_world()
+    parameters = experiment.resolve(built).simulation
     with PoolExecutor(built, parameters) as executor:
         return list(simulate(built, executor, parameters, initial_state(built), lambda: 0.0))
 
@@ -67,7 +67,7 @@ class Listening(PoolExecutor):
     """An executor that remembers every order it was given."""
 
     def __init__(self, world: World, experiment: Experiment) -> None:
-        super().__init__(world, experiment.resolved(world).simulation)
+        super().__init__(world, experiment.resolve(world).simulation)
         self.orders: list[DeviceOrder] = []
 
     def run_updates(self, jobs: Sequence[Job]) -> Iterator[JobResult]:

@@ -27,7 +27,7 @@ def test_hcef_keeps_both_budgets(seed: int) -> None:
     experiment = tiny(
         fleet={"devices": 16, "clusters": 4}, rounds={"global": 5, "edge": 3, "local": 5}, seed=seed
     )
-    world = experiment.world()
+    world = experiment.build_world()
     log = [each.record for each in outcomes(experiment, world)]
     budget, last = world.setting.budget, log[-1]
     assert all(line.feasible for line in log)
@@ -41,7 +41,7 @@ def test_hcef_keeps_both_budgets(seed: int) -> None:
 def test_cef_uses_what_the_budgets_are_a_share_of() -> None:
     """Budgets are 60 % of CEF's use, so CEF itself comes to 1/0.6 of them; it takes no draws."""
     experiment = tiny(scheme={"name": "cef"})
-    world = experiment.world()
+    world = experiment.build_world()
     last = outcomes(experiment, world)[-1].record
     assert last.seconds / world.setting.budget.seconds == pytest.approx(1 / 0.6)
     assert last.joules / world.setting.budget.joules == pytest.approx(1 / 0.6)
@@ -95,10 +95,10 @@ def test_bytes_of_a_round() -> None:
 
 def edge_round(experiment: Experiment) -> tuple[World, Listening, RunState, RunState, EdgeRoundOutcome]:
     """The first edge round alone, before gossip."""
-    world = experiment.world()
+    world = experiment.build_world()
     with Listening(world, experiment) as executor:
         before = initial_state(world)
-        after, outcome = run_edge_round(world, executor, experiment.resolved(world).simulation, before, 0)
+        after, outcome = run_edge_round(world, executor, experiment.resolve(world).simulation, before, 0)
     return world, executor, before, after, outcome
 
 
@@ -133,7 +133,7 @@ def test_a_round_without_anybody(scheme: str) -> None:
     """Gossip goes on, nothing else: no loss, no straggler, no energy, and the time of the backhaul."""
     away = {"availability": {"away": [[n, 1, 1] for n in range(6)]}}
     experiment = tiny(fleet=away, scheme={"name": scheme})
-    world = experiment.world()
+    world = experiment.build_world()
     first, empty, last = (each.record for each in outcomes(experiment, world))
     assert (empty.loss, empty.straggler, empty.devices_taking_part) == (None, None, 0)
     assert (empty.rho_mean, empty.theta_mean, empty.joules) == (0, 0, first.joules)

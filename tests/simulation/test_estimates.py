@@ -31,7 +31,7 @@ def observed(
 ) -> tuple[list[Observation], list[tuple[int, int, list[int]]], list[DeviceState]]:
     """What the scheme saw, who was asked, and what devices know in the end; ρ = 1, so that all take steps."""
     experiment = tiny(sections, fleet={"availability": {"away": away}}, scheme={"name": "cef"})
-    world = experiment.world()
+    world = experiment.build_world()
     seen: list[Observation] = []
     inner = world.setting.scheme
 
@@ -40,7 +40,7 @@ def observed(
         return inner.plan(state, observation)
 
     world = replace(world, setting=replace(world.setting, scheme=Scheme(inner.init, plan)))
-    parameters = experiment.resolved(world).simulation
+    parameters = experiment.resolve(world).simulation
     with Asking(world, parameters) as executor:
         executor.asked = []
         last = list(simulate(world, executor, parameters, initial_state(world), lambda: 0.0))[-1]

@@ -18,7 +18,7 @@ def test_every_so_many_rounds_and_at_the_end() -> None:
 def test_on_every_edge_model() -> None:
     """Clusters of 3, 2 and 1 devices: the edge models count 1/2, 1/3 and 1/6."""
     experiment = tiny(fleet={"clusters": [3, 2, 1]}, topology={"kind": "line"}, rounds={"global": 1})
-    world = experiment.world()
+    world = experiment.build_world()
     outcome = outcomes(experiment, world)[0]
     workspace = Workspace(world.task, world.local, world.compress)
     found = [evaluate(model, workspace).metric for model in outcome.state.models]
@@ -28,7 +28,7 @@ def test_on_every_edge_model() -> None:
 
 def test_on_the_mean_model() -> None:
     experiment = tiny(rounds={"global": 1}, simulation={"evaluate_on": "mean"})
-    world = experiment.world()
+    world = experiment.build_world()
     outcome = outcomes(experiment, world)[0]
     workspace = Workspace(world.task, world.local, world.compress)
     mean = mean_model(world.setting.fleet.sizes, dict(enumerate(outcome.state.models)))
@@ -57,7 +57,7 @@ def test_stopping_at_a_budget() -> None:
     experiment = tiny(
         rounds={"global": 10, "stop": "budget"}, scheme={"name": "cef"}, simulation={"evaluate_every": 100}
     )
-    world = experiment.world()
+    world = experiment.build_world()
     log = [each.record for each in outcomes(experiment, world)]
     used = [
         max(line.seconds / world.setting.budget.seconds, line.joules / world.setting.budget.joules)

@@ -93,7 +93,7 @@ def replace_rounds(experiment: Experiment) -> Experiment:
 def test_the_tiny_example_is_as_promised(tmp_path: Path) -> None:
     """Three clusters of two devices on data that needs no file, in threads, in a few seconds."""
     experiment = load_experiment(EXAMPLES / "tiny.toml")
-    world = experiment.world()
+    world = experiment.build_world()
     assert world.setting.fleet.sizes.tolist() == [2, 2, 2]
     assert (experiment.data.name, experiment.simulation.engine) == ("digits", "threads")
     log = run_experiment(experiment, tmp_path / "run", RunOptions())
@@ -128,7 +128,7 @@ def test_a_bit_an_entry() -> None:
 
 
 def test_the_wheel() -> None:
-    world = example("custom_topology").world()
+    world = example("custom_topology").build_world()
     assert nx.is_isomorphic(world.setting.backhaul.graph, nx.wheel_graph(6))
 
 
@@ -139,4 +139,4 @@ def test_a_text_of_ones_own(tmp_path: Path) -> None:
     assert records(load_experiment(EXAMPLES / "tiny.toml", changes, ANY_CODE))[-1].accuracy == 1.0
     file.write_text("too short", encoding="utf-8")
     with pytest.raises(InputError, match="9 characters are too few"):
-        load_experiment(EXAMPLES / "tiny.toml", changes, ANY_CODE).world()
+        load_experiment(EXAMPLES / "tiny.toml", changes, ANY_CODE).build_world()

@@ -39,9 +39,9 @@ def test_fedavg_does_not_depend_on_clusters() -> None:
 def test_fedavg_counts_samples() -> None:
     """After one edge round the model is the start plus the mean of updates weighted by samples."""
     experiment = named("fedavg", ONE)
-    world = experiment.world()
+    world = experiment.build_world()
     with Listening(world, experiment) as executor:
-        parameters = experiment.resolved(world).simulation
+        parameters = experiment.resolve(world).simulation
         state = initial_state(world)
         after, _ = run_edge_round(world, executor, parameters, state, 0)
     mixed = gossip_mix(after.models, world.setting.backhaul.weights)[0]
@@ -63,7 +63,7 @@ def test_hierarchical_fedavg_agrees_once_per_global_round() -> None:
     experiment = named("hier_fedavg", ONE)
     found = outcomes(experiment)
     assert disagreement(parameters_of(found[-1])) == 0
-    world = experiment.world()
+    world = experiment.build_world()
     assert world.setting.backhaul.zeta == pytest.approx(0, abs=1e-12)
     held = [
         sum(world.data[n].samples for n in range(6) if world.setting.fleet.cluster[n] == i) for i in range(3)
@@ -77,9 +77,9 @@ def test_p_fedavg_gossips_after_every_edge_aggregation() -> None:
     """Devices begin their second edge round with the mixed models, not with their own server's."""
     twice = {"rounds": {"global": 1, "edge": 2, "local": 3}}
     experiment = named("p_fedavg", twice, {"fleet": {"clusters": [2, 2, 1, 1]}, "topology": {"kind": "line"}})
-    world = experiment.world()
+    world = experiment.build_world()
     with Listening(world, experiment) as executor:
-        parameters = experiment.resolved(world).simulation
+        parameters = experiment.resolve(world).simulation
         list(simulate(world, executor, parameters, initial_state(world), lambda: 0.0))
     second = {order.device: order.model.parameters for order in executor.orders[6:]}
     state, _ = _first_edge_round(experiment)
@@ -90,9 +90,9 @@ def test_p_fedavg_gossips_after_every_edge_aggregation() -> None:
 
 
 def _first_edge_round(experiment: Experiment) -> tuple[RunState, EdgeRoundOutcome]:
-    world = experiment.world()
+    world = experiment.build_world()
     with Listening(world, experiment) as executor:
-        parameters = experiment.resolved(world).simulation
+        parameters = experiment.resolve(world).simulation
         return run_edge_round(world, executor, parameters, initial_state(world), 0)
 
 
@@ -100,7 +100,7 @@ def test_sd_feel_takes_several_gossip_steps_by_samples() -> None:
     """Within a cluster by samples, then W twice, W averaging towards the clusters' shares of samples."""
     line = {"fleet": {"clusters": [2, 2, 1, 1]}, "topology": {"kind": "line"}}
     experiment = named("sd_feel", ONE, line, steps=2)
-    world = experiment.world()
+    world = experiment.build_world()
     state, _ = _first_edge_round(experiment)
     wanted = gossip_mix(
         gossip_mix(state.models, world.setting.backhaul.weights), world.setting.backhaul.weights
@@ -117,10 +117,10 @@ def test_sd_feel_takes_several_gossip_steps_by_samples() -> None:
 
 def test_sd_feel_weighs_devices_by_samples() -> None:
     experiment = named("sd_feel", ONE)
-    world = experiment.world()
+    world = experiment.build_world()
     with Listening(world, experiment) as executor:
         before = initial_state(world)
-        after, _ = run_edge_round(world, executor, experiment.resolved(world).simulation, before, 0)
+        after, _ = run_edge_round(world, executor, experiment.resolve(world).simulation, before, 0)
     workspace = Workspace(world.task, world.local, world.compress)
     reports = [
         device_update(order, world.data[order.device], before.devices[order.device], workspace)[0]

@@ -10,9 +10,9 @@ PLUS = {"scheme": {"name": "hcef_plus"}, "budget": {"share_of_cef": 0.6}}
 
 
 def test_habits_reach_the_devices() -> None:
-    local = tiny(PLUS).world().local
+    local = tiny(PLUS).build_world().local
     assert (local.steps, local.error_feedback, len(local.kept_energy_at)) == ("systematic", True, 12)
-    assert tiny().world().local.steps == "bernoulli"
+    assert tiny().build_world().local.steps == "bernoulli"
 
 
 def test_clocks_are_charged_and_written_down() -> None:
@@ -28,7 +28,7 @@ def test_clocks_are_charged_and_written_down() -> None:
 
 def test_it_stays_within_both_budgets() -> None:
     experiment = tiny(PLUS)
-    world = experiment.world()
+    world = experiment.build_world()
     last = outcomes(experiment, world)[-1].record
     assert last.seconds <= world.setting.budget.seconds * (1 + 1e-9)
     assert last.joules <= world.setting.budget.joules * (1 + 1e-9)
@@ -37,8 +37,8 @@ def test_it_stays_within_both_budgets() -> None:
 def test_the_measured_curve_survives_a_checkpoint() -> None:
     """Going on from a checkpoint gives the rounds of a run that was never stopped."""
     experiment = tiny(PLUS)
-    world = experiment.world()
-    parameters = experiment.resolved(world).simulation
+    world = experiment.build_world()
+    parameters = experiment.resolve(world).simulation
     with PoolExecutor(world, parameters) as executor:
         run = simulate(world, executor, parameters, initial_state(world), lambda: 0.0)
         known = next(run).state

@@ -34,8 +34,8 @@ def test_estimates_are_reused_but_for_the_first() -> None:
 def test_fresh_estimates_are_made_at_the_edge_model() -> None:
     """What a device remembers after an edge round is what `device_estimate` gives at its beginning."""
     experiment = tiny(local={"estimator": "fresh", "fresh_batches": 3}, scheme={"name": "cef"})
-    world = experiment.world()
-    parameters = experiment.resolved(world).simulation
+    world = experiment.build_world()
+    parameters = experiment.resolve(world).simulation
     with Listening(world, experiment) as executor:
         state = initial_state(world)
         for edge_round in range(2):
@@ -87,7 +87,7 @@ def test_error_feedback_sends_what_was_dropped(overheard: Given, engine: str) ->
         compression={"kind": "overheard:topk", "error_feedback": True},
         simulation={"engine": engine, "workers": 1},  # more of them are processes, and not overheard
     )
-    world = experiment.world()
+    world = experiment.build_world()
     with Listening(world, experiment) as executor:
         middle, _ = run_edge_round(world, executor, experiment.simulation, initial_state(world), 0)
         for order, device in zip(executor.orders, middle.devices, strict=True):
@@ -141,7 +141,7 @@ def test_a_scheme_that_chooses_what_is_sent_needs_a_compressor() -> None:
 def test_starting_from_a_saved_model(tmp_path: Path) -> None:
     """Saved as it would have begun, the run is the same; saved when trained, it begins better."""
     plain = tiny()
-    world = plain.world()
+    world = plain.build_world()
     file = tmp_path / "start.safetensors"
     save_model(file, world.start, world.task.build())
     found = outcomes(tiny(model={"init": str(file)}))
@@ -153,13 +153,13 @@ def test_starting_from_a_saved_model(tmp_path: Path) -> None:
 
 
 def test_a_saved_model_must_fit(tmp_path: Path) -> None:
-    world = tiny().world()
+    world = tiny().build_world()
     file = tmp_path / "start.safetensors"
     save_model(file, world.start, world.task.build())
     with pytest.raises(InputError, match="the model has shape"):
-        tiny(model={"name": "small_cnn", "init": str(file)}).world()
+        tiny(model={"name": "small_cnn", "init": str(file)}).build_world()
     with pytest.raises(InputError, match="cannot be read as safetensors"):
-        tiny(model={"init": str(tmp_path / "none")}).world()
+        tiny(model={"init": str(tmp_path / "none")}).build_world()
 
 
 def test_batch_norm_runs_in_threads() -> None:
@@ -172,8 +172,8 @@ def test_batch_norm_runs_in_threads() -> None:
         scheme={"name": "cef"},
         simulation={"engine": "auto", "evaluate_samples": 4},
     )
-    world = experiment.world()
-    assert experiment.resolved(world).simulation.engine == "threads"
+    world = experiment.build_world()
+    assert experiment.resolve(world).simulation.engine == "threads"
     outcome = outcomes(experiment, world)[0]
     assert outcome.state.models[0].buffers.numel() > 0
     assert not torch.equal(outcome.state.models[0].buffers, world.start.buffers)

@@ -29,8 +29,8 @@ def accuracy(kind: str, poisoned: bool) -> float:
         scheme={"name": "cef"},
         aggregation={"kind": kind},
     )
-    world = experiment.world()
-    parameters = experiment.resolved(world).simulation
+    world = experiment.build_world()
+    parameters = experiment.resolve(world).simulation
     with (Poisoned if poisoned else PoolExecutor)(world, parameters) as executor:
         rounds = list(simulate(world, executor, parameters, initial_state(world), lambda: 0.0))
     found = rounds[-1].record.accuracy

@@ -48,7 +48,7 @@ def test_one_cluster_with_one_edge_round_is_fedavg(engine: str) -> None:
         scheme={"name": "cef"},
         simulation={"engine": engine},
     )
-    world = experiment.world()
+    world = experiment.build_world()
     assert {own.samples for own in world.data} == {1250}
     with torch.random.fork_rng(devices=[]):
         reference = fedavg(world, rounds=3, devices=4, steps=4)

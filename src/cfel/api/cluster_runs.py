@@ -39,7 +39,7 @@ def prefer_whole_runs(runs: Sequence[PlacedRun]) -> bool:
 
     first = runs[0].experiment
     automatic = replace(first, simulation=replace(first.simulation, engine="auto"))
-    small = automatic.resolved(automatic.world()).simulation.engine == "batched"
+    small = automatic.resolve(automatic.build_world()).simulation.engine == "batched"
     cores = cluster_cores()
     workers = min(cores, first.simulation.workers) if first.simulation.workers else cores
     return whole_runs_are_better(len(runs), workers, first.fleet.devices, small)
@@ -82,8 +82,8 @@ def run_from_text(text: str, directory: str, resume: bool, stop: str, *, command
         True if the run finished, False if it was stopped.
     """
     experiment = parse_experiment(tomllib.loads(text), ANY_CODE)
-    world = experiment.world()
-    resolved = experiment.resolved(world)
+    world = experiment.build_world()
+    resolved = experiment.resolve(world)
     with PoolExecutor(world, replace(resolved.simulation, engine="threads", workers=1)) as executor:
         run = partial(
             run_in_directory,

@@ -40,7 +40,7 @@ def export_model(directory: Path, to: Path, edge: int | None = None, code: CodeP
     if to.suffix not in FORMATS:
         raise InputError(unknown_name("--to: suffix", to.suffix, FORMATS))
     number, model = load_trained_model(directory, edge, code)
-    task = load_directory_experiment(directory, code=code).task()
+    task = load_directory_experiment(directory, code=code).load_task()
     if to.suffix == ".onnx":
         save_onnx(to, model, task.build(), task.data.input_shape)
     else:
@@ -75,7 +75,7 @@ def _load_models(
     found = {i: place for i, place in places.items() if EdgeDisk.holds_state(place)}
     if not found:
         raise RunDirectoryError(f"{directory}: the run has no checkpoint yet, so there is nothing to export")
-    like = initial_model(load_directory_experiment(directory, code=code).task(), 0)
+    like = initial_model(load_directory_experiment(directory, code=code).load_task(), 0)
     states = {i: _load_state(place, like) for i, place in found.items()}
     # Edge servers may be one round apart; name the round that all of them have finished.
     return min(state.position[0] for state in states.values()), {i: each.model for i, each in states.items()}

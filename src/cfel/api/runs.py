@@ -24,8 +24,8 @@ def run_experiment(
     experiment: Experiment, out: Path, options: RunOptions, name: str = ""
 ) -> list[RoundRecord]:
     """Simulates one experiment in one run directory and returns the records of all its rounds."""
-    world = experiment.world()
-    resolved = experiment.resolved(world)
+    world = experiment.build_world()
+    resolved = experiment.resolve(world)
     on_round = options.on_round
     progress = None if on_round is None else lambda record: on_round(name or experiment.name, record)
     with _open_executor(world, resolved.simulation, options) as executor:

@@ -139,7 +139,7 @@ def _landscape(experiment: Experiment, assumed: Assumptions, sigma2: float, g2: 
 
 def _of_experiment(experiment: Experiment, assumed: Assumptions) -> TheoremReport:
     landscape = _landscape(experiment, assumed, ASSUMED, ASSUMED)
-    setting = experiment.setting()
+    setting = experiment.build_setting()
     survives = setting.scheme.gossip.survives(setting.backhaul.zeta)
     rounds = dry_run(setting, landscape.sigma2, landscape.g2)
     plans = [

@@ -48,8 +48,8 @@ def run_first_step() -> None:
     from cfel.simulation.loop import run_edge_round
 
     experiment = preset_experiment("demo", DEMO)
-    world = experiment.world()
-    parameters = experiment.resolved(world).simulation
+    world = experiment.build_world()
+    parameters = experiment.resolve(world).simulation
     with PoolExecutor(world, parameters) as executor:
         run_edge_round(world, executor, parameters, initial_state(world), 0)
 

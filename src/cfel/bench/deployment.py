@@ -90,7 +90,7 @@ def measure_overhead(edge_rounds: int, local_steps: int) -> Overhead:
         local_steps: τ.
     """
     experiment = build_leaf_experiment(edge_rounds, local_steps)
-    world = experiment.world()
+    world = experiment.build_world()
     with tempfile.TemporaryDirectory() as directory:
         out = Path(directory) / "run"
         launch_federation(experiment, out, LaunchOptions())

@@ -1,18 +1,18 @@
-"""An experiment: one TOML file that says everything about a run, what it means, and the World built from it.
+"""Experiments: one TOML file describes a run completely, and a `World` is built from it.
 
-The parameters of each part are defined beside the code they configure; here their tables are found, presets
-filled in, and unknown keys refused.
+Each package defines the parameters of its own section. This one reads the tables, fills in presets and
+rejects unknown keys.
 """
 
 from cfel.experiment.experiment import Experiment
 from cfel.experiment.files import (
     PRESETS,
+    digest_shared_parts,
     experiment_toml,
     load_directory_experiment,
     load_experiment,
     parse_experiment,
     preset_experiment,
-    shared_parts,
 )
 from cfel.experiment.sections import BudgetParameters, CompressionParameters, DataParameters, ModelParameters
 
@@ -23,10 +23,10 @@ __all__ = [
     "DataParameters",
     "Experiment",
     "ModelParameters",
+    "digest_shared_parts",
     "experiment_toml",
     "load_directory_experiment",
     "load_experiment",
     "parse_experiment",
     "preset_experiment",
-    "shared_parts",
 ]

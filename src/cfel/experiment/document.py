@@ -1,6 +1,6 @@
-"""TOML documents: laid over one another, changed from the command line, turned into parameters and back.
+"""TOML documents: merged, changed from the command line, converted to dataclasses and back.
 
-It knows tables, keys and fields, but not a single section of an experiment.
+It knows tables, keys and fields, but no section of an experiment.
 """
 
 import tomllib
@@ -15,37 +15,41 @@ Table = Mapping[str, Any]
 Parameters = TypeVar("Parameters")
 
 
-def section(parameters: type[Parameters], place: str, table: Table) -> Parameters:
-    """A section whose keys are the fields of its parameters, or what a field's metadata calls its `key`."""
+def parse_section(parameters: type[Parameters], place: str, table: Table) -> Parameters:
+    """Converts a table to its dataclass.
+
+    A key is the name of a field, or the `key` in the field's metadata where the file uses another name.
+    """
     known = keys_of(parameters)
     refuse_unknown(place, table, known)
     for key, entry in known.items():
         needed = entry.default is MISSING and entry.default_factory is MISSING
         if needed and key not in table:
             raise ExperimentError(f"{place}.{key}: is missing")
-    return parameters(**{known[key].name: _frozen(value) for key, value in table.items()})
+    return parameters(**{known[key].name: _freeze(value) for key, value in table.items()})
 
 
 def keys_of(parameters: Any) -> dict[str, Field[Any]]:  # noqa: ANN401 — a dataclass or an instance of one
-    """The fields of parameters by their keys in the file, without those that another section gives."""
+    """The fields of parameters by their keys in the file, without those that come from another section."""
+    # A field with a `section` in its metadata is read from there: the user finds `batch` in [data].
     own = (entry for entry in fields(parameters) if "section" not in entry.metadata)
     return {entry.metadata.get("key", entry.name): entry for entry in own}
 
 
-def _frozen(value: object) -> object:
+def _freeze(value: object) -> object:
     """TOML's lists as tuples, at every depth."""
-    return tuple(_frozen(entry) for entry in value) if isinstance(value, list) else value
+    return tuple(_freeze(entry) for entry in value) if isinstance(value, list) else value
 
 
-def as_table(place: str, value: object) -> Table:
-    """The value, if it is a table."""
+def check_table(place: str, value: object) -> Table:
+    """Returns the value if it is a table, else raises."""
     if not isinstance(value, Mapping):
         raise ExperimentError(f"{place} = {value!r}: must be a table")
     return value
 
 
-def placed_beside(document: Table, folder: Path, places: Sequence[tuple[str, ...]]) -> Table:
-    """The document with file names at the given places made absolute, relative ones taken from a folder."""
+def resolve_paths(document: Table, folder: Path, places: Sequence[tuple[str, ...]]) -> Table:
+    """Makes the file names at the given places absolute; relative ones start from the folder."""
     for *tables, key in places:
         inner: Any = document
         for name in tables:
@@ -54,37 +58,37 @@ def placed_beside(document: Table, folder: Path, places: Sequence[tuple[str, ...
             located: Table = {key: str(folder.absolute() / inner[key])}
             for name in reversed(tables):
                 located = {name: located}
-            document = merged(document, located)
+            document = merge(document, located)
     return document
 
 
 def refuse_unknown(place: str, table: Table, allowed: Sequence[str] | Mapping[str, Any]) -> None:
-    """Raises for the first key that is not allowed, naming the nearest one that is."""
+    """Raises for the first key that is not allowed, naming the nearest allowed one."""
     for key in table:
         if key not in allowed:
             raise ExperimentError(unknown_name(f"[{place}]" if place else "top level", key, allowed))
 
 
-def merged(below: Table, above: Table) -> dict[str, Any]:
-    """`above` laid over `below`, table by table; conditions of another kind replace those below."""
+def merge(below: Table, above: Table) -> dict[str, Any]:
+    """Lays `above` over `below`, table by table; conditions of another kind replace those below."""
     result = dict(below)
     for key, value in above.items():
         old = result.get(key)
         if isinstance(old, Mapping) and isinstance(value, Mapping):
-            result[key] = dict(value) if _are_other_conditions(key, old, value) else merged(old, value)
+            result[key] = dict(value) if _are_other_conditions(key, old, value) else merge(old, value)
         else:
             result[key] = value
     return result
 
 
 def _are_other_conditions(key: str, old: Table, new: Table) -> bool:
-    """Each kind of conditions has keys of its own, so those of another kind mean nothing to it."""
+    """Each kind of conditions has its own keys, so the keys of another kind must not be merged in."""
     kind = old.get("kind", "random")
     return key == "conditions" and new.get("kind", kind) != kind
 
 
-def assignment(change: str) -> Table:
-    """An assignment `a.b=value` as a table; a bare word is taken as text."""
+def parse_assignment(change: str) -> Table:
+    """Reads an assignment `a.b=value` as a table; a bare word counts as text."""
     name, sign, text = change.partition("=")
     if not sign or not name.strip():
         raise ExperimentError(f"--set {change!r}: must look like section.key=value")
@@ -98,15 +102,15 @@ def assignment(change: str) -> Table:
             raise ExperimentError(f"--set {change!r}: {error}") from error
 
 
-def table_of(parameters: object) -> dict[str, Any]:
-    """The fields of parameters as a TOML table; what is `None` is left out, as TOML has no word for it."""
+def to_table(parameters: object) -> dict[str, Any]:
+    """Converts a dataclass to a TOML table; leaves `None` out, as TOML has no null."""
     values = {key: getattr(parameters, entry.name) for key, entry in keys_of(parameters).items()}
-    return {key: _writable(value) for key, value in values.items() if value is not None}
+    return {key: _to_toml(value) for key, value in values.items() if value is not None}
 
 
-def _writable(value: object) -> object:
+def _to_toml(value: object) -> object:
     if isinstance(value, tuple | list):
-        return [_writable(entry) for entry in value]
+        return [_to_toml(entry) for entry in value]
     if isinstance(value, Mapping):
-        return {key: _writable(entry) for key, entry in value.items()}
+        return {key: _to_toml(entry) for key, entry in value.items()}
     return value

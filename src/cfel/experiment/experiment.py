@@ -1,4 +1,4 @@
-"""What an experiment file means, and the World it describes."""
+"""An experiment as an object, and the World it describes."""
 
 from collections.abc import Sequence
 from dataclasses import dataclass, field, replace
@@ -51,10 +51,10 @@ CHOOSING_THETA = ("hcef", "hcef_plus", "cef_c")
 
 @dataclass(frozen=True, slots=True)
 class Experiment:
-    """An experiment, every default filled in; one attribute per section of the file.
+    """An experiment with every default filled in; one attribute per section of the file.
 
     Attributes:
-        code: whether names in it may stand for code from outside the package; not part of the file, as a file
+        code: whether names in it may refer to code from outside the package; not part of the file, as a file
             cannot vouch for itself.
     """
 
@@ -88,11 +88,11 @@ class Experiment:
         augmentation(self.data.augment, self.code)
         build_scheme(self.scheme, self.code)
 
-    def setting(self) -> Setting:
-        """What the controller alone needs; data is loaded only if the model's size is unknown without."""
-        return self._setting(self.model.charged_parameters or self.count_parameters())
+    def build_setting(self) -> Setting:
+        """What the controller alone needs; loads data only if the model's size cannot be known without."""
+        return self._build_setting(self.model.charged_parameters or self.count_parameters())
 
-    def _setting(self, parameters: int) -> Setting:
+    def _build_setting(self, parameters: int) -> Setting:
         fleet = build_fleet(self.fleet)
         backhaul = build_backhaul(self.topology, fleet.sizes, self.seed, self.code)
         bits = 32.0 * parameters
@@ -105,7 +105,7 @@ class Experiment:
             model_bits=bits,
             scheme=build_scheme(self.scheme, self.code),
         )
-        return replace(setting, budget=self._budget(setting))
+        return replace(setting, budget=self._compute_budget(setting))
 
     def count_parameters(self) -> int:
         """Counts the model's parameters, unless the file states their number."""
@@ -114,35 +114,35 @@ class Experiment:
         # The shape of a built-in data set is known, so that planning works before its files are there.
         if self.data.task is None and self.data.name in SHAPES:
             return count_parameters(model_builder(self.model.name, self.code), *SHAPES[self.data.name])
-        return self._start(self.task()).parameters.numel()
+        return self._build_start(self.load_task()).parameters.numel()
 
-    def _budget(self, setting: Setting) -> Budget:
+    def _compute_budget(self, setting: Setting) -> Budget:
         """Total budgets in seconds and joules; a given number takes precedence over a share of CEF's use."""
         share = self.budget.share_of_cef
         limit = Budget() if share is None else compute_use(setting).take_share(share)
         return Budget(self.budget.seconds or limit.seconds, self.budget.joules or limit.joules)
 
-    def task(self) -> Task:
+    def load_task(self) -> Task:
         """What is learned; loads the data."""
         if self.data.task is not None:
-            return load_custom_task(self.data.task, self.data.place(), self.code)
-        data = load(self.data.name, self.data.place(), self.code)
+            return load_custom_task(self.data.task, self.data.folder(), self.code)
+        data = load(self.data.name, self.data.folder(), self.code)
         model = model_builder(self.model.name, self.code)
         task = Task(data, model, augment=augmentation(self.data.augment, self.code))
         if not (self.model.name in MODELS and self.data.name in DATA_SETS):
             check_task(f"data {self.data.name!r} with model {self.model.name!r}", task)
         return task
 
-    def world(self) -> World:
+    def build_world(self) -> World:
         """Everything a run needs, built."""
-        task = self.task()
-        data, shares = partition(task.data, self.fleet.devices, self.data.rule(), self.seed)
+        task = self.load_task()
+        data, shares = partition(task.data, self.fleet.devices, self.data.partition_parameters(), self.seed)
         if self.data.held_out:
             data, shares = hold_out(data, shares, self.data.held_out, self.seed)
         task = replace(task, data=data)
-        start = self._start(task)
+        start = self._build_start(task)
         size = start.parameters.numel()
-        setting = self._setting(self.model.charged_parameters or size)
+        setting = self._build_setting(self.model.charged_parameters or size)
         setting = replace(
             setting,
             backhaul=weight_backhaul(setting, [len(indices) for indices in shares]),
@@ -152,13 +152,13 @@ class Experiment:
             setting=setting,
             task=task,
             data=tuple(DeviceData(data, indices) for indices in shares),
-            local=self._local(setting.scheme.device_overrides),
+            local=self._combine_local(setting.scheme.device_overrides),
             compress=compressor(self.compression.kind, self.code),
             start=start,
             aggregation=self.aggregation,
         )
 
-    def _local(self, overrides: DeviceOverrides) -> LocalParameters:
+    def _combine_local(self, overrides: DeviceOverrides) -> LocalParameters:
         """How devices train; what the scheme asks of them goes before the experiment's own choices."""
         feedback = (
             self.compression.error_feedback if overrides.error_feedback is None else overrides.error_feedback
@@ -171,13 +171,13 @@ class Experiment:
             kept_energy_at=overrides.kept_energy_at or self.local.kept_energy_at,
         )
 
-    def resolved(self, world: World) -> "Experiment":
+    def resolve(self, world: World) -> "Experiment":
         """The experiment with the engine chosen."""
         size, has_buffers = world.start.parameters.numel(), world.start.buffers.numel() > 0
         engine = choose_engine(self.simulation.engine, size, has_buffers)
         return replace(self, simulation=replace(self.simulation, engine=engine))
 
-    def _start(self, task: Task) -> FlatModel:
+    def _build_start(self, task: Task) -> FlatModel:
         if self.model.init is None:
             return initial_model(task, self.seed)
         return load_model(Path(self.model.init), task.build())

@@ -1,4 +1,4 @@
-"""Experiment files: presets, reading, and writing one with every default spelled out."""
+"""Experiment files: presets, reading, and writing one with every default."""
 
 import hashlib
 import json
@@ -18,14 +18,14 @@ from cfel.durable import read_bytes
 from cfel.errors import ExperimentError, InputError, reason, unknown_name
 from cfel.experiment.document import (
     Table,
-    as_table,
-    assignment,
+    check_table,
     keys_of,
-    merged,
-    placed_beside,
+    merge,
+    parse_assignment,
+    parse_section,
     refuse_unknown,
-    section,
-    table_of,
+    resolve_paths,
+    to_table,
 )
 from cfel.experiment.experiment import Experiment
 from cfel.experiment.sections import BudgetParameters, CompressionParameters, DataParameters, ModelParameters
@@ -61,8 +61,8 @@ SECTIONS: Mapping[str, type[Any]] = {
     "deployment": DeploymentParameters,
 }
 FILE_NAMES = (("topology", "file"), ("fleet", "conditions", "file"), ("data", "path"), ("model", "init"))
-# What a member of a federation may have otherwise than the others.
-OWN_BUSINESS = (
+# Keys that may differ between the nodes of a federation.
+NODE_KEYS = (
     *FILE_NAMES,
     *(("preset",), ("name",)),
     *(("simulation", key) for key in ("workers", "checkpoint_every", "engine", "device")),
@@ -77,12 +77,12 @@ def load_experiment(
 
     Args:
         path: the TOML file.
-        changes: assignments like "rounds.global=3" that go before the file. File names in them are relative
-            to the current folder, those in the file to the file's.
-        code: whether names in it may stand for code from outside the package.
+        changes: assignments like "rounds.global=3" that override the file. File names in them are relative
+            to the current folder, those in the file to the file's folder.
+        code: whether names in it may refer to code from outside the package.
 
     Raises:
-        ExperimentError: the file cannot be read, or something in it is not known or not allowed.
+        ExperimentError: the file cannot be read, or a key or value is unknown or not allowed.
     """
     try:
         content = Path(path).read_bytes()
@@ -94,7 +94,7 @@ def load_experiment(
 def load_directory_experiment(
     directory: Path, changes: Sequence[str] = (), code: CodePolicy = BUILT_IN_ONLY
 ) -> Experiment:
-    """Reads the experiment in a directory, which may be somebody else's: it must not be a link or a pipe.
+    """Reads the experiment in a directory of unknown origin: the file must not be a link or a pipe.
 
     Args:
         directory: a run directory, or a folder with an `experiment.toml`.
@@ -103,7 +103,7 @@ def load_directory_experiment(
 
     Raises:
         StorageError: the file cannot be read.
-        ExperimentError: something in it is not known or not allowed.
+        ExperimentError: a key or value is unknown or not allowed.
     """
     path = directory / "experiment.toml"
     return _read_experiment(read_bytes(path, max_bytes=_MAX_BYTES), path, changes, code)
@@ -116,7 +116,7 @@ def _read_experiment(
         document: Table = tomllib.loads(content.decode())
     except (ValueError, RecursionError) as error:
         raise ExperimentError(f"{path}: cannot be read: {reason(error)}") from error
-    document = _changed(placed_beside(document, Path(path).parent, FILE_NAMES), changes)
+    document = _apply_changes(resolve_paths(document, Path(path).parent, FILE_NAMES), changes)
     try:
         return parse_experiment(document, code)
     except InputError as error:
@@ -130,8 +130,8 @@ def _key(change: str) -> str:
 
 
 def preset_experiment(name: str, changes: Sequence[str] = (), code: CodePolicy = BUILT_IN_ONLY) -> Experiment:
-    """The experiment of a preset, changed as given."""
-    return parse_experiment(_changed({"preset": name}, changes), code)
+    """The experiment of a preset, with changes."""
+    return parse_experiment(_apply_changes({"preset": name}, changes), code)
 
 
 def parse_experiment(document: Table, code: CodePolicy = BUILT_IN_ONLY) -> Experiment:
@@ -140,14 +140,14 @@ def parse_experiment(document: Table, code: CodePolicy = BUILT_IN_ONLY) -> Exper
     if preset not in PRESETS:
         raise ExperimentError(unknown_name("preset", preset, PRESETS))
     given = {key: value for key, value in document.items() if key != "preset"}
-    whole = merged(_preset_table(preset), given)
+    whole = merge(_load_preset(preset), given)
     refuse_unknown("", whole, ["name", "seed", "preset", *SECTIONS])
     parts: dict[str, Any] = {key: whole[key] for key in ("name", "seed") if key in whole}
     for name, parameters in SECTIONS.items():
         if name in whole:
-            table = as_table(name, whole[name])
+            table = check_table(name, whole[name])
             _refuse_misplaced(name, table)
-            parts[name] = _fleet(table) if name == "fleet" else section(parameters, name, table)
+            parts[name] = _parse_fleet(table) if name == "fleet" else parse_section(parameters, name, table)
     return Experiment(**parts, code=code)
 
 
@@ -161,65 +161,65 @@ def _refuse_misplaced(name: str, table: Table) -> None:
 
 
 def experiment_toml(experiment: Experiment) -> str:
-    """The experiment as TOML with every default spelled out; reading it gives the same experiment."""
+    """The experiment as TOML with every default; reading it gives the same experiment."""
     head = {"preset": "none", "name": experiment.name, "seed": experiment.seed}
-    tables = {name: table_of(getattr(experiment, name)) for name in SECTIONS}
-    return tomli_w.dumps(head | tables | {"fleet": _fleet_table(experiment.fleet)})
+    tables = {name: to_table(getattr(experiment, name)) for name in SECTIONS}
+    return tomli_w.dumps(head | tables | {"fleet": _fleet_to_table(experiment.fleet)})
 
 
-def shared_parts(experiment: Experiment) -> dict[str, str]:
-    """A digest of each part that all members of a federation have to share, by its name.
+def digest_shared_parts(experiment: Experiment) -> dict[str, str]:
+    """A digest of each section that all nodes of a federation must share, by name.
 
-    Places of files may differ from host to host, and how a member does its work is its own business.
+    Paths may differ from host to host, and so may the way in which a node does its work.
     """
     document = tomllib.loads(experiment_toml(experiment))
     document["deployment"] = {"conditions": document["deployment"]["conditions"]}
-    for *path, key in OWN_BUSINESS:
+    for *path, key in NODE_KEYS:
         table = document
         for name in path:
             table = table.get(name, {})
         place = table.pop(key, None)
-        # Samples stay where they are and may be anybody's own; other files have to say the same.
+        # A node may hold its own samples; the content of all other files must be the same everywhere.
         if (*path, key) in FILE_NAMES and key != "path" and place is not None:
             table[key] = hashlib.sha256(Path(place).read_bytes()).hexdigest()
     return {
-        name: hashlib.sha256(json.dumps(_plain(part), sort_keys=True).encode()).hexdigest()[:16]
+        name: hashlib.sha256(json.dumps(_to_floats(part), sort_keys=True).encode()).hexdigest()[:16]
         for name, part in document.items()
     }
 
 
-def _plain(value: Any) -> Any:  # noqa: ANN401 — any value of a TOML document
-    """With all numbers floats: 1 and 1.0 are the same experiment."""
+def _to_floats(value: Any) -> Any:  # noqa: ANN401 — any value of a TOML document
+    """The value with all numbers as floats: 1 and 1.0 are the same experiment."""
     if isinstance(value, dict):
-        return {key: _plain(each) for key, each in value.items()}
+        return {key: _to_floats(each) for key, each in value.items()}
     if isinstance(value, list):
-        return [_plain(each) for each in value]
+        return [_to_floats(each) for each in value]
     return float(value) if type(value) is int else value
 
 
-def _changed(document: Table, changes: Sequence[str]) -> Table:
+def _apply_changes(document: Table, changes: Sequence[str]) -> Table:
     for change in changes:
-        document = merged(document, placed_beside(assignment(change), Path.cwd(), FILE_NAMES))
+        document = merge(document, resolve_paths(parse_assignment(change), Path.cwd(), FILE_NAMES))
     return document
 
 
-def _preset_table(name: str) -> Table:
+def _load_preset(name: str) -> Table:
     if name == "none":
         return {}
     return tomllib.loads(files("cfel").joinpath(f"presets/{name}.toml").read_text(encoding="utf-8"))
 
 
-def _fleet(table: Table) -> FleetParameters:
+def _parse_fleet(table: Table) -> FleetParameters:
     parts = dict(table)
     if "conditions" in parts:
-        parts["conditions"] = _conditions(as_table("fleet.conditions", parts["conditions"]))
+        parts["conditions"] = _parse_conditions(check_table("fleet.conditions", parts["conditions"]))
     if "availability" in parts:
-        away = as_table("fleet.availability", parts["availability"])
-        parts["availability"] = section(Availability, "fleet.availability", away)
-    return section(FleetParameters, "fleet", parts)
+        away = check_table("fleet.availability", parts["availability"])
+        parts["availability"] = parse_section(Availability, "fleet.availability", away)
+    return parse_section(FleetParameters, "fleet", parts)
 
 
-def _conditions(table: Table) -> RandomConditions | HardwareConditions | TraceParameters:
+def _parse_conditions(table: Table) -> RandomConditions | HardwareConditions | TraceParameters:
     kind = table.get("kind", "random")
     if not isinstance(kind, str) or kind not in CONDITIONS:
         raise ExperimentError(unknown_name("fleet.conditions.kind", kind, CONDITIONS))
@@ -228,14 +228,14 @@ def _conditions(table: Table) -> RandomConditions | HardwareConditions | TracePa
         place = "fleet.conditions.extra_classes"
         rows = enumerate(validation.check_list(place, rest["extra_classes"]))
         places = ((f"{place}[{i}]", row) for i, row in rows)
-        rest["extra_classes"] = [section(DeviceClass, at, as_table(at, row)) for at, row in places]
-    return section(CONDITIONS[kind], "fleet.conditions", rest)
+        rest["extra_classes"] = [parse_section(DeviceClass, at, check_table(at, row)) for at, row in places]
+    return parse_section(CONDITIONS[kind], "fleet.conditions", rest)
 
 
-def _fleet_table(fleet: FleetParameters) -> dict[str, Any]:
+def _fleet_to_table(fleet: FleetParameters) -> dict[str, Any]:
     kind = next(name for name, parameters in CONDITIONS.items() if isinstance(fleet.conditions, parameters))
-    conditions = table_of(fleet.conditions)
+    conditions = to_table(fleet.conditions)
     if "extra_classes" in conditions:
-        conditions["extra_classes"] = [table_of(row) for row in fleet.conditions.extra_classes]  # type: ignore[union-attr]
-    rest = {key: value for key, value in table_of(fleet).items() if key not in ("conditions", "availability")}
-    return {**rest, "conditions": {"kind": kind, **conditions}, "availability": table_of(fleet.availability)}
+        conditions["extra_classes"] = [to_table(row) for row in fleet.conditions.extra_classes]  # type: ignore[union-attr]
+    rest = {key: value for key, value in to_table(fleet).items() if key not in ("conditions", "availability")}
+    return {**rest, "conditions": {"kind": kind, **conditions}, "availability": to_table(fleet.availability)}

@@ -1,4 +1,4 @@
-"""The sections of an experiment file that belong to no other package."""
+"""The sections of an experiment file that no other package defines."""
 
 from dataclasses import dataclass
 from pathlib import Path
@@ -18,10 +18,10 @@ class DataParameters:
         partition: "iid", "dirichlet", "writer" or "shards".
         beta, least, shards: see `PartitionParameters`.
         batch: samples in a mini-batch.
-        augment: "none", "crop_flip", or a function of one's own.
-        held_out: share of the training samples that is tested on, and not trained on, instead of the test
-            set; 0 for none. For choosing a learning rate.
-        task: a whole task of one's own ("module:function") instead of data set, model and loss.
+        augment: "none", "crop_flip", or a user-defined "module:function".
+        held_out: share of the training samples to test on instead of the test set, and not to train on; 0
+            for none. For choosing a learning rate.
+        task: a user-defined task ("module:function") instead of data set, model and loss.
     """
 
     name: str = "digits"
@@ -42,13 +42,13 @@ class DataParameters:
             value = getattr(self, key)
             if value is not None or key in ("name", "augment"):
                 validation.check_text(f"data.{key}", value)
-        self.rule()
+        self.partition_parameters()
 
-    def rule(self) -> PartitionParameters:
+    def partition_parameters(self) -> PartitionParameters:
         """How samples are spread over devices."""
         return PartitionParameters(self.partition, self.beta, self.least, self.shards)  # type: ignore[arg-type]
 
-    def place(self) -> Path | None:
+    def folder(self) -> Path | None:
         """Where the files are."""
         return None if self.path is None else Path(self.path)
 
@@ -61,8 +61,8 @@ class ModelParameters:
         name: a built-in model, an entry point's name, or "module:function".
         init: a safetensors file to start from, instead of random values.
         parameters: how many numbers the model has; needed only to plan with data that is not there yet.
-        charged_parameters: uploads and backhaul cost what those of a model of this many numbers would; by
-            default those of the model itself.
+        charged_parameters: charge uploads and backhaul as for a model with this many numbers; by default as
+            for the model itself.
     """
 
     name: str = "mlp"
@@ -99,7 +99,7 @@ class CompressionParameters:
 
 @dataclass(frozen=True, slots=True)
 class BudgetParameters:
-    """The experiment file's `[budget]`: numbers, or a share of what CEF would use; nothing means no limit."""
+    """The experiment file's `[budget]`: numbers, or a share of what CEF would use; None for no limit."""
 
     seconds: float | None = None
     joules: float | None = None

@@ -67,8 +67,8 @@ def launch_federation(experiment: Experiment, out: Path, options: LaunchOptions)
         KeyboardInterrupt: it was interrupted and can be resumed.
     """
     find_free_ports(experiment.deployment.host, 1)  # rejects a wrong host before anything is written
-    world = experiment.world()
-    resolved = experiment.resolved(world)
+    world = experiment.build_world()
+    resolved = experiment.resolve(world)
     text = experiment_toml(resolved)
     writer, _ = open_run(
         out, world.setting, experiment_toml=text, command=options.command, resume=options.resume

@@ -20,8 +20,8 @@ from cfel.deployment.security.experiment_check import ExperimentCheck
 from cfel.deployment.transport.addresses import split_address
 from cfel.durable import open_log, translate_os_errors
 from cfel.errors import InputError, find_expected_error
-from cfel.experiment import Experiment, experiment_toml, shared_parts
-from cfel.experiment.files import OWN_BUSINESS
+from cfel.experiment import Experiment, digest_shared_parts, experiment_toml
+from cfel.experiment.files import NODE_KEYS
 from cfel.launch.device_data import load_samples
 from cfel.launch.node_file import read_node
 from cfel.rounds.run_directory import describe_run, refuse_other_experiment
@@ -45,13 +45,13 @@ def run_node(path: Path) -> bool:
     """
     file = read_node(path)
     experiment = file.load_experiment()
-    world = experiment.world()
-    node, experiment_check = file.node, ExperimentCheck(shared_parts(experiment))
+    world = experiment.build_world()
+    node, experiment_check = file.node, ExperimentCheck(digest_shared_parts(experiment))
     if node.identity.role == "operator":
         raise InputError(f"{path}: an operator runs no node")
     prepare_directory(node.directory, experiment, world)
     if node.identity.role == "edge":
-        simulation = experiment.resolved(world).simulation
+        simulation = experiment.resolve(world).simulation
         companion = None if file.dashboard is None else _make_dashboard(experiment, file.dashboard)
         return asyncio.run(
             run_until_stopped(
@@ -70,9 +70,9 @@ def prepare_directory(directory: Path, experiment: Experiment, world: World) -> 
     Raises:
         RunDirectoryError: another experiment was run there.
     """
-    text = experiment_toml(experiment.resolved(world))
+    text = experiment_toml(experiment.resolve(world))
     if (directory / "experiment.toml").exists():
-        refuse_other_experiment(directory, text, [".".join(key) for key in OWN_BUSINESS])
+        refuse_other_experiment(directory, text, [".".join(key) for key in NODE_KEYS])
         return
     with translate_os_errors("create", directory):
         directory.mkdir(mode=0o700, parents=True, exist_ok=True)

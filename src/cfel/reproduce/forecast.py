@@ -39,8 +39,8 @@ class Pace:
 
 def measure_pace(experiment: Experiment) -> Pace:
     """Times a few local steps and an evaluation of an experiment."""
-    world = experiment.world()
-    parameters = experiment.resolved(world).simulation
+    world = experiment.build_world()
+    parameters = experiment.resolve(world).simulation
     tau = min(MOST_STEPS_TIMED, world.setting.rounds.local_steps)
     jobs = [_build_job(world, n, tau) for n in range(min(DEVICES_TIMED, world.setting.fleet.devices))]
     with PoolExecutor(world, parameters) as executor:

@@ -1,4 +1,4 @@
-"""The experiment file's `[simulation]`, and the choice of engine."""
+"""The parameters of `[simulation]`, and the choice of engine."""
 
 from dataclasses import dataclass
 
@@ -10,25 +10,24 @@ ACCOUNTS = ("expected", "realised")
 UPLOADS = ("share", "wire")
 PROBES = ("edge", "mean")
 
-# Up to this many parameters starting operations costs more than doing them, and devices train faster side by
-# side than one after the other: five times for 5,000, 1.5 times for 50,000, not any more for 130,000, whether
-# dense or convolutions.
+# Up to this many parameters, starting an operation costs more than carrying it out, so devices train faster
+# side by side than one after the other: five times for 5,000, 1.5 times for 50,000, no gain for 130,000.
 MOST_BATCHED_PARAMETERS = 60_000
 
 
 @dataclass(frozen=True, slots=True)
 class SimulationParameters:
-    """How a simulation is carried out.
+    """The experiment file's `[simulation]`: accounts and evaluation, in deployments too; engine and workers.
 
     Attributes:
         engine: "threads" (one device at a time per core), "batched" (devices of a cluster trained as one),
             "ray" (as "threads", to the same bits, on a cluster), or "auto".
         workers: threads or processes; 0 for one per core. The results do not depend on it.
-        accounting: does the budget count "expected" costs (the paper) or "realised" ones?
-        uploads: realised uploads by the "share" θ of a full model (the paper), or by the bits on the "wire",
-            indices included.
+        accounting: which costs the budget counts: "expected" (the paper) or "realised".
+        uploads: how realised uploads are counted: by the "share" θ of a full model (the paper), or by the
+            bits on the "wire", indices included.
         evaluate_every: global rounds between evaluations; the last round is always evaluated.
-        evaluate_samples: test samples to look at; 0 for all.
+        evaluate_samples: test samples to use; 0 for all.
         evaluate_on: every "edge" model, weighted by its devices (the paper), or the "mean" model only.
         checkpoint_every: global rounds between checkpoints; 0 for none but the last.
         device: torch device; "auto" is a GPU where there is one.

@@ -89,7 +89,7 @@ def test_seconds_are_the_clocks(tmp_path: Path) -> None:
     assert sum(slowest) * 0.5 <= lines[-1].seconds <= passed
     assert lines[-1].seconds == lines[-1].seconds_realised
     assert all(later.seconds > line.seconds for line, later in itertools.pairwise(lines))
-    world = experiment.world()
+    world = experiment.build_world()
     for line, plan in zip(lines, plans, strict=True):
         model = world.setting.conditions(line.round - 1, 0)
         took = plan.steps > 0
@@ -133,7 +133,7 @@ def test_joules_come_from_the_counter_or_from_the_model(tmp_path: Path) -> None:
     sources.clear()
     experiment = measuring(NO_LIMIT, 4)
     play(experiment, tmp_path / "model", during=look)
-    world, plan = experiment.world(), table(tmp_path / "model", 3)
+    world, plan = experiment.build_world(), table(tmp_path / "model", 3)
     model = world.setting.conditions(2, 0)
     np.testing.assert_allclose(plan.alpha, model.alpha)
     assert (plan.joules >= plan.steps * model.alpha).all()
@@ -216,7 +216,7 @@ def test_measurements_survive_the_disk_and_the_wire(tmp_path: Path) -> None:
     known = Measurements(seconds_per_step=RunningRatio(8.0, 4.0), energy_source="rapl", call_seconds=0.1)
     save_memory(tmp_path / "memory.bin", Memory(DeviceState(), None, known))
     assert load_memory(tmp_path / "memory.bin").measured == known
-    control = initial_coordinator_state(deployed().world(), measures=True)
+    control = initial_coordinator_state(deployed().build_world(), measures=True)
     assert control.measured is not None
     told = (MeasurementReport(**TOLD), *control.measured.devices[1:])  # type: ignore[arg-type]
     measured = FederationMeasurements(told, RunningRatio(1.0, 2.0), RunningRatio(3.0, 4.0))

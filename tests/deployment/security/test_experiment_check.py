@@ -12,7 +12,7 @@ from cfel.deployment.security.identity import Identity
 from cfel.deployment.transport.grpc_transport import Method
 from cfel.deployment.transport.messages import Message
 from cfel.errors import NotAdmittedError, StorageError
-from cfel.experiment import Experiment, parse_experiment, shared_parts
+from cfel.experiment import Experiment, digest_shared_parts, parse_experiment
 from cfel.launch.node import prepare_directory
 from tests.deployment.conftest import deployed
 
@@ -56,8 +56,8 @@ def experiment(**changes: Any) -> Experiment:
 
 
 def test_the_same_experiment_is_not_in_the_way() -> None:
-    same = ExperimentCheck(shared_parts(experiment()))
-    answer = asked(same, ExperimentCheck(shared_parts(experiment())))
+    same = ExperimentCheck(digest_shared_parts(experiment()))
+    answer = asked(same, ExperimentCheck(digest_shared_parts(experiment())))
     assert (answer.header, answer.body) == ({"after": "x"}, b"body")
     assert same.check_methods(METHODS)["next"].most_bytes == 7
 
@@ -71,9 +71,9 @@ def test_the_same_experiment_is_not_in_the_way() -> None:
     ],
 )
 def test_another_experiment_is_refused_by_what_differs(changes: dict[str, Any], words: str) -> None:
-    other = ExperimentCheck(shared_parts(experiment(**changes)))
+    other = ExperimentCheck(digest_shared_parts(experiment(**changes)))
     with pytest.raises(NotAdmittedError, match=f"device-2 runs another experiment: {words}"):
-        asked(other, ExperimentCheck(shared_parts(experiment())))
+        asked(other, ExperimentCheck(digest_shared_parts(experiment())))
 
 
 @pytest.mark.parametrize("told", [None, "text", []])
@@ -93,7 +93,7 @@ def test_a_part_that_nobody_knows_is_named(extra: object) -> None:
 def test_equal_numbers_are_equal_experiments() -> None:
     whole = experiment(local={"momentum": 0, "learning_rate": 1}, budget={"seconds": 100})
     decimal = experiment(local={"momentum": 0.0, "learning_rate": 1.0}, budget={"seconds": 100.0})
-    assert shared_parts(whole) == shared_parts(decimal)
+    assert digest_shared_parts(whole) == digest_shared_parts(decimal)
 
 
 def test_files_count_by_what_they_hold(tmp_path: Path) -> None:
@@ -101,7 +101,7 @@ def test_files_count_by_what_they_hold(tmp_path: Path) -> None:
     for name, links in (("a", "0,1\n1,2\n"), ("b", "0,1\n1,2\n"), ("c", "0,1\n0,2\n")):
         file = tmp_path / f"{name}.csv"
         file.write_text(links)
-        parts.append(shared_parts(experiment(topology={"kind": "file", "file": str(file)})))
+        parts.append(digest_shared_parts(experiment(topology={"kind": "file", "file": str(file)})))
     assert parts[0] == parts[1]
     assert parts[0] != parts[2]
 
@@ -112,35 +112,37 @@ def test_an_operator_has_no_experiment() -> None:
 
 
 def test_what_is_a_members_own_business() -> None:
-    parts = shared_parts(experiment())
-    assert parts == shared_parts(experiment(name="other", simulation={"workers": 1, "engine": "threads"}))
-    assert parts == shared_parts(experiment(deployment={"round_seconds": 7.0}))
+    parts = digest_shared_parts(experiment())
+    assert parts == digest_shared_parts(
+        experiment(name="other", simulation={"workers": 1, "engine": "threads"})
+    )
+    assert parts == digest_shared_parts(experiment(deployment={"round_seconds": 7.0}))
     here, there = (experiment(data={"name": "cifar10", "path": path}) for path in ("/a", "/b"))
-    assert shared_parts(here) == shared_parts(there)
+    assert digest_shared_parts(here) == digest_shared_parts(there)
 
 
 @pytest.fixture(scope="module")
 def settled(tmp_path_factory: pytest.TempPathFactory) -> Path:
     directory = tmp_path_factory.mktemp("node") / "device-0"
-    prepare_directory(directory, deployed(), deployed().world())
+    prepare_directory(directory, deployed(), deployed().build_world())
     return directory
 
 
 def test_a_directory_is_settled_once(settled: Path) -> None:
     before = (settled / "environment.json").read_bytes()
-    prepare_directory(settled, deployed(round_seconds=33.0), deployed().world())
+    prepare_directory(settled, deployed(round_seconds=33.0), deployed().build_world())
     assert (settled / "environment.json").read_bytes() == before
 
 
 def test_a_directory_of_another_experiment_is_refused(settled: Path) -> None:
     other = deployed({"local": {"learning_rate": 0.123}})
     with pytest.raises(StorageError, match=r"local\.learning_rate = .*, not 0\.123: .*another directory"):
-        prepare_directory(settled, other, other.world())
+        prepare_directory(settled, other, other.build_world())
 
 
 def test_a_node_may_do_its_work_otherwise(settled: Path) -> None:
     before = (settled / "experiment.toml").read_bytes()
     prepare_directory(
-        settled, deployed({"simulation": {"engine": "batched", "workers": 7}}), deployed().world()
+        settled, deployed({"simulation": {"engine": "batched", "workers": 7}}), deployed().build_world()
     )
     assert (settled / "experiment.toml").read_bytes() == before

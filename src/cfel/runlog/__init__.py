@@ -1,7 +1,7 @@
-"""The run directory: what a run leaves behind, and what is needed to go on with it.
+"""The run directory: what a run writes, and what is needed to resume it.
 
-Files and bytes only: it knows no model, scheme or clock, and needs no torch. `record` is the line of a round,
-`directory` the whole, `checkpoint` and `background` the tensors.
+Files and bytes only: it knows no model, scheme or clock, and needs no torch. `directory` is the entry point;
+`record` is one line of the log, `log` its file, `plans` the tables, `checkpoint` and `background` tensors.
 """
 
 from cfel.runlog.background import CheckpointWriter

@@ -1,7 +1,7 @@
-"""CheckpointWriter: writes checkpoints while training goes on.
+"""CheckpointWriter: writes checkpoints while training continues.
 
-One thread, at most one checkpoint in flight, so memory holds one snapshot and never a queue of them. A write
-that failed is not lost in the thread: the next call raises it. Hashing, writing and syncing all release the
+One thread and at most one checkpoint in flight, so memory holds one snapshot and never a queue of them. If a
+write fails in the thread, the next call raises the error. Hashing, writing and syncing all release the
 interpreter lock.
 """
 
@@ -12,7 +12,7 @@ from cfel.runlog.checkpoint import SHARD_BYTES, Checkpoint, write_checkpoint
 
 
 class CheckpointWriter:
-    """Writes into one directory.
+    """Writes checkpoints into one directory.
 
     Args:
         directory: where checkpoints are kept; it exists.
@@ -27,36 +27,36 @@ class CheckpointWriter:
 
     @property
     def busy(self) -> bool:
-        """Whether a write is under way; `submit` would wait for it."""
+        """Whether a write is in progress; `submit` would wait for it."""
         return self._pending is not None and not self._pending.done()
 
     def submit(self, checkpoint: Checkpoint, *, copy: bool = True) -> None:
-        """Starts writing and returns; waits first for the write before it, if that is still under way.
+        """Starts a write and returns; waits first for the previous write to end.
 
         Args:
             checkpoint: the snapshot.
-            copy: copy the tensors first (some 0.3 s per GB), so that training may change them in place. False
-                writes the very arrays: whoever passes it promises not to change them before `wait` returns.
+            copy: copy the tensors first (about 0.3 s per GB), so that training may change them in place. With
+                False the caller must not change them before `wait` returns.
 
         Raises:
-            StorageError: the write before this one failed; this one was not started.
+            StorageError: the previous write failed; this one was not started.
         """
         self.wait()
-        snapshot = checkpoint.copied() if copy else checkpoint
+        snapshot = checkpoint.copy() if copy else checkpoint
         self._pending = self._thread.submit(write_checkpoint, self._directory, snapshot, self._shard_bytes)
 
     def wait(self) -> None:
         """Returns when nothing is in flight.
 
         Raises:
-            StorageError: the write failed; it is reported once, and the checkpoint before it is intact.
+            StorageError: the write failed; raised once, and the previous checkpoint is intact.
         """
         pending, self._pending = self._pending, None
         if pending is not None:
             pending.result()
 
     def close(self) -> None:
-        """Waits, lets the thread end and reports a failed write, as `wait` does."""
+        """Waits, ends the thread and raises a failed write, as `wait` does."""
         try:
             self.wait()
         finally:

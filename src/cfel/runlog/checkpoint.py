@@ -1,17 +1,17 @@
-"""Checkpoints: named tensors and a JSON state, replaced whole.
+"""Checkpoints: named tensors and a JSON state, replaced as a whole.
 
     checkpoint/
     ├── manifest.json                        names the files of the checkpoint, their sizes and SHA-256s
-    ├── generation-00003-00000.safetensors   shards of some 64 MB (one tensor is never split)
+    ├── generation-00003-00000.safetensors   shards of about 64 MB (a tensor is never split)
     ├── generation-00003-00001.safetensors
     └── generation-00003-state.json
 
-A new checkpoint grows as files of the next generation beside the old ones. Renaming the new manifest over
-the old one is the single step that makes it the checkpoint; only then do the old files go. So at every
-instant the manifest names a complete checkpoint, and files it does not name are leftovers of a killed write.
+A new checkpoint is written as files of the next generation, next to the old ones. Renaming the new manifest
+over the old one is the single step that makes it current; only then are the old files removed. So at any time
+the manifest names a complete checkpoint, and files it does not name are leftovers of a killed write.
 (Renaming whole directories cannot do this: POSIX does not replace a directory that has files in it.)
 
-Tensors are NumPy arrays here, whatever library they came from; nothing is pickled.
+Tensors are NumPy arrays here, whatever library they come from; nothing is pickled.
 """
 
 import hashlib
@@ -41,7 +41,7 @@ from cfel.durable import (
 from cfel.errors import InputError, RunDirectoryError, StorageError
 
 SHARD_BYTES = 64 * 1024**2
-"""Files are closed when they reach this size; bounds what a reader holds twice."""
+"""Files are closed when they reach this size; it bounds what a reader holds in memory twice."""
 
 _KINDS = "biuf"
 _ATTEMPTS = 5
@@ -51,13 +51,13 @@ _NAME = re.compile(r"generation-[0-9]{5,10}-(?:[0-9]{5,10}\.safetensors|state\.j
 
 @dataclass(frozen=True, slots=True, eq=False)
 class Checkpoint:
-    """All that is needed to go on after a round.
+    """Everything needed to resume after a round.
 
     Attributes:
-        round: the last global round that is part of it.
-        tensors: by name; anything NumPy can view as an array of numbers or truth values (a torch tensor has
-            to be detached and on the CPU).
-        state: whatever else, as JSON values; floats come back to the last bit.
+        round: the last global round it includes.
+        tensors: by name; anything NumPy can view as an array of numbers or truth values (a torch tensor
+            must be detached and on the CPU).
+        state: everything else, as JSON values; floats are restored exactly.
     """
 
     round: int
@@ -72,8 +72,8 @@ class Checkpoint:
             self, "tensors", {name: _array(name, value) for name, value in self.tensors.items()}
         )
 
-    def copied(self) -> "Checkpoint":
-        """The same with tensors of its own, which nobody changes in place."""
+    def copy(self) -> "Checkpoint":
+        """Returns a checkpoint with copies of the tensors."""
         return Checkpoint(
             self.round, {name: value.copy() for name, value in self.tensors.items()}, self.state
         )
@@ -115,7 +115,7 @@ class _Manifest:
 
 
 def write_checkpoint(directory: Path, checkpoint: Checkpoint, shard_bytes: int = SHARD_BYTES) -> None:
-    """Makes `checkpoint` the one in `directory`; needs room for both until it is done.
+    """Replaces the checkpoint in `directory`; needs space for both until it is done.
 
     Raises:
         InputError: the state is not JSON.
@@ -129,14 +129,14 @@ def write_checkpoint(directory: Path, checkpoint: Checkpoint, shard_bytes: int =
         names = [*_write_shards(directory, prefix, checkpoint.tensors, shard_bytes), f"{prefix}state.json"]
         replace_file(directory / names[-1], state, private=True)
         manifest = _Manifest(
-            generation, checkpoint.round, tuple(_described(directory / name) for name in names)
+            generation, checkpoint.round, tuple(_describe(directory / name) for name in names)
         )
         content = json.dumps(asdict(manifest), indent=1).encode()
         replace_file(directory / "manifest.json", content, private=True)
     except StorageError:
-        sweep(directory)
+        remove_old_files(directory)
         raise
-    sweep(directory)
+    remove_old_files(directory)
 
 
 def _state_bytes(state: Mapping[str, Any]) -> bytes:
@@ -180,7 +180,7 @@ def _shards(tensors: Mapping[str, NDArray[Any]], shard_bytes: int) -> Iterator[d
         yield shard
 
 
-def _described(path: Path) -> _File:
+def _describe(path: Path) -> _File:
     with translate_os_errors("read", path), path.open("rb") as file:
         return _File(path.name, path.stat().st_size, hashlib.file_digest(file, "sha256").hexdigest())
 
@@ -211,7 +211,7 @@ def _read_files(directory: Path, manifest: _Manifest) -> Checkpoint:
     state: Any = {}
     for file in manifest.files:
         path = directory / file.name
-        content = _checked(path, file)
+        content = _read_verified(path, file)
         with translate_parse_errors(path):
             if file.name.endswith(".safetensors"):
                 tensors |= safetensors.numpy.load(content)
@@ -223,7 +223,7 @@ def _read_files(directory: Path, manifest: _Manifest) -> Checkpoint:
         return Checkpoint(manifest.round, tensors, state)
 
 
-def _checked(path: Path, file: _File) -> bytes:
+def _read_verified(path: Path, file: _File) -> bytes:
     try:
         content = read_bytes(path, max_bytes=None)
     except StorageError as error:
@@ -249,7 +249,7 @@ def _read_manifest(directory: Path) -> _Manifest | None:
         return _Manifest(**document, files=files)
 
 
-def sweep(directory: Path) -> None:
+def remove_old_files(directory: Path) -> None:
     """Removes the files no manifest names: the previous generation, and leftovers of a killed write."""
     manifest = _read_manifest(directory)
     kept = {file.name for file in manifest.files} if manifest else set()

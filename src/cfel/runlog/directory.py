@@ -1,16 +1,16 @@
-"""The run directory: `RunDirectory` reads it, `RunWriter` makes it and goes on with it.
+"""The run directory: `RunDirectory` reads it, `RunWriter` creates and resumes it.
 
     DIR/
-    ├── experiment.toml      resolved, as handed in
+    ├── experiment.toml      resolved: every default spelled out
     ├── environment.json     versions, commit, machine, schema of this directory
     ├── fleet.json           clusters, backhaul, mixing weights, budgets
-    ├── rounds.jsonl         one line per global round; its presence is what makes DIR a run directory
+    ├── rounds.jsonl         one line per global round; DIR is a run directory if it has this file
     ├── plans/               one table per global round
     └── checkpoint/          see `checkpoint`
 
-A reader never changes anything, so it may look at a run that goes on. A writer holds the log's lock. A
-round's table is written before its line, and its line before any checkpoint that contains it: whenever the
-process dies, every logged round has its table and every checkpoint its lines.
+A reader changes nothing, so it may read a run in progress. A writer holds the lock of the log. A round's
+table is written before its line, and its line before any checkpoint that includes it: whenever the process
+dies, every logged round has its table and every checkpoint its lines.
 """
 
 from dataclasses import dataclass
@@ -30,7 +30,7 @@ from cfel.durable import (
 )
 from cfel.errors import InputError, RunDirectoryError, StorageError
 from cfel.runlog.background import CheckpointWriter
-from cfel.runlog.checkpoint import SHARD_BYTES, Checkpoint, read_checkpoint, sweep
+from cfel.runlog.checkpoint import SHARD_BYTES, Checkpoint, read_checkpoint, remove_old_files
 from cfel.runlog.environment import Environment
 from cfel.runlog.fleet import FleetDescription
 from cfel.runlog.log import RoundLog, read_log
@@ -79,7 +79,7 @@ class RunDirectory:
 
     @classmethod
     def open(cls, path: Path) -> "RunDirectory":
-        """The run in `path`.
+        """Opens the run in `path`.
 
         Raises:
             RunDirectoryError: there is none, or it comes from a newer cfel.
@@ -107,7 +107,7 @@ class RunDirectory:
             return FleetDescription.from_json(self._text(_FLEET))
 
     def records(self) -> tuple[RoundRecord, ...]:
-        """The rounds so far; a line that is just being written is passed over."""
+        """The rounds so far; a line that is still being written is skipped."""
         return read_log(self.path / _LOG).records
 
     def plan_rounds(self) -> tuple[int, ...]:
@@ -135,9 +135,9 @@ class RunDirectory:
 
 
 class RunWriter:
-    """A run that goes on; a context manager, which waits for the last checkpoint on the way out.
+    """Writes a run; as a context manager it waits for the last checkpoint at the end.
 
-    Made by `RunWriter.create` and `RunWriter.resume`.
+    Use `RunWriter.create` or `RunWriter.resume`.
 
     Args:
         path: the directory; its files exist.
@@ -178,9 +178,9 @@ class RunWriter:
     def resume(
         cls, path: Path, *, experiment_toml: str | None = None, shard_bytes: int = SHARD_BYTES
     ) -> "tuple[RunWriter, Checkpoint | None]":
-        """Goes on with the run in `path`: the log then ends with the checkpoint's round.
+        """Resumes the run in `path`; the log then ends with the checkpoint's round.
 
-        Rounds behind the checkpoint are cut off, to be computed again; leftovers of a killed write go too.
+        Rounds after the checkpoint are removed, to be computed again; so are leftovers of a killed write.
 
         Args:
             path: the directory.
@@ -188,7 +188,7 @@ class RunWriter:
             shard_bytes: size at which a checkpoint file is closed.
 
         Returns:
-            The writer, and the checkpoint to go on from: None means from the beginning.
+            The writer, and the checkpoint to resume from; None means from the beginning.
 
         Raises:
             StorageError: there is no run, another process is writing it, or a file is damaged; nothing
@@ -198,7 +198,7 @@ class RunWriter:
         writer = cls(path, shard_bytes)
         try:
             checkpoint = read_checkpoint(path / "checkpoint")
-            writer._cut(checkpoint.round if checkpoint else None)
+            writer._truncate(checkpoint.round if checkpoint else None)
             if experiment_toml is not None:
                 replace_file(path / _EXPERIMENT, experiment_toml.encode())
         except StorageError:
@@ -206,9 +206,9 @@ class RunWriter:
             raise
         return writer, checkpoint
 
-    def _cut(self, last_round: int | None) -> None:
+    def _truncate(self, last_round: int | None) -> None:
         self._log.truncate(last_round)
-        sweep(self.path / "checkpoint")
+        remove_old_files(self.path / "checkpoint")
         for number, plan in plan_paths(self.path):
             if last_round is None or number > last_round:
                 remove_quietly(plan)
@@ -244,7 +244,7 @@ class RunWriter:
 
         Raises:
             InputError: the checkpoint is of another round.
-            StorageError: the checkpoint before this one could not be written.
+            StorageError: the previous checkpoint could not be written.
         """
         if checkpoint.round != self.last_round:
             raise InputError(f"checkpoint.round: {checkpoint.round}, but the log ends with {self.last_round}")
@@ -255,7 +255,7 @@ class RunWriter:
         self._checkpoints.wait()
 
     def close(self) -> None:
-        """Waits for the last checkpoint and lets the directory go."""
+        """Waits for the last checkpoint and releases the directory."""
         try:
             self._checkpoints.close()
         finally:
@@ -272,4 +272,4 @@ class RunWriter:
         except StorageError as failure:
             if error is None:
                 raise
-            error.add_note(f"besides, the last checkpoint could not be written: {failure}")
+            error.add_note(f"also, the last checkpoint could not be written: {failure}")

@@ -1,7 +1,7 @@
-"""Environment: what a run was made with, as `environment.json`.
+"""Environment: the software and the machine a run was made with, as `environment.json`.
 
-Only looked up, never acted upon; it also carries the schema number of the run directory, because a reader
-meets it first. Nothing here identifies a person or a host.
+For information only. It also carries the schema number of the run directory, because it is read first.
+Nothing here identifies a person or a host.
 """
 
 import json
@@ -32,14 +32,14 @@ class Environment:
     Attributes:
         schema: layout of the run directory.
         python: version of the interpreter.
-        packages: versions of what the numbers depend on, those that are installed.
+        packages: versions of the installed packages that results depend on.
         commit: commit of the source tree cfel runs from; None when it is an installed package.
         modified: whether that tree had uncommitted changes; None when there is no commit.
         cpu: model of the processor.
         cores: logical cores this process may use.
         platform: operating system and architecture.
-        command: the command line that made the run, as words.
-        started: when, in ISO 8601; empty when nobody said.
+        command: the command line of the run, as words.
+        started: when it started, in ISO 8601; may be empty.
     """
 
     schema: int
@@ -71,10 +71,10 @@ class Environment:
 
     @classmethod
     def from_json(cls, text: str) -> "Environment":
-        """The environment `to_json` wrote.
+        """Reads what `to_json` wrote.
 
         Raises:
-            RunDirectoryError: the text is no such document, or comes from a newer cfel.
+            RunDirectoryError: the text is not such a document, or comes from a newer cfel.
         """
         try:
             document: dict[str, Any] = parse_json(text)
@@ -93,11 +93,11 @@ class Environment:
 
 
 def describe_environment(command: Sequence[str] = (), started: str = "") -> Environment:
-    """The environment of this process.
+    """Describes the environment of this process.
 
     Args:
         command: the command line that makes the run.
-        started: the present time in ISO 8601, if it is to be kept.
+        started: the current time in ISO 8601, if it should be stored.
     """
     commit, modified = _commit(Path(__file__).resolve().parents[1])
     return Environment(

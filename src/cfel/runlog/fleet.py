@@ -1,4 +1,4 @@
-"""FleetDescription: what a report needs to know about who took part, as `fleet.json`.
+"""FleetDescription: what a report needs to know about the fleet, as `fleet.json`.
 
 A description for readers, not the fleet itself: conditions, classes and traces stay in `system`.
 """
@@ -34,13 +34,13 @@ class FleetDescription:
     joules_budget: float | None = None
 
     def __post_init__(self) -> None:
-        """Brings arrays and lists to tuples of plain numbers and checks that they fit together."""
+        """Converts arrays and lists to tuples of plain numbers and checks that they are consistent."""
         object.__setattr__(self, "cluster", tuple(int(number) for number in self.cluster))
         object.__setattr__(self, "edges", tuple((int(a), int(b)) for a, b in self.edges))
         object.__setattr__(self, "mixing", tuple(tuple(float(w) for w in row) for row in self.mixing))
         _check_clusters(self.cluster, self.edges, self.mixing)
         for name in ("seconds_budget", "joules_budget"):
-            object.__setattr__(self, name, _budget(name, getattr(self, name)))
+            object.__setattr__(self, name, _check_budget(name, getattr(self, name)))
 
     @property
     def clusters(self) -> int:
@@ -67,10 +67,10 @@ class FleetDescription:
 
     @classmethod
     def from_json(cls, text: str) -> "FleetDescription":
-        """The description `to_json` wrote.
+        """Reads what `to_json` wrote.
 
         Raises:
-            RunDirectoryError: the text is no such document.
+            RunDirectoryError: the text is not such a document.
         """
         try:
             document: dict[str, Any] = parse_json(text)
@@ -97,7 +97,7 @@ def _check_clusters(
             raise InputError(f"edges[{index}]: {edge} does not join two of the {count} clusters")
 
 
-def _budget(name: str, value: float | None) -> float | None:
+def _check_budget(name: str, value: float | None) -> float | None:
     if value is None or value == math.inf:
         return None
     if isinstance(value, bool) or not value > 0:

@@ -1,8 +1,8 @@
-"""rounds.jsonl: appended line by line, each on the device before the next round starts.
+"""rounds.jsonl: appended line by line, each on the disk before the next round starts.
 
-A line is there when its newline is. What follows the last newline was being written when the process died;
-a reader passes over it and the next writer cuts it off. Anything else that is no record is an error that
-names its line, never skipped.
+A line counts when its newline is there. Text after the last newline was being written when the process died:
+readers skip it and the next writer removes it. Any other line that is not a record is an error that names
+the line; it is never skipped.
 """
 
 import fcntl
@@ -17,11 +17,11 @@ from cfel.runlog.record import RoundRecord
 
 @dataclass(frozen=True, slots=True)
 class LogContent:
-    """What a log holds.
+    """The content of a log.
 
     Attributes:
         records: the rounds, in order.
-        ends: byte offset just behind each record's line.
+        ends: byte offset after each record's line.
     """
 
     records: tuple[RoundRecord, ...]
@@ -30,20 +30,20 @@ class LogContent:
     def bytes_up_to(self, last_round: int | None) -> int:
         """Length of the log that ends with `last_round` (None: the empty log)."""
         kept = [
-            end for record, end in zip(self.records, self.ends, strict=True) if _within(record, last_round)
+            end for record, end in zip(self.records, self.ends, strict=True) if _is_within(record, last_round)
         ]
         return kept[-1] if kept else 0
 
 
-def _within(record: RoundRecord, last_round: int | None) -> bool:
+def _is_within(record: RoundRecord, last_round: int | None) -> bool:
     return last_round is not None and record.round <= last_round
 
 
 def read_log(path: Path) -> LogContent:
-    """Every whole line of the log; a torn last line is passed over.
+    """Reads every complete line of the log; skips an incomplete last line.
 
     Raises:
-        RunDirectoryError: a whole line is no record, or a round is missing before it.
+        RunDirectoryError: a complete line is not a record, or the round before it is missing.
     """
     records: list[RoundRecord] = []
     ends: list[int] = []
@@ -51,12 +51,12 @@ def read_log(path: Path) -> LogContent:
     whole, _, _torn = read_bytes(path).rpartition(b"\n")
     for number, line in enumerate(whole.split(b"\n") if whole else (), start=1):
         offset += len(line) + 1
-        records.append(_parsed(path, number, line, records[-1].round if records else None))
+        records.append(_parse_line(path, number, line, records[-1].round if records else None))
         ends.append(offset)
     return LogContent(tuple(records), tuple(ends))
 
 
-def _parsed(path: Path, number: int, line: bytes, previous_round: int | None) -> RoundRecord:
+def _parse_line(path: Path, number: int, line: bytes, previous_round: int | None) -> RoundRecord:
     try:
         record = RoundRecord.from_json_line(line.decode())
     except (InputError, UnicodeDecodeError) as error:
@@ -71,7 +71,7 @@ def _check_follows(where: str, this_round: int, previous_round: int | None) -> N
 
 
 class RoundLog:
-    """The log of a run that goes on, held by one process at a time.
+    """The log of a run in progress, locked by one process at a time.
 
     Args:
         path: the file; it is created when missing.
@@ -101,7 +101,7 @@ class RoundLog:
             raise RunBusyError(f"{self._path}: another process is writing this run") from error
 
     def truncate(self, last_round: int | None) -> None:
-        """Cuts the log behind `last_round` (None: everything), and a torn last line in any case."""
+        """Removes the lines after `last_round` (None: all of them), and an incomplete last line."""
         content = read_log(self._path)
         if last_round is not None and (self.last_round is None or self.last_round < last_round):
             raise RunDirectoryError(
@@ -115,11 +115,11 @@ class RoundLog:
         self.last_round = last_round if self._length else None
 
     def append(self, record: RoundRecord) -> None:
-        """Adds one line and returns when it is on the device.
+        """Adds one line and returns when it is on the disk.
 
         Raises:
             StorageError: the round does not follow the last one, or the system refused; the log then
-                ends with the last whole line, as before.
+                ends with the last complete line, as before.
         """
         _check_follows(str(self._path), record.round, self.last_round)
         line = record.to_json_line().encode()
@@ -128,13 +128,14 @@ class RoundLog:
                 _write_all(self._descriptor, line)
                 os.fsync(self._descriptor)
             except OSError:
+                # Part of the line may be on the disk already; a retry must not append to it.
                 os.ftruncate(self._descriptor, self._length)
                 raise
         self._length += len(line)
         self.last_round = record.round
 
     def close(self) -> None:
-        """Lets the file and its lock go; may be called twice."""
+        """Closes the file and releases its lock; may be called twice."""
         if self._descriptor >= 0:
             os.close(self._descriptor)
             self._descriptor = -1

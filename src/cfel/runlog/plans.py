@@ -1,4 +1,4 @@
-"""Plan tables: who was asked for how much in one global round, as `plans/round-00012.parquet`.
+"""Plan tables: the orders and costs of all devices in one global round, as `plans/round-00012.parquet`.
 
 One row per device and edge round. Written before the round's line in the log, so a logged round has its
 table.
@@ -36,14 +36,14 @@ class PlanTable:
         edge_round: edge round within it.
         device: device number.
         cluster: its cluster.
-        rho: ρ, share of local iterations asked for.
-        theta: θ, share of entries uploaded.
+        rho: ρ, ordered share of local iterations.
+        theta: θ, ordered share of entries to upload.
         mu: seconds per step.
         alpha: joules per step.
         nu: seconds per full upload.
         power: watts while uploading.
         speed: share of its clock that the device ran at; all 1 if not given.
-        steps: local steps really taken.
+        steps: local steps actually taken.
         seconds: time this device took in this edge round.
         joules: energy it took.
     """
@@ -64,7 +64,7 @@ class PlanTable:
     speed: NDArray[Any] | None = None
 
     def __post_init__(self) -> None:
-        """Brings every column to its type and checks the lengths."""
+        """Converts every column to its type and checks the lengths."""
         rows = len(self.device)
         if self.speed is None:
             object.__setattr__(self, "speed", np.ones(rows))
@@ -81,12 +81,12 @@ def column_names() -> tuple[str, ...]:
 
 
 def plan_path(directory: Path, global_round: int) -> Path:
-    """Where the table of a global round is kept below the run directory."""
+    """Where the table of a global round is stored in the run directory."""
     return directory / "plans" / f"round-{global_round:05d}.parquet"
 
 
 def plan_paths(directory: Path) -> Iterator[tuple[int, Path]]:
-    """The tables there are, as (global round, path), in order of rounds."""
+    """The existing tables as (global round, path), in order of rounds."""
     check_directory(directory / "plans")
     names = ((_NAME.fullmatch(path.name), path) for path in (directory / "plans").glob("round-*.parquet"))
     found = [(int(name[1]), path) for name, path in names if name]
@@ -94,7 +94,7 @@ def plan_paths(directory: Path) -> Iterator[tuple[int, Path]]:
 
 
 def write_plan(directory: Path, plan: PlanTable) -> None:
-    """Writes the table, whole or not at all."""
+    """Writes the table; a reader never finds a part of it."""
     columns = {"round": np.full(len(plan.device), plan.round, dtype=np.int32)}
     columns |= {name: getattr(plan, name) for name in column_names()}
     buffer = BytesIO()
@@ -103,7 +103,7 @@ def write_plan(directory: Path, plan: PlanTable) -> None:
 
 
 def read_plan(directory: Path, global_round: int) -> PlanTable:
-    """The table of one global round.
+    """Reads the table of one global round.
 
     Raises:
         StorageError: it is missing or damaged.

@@ -1,8 +1,7 @@
-"""RoundRecord: what one global round came to, and its one line of JSON.
+"""RoundRecord: the result of one global round, and its line of JSON.
 
-The line is strict JSON and gives back the same record to the last bit: a number that JSON has no word for
-(a loss that diverged) is written as "nan", "inf" or "-inf". Not a place for per-device numbers: those are
-rows of a plan table (`plans`).
+The line is strict JSON and restores exactly the same record: a number that JSON cannot express (a loss that
+diverged) is written as "nan", "inf" or "-inf". Numbers per device are not here but in a plan table (`plans`).
 """
 
 import json
@@ -44,10 +43,10 @@ class RoundRecord:
         joules: energy of all devices since the start, in the same account.
         seconds_expected: time since the start as the controller counts it (the mean of the step draws).
         joules_expected: energy likewise.
-        seconds_realised: time since the start with the steps really taken.
+        seconds_realised: time since the start with the steps actually taken.
         joules_realised: energy likewise.
         accuracy: the task's metric, larger is better; None when this round was not evaluated.
-        loss: mean training loss of the round; None when nobody took a step.
+        loss: mean training loss of the round; None when no device took a step.
         rho_mean: mean of ρ over devices and edge rounds.
         theta_mean: mean of θ over devices and edge rounds.
         sigma2: estimate of the gradient noise σ².
@@ -58,7 +57,7 @@ class RoundRecord:
         wire_bytes: bytes of this round's uploads and gossip.
         wall_seconds: real time this round took to compute.
         model_sha256: SHA-256 of the concatenated SHA-256s of the edge models, in cluster order, as hex.
-        straggler: device the slowest cluster waited for; None when nobody took part.
+        straggler: device the slowest cluster waited for; None when no device took part.
         slowest_cluster: cluster that all others waited for.
         devices_taking_part: devices that took part in at least one edge round.
     """
@@ -105,15 +104,15 @@ class RoundRecord:
 
     def to_json_line(self) -> str:
         """The record as one line of JSON, newline included."""
-        document = {field.name: _encoded(getattr(self, field.name)) for field in fields(self)}
+        document = {field.name: _encode(getattr(self, field.name)) for field in fields(self)}
         return json.dumps(document, allow_nan=False, ensure_ascii=False, separators=(",", ":")) + "\n"
 
     @classmethod
     def from_json_line(cls, line: str) -> "RoundRecord":
-        """The record `to_json_line` wrote.
+        """Reads what `to_json_line` wrote.
 
         Raises:
-            InputError: the line is no such record; the message names the field.
+            InputError: the line is not such a record; the message names the field.
         """
         try:
             document = parse_json(line)
@@ -132,14 +131,14 @@ def _arguments(document: Mapping[str, Any]) -> dict[str, Any]:
             raise InputError(unknown_name("field", name, names))
     if missing := sorted(required - document.keys()):
         raise InputError(f"field {missing[0]!r} is missing")
-    return {name: _decoded(name, value) for name, value in document.items()}
+    return {name: _decode(name, value) for name, value in document.items()}
 
 
-def _encoded(value: object) -> object:
+def _encode(value: object) -> object:
     return repr(value) if isinstance(value, float) and not math.isfinite(value) else value
 
 
-def _decoded(name: str, value: object) -> object:
+def _decode(name: str, value: object) -> object:
     if name in (*_FLOATS, *_OPTIONAL_FLOATS) and value in _NOT_A_JSON_NUMBER:
         return float(str(value))
     if name == "violations" and not isinstance(value, list):

@@ -1,8 +1,8 @@
-"""Status: what a node knows of its run at one moment, as one frozen snapshot and one JSON document.
+"""Status: what a node knows of its run at one moment, as a frozen snapshot and as a JSON document.
 
-The deployment makes one from what an edge server has in memory, `cfel watch` from a run directory; the
-dashboard shows it. Numbers and names only: it knows no clock, socket, file or page. Names may come from the
-network and are text, whatever they hold. `docs/dashboard.md` describes every field of the document.
+An edge server builds one from its memory, `cfel watch` from a run directory; the dashboard shows it. Numbers
+and names only: it knows no clock, socket, file or page. Names may come from the network and are plain text.
+`docs/dashboard.md` describes every field of the document.
 """
 
 from cfel.status.parts import (

@@ -1,6 +1,6 @@
-"""What a snapshot consists of: devices, clusters, links, finished rounds, events of the election.
+"""The parts of a snapshot: devices, clusters, links, finished rounds, events of the election.
 
-Each part refuses, by field and value, what cannot be. Names are text, whatever they hold.
+Each part checks its values; an error names the field and the value. Names are plain text.
 """
 
 import math
@@ -19,15 +19,15 @@ class DeviceStatus:
 
     Attributes:
         device: its number in the fleet.
-        name: what it is called; text from the network.
+        name: its name; text from the network.
         state: one of `DEVICE_STATES`.
-        rho: ρ, share of local iterations it was asked for; None when it was not asked.
-        theta: θ, share of entries it was asked to upload.
+        rho: ρ, ordered share of local iterations; None without an order.
+        theta: θ, ordered share of entries to upload.
         mu: μ, seconds per local step.
         nu: ν, seconds per full upload.
-        seconds: time its last edge round took.
-        joules: energy its last edge round took.
-        source: where its seconds and joules come from, in words; text from the network.
+        seconds: time of its last edge round.
+        joules: energy of its last edge round.
+        source: where its seconds and joules come from; text from the network.
     """
 
     device: int
@@ -42,7 +42,7 @@ class DeviceStatus:
     source: str = ""
 
     def __post_init__(self) -> None:
-        """Refuses what no device can be in."""
+        """Checks the state and the numbers."""
         check_count("device", self.device)
         check_name("state", self.state, DEVICE_STATES)
         for name in ("rho", "theta"):
@@ -60,7 +60,7 @@ class ClusterStatus:
         node: id of the edge server; text from the network.
         state: one of `EDGE_STATES`, as this node sees it.
         size: devices in the cluster.
-        devices: those the snapshot speaks of, at most `size`.
+        devices: those listed in the snapshot, at most `size`.
         rho_mean: mean of ρ over all devices of the cluster that take part; None when unknown.
         theta_mean: mean of θ likewise.
     """
@@ -74,7 +74,7 @@ class ClusterStatus:
     theta_mean: float | None = None
 
     def __post_init__(self) -> None:
-        """Refuses more devices than there are."""
+        """Checks the state, the numbers, and that no more devices are listed than exist."""
         check_count("cluster", self.cluster)
         check_name("state", self.state, EDGE_STATES)
         check_count("size", self.size)
@@ -94,7 +94,7 @@ class Link:
         a: cluster at one end.
         b: cluster at the other.
         weight: its mixing weight, or None.
-        up: whether the last gossip went over it.
+        up: whether the last gossip used it.
     """
 
     a: int
@@ -103,7 +103,7 @@ class Link:
     up: bool = True
 
     def __post_init__(self) -> None:
-        """Refuses ends that are no cluster numbers."""
+        """Checks the numbers."""
         check_count("a", self.a)
         check_count("b", self.b)
         check_number("weight", self.weight)
@@ -111,7 +111,7 @@ class Link:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class RoundPoint:
-    """One finished global round; a metric that is no finite number (a loss that diverged) becomes None.
+    """One finished global round; a metric that is not finite (a loss that diverged) becomes None.
 
     Attributes:
         round: its number.
@@ -119,7 +119,7 @@ class RoundPoint:
         joules: energy spent when it ended.
         accuracy: larger is better; None when it was not evaluated.
         loss: mean training loss.
-        straggler: device that all others waited for.
+        straggler: the slowest device, which all others waited for.
     """
 
     round: int
@@ -130,7 +130,7 @@ class RoundPoint:
     straggler: int | None = None
 
     def __post_init__(self) -> None:
-        """Refuses costs that cannot be."""
+        """Checks the costs; replaces metrics that are not finite by None."""
         check_count("round", self.round)
         for name in ("seconds", "joules"):
             check_number(name, getattr(self, name), optional=False)
@@ -145,7 +145,7 @@ class Curve:
     """Another run to compare with.
 
     Attributes:
-        name: what it is called.
+        name: its name.
         history: its rounds.
     """
 
@@ -155,13 +155,13 @@ class Curve:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ElectionEvent:
-    """Something that happened to the coordinator's role.
+    """An event of the election.
 
     Attributes:
         unix_seconds: when, by this node's clock.
         term: the term it belongs to.
         kind: one of `ELECTION_KINDS`.
-        node: whom it is about; text from the network.
+        node: the node it is about; text from the network.
     """
 
     unix_seconds: float
@@ -170,20 +170,20 @@ class ElectionEvent:
     node: str = ""
 
     def __post_init__(self) -> None:
-        """Refuses what no election has."""
+        """Checks the kind and the numbers."""
         check_number("unix_seconds", self.unix_seconds, optional=False)
         check_count("term", self.term)
         check_name("kind", self.kind, ELECTION_KINDS)
 
 
 def check_name(field: str, value: str, allowed: tuple[str, ...]) -> None:
-    """Refuses a word that is not one of `allowed`."""
+    """Raises an `InputError` unless `value` is one of `allowed`."""
     if value not in allowed:
         raise InputError(unknown_name(field, value, allowed))
 
 
 def check_count(field: str, value: object, *, optional: bool = False) -> None:
-    """Refuses what is no whole number ≥ 0."""
+    """Raises an `InputError` unless `value` is a whole number ≥ 0."""
     if optional and value is None:
         return
     if isinstance(value, bool) or not isinstance(value, int) or value < 0:
@@ -191,7 +191,7 @@ def check_count(field: str, value: object, *, optional: bool = False) -> None:
 
 
 def check_number(field: str, value: object, *, most: float = math.inf, optional: bool = True) -> None:
-    """Refuses what is no finite number from 0 to `most`."""
+    """Raises an `InputError` unless `value` is a finite number from 0 to `most`."""
     if optional and value is None:
         return
     if isinstance(value, bool) or not isinstance(value, int | float) or not 0 <= value < math.inf:

@@ -1,4 +1,4 @@
-"""The snapshot itself, and its JSON document."""
+"""The snapshot and its JSON document; its parts are in `parts`."""
 
 import json
 from collections.abc import Mapping
@@ -19,7 +19,7 @@ from cfel.status.parts import (
 )
 
 SCHEMA = 1
-"""Raised when a field changes its meaning or goes; a new field does not raise it."""
+"""Increased when a field changes its meaning or is removed; new fields do not change it."""
 
 PHASES = ("waiting", "planning", "training", "aggregating", "gossip", "evaluating", "finished", "stopped")
 
@@ -28,26 +28,26 @@ _Part = TypeVar("_Part", DeviceStatus, ClusterStatus, Link, RoundPoint, Curve, E
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Status:
-    """The snapshot.
+    """What a node knows of its run at one moment.
 
     Attributes:
-        node: id of the node that speaks.
-        name: what its owner called the experiment.
-        scheme: which scheme decides.
+        node: id of the node that reports.
+        name: of the experiment.
+        scheme: of the experiment.
         source: "edge" for an edge server, "simulation" for a run directory.
         unix_seconds: when the state last changed, by this node's clock.
         phase: one of `PHASES`.
-        round: last global round that was begun; 0 before the first.
+        round: global round started last; 0 before the first.
         rounds: global rounds of the experiment, or None.
-        edge_round: edge round under way, from 1; None where it is not known.
+        edge_round: current edge round, from 1; None when it is not known.
         edge_rounds: edge rounds in a global round, or None.
         term: of the election; None without one.
-        coordinator: node that holds the role; None when nobody is known to.
+        coordinator: the node with this role; None when it is not known.
         conditions: "model" or "measured": where μ, ν and energy come from.
         seconds: time spent.
-        seconds_budget: time there is, or None for no limit.
+        seconds_budget: time budget, or None for no limit.
         joules: energy spent by all devices.
-        joules_budget: energy there is, or None for no limit.
+        joules_budget: energy budget, or None for no limit.
         target: accuracy to reach, or None.
         straggler: device that the last round waited for.
         slowest_cluster: its cluster.
@@ -55,9 +55,9 @@ class Status:
         links: the backhaul.
         history: finished rounds.
         curves: other runs to compare with.
-        refused: uploads refused since the start, by reason.
-        elections: what happened to the role, oldest first; the latest are enough.
-        problem: what is wrong, in words; empty when nothing is.
+        refused: number of uploads rejected since the start, by reason.
+        elections: the latest events of the election, oldest first.
+        problem: what is wrong; empty when nothing is.
     """
 
     node: str
@@ -89,7 +89,7 @@ class Status:
     problem: str = ""
 
     def __post_init__(self) -> None:
-        """Checks names and numbers; parts have checked themselves."""
+        """Checks names and numbers; the parts check themselves."""
         check_name("source", self.source, ("edge", "simulation"))
         check_name("phase", self.phase, PHASES)
         check_name("conditions", self.conditions, ("model", "measured"))
@@ -104,58 +104,61 @@ class Status:
             check_count(f"refused[{reason!r}]", number)
 
     def to_json(self) -> bytes:
-        """The document, with `schema` in front; strict JSON on one line."""
-        document = {"schema": SCHEMA, **_plain(self), "refused": dict(self.refused)}
+        """The document, which starts with `schema`; strict JSON on one line."""
+        document = {"schema": SCHEMA, **_to_plain(self), "refused": dict(self.refused)}
         return json.dumps(document, allow_nan=False, ensure_ascii=False, separators=(",", ":")).encode()
 
     @classmethod
     def from_json(cls, text: str | bytes) -> "Status":
-        """The snapshot `to_json` wrote; fields of a later version are passed over.
+        """Reads what `to_json` wrote; ignores fields of a later version.
 
         Raises:
-            InputError: the text is no such document.
+            InputError: the text is not such a document.
         """
         try:
             document = json.loads(text)
             if document["schema"] != SCHEMA:
                 raise InputError(f"schema: {document['schema']!r}, but this cfel reads {SCHEMA}")
-            return cls(**_arguments(cls, document) | _parts(document))
+            return cls(**_arguments(cls, document) | _read_parts(document))
         except (ValueError, TypeError, KeyError, AttributeError) as error:
             raise InputError(f"not a status document: {error}") from error
 
 
 def thin_history(history: tuple[RoundPoint, ...], most: int) -> tuple[RoundPoint, ...]:
-    """At most `most` rounds, evenly chosen, the newest always among them."""
+    """Returns at most `most` rounds, evenly spaced; always includes the newest."""
     if len(history) <= most:
         return history
     step = -(-len(history) // most)
     return history[(len(history) - 1) % step :: step]
 
 
-def _plain(part: Any) -> Any:  # noqa: ANN401 — any part of the snapshot
+def _to_plain(part: Any) -> Any:  # noqa: ANN401 — any part of the snapshot
     if isinstance(part, tuple):
-        return [_plain(each) for each in part]
+        return [_to_plain(each) for each in part]
     if hasattr(part, "__dataclass_fields__"):
-        return {field.name: _plain(getattr(part, field.name)) for field in fields(part)}
+        return {field.name: _to_plain(getattr(part, field.name)) for field in fields(part)}
     return part
 
 
-def _parts(document: Mapping[str, Any]) -> dict[str, Any]:
+def _read_parts(document: Mapping[str, Any]) -> dict[str, Any]:
     clusters = [
-        {**each, "devices": _each(DeviceStatus, each.get("devices", ()))} for each in document["clusters"]
+        {**each, "devices": _read_each(DeviceStatus, each.get("devices", ()))}
+        for each in document["clusters"]
     ]
-    curves = [{**each, "history": _each(RoundPoint, each.get("history", ()))} for each in document["curves"]]
+    curves = [
+        {**each, "history": _read_each(RoundPoint, each.get("history", ()))} for each in document["curves"]
+    ]
     return {
-        "clusters": _each(ClusterStatus, clusters),
-        "links": _each(Link, document["links"]),
-        "history": _each(RoundPoint, document["history"]),
-        "curves": _each(Curve, curves),
-        "elections": _each(ElectionEvent, document["elections"]),
+        "clusters": _read_each(ClusterStatus, clusters),
+        "links": _read_each(Link, document["links"]),
+        "history": _read_each(RoundPoint, document["history"]),
+        "curves": _read_each(Curve, curves),
+        "elections": _read_each(ElectionEvent, document["elections"]),
         "refused": tuple((str(reason), number) for reason, number in document["refused"].items()),
     }
 
 
-def _each(kind: type[_Part], documents: Any) -> tuple[_Part, ...]:  # noqa: ANN401 — parsed JSON
+def _read_each(kind: type[_Part], documents: Any) -> tuple[_Part, ...]:  # noqa: ANN401 — parsed JSON
     return tuple(kind(**_arguments(kind, document)) for document in documents)
 
 

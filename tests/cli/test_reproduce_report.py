@@ -19,12 +19,12 @@ TARGET = 0.7
 SECONDS = {("hcef", 0): 100.0, ("hcef", 1): 125.0, ("cef", 0): 300.0, ("cef", 1): 310.0}
 
 
-def write(place: Path, accuracy: float = 0.85) -> Path:
+def write(place: Path, accuracy: float = 0.85, early: tuple[float, float] = (0.3, 0.6)) -> Path:
     """Two schemes, two seeds, three rounds; the target is reached in the third."""
     for (scheme, seed), seconds in SECONDS.items():
         lines = [
             record(number, reached, 1e2 * seconds * number, seconds * number)
-            for number, reached in ((1, 0.3), (2, 0.6), (3, accuracy))
+            for number, reached in ((1, early[0]), (2, early[1]), (3, accuracy))
         ]
         write_run(place / scheme / f"seed-{seed}", scheme, seed, lines)
     return place
@@ -59,6 +59,17 @@ def test_intervals_are_whole(run: Run, tmp_path: Path) -> None:
     page = (out / "report.html").read_text(encoding="utf-8")
     for words in ("2.71±3.30", "Full scale", "paper-seconds", "Gains beside the paper"):
         assert words in page
+
+
+@pytest.mark.usefixtures("no_figures")
+@pytest.mark.parametrize(("accuracy", "shown"), [(0.1, False), (0.11, True)])
+def test_no_table_at_an_accuracy_of_chance(run: Run, tmp_path: Path, accuracy: float, shown: bool) -> None:
+    """Ten classes: 10 % is what guessing reaches, so times to it say nothing."""
+    out = write(tmp_path / "out", accuracy, (0.05, 0.08))
+    answer = reproduce(run, "table1", out, "--scale", "smoke")
+    page = (out / "report.html").read_text(encoding="utf-8")
+    assert ("which every scheme reached" in answer.out) == ("which every scheme reached" in page) == shown
+    assert ("is not above chance" in page) == (not shown)
 
 
 @pytest.mark.usefixtures("no_figures")

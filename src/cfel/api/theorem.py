@@ -122,6 +122,7 @@ def report_theorem(
         runs = sorted(log.parent for log in Path(path).glob("*/*/rounds.jsonl"))
         if runs:
             raise InputError(f"{path}: holds a comparison; name one of its runs, as {runs[0]}")
+        raise InputError(f"{Path(path) / 'experiment.toml'}: cannot be read: it does not exist")
     return _of_experiment(load_directory_experiment(Path(path), changes, code), assumed)
 
 

@@ -148,9 +148,7 @@ def _print_rounds(console: Console, report: TheoremReport) -> None:
             f"{terms.breaches}/{terms.devices}",
             "holds" if each.holds else "violated",
         )
-    print_table(
-        console, "Rounds (η ≤: largest step size for all plans; over: plans that need a smaller one)", table
-    )
+    print_table(console, "Rounds (η ≤: largest step size for all plans; over: plans that need less)", table)
 
 
 def _describe_violations(report: TheoremReport) -> str:

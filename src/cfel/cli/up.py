@@ -8,7 +8,7 @@ from pathlib import Path
 from cfel.cli.arguments import Commands, add_command, add_json_option, add_set_option
 from cfel.cli.federation_view import FederationView
 from cfel.cli.interrupt import defer_interrupt
-from cfel.cli.run import read_experiment
+from cfel.cli.run import add_experiment_argument, read_experiment
 from cfel.cli.run_result import print_run_result
 from cfel.launch.federation import LaunchOptions, launch_federation
 from cfel.launch.node_file import read_node
@@ -24,7 +24,7 @@ NOTICE = "stopping all processes; their state is on disk. Press Ctrl-C again to 
 def register(commands: Commands) -> None:
     """Adds the command."""
     parser = add_command(commands, "up", EXAMPLE)
-    parser.add_argument("experiment", type=Path, metavar="EXPERIMENT.toml")
+    add_experiment_argument(parser)
     parser.add_argument("--out", type=Path, metavar="DIR", help="run directory (default runs/NAME-up)")
     parser.add_argument("--resume", action="store_true", help="resume the federation in DIR")
     add_set_option(parser)

@@ -127,7 +127,7 @@ def render_provenance(run: Run, styles: Mapping[str, SchemeStyle]) -> str:
         "python": environment.python,
         "packages": ", ".join(f"{name} {number}" for name, number in environment.packages.items()),
         "machine": f"{environment.cpu}, {plural(environment.cores, 'core')}, {environment.platform}",
-        "overrun": _describe_overruns(run),
+        "missed caps": _describe_missed_caps(run),
     }
     items = "".join(f"<dt>{escape(name)}</dt><dd>{escape(text)}</dd>" for name, text in facts.items())
     return (
@@ -136,9 +136,9 @@ def render_provenance(run: Run, styles: Mapping[str, SchemeStyle]) -> str:
     )
 
 
-def _describe_overruns(run: Run) -> str:
+def _describe_missed_caps(run: Run) -> str:
     rounds = sum(not record.feasible for record in run.records)
     if not rounds:
-        return "none: every plan met its caps"
+        return "none"
     words = next((record.violations[0] for record in run.records if record.violations), "no reason recorded")
-    return f"{rounds} of {plural(len(run.records), 'round')} could not meet a cap; the first: {words}"
+    return f"in {rounds} of {plural(len(run.records), 'round')}; the first: {words}"

@@ -125,7 +125,7 @@ def _list_overall_figures(groups: _Groups, styles: _Styles) -> Iterator[FigureSp
     yield FigureSpec(
         "estimates",
         "Gradient noise and norm",
-        "The estimates of σ² and G² the controller specs with, on a logarithmic scale.",
+        "The estimates of σ² and G² used for planning, on a logarithmic scale.",
         partial(draw_estimates, groups, styles),
     )
 

@@ -17,6 +17,7 @@ from cfel.experiment import Experiment, load_experiment
 from cfel.plugins import ANY_CODE
 
 DATASETS = ("cifar10", "femnist")
+CLASSES = {"cifar10": 10, "femnist": 62}
 SCALES = ("smoke", "reduced", "full")
 ITEMS = ("table1", "accuracy", "noniid", "topology", "q", "tau", "estimates", "rates")
 HELD_OUT = 0.1

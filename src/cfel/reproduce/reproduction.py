@@ -28,7 +28,7 @@ from cfel.report.reproduction import (
     write_reproduction,
 )
 from cfel.reproduce import tables
-from cfel.reproduce.items import PlannedRun, ReproductionRequest, load_base_experiment
+from cfel.reproduce.items import CLASSES, PlannedRun, ReproductionRequest, load_base_experiment
 from cfel.reproduce.paper_values import PaperValues, load_paper_values
 from cfel.reproduce.rates import dump_rates, select_rates
 from cfel.runlog import RoundRecord, holds_run
@@ -77,19 +77,30 @@ def _build_single(
     """Summary, tables and page of an item with one setting: Table 1, the curves, or σ² and G²."""
     runs = _select_runs(load_runs(out), request, out)
     document = summarise(runs, target)
-    document["at_common_accuracy"] = summarise(runs, find_common_accuracy(runs))
+    common = find_common_accuracy(runs)
+    document["at_common_accuracy"] = summarise(runs, common)
     document["learning_rate"] = _read_rates(runs)
     document["estimates"] = _sample_estimates(runs)
+    notes = _notes(request, paper)
     if request.item == "estimates":
         shown: tuple[TextTable, ...] = (tables.estimates_table(document),)
     else:
-        shown = (
-            tables.comparison_table(document, paper),
-            tables.gain_table(document, paper),
-            tables.common_table(document),
-        )
+        shown = (tables.comparison_table(document, paper), tables.gain_table(document, paper))
+        chance = 1 / CLASSES[request.dataset]
+        # Guessing reaches an accuracy of chance in the first round: times to it would compare nothing.
+        if common is not None and common > chance:
+            shown = (*shown, tables.common_table(document))
+        elif common is not None:
+            notes = (*notes, _explain_chance(common, chance))
     pictures = (*_draw_all(_paper_pictures(runs, document, target, paper)), *draw_pictures(runs, target))
-    return document, shown, Reproduction(_title(request), _notes(request, paper), shown, pictures, runs)
+    return document, shown, Reproduction(_title(request), notes, shown, pictures, runs)
+
+
+def _explain_chance(common: float, chance: float) -> str:
+    return (
+        f"No table at a common accuracy: the best that every run reached, {100 * common:.1f} %, is not above "
+        f"chance ({100 * chance:.1f} %)."
+    )
 
 
 def _build_sweep(

@@ -133,6 +133,7 @@ def robust_aggregate(
 
 def trimmed_mean(values: Tensor, weights: Tensor, trimmed: int) -> Tensor:
     """The weighted mean of each column without its `trimmed` smallest and largest values."""
+    # Stable: among equal values the device with the lowest id comes first, so results repeat bit for bit.
     ranked, order = torch.sort(values, dim=0, stable=True)
     kept = slice(trimmed, len(values) - trimmed)
     share = weights[order][kept]
@@ -144,6 +145,7 @@ def weighted_median(values: Tensor, weights: Tensor) -> Tensor:
     ranked, order = torch.sort(values, dim=0, stable=True)
     below = weights[order].cumsum(0)
     half = below[-1] / 2
+    # The first places where the weight reaches half, and where it exceeds half. They differ only in a tie.
     low = (below >= half).to(torch.int8).argmax(0, keepdim=True)
     high = (below > half).to(torch.int8).argmax(0, keepdim=True)
     return ((ranked.gather(0, low) + ranked.gather(0, high)) / 2)[0]
@@ -158,12 +160,14 @@ def clip_reports(model: FlatModel, reports: Sequence[DeviceReport], clip: float)
     scaled = []
     for report, factor, drift in zip(reports, updates, drifts, strict=True):
         update = report.update if factor == 1.0 else ScaledUpdate(report.update, factor)
+        # Statistics are values and not differences: they move back towards the edge model's.
         buffers = report.buffers if drift == 1.0 else torch.lerp(model.buffers, report.buffers, drift)
         scaled.append(replace(report, update=update, buffers=buffers))
     return scaled
 
 
 def _clip_factors(norms: Sequence[float], clip: float) -> list[float]:
+    # The median length: a few very long updates cannot move it, as they would move the mean.
     most = clip * float(torch.tensor(norms, dtype=torch.float64).quantile(0.5))
     return [1.0 if norm <= most else most / norm for norm in norms]
 
@@ -190,6 +194,7 @@ def _aggregate_by_entry(
     each = torch.tensor(weights_of(devices, weights), dtype=torch.float64)
     readers = [_make_reader(report.update) for report in ordered]
     parameters = model.parameters.clone()
+    # Sorting all entries of all devices at once would take the memory of one model per device.
     for start in range(0, parameters.numel(), BLOCK_ENTRIES):
         stop = min(start + BLOCK_ENTRIES, parameters.numel())
         values = torch.stack([read(start, stop) for read in readers]).double()

@@ -43,6 +43,7 @@ def device_estimate(order: DeviceOrder, data: DeviceData, workspace: Workspace) 
     workspace.flat.module.train()
     local, draw = workspace.local, order.stream("fresh batches")
     scatter: Scatter | None = None
+    # `Scatter` takes one gradient at a time, so that K of them need no memory of their own.
     for _ in range(local.fresh_batches):
         rows = draw_batches(data.samples, local.batch, 1, draw)
         (batch,) = workspace.load_batches(data, rows, [lambda: draw])
@@ -82,6 +83,7 @@ def device_update(
     flat.module.train()
     momentum = _load_momentum(state, workspace, give_up_state)
     estimates, losses = _train(order, data, momentum, workspace)
+    # In place: the workspace loads another model before it is used again.
     difference = flat.parameters.sub_(order.model.parameters.to(workspace.device)).cpu()
     return finish_update(
         order,
@@ -129,9 +131,11 @@ def finish_update(
     """
     local = workspace.local
     raise_if_diverged(order, local, estimates, losses, difference)
+    # Error feedback: what earlier uploads left out competes for a place in this one.
     if state.residual is not None:
         difference.add_(state.residual)
     update = workspace.compress(difference, order.theta, order.key("compression"))
+    # A device that took no step has nothing new to report, and repeats its last estimates.
     estimates = estimates or state.estimates
     if estimates is not None:
         kept = measure_kept_energy(difference.numpy(), local.kept_energy_at) if local.kept_energy_at else ()
@@ -159,6 +163,7 @@ def _load_momentum(state: DeviceState, workspace: Workspace, give_up_state: bool
         return None
     if state.momentum is None or workspace.local.momentum_state == "reset":
         return torch.zeros_like(workspace.flat.parameters)
+    # The steps change the buffer in place; the caller may still need the old one.
     return state.momentum.to(workspace.device, copy=not give_up_state)
 
 
@@ -175,6 +180,7 @@ def _train(
     """Runs the chosen iterations; with `estimator = "reuse"` the first one also yields the estimates."""
     local = workspace.local
     taken = choose_iterations(local.steps, order.rho, order.tau, order.stream("steps"))
+    # All τ batches, also of skipped iterations: schemes that differ in ρ then see the same batches.
     batches = draw_batches(data.samples, local.batch, order.tau, order.stream("batches"))
     buffers = [] if momentum is None else workspace.flat.views(momentum)
     estimates: Estimates | None = None
@@ -216,6 +222,7 @@ def add_updates(model: FlatModel, reports: Iterable[DeviceReport], weights: Sequ
         reports: by ascending device id.
         weights: one per report, scaled here to sum to 1.
     """
+    # Each weight is divided by the total first: then a report is complete once it has been added.
     total = math.fsum(weights)
     parameters, buffers = model.parameters.clone(), torch.zeros_like(model.buffers)
     for report, weight in zip(reports, weights, strict=True):
@@ -256,6 +263,7 @@ def _check_weight(weights: Mapping[int, float], device: int) -> float:
 
 def weighted_model(models: Mapping[int, FlatModel], weights: Mapping[int, float]) -> FlatModel:
     """Σ over ids of weight · model, summed by ascending id; models with weight zero are skipped."""
+    # Only neighbours have weight, and only their models need to be in `models`.
     ids = sorted(i for i, weight in weights.items() if weight != 0)
     if not ids:
         raise InputError("weights: all are zero")

@@ -89,6 +89,7 @@ def check_task(what: str, task: Task) -> None:
     Raises:
         InputError: a part fails, or loss or metric do not return one number per sample.
     """
+    # Evaluation mode: two samples are too few for batch-norm statistics.
     module, data = task.build().module.eval(), task.data
     inputs, targets = data.scale(data.train_inputs[:2]), data.train_targets[:2]
     part = "model"

@@ -38,6 +38,7 @@ def map_in_threads(
         workers: most threads to use; 0 for one per core. More than one per core are never used.
     """
     cores = os.cpu_count() or 1
+    # A comparison on a cluster may have hundreds of workers; the threads here are on one machine.
     count = max(1, min(workers or cores, cores, len(items)))
     with ThreadPoolExecutor(count, initializer=prepare_thread) as pool:
         return list(pool.map(function, items))

@@ -384,3 +384,20 @@ def test_a_wrong_or_missing_archive_leaves_nothing(server: tuple[str, Path], tmp
     with pytest.raises(InputError, match=r"cannot be downloaded .*404.*set data.path"):
         fetch_archive(Archive(f"{address}/absent.tar.gz", "00"), target)
     assert list(target.parent.iterdir()) == []
+
+
+def test_another_process_finishes_the_same_download_first(server: tuple[str, Path], tmp_path: Path) -> None:
+    address, directory = server
+    (tmp_path / "batch").write_bytes(b"slower")
+    with tarfile.open(directory / "small.tar.gz", "w:gz") as tar:
+        tar.add(tmp_path / "batch", "batch")
+    digest = hashlib.sha256((directory / "small.tar.gz").read_bytes()).hexdigest()
+    target = tmp_path / "store" / "small"
+
+    def finish_elsewhere(_done: int, _total: int) -> None:
+        target.mkdir(exist_ok=True)
+        (target / "batch").write_bytes(b"faster")
+
+    assert fetch_archive(Archive(f"{address}/small.tar.gz", digest), target, finish_elsewhere) == target
+    assert (target / "batch").read_bytes() == b"faster"
+    assert list(target.parent.iterdir()) == [target]

@@ -226,14 +226,17 @@ def quantise(vector: Tensor, theta: float, key: int) -> Update:
     """
     count_entries(theta, vector.numel())
     bits = max(2, round(FLOAT_BITS * theta))
+    # Codes are int16 in memory, and above 16 bits there is little left to save.
     if bits > 16:
         return DenseUpdate(vector.clone())
     levels = 2 ** (bits - 1) - 1
     buckets = -(-vector.numel() // BUCKET)
+    # The last bucket is filled with zeros, which do not change its scale.
     padded = torch.nn.functional.pad(vector, (0, buckets * BUCKET - vector.numel())).view(buckets, BUCKET)
     scales = padded.abs().amax(1).div_(levels)
     noise = make_generator_from_key(key).random(padded.shape, dtype=np.float32)
     grid = torch.where(scales[:, None] > 0, padded / scales[:, None], 0.0)
+    # floor(x + u) with u uniform in [0, 1) rounds up with probability x − ⌊x⌋: without bias.
     codes = grid.add_(torch.from_numpy(noise)).floor_().clamp_(-levels, levels).to(torch.int16)
     return QuantisedUpdate(vector.numel(), bits, codes.view(-1), scales)
 

@@ -50,6 +50,7 @@ def pack_update(update: Update) -> bytes:
             return header + update.key.to_bytes(16, "little") + _pack_floats(update.values)
         case QuantisedUpdate():
             header = _HEADER.pack(_QUANTISED, update.size, update.scales.numel(), update.bits)
+            # Bits hold no sign, so codes are shifted to 0 … 2^bits − 1.
             offset = update.codes[: update.size].numpy().astype(np.int64) + 2 ** (update.bits - 1)
             return header + _pack_floats(update.scales) + _pack_bits(offset, update.bits)
     raise InputError(f"update: a {type(update).__name__} has no form on the wire")
@@ -67,6 +68,7 @@ def unpack_update(content: bytes | bytearray, expected_size: int | None = None) 
     """
     try:
         kind, size, count, extra = _HEADER.unpack_from(content)
+        # Before the body: a header with a huge d must not make the receiver allocate it.
         if expected_size is not None and size != expected_size:
             raise InputError(f"update: {size} entries, the model has {expected_size}")
         return _unpack_body(kind, size, count, extra, content[_HEADER.size :])
@@ -83,6 +85,7 @@ def _unpack_body(kind: int, size: int, count: int, extra: int, body: bytes | byt
     if kind in (_SAMPLED, _ROTATED):
         key = int.from_bytes(body[:16], "little")
         rotation = BlockRotation(size, key) if kind == _ROTATED else None
+        # Otherwise drawing the places would fail where the update is used.
         if count > (size if rotation is None else rotation.padded):
             raise InputError(f"update: {count} values of {size} entries")
         return SampledUpdate(size, key, _unpack_floats(body[16:], count), rotation)
@@ -121,6 +124,7 @@ def unpack_indices(kind: int, size: int, count: int, body: bytes | bytearray) ->
         found = np.flatnonzero(mask.view(np.bool_)).astype(np.int32)
     else:
         found = _unpack_bits(body, count, _index_width(size)).astype(np.int32)
+    # Ascending and distinct: `index_add_` of a repeated index would count its value twice.
     if found.size != count or (count and (found[-1] >= size or (np.diff(found) <= 0).any())):
         raise InputError("update: its indices are not ascending, or not as many as its values")
     return found
@@ -158,6 +162,7 @@ def _pack_bits(numbers: IntArray, width: int) -> bytes:
 
 def _unpack_bits(content: bytes | bytearray, count: int, width: int) -> IntArray:
     bits = np.unpackbits(np.frombuffer(content, dtype=np.uint8))
+    # The last byte is filled up: fewer than 8 bits may be left over.
     if not 0 <= bits.size - count * width < 8:
         raise InputError(f"update: {bits.size} bits for {count} numbers of {width}")
     digits = bits[: count * width].reshape(count, width).astype(np.int64)

@@ -51,6 +51,7 @@ class BlockRotation:
     def _signs(self) -> Tensor:
         # The stream of the key itself draws the places of the entries; the signs need another one.
         random = make_generator_from_key(self.key ^ 1).bytes(self.padded // 8 + 1)
+        # One random bit per sign; a float per sign would take 32 times the draws.
         bits = np.unpackbits(np.frombuffer(random, dtype=np.uint8))[: self.padded]
         return torch.from_numpy(bits).to(torch.float32).mul_(2).sub_(1)
 

@@ -47,6 +47,7 @@ def find_largest(vector: Float32Array, k: int) -> tuple[Int32Array, Float32Array
         return _find_largest_of_few(vector, k)
     low, high = _bracket_threshold(vector, k)
     indices, values = _collect_at_least(vector, low, k)
+    # The sample was misleading: fewer than k entries reach its lower bound.
     if values.size < k:
         return _find_largest_of_few(vector, k)
     _check_finite(vector, values)
@@ -75,6 +76,7 @@ def _find_value_at_rank(magnitude: Float32Array, place: int, high: np.float32) -
 
 def _select_at_least(magnitude: Float32Array, threshold: np.float32, k: int) -> IntArray:
     """Positions of k magnitudes that are at least the threshold; of those equal to it, the first."""
+    # More than k only if several equal the threshold: then the last of those are dropped.
     found = np.flatnonzero(magnitude >= threshold)
     if found.size > k:
         found = np.delete(found, np.flatnonzero(magnitude[found] == threshold)[k - found.size :])

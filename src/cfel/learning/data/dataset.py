@@ -84,6 +84,7 @@ class DataSet:
             return inputs
         if self.normalisation is None:
             return inputs.to(torch.float32).mul_(1 / 255)
+        # (x/255 − mean)/deviation as one multiplication and one addition.
         scale = torch.tensor(self.normalisation.deviation, device=inputs.device).mul_(255).reciprocal_()
         shift = torch.tensor(self.normalisation.mean, device=inputs.device).mul_(scale).mul_(-255)
         trailing = (1,) * (inputs.dim() - 2)
@@ -113,6 +114,7 @@ def choose_test_tenth(groups: IntArray) -> BoolArray:
 
     The choice does not depend on the experiment's seed: everyone tests on the same samples.
     """
+    # The stream's name is part of the result: another name would choose other samples.
     order = make_generator(0, "femnist split").permutation(len(groups))
     order = order[np.argsort(groups[order], kind="stable")]
     counts = np.bincount(groups)

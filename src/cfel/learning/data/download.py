@@ -53,14 +53,18 @@ def fetch_archive(
     if target.is_dir():
         return target
     target.parent.mkdir(parents=True, exist_ok=True)
+    # Several processes may download at the same time. Each has its own files; the first to finish wins.
     file = target.with_name(f"{target.name}.{os.getpid()}.part")
     unpacked = target.with_name(f"{target.name}.{os.getpid()}.unpacked")
     try:
         _receive(archive, file, progress, timeout)
         with tarfile.open(file) as tar:
+            # The filter rejects absolute paths, links to the outside and device files.
             tar.extractall(unpacked, filter="data")
         unpacked.replace(target)
     except (urllib.error.URLError, TimeoutError, OSError, tarfile.TarError) as error:
+        if target.is_dir():
+            return target
         raise InputError(
             f"{archive.url}: cannot be downloaded ({error}); download it by hand and set data.path"
         ) from error

@@ -24,6 +24,7 @@ def digits(test_share: float = 0.2) -> DataSet:
     """
     table = _read_digits()
     order = make_generator(0, "digits split").permutation(len(table))
+    # Bytes, like all images, so that the same scaling applies.
     images = torch.from_numpy((table[:, :64] * (255 / 16)).round().astype(np.uint8)).view(-1, 1, 8, 8)
     targets = make_class_targets(table[:, 64].astype(np.int64), 10, "digits")
     test = torch.from_numpy(order[: round(test_share * len(order))])

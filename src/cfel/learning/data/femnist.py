@@ -67,6 +67,7 @@ def _load_from_parquet(files: list[Path], cache: Path) -> DataSet:
     tables = [read_columns(file, wanted) for file in files]
     labels = np.concatenate([table["character"].to_numpy() for table in tables])
     names = np.concatenate([np.asarray(table["writer_id"].to_pylist(), dtype=np.str_) for table in tables])
+    # Names become numbers in their sorted order, so that the order of files does not matter.
     writers = np.unique(names, return_inverse=True)[1].astype(np.int64)
     if split:
         test = np.concatenate(

@@ -55,6 +55,7 @@ def _draw_evenly(own: IntArray, labels: IntArray, share: float, draw: np.random.
     """Draws every n-th of a device's samples, sorted by class and shuffled within each class."""
     shuffled = draw.permutation(own)
     ordered = shuffled[np.argsort(labels[shuffled], kind="stable")]
+    # A device must keep at least one sample to train on.
     count = min(round(share * own.size), own.size - 1)
     places = ((np.arange(count) + draw.random()) * own.size / max(count, 1)).astype(np.int64)
     return np.asarray(ordered[places])

@@ -92,6 +92,7 @@ def load_from_hub(name: str, path: Path | None = None) -> DataSet:
     train = read_part(wanted, splits[train_name])
     if test_name is not None:
         return _build_data_set(wanted, train, read_part(wanted, splits[test_name]))
+    # Without writers all samples are one group.
     groups = np.zeros(len(train.labels), np.str_) if train.writers is None else train.writers
     test = choose_test_tenth(np.unique(groups, return_inverse=True)[1].astype(np.int64))
     return _build_data_set(wanted, _select(train, ~test), _select(train, test))
@@ -183,6 +184,7 @@ def _read_inputs(wanted: HubName, split: Any, column: str) -> NDArray[Any]:  # n
                 f"numbers, is {split.features[column]}"
             )
         return rows.astype(np.float32)
+    # Undecoded bytes: `datasets` would decode images one by one into Python objects.
     plain = split.cast_column(column, type(split.features[column])(decode=False))
     where = f"data.name = {wanted.text!r}: column {column!r}"
     file = cache_directory() / f"hub-{split._fingerprint}-{column}.npy"

@@ -112,6 +112,7 @@ def decode_images(
         image = _decode_image(content, channels, f"{where}, row {row}")
         if shape is None:
             shape, channels = image.shape, 1 if image.ndim == 2 else 3
+            # Filling one array of known size saves a copy of the whole data set.
             images = np.empty((count, *shape), dtype=np.uint8) if count else []
         if image.shape != shape:
             raise InputError(
@@ -146,6 +147,7 @@ def _fingerprint(path: Path, column: str, channels: int) -> str:
 def _read_cache(file: Path) -> ByteArray | None:
     try:
         images: ByteArray = np.load(file, allow_pickle=False)
+    # A missing or damaged file of the cache is made again.
     except (OSError, ValueError, EOFError):
         return None
     return images if images.dtype == np.uint8 and images.ndim == 4 else None

@@ -114,6 +114,7 @@ def partition_by_shards(
     order = draw.permutation(len(labels))
     order = order[np.argsort(labels[order], kind="stable")]
     pieces = np.array_split(order, devices * shards)
+    # Random shards, as neighbouring ones hold the same class.
     dealt = draw.permutation(devices * shards).reshape(devices, shards)
     return [np.sort(np.concatenate([pieces[i] for i in row])) for row in dealt]
 
@@ -124,6 +125,7 @@ def partition_by_writer(
     """Gives each device all samples of one writer; writers are drawn without replacement."""
     if data.train_writers is None or data.test_writers is None:
         raise InputError(f"data.partition: {data.name!r} names no writers, so it cannot be split by writer")
+    # A writer without test samples would not be represented in the test set.
     writers = np.intersect1d(data.train_writers, data.test_writers)
     if writers.size < devices:
         raise InputError(f"partition: {data.name!r} has {writers.size} writers for {devices} devices")

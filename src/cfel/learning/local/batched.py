@@ -110,6 +110,7 @@ def _draw_schedule(
         taken[n] = choose_iterations(local.steps, order.rho, tau, order.stream("steps"))
         places = own.indices[draw_batches(own.samples, local.batch, tau, order.stream("batches"))]
         rows[n, :, : sizes[n]] = places
+        # Padding. Its samples get weight zero, so any valid sample will do.
         rows[n, :, sizes[n] :] = places[:, :1]
     return _Schedule(taken, rows, sizes)
 
@@ -131,8 +132,10 @@ def _train(
             continue
         inputs, targets = _load_batch(orders, data, schedule, active, iteration, workspace)
         sizes = schedule.sizes[active]
+        # Where all devices are active, indexing by them would copy the whole matrix for nothing.
         chosen = None if active.size == len(orders) else torch.from_numpy(active)
         now = parameters if chosen is None else parameters[chosen]
+        # Estimates come from a device's first step, which is the one at the edge model.
         fresh = np.asarray([not losses[n] for n in active]) & (sizes > 1)
         if workspace.local.estimator == "reuse" and fresh.any():
             gradient, loss, scatter = _compute_by_halves(now, inputs, targets, sizes, workspace)
@@ -225,6 +228,7 @@ def _compute_by_halves(
 
     Each half is a separate row of one pass, padded to the longest.
     """
+    # As in `half_batch_estimates`: for an odd size, the second half is one sample larger.
     half = np.stack([sizes // 2, sizes - sizes // 2], axis=1)
     places = np.arange(half.max()) + half[:, :1, None] * [[0], [1]]
     rows = np.arange(len(sizes))[:, None, None] * inputs.shape[1]

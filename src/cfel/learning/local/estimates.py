@@ -130,6 +130,7 @@ class Scatter:
     def add(self, gradient: list[Tensor], weight: float = 1.0) -> None:
         """Adds one more gradient; its tensors are overwritten."""
         total = self.weight + weight
+        # The gradient's memory now holds its distance to the mean; the mean moves by a share of it.
         torch._foreach_sub_(gradient, self.mean)
         torch._foreach_add_(self.mean, gradient, alpha=weight / total)
         self.scatter += squared_norm(gradient) * self.weight * weight / total

@@ -39,6 +39,7 @@ def compute_gradient_and_estimates(
         samples: number of samples that the device holds.
         workspace: holds the model.
     """
+    # The forward pass shows whether one pass is valid: a layer may be called twice, or its output changed.
     if workspace.is_layered:
         found = _compute_in_one_pass(inputs, targets, samples, workspace)
         if found is not None:
@@ -97,6 +98,7 @@ def _compute_scatter(products: Tensor, batch: int, half: int) -> tuple[float, fl
     (aa, ab), (_, bb) = products.tolist()
     one, two = batch / half, batch / (batch - half)
     apart = one * one * aa - 2 * one * two * ab + two * two * bb
+    # Rounding can make it slightly negative where the halves agree.
     return max(apart, 0.0) * half * (batch - half) / batch, aa + 2 * ab + bb
 
 
@@ -140,6 +142,7 @@ def _dense_products(call: _Call, delta: Tensor) -> Tensor:
     """⟨u, v⟩ between the halves' shares of a dense layer's gradient, from Gram matrices over the samples."""
     half = len(delta) // 2
     inputs = (call.inputs @ call.inputs.T).double()
+    # A bias is the weight of one more input, which is always 1.
     if call.layer.bias is not None:
         inputs += 1.0
     gram = (delta @ delta.T).double().mul_(inputs)
@@ -149,6 +152,7 @@ def _dense_products(call: _Call, delta: Tensor) -> Tensor:
 
 def _products(one: list[Tensor], two: list[Tensor]) -> Tensor:
     """⟨u, v⟩ between two shares of a gradient, given as lists of tensors."""
+    # In float64, as the scatter is a small difference of large products.
     both = torch.stack([torch.cat([part.flatten() for part in share]) for share in (one, two)]).double()
     return both @ both.T
 

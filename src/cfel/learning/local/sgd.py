@@ -77,6 +77,7 @@ def choose_iterations(rule: StepRule, rho: float, tau: int, draw: np.random.Gene
     uniforms = draw.random(tau)
     if rule == "bernoulli":
         return np.asarray(uniforms < rho)
+    # An iteration runs where the line ρ·t + u passes an integer: ⌊ρτ⌋ or ⌈ρτ⌉ times, ρτ on average.
     marks = np.floor(np.arange(tau + 1) * rho + uniforms[0])
     return np.asarray(np.diff(marks) > 0)
 
@@ -89,6 +90,7 @@ def draw_batches(samples: int, batch: int, count: int, draw: np.random.Generator
     rest of a shuffle that does not fill a batch.
     """
     size = min(batch, samples)
+    # Whole batches in one shuffle.
     each = samples // size
     shuffles = [draw.permutation(samples)[: each * size] for _ in range(-(-count // each))]
     return np.concatenate(shuffles).reshape(-1, size)[:count]
@@ -109,6 +111,7 @@ def apply_momentum_step(
         local: learning rate η, momentum β and weight decay.
     """
     with torch.no_grad():
+        # Torch's own function without the optimiser around it, which would keep state between devices.
         sgd(
             list(parameters),
             [_match_strides(part, parameter) for part, parameter in zip(gradient, parameters, strict=True)],

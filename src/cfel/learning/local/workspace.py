@@ -84,6 +84,7 @@ class Workspace:
         places = torch.from_numpy(data.indices[rows.reshape(-1)])
         inputs = data.data.train_inputs.index_select(0, places).to(self.device)
         targets = data.data.train_targets.index_select(0, places).to(self.device)
+        # Each batch has its own stream, so that its augmentation does not depend on how batches are grouped.
         size, augment = rows.shape[1], self.task.augment
         if augment is not None:
             inputs = torch.cat(

@@ -158,6 +158,7 @@ def _make_views(laid: tuple[Slot, ...], vector: Tensor, tensors: Mapping[str, Te
 
 def _check_module(module: nn.Module) -> None:
     for name, value in [*module.named_parameters(), *module.named_buffers()]:
+        # Integer buffers (batch norm counts its batches) are neither trained nor sent.
         if value.is_floating_point() and value.dtype != torch.float32:
             raise InputError(f"model: {name} is {value.dtype}, only float32 can be trained")
     count = sum(1 for _ in module.named_parameters(remove_duplicate=False))
@@ -165,6 +166,7 @@ def _check_module(module: nn.Module) -> None:
         raise InputError("model: parameters shared between layers are not supported")
     if count == 0:
         raise InputError("model: it has no parameters to train")
+    # Other random layers would break repeatability as well, but dropout is the one that people use.
     for name, layer in module.named_modules():
         if isinstance(layer, nn.modules.dropout._DropoutNd) and layer.p > 0:
             raise InputError(

@@ -1,7 +1,9 @@
-"""Directories that somebody else sent: reading one runs no code."""
+"""Directories that somebody else sent: they run no code, write to no other file and are refused by name."""
 
+import os
 import re
 import shutil
+import stat
 import sys
 from pathlib import Path
 
@@ -9,6 +11,7 @@ import pytest
 
 from tests.cli.conftest import Run
 
+TINY = Path(__file__).parents[2] / "examples" / "tiny.toml"
 MODULE = "left_in_a_directory"
 SPY = """
 from pathlib import Path
@@ -121,3 +124,137 @@ def test_reports_need_no_code(run: Run, foreign: Path) -> None:
         name_code(foreign, section, key, name)
     assert run("report", foreign).code == 0
     assert not (foreign / "ran").exists()
+
+
+def elsewhere(tmp_path: Path) -> Path:
+    """A directory of the user's that nothing may be written to."""
+    place = tmp_path / "elsewhere"
+    place.mkdir(exist_ok=True)
+    return place
+
+
+@pytest.mark.usefixtures("no_figures")
+@pytest.mark.parametrize(
+    "name", ["figures", "tensorboard", "tensorboard/hcef_plus", "tensorboard/hcef_plus/seed-0"]
+)
+def test_nothing_is_written_through_a_linked_directory(
+    run: Run, foreign: Path, tmp_path: Path, name: str
+) -> None:
+    name_code(foreign, "scheme", "name", "hcef_plus")
+    place = elsewhere(tmp_path)
+    (foreign / name).parent.mkdir(parents=True, exist_ok=True)
+    (foreign / name).symlink_to(place)
+    answer = run("report", foreign, "--tensorboard")
+    assert (answer.code, answer.out) == (1, "")
+    assert f"{name} is a link, which is not followed" in answer.err
+    assert list(place.iterdir()) == []
+
+
+@pytest.mark.usefixtures("no_figures")
+def test_nothing_is_written_through_linked_files(run: Run, foreign: Path, tmp_path: Path) -> None:
+    victim = tmp_path / "victim"
+    victim.write_text("precious")
+    for name in ("report.html", ".report.html.tmp", ".report.html.part"):
+        (foreign / name).symlink_to(victim)
+    assert run("report", foreign).code == 0
+    assert victim.read_text() == "precious"
+    assert not (foreign / "report.html").is_symlink()
+
+
+FILES = ["experiment.toml", "environment.json", "fleet.json", "rounds.jsonl", "plans/round-00001.parquet"]
+EXPORTED = ["checkpoint/manifest.json", "checkpoint/generation-00000-state.json"]
+
+
+@pytest.mark.parametrize("name", [*FILES, *EXPORTED])
+@pytest.mark.parametrize("kind", ["link", "pipe", "directory", "huge"])
+def test_nothing_but_regular_files_is_read(
+    run: Run, foreign: Path, tmp_path: Path, name: str, kind: str
+) -> None:
+    """None of them hangs, and each is named."""
+    file = foreign / name
+    file.rename(tmp_path / "moved")
+    if kind == "link":
+        file.symlink_to(tmp_path / "moved")
+    elif kind == "pipe":
+        os.mkfifo(file)
+    elif kind == "directory":
+        file.mkdir()
+    else:
+        with file.open("wb") as sparse:
+            sparse.truncate(2**40)
+    commands: list[tuple[object, ...]] = [("export", foreign, "--to", tmp_path / "model.safetensors")]
+    if name in FILES:
+        reads_it = name not in ("rounds.jsonl", "plans/round-00001.parquet")
+        commands = [("theory", foreign), ("report", foreign), *(commands if reads_it else [])]
+    for command in commands:
+        answer = run(*command)
+        assert answer.code in (1, 2), command
+        assert Path(name).name in answer.err
+        assert "Traceback" not in answer.err
+
+
+@pytest.mark.parametrize("name", ["plans", "checkpoint"])
+def test_nothing_is_read_through_a_linked_directory(
+    run: Run, foreign: Path, tmp_path: Path, name: str
+) -> None:
+    (foreign / name).rename(tmp_path / name)
+    (foreign / name).symlink_to(tmp_path / name)
+    commands = {
+        "plans": ("theory", foreign),
+        "checkpoint": ("export", foreign, "--to", tmp_path / "m.safetensors"),
+    }
+    answer = run(*commands[name])
+    assert answer.code == 1
+    assert f"{name} is a link, which is not followed" in answer.err
+
+
+def test_a_linked_log_is_not_written_to(run: Run, foreign: Path, tmp_path: Path) -> None:
+    """Resumed with the experiment that it holds."""
+    experiment = Path(shutil.copy(foreign / "experiment.toml", tmp_path / "mine.toml"))
+    (foreign / "rounds.jsonl").rename(tmp_path / "moved")
+    (foreign / "rounds.jsonl").symlink_to(tmp_path / "moved")
+    before = (tmp_path / "moved").read_bytes()
+    for more in ([], ["--resume"]):
+        answer = run("run", experiment, "--out", foreign, *more)
+        assert answer.code == 1
+    assert "rounds.jsonl: it is a link" in answer.err
+    assert (tmp_path / "moved").read_bytes() == before
+
+
+def test_the_directory_itself_may_be_a_link(run: Run, foreign: Path, tmp_path: Path) -> None:
+    (tmp_path / "latest").symlink_to(foreign)
+    assert run("theory", tmp_path / "latest", "--json").code == 0
+
+
+def test_models_are_for_their_owner(finished: Path) -> None:
+    """They, and what devices remember, can reveal training data; logs and reports cannot."""
+    assert stat.S_IMODE((finished / "checkpoint").stat().st_mode) == 0o700
+    assert {stat.S_IMODE(path.stat().st_mode) for path in (finished / "checkpoint").iterdir()} == {0o600}
+    mask = os.umask(0o022)
+    os.umask(mask)
+    assert stat.S_IMODE((finished / "rounds.jsonl").stat().st_mode) == 0o666 & ~mask
+
+
+@pytest.mark.parametrize(
+    ("change", "message"),
+    [
+        (
+            "rounds.edge=100000000000000000000000",
+            "rounds.edge = 100000000000000000000000: must be a whole number",
+        ),
+        ("rounds.global=600000", "at most 1,000,000 edge rounds in all"),
+        ("rounds.local=100000000000000000000000", "rounds.local"),
+        ("fleet.devices=100000000000000000000000", "fleet.devices"),
+        ("fleet.clusters=100000000000000000000000", "fleet.clusters"),
+        ("simulation.workers=100000000000000000000000", "simulation.workers"),
+        ("local.learning_rate=1" + "0" * 400, "local.learning_rate: must be a finite number"),
+        ("budget.seconds=0x" + "f" * 5000, "budget.seconds"),
+        ("data.batch=0x" + "f" * 5000, "data.batch = a huge int"),
+        ('name="a\\u001b[31mb"', "name = 'a\\x1b[31mb': must not contain control characters"),
+    ],
+)
+def test_huge_numbers_are_refused(run: Run, change: str, message: str) -> None:
+    answer = run("theory", TINY, "--set", change)
+    assert answer.code == 2
+    assert message in answer.err
+    assert len(answer.err) < len(change) + 300

@@ -302,3 +302,28 @@ def test_a_directory_without_permission_is_a_clear_error(tmp_path: Path, make_ru
     tmp_path.chmod(0o500)
     with pytest.raises(StorageError, match="not writable"):
         make_run(tmp_path / "run")
+
+
+def test_the_command_names_no_directories() -> None:
+    """Directories of absolute paths often hold a user's name; relative paths do not."""
+    words = [
+        "/home/ada/bin/cfel",
+        "run",
+        "/home/ada/e.toml",
+        "--set",
+        "data.path=/srv/ada/cifar",
+        "--out",
+        "a/b",
+    ]
+    words += [
+        "~/x",
+        "--set=model.init='/home/ada/m.safetensors'",
+        "--data",
+        "/home/ada/data/",
+        "../x/y",
+        "1/2",
+    ]
+    assert describe_environment(words).command == (
+        *("cfel", "run", "…/e.toml", "--set", "data.path=…/cifar", "--out", "a/b"),
+        *("…/x", "--set=model.init='…/m.safetensors'", "--data", "…/", "../x/y", "1/2"),
+    )

@@ -20,8 +20,8 @@ from cfel.errors import InputError, unknown_name
 
 STOPS = ("rounds", "budget", "target")
 
-MAX_EDGE_ROUNDS = 10**7
-"""Edge rounds of a whole run; a dry run of more would not end in a day."""
+MAX_EDGE_ROUNDS = 10**6
+"""Edge rounds of a whole run; a dry run of more would take hours."""
 
 MAX_LOCAL_STEPS = 10**6
 

@@ -24,7 +24,7 @@ from cfel.errors import RunDirectoryError
 from cfel.runlog import RunDirectory
 
 DATA = "DATA"
-_ABSOLUTE = re.compile(r"(?<![\w./])(?:[A-Za-z]:)?[/\\][^\s\"',;=]*")
+_ABSOLUTE = re.compile(r"(?<![\w./…])(?:[A-Za-z]:|…)?[/\\][^\s\"',;=]*")
 _FILES = ("rounds.jsonl", "fleet.json")
 
 

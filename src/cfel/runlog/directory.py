@@ -13,6 +13,7 @@ table is written before its line, and its line before any checkpoint that includ
 dies, every logged round has its table and every checkpoint its lines.
 """
 
+import os
 from dataclasses import dataclass
 from pathlib import Path
 from types import TracebackType
@@ -45,9 +46,8 @@ _FLEET = "fleet.json"
 
 def holds_run(path: Path) -> bool:
     """Whether `path` is a run directory (of any schema)."""
-    log = path / _LOG
-    # A link counts, so that it is refused by name when it is read and nothing is begun over it.
-    return log.is_symlink() or log.is_file()
+    # Links and pipes count, so that they are refused by name when they are read.
+    return os.path.lexists(path / _LOG)
 
 
 def write_descriptions(

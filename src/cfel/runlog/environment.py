@@ -7,6 +7,7 @@ Nothing here identifies a person or a host.
 import json
 import os
 import platform
+import re
 import shutil
 import subprocess
 from collections.abc import Sequence
@@ -22,6 +23,8 @@ from cfel.runlog.json_text import parse_json
 SCHEMA = 1
 """Layout of a run directory; raised when an older reader would misread a newer directory."""
 
+# The directories of an absolute path, at the beginning of a word or of a value in it.
+_DIRECTORIES = re.compile(r"(?<![\w./…~-])(?:~|/)(?:[^\s\"',;=/]*/)*")
 _PACKAGES = ("cfel", "numpy", "torch", "pyarrow", "safetensors", "ray")
 
 
@@ -38,7 +41,7 @@ class Environment:
         cpu: model of the processor.
         cores: logical cores this process may use.
         platform: operating system and architecture.
-        command: the command line of the run, as words.
+        command: the command line of the run, as words; only the last part of absolute paths.
         started: when it started, in ISO 8601; may be empty.
     """
 
@@ -109,9 +112,14 @@ def describe_environment(command: Sequence[str] = (), started: str = "") -> Envi
         cpu=_cpu_model(),
         cores=len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1,
         platform=f"{platform.system()} {platform.release()} {platform.machine()}",
-        command=tuple(command),
+        command=_strip_directories(command),
         started=started,
     )
+
+
+def _strip_directories(words: Sequence[str]) -> tuple[str, ...]:
+    """The words without the directories of absolute paths, which often name a person."""
+    return tuple(_DIRECTORIES.sub("" if place == 0 else "…/", word) for place, word in enumerate(words))
 
 
 def _versions() -> dict[str, str]:

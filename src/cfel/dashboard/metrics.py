@@ -42,7 +42,7 @@ def _families(status: Status) -> list[Family]:
         ("cfel_devices", "gauge", "Listed devices, by cluster and state.", _devices(status)),
         ("cfel_cluster_rho_mean", "gauge", "Mean share of local iterations.", _means(status, "rho_mean")),
         ("cfel_cluster_theta_mean", "gauge", "Mean share uploaded.", _means(status, "theta_mean")),
-        ("cfel_uploads_refused_total", "counter", "Uploads rejected, by reason.", _refused(status)),
+        ("cfel_uploads_refused_total", "counter", "Uploads rejected, by reason.", _rejections(status)),
         (
             "cfel_changed_timestamp_seconds",
             "gauge",
@@ -89,7 +89,7 @@ def _means(status: Status, name: str) -> list[Sample]:
     return [({"cluster": str(each.cluster)}, getattr(each, name)) for each in status.clusters]
 
 
-def _refused(status: Status) -> list[Sample]:
+def _rejections(status: Status) -> list[Sample]:
     return [({"reason": reason}, number) for reason, number in status.refused]
 
 

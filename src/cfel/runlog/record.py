@@ -86,7 +86,7 @@ class RoundRecord:
     devices_taking_part: int = 0
 
     def __post_init__(self) -> None:
-        """Brings NumPy scalars to plain numbers and refuses what no round can have come to."""
+        """Converts NumPy scalars to plain numbers and checks all values."""
         for name in (*_FLOATS, *_OPTIONAL_FLOATS):
             self._set(name, _as_float(name, getattr(self, name), optional=name in _OPTIONAL_FLOATS))
         for name in (*_COUNTS, *_OPTIONAL_COUNTS):

@@ -46,7 +46,7 @@ function drawTiles(status) {
     tile("Devices", devices.length < size ? size.toLocaleString("en") : `${present}`, devices.length < size ? "in total" : `of ${size}`,
       devices.length < size ? `${devices.length.toLocaleString("en")} slowest shown` : states || "none known"),
   ];
-  if (known(status.term)) tiles.push(tile("Coordinator", status.coordinator ?? "nobody", "",
+  if (known(status.term)) tiles.push(tile("Coordinator", status.coordinator ?? "unknown", "",
     `term ${status.term}${status.coordinator === status.node ? " · this node" : ""}`));
   byId("tiles").replaceChildren(...tiles);
 }
@@ -83,8 +83,8 @@ function drawBackhaul(status) {
 function deviceDots(cluster, x, y, node, outward) {
   const shown = cluster.devices.slice(0, 30), ring = 10;
   return shown.map((device, index) => {
-    const layer = Math.floor(index / ring), members = Math.min(ring, shown.length - layer * ring);
-    const angle = outward + (index % ring - (members - 1) / 2) * 2 * Math.PI / Math.max(ring, 1) * .92;
+    const layer = Math.floor(index / ring), inLayer = Math.min(ring, shown.length - layer * ring);
+    const angle = outward + (index % ring - (inLayer - 1) / 2) * 2 * Math.PI / Math.max(ring, 1) * .92;
     const distance = node + 10 + 8 * layer;
     return svgElement("circle", { class: `f-${COLOUR_OF[device.state]}`, cx: x + distance * Math.cos(angle), cy: y + distance * Math.sin(angle), r: 3.3 },
       svgElement("title", {}, `${deviceName(device)}: ${device.state}`));

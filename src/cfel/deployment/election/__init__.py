@@ -1,1 +1,1 @@
-"""Who coordinates: a leader vote in the manner of Raft."""
+"""Which edge server coordinates: a leader vote after Raft. `rules` decides, `vote_file` stores a vote."""

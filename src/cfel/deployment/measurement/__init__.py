@@ -1,1 +1,1 @@
-"""Seconds and joules measured on real devices, and plans made with them."""
+"""How devices measure their seconds and joules, and how the coordinator plans and counts with them."""

@@ -1,8 +1,8 @@
-"""Energy counters of a Linux host: processor packages (RAPL), a battery, or a file that shows watts.
+"""Energy counters of a Linux host: processor packages (RAPL), a battery, or a file with a power reading.
 
-Each measures the whole host (or its processors), with everything that runs there: right for a device that has
-a host of its own, too much for several on one. Times come from the caller. Paths are under one root, so that
-a tree of ordinary files can stand in for the kernel's.
+Each measures the whole host (or its processors) and everything that runs on it: right for a device that has
+the host to itself, too much for several devices on one host. The caller provides the time. All paths are
+under one root, so that tests can use ordinary files instead of the kernel's.
 """
 
 from collections.abc import Callable, Iterator, Sequence
@@ -18,28 +18,28 @@ _JOULES_PER_WATT_HOUR = 3600.0
 
 
 class EnergyCounter(Protocol):
-    """Joules that only add up."""
+    """Counts the joules a host uses."""
 
     @property
     def source(self) -> str:
-        """Where the joules come from, in a word."""
+        """Where the joules come from."""
 
     def joules(self, now: float) -> float | None:
-        """Joules used between the last call and this one; None if the counter was silent at either.
+        """Joules used since the last call; None if the counter could not be read then or now.
 
         Args:
-            now: seconds on a clock that only runs forward.
+            now: seconds of a monotonic clock.
         """
 
 
 @dataclass(slots=True)
 class PackageCounter:
-    """RAPL: microjoules per zone that start again from zero at a known number.
+    """RAPL: microjoules per zone, which wrap to zero at a known number.
 
-    Counters turn over after minutes to hours under load; two turns between two calls look like one.
+    Under load counters wrap after minutes to hours; if one wraps twice between two calls, it looks like once.
 
     Attributes:
-        zones: directories with `energy_uj` and `max_energy_range_uj`, none within another.
+        zones: directories with `energy_uj` and `max_energy_range_uj`, none inside another.
     """
 
     zones: tuple[Path, ...]
@@ -53,29 +53,29 @@ class PackageCounter:
     def joules(self, now: float) -> float | None:
         """See `EnergyCounter`."""
         del now
-        before, self._last = self._last, self._shown()
+        before, self._last = self._last, self._read()
         if before is None or self._last is None:
             return None
-        return _MICRO * sum(map(self._used, self.zones, before, self._last))
+        return _MICRO * sum(map(self._difference, self.zones, before, self._last))
 
-    def _shown(self) -> tuple[int, ...] | None:
-        shown = [_whole(zone / "energy_uj") for zone in self.zones]
+    def _read(self) -> tuple[int, ...] | None:
+        shown = [_read_whole(zone / "energy_uj") for zone in self.zones]
         numbers = tuple(number for number in shown if number is not None)
         return numbers if len(numbers) == len(shown) else None
 
     @staticmethod
-    def _used(zone: Path, before: int, after: int) -> int:
-        turn = _whole(zone / "max_energy_range_uj") or 0
-        return after - before + (turn if after < before else 0)
+    def _difference(zone: Path, before: int, after: int) -> int:
+        wrap = _read_whole(zone / "max_energy_range_uj") or 0
+        return after - before + (wrap if after < before else 0)
 
 
 @dataclass(slots=True)
 class PowerCounter:
-    """Watts, multiplied by time: the mean of two readings holds for the time between them.
+    """Integrates watts over time, with the mean of two readings for the time between them.
 
     Attributes:
-        source: what shows the watts.
-        watts: the reading, or None while there is none (a battery that is being charged).
+        source: where the watts come from.
+        watts: returns the reading, or None while there is none (a battery that is charging).
     """
 
     source: str
@@ -93,10 +93,10 @@ class PowerCounter:
 
 @dataclass(slots=True)
 class ChargeCounter:
-    """What is left in a battery, in coarse steps: honest over minutes, mostly zero over seconds.
+    """The energy left in a battery, in coarse steps: accurate over minutes, mostly zero over seconds.
 
     Attributes:
-        left: joules left, or None while it is not discharging.
+        left: returns the joules left, or None while it is not discharging.
     """
 
     left: Callable[[], float | None]
@@ -118,81 +118,83 @@ class ChargeCounter:
 
 
 def find_counter(sysfs: Path = SYSFS, power_file: Path | None = None) -> EnergyCounter | None:
-    """The best counter that this host has and this user may read, or None.
+    """Finds the best counter that this host has and this user may read, or None.
 
     Args:
-        sysfs: where `powercap` and `power_supply` are.
-        power_file: a file that shows microwatts (a power monitor under hwmon); goes before all others.
+        sysfs: the directory of `powercap` and `power_supply`.
+        power_file: a file with a reading in microwatts (a power monitor under hwmon); preferred to others.
 
     Raises:
-        InputError: `power_file` cannot be read; a file that was asked for is not passed over.
+        InputError: `power_file` cannot be read; a file the user named is never ignored.
     """
     if power_file is not None:
-        if _micro(power_file) is None:
-            raise InputError(f"power_file = {str(power_file)!r}: shows no whole number of microwatts")
-        return PowerCounter("power file", lambda: _micro(power_file))
-    zones = tuple(_zones(sysfs / "powercap"))
-    if zones and all(_whole(zone / "energy_uj") is not None for zone in zones):
+        if _read_micro(power_file) is None:
+            raise InputError(f"power_file = {str(power_file)!r}: does not hold a whole number of microwatts")
+        return PowerCounter("power file", lambda: _read_micro(power_file))
+    zones = tuple(_find_zones(sysfs / "powercap"))
+    if zones and all(_read_whole(zone / "energy_uj") is not None for zone in zones):
         return PackageCounter(zones)
     for battery in sorted((sysfs / "power_supply").glob("*")):
-        found = _battery(battery) if _text(battery / "type") == "Battery" else None
+        found = _make_battery_counter(battery) if _read_text(battery / "type") == "Battery" else None
         if found is not None:
             return found
     return None
 
 
-def _zones(powercap: Path) -> Iterator[Path]:
-    """Packages and their memory; cores are counted in packages already, the platform contains both."""
+def _find_zones(powercap: Path) -> Iterator[Path]:
+    """Packages and their memory; packages include cores, and the platform zone includes both."""
     for zone in sorted(powercap.glob("intel-rapl:*")):
-        name = _text(zone / "name") or ""
+        name = _read_text(zone / "name") or ""
         if name.startswith("package") or name == "dram":
             yield zone
 
 
-def _battery(battery: Path) -> EnergyCounter | None:
-    def discharging(reading: Callable[[], float | None]) -> Callable[[], float | None]:
-        return lambda: reading() if _text(battery / "status") == "Discharging" else None
+def _make_battery_counter(battery: Path) -> EnergyCounter | None:
+    def while_discharging(reading: Callable[[], float | None]) -> Callable[[], float | None]:
+        return lambda: reading() if _read_text(battery / "status") == "Discharging" else None
 
-    if _micro(battery / "power_now") is not None:
-        return PowerCounter("battery power", discharging(lambda: _magnitude(_micro(battery / "power_now"))))
+    if _read_micro(battery / "power_now") is not None:
+        return PowerCounter(
+            "battery power", while_discharging(lambda: _magnitude(_read_micro(battery / "power_now")))
+        )
     pair = (battery / "voltage_now", battery / "current_now")
-    if all(_micro(path) is not None for path in pair):
-        return PowerCounter("battery power", discharging(lambda: _magnitude(_product(pair))))
-    if _micro(battery / "energy_now") is not None:
+    if all(_read_micro(path) is not None for path in pair):
+        return PowerCounter("battery power", while_discharging(lambda: _magnitude(_product(pair))))
+    if _read_micro(battery / "energy_now") is not None:
         left = battery / "energy_now"
-        return ChargeCounter(discharging(lambda: _times(_JOULES_PER_WATT_HOUR, _micro(left))))
+        return ChargeCounter(while_discharging(lambda: _scale(_JOULES_PER_WATT_HOUR, _read_micro(left))))
     return None
 
 
 def _product(paths: Sequence[Path]) -> float | None:
-    first, second = (_micro(path) for path in paths)
+    first, second = (_read_micro(path) for path in paths)
     return None if first is None or second is None else first * second
 
 
-def _times(factor: float, value: float | None) -> float | None:
+def _scale(factor: float, value: float | None) -> float | None:
     return None if value is None else factor * value
 
 
 def _magnitude(value: float | None) -> float | None:
-    """Some drivers show a discharge with a minus."""
+    """Some drivers report a discharge as a negative number."""
     return None if value is None else abs(value)
 
 
-def _micro(path: Path) -> float | None:
-    number = _whole(path)
+def _read_micro(path: Path) -> float | None:
+    number = _read_whole(path)
     return None if number is None else _MICRO * number
 
 
-def _whole(path: Path) -> int | None:
-    text = _text(path)
+def _read_whole(path: Path) -> int | None:
+    text = _read_text(path)
     try:
         return None if text is None else int(text)
     except ValueError:
         return None
 
 
-def _text(path: Path) -> str | None:
-    """What a file of the kernel shows; None if it is not there, not for this user, or silent now."""
+def _read_text(path: Path) -> str | None:
+    """Reads a file of the kernel; None if it is missing or cannot be read now."""
     try:
         return path.read_text(encoding="ascii").strip()
     except (OSError, UnicodeDecodeError):

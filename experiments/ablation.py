@@ -1,10 +1,10 @@
-"""What each ingredient of HCEF+ brings: a table of the runs that `ablation.sh` made.
+"""The effect of each ingredient of HCEF+: a table of the runs of `ablation.sh`.
 
     python experiments/ablation.py OUT [PLACE]
 
-A run counts by its mean accuracy, over its last three rounds and over all of them. Differences are taken seed
-by seed against the whole scheme; their 95 % intervals (Student's t) are over seeds. With PLACE, logs and
-table are copied there.
+The measure of a run is its mean accuracy over the last three rounds and over all rounds. Differences to the
+complete scheme are computed seed by seed, with 95 % confidence intervals over seeds (Student's t). With
+PLACE, logs and table are copied there.
 """
 
 import sys
@@ -16,6 +16,7 @@ from statistics import mean
 from cfel.report import Run, load_runs, write_summary
 from cfel.report.summary import confidence_half_width
 from cfel.reproduce.landing import land
+from cfel.wording import plural
 
 LAST = 3
 WHOLE = "nothing"
@@ -23,12 +24,12 @@ WHOLE = "nothing"
 
 @dataclass(frozen=True, slots=True)
 class Row:
-    """Runs without one ingredient; a value for each seed.
+    """The runs without one ingredient; one value per seed.
 
     Attributes:
-        last: mean accuracy of the last rounds, in percent.
-        all: mean accuracy of all rounds, in percent.
-        last_points, all_points: minus those of the whole scheme.
+        last: mean accuracy over the last rounds, in percent.
+        all: mean accuracy over all rounds, in percent.
+        last_points, all_points: the same minus the values of the complete scheme.
     """
 
     last: tuple[float, ...]
@@ -37,54 +38,67 @@ class Row:
     all_points: tuple[float, ...]
 
 
-def rows(out: Path) -> tuple[list[int], dict[str, Row]]:
-    """The seeds that every variant has, and what came of them, the greatest loss first."""
+def build_rows(out: Path) -> tuple[list[int], dict[str, Row]]:
+    """The seeds that every variant has, and one row per variant, the largest loss first."""
     runs = {
         path.name.removeprefix("without-"): {run.seed: run for run in load_runs(path)}
         for path in sorted(out.glob("without-*"))
     }
     seeds = sorted(set.intersection(*(set(own) for own in runs.values())))
-    whole = _accuracies(runs[WHOLE], seeds)
+    whole = _compute_means(runs[WHOLE], seeds)
     found = {}
     for name, own in runs.items():
-        last, over_all = _accuracies(own, seeds)
-        found[name] = Row(last, over_all, _minus(last, whole[0]), _minus(over_all, whole[1]))
+        last, over_all = _compute_means(own, seeds)
+        found[name] = Row(last, over_all, _subtract(last, whole[0]), _subtract(over_all, whole[1]))
     return seeds, dict(sorted(found.items(), key=lambda item: mean(item[1].last_points)))
 
 
-def table(found: Mapping[str, Row]) -> str:
-    """The rows in Markdown."""
+def format_table(found: Mapping[str, Row]) -> str:
+    """The rows as a Markdown table."""
     lines = [
         "| Without | Last three rounds | Difference | All rounds | Difference |",
         "|---|---|---|---|---|",
     ]
     for name, row in found.items():
-        apart = [_interval(row.last_points), _interval(row.all_points)] if name != WHOLE else ["", ""]
-        cells = (f"`{name}`", f"{mean(row.last):.1f} %", apart[0], f"{mean(row.all):.1f} %", apart[1])
+        differences = (
+            [_format_interval(row.last_points), _format_interval(row.all_points)]
+            if name != WHOLE
+            else ["", ""]
+        )
+        cells = (
+            f"`{name}`",
+            f"{mean(row.last):.1f} %",
+            differences[0],
+            f"{mean(row.all):.1f} %",
+            differences[1],
+        )
         lines.append(f"| {' | '.join(cells)} |")
     return "\n".join(lines)
 
 
-def _accuracies(own: Mapping[int, Run], seeds: Sequence[int]) -> tuple[tuple[float, ...], tuple[float, ...]]:
+def _compute_means(
+    own: Mapping[int, Run], seeds: Sequence[int]
+) -> tuple[tuple[float, ...], tuple[float, ...]]:
     values = [[100 * r.accuracy for r in own[seed].records if r.accuracy is not None] for seed in seeds]
     return tuple(mean(each[-LAST:]) for each in values), tuple(mean(each) for each in values)
 
 
-def _minus(values: Sequence[float], others: Sequence[float]) -> tuple[float, ...]:
+def _subtract(values: Sequence[float], others: Sequence[float]) -> tuple[float, ...]:
     return tuple(value - other for value, other in zip(values, others, strict=True))
 
 
-def _interval(values: Sequence[float]) -> str:
+def _format_interval(values: Sequence[float]) -> str:
     width = confidence_half_width(values)
     return f"{mean(values):+.1f}" + ("" if width is None else f" ± {width:.1f}")
 
 
 def main(out: Path, place: Path | None) -> None:
-    """Prints the table, and lands it if there is a place."""
-    seeds, found = rows(out)
+    """Prints the table, and copies the results if there is a place."""
+    seeds, found = build_rows(out)
     document = {name: asdict(row) for name, row in found.items()}
     write_summary(out, {"item": "ablation", "seeds": seeds, "without": document})
-    print(f"{len(seeds)} seeds; differences in points, with 95 % intervals\n\n{table(found)}")
+    print(f"{plural(len(seeds), 'seed')}; differences in percentage points, with 95 % intervals\n")
+    print(format_table(found))
     if place is not None:
         land(out, place)
 

@@ -1,5 +1,5 @@
 #!/usr/bin/env bash
-# HCEF+ with each of its ingredients left out, at reduced scale; a second call goes on.
+# Runs HCEF+ without each of its ingredients, at reduced scale. Run it again to resume.
 # usage: experiments/ablation.sh cifar10|femnist DATA OUT [SEEDS] [GLOBAL_ROUNDS]
 set -euo pipefail
 name=$1 data=$2 out=$3 seeds=${4:-0 1 2} rounds=${5:-8}
@@ -12,4 +12,4 @@ for seed in $seeds; do
       --set seed="$seed" --set rounds.global="$rounds" --set data.path="$data" "${option[@]}"
   done
 done
-echo "the table: python $(dirname "$0")/ablation.py $out"
+echo "to print the table: python $(dirname "$0")/ablation.py $out"

@@ -1,10 +1,11 @@
-"""What the gain over CEF hangs on: a table of the runs that `differences.sh` made.
+"""What the gain over CEF depends on: a table of the runs of `differences.sh`.
 
     python experiments/differences.py OUT LOWEST HIGHEST [PLACE]
 
-A gain is the ratio of what CEF and a scheme needed to get to an accuracy, its geometric mean over accuracies
-from LOWEST to HIGHEST in steps of one point: one alone swings by a whole round. One that a run misses is left
-out. Of several seeds the range is given. With PLACE, logs and table are copied there.
+A gain is the time or energy of CEF to an accuracy divided by that of a scheme. The table shows geometric
+means over accuracies from LOWEST to HIGHEST in steps of one point, as the gain to a single accuracy varies by
+a whole round; accuracies that a run does not reach are left out. With several seeds it shows the range. With
+PLACE, logs and table are copied there.
 """
 
 import sys
@@ -21,26 +22,26 @@ NEEDS = ("seconds_to_target", "joules_to_target")
 Gains = dict[str, tuple[float, float]]
 
 
-def gains(runs: Mapping[str, Run], targets: Sequence[float]) -> Gains:
-    """Gain in time and in energy of each scheme over CEF."""
+def compute_gains(runs: Mapping[str, Run], targets: Sequence[float]) -> Gains:
+    """The gain in time and in energy of each scheme over CEF."""
     needed = [{name: measure(run, target) for name, run in runs.items()} for target in targets]
     found: Gains = {}
     for scheme in SCHEMES:
         ratios = []
         for need in needed:
-            pair = [_ratio(need["cef"][what], need[scheme][what]) for what in NEEDS]
+            pair = [_divide(need["cef"][what], need[scheme][what]) for what in NEEDS]
             if pair[0] is not None and pair[1] is not None:
                 ratios.append((pair[0], pair[1]))
         found[scheme] = (geometric_mean(r[0] for r in ratios), geometric_mean(r[1] for r in ratios))
     return found
 
 
-def _ratio(reference: float | None, own: float | None) -> float | None:
+def _divide(reference: float | None, own: float | None) -> float | None:
     return None if reference is None or own is None else reference / own
 
 
-def by_seed(change: Path) -> dict[int, dict[str, Run]]:
-    """The runs of a change, those seeds that all schemes have."""
+def group_by_seed(change: Path) -> dict[int, dict[str, Run]]:
+    """The runs of a change by seed; only seeds that all schemes have."""
     found: dict[int, dict[str, Run]] = {}
     for run in load_runs(change):
         found.setdefault(run.seed, {})[run.scheme] = run
@@ -48,18 +49,18 @@ def by_seed(change: Path) -> dict[int, dict[str, Run]]:
 
 
 def main(out: Path, lowest: float, highest: float, place: Path | None) -> None:
-    """Prints the table, and lands it if there is a place."""
+    """Prints the table, and copies the results if there is a place."""
     targets = [lowest + 0.01 * step for step in range(round(100 * (highest - lowest)) + 1)]
     print("| Changed | Seeds | HCEF: time | energy | ρ, θ | HCEF+: time | energy | ρ, θ |")
     print("|---|---|---|---|---|---|---|---|")
     document = {}
     for change in sorted(path for path in out.iterdir() if path.is_dir() and path.name != "figures"):
-        seeds = by_seed(change)
-        values = {seed: gains(runs, targets) for seed, runs in seeds.items()}
+        seeds = group_by_seed(change)
+        values = {seed: compute_gains(runs, targets) for seed, runs in seeds.items()}
         document[change.name] = {str(seed): value for seed, value in values.items()}
         cells = [f"`{change.name}`", str(len(seeds))]
         for scheme in SCHEMES:
-            cells += [_range([value[scheme][which] for value in values.values()]) for which in (0, 1)]
+            cells += [_format_range([value[scheme][which] for value in values.values()]) for which in (0, 1)]
             records = [record for runs in seeds.values() for record in runs[scheme].records]
             cells.append(
                 f"{mean(r.rho_mean for r in records):.2f}, {mean(r.theta_mean for r in records):.2f}"
@@ -70,7 +71,7 @@ def main(out: Path, lowest: float, highest: float, place: Path | None) -> None:
         land(out, place)
 
 
-def _range(values: Sequence[float]) -> str:
+def _format_range(values: Sequence[float]) -> str:
     low, high = f"{min(values):.2f}", f"{max(values):.2f}"
     return f"{low}×" if low == high else f"{low}–{high}×"
 

@@ -1,5 +1,6 @@
 #!/usr/bin/env bash
-# CEF, HCEF and HCEF+ at reduced scale with one choice changed at a time: what does the gain over CEF hang on?
+# Runs CEF, HCEF and HCEF+ at reduced scale with one choice changed at a time: what does the gain over CEF depend
+# on? Run it again to resume.
 # usage: experiments/differences.sh cifar10|femnist DATA OUT [SEEDS] [GLOBAL_ROUNDS]
 set -euo pipefail
 name=$1 data=$2 out=$3 seeds=${4:-0} rounds=${5:-12}

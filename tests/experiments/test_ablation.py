@@ -1,4 +1,4 @@
-"""The table of the ablation, from the logs that were landed."""
+"""The table of the ablation, from the logs in results."""
 
 import runpy
 import shutil
@@ -33,7 +33,7 @@ def test_differences_are_taken_seed_by_seed(tmp_path: Path) -> None:
         shutil.copytree(source / f"without-{name}", tmp_path / f"without-{name}")
     shutil.rmtree(tmp_path / "without-curve" / "seed-1")
     script = runpy.run_path(str(SCRIPT))
-    seeds, found = script["rows"](tmp_path)
+    seeds, found = script["build_rows"](tmp_path)
     assert 1 not in seeds
     assert set(found["nothing"].all_points) == {0.0}
     curve, whole = found["curve"], found["nothing"]

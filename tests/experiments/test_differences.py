@@ -1,4 +1,4 @@
-"""The table of what the gain over CEF hangs on, from the logs that were landed."""
+"""The table of what the gain over CEF depends on, from the logs in results."""
 
 import runpy
 import shutil
@@ -26,7 +26,7 @@ def test_the_landed_runs_make_a_table(
 
 def test_a_scheme_that_is_cef_gains_nothing_and_a_missed_accuracy_does_not_count() -> None:
     script = runpy.run_path(str(SCRIPT))
-    (runs, *_) = script["by_seed"](LANDED / "none").values()
+    (runs, *_) = script["group_by_seed"](LANDED / "none").values()
     same = dict.fromkeys(runs, runs["cef"])
-    found = script["gains"](same, [0.6, 0.65, 0.99])
+    found = script["compute_gains"](same, [0.6, 0.65, 0.99])
     assert found["hcef"] == found["hcef_plus"] == pytest.approx((1.0, 1.0))

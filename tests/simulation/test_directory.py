@@ -10,7 +10,6 @@ import pytest
 from cfel.api.runs import RunOptions, run_experiment
 from cfel.errors import RunDirectoryError
 from cfel.experiment import Experiment, load_experiment
-from cfel.rounds.run_directory import refuse_other_experiment
 from cfel.runlog import RoundRecord, RunDirectory
 from tests.simulation.drive import timeless, tiny
 
@@ -169,13 +168,3 @@ def test_the_resolved_experiment_gives_the_same_run(tmp_path: Path) -> None:
 def test_resuming_where_nothing_is_begins(tmp_path: Path) -> None:
     """So that one command can be repeated until it is through."""
     assert len(run_experiment(tiny(rounds={"global": 1}), tmp_path / "run", RunOptions(resume=True))) == 1
-
-
-def test_threads_and_ray_may_take_turns(tmp_path: Path) -> None:
-    """They compute the same bits; the batched engine does not."""
-    path = tmp_path / "run"
-    run_experiment(tiny(rounds={"global": 1, "edge": 1}), path, RunOptions())
-    text = RunDirectory.open(path).experiment_toml()
-    refuse_other_experiment(path, text.replace('engine = "threads"', 'engine = "ray"'))
-    with pytest.raises(RunDirectoryError, match=r"simulation.engine = 'threads', not 'batched'"):
-        refuse_other_experiment(path, text.replace('engine = "threads"', 'engine = "batched"'))

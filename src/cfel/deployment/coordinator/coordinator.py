@@ -55,7 +55,7 @@ class Coordinator:
         compute: where plans are made.
         still_leads: whether it still may act.
         number: the edge server that holds the office.
-        on_refusal: told whose estimates are not believed.
+        on_refusal: called for devices with implausible estimates.
     """
 
     def __init__(

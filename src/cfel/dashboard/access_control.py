@@ -94,6 +94,7 @@ class AccessControl:
         return self._login_page
 
     def _is_allowed_host(self, hosts: list[str]) -> bool:
+        # With two Host headers, a proxy and this server could disagree on which one counts.
         if len(hosts) != 1:
             return False
         name = host_name(hosts[0])

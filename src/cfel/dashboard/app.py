@@ -112,6 +112,7 @@ class Dashboard:
         return PlainTextResponse("ok\n")
 
     async def _answer_events(self, request: Request) -> Response:
+        # Each stream holds a connection; too many would leave none for the other routes.
         if self._feed.readers >= MOST_READERS or self._feed.closed:
             return PlainTextResponse("too many readers\n", status_code=503, headers={"retry-after": "10"})
         return EventStream(self._feed) if request.method == "GET" else Response()

@@ -116,7 +116,9 @@ class EventStream(Response):
     """
 
     def __init__(self, feed: SnapshotFeed) -> None:
+        # The header asks nginx not to buffer events.
         super().__init__(media_type="text/event-stream", headers={"x-accel-buffering": "no"})
+        # Starlette sets it to 0, but a stream has no known length.
         del self.headers["content-length"]
         self._feed = feed
 
@@ -134,6 +136,7 @@ class EventStream(Response):
                 task.cancel()
             results = await asyncio.gather(writer, watcher, return_exceptions=True)
         for result in results:
+            # A reader that left or stopped reading is no failure of the dashboard.
             if isinstance(result, Exception) and not isinstance(result, TimeoutError | OSError):
                 raise result
 

@@ -79,6 +79,7 @@ def _is_over(last: RoundRecord, rounds: dict[str, Any], fleet: FleetDescription)
     """Whether the run is finished; an interrupted run is not."""
     if last.round >= rounds.get("global", math.inf):
         return True
+    # As in `rounds`, but from the files alone: the dashboard does not build the experiment.
     if rounds.get("stop") == "budget":
         seconds, joules = fleet.seconds_budget or math.inf, fleet.joules_budget or math.inf
         return last.seconds >= seconds or last.joules >= joules
@@ -113,6 +114,7 @@ def _point(record: RoundRecord) -> RoundPoint:
 def _clusters(fleet: FleetDescription, plan: PlanTable | None) -> tuple[ClusterStatus, ...]:
     cluster = np.asarray(fleet.cluster)
     rows = _last_rows(fleet.devices, plan)
+    # Every cluster gets the same share of the list, or a large one would hide the others.
     quota = MOST_DEVICES if fleet.devices <= MOST_DEVICES else max(1, MOST_DEVICES // fleet.clusters)
     return tuple(
         _cluster_status(number, np.flatnonzero(cluster == number), rows, plan, quota)

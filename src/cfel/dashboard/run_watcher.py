@@ -84,6 +84,7 @@ def _signature(path: Path) -> _Signature:
 def _load_run(path: Path, signature: _Signature) -> WatchedRun:
     run = load_run(path)
     last = run.records[-1].round if run.records else 0
+    # A table is written before its line, so the newest may belong to a round that is not logged yet.
     planned = [number for number in run.directory.plan_rounds() if number <= last]
     plan = run.directory.plan(planned[-1], run.fleet.devices) if planned else None
     return WatchedRun(run=run, plan=plan, unix_seconds=signature[0] / 1e9)

@@ -59,6 +59,7 @@ async def serve(
             await _wait_until_started(server, task)
             yield _address(listener, server.config.is_ssl)
         finally:
+            # Open event streams would keep uvicorn from stopping.
             app.close()
             server.should_exit = True
             await task
@@ -86,6 +87,7 @@ def _configuration(app: Dashboard, certificate: Path | None, key: Path | None) -
         access_log=False,
         log_config=None,
         server_header=False,
+        # Any client can send such headers, and would be believed.
         proxy_headers=False,
         limit_concurrency=MOST_CONNECTIONS,
         h11_max_incomplete_event_size=_MOST_HEADER_BYTES,

@@ -92,6 +92,7 @@ def merge_logs(
     found: dict[int, RoundRecord] = {}
     for node in logs:
         if (node / "rounds.jsonl").exists():
+            # Several edge servers may have logged a round; their records agree.
             found |= {each.round: each for each in read_log(node / "rounds.jsonl").records}
     while (number := (writer.last_round or 0) + 1) in found:
         tables = [node for node in logs if plan_path(node, number).exists()]

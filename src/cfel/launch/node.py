@@ -108,6 +108,7 @@ async def run_until_stopped(work: Any) -> bool:  # noqa: ANN401 — a coroutine
         if signal.getsignal(number) is not signal.SIG_IGN:
             loop.add_signal_handler(number, task.cancel)
     parent = multiprocessing.parent_process()
+    # The sentinel becomes readable when the parent ends; an orphan would run on unnoticed.
     if parent is not None:
         loop.add_reader(parent.sentinel, task.cancel)
     try:

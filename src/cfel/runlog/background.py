@@ -51,6 +51,7 @@ class CheckpointWriter:
         Raises:
             StorageError: the write failed; raised once, and the previous checkpoint is intact.
         """
+        # Forgotten before it is raised: a failed write must not block the writes after it.
         pending, self._pending = self._pending, None
         if pending is not None:
             pending.result()

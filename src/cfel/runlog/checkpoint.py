@@ -161,6 +161,7 @@ def _save(path: Path, shard: dict[str, NDArray[Any]]) -> None:
     try:
         safetensors.numpy.save_file(shard, path)
     except SafetensorError as error:
+        # safetensors hides the error number of the system in its message.
         number = re.search(r"os error (\d+)", str(error))
         if number is None:
             raise
@@ -201,6 +202,7 @@ def read_checkpoint(directory: Path) -> Checkpoint | None:
             return _read_files(directory, manifest)
         except FileNotFoundError as error:
             missing = error.filename
+            # A new manifest means that another process replaced the checkpoint meanwhile: read that one.
             if _read_manifest(directory) == manifest:
                 break
     raise RunDirectoryError(f"{directory}: {Path(missing).name} of the checkpoint is missing")
@@ -254,5 +256,6 @@ def remove_old_files(directory: Path) -> None:
     manifest = _read_manifest(directory)
     kept = {file.name for file in manifest.files} if manifest else set()
     for path in directory.glob("*"):
+        # Other files are not ours to remove.
         if path.name not in kept and re.match(r"generation-|\.", path.name):
             remove_quietly(path)

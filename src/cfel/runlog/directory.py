@@ -194,6 +194,7 @@ class RunWriter:
             StorageError: there is no run, another process is writing it, or a file is damaged; nothing
                 was changed then.
         """
+        # Rejects a newer schema before anything is changed.
         RunDirectory.open(path)
         writer = cls(path, shard_bytes)
         try:

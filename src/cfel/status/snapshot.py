@@ -128,6 +128,7 @@ def thin_history(history: tuple[RoundPoint, ...], most: int) -> tuple[RoundPoint
     """Returns at most `most` rounds, evenly spaced; always includes the newest."""
     if len(history) <= most:
         return history
+    # Counts from the end, so that the newest round is always included.
     step = -(-len(history) // most)
     return history[(len(history) - 1) % step :: step]
 

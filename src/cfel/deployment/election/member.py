@@ -76,6 +76,7 @@ class Member:
         on_leader: OnLeader,
     ) -> None:
         self._path, self._calls, self._on_leader = path, calls, on_leader
+        # Seeded generators could draw the same waits on every member, and elections would keep tying.
         self._random = SystemRandom()
         self._seconds = election_seconds
         electorate = Electorate(number, tuple(range(members)), scale_timing(election_seconds))
@@ -83,6 +84,7 @@ class Member:
         self.state = rules.start(electorate, vote, _now(), self._random.random())
         self.events: deque[ElectionEvent] = deque(maxlen=MOST_EVENTS)
         self._woken = asyncio.Event()
+        # The event loop keeps only weak references to tasks; without this set a send could vanish.
         self._sending: set[asyncio.Task[None]] = set()
         self._storage_failure: StorageError | None = None
 

@@ -103,6 +103,7 @@ def _list_changes(before: ElectionState, after: ElectionState) -> list[Action]:
     actions: list[Action] = []
     if after.vote != before.vote:
         actions.append(Persist(after.vote))
+    # The same member elected again in a later term counts as a change.
     same_leader = after.leader == before.leader and (after.leader is None or after.term == before.term)
     if not same_leader:
         actions.append(LeaderChanged(after.term, after.leader))
@@ -122,6 +123,7 @@ def _on_tick(state: ElectionState, now: float, draw: float) -> Transition:
 def _resign(state: ElectionState, rest_seconds: float, now: float, draw: float) -> ElectionState:
     if state.role is not Role.LEADER:
         return state
+    # A long deadline: another member times out and is elected first.
     return replace(_become_follower(state, state.vote, now, draw), deadline=now + rest_seconds)
 
 
@@ -129,12 +131,14 @@ def _on_message(
     state: ElectionState, sender: int, message: ElectionMessage, now: float, draw: float
 ) -> Transition:
     match message:
+        # Changes no state, so a member that was cut off cannot push the others into a new term.
         case VoteRequest(preliminary=True):
             return state, [_send_vote_reply(state, sender, message, _would_vote(state, message, now))]
         case VoteRequest():
             return _on_vote_request(state, sender, message, now, draw)
         case Heartbeat():
             return _on_heartbeat(state, sender, message, now, draw)
+        # A reply from a later term: this member missed an election.
         case _ if message.term > state.term:
             return _become_follower(state, Vote(message.term), now, draw), []
         case VoteReply():
@@ -159,6 +163,7 @@ def _become_candidate(state: ElectionState, now: float, draw: float) -> Transiti
 
 
 def _become_leader(state: ElectionState, now: float) -> Transition:
+    # Nobody has answered yet, so `leads` stays false until a majority answers a heartbeat.
     nobody = (float("-inf"),) * len(state.electorate.members)
     elected = replace(
         state, role=Role.LEADER, leader=state.electorate.member, asked_at=now, heard_at=now, answered=nobody
@@ -213,6 +218,7 @@ def _on_heartbeat(
     state: ElectionState, sender: int, heartbeat: Heartbeat, now: float, draw: float
 ) -> Transition:
     if heartbeat.term >= state.term:
+        # Forgetting the vote of the same term would let this member vote twice in it.
         vote = state.vote if heartbeat.term == state.term else Vote(heartbeat.term)
         state = replace(_become_follower(state, vote, now, draw), leader=sender, heard_at=now)
     return state, [Send(sender, HeartbeatReply(state.term, heartbeat.sent_at))]
@@ -268,6 +274,7 @@ def _last_majority_contact(state: ElectionState) -> float:
     """The latest time since which a majority, including the leader, has answered."""
     others = sorted(state.answered, reverse=True)
     needed = state.electorate.majority - 1  # the leader counts itself
+    # A single member is its own majority at any time.
     return others[needed - 1] if needed else float("inf")
 
 

@@ -128,6 +128,7 @@ def reserve_overhead(
 ) -> Observation:
     """Reserves the measured time that the rest of this global round will take beyond devices' work."""
     first, edge_rounds = observation.edge_round, observation.rounds.edge_rounds
+    # Until the first exchange has been measured, the model's time stands in.
     gossip = observation.backhaul_seconds
     if measurements.exchange.value is not None:
         exchanges = world.setting.scheme.gossip.exchanges_from(first, edge_rounds)
@@ -149,6 +150,7 @@ def apply_measured_costs(
     seconds, joules = outcome.seconds.copy(), outcome.joules.copy()
     for device, report in enumerate(measured.devices):
         if report is not None:
+            # A device reports before its upload ends, so the time of sending is computed from its rate.
             sending = report.nu * outcome.wire_bits[device] / world.setting.model_bits
             seconds[device] = report.seconds + sending
             joules[device] = report.joules + report.power * sending

@@ -111,10 +111,8 @@ def read_report(message: Message) -> MeasurementReport | None:
             raise RejectedError(f"{FIELD}.{name}: {'is missing' if name in names else 'is unknown'}")
     try:
         return MeasurementReport(**values)
-    except (InputError, OverflowError) as error:
-        raise RejectedError(
-            f"{FIELD}: {error}" if isinstance(error, OverflowError) else str(error)
-        ) from error
+    except InputError as error:
+        raise RejectedError(str(error)) from error
 
 
 class SelfMeasurement:

@@ -43,6 +43,7 @@ def make_authority(directory: Path, now: datetime | None = None) -> None:
         x509.CertificateBuilder(name, name, key.public_key(), x509.random_serial_number())
         .not_valid_before(begin)
         .not_valid_after(begin + timedelta(days=AUTHORITY_DAYS))
+        # It may sign certificates of nodes, but no further authorities.
         .add_extension(x509.BasicConstraints(ca=True, path_length=0), critical=True)
         .add_extension(_usage(signs_certificates=True), critical=True)
         .add_extension(x509.SubjectKeyIdentifier.from_public_key(key.public_key()), critical=False)
@@ -181,6 +182,7 @@ def _write_key(path: Path, key: ec.EllipticCurvePrivateKey) -> None:
         serialization.Encoding.PEM, serialization.PrivateFormat.PKCS8, serialization.NoEncryption()
     )
     with translate_os_errors("write", path):
+        # An existing file would keep its permissions, so the key goes into a new one.
         path.unlink(missing_ok=True)
         with os.fdopen(os.open(path, os.O_WRONLY | os.O_CREAT | os.O_EXCL, 0o600), "wb") as file:
             file.write(content)

@@ -19,6 +19,7 @@ def count_rejection(counts: dict[str, int], reason: str) -> int:
         How often this reason has been counted.
     """
     name = shorten(reason)
+    # Reasons may quote the caller, who could otherwise fill the memory with new ones.
     if name not in counts and len(counts) >= MOST_REASONS:
         name = OTHERS
     counts[name] = counts.get(name, 0) + 1

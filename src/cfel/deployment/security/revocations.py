@@ -39,6 +39,7 @@ class Revocations:
                 self._on_problem(f"{self._path.name}: the previous list stays in force: {error.strerror}")
             self._seen = None
             return
+        # The inode shows a file that was replaced within one tick of the clock by one of the same size.
         now = (found.st_mtime_ns, found.st_size, found.st_ino)
         if now != self._seen:
             self._read()

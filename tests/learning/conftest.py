@@ -30,7 +30,7 @@ def dense(report: DeviceReport) -> torch.Tensor:
 
 @pytest.fixture(autouse=True)
 def _one_thread_and_no_global_draws(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
-    """One torch thread, a cache of the test's own, and torch's global generator left where it was."""
+    """One torch thread, a separate cache, and an unchanged global generator of torch."""
     monkeypatch.setenv("CFEL_CACHE", str(tmp_path / "cache"))
     torch.set_num_threads(1)
     before = torch.random.get_rng_state()

@@ -1,4 +1,4 @@
-"""Robust aggregation: small cases by hand, and a liar among eight."""
+"""Aggregation rules: small cases by hand, and one dishonest device among eight."""
 
 from collections.abc import Iterator
 from dataclasses import replace
@@ -177,7 +177,7 @@ def test_the_order_of_arrival_does_not_matter(kind: Kind) -> None:
     assert len({robust_aggregate(zeros(20), each, weights, parameters).sha256() for each in orders}) == 1
 
 
-def test_one_liar_of_eight_moves_the_mean_and_hardly_the_others() -> None:
+def test_one_dishonest_device_of_eight_moves_only_the_mean() -> None:
     """Seven agree on a direction of length 1 within noise; the eighth sends −100 times it."""
     draw = np.random.default_rng(2)
     truth = np.full(400, 1 / 20, dtype=np.float32)

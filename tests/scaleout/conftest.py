@@ -1,4 +1,4 @@
-"""Ray clusters for tests: real nodes, with tokens, where nobody else can reach them."""
+"""Ray clusters for tests: real nodes, with tokens, in a network that nothing else reaches."""
 
 import json
 import os
@@ -17,8 +17,8 @@ import pytest
 NAMESPACES = ["--net", "--pid", "--fork", "--kill-child", "--mount-proc"]
 
 
-def refusal() -> str | None:
-    """Why there can be no namespaces of our own, or None."""
+def why_no_namespaces() -> str | None:
+    """Why namespaces cannot be created here, or None."""
     for program in ("unshare", "nsenter"):
         if shutil.which(program) is None:
             return f"{program} (util-linux) is not installed"
@@ -37,8 +37,8 @@ class Nodes:
         inside = Path(f"/proc/{holder.pid}/task/{holder.pid}/children").read_text().split()[0]
         self._enter = ["nsenter", "--target", inside, "--net", "--pid", "--mount"]
 
-    def tell(self, **order: Any) -> dict[str, Any]:
-        """Has the cluster do something; see `nodes`."""
+    def send(self, **order: Any) -> dict[str, Any]:
+        """Sends a command to the cluster; see `nodes`."""
         _pipe(self._holder.stdin).write(json.dumps(order) + "\n")
         _pipe(self._holder.stdin).flush()
         return self._answer()
@@ -64,9 +64,9 @@ def _pipe(pipe: IO[str] | None) -> IO[str]:
 
 @contextmanager
 def cluster(nodes: int, system: dict[str, Any] | None = None, **node: Any) -> Iterator[Nodes]:
-    """A cluster of some nodes with one core each; everything in it is gone in the end."""
+    """A cluster of some nodes with one core each; all its processes end with it."""
     pytest.importorskip("ray", reason="Ray is not installed")
-    reason = refusal()
+    reason = why_no_namespaces()
     if reason is not None:
         pytest.skip(reason)
     tokens = {"RAY_AUTH_MODE": "token", "RAY_AUTH_TOKEN": secrets.token_hex(32)}

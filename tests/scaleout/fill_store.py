@@ -1,4 +1,4 @@
-"""Fills a cluster's object store to the last bytes, says so, and holds on to it until the input ends."""
+"""Fills a cluster's object store to the last bytes, prints a line, and keeps it full until the input ends."""
 
 import sys
 

@@ -1,4 +1,4 @@
-"""A Ray cluster of several nodes in a namespace of its own; told what to do by lines on standard input.
+"""A Ray cluster of several nodes in a separate namespace, controlled by lines on standard input.
 
 Started by `conftest` inside new network and process namespaces: nothing outside can reach the cluster, which
 has loopback only, and when this process ends, so does everything in it. Each line is a JSON document with
@@ -24,7 +24,7 @@ def bring_loopback_up() -> None:
         fcntl.ioctl(any_socket, SIOCSIFFLAGS, struct.pack("16sH14s", b"lo", IFF_UP, b""))
 
 
-def named(name: str) -> list[int]:
+def find_processes(name: str) -> list[int]:
     """Processes of this namespace whose command line holds the name."""
     found = []
     for folder in Path("/proc").iterdir():
@@ -38,8 +38,8 @@ def named(name: str) -> list[int]:
     return sorted(found)
 
 
-def killed(order: dict[str, Any]) -> dict[str, Any]:
-    processes = named(order["name"])[: order.get("count")]
+def kill(order: dict[str, Any]) -> dict[str, Any]:
+    processes = find_processes(order["name"])[: order.get("count")]
     for process in processes:
         os.kill(process, order.get("signal", signal.SIGKILL))
     return {"killed": len(processes)}
@@ -64,7 +64,7 @@ def main() -> None:
             case "remove":
                 cluster.remove_node(others.pop(), allow_graceful=False)
             case "kill":
-                answer = killed(order)
+                answer = kill(order)
             case "end":
                 break
         print(json.dumps(answer), flush=True)  # noqa: T201

@@ -1,4 +1,4 @@
-"""The tiny experiment on a cluster, in a process of its own: prints its log and where it was computed."""
+"""Runs the tiny experiment on a cluster, in a separate process; prints its log and where it ran."""
 
 import json
 import sys

@@ -1,4 +1,4 @@
-"""A real cluster of two nodes: the log of threads, whatever dies on the way."""
+"""A real cluster of two nodes writes the same log as threads, whatever fails."""
 
 import json
 import signal
@@ -41,7 +41,7 @@ def wait_for(process: "subprocess.Popen[str]", out: Path, count: int) -> None:
         time.sleep(0.02)
 
 
-def ended(process: "subprocess.Popen[str]") -> tuple[int, str, str]:
+def wait_for_end(process: "subprocess.Popen[str]") -> tuple[int, str, str]:
     out, errors = process.communicate(timeout=250)
     return process.returncode, out, errors
 
@@ -51,7 +51,7 @@ def run_on(nodes: Nodes, out: Path, changes: list[str], *more: str) -> "subproce
     return nodes.start(*CLI, "run", str(EXAMPLE), *where, *options(changes), *more)
 
 
-def logged(out: Path) -> list[dict[str, Any]]:
+def read_log(out: Path) -> list[dict[str, Any]]:
     return timeless(RunDirectory.open(out).records())
 
 
@@ -68,7 +68,7 @@ def test_two_nodes_give_the_log_of_threads(two_nodes: Nodes, tmp_path: Path) -> 
     """Momentum and residuals included."""
     script = str(Path(__file__).with_name("on_cluster.py"))
     process = two_nodes.start(script, str(EXAMPLE), two_nodes.address, *REMEMBERING)
-    code, text, errors = ended(process)
+    code, text, errors = wait_for_end(process)
     assert code == 0, errors
     document = json.loads(text)
     assert document["nodes"] == 2
@@ -78,16 +78,16 @@ def test_two_nodes_give_the_log_of_threads(two_nodes: Nodes, tmp_path: Path) -> 
 
 @pytest.mark.timeout(300)
 @pytest.mark.long
-def test_a_worker_killed_in_mid_round(
+def test_a_worker_is_killed_during_a_round(
     two_nodes: Nodes, tmp_path: Path, undisturbed: list[RoundRecord]
 ) -> None:
     out = tmp_path / "run"
     process = run_on(two_nodes, out, LONG)
     wait_for(process, out, 2)
-    assert two_nodes.tell(do="kill", name="ray::DeviceWorker", count=1) == {"killed": 1}
-    code, _, errors = ended(process)
+    assert two_nodes.send(do="kill", name="ray::DeviceWorker", count=1) == {"killed": 1}
+    code, _, errors = wait_for_end(process)
     assert code == 0, errors
-    assert logged(out) == timeless(undisturbed)
+    assert read_log(out) == timeless(undisturbed)
 
 
 @pytest.mark.slow
@@ -100,8 +100,8 @@ def test_the_driver_killed_and_resumed(
     for count in (2, 6):
         process = run_on(two_nodes, out, LONG, "--resume")
         wait_for(process, out, count)
-        two_nodes.tell(do="kill", name=f"--out {out}")
-        ended(process)
+        two_nodes.send(do="kill", name=f"--out {out}")
+        wait_for_end(process)
     assert 6 <= lines(out) < 12
     finished = run_experiment(load_experiment(EXAMPLE, LONG), out, RunOptions(resume=True))
     assert timeless(finished) == timeless(undisturbed)
@@ -109,20 +109,20 @@ def test_the_driver_killed_and_resumed(
 
 @pytest.mark.slow
 @pytest.mark.timeout(600)
-def test_a_node_removed_in_mid_run(tmp_path: Path, undisturbed: list[RoundRecord]) -> None:
+def test_a_node_is_removed_during_a_run(tmp_path: Path, undisturbed: list[RoundRecord]) -> None:
     out = tmp_path / "run"
     with cluster(2) as nodes:
         process = run_on(nodes, out, LONG)
         wait_for(process, out, 2)
-        nodes.tell(do="remove")
-        code, _, errors = ended(process)
+        nodes.send(do="remove")
+        code, _, errors = wait_for_end(process)
     assert code == 0, errors
-    assert logged(out) == timeless(undisturbed)
+    assert read_log(out) == timeless(undisturbed)
 
 
 @pytest.mark.slow
 @pytest.mark.timeout(600)
-def test_a_node_removed_in_mid_sweep(tmp_path: Path) -> None:
+def test_a_node_is_removed_during_a_comparison(tmp_path: Path) -> None:
     """Whole runs on three nodes; those of the lost one resume from their checkpoints."""
     out, schemes, seeds = tmp_path / "table", ["hcef", "cef"], [0, 1]
     words = ("--schemes", ",".join(schemes), "--seeds", "0,1", "--out", str(out), *options(LONG))
@@ -131,28 +131,28 @@ def test_a_node_removed_in_mid_sweep(tmp_path: Path) -> None:
             *CLI, "compare", str(EXAMPLE), "--engine", "ray", "--ray-address", nodes.address, *words
         )
         wait_for(process, out / "hcef" / "seed-1", 2)
-        nodes.tell(do="remove")
-        code, _, errors = ended(process)
+        nodes.send(do="remove")
+        code, _, errors = wait_for_end(process)
     assert code == 0, errors
     assert "is lost; its runs resume elsewhere" in errors
     experiment = load_experiment(EXAMPLE, LONG)
     compare(experiment, schemes, seeds, tmp_path / "threads", RunOptions())
     for run in (f"{scheme}/seed-{seed}" for scheme in schemes for seed in seeds):
-        assert logged(out / run) == logged(tmp_path / "threads" / run), run
+        assert read_log(out / run) == read_log(tmp_path / "threads" / run), run
     assert (out / "summary.json").exists()
     assert not list(out.glob(".*"))
 
 
 @pytest.mark.slow
 @pytest.mark.timeout(600)
-def test_ctrl_c_in_mid_sweep(two_nodes: Nodes, tmp_path: Path) -> None:
+def test_ctrl_c_during_a_comparison(two_nodes: Nodes, tmp_path: Path) -> None:
     out = tmp_path / "table"
     words = ("--schemes", "hcef,cef", "--seeds", "0,1", "--out", str(out), *options(LONG))
     where = ("--engine", "ray", "--ray-address", two_nodes.address)
     process = two_nodes.start(*CLI, "compare", str(EXAMPLE), *where, *words)
     wait_for(process, out / "hcef" / "seed-0", 2)
-    two_nodes.tell(do="kill", name=f"--out {out}", signal=int(signal.SIGINT))
-    code, _, errors = ended(process)
+    two_nodes.send(do="kill", name=f"--out {out}", signal=int(signal.SIGINT))
+    code, _, errors = wait_for_end(process)
     assert code == 130, errors
     begun = [path.parent for path in out.glob("*/*/rounds.jsonl")]
     assert begun
@@ -173,7 +173,7 @@ def build(shape: tuple[int, ...], classes: int) -> nn.Module:
 @pytest.mark.slow
 @pytest.mark.timeout(600)
 def test_the_object_store_full(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """An error that says so, and a checkpoint to resume from; the model is user-defined, beside the file."""
+    """A clear error, and a checkpoint to resume from; the model is user-defined, beside the file."""
     (tmp_path / "wide_model.py").write_text(WIDE_MODEL)
     experiment = tmp_path / "wide.toml"
     experiment.write_text(EXAMPLE.read_text() + '\n[model]\nname = "wide_model:build"\n')
@@ -184,7 +184,7 @@ def test_the_object_store_full(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) 
         process = nodes.start(*CLI, "run", str(experiment), *where, *options(changes))
         wait_for(process, out, 2)
         filling = nodes.start(str(Path(__file__).with_name("fill_store.py")), nodes.address)
-        code, _, errors = ended(process)
+        code, _, errors = wait_for_end(process)
         filling.communicate(timeout=60)
     assert code == 1, errors
     assert "the cluster's object store is full" in " ".join(errors.split())

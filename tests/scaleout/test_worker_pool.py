@@ -1,4 +1,4 @@
-"""Workers and whole runs that are lost at a given moment: the bookkeeping, without a cluster."""
+"""Workers and whole runs that are lost at a given moment, with a fake of Ray in this process."""
 
 from dataclasses import replace
 from pathlib import Path
@@ -16,14 +16,14 @@ from tests.simulation.drive import records, timeless, tiny
 pytest.importorskip("ray", reason="Ray is not installed")
 
 if TYPE_CHECKING:
-    from .stand_in import StandIn
+    from .fake_ray import FakeRay
 
 REMEMBERING = tiny(compression={"error_feedback": True}, local={"estimator": "fresh"})
 
 
 @pytest.fixture
-def stand_in(monkeypatch: pytest.MonkeyPatch) -> "StandIn":
-    from .stand_in import install
+def fake_ray(monkeypatch: pytest.MonkeyPatch) -> "FakeRay":
+    from .fake_ray import install
 
     monkeypatch.setenv("RAY_AUTH_MODE", "token")
     return install(monkeypatch)
@@ -41,28 +41,28 @@ def on_ray(experiment: Experiment) -> list[dict[str, object]]:
 
 
 @pytest.mark.parametrize("deaths", [set(), {1}, {4, 5, 9}, set(range(2, 80, 7))], ids=str)
-def test_the_log_of_threads_whoever_dies(stand_in: "StandIn", deaths: set[int]) -> None:
-    stand_in.deaths = deaths
+def test_lost_workers_do_not_change_the_log(fake_ray: "FakeRay", deaths: set[int]) -> None:
+    fake_ray.deaths = deaths
     assert on_ray(REMEMBERING) == timeless(records(REMEMBERING))
-    assert stand_in.calls > max(deaths, default=0)
+    assert fake_ray.calls > max(deaths, default=0)
 
 
-def test_fresh_estimates_keep_the_measured_curve(stand_in: "StandIn") -> None:
+def test_fresh_estimates_keep_the_measured_curve(fake_ray: "FakeRay") -> None:
     """HCEF+ plans by `kept_energy`, which an update measures and a fresh estimate must not lose."""
     experiment = tiny(
         scheme={"name": "hcef_plus"}, local={"estimator": "fresh"}, budget={"share_of_cef": 0.6}
     )
     assert on_ray(experiment) == timeless(records(experiment))
-    assert stand_in.calls > 0
+    assert fake_ray.calls > 0
 
 
-def test_a_job_that_kills_every_worker(stand_in: "StandIn") -> None:
-    stand_in.deaths = set(range(1, 1000))
+def test_a_job_that_kills_every_worker(fake_ray: "FakeRay") -> None:
+    fake_ray.deaths = set(range(1, 1000))
     with pytest.raises(ScaleoutError, match="a job was lost 5 times with the workers it ran on"):
         on_ray(REMEMBERING)
 
 
-def test_what_a_worker_raises_is_raised_here(stand_in: "StandIn", monkeypatch: pytest.MonkeyPatch) -> None:
+def test_what_a_worker_raises_is_raised_here(fake_ray: "FakeRay", monkeypatch: pytest.MonkeyPatch) -> None:
     from cfel.scaleout.worker import DeviceWorker
 
     def refuse(*_: object) -> None:
@@ -71,11 +71,11 @@ def test_what_a_worker_raises_is_raised_here(stand_in: "StandIn", monkeypatch: p
     monkeypatch.setattr(DeviceWorker, "updates", refuse)
     with pytest.raises(InputError, match="theta of device 3"):
         on_ray(REMEMBERING)
-    assert stand_in.calls > 0
+    assert fake_ray.calls > 0
 
 
 @pytest.mark.parametrize("where", ["driver", "worker"])
-def test_no_room_for_objects(stand_in: "StandIn", monkeypatch: pytest.MonkeyPatch, where: str) -> None:
+def test_no_room_for_objects(fake_ray: "FakeRay", monkeypatch: pytest.MonkeyPatch, where: str) -> None:
     from ray.exceptions import OutOfDiskError
 
     from cfel.scaleout.worker import DeviceWorker
@@ -84,24 +84,24 @@ def test_no_room_for_objects(stand_in: "StandIn", monkeypatch: pytest.MonkeyPatc
         raise OutOfDiskError("Local disk is full")
 
     if where == "driver":
-        stand_in.putting = full
+        fake_ray.putting = full
     else:
         monkeypatch.setattr(DeviceWorker, "updates", full)
     with pytest.raises(ScaleoutError, match="object store is full and cannot spill"):
         on_ray(REMEMBERING)
 
 
-def test_other_versions_are_refused(stand_in: "StandIn", monkeypatch: pytest.MonkeyPatch) -> None:
+def test_other_versions_are_refused(fake_ray: "FakeRay", monkeypatch: pytest.MonkeyPatch) -> None:
     from cfel.scaleout.worker import DeviceWorker, WorkerInfo
 
     monkeypatch.setattr(DeviceWorker, "ready", lambda _: WorkerInfo("there", 1, ("cfel 0.0", "torch 1.0")))
     with pytest.raises(ScaleoutError, match=r"node there runs cfel 0\.0, torch 1\.0, this process"):
         on_ray(REMEMBERING)
-    assert stand_in.calls == 0
+    assert fake_ray.calls == 0
 
 
-def test_no_worker_at_all(stand_in: "StandIn") -> None:
-    stand_in.ready = False
+def test_no_worker_at_all(fake_ray: "FakeRay") -> None:
+    fake_ray.ready = False
     with pytest.raises(
         ScaleoutError, match="no worker could be started within 120 s; the cluster has 2 cores"
     ):
@@ -114,15 +114,15 @@ def sweep(folder: Path, engine: str = "ray") -> list[PlacedRun]:
     return [PlacedRun(f"seed {seed}", replace(base, seed=seed), folder / f"seed-{seed}") for seed in range(4)]
 
 
-def test_lost_runs_resume(stand_in: "StandIn", tmp_path: Path) -> None:
+def test_lost_runs_resume(fake_ray: "FakeRay", tmp_path: Path) -> None:
     """The first call asks the node whether it sees the folder; the second and fourth are runs."""
-    stand_in.deaths = {2, 4}
+    fake_ray.deaths = {2, 4}
     said: list[str] = []
-    told: list[str] = []
-    options = RunOptions(notify=said.append, on_round=lambda name, _: told.append(name))
+    rounds: list[str] = []
+    options = RunOptions(notify=said.append, on_round=lambda name, _: rounds.append(name))
     run_all(sweep(tmp_path), tmp_path, options)
     assert len([line for line in said if "resumes from its last checkpoint" in line]) == 2
-    assert sorted(told) == sorted(f"seed {seed}" for seed in range(4) for _ in range(3))
+    assert sorted(rounds) == sorted(f"seed {seed}" for seed in range(4) for _ in range(3))
     for run in sweep(tmp_path / "threads", "threads"):
         expected = timeless(run_experiment(run.experiment, run.directory, RunOptions()))
         there = RunDirectory.open(tmp_path / run.directory.name)
@@ -131,22 +131,22 @@ def test_lost_runs_resume(stand_in: "StandIn", tmp_path: Path) -> None:
     assert not list(tmp_path.glob(".*"))
 
 
-def test_a_run_that_kills_everybody(stand_in: "StandIn", tmp_path: Path) -> None:
-    stand_in.deaths = set(range(2, 1000))
+def test_a_run_that_kills_every_worker(fake_ray: "FakeRay", tmp_path: Path) -> None:
+    fake_ray.deaths = set(range(2, 1000))
     with pytest.raises(ScaleoutError, match=r"seed \d: lost 5 times with the machine or process"):
         run_all(sweep(tmp_path), tmp_path, RunOptions())
 
 
-def test_interrupted_runs_have_checkpoints(stand_in: "StandIn", tmp_path: Path) -> None:
+def test_interrupted_runs_have_checkpoints(fake_ray: "FakeRay", tmp_path: Path) -> None:
     """Asked before the first run is handed out: nothing is begun."""
     with pytest.raises(KeyboardInterrupt):
         run_all(sweep(tmp_path), tmp_path, RunOptions(interrupted=lambda: True))
-    assert stand_in.calls <= 1
+    assert fake_ray.calls <= 1
     assert not list(tmp_path.iterdir())
 
 
 def test_no_node_sees_the_folder(
-    stand_in: "StandIn", tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    fake_ray: "FakeRay", tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     from cfel.scaleout import run_sweep as module
 
@@ -155,12 +155,12 @@ def test_no_node_sees_the_folder(
     with pytest.raises(ScaleoutError, match="put it on shared storage"):
         run_all(sweep(tmp_path), tmp_path, RunOptions(notify=said.append))
     assert "does not see" in said[0]
-    assert stand_in.calls == 1
+    assert fake_ray.calls == 1
 
 
-def test_a_run_that_cannot_be_done(stand_in: "StandIn", tmp_path: Path) -> None:
+def test_a_run_that_cannot_be_done(fake_ray: "FakeRay", tmp_path: Path) -> None:
     runs = sweep(tmp_path)
     run_experiment(tiny(), runs[1].directory, RunOptions())
     with pytest.raises(RunDirectoryError, match="holds a run already"):
         run_all(runs, tmp_path, RunOptions())
-    assert stand_in.calls > 1
+    assert fake_ray.calls > 1

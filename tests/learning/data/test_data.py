@@ -131,7 +131,7 @@ def _batch(images: ByteArray, labels: list[int], protocol: int, names: type) -> 
 def test_cifar10_from_python_batches(tmp_path: Path, protocol: int, names: type) -> None:
     (tmp_path / "data_batch_1").write_bytes(_batch(COLOUR[:5], [0, 9, 3, 4, 1], protocol, names))
     (tmp_path / "test_batch").write_bytes(_batch(COLOUR[5:], [2, 7], protocol, names))
-    (tmp_path / "batches.meta").write_bytes(b"not looked at")
+    (tmp_path / "batches.meta").write_bytes(b"not read")
     _check_cifar(cifar10(tmp_path))
 
 

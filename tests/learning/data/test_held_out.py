@@ -1,4 +1,4 @@
-"""Held-out training samples: who gives how many, and that nobody trains on them."""
+"""Held-out training samples: how many each device gives, and that no device trains on them."""
 
 import numpy as np
 import pytest
@@ -47,7 +47,7 @@ def test_the_seed_decides() -> None:
     assert not torch.equal(first, other)
 
 
-def test_nobody_gives_the_last_sample() -> None:
+def test_no_device_gives_its_last_sample() -> None:
     data, shares = numbered([0] * 6), [np.arange(1), np.arange(1, 6)]
     _, kept = hold_out(data, shares, 0.9, seed=0)
     assert [len(own) for own in kept] == [1, 1]

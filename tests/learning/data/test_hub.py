@@ -26,7 +26,7 @@ def _silent() -> None:
 
 @pytest.fixture(autouse=True)
 def _offline(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Whoever reaches for the hub fails at once."""
+    """Any access to the hub fails at once."""
 
     def refuse(name: str, *_: object, **__: object) -> None:
         raise ConnectionError(f"Couldn't reach {name!r} on the Hub")

@@ -84,7 +84,9 @@ def test_compression_goes_through(digits_task: Task, workspace: Build, order: Ma
     assert [report.update.wire_bits for report, _ in results] == [481 * 32 + 4810] * 3
 
 
-def test_nobody_and_nothing_taken(digits_task: Task, workspace: Build, order: Make, spread: Spread) -> None:
+def test_no_devices_and_no_iterations(
+    digits_task: Task, workspace: Build, order: Make, spread: Spread
+) -> None:
     scratch, model = workspace(digits_task), initial_model(digits_task, 0)
     assert device_updates_batched([], [], [], scratch) == []
     [(report, _)] = device_updates_batched(

@@ -1,7 +1,6 @@
-"""A stand-in for Ray's functions in this process: everything is computed at once, deaths come on order.
+"""A fake of Ray's functions in this process: it computes everything immediately, and workers die on request.
 
-It shows what the bookkeeping does when workers die at a given moment; that it works with Ray itself is
-`test_faults`' business.
+It shows what happens when workers die at a given moment. `test_faults` tests the same with Ray itself.
 """
 
 from collections.abc import Callable, Sequence
@@ -18,19 +17,19 @@ HERE = "ab" * 28
 
 
 class Reference:
-    """A value, or what is raised by whoever asks for it."""
+    """A value, or the error that getting it raises."""
 
     def __init__(self, value: Any = None, error: Exception | None = None) -> None:
         self.value, self.error = value, error
 
 
 @dataclass
-class StandIn:
-    """Ray, as far as cfel knows it.
+class FakeRay:
+    """The part of Ray that cfel uses.
 
     Attributes:
         cores: of each node.
-        deaths: numbers of calls, from 1, that take their worker with them.
+        deaths: numbers of the calls, from 1, that kill their worker.
         putting: called with everything that is put.
         ready: whether workers ever become ready.
         calls: how many there were.
@@ -65,7 +64,7 @@ class StandIn:
         """See Ray."""
 
         def options(**_: Any) -> Any:
-            return SimpleNamespace(remote=lambda *given: self._begun(body, given))
+            return SimpleNamespace(remote=lambda *given: self._start(body, given))
 
         return SimpleNamespace(options=options)
 
@@ -73,13 +72,13 @@ class StandIn:
         """See Ray."""
         return [{"NodeID": n, "Alive": True, "Resources": {"CPU": c}} for n, c in self.cores.items()]
 
-    def _begun(self, body: Callable[..., Any], given: tuple[Any, ...]) -> Any:
+    def _start(self, body: Callable[..., Any], given: tuple[Any, ...]) -> Any:
         if isinstance(body, type):
             return Handle(self, body(*given))
-        return self.called(body, given)
+        return self.call(body, given)
 
-    def called(self, function: Callable[..., Any], given: tuple[Any, ...], counts: bool = True) -> Reference:
-        """Calls a function, unless this call is to be deadly."""
+    def call(self, function: Callable[..., Any], given: tuple[Any, ...], counts: bool = True) -> Reference:
+        """Calls a function, unless this call kills the worker."""
         self.calls += counts
         if counts and self.calls in self.deaths:
             return Reference(error=RayActorError())
@@ -87,26 +86,26 @@ class StandIn:
             return Reference(
                 function(*(each.value if isinstance(each, Reference) else each for each in given))
             )
-        except Exception as error:  # noqa: BLE001 — Ray hands on whatever is raised
+        except Exception as error:  # noqa: BLE001 — Ray passes on any exception
             return Reference(error=RayTaskError("function", "trace", error))
 
 
 class Handle:
     """A worker; `ready` does not count as a call."""
 
-    def __init__(self, stand_in: StandIn, worker: Any) -> None:
-        self._stand_in, self._worker = stand_in, worker
+    def __init__(self, fake_ray: FakeRay, worker: Any) -> None:
+        self._fake_ray, self._worker = fake_ray, worker
 
     def __getattr__(self, name: str) -> Any:
         method = getattr(self._worker, name)
-        return SimpleNamespace(remote=lambda *given: self._stand_in.called(method, given, name != "ready"))
+        return SimpleNamespace(remote=lambda *given: self._fake_ray.call(method, given, name != "ready"))
 
 
-def install(monkeypatch: pytest.MonkeyPatch) -> StandIn:
-    """Puts a stand-in in Ray's place."""
-    stand_in = StandIn()
+def install(monkeypatch: pytest.MonkeyPatch) -> FakeRay:
+    """Replaces Ray by a fake."""
+    fake_ray = FakeRay()
     for name in ("put", "get", "wait", "remote", "nodes"):
-        monkeypatch.setattr(ray, name, getattr(stand_in, name))
+        monkeypatch.setattr(ray, name, getattr(fake_ray, name))
     monkeypatch.setattr(ray, "is_initialized", lambda: True)
     monkeypatch.setattr(ray, "available_resources", lambda: {"CPU": 0.0})
     monkeypatch.setattr(ray, "kill", lambda _: None)
@@ -114,4 +113,4 @@ def install(monkeypatch: pytest.MonkeyPatch) -> StandIn:
     monkeypatch.setattr(ray.util, "register_serializer", lambda *_, **__: None)
     context = SimpleNamespace(get_node_id=lambda: HERE)
     monkeypatch.setattr(ray, "get_runtime_context", lambda: context)
-    return stand_in
+    return fake_ray

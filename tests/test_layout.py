@@ -1,4 +1,4 @@
-"""The source tree keeps its shape: every package has its tests."""
+"""The source tree keeps its shape: every package has its tests, no directory holds too many modules."""
 
 from pathlib import Path
 
@@ -7,8 +7,15 @@ import pytest
 ROOT = Path(__file__).parents[1]
 SOURCE = ROOT / "src" / "cfel"
 PACKAGES = sorted(path.parent.relative_to(SOURCE) for path in SOURCE.rglob("__init__.py"))
+MOST_MODULES = 15
 
 
 @pytest.mark.parametrize("package", PACKAGES, ids=str)
 def test_every_package_has_tests(package: Path) -> None:
     assert list((ROOT / "tests" / package).glob("test_*.py"))
+
+
+@pytest.mark.parametrize("package", [each for each in PACKAGES if each != Path("cli")], ids=str)
+def test_no_directory_holds_too_many_modules(package: Path) -> None:
+    """Except `cli`, which has one file per command."""
+    assert len(list((SOURCE / package).glob("*.py"))) <= MOST_MODULES

@@ -77,7 +77,7 @@ def test_what_cannot_be_found(name: str, message: str) -> None:
 @pytest.mark.parametrize("name", ["math:sqrt", "theirs", "no_such_module_anywhere:f"])
 def test_only_built_in_names_unless_somebody_allows_more(monkeypatch: pytest.MonkeyPatch, name: str) -> None:
     installed(monkeypatch, "math:sqrt")
-    monkeypatch.setattr(plugins, "_loaded", lambda *_: pytest.fail("loaded"))
+    monkeypatch.setattr(plugins, "_load", lambda *_: pytest.fail("loaded"))
     with pytest.raises(InputError, match=rf"^scheme: '{name}' is not built in, and only built-in names are"):
         plugins.resolve("scheme", name, BUILTIN)
     with pytest.raises(InputError, match=r"so no code that it names is run; if you trust it, add --trust$"):

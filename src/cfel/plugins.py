@@ -1,11 +1,10 @@
 """Names in an experiment file that stand for code: built in, an entry point, or `module:function`.
 
 Every kind of part (scheme, compressor, topology, data set, model, task) is looked up the same way, so that
-adding one from outside the package needs no change inside it. Nothing is looked up at import time.
+adding a user-defined one needs no change inside the package. Nothing is looked up at import time.
 
-A name from outside the package is code that runs in this process. So whoever looks one up hands in a
-`CodePolicy`, and only built-in names work where nobody did: a run directory that somebody else sent must not
-run anything.
+A user-defined name stands for code that runs in this process. So every lookup takes a `CodePolicy`, and by
+default only built-in names work: a run directory that somebody else sent must not run anything.
 """
 
 import importlib
@@ -37,10 +36,10 @@ class CodePolicy:
 
 
 ANY_CODE = CodePolicy("")
-"""For experiments of the user's own."""
+"""For experiments that the user wrote."""
 
 BUILT_IN_ONLY = CodePolicy("only built-in names are allowed here")
-"""What holds where nobody says otherwise."""
+"""The default."""
 
 NOT_FROM_DIRECTORIES = CodePolicy(
     "a directory may come from somebody else, so no code that it names is run; if you trust it, add --trust"
@@ -56,7 +55,7 @@ def resolve(
     *,
     code: CodePolicy = BUILT_IN_ONLY,
 ) -> Any:  # noqa: ANN401 — a part of any kind
-    """The part called `name`.
+    """Finds the part called `name`.
 
     Args:
         kind: "scheme", "model", ...; entry points of the group `cfel.<kind>` are searched.
@@ -73,13 +72,13 @@ def resolve(
         return builtin[name]
     if ":" in name:
         code.check(kind, name)
-        found = _loaded(kind, name, lambda: _attribute(name))
+        found = _load(kind, name, lambda: _import_attribute(name))
     else:
         installed = {point.name: point for point in entry_points(group=f"cfel.{kind}")}
         if name not in installed:
             raise InputError(unknown_name(kind, name, [*builtin, *installed, "module:function"]))
         code.check(kind, name)
-        found = _loaded(kind, name, installed[name].load)
+        found = _load(kind, name, installed[name].load)
     if takes is not None:
         check_call(f"{kind} {name!r}", found, takes)
     return found
@@ -90,7 +89,7 @@ def check_call(what: str, function: Callable[..., Any], takes: tuple[str, ...]) 
     try:
         signature = inspect.signature(function)
     except (TypeError, ValueError):
-        # Some functions written in C do not tell; they are found out when they are called.
+        # Some functions written in C have no signature; a mistake shows when they are called.
         return
     try:
         signature.bind(*takes)
@@ -106,12 +105,12 @@ def check_result(what: str, found: object, wanted: type) -> None:
         raise InputError(f"{what} returned a {type(found).__name__}, not a {wanted.__name__}")
 
 
-def _attribute(name: str) -> object:
+def _import_attribute(name: str) -> object:
     module_name, _, attribute = name.partition(":")
     return getattr(importlib.import_module(module_name), attribute)
 
 
-def _loaded(kind: str, name: str, load: Callable[[], object]) -> Callable[..., Any]:
+def _load(kind: str, name: str, load: Callable[[], object]) -> Callable[..., Any]:
     try:
         found = load()
     except (ImportError, AttributeError, TypeError, ValueError) as error:
@@ -122,9 +121,9 @@ def _loaded(kind: str, name: str, load: Callable[[], object]) -> Callable[..., A
 
 
 def import_from(*folders: Path) -> None:
-    """Lets "module:function" names be found in some folders and the current one, behind everything installed.
+    """Lets "module:function" names be found in some folders and in the current one.
 
-    Behind, so that a file called like a module of Python's own does not take its place.
+    The folders come last on the path, so that a file named like a standard module does not replace it.
     """
     for folder in (*folders, Path()):
         place = str(folder.absolute())

@@ -3,7 +3,7 @@
 import numpy as np
 import pytest
 
-from cfel.api.binding_limits import MEANING, binding_limits
+from cfel.api.binding_limits import MEANING, find_binding_limits
 from cfel.control import RoundProblem, Solution, solve
 
 
@@ -61,28 +61,28 @@ def plan(asked: RoundProblem, first: tuple[float, float], multiplier: float = 0.
 def test_one_word_per_device(first: tuple[float, float], word: str) -> None:
     """A time cap of 1.4 s."""
     asked = problem(time_cap=1.4)
-    assert binding_limits(asked, plan(asked, first)).tolist() == [word, "noise"]
+    assert find_binding_limits(asked, plan(asked, first)).tolist() == [word, "noise"]
 
 
 def test_upper_bounds_below_one_count_as_full() -> None:
     asked = problem(rho_max=0.6)
-    assert binding_limits(asked, plan(asked, (0.6, 1.0))).tolist() == ["full", "noise"]
+    assert find_binding_limits(asked, plan(asked, (0.6, 1.0))).tolist() == ["full", "noise"]
 
 
 def test_a_priced_joule_is_what_limits_the_rest() -> None:
     asked = problem(energy_cap=2.0)
-    assert binding_limits(asked, plan(asked, (0.5, 0.5), multiplier=0.1)).tolist() == ["energy"] * 2
+    assert find_binding_limits(asked, plan(asked, (0.5, 0.5), multiplier=0.1)).tolist() == ["energy"] * 2
 
 
 def test_energy_does_not_limit_who_uses_none() -> None:
     """With α = p = 0 a joule may be worth anything: these devices stop where noise outweighs progress."""
     asked = problem(alpha=0.0, power=0.0, energy_cap=2.0)
-    assert binding_limits(asked, plan(asked, (0.5, 0.5), multiplier=0.1)).tolist() == ["noise"] * 2
+    assert find_binding_limits(asked, plan(asked, (0.5, 0.5), multiplier=0.1)).tolist() == ["noise"] * 2
 
 
 def test_a_battery_goes_before_the_common_limits() -> None:
     asked = problem(battery=[1.4, np.inf], time_cap=1.4)
-    assert binding_limits(asked, plan(asked, (0.7, 0.7), 0.1)).tolist() == ["battery", "energy"]
+    assert find_binding_limits(asked, plan(asked, (0.7, 0.7), 0.1)).tolist() == ["battery", "energy"]
 
 
 def test_every_word_has_a_meaning() -> None:
@@ -91,6 +91,6 @@ def test_every_word_has_a_meaning() -> None:
 
 def test_a_solved_round() -> None:
     """Uncapped, 2ρ + 3(1−ρ)² stops at ρ = 2/3; a cap of 1.2 s then leaves no room, as θ = 1 and ρ = 0.2."""
-    assert binding_limits(problem(), solve(problem())).tolist() == ["noise", "noise"]
+    assert find_binding_limits(problem(), solve(problem())).tolist() == ["noise", "noise"]
     tight = problem(time_cap=1.2)
-    assert binding_limits(tight, solve(tight)).tolist() == ["time", "time"]
+    assert find_binding_limits(tight, solve(tight)).tolist() == ["time", "time"]

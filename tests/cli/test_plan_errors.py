@@ -178,7 +178,7 @@ def test_options_that_do_not_go(run: Run, one: Path, options: list[object], mess
 
 def test_an_experiment_in_place_of_a_fleet(run: Run, write: Write) -> None:
     message = refused(run, write("f.toml", "seed = 1"))
-    assert message == "f.toml: is no table of devices: must be .csv, .parquet or .json"
+    assert message == "f.toml: is not a table of devices: must be .csv, .parquet or .json"
 
 
 def test_an_option_against_the_file(run: Run, write: Write) -> None:

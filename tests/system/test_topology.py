@@ -108,9 +108,9 @@ def test_missing_file_is_named(tmp_path: Path) -> None:
 @pytest.mark.parametrize(
     ("edges", "reason"),
     [
-        (((0, 1), (2, 3)), "not connected, cluster 2 cannot be reached from cluster 0 .2 separate pieces"),
+        (((0, 1), (2, 3)), "not connected, cluster 2 cannot be reached from cluster 0 .2 separate parts"),
         (((0, 1), (1, 2), (2, 3), (3, 4)), r"unknown cluster 4 \(allowed: 0 to 3\)"),
-        (((0, 1), (1, 2), (2, 3), (3, 3)), "cluster 3 is joined to itself"),
+        (((0, 1), (1, 2), (2, 3), (3, 3)), "cluster 3 is linked to itself"),
     ],
 )
 def test_bad_graph_is_refused(edges: tuple[tuple[int, int], ...], reason: str) -> None:

@@ -1,4 +1,4 @@
-"""What keeps each device from doing more: the reading of a plan that a person asks for first."""
+"""What keeps each device from doing more: the first question people ask about a plan."""
 
 import numpy as np
 from numpy.typing import NDArray
@@ -18,8 +18,8 @@ MEANING = {
 }
 
 
-def binding_limits(problem: RoundProblem, solution: Solution) -> NDArray[np.str_]:
-    """One word of `MEANING` per device."""
+def find_binding_limits(problem: RoundProblem, solution: Solution) -> NDArray[np.str_]:
+    """Finds what limits each device; returns one word of `MEANING` per device."""
     rho, theta = solution.rho, solution.theta
     cap = solution.time_cap[problem.cluster]
     timed = solution.device_seconds >= cap * (1 - TOUCH)

@@ -1,7 +1,7 @@
-"""A round problem from a file: a CSV or Parquet table of devices, or a JSON document with everything.
+"""Reads a round problem from a file: a CSV or Parquet table of devices, or a JSON document with everything.
 
 The JSON document holds the fields of `RoundProblem`, with the devices under `devices`, as a list of objects
-or as columns. A table holds the devices only; the rest comes as options. Options go before the document.
+or as columns. A table holds the devices only; the rest comes from options. Options override the document.
 """
 
 import json
@@ -28,7 +28,7 @@ DEFAULTS: Mapping[str, Any] = {"tau": 5, "sigma2": 1.0, "g2": 1.0, "time_cap": n
 
 @dataclass(frozen=True, slots=True, eq=False)
 class NamedProblem:
-    """A problem together with what its file calls devices and clusters."""
+    """A problem, with the names of devices and clusters in its file."""
 
     problem: RoundProblem
     device_names: tuple[str, ...]
@@ -37,15 +37,15 @@ class NamedProblem:
 
 @dataclass(frozen=True, slots=True)
 class RunLength:
-    """Total budgets and the number of rounds they are for."""
+    """Total budgets and the number of rounds that share them."""
 
     time_budget: float | None
     energy_budget: float | None
     rounds: int
     edge_rounds: int
 
-    def caps(self, clusters: int) -> dict[str, Any]:
-        """Caps of the first edge round of such a run, for the budgets that were given."""
+    def compute_caps(self, clusters: int) -> dict[str, Any]:
+        """Computes the caps of the first edge round of such a run, for the budgets that were given."""
         budget = Budget(
             np.inf if self.time_budget is None else self.time_budget,
             np.inf if self.energy_budget is None else self.energy_budget,
@@ -59,11 +59,11 @@ class RunLength:
 def read_problem(
     path: str | Path, options: Mapping[str, Any], length: RunLength | None = None
 ) -> NamedProblem:
-    """Reads devices (and, from JSON, the rest) and makes the problem.
+    """Reads devices (and, from JSON, the rest) and builds the problem.
 
     Args:
         path: .json, .csv or .parquet.
-        options: fields of `RoundProblem` other than the devices'; they go before the document's.
+        options: fields of `RoundProblem` other than the devices'; they override the document's.
         length: total budgets, instead of caps for the round.
 
     Raises:
@@ -71,22 +71,22 @@ def read_problem(
         InputError: an option cannot be used; the message names it.
     """
     if Path(path).suffix.lower() == ".toml":
-        raise FleetFileError(f"{path}: is no table of devices: must be .csv, .parquet or .json")
+        raise FleetFileError(f"{path}: is not a table of devices: must be .csv, .parquet or .json")
     is_json = Path(path).suffix.lower() == ".json"
-    fields, device_names, cluster_names = _from_json(path) if is_json else _from_table(path)
+    fields, device_names, cluster_names = _read_json(path) if is_json else _read_device_table(path)
     given = {**DEFAULTS, **fields, **options}
     if length is not None:
-        given |= length.caps(len(cluster_names))
+        given |= length.compute_caps(len(cluster_names))
     try:
         problem = RoundProblem(**given)
     except InputError as error:
-        raise _placed(path, error, options) from error
-    names = cluster_names if len(cluster_names) == problem.clusters else _numbers(problem.clusters)
+        raise _locate_error(path, error, options) from error
+    names = cluster_names if len(cluster_names) == problem.clusters else _number_names(problem.clusters)
     return NamedProblem(problem, device_names, names)
 
 
-def _placed(path: str | Path, error: InputError, options: Mapping[str, Any]) -> InputError:
-    """The error with where its field comes from: an option, else the file."""
+def _locate_error(path: str | Path, error: InputError, options: Mapping[str, Any]) -> InputError:
+    """Adds to an error where its field comes from: an option, or the file."""
     found = re.match(r"(\w+)(?:\[(\d+)\])?(.*)", str(error), re.DOTALL)
     if found is None or found[1] not in options:
         return FleetFileError(f"{path}: {error}")
@@ -95,34 +95,34 @@ def _placed(path: str | Path, error: InputError, options: Mapping[str, Any]) -> 
     return InputError(f"--{field.replace('_', '-')}{rest}{at}")
 
 
-def _from_table(path: str | Path) -> tuple[dict[str, Any], tuple[str, ...], tuple[str, ...]]:
+def _read_device_table(path: str | Path) -> tuple[dict[str, Any], tuple[str, ...], tuple[str, ...]]:
     table = read_devices(path)
     fields: dict[str, Any] = {name: getattr(table, name) for name in DEVICE_FIELDS}
     fields |= {name: getattr(table, name) for name in BOUND_FIELDS if getattr(table, name) is not None}
     if table.battery_joules is not None:
         fields["battery"] = table.battery_joules
-    names = _numbers(table.devices) if table.names is None else tuple(table.names.tolist())
+    names = _number_names(table.devices) if table.names is None else tuple(table.names.tolist())
     return fields, names, table.cluster_labels
 
 
-def _from_json(path: str | Path) -> tuple[dict[str, Any], tuple[str, ...], tuple[str, ...]]:
-    document = _document(path)
+def _read_json(path: str | Path) -> tuple[dict[str, Any], tuple[str, ...], tuple[str, ...]]:
+    document = _load_document(path)
     for key in document:
         if key not in (*ROUND_FIELDS, *BOUND_FIELDS, "devices"):
             raise FleetFileError(
                 f"{path}: {unknown_name('top level', key, (*ROUND_FIELDS, *BOUND_FIELDS, 'devices'))}"
             )
-    columns = _columns(path, document.get("devices"))
-    device_names = _device_names(path, columns)
+    columns = _check_columns(path, document.get("devices"))
+    device_names = _pop_names(path, columns)
     caps = document.get("time_cap")
-    columns["cluster"], labels = _clusters(
+    columns["cluster"], labels = _number_clusters(
         path, columns["cluster"], len(caps) if isinstance(caps, list) else 0
     )
-    rest = {key: _unlimited(key, value) for key, value in document.items() if key != "devices"}
+    rest = {key: _read_cap(key, value) for key, value in document.items() if key != "devices"}
     return {**rest, **columns}, device_names, labels
 
 
-def _document(path: str | Path) -> dict[str, Any]:
+def _load_document(path: str | Path) -> dict[str, Any]:
     try:
         document = json.loads(Path(path).read_text(encoding="utf-8"))
     except (OSError, UnicodeDecodeError, json.JSONDecodeError, RecursionError) as error:
@@ -132,8 +132,8 @@ def _document(path: str | Path) -> dict[str, Any]:
     return document
 
 
-def _columns(path: str | Path, devices: object) -> dict[str, Any]:
-    """The devices as columns, whichever way they were written."""
+def _check_columns(path: str | Path, devices: object) -> dict[str, Any]:
+    """Returns the devices as columns, whether written as rows or as columns."""
     allowed = (*DEVICE_FIELDS, *OPTIONAL_FIELDS, *NAME_FIELDS)
     if isinstance(devices, list) and all(isinstance(row, dict) for row in devices):
         keys = list(dict.fromkeys(key for row in devices for key in row)) or list(DEVICE_FIELDS)
@@ -154,11 +154,11 @@ def _columns(path: str | Path, devices: object) -> dict[str, Any]:
         if found != count or not count:
             wanted = f"as many as mu, {count}" if count else "at least 1"
             raise FleetFileError(f"{path}: devices.{key}: has {found} entries, must have {wanted}")
-    return {key: _column(path, key, values) for key, values in devices.items()}
+    return {key: _check_column(path, key, values) for key, values in devices.items()}
 
 
-def _column(path: str | Path, key: str, values: list[Any]) -> list[Any]:
-    """One column, with what JSON calls a number where numbers belong; a battery may be `null`, no limit."""
+def _check_column(path: str | Path, key: str, values: list[Any]) -> list[Any]:
+    """Checks one column: all but clusters and names must be numbers; `null` for a battery means no limit."""
     if key in ("cluster", *NAME_FIELDS):
         return values
     if key == "battery":
@@ -169,11 +169,11 @@ def _column(path: str | Path, key: str, values: list[Any]) -> list[Any]:
     return values
 
 
-def _device_names(path: str | Path, columns: dict[str, Any]) -> tuple[str, ...]:
-    """Takes the names out of the columns; devices without a name go by their number."""
+def _pop_names(path: str | Path, columns: dict[str, Any]) -> tuple[str, ...]:
+    """Takes the names out of the columns; devices without a name get their number."""
     given = {key: columns.pop(key) for key in NAME_FIELDS if key in columns}
     if not given:
-        return _numbers(len(columns["mu"]))
+        return _number_names(len(columns["mu"]))
     key, values = next(iter(given.items()))
     seen: set[str] = set()
     for number, name in enumerate(map(str, values)):
@@ -184,10 +184,10 @@ def _device_names(path: str | Path, columns: dict[str, Any]) -> tuple[str, ...]:
     return tuple(map(str, values))
 
 
-def _clusters(path: str | Path, given: list[Any], caps: int) -> tuple[list[int], tuple[str, ...]]:
-    """Clusters by number, and what they are called; names are numbered as they appear.
+def _number_clusters(path: str | Path, given: list[Any], caps: int) -> tuple[list[int], tuple[str, ...]]:
+    """Returns clusters by number, and their names; names are numbered in order of appearance.
 
-    Numbers count from 0 and stay below the number of devices, or of time caps: a far larger one is a label.
+    Numbers count from 0 and stay below the number of devices, or of time caps; a larger one must be a name.
     """
     for number, cluster in enumerate(given):
         whole = isinstance(cluster, int) and not isinstance(cluster, bool) and cluster >= 0
@@ -202,19 +202,19 @@ def _clusters(path: str | Path, given: list[Any], caps: int) -> tuple[list[int],
                     f"{path}: devices[{number}].cluster = {cluster}: clusters are numbered from 0 and below "
                     f"the number of devices, {most}; put it in quotes if it is a name"
                 )
-        return given, _numbers(max(given) + 1)
+        return given, _number_names(max(given) + 1)
     labels = {label: number for number, label in enumerate(dict.fromkeys(map(str, given)))}
     return [labels[str(cluster)] for cluster in given], tuple(labels)
 
 
-def _unlimited(key: str, value: object) -> object:
-    """JSON has no infinity: `null` and "inf" stand for a cap without limit."""
+def _read_cap(key: str, value: object) -> object:
+    """Replaces `null` and "inf" by infinity, which JSON cannot write: a cap without limit."""
     if key not in ("time_cap", "energy_cap"):
         return value
     if isinstance(value, list):
-        return [_unlimited(key, entry) for entry in value]
+        return [_read_cap(key, entry) for entry in value]
     return np.inf if value is None or value == "inf" else value
 
 
-def _numbers(count: int) -> tuple[str, ...]:
+def _number_names(count: int) -> tuple[str, ...]:
     return tuple(str(number) for number in range(count))

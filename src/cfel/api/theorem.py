@@ -22,12 +22,12 @@ from cfel.runlog import FleetDescription, PlanTable, RunDirectory, holds_run
 from cfel.system import target_weights, zeta
 
 ASSUMED = 1.0
-"""σ² and G² where nothing is known of them."""
+"""σ² and G² where nothing is known about them."""
 
 
 @dataclass(frozen=True, slots=True)
 class Assumptions:
-    """What Theorem 1 needs and an experiment file does not say.
+    """What Theorem 1 needs and an experiment file does not state.
 
     Attributes:
         initial_gap: F(u⁰) − F_inf.
@@ -49,9 +49,9 @@ class RoundReport:
 
     Attributes:
         round: its number.
-        sigma2, g2: as estimated then, or as assumed.
+        sigma2, g2: estimated in that round, or assumed.
         terms: what it adds to the bound.
-        holds: whether η keeps what the backhaul and this round's plans allow.
+        holds: whether the backhaul and this round's plans allow η.
     """
 
     round: int
@@ -63,7 +63,7 @@ class RoundReport:
 
 @dataclass(frozen=True, slots=True)
 class TheoremReport:
-    """The theorem's terms for one experiment, with everything they rest on.
+    """The theorem's terms for one experiment, with everything they depend on.
 
     Attributes:
         name, scheme, clusters: of the experiment.
@@ -90,7 +90,7 @@ class TheoremReport:
         return sum(not each.holds for each in self.rounds)
 
     def to_dict(self) -> dict[str, Any]:
-        """Plain values, the bound's total included."""
+        """Returns plain values, including the bound's total."""
         document = asdict(self)
         document["source"] = "logged" if self.rounds else "rehearsed"
         document["violating_rounds"] = self.violating_rounds if self.rounds else None
@@ -115,18 +115,18 @@ def report_theorem(
                 f"--set {changes[0]}: {path} is a run, whose plans are what they were; "
                 "give an experiment file to try changes"
             )
-        return _of_run(Path(path), assumed, code)
+        return _report_run(Path(path), assumed, code)
     if not Path(path).is_dir():
-        return _of_experiment(load_experiment(path, changes, code), assumed)
+        return _report_experiment(load_experiment(path, changes, code), assumed)
     if not (Path(path) / "experiment.toml").exists():
         runs = sorted(log.parent for log in Path(path).glob("*/*/rounds.jsonl"))
         if runs:
             raise InputError(f"{path}: holds a comparison; name one of its runs, as {runs[0]}")
         raise InputError(f"{Path(path) / 'experiment.toml'}: cannot be read: it does not exist")
-    return _of_experiment(load_directory_experiment(Path(path), changes, code), assumed)
+    return _report_experiment(load_directory_experiment(Path(path), changes, code), assumed)
 
 
-def _landscape(experiment: Experiment, assumed: Assumptions, sigma2: float, g2: float) -> Landscape:
+def _make_landscape(experiment: Experiment, assumed: Assumptions, sigma2: float, g2: float) -> Landscape:
     rate = experiment.local.learning_rate if assumed.learning_rate is None else assumed.learning_rate
     validation.check_number("learning_rate", rate, above=0)
     return Landscape(
@@ -138,8 +138,8 @@ def _landscape(experiment: Experiment, assumed: Assumptions, sigma2: float, g2: 
     )
 
 
-def _of_experiment(experiment: Experiment, assumed: Assumptions) -> TheoremReport:
-    landscape = _landscape(experiment, assumed, ASSUMED, ASSUMED)
+def _report_experiment(experiment: Experiment, assumed: Assumptions) -> TheoremReport:
+    landscape = _make_landscape(experiment, assumed, ASSUMED, ASSUMED)
     setting = experiment.build_setting()
     survives = setting.scheme.gossip.survives(setting.backhaul.zeta)
     rounds = dry_run(setting, landscape.sigma2, landscape.g2)
@@ -156,25 +156,25 @@ def _of_experiment(experiment: Experiment, assumed: Assumptions) -> TheoremRepor
         zeta=survives,
         omega1=omega1(survives),
         landscape=landscape,
-        bound=theorem_1(landscape, _between_gossip(experiment.rounds, setting.scheme), survives, plans),
+        bound=theorem_1(landscape, _count_between_gossip(experiment.rounds, setting.scheme), survives, plans),
     )
 
 
-def _of_run(path: Path, assumed: Assumptions, code: CodePolicy) -> TheoremReport:
+def _report_run(path: Path, assumed: Assumptions, code: CodePolicy) -> TheoremReport:
     run = RunDirectory.open(path)
     experiment, records = load_directory_experiment(path, code=code), run.records()
     if not records:
         raise InputError(f"{path}: the run has finished no round yet, so there are no plans to look at")
     scheme, fleet = build_scheme(experiment.scheme, experiment.code), run.fleet()
-    survives = scheme.gossip.survives(_zeta(experiment, fleet))
-    lengths = _between_gossip(experiment.rounds, scheme)
+    survives = scheme.gossip.survives(_compute_zeta(experiment, fleet))
+    lengths = _count_between_gossip(experiment.rounds, scheme)
     means = (float(np.mean([getattr(each, name) for each in records])) for name in ("sigma2", "g2"))
-    landscape = _landscape(experiment, assumed, *means)
+    landscape = _make_landscape(experiment, assumed, *means)
     edge_rounds = experiment.rounds.edge_rounds
     rounds = []
     for record in records:
-        at = _landscape(experiment, assumed, record.sigma2, record.g2)
-        terms = compute_terms(at, _edge_plans(run.plan(record.round, fleet.devices), edge_rounds))
+        at = _make_landscape(experiment, assumed, record.sigma2, record.g2)
+        terms = compute_terms(at, _split_edge_rounds(run.plan(record.round, fleet.devices), edge_rounds))
         alone = combine_terms(at, lengths, survives, [terms])
         rounds.append(RoundReport(record.round, at.sigma2, at.g2, terms, alone.holds))
     return TheoremReport(
@@ -190,20 +190,20 @@ def _of_run(path: Path, assumed: Assumptions, code: CodePolicy) -> TheoremReport
     )
 
 
-def _between_gossip(rounds: Rounds, scheme: Scheme) -> Rounds:
+def _count_between_gossip(rounds: Rounds, scheme: Scheme) -> Rounds:
     """The rounds as the theorem counts them: gossip in every edge round makes each a global round."""
     if not scheme.gossip.every_edge_round:
         return rounds
     return Rounds(rounds.global_rounds * rounds.edge_rounds, 1, rounds.local_steps)
 
 
-def _edge_plans(table: PlanTable, edge_rounds: int) -> list[tuple[np.ndarray, np.ndarray]]:
+def _split_edge_rounds(table: PlanTable, edge_rounds: int) -> list[tuple[np.ndarray, np.ndarray]]:
     """(ρ, θ) of each edge round; an edge round without devices has no rows in the table, but counts."""
     chosen = [table.edge_round == number for number in range(edge_rounds)]
     return [(table.rho[rows], table.theta[rows]) for rows in chosen]
 
 
-def _zeta(experiment: Experiment, fleet: FleetDescription) -> float:
+def _compute_zeta(experiment: Experiment, fleet: FleetDescription) -> float:
     """ζ of the mixing weights the run really used."""
     sizes = np.bincount(fleet.cluster, minlength=fleet.clusters)
     return zeta(fleet.mixing, target_weights(experiment.topology.weights, sizes))

@@ -12,7 +12,7 @@ from rich.console import Console
 from rich.markup import escape
 from rich.table import Table
 
-from cfel.api.binding_limits import MEANING, binding_limits
+from cfel.api.binding_limits import MEANING, find_binding_limits
 from cfel.api.fleet_file import NamedProblem, RunLength, read_problem
 from cfel.cli.arguments import (
     Commands,
@@ -161,7 +161,7 @@ def _print_clusters(console: Console, named: NamedProblem, solution: Solution, r
 
 
 def _print_devices(console: Console, named: NamedProblem, solution: Solution, rows: int) -> None:
-    limits = binding_limits(named.problem, solution)
+    limits = find_binding_limits(named.problem, solution)
     columns = ("device", "cluster", "ρ", "θ", "seconds", "joules", "limited by")
     table = new_table(*columns, texts=("device", "cluster"))
     for device in range(min(named.problem.devices, rows)):
@@ -216,7 +216,7 @@ def _insert_names(words: str, named: NamedProblem) -> str:
 
 
 def _write_csv(path: Path, named: NamedProblem, solution: Solution) -> None:
-    limits = binding_limits(named.problem, solution)
+    limits = find_binding_limits(named.problem, solution)
     columns = (solution.rho, solution.theta, solution.device_seconds, solution.device_joules)
     clusters = [named.cluster_names[number] for number in named.problem.cluster]
     try:

@@ -1,12 +1,12 @@
 """From a run's total budgets to the caps of the next edge round.
 
-P2 assumes that what remains of the run will cost what this edge round costs. Solved for this round, the
-time constraint leaves cluster i with
+P2 assumes that every remaining edge round will cost what this one costs. Solved for this round, its time
+constraint (cons:time) leaves cluster i
 
     [(T~ − spent) / (φ − l) − elapsed_i − backhaul_i] / (q − r)
 
-seconds, and the energy constraint leaves all devices together with the same expression in joules, without the
-backhaul. A cap can be negative: more has been spent than was foreseen.
+seconds. Its energy constraint (cons:energy) leaves all devices together the same expression in joules,
+without the backhaul. A cap is negative where more has been spent than planned.
 """
 
 from dataclasses import dataclass, field
@@ -35,7 +35,7 @@ class Rounds:
         edge_rounds: q, edge rounds per global round.
         local_steps: τ, local iterations per edge round.
         stop: after all "rounds", when a "budget" is used up, or when the "target" is reached.
-        target: accuracy to reach; also what tables speak of.
+        target: accuracy to reach; tables also report the costs up to it.
     """
 
     # `global` is a keyword in Python, so the file's short keys cannot be the fields' names.
@@ -68,7 +68,7 @@ class Rounds:
 
 @dataclass(frozen=True, slots=True)
 class Budget:
-    """What a whole run may use: T~ in seconds and E~ in joules, > 0, infinite for no limit."""
+    """What a whole run may use: T~ in seconds and E~ in joules, > 0; infinite for no limit."""
 
     seconds: float = np.inf
     joules: float = np.inf

@@ -1,4 +1,4 @@
-"""Theorem 1: what it promises for a sequence of plans, term by term, and whether its condition holds.
+"""Theorem 1 for a sequence of plans: the bound, term by term, and whether its condition holds.
 
     (1/φq) Σ E‖∇F(u)‖² ≤ 4(F(u⁰) − F_inf)/(ηφqτ)                      progress
                         + 8ηL(σ²+G²)/(Nφq) · ΣΣΣ (2−θ)ρ               noise
@@ -6,7 +6,7 @@
 
     η ≤ min{ 1/(4Lq²τ²Ω₁), ρ(2θ−1)/(2L(2−θ)) for all devices and rounds }
 
-The second condition needs θ > 1/2. Real runs break it; that is reported, never enforced.
+The second condition needs θ > 1/2 for every device. Real runs break it; that is reported, never enforced.
 """
 
 from collections.abc import Iterable, Sequence
@@ -22,7 +22,7 @@ from cfel.errors import InputError
 
 @dataclass(frozen=True, slots=True)
 class Landscape:
-    """What Theorem 1 assumes of the loss.
+    """What Theorem 1 assumes about the loss.
 
     Attributes:
         smoothness: L > 0.
@@ -52,7 +52,7 @@ class Bound:
         progress, noise, skipped: the three terms, in the order of the theorem.
         topology_limit: 1/(4Lq²τ²Ω₁), the largest η the backhaul allows.
         plan_limit: the largest η that every plan allows; ≤ 0 when some θ ≤ 1/2.
-        holds: whether η keeps both.
+        holds: whether η is within both limits.
     """
 
     progress: float
@@ -70,13 +70,13 @@ class Bound:
 
 @dataclass(frozen=True, slots=True)
 class RoundTerms:
-    """What some edge rounds add to the bound, and where their plans break its condition.
+    """What some edge rounds add to the bound, and how often their plans break its condition.
 
     Attributes:
         noise, skipped: the second and third term, averaged over these edge rounds.
         plan_limit: the largest η that all of their plans allow.
-        edge_rounds: how many they are.
-        breaches: pairs of device and edge round whose plan allows only less than η.
+        edge_rounds: how many edge rounds.
+        breaches: pairs of device and edge round whose plan allows only a smaller η.
         devices: all pairs of device and edge round.
     """
 
@@ -89,7 +89,7 @@ class RoundTerms:
 
 
 def omega1(zeta: float) -> float:
-    """Ω₁ = 1/(1−ζ²) + 2/(1−ζ) + ζ/(1−ζ)², the price of a thin backhaul; 3 for a complete graph."""
+    """Ω₁ = 1/(1−ζ²) + 2/(1−ζ) + ζ/(1−ζ)²: grows as the backhaul mixes more slowly; 3 for a complete graph."""
     if not 0 <= zeta < 1:
         raise InputError(f"zeta = {zeta!r}: must be within [0, 1), or gossip never agrees")
     return 1 / (1 - zeta**2) + 2 / (1 - zeta) + zeta / (1 - zeta) ** 2
@@ -98,11 +98,11 @@ def omega1(zeta: float) -> float:
 def theorem_1(
     landscape: Landscape, rounds: Rounds, zeta: float, plans: Iterable[tuple[FloatArray, FloatArray]]
 ) -> Bound:
-    """The bound for the plans of a whole run, or of its beginning.
+    """Computes the bound for the plans of a whole run, or of its first rounds.
 
     Args:
         landscape: L, F(u⁰) − F_inf, σ², G², η.
-        rounds: q and τ of the run; φ is what the number of plans makes it.
+        rounds: q and τ of the run; φ follows from the number of plans.
         zeta: of the backhaul.
         plans: (ρ, θ) of the devices that took part, one pair per edge round.
     """
@@ -110,7 +110,7 @@ def theorem_1(
 
 
 def compute_terms(landscape: Landscape, plans: Iterable[tuple[FloatArray, FloatArray]]) -> RoundTerms:
-    """What some edge rounds, of one global round or of a whole run, add to the bound.
+    """Computes what some edge rounds, of one global round or of a whole run, add to the bound.
 
     Args:
         landscape: with the σ² and G² of these rounds.
@@ -140,7 +140,7 @@ def compute_terms(landscape: Landscape, plans: Iterable[tuple[FloatArray, FloatA
 
 
 def combine_terms(landscape: Landscape, rounds: Rounds, zeta: float, terms: Sequence[RoundTerms]) -> Bound:
-    """The bound of a run from the terms of its rounds, each of which may have its own σ² and G².
+    """Combines the terms of rounds, each of which may have its own σ² and G², into the bound of a run.
 
     Args:
         landscape: L, F(u⁰) − F_inf and η; its σ² and G² are in the terms already.

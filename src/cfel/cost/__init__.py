@@ -1,4 +1,4 @@
-"""What a round costs: seconds and joules, pure functions."""
+"""What a round costs in seconds and joules: pure functions, no state. Budgets become caps in `control`."""
 
 from cfel.cost.backhaul import PAPER_BITS_PER_SECOND, backhaul_seconds
 from cfel.cost.device import device_joules, device_seconds, realised_joules, realised_seconds

@@ -1,6 +1,6 @@
 """Seconds of one gossip step: every edge server sends its full model to all its neighbours at once.
 
-This is max over i′ ∈ N_i of T_{i,i′} in the paper's equation (time). Devices play no part in it.
+This is max over i′ ∈ N_i of T_{i,i′} in the paper's equation (time). Devices are not involved.
 """
 
 from collections.abc import Mapping
@@ -38,11 +38,11 @@ def backhaul_seconds(
     seconds = np.zeros(len(graph))
     for ends in graph.edges:
         for node in ends:
-            seconds[node] = max(seconds[node], bits / _rate(bits_per_second, ends))
+            seconds[node] = max(seconds[node], bits / _find_rate(bits_per_second, ends))
     return seconds
 
 
-def _rate(rates: Mapping[tuple[int, int], float], ends: tuple[int, int]) -> float:
+def _find_rate(rates: Mapping[tuple[int, int], float], ends: tuple[int, int]) -> float:
     there, back = ends, (ends[1], ends[0])
     if there not in rates and back not in rates:
         raise InputError(f"bits_per_second: no rate for the link between clusters {ends[0]} and {ends[1]}")

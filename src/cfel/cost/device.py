@@ -1,7 +1,7 @@
 """Seconds and joules of single devices in one edge round: terms of the paper's (time) and (energy).
 
 All arguments may be numbers or arrays with one entry per device. Nothing is checked here: the numbers come
-from `Conditions` and from a plan, which check themselves.
+from `Conditions` and from a plan, which are validated when they are created.
 
 Symbols: ρ local update probability, θ share of the model that is sent, τ local iterations, μ seconds per
 step, α joules per step, ν seconds per full upload, p watts while sending.
@@ -26,7 +26,7 @@ def device_joules(
 
 
 def realised_seconds(steps: ArrayLike, share_sent: ArrayLike, mu: ArrayLike, nu: ArrayLike) -> FloatArray:
-    """Seconds really taken.
+    """Realised seconds.
 
     Args:
         steps: local steps computed, in place of ρτ.
@@ -40,6 +40,6 @@ def realised_seconds(steps: ArrayLike, share_sent: ArrayLike, mu: ArrayLike, nu:
 def realised_joules(
     steps: ArrayLike, share_sent: ArrayLike, alpha: ArrayLike, nu: ArrayLike, power: ArrayLike
 ) -> FloatArray:
-    """Joules really spent (arguments: see `realised_seconds`, with α and p)."""
+    """Realised joules (arguments: see `realised_seconds`, with α and p)."""
     sending = np.multiply(share_sent, nu, dtype=np.float64)
     return np.add(np.multiply(steps, alpha, dtype=np.float64), np.multiply(power, sending))

@@ -1,7 +1,7 @@
-"""What has been spent so far, as far as the caps of the next edge round depend on it.
+"""The ledger: what has been spent so far, as far as the caps of the next edge round depend on it.
 
-A ledger is a value: `after_edge_round` and `after_global_round` give a new one. It knows no budgets; those
-and the caps belong to the controller. It goes through JSON unchanged.
+A ledger is immutable: `after_edge_round` and `after_global_round` return a new one. It does not know the
+budgets; those and the caps belong to `control`. It survives a round trip through JSON unchanged.
 """
 
 from collections.abc import Mapping
@@ -50,12 +50,12 @@ class Ledger:
         return self.joules + self.elapsed_joules
 
     def to_dict(self) -> dict[str, Any]:
-        """Plain numbers and lists; `from_dict` gives back an equal ledger, also by way of JSON."""
+        """Returns plain numbers and lists; `from_dict` restores an equal ledger, also from JSON."""
         return {**asdict(self), "elapsed_seconds": list(self.elapsed_seconds)}
 
     @classmethod
     def from_dict(cls, fields: Mapping[str, Any]) -> "Ledger":
-        """The ledger that `to_dict` wrote.
+        """Restores the ledger that `to_dict` wrote.
 
         Raises:
             InputError: a field is missing, unknown or not allowed.
@@ -71,19 +71,19 @@ class Ledger:
 
 
 def open_ledger(clusters: int) -> Ledger:
-    """Nothing spent yet."""
+    """Opens a ledger with nothing spent."""
     return Ledger(0.0, 0.0, (0.0,) * validation.check_whole("clusters", clusters, least=1), 0.0)
 
 
 def after_edge_round(ledger: Ledger, cost: EdgeRoundCost) -> Ledger:
-    """The ledger with one more edge round of the current global round."""
+    """Returns the ledger with one more edge round of the current global round."""
     seconds = validation.check_floats("cost.seconds", cost.seconds, length=ledger.clusters, least=0)
     elapsed = np.add(ledger.elapsed_seconds, seconds)
     return Ledger(ledger.seconds, ledger.joules, tuple(elapsed.tolist()), ledger.elapsed_joules + cost.joules)
 
 
 def after_exchange(ledger: Ledger, exchange_seconds: ArrayLike) -> Ledger:
-    """The ledger once gossip within a global round has brought all clusters to the same time.
+    """Returns the ledger after an exchange within a global round, which all clusters end at the same time.
 
     Args:
         ledger: after an edge round.
@@ -95,7 +95,7 @@ def after_exchange(ledger: Ledger, exchange_seconds: ArrayLike) -> Ledger:
 
 
 def after_global_round(ledger: Ledger, backhaul_seconds: ArrayLike) -> Ledger:
-    """The ledger once gossip has closed the current global round, ready for the next.
+    """Returns the ledger after the exchange that ends the global round, ready for the next.
 
     Args:
         ledger: after the last edge round.

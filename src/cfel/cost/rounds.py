@@ -1,9 +1,9 @@
-"""What an edge round and a global round cost, and who caused it: the maxima and sums of (time) and (energy).
+"""What an edge round and a global round cost: the maxima and sums of the paper's (time) and (energy).
 
     global round = max over clusters of ( Σ over edge rounds of max over the cluster's devices + backhaul )
 
-Clusters run side by side within a global round, so an edge round has a time per cluster and none in common.
-With gossip after every edge round they meet each time, and the sum and the first maximum change places.
+Clusters run side by side within a global round, so an edge round has one time per cluster and no common one.
+With gossip after every edge round they wait for each other each time, and sum and first maximum swap places.
 """
 
 from collections.abc import Sequence
@@ -64,7 +64,7 @@ def cluster_seconds(device_seconds: ArrayLike, cluster: ArrayLike, clusters: int
     """
     seconds = np.asarray(device_seconds, dtype=np.float64)
     slowest = np.zeros(clusters)
-    np.maximum.at(slowest, _members(cluster, seconds.size, clusters), seconds)
+    np.maximum.at(slowest, _check_members(cluster, seconds.size, clusters), seconds)
     return slowest
 
 
@@ -75,28 +75,28 @@ def edge_round_cost(
     clusters: int,
     available: BoolArray | None = None,
 ) -> EdgeRoundCost:
-    """Cost of one edge round from the cost of its devices.
+    """Computes the cost of one edge round from the cost of its devices.
 
     Args:
         device_seconds: one entry per device.
         device_joules: one entry per device.
         cluster: cluster of every device.
         clusters: number of clusters.
-        available: who took part; those who did not cost nothing. None for everybody.
+        available: whether each device took part; the others cost nothing. None for all devices.
     """
     seconds = np.asarray(device_seconds, dtype=np.float64)
     joules = np.asarray(device_joules, dtype=np.float64)
     present = np.ones(seconds.size, dtype=bool) if available is None else available
-    member = _members(cluster, seconds.size, clusters)
+    member = _check_members(cluster, seconds.size, clusters)
     slowest = cluster_seconds(np.where(present, seconds, 0.0), member, clusters)
-    first = _first_device(present & (seconds == slowest[member]), member, clusters)
+    first = _find_first_device(present & (seconds == slowest[member]), member, clusters)
     return EdgeRoundCost(slowest, first, float(np.where(present, joules, 0.0).sum()))
 
 
 def global_round_cost(
     edge_rounds: Sequence[EdgeRoundCost], exchange_seconds: ArrayLike, *, every_edge_round: bool = False
 ) -> GlobalRoundCost:
-    """Cost of one global round from its edge rounds and its gossip.
+    """Computes the cost of one global round from its edge rounds and its exchanges.
 
     Args:
         edge_rounds: in order; sums run in this order.
@@ -114,10 +114,10 @@ def global_round_cost(
     total = elapsed + exchange * (len(edge_rounds) if every_edge_round else 1)
     slowest = int(np.argmax(total))
     seconds = makespan if every_edge_round else float(total[slowest])
-    return GlobalRoundCost(seconds, total, slowest, _straggler(edge_rounds, slowest), joules)
+    return GlobalRoundCost(seconds, total, slowest, _find_straggler(edge_rounds, slowest), joules)
 
 
-def _straggler(edge_rounds: Sequence[EdgeRoundCost], cluster: int) -> int:
+def _find_straggler(edge_rounds: Sequence[EdgeRoundCost], cluster: int) -> int:
     waited: dict[int, float] = {}
     for cost in edge_rounds:
         device = int(cost.slowest_device[cluster])
@@ -126,14 +126,14 @@ def _straggler(edge_rounds: Sequence[EdgeRoundCost], cluster: int) -> int:
     return min(waited, key=lambda device: (-waited[device], device), default=NOBODY)
 
 
-def _first_device(chosen: BoolArray, member: IntArray, clusters: int) -> IntArray:
+def _find_first_device(chosen: BoolArray, member: IntArray, clusters: int) -> IntArray:
     devices = np.flatnonzero(chosen)
     first = np.full(clusters, member.size, dtype=np.int64)
     np.minimum.at(first, member[devices], devices)
     return np.where(first == member.size, NOBODY, first)
 
 
-def _members(cluster: ArrayLike, devices: int, clusters: int) -> IntArray:
+def _check_members(cluster: ArrayLike, devices: int, clusters: int) -> IntArray:
     member = np.asarray(cluster)
     if member.shape != (devices,) or not np.issubdtype(member.dtype, np.integer):
         raise InputError(

@@ -1,4 +1,4 @@
-"""Who takes part: devices, clusters, the backhaul between edge servers, and their changing conditions."""
+"""The system: devices, clusters, the backhaul between edge servers, and conditions that change over time."""
 
 from cfel.system.availability import Availability, is_exhausted, joules_left
 from cfel.system.conditions import ConditionModel, Conditions, RandomConditions

@@ -1,4 +1,4 @@
-"""Who can take part: devices that are away for some global rounds, and batteries that run out.
+"""Which devices can take part: some are absent for some global rounds, some batteries run out.
 
 Applied on top of any condition model; a device that cannot take part costs nothing.
 """
@@ -16,7 +16,7 @@ from cfel.seeding import draw_uniforms
 
 @dataclass(frozen=True, slots=True)
 class Availability:
-    """When devices are away.
+    """When devices are absent (`away` in the experiment file).
 
     Attributes:
         away_probability: chance of a device to miss a global round, drawn per device and global round.
@@ -29,10 +29,10 @@ class Availability:
     def __post_init__(self) -> None:
         validation.check_number("availability.away_probability", self.away_probability, least=0, most=1)
         given = enumerate(validation.check_list("availability.away", self.away))
-        object.__setattr__(self, "away", tuple(_absence(i, triple) for i, triple in given))
+        object.__setattr__(self, "away", tuple(_check_absence(i, triple) for i, triple in given))
 
     def check_devices(self, devices: int) -> None:
-        """Refuses an absence of a device the fleet does not have."""
+        """Raises an `InputError` if the absence of an unknown device is listed."""
         for i, (device, _, _) in enumerate(self.away):
             if device >= devices:
                 raise InputError(
@@ -40,7 +40,7 @@ class Availability:
                 )
 
     def is_away(self, seed: int, global_round: int, devices: int) -> BoolArray:
-        """For every device whether it misses this global round."""
+        """Whether each device misses this global round."""
         self.check_devices(devices)
         away = np.zeros(devices, dtype=bool)
         if self.away_probability > 0:
@@ -52,7 +52,7 @@ class Availability:
         return away
 
 
-def _absence(index: int, triple: object) -> tuple[int, int, int]:
+def _check_absence(index: int, triple: object) -> tuple[int, int, int]:
     field = f"availability.away[{index}]"
     if not isinstance(triple, list | tuple) or len(triple) != 3:
         raise InputError(f"{field} = {triple!r}: must be device, first and last global round")
@@ -75,5 +75,5 @@ def joules_left(battery_joules: ArrayLike, spent_joules: ArrayLike) -> FloatArra
 
 
 def is_exhausted(battery_joules: ArrayLike, spent_joules: ArrayLike) -> BoolArray:
-    """For every device whether its battery is empty (see `joules_left`)."""
+    """Whether each device's battery is empty (see `joules_left`)."""
     return np.asarray(joules_left(battery_joules, spent_joules) <= 0)

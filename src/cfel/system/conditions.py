@@ -1,8 +1,8 @@
 """What computing and sending cost each device at one moment, and the paper's random model of it.
 
-A condition model answers `conditions(seed, global_round, edge_round, devices, model_bits)`. The answer is a
-function of these arguments alone, so that all schemes meet the same conditions, and device n has the same
-numbers whatever the fleet's size. Other models: `hardware`, `traces`. Who is away: `availability`.
+A condition model implements `conditions(seed, global_round, edge_round, devices, model_bits)`. Its result is
+a function of these arguments alone, so that all schemes meet the same conditions, and device n has the same
+numbers in a fleet of any size. Other models: `hardware`, `traces`. Absent devices: `availability`.
 """
 
 from dataclasses import dataclass, replace
@@ -55,7 +55,7 @@ class Conditions:
         return self.mu.size
 
     def without(self, away: ArrayLike) -> "Conditions":
-        """The same conditions with the devices marked in `away` absent as well."""
+        """Returns the same conditions with the devices marked in `away` absent as well."""
         absent = validation.check_booleans("away", away, length=self.devices)
         return replace(self, available=self.available & ~absent)
 
@@ -84,7 +84,7 @@ def round_index(redraw: str, global_round: int, edge_round: int) -> tuple[int, .
 
 
 def check_redraw(field: str, redraw: str) -> None:
-    """Refuses anything not in `REDRAWS`."""
+    """Raises an `InputError` for anything not in `REDRAWS`."""
     if redraw not in REDRAWS:
         raise InputError(unknown_name(field, redraw, REDRAWS))
 
@@ -103,7 +103,7 @@ class RandomConditions:
         seconds_gigahertz: seconds one local step takes at 1 GHz.
         alpha_joules: joules one local step takes at 1 GHz (0.15 fits the paper's CIFAR-10, 1.5 its FEMNIST).
         channel_mean: mean of the channel gain h.
-        channel_floor: least h; 0 is the literal model, in which single uploads can last for hours.
+        channel_floor: least h; 0 is the paper's model as printed, in which a single upload can take hours.
         noise_watts: noise power N0.
         redraw: "edge_round" (the paper), "global_round" or "never".
     """
@@ -146,7 +146,8 @@ class RandomConditions:
         )
 
     def _bits_per_second(self, megahertz: FloatArray, watts: FloatArray, draws: FloatArray) -> FloatArray:
-        """Shannon's rate; h is exponential by inversion, its draw kept off 0 to keep every rate positive."""
+        """Shannon's rate, with an exponential channel gain h by inversion."""
+        # A draw of exactly 0 would give h = 0 and an upload that never ends.
         gain = -self.channel_mean * np.log1p(-np.maximum(draws, 2.0**-54))
         signal = watts * np.maximum(gain, self.channel_floor) / self.noise_watts
         return np.asarray(megahertz * 1e6 * np.log1p(signal) / np.log(2))

@@ -1,8 +1,8 @@
-"""The device table a person hands in: one row per device, from CSV or Parquet.
+"""A table of devices written by a user: one row per device, from CSV or Parquet.
 
 Columns `mu`, `alpha`, `nu`, `power` and `cluster` are required; `id` or `name`, `rho_min`, `rho_max`,
-`theta_min`, `theta_max` and `battery` are optional, others are ignored. It describes one moment; conditions
-that change from round to round are a trace (`traces`).
+`theta_min`, `theta_max` and `battery` are optional, others are ignored. A table describes one moment;
+conditions that change from round to round are a trace (`traces`).
 """
 
 from dataclasses import dataclass
@@ -63,11 +63,11 @@ class DeviceTable:
         return len(self.cluster_labels)
 
     def name(self, device: int) -> str:
-        """What to call a device: its name in the file, or else its number from 0."""
+        """A device's name in the file, or else its number from 0."""
         return str(device if self.names is None else self.names[device])
 
     def conditions(self) -> Conditions:
-        """The table as conditions, everybody present."""
+        """The table as conditions, with all devices present."""
         return Conditions(self.mu, self.alpha, self.nu, self.power, np.ones(self.devices, dtype=bool))
 
 
@@ -78,10 +78,10 @@ def read_devices(path: str | Path) -> DeviceTable:
         FleetFileError: names file, line, column and value of the first thing that is wrong.
     """
     table = read_table(path, REQUIRED, NUMBERS, ("cluster", *NAMES))
-    mu, alpha, nu, power = (_cost(table, column) for column in REQUIRED[:4])
-    cluster, labels = _clusters(table)
-    rho_min, rho_max = _bounds(table, "rho")
-    theta_min, theta_max = _bounds(table, "theta")
+    mu, alpha, nu, power = (_read_cost(table, column) for column in REQUIRED[:4])
+    cluster, labels = _read_clusters(table)
+    rho_min, rho_max = _read_bounds(table, "rho")
+    theta_min, theta_max = _read_bounds(table, "theta")
     return DeviceTable(
         mu=mu,
         alpha=alpha,
@@ -89,7 +89,7 @@ def read_devices(path: str | Path) -> DeviceTable:
         power=power,
         cluster=cluster,
         cluster_labels=labels,
-        names=_names(table),
+        names=_read_names(table),
         rho_min=rho_min,
         rho_max=rho_max,
         theta_min=theta_min,
@@ -98,17 +98,17 @@ def read_devices(path: str | Path) -> DeviceTable:
     )
 
 
-def _cost(table: Table, column: str) -> FloatArray:
+def _read_cost(table: Table, column: str) -> FloatArray:
     return table.floats(column, above=0) if column == "mu" else table.floats(column, least=0)
 
 
-def _clusters(table: Table) -> tuple[IntArray, tuple[str, ...]]:
+def _read_clusters(table: Table) -> tuple[IntArray, tuple[str, ...]]:
     encoded = table.texts("cluster").dictionary_encode()
     numbers = encoded.indices.to_numpy(zero_copy_only=False).astype(np.int64)
     return make_read_only(numbers), tuple(encoded.dictionary.to_pylist())
 
 
-def _bounds(table: Table, variable: str) -> tuple[FloatArray | None, FloatArray | None]:
+def _read_bounds(table: Table, variable: str) -> tuple[FloatArray | None, FloatArray | None]:
     names = (f"{variable}_min", f"{variable}_max")
     low, high = (table.floats(name, least=0, most=1) if table.has(name) else None for name in names)
     if low is not None and high is not None and (low > high).any():
@@ -117,18 +117,18 @@ def _bounds(table: Table, variable: str) -> tuple[FloatArray | None, FloatArray 
     return low, high
 
 
-def _names(table: Table) -> NDArray[np.object_] | None:
+def _read_names(table: Table) -> NDArray[np.object_] | None:
     column = next((name for name in NAMES if table.has(name)), None)
     if column is None:
         return None
     texts = table.texts(column)
     if pc.count_distinct(texts).as_py() != len(texts):
-        raise table.error(column, _second_of_two(texts), "different for every device, it occurs twice")
+        raise table.error(column, _find_repeated(texts), "different for every device, it occurs twice")
     names: NDArray[np.object_] = texts.to_numpy(zero_copy_only=False)
     return names
 
 
-def _second_of_two(texts: pa.Array) -> int:
+def _find_repeated(texts: pa.Array) -> int:
     codes = texts.dictionary_encode().indices.to_numpy(zero_copy_only=False)
     _, first = np.unique(codes, return_index=True)
     again = np.ones(codes.size, dtype=bool)

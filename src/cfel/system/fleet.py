@@ -1,7 +1,7 @@
 """The fleet of an experiment: how many devices, in which clusters, under which conditions.
 
-`FleetParameters` is the experiment file's `[fleet]`; `build_fleet` turns it into a `Fleet`, which answers for
-the conditions of any edge round. Tables of devices for one-off planning are in `device_table`.
+`FleetParameters` is the experiment file's `[fleet]`; `build_fleet` turns it into a `Fleet`, which gives the
+conditions of any edge round. Tables of devices for planning a single round are in `device_table`.
 """
 
 from collections.abc import Sequence
@@ -32,9 +32,9 @@ class FleetParameters:
 
     Attributes:
         devices: number of devices N.
-        clusters: number of clusters, dealt as evenly as possible, or the size of each.
+        clusters: number of clusters, filled as evenly as possible, or the size of each.
         conditions: where conditions come from.
-        availability: who is away when.
+        availability: which devices are absent when.
         battery_joules: charge of every battery, one number for all or one per device; None for mains power.
     """
 
@@ -47,7 +47,7 @@ class FleetParameters:
     def __post_init__(self) -> None:
         validation.check_whole("fleet.devices", self.devices, least=1, most=MAX_DEVICES)
         if isinstance(self.clusters, Sequence):
-            object.__setattr__(self, "clusters", _checked_sizes(self.clusters, self.devices))
+            object.__setattr__(self, "clusters", _check_sizes(self.clusters, self.devices))
         else:
             most = min(self.devices, MAX_CLUSTERS)
             validation.check_whole("fleet.clusters", self.clusters, least=1, most=most)
@@ -71,8 +71,8 @@ class Fleet:
         cluster: cluster of every device; devices of a cluster have consecutive ids.
         sizes: devices per cluster.
         model: where conditions come from.
-        availability: who is away when.
-        battery_joules: charge per device, infinity for mains power; None if nobody has a limit.
+        availability: which devices are absent when.
+        battery_joules: charge per device, infinity for mains power; None if no device has a limit.
     """
 
     cluster: IntArray
@@ -99,7 +99,7 @@ class Fleet:
         model_bits: float,
         spent_joules: ArrayLike | None = None,
     ) -> Conditions:
-        """Conditions of one edge round, with those absent who are away or whose battery is empty.
+        """Conditions of one edge round; devices that are absent or whose battery is empty do not take part.
 
         Args:
             seed: the experiment's seed.
@@ -117,7 +117,7 @@ class Fleet:
 
 
 def build_fleet(parameters: FleetParameters) -> Fleet:
-    """The fleet that the parameters describe; reads the trace if there is one."""
+    """Builds the fleet that the parameters describe; reads the trace if there is one."""
     sizes = cluster_sizes(parameters.devices, parameters.clusters)
     given = parameters.conditions
     battery = parameters.battery_joules
@@ -133,14 +133,14 @@ def build_fleet(parameters: FleetParameters) -> Fleet:
 
 
 def cluster_sizes(devices: int, clusters: int | Sequence[int]) -> IntArray:
-    """Devices per cluster: as given, or as even as can be with the larger clusters first."""
+    """Devices per cluster: as given, or as evenly as possible with the larger clusters first."""
     if isinstance(clusters, Sequence):
-        return validation.make_read_only(np.array(_checked_sizes(clusters, devices), dtype=np.int64))
+        return validation.make_read_only(np.array(_check_sizes(clusters, devices), dtype=np.int64))
     share, rest = divmod(devices, validation.check_whole("fleet.clusters", clusters, least=1, most=devices))
     return validation.make_read_only(share + (np.arange(clusters) < rest).astype(np.int64))
 
 
-def _checked_sizes(sizes: Sequence[int], devices: int) -> tuple[int, ...]:
+def _check_sizes(sizes: Sequence[int], devices: int) -> tuple[int, ...]:
     counts = tuple(
         validation.check_whole(f"fleet.clusters[{i}]", size, least=1) for i, size in enumerate(sizes)
     )

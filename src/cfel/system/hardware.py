@@ -1,8 +1,8 @@
 """Conditions from hardware figures: a table of device classes and a fleet mixed from them.
 
-The table's figures are nominal, good for planning and for comparing classes, not measurements of your boards:
-sustained arithmetic is taken as half of the single-precision peak (clock × lanes × 2), watts are what the
-whole board draws under load. `extra_classes` takes figures of your own.
+The table's figures are nominal: good for planning and for comparing classes, but not measurements of your
+boards. Sustained arithmetic is taken as half of the single-precision peak (clock × lanes × 2), and watts are
+what the whole board draws under load. Put your own figures into `extra_classes`.
 """
 
 from collections.abc import Mapping
@@ -90,8 +90,8 @@ class HardwareConditions:
     μ = batch · flops_per_sample / (flops_per_second · utilisation), α = μ · compute_watts,
     ν = bits / uplink_bits_per_second.
 
-    With shares, device n's class depends on n and the seed only, and every stretch of device ids holds the
-    classes in about their shares. With counts, the classes are dealt to the device ids at random by the seed.
+    With shares, device n's class depends on n and the seed only, and every range of device ids holds the
+    classes in about their shares. With counts, the seed assigns the classes to device ids at random.
 
     Attributes:
         classes: class name → share (sum 1) or → count (sum = number of devices).
@@ -99,8 +99,8 @@ class HardwareConditions:
         batch: samples per local step.
         utilisation: share of the sustained rate that training reaches, in (0, 1].
         jitter: J in [0, 1); computing and upload times are multiplied by independent U[1−J, 1+J) factors.
-        redraw: how often the jitter is drawn anew.
-        extra_classes: classes of one's own; they take precedence over the table.
+        redraw: how often the jitter is drawn again.
+        extra_classes: user-defined classes; they take precedence over the table.
     """
 
     classes: Mapping[str, float]
@@ -132,7 +132,7 @@ class HardwareConditions:
         return {**DEVICE_CLASSES, **{row.name: row for row in self.extra_classes}}
 
     def check_devices(self, devices: int) -> None:
-        """Refuses amounts that are neither shares nor counts of that many devices."""
+        """Raises an `InputError` for amounts that are neither shares nor counts of that many devices."""
         total = sum(self.classes.values())
         if not self._are_counts(devices) and abs(total - 1) > 1e-9:
             raise InputError(
@@ -144,7 +144,7 @@ class HardwareConditions:
         return sum(amounts) == devices and all(float(amount).is_integer() for amount in amounts)
 
     def class_of(self, seed: int, devices: int) -> IntArray:
-        """For every device the place of its class in `classes`."""
+        """For each device, the position of its class in `classes`."""
         self.check_devices(devices)
         amounts = np.array(list(self.classes.values()), dtype=np.float64)
         if self._are_counts(devices):

@@ -1,4 +1,4 @@
-"""Gossip weights on a backhaul graph: the matrix W, what it averages towards (π) and how fast (ζ).
+"""Gossip weights on a backhaul graph: the matrix W, what it averages towards (π), and how fast (ζ).
 
 Edge server i replaces its model y_i by Σ_j W_ij y_j, so rows of W sum to 1; the paper's H is Wᵀ. π is the
 stationary distribution, πW = π: repeated gossip brings every server to Σ_j π_j y_j.
@@ -25,7 +25,7 @@ class Backhaul:
     """The network between edge servers, ready for gossip.
 
     Attributes:
-        graph: who is joined to whom, nodes 0 … m−1.
+        graph: which edge servers are linked, nodes 0 … m−1.
         weights: W, one row per edge server.
         target: π, what repeated gossip averages towards.
         zeta: ζ, the share of disagreement that survives one gossip step, in [0, 1).
@@ -54,7 +54,7 @@ class Backhaul:
 def build_backhaul(
     parameters: TopologyParameters, sizes: ArrayLike, seed: int, code: CodePolicy = BUILT_IN_ONLY
 ) -> Backhaul:
-    """Graph, weights, target and ζ of one experiment.
+    """Builds graph, weights, target and ζ of one experiment.
 
     Args:
         parameters: the `[topology]` section.
@@ -70,15 +70,15 @@ def build_backhaul(
 
 
 def retarget_backhaul(backhaul: Backhaul, target: ArrayLike, *, at_once: bool = False) -> Backhaul:
-    """The same links with weights that average towards another target.
+    """Returns the same links with weights that average towards another target.
 
     Args:
         backhaul: links and present weights.
         target: π, positive, sums to 1.
-        at_once: every server gets the π-weighted mean of all in one step, whatever the links, as from a cloud
-            server.
+        at_once: every edge server gets the π-weighted mean of all in one step, as from a cloud server,
+            whichever links there are.
     """
-    pi = validation.make_read_only(_distribution(target, backhaul.clusters))
+    pi = validation.make_read_only(_check_distribution(target, backhaul.clusters))
     weights = np.tile(pi, (pi.size, 1)) if at_once else metropolis_weights(backhaul.graph, pi)
     return Backhaul(backhaul.graph, validation.make_read_only(weights), pi, zeta(weights, pi))
 
@@ -101,18 +101,18 @@ def target_weights(weights: str, sizes: ArrayLike) -> FloatArray:
 
 
 def describe_bias(weights: str, sizes: ArrayLike) -> str | None:
-    """A sentence worth showing when uniform gossip meets clusters of unequal size, else None."""
+    """Returns a warning if uniform gossip is used with clusters of unequal size, else None."""
     counts = validation.check_floats("cluster sizes", sizes, least=1)
     if weights != "uniform" or counts.size == 0 or counts.min() == counts.max():
         return None
     return (
         f"topology.weights = 'uniform' with clusters of {counts.min():g} to {counts.max():g} devices: those "
-        "in small clusters count for more in the result; use weights = 'size' to count every device alike"
+        "in small clusters weigh more in the result; use weights = 'size' to give all devices the same weight"
     )
 
 
 def metropolis_weights(graph: "nx.Graph[int]", pi: ArrayLike) -> FloatArray:
-    """Metropolis–Hastings weights W towards π.
+    """Computes Metropolis–Hastings weights W towards π.
 
     W_ij = min(1/(d_i+1), π_j/(π_i(d_j+1))) for neighbours i, j with degrees d, and the rest on the diagonal.
 
@@ -120,7 +120,7 @@ def metropolis_weights(graph: "nx.Graph[int]", pi: ArrayLike) -> FloatArray:
         graph: nodes 0 … m−1.
         pi: π, positive, sums to 1.
     """
-    target = _distribution(pi, graph.number_of_nodes())
+    target = _check_distribution(pi, graph.number_of_nodes())
     adjacency = _adjacency(graph)
     places = adjacency.sum(axis=1) + 1
     pull = target / places
@@ -130,7 +130,7 @@ def metropolis_weights(graph: "nx.Graph[int]", pi: ArrayLike) -> FloatArray:
 
 
 def live_metropolis_weights(graph: "nx.Graph[int]", pi: ArrayLike, live: ArrayLike) -> FloatArray:
-    """Weights when only the `live` edge servers gossip; the others keep their model.
+    """Computes weights for a step in which only the `live` edge servers gossip; the others keep their model.
 
     The live ones use `metropolis_weights` on the sub-graph between them. Rows still sum to 1 and πW = π
     still holds. The sub-graph may fall apart; each part then averages on its own for this step.
@@ -140,7 +140,7 @@ def live_metropolis_weights(graph: "nx.Graph[int]", pi: ArrayLike, live: ArrayLi
         pi: π of the whole backhaul.
         live: one truth value per edge server.
     """
-    target = _distribution(pi, graph.number_of_nodes())
+    target = _check_distribution(pi, graph.number_of_nodes())
     present = validation.check_booleans("live", live, length=target.size)
     nodes = np.flatnonzero(present)
     weights = np.eye(target.size)
@@ -153,9 +153,9 @@ def live_metropolis_weights(graph: "nx.Graph[int]", pi: ArrayLike, live: ArrayLi
 
 
 def zeta(weights: ArrayLike, pi: ArrayLike) -> float:
-    """ζ: the second largest absolute eigenvalue of D^½ W D^−½ with D = diag(π).
+    """Computes ζ, the second largest absolute eigenvalue of D^½ W D^−½ with D = diag(π).
 
-    The largest one, 1, has the eigenvector √π on both sides; taking √π√πᵀ off leaves the second largest. An
+    The largest one, 1, has the eigenvector √π on both sides; subtracting √π√πᵀ leaves the second largest. An
     eigenvalue 1 that occurs twice (a disconnected graph) therefore gives ζ = 1.
 
     Args:
@@ -163,7 +163,7 @@ def zeta(weights: ArrayLike, pi: ArrayLike) -> float:
         pi: π.
     """
     matrix = np.asarray(weights, dtype=np.float64)
-    root = np.sqrt(_distribution(pi, matrix.shape[0]))
+    root = np.sqrt(_check_distribution(pi, matrix.shape[0]))
     rest = root[:, None] * matrix / root[None, :] - np.outer(root, root)
     symmetric = np.allclose(rest, rest.T, rtol=0, atol=TOLERANCE)
     values = np.linalg.eigvalsh((rest + rest.T) / 2) if symmetric else np.linalg.eigvals(rest)
@@ -171,17 +171,17 @@ def zeta(weights: ArrayLike, pi: ArrayLike) -> float:
 
 
 def check_mixing(weights: ArrayLike, pi: ArrayLike, graph: "nx.Graph[int] | None" = None) -> None:
-    """Raises an `InputError` with the reason unless gossip with W leads everybody to the π-weighted mean.
+    """Raises an `InputError` unless gossip with W leads all edge servers to the π-weighted mean.
 
     Args:
         weights: W; row i is how edge server i weighs the models it sees.
         pi: π.
-        graph: when given, W must be zero between edge servers it does not join.
+        graph: if given, W must be zero between edge servers that it does not link.
     """
     matrix = np.asarray(weights, dtype=np.float64)
     if matrix.ndim != 2 or matrix.shape[0] != matrix.shape[1]:
         raise InputError(f"mixing matrix: must be square, got shape {matrix.shape}")
-    target = _distribution(pi, matrix.shape[0])
+    target = _check_distribution(pi, matrix.shape[0])
     _refuse_entries(matrix, ~np.isfinite(matrix) | (matrix < 0), "must be a finite number ≥ 0")
     if graph is not None:
         apart = ~_adjacency(graph) & ~np.eye(len(matrix), dtype=bool)
@@ -190,9 +190,7 @@ def check_mixing(weights: ArrayLike, pi: ArrayLike, graph: "nx.Graph[int] | None
     _refuse_sums("(πW)[{}] = {}, must be π there", target @ matrix, target)
     survives = zeta(matrix, target)
     if survives > 1 - 1e-12:
-        raise InputError(
-            f"mixing matrix: ζ = {survives:.6f}, must be < 1: some edge servers never come to agree"
-        )
+        raise InputError(f"mixing matrix: ζ = {survives:.6f}, must be < 1: some edge servers never agree")
 
 
 def _refuse_entries(matrix: FloatArray, bad: BoolArray, allowed: str) -> None:
@@ -208,7 +206,7 @@ def _refuse_sums(sentence: str, found: FloatArray, wanted: FloatArray) -> None:
         raise InputError(f"mixing matrix: {sentence.format(first, found[first])} ({wanted[first]:g})")
 
 
-def _distribution(pi: ArrayLike, clusters: int) -> FloatArray:
+def _check_distribution(pi: ArrayLike, clusters: int) -> FloatArray:
     target = validation.check_floats("pi", pi, length=clusters, above=0)
     if abs(target.sum() - 1) > TOLERANCE:
         raise InputError(f"pi: sums to {target.sum()!s}, must be 1")

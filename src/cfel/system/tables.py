@@ -1,7 +1,7 @@
-"""Columns out of a CSV or Parquet file, with errors that say where: file, line, column, value.
+"""Reads columns of a CSV or Parquet file, with errors that say where: file, line, column, value.
 
-Reading goes through pyarrow at full speed; only when something is wrong is the file searched for the place.
-What the columns mean is for the caller. In a CSV the heading is line 1; a Parquet file has rows from 1.
+pyarrow reads at full speed; only when something is wrong is the file searched for the place. The caller knows
+what the columns mean. In a CSV the heading is line 1; the rows of a Parquet file count from 1.
 """
 
 import csv
@@ -27,7 +27,7 @@ NO = ("0", "0.0", "false")
 
 @dataclass(frozen=True, slots=True, eq=False)
 class Table:
-    """Columns of one file; numbers are float64 with NaN for an empty cell, texts are trimmed.
+    """Columns of one file; numbers are float64 with NaN for an empty cell, texts are stripped of blanks.
 
     Attributes:
         path: where they came from.
@@ -99,11 +99,11 @@ class Table:
         return validation.make_read_only(yes)
 
     def error(self, column: str, row: int, allowed: str) -> FleetFileError:
-        """The error for one cell; `row` counts from 0."""
+        """Returns the error for one cell; `row` counts from 0."""
         if _is_parquet(self.path):
             place, value = f"row {row + 1}", repr(self.columns[column][row].as_py())
         else:
-            line, fields = _record(self.path, row)
+            line, fields = _read_record(self.path, row)
             place, value = f"line {line}", repr(fields.get(column, "").strip())
         return FleetFileError(f"{self.path}, {place}, column {column!r}: {value}: must be {allowed}")
 
@@ -124,7 +124,7 @@ def read_table(
     """
     file = Path(path)
     try:
-        headings = pa_parquet.read_schema(file).names if _is_parquet(file) else _headings(file)[1]
+        headings = pa_parquet.read_schema(file).names if _is_parquet(file) else _read_headings(file)[1]
         _check_headings(file, headings, required)
         wanted = [name for name in headings if name.strip() in {*numbers, *texts}]
         read = _read_parquet if _is_parquet(file) else _read_csv
@@ -144,7 +144,7 @@ def _check_headings(file: Path, headings: list[str], required: Collection[str]) 
     names = [heading.strip() for heading in headings]
     if not any(names):
         raise FleetFileError(f"{file}: is empty; must have a heading with the columns {', '.join(required)}")
-    place = file if _is_parquet(file) else f"{file}, line {_headings(file)[0]}"
+    place = file if _is_parquet(file) else f"{file}, line {_read_headings(file)[0]}"
     twice = next((name for name in names if names.count(name) > 1), None)
     if twice is not None:
         raise FleetFileError(f"{place}: column {twice!r} occurs twice")
@@ -157,16 +157,16 @@ def _check_headings(file: Path, headings: list[str], required: Collection[str]) 
             raise FleetFileError(f"{place}: column {column!r} is missing{hint} (found: {found})")
 
 
-def _headings(file: Path) -> tuple[int, list[str]]:
-    """The heading and its line: 1, unless empty lines come first."""
-    return next(_records(file), (0, []))
+def _read_headings(file: Path) -> tuple[int, list[str]]:
+    """The line of the heading and its fields; line 1, unless empty lines come first."""
+    return next(_read_records(file), (0, []))
 
 
 def _read_csv(file: Path, wanted: list[str], numbers: Collection[str]) -> pa.Table:
-    """Numbers straight to float64; if one of them is not a number, look for it."""
+    """Reads numbers straight to float64; if one of them is not a number, looks for it."""
     types = {name: pa.float64() if name.strip() in numbers else pa.string() for name in wanted}
-    line, headings = _headings(file)
-    if next(islice(_records(file), 1, None), None) is None:
+    line, headings = _read_headings(file)
+    if next(islice(_read_records(file), 1, None), None) is None:
         return pa.table({})
     read = pa_csv.ReadOptions(column_names=headings, skip_rows=line)
     convert = pa_csv.ConvertOptions(
@@ -175,8 +175,8 @@ def _read_csv(file: Path, wanted: list[str], numbers: Collection[str]) -> pa.Tab
     try:
         table = pa_csv.read_csv(file, read_options=read, convert_options=convert)
     except pa.ArrowInvalid as error:
-        raise _first_bad_record(file, headings, numbers, str(error)) from error
-    return _trimmed(table)
+        raise _find_bad_record(file, headings, numbers, str(error)) from error
+    return _strip_blanks(table)
 
 
 def _read_parquet(file: Path, wanted: list[str], numbers: Collection[str]) -> pa.Table:
@@ -186,17 +186,17 @@ def _read_parquet(file: Path, wanted: list[str], numbers: Collection[str]) -> pa
         if number and not (pa.types.is_integer(kind) or pa.types.is_floating(kind)):
             raise FleetFileError(f"{file}, column {name!r}: is of type {kind}, must be numbers")
         table = table.set_column(place, name, table[name].cast(pa.float64() if number else pa.string()))
-    return _trimmed(table)
+    return _strip_blanks(table)
 
 
-def _trimmed(table: pa.Table) -> pa.Table:
+def _strip_blanks(table: pa.Table) -> pa.Table:
     for place, name in enumerate(table.column_names):
         if pa.types.is_string(table[name].type):
             table = table.set_column(place, name, pc.utf8_trim_whitespace(table[name]))
     return table.rename_columns([name.strip() for name in table.column_names])
 
 
-def _records(file: Path) -> Iterator[tuple[int, list[str]]]:
+def _read_records(file: Path) -> Iterator[tuple[int, list[str]]]:
     """Line number and fields of every record that is not empty, the heading first."""
     with file.open(encoding="utf-8-sig", errors="replace", newline="") as lines:
         records = csv.reader(lines)
@@ -205,21 +205,21 @@ def _records(file: Path) -> Iterator[tuple[int, list[str]]]:
                 yield records.line_num, record
 
 
-def _record(file: Path, row: int) -> tuple[int, dict[str, str]]:
-    names = [heading.strip() for heading in _headings(file)[1]]
-    for place, (line, fields) in enumerate(_records(file)):
+def _read_record(file: Path, row: int) -> tuple[int, dict[str, str]]:
+    names = [heading.strip() for heading in _read_headings(file)[1]]
+    for place, (line, fields) in enumerate(_read_records(file)):
         if place == row + 1:
             return line, dict(zip(names, fields, strict=False))
     raise FleetFileError(f"{file}: changed while it was read")
 
 
-def _first_bad_record(
+def _find_bad_record(
     file: Path, headings: list[str], numbers: Collection[str], reason: str
 ) -> FleetFileError:
     places = {place: name.strip() for place, name in enumerate(headings) if name.strip() in numbers}
     line, place, fields = 0, 0, headings
     try:
-        for line, fields in islice(_records(file), 1, None):
+        for line, fields in islice(_read_records(file), 1, None):
             if len(fields) != len(headings):
                 return FleetFileError(
                     f"{file}, line {line}: has {len(fields)} fields, must have {len(headings)}"

@@ -1,10 +1,10 @@
-"""The backhaul: which edge servers are joined to which. Graphs only; weights are in `mixing`.
+"""The backhaul: which edge servers are linked. Graphs only; weights are in `mixing`.
 
-Nodes are the clusters 0 … m−1. Every graph that leaves this module is undirected, has all m nodes, no loop
-and one piece; a single cluster is one node without an edge.
+Nodes are the clusters 0 … m−1. Every graph that leaves this module is undirected and connected, has all m
+nodes and no loop; a single cluster is one node without an edge.
 
-A topology of one's own is a function `(parameters, clusters, seed) -> networkx.Graph`, named as
-`module:function` or installed as an entry point of the group `cfel.topology`; it is checked like the rest.
+A user-defined topology is a function `(parameters, clusters, seed) -> networkx.Graph`, named as
+`module:function` or installed as an entry point of the group `cfel.topology`; it is checked like the others.
 """
 
 import math
@@ -25,7 +25,7 @@ DRAWS = 1000
 """How many random graphs are tried before giving up on a connected one."""
 
 WEIGHTS = ("uniform", "size")
-"""What gossip averages towards: every cluster alike, or in proportion to its devices."""
+"""What gossip averages towards: the same weight for every cluster, or in proportion to its devices."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -57,7 +57,7 @@ class TopologyParameters:
         if self.kind == "edges" and (self.file is None) == (not self.edges):
             raise InputError("topology: kind 'edges' needs either `file` or `edges`, one of the two")
         given = enumerate(validation.check_list("topology.edges", self.edges))
-        object.__setattr__(self, "edges", tuple(_pair(i, edge) for i, edge in given))
+        object.__setattr__(self, "edges", tuple(_check_pair(i, edge) for i, edge in given))
 
 
 Builder = Callable[[TopologyParameters, int, int], "nx.Graph[int]"]
@@ -66,16 +66,16 @@ Builder = Callable[[TopologyParameters, int, int], "nx.Graph[int]"]
 def build_graph(
     parameters: TopologyParameters, clusters: int, seed: int, code: CodePolicy = BUILT_IN_ONLY
 ) -> "nx.Graph[int]":
-    """The backhaul graph over nodes 0 … clusters−1.
+    """Builds the backhaul graph over nodes 0 … clusters−1.
 
     Args:
         parameters: kind and what belongs to it.
         clusters: number of edge servers, at least 1.
-        seed: the experiment's seed; only random kinds look at it.
+        seed: the experiment's seed; only random kinds use it.
         code: whether a kind that is not built in may be loaded.
 
     Raises:
-        InputError: the kind is unknown, or the graph is not connected, or it has a foreign node.
+        InputError: the kind is unknown, or the graph is not connected, or it has an unknown node.
     """
     validation.check_whole("clusters", clusters, least=1)
     takes = ("parameters", "clusters", "seed")
@@ -86,7 +86,7 @@ def build_graph(
 
 
 def check_graph(graph: "nx.Graph[int]", clusters: int, kind: str) -> None:
-    """Raises an `InputError` with the reason unless `graph` can be a backhaul of that many clusters."""
+    """Raises an `InputError` unless `graph` can be the backhaul of that many clusters."""
     if not isinstance(graph, nx.Graph) or graph.is_directed() or graph.is_multigraph():
         raise InputError(
             f"topology {kind!r}: must give an undirected networkx.Graph, got {type(graph).__name__}"
@@ -99,7 +99,7 @@ def check_graph(graph: "nx.Graph[int]", clusters: int, kind: str) -> None:
         raise InputError(f"topology {kind!r}: cluster {absent[0]} is missing from the graph")
     loop = next(nx.selfloop_edges(graph), None)
     if loop is not None:
-        raise InputError(f"topology {kind!r}: cluster {loop[0]} is joined to itself")
+        raise InputError(f"topology {kind!r}: cluster {loop[0]} is linked to itself")
     _check_connected(graph, clusters, kind)
 
 
@@ -109,11 +109,11 @@ def _check_connected(graph: "nx.Graph[int]", clusters: int, kind: str) -> None:
         cut_off = next(node for node in range(clusters) if node not in reached)
         raise InputError(
             f"topology {kind!r}: not connected, cluster {cut_off} cannot be reached from cluster 0 "
-            f"({nx.number_connected_components(graph)} separate pieces)"
+            f"({nx.number_connected_components(graph)} separate parts)"
         )
 
 
-def _graph(clusters: int, edges: Iterable[tuple[int, int]]) -> "nx.Graph[int]":
+def _make_graph(clusters: int, edges: Iterable[tuple[int, int]]) -> "nx.Graph[int]":
     graph: nx.Graph[int] = nx.Graph()
     graph.add_nodes_from(range(clusters))
     graph.add_edges_from(edges)
@@ -121,7 +121,7 @@ def _graph(clusters: int, edges: Iterable[tuple[int, int]]) -> "nx.Graph[int]":
 
 
 def _line(_: TopologyParameters, clusters: int, __: int) -> "nx.Graph[int]":
-    return _graph(clusters, ((i, i + 1) for i in range(clusters - 1)))
+    return _make_graph(clusters, ((i, i + 1) for i in range(clusters - 1)))
 
 
 def _ring(parameters: TopologyParameters, clusters: int, seed: int) -> "nx.Graph[int]":
@@ -132,7 +132,7 @@ def _ring(parameters: TopologyParameters, clusters: int, seed: int) -> "nx.Graph
 
 
 def _star(_: TopologyParameters, clusters: int, __: int) -> "nx.Graph[int]":
-    return _graph(clusters, ((0, i) for i in range(1, clusters)))
+    return _make_graph(clusters, ((0, i) for i in range(1, clusters)))
 
 
 def _grid(_: TopologyParameters, clusters: int, __: int) -> "nx.Graph[int]":
@@ -140,18 +140,18 @@ def _grid(_: TopologyParameters, clusters: int, __: int) -> "nx.Graph[int]":
     columns = math.isqrt(clusters - 1) + 1
     right = [(i, i + 1) for i in range(clusters - 1) if (i + 1) % columns]
     down = [(i, i + columns) for i in range(clusters - columns)]
-    return _graph(clusters, right + down)
+    return _make_graph(clusters, right + down)
 
 
 def _complete(_: TopologyParameters, clusters: int, __: int) -> "nx.Graph[int]":
-    return _graph(clusters, ((i, j) for i in range(clusters) for j in range(i + 1, clusters)))
+    return _make_graph(clusters, ((i, j) for i in range(clusters) for j in range(i + 1, clusters)))
 
 
 def _erdos_renyi(parameters: TopologyParameters, clusters: int, seed: int) -> "nx.Graph[int]":
     sources, targets = np.triu_indices(clusters, k=1)
     for draw in range(DRAWS):
         present = make_generator(seed, "topology", draw).random(sources.size) < parameters.p_edge
-        graph = _graph(clusters, zip(sources[present].tolist(), targets[present].tolist(), strict=True))
+        graph = _make_graph(clusters, zip(sources[present].tolist(), targets[present].tolist(), strict=True))
         if nx.is_connected(graph):
             return graph
     raise InputError(
@@ -162,12 +162,12 @@ def _erdos_renyi(parameters: TopologyParameters, clusters: int, seed: int) -> "n
 
 def _edges(parameters: TopologyParameters, clusters: int, _: int) -> "nx.Graph[int]":
     if parameters.file is None:
-        return _graph(clusters, parameters.edges)
-    return _graph(clusters, read_edges(parameters.file))
+        return _make_graph(clusters, parameters.edges)
+    return _make_graph(clusters, read_edges(parameters.file))
 
 
 def read_edges(path: str | Path) -> tuple[tuple[int, int], ...]:
-    """Edges from a text file: two cluster numbers per line, split by comma or blanks.
+    """Reads edges from a text file: two cluster numbers per line, separated by comma or blanks.
 
     Blank lines and what follows a `#` are skipped; the first line may be a heading.
 
@@ -178,17 +178,17 @@ def read_edges(path: str | Path) -> tuple[tuple[int, int], ...]:
         lines = Path(path).read_text(encoding="utf-8-sig").splitlines()
     except (OSError, UnicodeDecodeError) as error:
         raise FleetFileError(f"{path}: cannot be read: {reason(error)}") from error
-    rows = [(place, _fields(line)) for place, line in enumerate(lines, start=1) if _fields(line)]
+    rows = [(place, _split_fields(line)) for place, line in enumerate(lines, start=1) if _split_fields(line)]
     if rows and not any(field.lstrip("-").isdigit() for field in rows[0][1]):
         rows = rows[1:]
-    return tuple(_edge(path, place, fields) for place, fields in rows)
+    return tuple(_read_edge(path, place, fields) for place, fields in rows)
 
 
-def _fields(line: str) -> list[str]:
+def _split_fields(line: str) -> list[str]:
     return line.partition("#")[0].replace(",", " ").split()
 
 
-def _edge(path: str | Path, place: int, fields: list[str]) -> tuple[int, int]:
+def _read_edge(path: str | Path, place: int, fields: list[str]) -> tuple[int, int]:
     try:
         source, target = (int(field) for field in fields)
     except ValueError:
@@ -197,7 +197,7 @@ def _edge(path: str | Path, place: int, fields: list[str]) -> tuple[int, int]:
     return source, target
 
 
-def _pair(index: int, edge: object) -> tuple[int, int]:
+def _check_pair(index: int, edge: object) -> tuple[int, int]:
     if not isinstance(edge, list | tuple) or len(edge) != 2:
         raise InputError(f"topology.edges[{index}] = {edge!r}: must be a pair of cluster numbers")
     source, target = (validation.check_whole(f"topology.edges[{index}]", end, least=0) for end in edge)

@@ -1,8 +1,8 @@
-"""Conditions measured elsewhere: one row per device, edge round and global round, from CSV or Parquet.
+"""Traces: measured conditions, one row per device, edge round and global round, from CSV or Parquet.
 
 Columns: `device` (0 … N−1), `mu`, `alpha`, `nu`, `power`, and optionally `round`, `edge_round` (0 … without
-gaps; absent means one only) and `available` (1 or 0, true or false). The file must hold every combination
-once. After its last global round a trace starts again from its first; edge rounds do so likewise.
+gaps; a missing column means one only) and `available` (1 or 0, true or false). The file must hold every
+combination once. After its last global round a trace starts again from the first; edge rounds do the same.
 """
 
 from dataclasses import dataclass
@@ -61,7 +61,7 @@ class TraceConditions:
     def conditions(
         self, seed: int, global_round: int, edge_round: int, devices: int, model_bits: float
     ) -> Conditions:
-        """See `ConditionModel`; a trace has upload times already, so seed and model size change nothing."""
+        """See `ConditionModel`; a trace already holds upload times, so seed and model size change nothing."""
         del seed, model_bits
         if devices > self.devices:
             raise InputError(f"fleet.devices = {devices}: {self.source} has {self.devices} devices only")
@@ -85,16 +85,16 @@ def read_trace(path: str | Path) -> TraceConditions:
     keys = [table.wholes(name) if table.has(name) else None for name in ("round", "edge_round", "device")]
     whole = [np.zeros(table.rows, dtype=np.int64) if key is None else key for key in keys]
     shape = (int(whole[0].max()) + 1, int(whole[1].max()) + 1, int(whole[2].max()) + 1)
-    order = _order(table, whole, shape)
+    order = _sort_rows(table, whole, shape)
     columns = {name: table.floats(name, least=0)[order].reshape(shape) for name in ("alpha", "nu", "power")}
     mu = table.floats("mu", above=0)[order].reshape(shape)
     return TraceConditions(
-        source=str(path), mu=mu, available=_available(table, order).reshape(shape), **columns
+        source=str(path), mu=mu, available=_read_available(table, order).reshape(shape), **columns
     )
 
 
-def _order(table: Table, keys: list[IntArray], shape: tuple[int, int, int]) -> IntArray:
-    """Rows by global round, edge round, device; refuses a combination that is twice or never there."""
+def _sort_rows(table: Table, keys: list[IntArray], shape: tuple[int, int, int]) -> IntArray:
+    """Sorts rows by global round, edge round and device; each combination must occur exactly once."""
     order = np.lexsort(keys[::-1])
     ordered = [key[order] for key in keys]
     same = np.logical_and.reduce([key[1:] == key[:-1] for key in ordered])
@@ -102,12 +102,12 @@ def _order(table: Table, keys: list[IntArray], shape: tuple[int, int, int]) -> I
         row = int(order[np.argmax(same) + 1])
         raise table.error("device", row, "there once only per round and edge round")
     if table.rows != shape[0] * shape[1] * shape[2]:
-        raise FleetFileError(f"{table.path}, {_first_gap(ordered, shape)}")
+        raise FleetFileError(f"{table.path}, {_describe_gap(ordered, shape)}")
     return np.asarray(order, dtype=np.int64)
 
 
-def _first_gap(ordered: list[IntArray], shape: tuple[int, int, int]) -> str:
-    """Rows are distinct and too few, so somewhere the sorted keys leave the sequence 0, 1, 2."""
+def _describe_gap(ordered: list[IntArray], shape: tuple[int, int, int]) -> str:
+    """Finds the first missing combination: rows are distinct and too few, so the sorted keys have a gap."""
     rows = ordered[0].size
     edge_rounds_on, devices = np.divmod(np.arange(rows + 1), shape[2])
     rounds, edge_rounds = np.divmod(edge_rounds_on, shape[1])
@@ -118,7 +118,7 @@ def _first_gap(ordered: list[IntArray], shape: tuple[int, int, int]) -> str:
     return f"column 'device': no row for {there}; every combination is needed"
 
 
-def _available(table: Table, order: IntArray) -> BoolArray:
+def _read_available(table: Table, order: IntArray) -> BoolArray:
     if not table.has("available"):
         return np.ones(table.rows, dtype=bool)
     return table.truths("available")[order]

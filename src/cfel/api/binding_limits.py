@@ -29,6 +29,7 @@ def find_binding_limits(problem: RoundProblem, solution: Solution) -> NDArray[np
     if problem.battery is not None:
         drained = solution.device_joules >= problem.battery * (1 - TOUCH)
     priced = (solution.multiplier > 0) & (problem.joules(problem.rho_max, problem.theta_max) > 0)
+    # A device over a cap that could not be met is at its lower bounds for that reason, not held by the cap.
     late = floor & (solution.device_seconds > cap * (1 + TOUCH))
     return np.select(
         [full, drained, late, timed, floor, priced],

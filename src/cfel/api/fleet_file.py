@@ -87,6 +87,7 @@ def read_problem(
 
 def _locate_error(path: str | Path, error: InputError, options: Mapping[str, Any]) -> InputError:
     """Adds to an error where its field comes from: an option, or the file."""
+    # Error messages begin with the field's name, see `validation`.
     found = re.match(r"(\w+)(?:\[(\d+)\])?(.*)", str(error), re.DOTALL)
     if found is None or found[1] not in options:
         return FleetFileError(f"{path}: {error}")

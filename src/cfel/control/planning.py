@@ -42,6 +42,7 @@ def plan_round(
     if not present.any():
         return make_empty_plan(len(present))
     problem = build_problem(observation, parameters, bounds, within_budget=within_budget)
+    # Without caps the joint solver is done after one response; Algorithm 3 would only take longer.
     solution = solve(problem, parameters.solver if within_budget else "joint")
     return make_plan(problem, solution, present)
 

@@ -119,6 +119,7 @@ def compute_terms(landscape: Landscape, plans: Iterable[tuple[FloatArray, FloatA
     rate, smooth = landscape.learning_rate, landscape.smoothness
     noise, skipped, plan_limit, edge_rounds, breaches, devices = 0.0, 0.0, np.inf, 0, 0, 0
     for rho, theta in plans:
+        # An edge round without devices makes no noise and no progress, but the mean is over all edge rounds.
         edge_rounds += 1
         if len(rho):
             noise += float(np.mean((2 - theta) * rho))

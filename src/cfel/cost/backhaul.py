@@ -43,6 +43,7 @@ def backhaul_seconds(
 
 
 def _find_rate(rates: Mapping[tuple[int, int], float], ends: tuple[int, int]) -> float:
+    # Links have no direction, but a rate may be keyed either way round.
     there, back = ends, (ends[1], ends[0])
     if there not in rates and back not in rates:
         raise InputError(f"bits_per_second: no rate for the link between clusters {ends[0]} and {ends[1]}")

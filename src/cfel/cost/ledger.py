@@ -90,6 +90,7 @@ def after_exchange(ledger: Ledger, exchange_seconds: ArrayLike) -> Ledger:
         exchange_seconds: per cluster.
     """
     exchange = validation.check_floats("exchange_seconds", exchange_seconds, length=ledger.clusters, least=0)
+    # An exchange ends when the last model has arrived; no cluster starts its next edge round before that.
     latest = float(np.add(ledger.elapsed_seconds, exchange).max())
     return Ledger(ledger.seconds, ledger.joules, (latest,) * ledger.clusters, ledger.elapsed_joules)
 

@@ -108,6 +108,7 @@ def global_round_cost(
     elapsed = np.zeros_like(exchange)
     joules = makespan = 0.0
     for cost in edge_rounds:
+        # Both ways of counting are summed here, in the order of the rounds: the order changes the last bits.
         elapsed = elapsed + cost.seconds
         makespan += float((cost.seconds + exchange).max())
         joules += cost.joules

@@ -43,6 +43,7 @@ class Availability:
         """Whether each device misses this global round."""
         self.check_devices(devices)
         away = np.zeros(devices, dtype=bool)
+        # Streams are keyed by purpose, so leaving out this draw does not shift any other.
         if self.away_probability > 0:
             away = (
                 draw_uniforms(seed, "availability", (global_round,), devices, 1)[:, 0] < self.away_probability

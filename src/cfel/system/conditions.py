@@ -133,6 +133,7 @@ class RandomConditions:
     ) -> Conditions:
         """See `ConditionModel`."""
         index = round_index(self.redraw, global_round, edge_round)
+        # Always four draws per device, in this order; another order would change every run's conditions.
         draws = draw_uniforms(seed, "conditions", index, devices, 4).T
         gigahertz = _between(self.gigahertz, draws[0])
         watts = _between(self.watts, draws[2])

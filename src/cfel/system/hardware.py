@@ -150,6 +150,7 @@ class HardwareConditions:
         if self._are_counts(devices):
             dealt = np.repeat(np.arange(amounts.size), amounts.astype(np.int64))
             return np.asarray(make_generator(seed, "hardware").permutation(dealt), dtype=np.int64)
+        # Evenly spread instead of independent draws, so that small fleets have about the shares, too.
         places = (make_generator(seed, "hardware").random() + np.arange(devices) * GOLDEN) % 1
         inner = np.cumsum(amounts)[:-1]
         return np.searchsorted(inner, places, side="right").astype(np.int64)

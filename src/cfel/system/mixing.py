@@ -122,6 +122,7 @@ def metropolis_weights(graph: "nx.Graph[int]", pi: ArrayLike) -> FloatArray:
     """
     target = _check_distribution(pi, graph.number_of_nodes())
     adjacency = _adjacency(graph)
+    # Counting the server itself keeps the diagonal positive, so that gossip cannot oscillate.
     places = adjacency.sum(axis=1) + 1
     pull = target / places
     weights = np.where(adjacency, np.minimum(1 / places[:, None], pull[None, :] / target[:, None]), 0.0)
@@ -143,6 +144,7 @@ def live_metropolis_weights(graph: "nx.Graph[int]", pi: ArrayLike, live: ArrayLi
     target = _check_distribution(pi, graph.number_of_nodes())
     present = validation.check_booleans("live", live, length=target.size)
     nodes = np.flatnonzero(present)
+    # The identity leaves the missing edge servers' models as they are.
     weights = np.eye(target.size)
     if nodes.size:
         within: nx.Graph[int] = nx.relabel_nodes(
@@ -164,6 +166,7 @@ def zeta(weights: ArrayLike, pi: ArrayLike) -> float:
     """
     matrix = np.asarray(weights, dtype=np.float64)
     root = np.sqrt(_check_distribution(pi, matrix.shape[0]))
+    # This has W's eigenvalues, and is symmetric where W is reversible, as Metropolis–Hastings weights are.
     rest = root[:, None] * matrix / root[None, :] - np.outer(root, root)
     symmetric = np.allclose(rest, rest.T, rtol=0, atol=TOLERANCE)
     values = np.linalg.eigvalsh((rest + rest.T) / 2) if symmetric else np.linalg.eigvals(rest)

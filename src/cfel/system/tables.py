@@ -166,6 +166,7 @@ def _read_csv(file: Path, wanted: list[str], numbers: Collection[str]) -> pa.Tab
     """Reads numbers straight to float64; if one of them is not a number, looks for it."""
     types = {name: pa.float64() if name.strip() in numbers else pa.string() for name in wanted}
     line, headings = _read_headings(file)
+    # pyarrow refuses a file with a heading only; `read_table` has a better message for that.
     if next(islice(_read_records(file), 1, None), None) is None:
         return pa.table({})
     read = pa_csv.ReadOptions(column_names=headings, skip_rows=line)

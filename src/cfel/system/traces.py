@@ -95,6 +95,7 @@ def read_trace(path: str | Path) -> TraceConditions:
 
 def _sort_rows(table: Table, keys: list[IntArray], shape: tuple[int, int, int]) -> IntArray:
     """Sorts rows by global round, edge round and device; each combination must occur exactly once."""
+    # lexsort's last key is its first criterion.
     order = np.lexsort(keys[::-1])
     ordered = [key[order] for key in keys]
     same = np.logical_and.reduce([key[1:] == key[:-1] for key in ordered])

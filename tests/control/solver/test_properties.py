@@ -299,7 +299,7 @@ def test_large_fleet_is_as_many_small_ones(order: str) -> None:
     """200 copies of 100 devices: bound and objective are 200 times those of one copy.
 
     Such a fleet is worked on in blocks and first priced by every other device. Interleaved, those are the
-    upper half by energy only, so that the price is wrong and the search must fall back on the hull's ends.
+    upper half by energy only, so that the guess is wrong and the search must fall back on prices 0 and ∞.
     """
     one = paper_problem(9, devices=100, ratio=0.2)
     joules = np.tile(one.joules(np.ones(100), np.ones(100)), 200)

@@ -15,7 +15,7 @@ from cfel.report.backhaul import place_on_circle
 from cfel.report.curves import _use_plain_labels, build_curve, space_apart
 from cfel.report.devices import average_devices, average_rows, pick_evenly, rank_most_frequent
 from cfel.report.pictures import Picture, draw_pictures, write_pictures
-from cfel.report.style import list_colours, new_figure, scheme_styles
+from cfel.report.style import assign_styles, list_colours, new_figure
 from cfel.runlog import PlanTable, RoundRecord
 
 MakeRun = Callable[..., None]
@@ -55,7 +55,7 @@ def test_seeds_are_joined_round_by_round(tmp_path: Path, make_run: MakeRun, make
         [make_record(n, a, 30.0 * n, 1.0) for n, a in ((1, 0.3), (2, None), (3, 0.6))],
     )
     runs = load_runs(tmp_path)
-    line = build_curve(scheme_styles(["cef"])["cef"], runs, lambda r, _: r.seconds, lambda r, _: r.accuracy)
+    line = build_curve(assign_styles(["cef"])["cef"], runs, lambda r, _: r.seconds, lambda r, _: r.accuracy)
     assert line is not None
     np.testing.assert_allclose(line.x, [20.0, 60.0])
     np.testing.assert_allclose(line.y, [0.2, 0.5])
@@ -109,10 +109,10 @@ def test_stragglers_are_ranked_and_the_rest_summed() -> None:
 
 
 def test_a_scheme_looks_the_same_in_any_company() -> None:
-    alone, together = scheme_styles(["mll_sgd"]), scheme_styles(["x:y", "cef", "mll-sgd", "z:w"])
+    alone, together = assign_styles(["mll_sgd"]), assign_styles(["x:y", "cef", "mll-sgd", "z:w"])
     assert alone["mll_sgd"] == together["mll-sgd"]
     assert (alone["mll_sgd"].label, alone["mll_sgd"].short) == ("MLL-SGD", "MLL-SGD")
-    assert scheme_styles(["my.package:adaptive_scheme"])["my.package:adaptive_scheme"].short == "adaptive_sc…"
+    assert assign_styles(["my.package:adaptive_scheme"])["my.package:adaptive_scheme"].short == "adaptive_sc…"
     assert len({style.colour for style in together.values()}) == 4
 
 

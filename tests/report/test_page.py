@@ -9,7 +9,7 @@ import pytest
 
 from cfel.errors import StorageError
 from cfel.report import load_runs, summarise, write_report
-from cfel.report.style import scheme_styles
+from cfel.report.style import assign_styles
 from cfel.report.tables import compose_headline, format_gain, format_joules, format_percent, format_seconds
 from cfel.runlog import RoundRecord
 
@@ -108,7 +108,7 @@ def test_the_headline_says_who_was_first_and_what_it_gained(
     """`hcef` needs 50 s and 4 J where `cef` needs 100 s and 12 J: 2 and 3 times."""
     for scheme, seconds, joules in (("hcef", 50.0, 4.0), ("cef", 100.0, 12.0)):
         make_run(tmp_path / scheme, scheme, 0, [make_record(1, 0.6, seconds, joules)])
-    runs, styles = load_runs(tmp_path), scheme_styles(["hcef", "cef"])
+    runs, styles = load_runs(tmp_path), assign_styles(["hcef", "cef"])
     text = compose_headline(summarise(runs, 0.5), styles).replace("\N{NO-BREAK SPACE}", " ")
     assert text == (
         "HCEF reaches 50.0 % first: after 50.0 s and 4.00 J, "

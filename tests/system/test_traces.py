@@ -58,7 +58,7 @@ def test_parquet_and_ways_to_say_available(tmp_path: Path, available: list[objec
 
 def test_more_devices_than_the_trace_has(tmp_path: Path) -> None:
     trace = read_trace(written(tmp_path, HEAD, full(1, 1, 3)))
-    with pytest.raises(InputError, match=r"fleet\.devices = 4: .*trace\.csv has 3 devices only"):
+    with pytest.raises(InputError, match=r"fleet\.devices = 4: .*trace\.csv has only 3 devices"):
         trace.conditions(0, 0, 0, 4, 1e6)
 
 

@@ -13,7 +13,7 @@ from typing import Any
 from cfel.durable import replace_file
 from cfel.report.load import Run, find_target, group_by_scheme, load_runs
 from cfel.report.pictures import Picture, draw_pictures, write_pictures
-from cfel.report.style import SchemeStyle, css_variable, list_colours, scheme_styles
+from cfel.report.style import SchemeStyle, assign_styles, css_variable, list_colours
 from cfel.report.summary import summarise
 from cfel.report.tables import compose_headline, format_percent, render_summary_table
 from cfel.wording import plural
@@ -50,7 +50,7 @@ def render_page(runs: tuple[Run, ...], summary: Mapping[str, Any], pictures: tup
         pictures: the figures.
     """
     groups = group_by_scheme(runs)
-    styles = scheme_styles(tuple(groups))
+    styles = assign_styles(tuple(groups))
     title = escape(runs[0].name)
     shared = [picture for picture in pictures if not picture.about]
     single = [picture for picture in pictures if picture.about]

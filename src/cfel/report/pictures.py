@@ -13,7 +13,7 @@ from cfel.report.backhaul import draw_backhaul
 from cfel.report.curves import draw_accuracy, draw_budget, draw_estimates, read_field
 from cfel.report.devices import draw_decisions, draw_stragglers
 from cfel.report.load import Run, group_by_scheme
-from cfel.report.style import SchemeStyle, inline_svg, render_png, render_svg, scheme_styles, use_style
+from cfel.report.style import SchemeStyle, assign_styles, inline_svg, render_png, render_svg, use_style
 from cfel.wording import plural
 
 
@@ -59,7 +59,7 @@ def draw_pictures(runs: tuple[Run, ...], target: float | None) -> tuple[Picture,
         target: accuracy to mark, or None.
     """
     groups = group_by_scheme(runs)
-    styles = scheme_styles(tuple(groups))
+    styles = assign_styles(tuple(groups))
     specs = (
         *_list_accuracy_figures(groups, styles, target),
         *_list_overall_figures(groups, styles),

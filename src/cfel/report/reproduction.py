@@ -17,7 +17,7 @@ from cfel.report.curves import Value, draw_accuracy
 from cfel.report.load import Run, group_by_scheme
 from cfel.report.page import render_gallery, render_provenance, render_stylesheet
 from cfel.report.pictures import Picture, write_pictures
-from cfel.report.style import INK, SchemeStyle, new_figure, scheme_styles
+from cfel.report.style import INK, SchemeStyle, assign_styles, new_figure
 
 Marks = Mapping[str, tuple[float, float]]
 """The paper's points (x, y) by scheme."""
@@ -53,7 +53,7 @@ def draw_gains(schemes: Mapping[str, Mapping[str, Any]], paper: Marks) -> Figure
     names = [name for name, row in schemes.items() if row["gain_seconds"] is not None or name in paper]
     if not names:
         return None
-    styles = scheme_styles(tuple(schemes))
+    styles = assign_styles(tuple(schemes))
     figure, panels = new_figure(2, 0.9 + 0.32 * len(names))
     both = (("gain_seconds", "gain in time over CEF"), ("gain_joules", "gain in energy over CEF"))
     for number, (axes, (key, title)) in enumerate(zip(panels, both, strict=True)):
@@ -80,7 +80,7 @@ def draw_marked_accuracy(
 ) -> Figure | None:
     """Draws accuracy curves with the paper's points."""
     groups = group_by_scheme(runs)
-    styles = scheme_styles(tuple(groups))
+    styles = assign_styles(tuple(groups))
     marks = {name: point for name, point in paper.items() if name in styles}
     right = max((across for across, _ in marks.values()), default=0.0)
     figure = draw_accuracy(groups, styles, x, x_label, target, right)
@@ -107,7 +107,7 @@ def draw_sweep(
         paper: the paper's points by the key of the measure, in the unit of the measure.
     """
     names = tuple(dict.fromkeys(name for summary in values.values() for name in summary["schemes"]))
-    styles = scheme_styles(names)
+    styles = assign_styles(names)
     figure, panels = new_figure(len(measures), 2.9)
     for axes, measure in zip(panels, measures, strict=True):
         axes.set_title(measure.title)
@@ -166,7 +166,7 @@ def write_reproduction(path: Path, content: Reproduction) -> Path:
 
 def _render_page(content: Reproduction) -> str:
     title = escape(content.title)
-    styles = scheme_styles(tuple(dict.fromkeys(run.scheme for run in content.runs)))
+    styles = assign_styles(tuple(dict.fromkeys(run.scheme for run in content.runs)))
     return (
         '<!DOCTYPE html>\n<html lang="en"><head><meta charset="utf-8">'
         '<meta name="viewport" content="width=device-width, initial-scale=1">'

@@ -67,7 +67,7 @@ _SPARE_STYLES = (
 )
 
 
-def scheme_styles(schemes: Sequence[str]) -> dict[str, SchemeStyle]:
+def assign_styles(schemes: Sequence[str]) -> dict[str, SchemeStyle]:
     """A style for each scheme; user-defined schemes take the spare ones in turn."""
     spare = 0
     styles = {}

@@ -65,7 +65,7 @@ def write_results(request: ReproductionRequest, out: Path) -> tuple[dict[str, An
     paper = load_paper_values(request.dataset)
     build = _build_single if request.sweep is None else _build_sweep
     document, shown, content = build(request, out, target, paper)
-    document = {**head, **document, "paper": _paper_document(paper)}
+    document = {**head, **document, "paper": _build_paper_document(paper)}
     write_summary(out, document)
     write_reproduction(out, content)
     return document, shown
@@ -81,19 +81,19 @@ def _build_single(
     document["at_common_accuracy"] = summarise(runs, common)
     document["learning_rate"] = _read_rates(runs)
     document["estimates"] = _sample_estimates(runs)
-    notes = _notes(request, paper)
+    notes = _compose_notes(request, paper)
     if request.item == "estimates":
-        shown: tuple[TextTable, ...] = (tables.estimates_table(document),)
+        shown: tuple[TextTable, ...] = (tables.build_estimates_table(document),)
     else:
-        shown = (tables.comparison_table(document, paper), tables.gain_table(document, paper))
+        shown = (tables.build_comparison_table(document, paper), tables.build_gain_table(document, paper))
         chance = 1 / CLASSES[request.dataset]
         # Guessing reaches an accuracy of chance in the first round: times to it would compare nothing.
         if common is not None and common > chance:
-            shown = (*shown, tables.common_table(document))
+            shown = (*shown, tables.build_common_table(document))
         elif common is not None:
             notes = (*notes, _explain_chance(common, chance))
-    pictures = (*_draw_all(_paper_pictures(runs, document, target, paper)), *draw_pictures(runs, target))
-    return document, shown, Reproduction(_title(request), notes, shown, pictures, runs)
+    pictures = (*_draw_all(_list_paper_figures(runs, document, target, paper)), *draw_pictures(runs, target))
+    return document, shown, Reproduction(_format_title(request), notes, shown, pictures, runs)
 
 
 def _explain_chance(common: float, chance: float) -> str:
@@ -122,14 +122,14 @@ def _build_sweep(
     measures: tuple[Measure, ...] = TO_TARGET
     if request.item == "rates":
         document |= _write_rates(request, out, runs)
-        measures, shown = FINAL, (tables.rates_table(document),)
+        measures, shown = FINAL, (tables.build_rates_table(document),)
     else:
-        shown = (tables.sweep_table(document),)
-    figure = partial(draw_sweep, values, sweep.axis, measures, _sweep_marks(request, target, paper))
+        shown = (tables.build_sweep_table(document),)
+    figure = partial(draw_sweep, values, sweep.axis, measures, _list_sweep_marks(request, target, paper))
     caption = "Means over seeds. A setting has no mark if a seed did not reach the target."
     pictures = _draw_all([FigureSpec("sweep", f"Against the {sweep.axis}", caption, figure)])
     all_runs = tuple(run for own in runs.values() for run in own)
-    content = Reproduction(_title(request), _notes(request, paper), shown, pictures, all_runs)
+    content = Reproduction(_format_title(request), _compose_notes(request, paper), shown, pictures, all_runs)
     return document, shown, content
 
 
@@ -187,7 +187,7 @@ def _read_point(record: RoundRecord) -> dict[str, float]:
     return {"round": record.round, "sigma2": record.sigma2, "g2": record.g2}
 
 
-def _paper_pictures(
+def _list_paper_figures(
     runs: tuple[Run, ...], document: Mapping[str, Any], target: float | None, paper: PaperValues
 ) -> Iterator[FigureSpec]:
     """The figures that an ordinary report lacks: gains and curves with the paper's values."""
@@ -213,7 +213,9 @@ def _paper_pictures(
         )
 
 
-def _sweep_marks(request: ReproductionRequest, target: float | None, paper: PaperValues) -> dict[str, Marks]:
+def _list_sweep_marks(
+    request: ReproductionRequest, target: float | None, paper: PaperValues
+) -> dict[str, Marks]:
     if request.item not in _DEFAULT_SETTING or target != paper.target:
         return {}
     at = _DEFAULT_SETTING[request.item]
@@ -228,11 +230,11 @@ def _draw_all(specs: Iterator[FigureSpec] | list[FigureSpec]) -> tuple[Picture, 
     return tuple(picture for picture in found if picture is not None)
 
 
-def _title(request: ReproductionRequest) -> str:
+def _format_title(request: ReproductionRequest) -> str:
     return f"{request.item} on {request.dataset}, {request.scale} scale"
 
 
-def _notes(request: ReproductionRequest, paper: PaperValues) -> tuple[str, ...]:
+def _compose_notes(request: ReproductionRequest, paper: PaperValues) -> tuple[str, ...]:
     scale = {
         "smoke": "Smoke scale: a few devices and two rounds. It tests the setup; the numbers mean nothing.",
         "reduced": "Reduced scale: fewer devices and a small network with the costs of the paper's model.",
@@ -243,7 +245,7 @@ def _notes(request: ReproductionRequest, paper: PaperValues) -> tuple[str, ...]:
     return (scale, source.strip(), *([] if request.sweep is None else [single]))
 
 
-def _paper_document(paper: PaperValues) -> dict[str, Any]:
+def _build_paper_document(paper: PaperValues) -> dict[str, Any]:
     return {
         "source": paper.source,
         "target": paper.target,

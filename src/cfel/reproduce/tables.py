@@ -9,7 +9,7 @@ from cfel.reproduce.paper_values import PaperValues
 NOTHING = "–"
 
 
-def comparison_table(document: Mapping[str, Any], paper: PaperValues) -> TextTable:
+def build_comparison_table(document: Mapping[str, Any], paper: PaperValues) -> TextTable:
     """Time and energy of every scheme beside those of the paper's Table 1.
 
     The paper's values are for its own target, even if the measured ones are for another target.
@@ -29,7 +29,7 @@ def comparison_table(document: Mapping[str, Any], paper: PaperValues) -> TextTab
     return TextTable(f"Time and energy to {_describe_targets(document, paper)}", headings, rows)
 
 
-def gain_table(document: Mapping[str, Any], paper: PaperValues) -> TextTable:
+def build_gain_table(document: Mapping[str, Any], paper: PaperValues) -> TextTable:
     """The gain of every scheme over CEF beside that of the paper."""
     headings = ("scheme", "time gain", "paper", "energy gain", "paper")
     rows = tuple(
@@ -50,7 +50,7 @@ def _describe_targets(document: Mapping[str, Any], paper: PaperValues) -> str:
     return f"{target} (paper: {100 * paper.target:g} %)"
 
 
-def common_table(document: Mapping[str, Any]) -> TextTable:
+def build_common_table(document: Mapping[str, Any]) -> TextTable:
     """Time, energy and gain to the highest accuracy that every scheme reached with every seed."""
     common = document["at_common_accuracy"]
     rows = tuple(
@@ -67,7 +67,7 @@ def common_table(document: Mapping[str, Any]) -> TextTable:
     return TextTable(title, ("scheme", "10⁴ s", "kJ", "time gain", "energy gain"), rows)
 
 
-def sweep_table(document: Mapping[str, Any]) -> TextTable:
+def build_sweep_table(document: Mapping[str, Any]) -> TextTable:
     """Time, energy and gain to the target in every setting of a sweep."""
     rows = tuple(
         (
@@ -87,7 +87,7 @@ def sweep_table(document: Mapping[str, Any]) -> TextTable:
     return TextTable(f"Time and energy to {target}, and gain over CEF", headings, rows)
 
 
-def rates_table(document: Mapping[str, Any]) -> TextTable:
+def build_rates_table(document: Mapping[str, Any]) -> TextTable:
     """Held-out accuracy of every learning rate, and the rate selected."""
     grid = list(document["values"])
     rows = tuple(
@@ -102,7 +102,7 @@ def rates_table(document: Mapping[str, Any]) -> TextTable:
     return TextTable(title, ("scheme", *grid, "chosen"), rows)
 
 
-def estimates_table(document: Mapping[str, Any]) -> TextTable:
+def build_estimates_table(document: Mapping[str, Any]) -> TextTable:
     """σ² and G² at several rounds of a run."""
     rows = tuple(
         (name, f"{point['round']}", f"{point['sigma2']:.4g}", f"{point['g2']:.4g}")

@@ -37,6 +37,7 @@ from cfel.runlog.fleet import FleetDescription
 from cfel.runlog.log import RoundLog, read_log
 from cfel.runlog.plans import PlanTable, plan_paths, read_plan, write_plan
 from cfel.runlog.record import RoundRecord
+from cfel.wording import plural
 
 _LOG = "rounds.jsonl"
 _EXPERIMENT = "experiment.toml"
@@ -120,7 +121,7 @@ class RunDirectory:
         if plan.device.max(initial=-1) >= devices:
             raise RunDirectoryError(
                 f"{self.path}: the plan of round {global_round} names device {plan.device.max()}, but the "
-                f"run has {devices} devices"
+                f"run has {plural(devices, 'device')}"
             )
         return plan
 

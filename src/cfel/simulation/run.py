@@ -13,6 +13,7 @@ from cfel.runlog import RoundRecord, RunDirectory, RunWriter, holds_run
 from cfel.simulation.executors import Executor
 from cfel.simulation.loop import simulate
 from cfel.simulation.state import RunState, from_checkpoint, initial_state, to_checkpoint
+from cfel.wording import plural
 from cfel.world import World
 
 Progress = Callable[[RoundRecord], None]
@@ -117,7 +118,7 @@ def _advice(path: Path, good_rounds: int) -> str:
     smaller = "with a smaller --set local.learning_rate=… and another --out"
     if not good_rounds:
         return f". No round was finished: run it again {smaller}"
-    kept = "1 round" if good_rounds == 1 else f"{good_rounds} rounds"
+    kept = plural(good_rounds, "round")
     return (
         f". {kept} and a checkpoint are kept in {path}; --resume would only meet the same again. Run it "
         f"again {smaller}; to start from the last good model, `cfel export {path} --to good.safetensors` and "

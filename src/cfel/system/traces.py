@@ -14,6 +14,7 @@ from cfel.arrays import BoolArray, FloatArray, IntArray
 from cfel.errors import FleetFileError, InputError
 from cfel.system.conditions import Conditions
 from cfel.system.tables import Table, read_table
+from cfel.wording import plural
 
 REQUIRED = ("device", "mu", "alpha", "nu", "power")
 
@@ -64,7 +65,9 @@ class TraceConditions:
         """See `ConditionModel`; a trace already holds upload times, so seed and model size change nothing."""
         del seed, model_bits
         if devices > self.devices:
-            raise InputError(f"fleet.devices = {devices}: {self.source} has {self.devices} devices only")
+            raise InputError(
+                f"fleet.devices = {devices}: {self.source} has only {plural(self.devices, 'device')}"
+            )
         place = (global_round % self.mu.shape[0], edge_round % self.mu.shape[1], slice(devices))
         return Conditions(
             mu=self.mu[place],

@@ -1,1 +1,1 @@
-"""What a person asks for: planning a fleet, benchmarks, comparisons."""
+"""The operations behind the commands: plan a fleet, run, compare, export, evaluate Theorem 1."""

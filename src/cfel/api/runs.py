@@ -108,6 +108,7 @@ def run_all(runs: Sequence[PlacedRun], out: Path, options: RunOptions) -> None:
     parameters = runs[0].experiment.simulation
     on_ray = parameters.engine == "ray"
     with connect_cluster(options.ray_address, parameters.workers) if on_ray else nullcontext():
+        # Many small runs: one core each. Few large runs: all cores for one run after another.
         if on_ray and prefer_whole_runs(runs):
             run_on_cluster(runs, out, options)
             return

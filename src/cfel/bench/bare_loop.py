@@ -85,6 +85,7 @@ def open_all_cores_loop(setting: BenchSetting, steps: int) -> Iterator[MeasureSt
         try:
             return loop.run()
         finally:
+            # Back to one torch thread, as the rounds between two measurements need it.
             prepare_thread()
 
     yield measure
@@ -129,6 +130,7 @@ def open_process_loops(setting: BenchSetting, steps: int) -> Iterator[MeasureSte
         return max(float(end.recv()) for end in ends)
 
     try:
+        # Each process reports once it is ready: loading must not count.
         for end in ends:
             end.recv()
         yield measure

@@ -163,6 +163,7 @@ def main(text: str) -> None:
         else:
             executor = stack.enter_context(PoolExecutor(world, parameters))
         timings = _time_rounds(world, executor, setting)
+        # An empty line of JSON tells the parent that this child is ready.
         sys.stdout.write("{}\n")
         sys.stdout.flush()
         for _ in sys.stdin:

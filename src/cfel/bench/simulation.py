@@ -106,6 +106,7 @@ def measure_pace(setting: BenchSetting, repeats: int, bare_steps: int) -> Pace:
         loops = {
             name: stack.enter_context(open_loop(setting, bare_steps)) for name, open_loop in LOOPS.items()
         }
+        # Warm-up: caches, workers and lazy initialisation of torch.
         _time_loops(loops)
         next(rounds)
         for _ in range(repeats):

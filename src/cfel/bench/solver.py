@@ -129,7 +129,7 @@ def measure_speed(devices: int, repeats: int) -> Speed:
     for model in MODELS:
         for repeat in range(repeats):
             problem = build_problem(model, devices, repeat, 0.6, 1.0)
-            solve(problem)
+            solve(problem)  # warm-up
             seconds, solution = _time_call(lambda problem=problem: solve(problem))  # type: ignore[misc]
             solves.append(seconds)
             sorts.append(_time_call(lambda: np.sort(numbers))[0])

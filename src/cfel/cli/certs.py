@@ -83,6 +83,7 @@ def _list_identities(edges: int, devices: int) -> list[Identity]:
     return [
         *(Identity("edge", i) for i in range(edges)),
         *(Identity("device", n) for n in range(devices)),
+        # `cfel status` needs an identity too.
         *([Identity("operator", 0)] if edges else []),
     ]
 

@@ -58,5 +58,6 @@ def _build_parser(wanted: str) -> argparse.ArgumentParser:
         if name == wanted:
             import_module(f"cfel.cli.{name}").register(commands)
         else:
+            # Without a module it has no options, but it appears in the help and in error messages.
             commands.add_parser(name, help=summary)
     return parser

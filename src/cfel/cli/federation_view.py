@@ -56,6 +56,7 @@ class FederationView:
     def __exit__(
         self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
     ) -> None:
+        # The watcher prints too: wait for it, or it would print into what comes after the view.
         self._over.set()
         if self._watcher is not None:
             self._watcher.join()

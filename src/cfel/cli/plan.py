@@ -209,6 +209,7 @@ def _format_cap(seconds: float) -> str:
 
 def _insert_names(words: str, named: NamedProblem) -> str:
     """The sentence with the names of the file instead of cluster and device numbers."""
+    # The solver knows numbers only.
     names = {"cluster": named.cluster_names, "device": named.device_names}
     return re.sub(
         r"^(cluster|device) (\d+)", lambda found: f"{found[1]} {names[found[1]][int(found[2])]}", words

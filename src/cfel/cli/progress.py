@@ -25,6 +25,7 @@ class RunProgress:
             MofNCompleteColumn(),
             TextColumn("{task.fields[state]}"),
             TimeRemainingColumn(compact=True),
+            # Standard output is for the result alone, so that it can be piped.
             console=Console(stderr=True),
             disable=quiet,
         )

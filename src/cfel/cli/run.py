@@ -70,6 +70,7 @@ def read_experiment(arguments: argparse.Namespace) -> Experiment:
     experiment = replace_engine(
         load_experiment(arguments.experiment, arguments.set, ANY_CODE), arguments.engine
     )
+    # Warn before the run, which may take hours, and not in its report.
     sizes = cluster_sizes(experiment.fleet.devices, experiment.fleet.clusters)
     warning = describe_bias(experiment.topology.weights, sizes)
     if warning is not None:

@@ -50,6 +50,7 @@ def run(arguments: argparse.Namespace) -> int:
         print_json({"edges": [_build_document(i, answer) for i, answer in sorted(answers.items())]})
     else:
         _print(answers)
+    # Scripts use the exit code to see whether the federation is running.
     return 0 if any(isinstance(answer, Status) for answer in answers.values()) else 1
 
 

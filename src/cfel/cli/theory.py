@@ -52,7 +52,7 @@ def register(commands: Commands) -> None:
         "smoothness": ("L", None, "smoothness L of the loss (default 1/(2η), as in the paper's problem P2)"),
         "initial-gap": (
             "N",
-            math.log(10),
+            math.log(10),  # cross-entropy of guessing among ten classes
             "initial loss minus its minimum, F(u⁰) − F_inf (default ln 10)",
         ),
         "sigma2": ("N", None, "variance σ² of a mini-batch gradient (default: estimates of the run, or 1)"),

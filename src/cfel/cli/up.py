@@ -29,6 +29,7 @@ def register(commands: Commands) -> None:
     parser.add_argument("--resume", action="store_true", help="resume the federation in DIR")
     add_set_option(parser)
     add_json_option(parser)
+    # `read_experiment` looks for --engine, which has no meaning here.
     parser.set_defaults(run=run, engine=None)
 
 

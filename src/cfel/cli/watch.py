@@ -40,6 +40,7 @@ def register(commands: Commands) -> None:
 def run(arguments: argparse.Namespace) -> int:
     """Serves until Ctrl-C."""
     watcher = RunWatcher(arguments.directory)
+    # Not an option, as other users of the machine can see command lines.
     token = os.environ.get(TOKEN_VARIABLE) or None
     try:
         asyncio.run(_serve(watcher, token, arguments))

@@ -61,6 +61,7 @@ def build_curve(style: SchemeStyle, runs: Sequence[Run], x: Value, y: Value) -> 
         y: vertical value, likewise.
     """
     points = [_collect_points(run, x, y) for run in runs]
+    # Runs that stop at a budget differ in length; a mean over fewer seeds would bend the line.
     rounds = sorted(set.intersection(*(set(seed) for seed in points)))
     if not rounds:
         return None
@@ -126,6 +127,7 @@ def space_apart(heights: Sequence[float], distance: float) -> list[float]:
         moved.append(max(height, moved[-1] + distance) if moved else height)
     if not moved:
         return []
+    # The loop above only moves up; shift everything back down by as much on average.
     shift = (sum(moved) - sum(heights)) / len(moved)
     risen = [max(height - shift, place * distance) for place, height in enumerate(moved)]
     return [min(height, 1.0 - place * distance) for place, height in enumerate(risen[::-1])][::-1]

@@ -46,6 +46,7 @@ def _average_shares(run: Run, global_round: int) -> dict[str, FloatArray]:
 def average_devices(plan: PlanTable, name: str, devices: int) -> FloatArray:
     """Mean of a column over the edge rounds of a global round, per device; NaN if a device was absent."""
     values: FloatArray = getattr(plan, name)
+    # A device has one row per edge round.
     total = np.bincount(plan.device, weights=values, minlength=devices)
     count = np.bincount(plan.device, minlength=devices)
     means = np.full(devices, np.nan)
@@ -64,6 +65,7 @@ def average_rows(table: FloatArray, most: int) -> FloatArray:
     if len(table) <= most:
         return table
     blocks = np.array_split(table, most)
+    # Absent devices are NaN; they must not make a whole block NaN.
     counts = [np.maximum((~np.isnan(block)).sum(axis=0), 1) for block in blocks]
     sums = [np.nansum(block, axis=0) for block in blocks]
     return np.array([total / count for total, count in zip(sums, counts, strict=True)])

@@ -88,6 +88,7 @@ def load_runs(path: Path) -> tuple[Run, ...]:
         raise RunDirectoryError(f"{path} holds no run, and neither do the directories below it")
     runs: dict[tuple[str, int], Run] = {}
     for run in map(load_run, found):
+        # Two runs of the same scheme and seed would count twice in every mean.
         other = runs.setdefault((run.scheme, run.seed), run)
         if other is not run:
             both = f"{other.directory.path} and {run.directory.path}"

@@ -52,6 +52,7 @@ def render_page(runs: tuple[Run, ...], summary: Mapping[str, Any], pictures: tup
     groups = group_by_scheme(runs)
     styles = assign_styles(tuple(groups))
     title = escape(runs[0].name)
+    # Figures that compare schemes come first, figures of one scheme after them.
     shared = [picture for picture in pictures if not picture.about]
     single = [picture for picture in pictures if picture.about]
     return (

@@ -114,6 +114,7 @@ def use_style(name: str) -> Iterator[None]:
         "savefig.facecolor": SURFACE,
         "lines.linewidth": 2.0,
         "lines.markersize": 5.0,
+        # Text stays text: it can be selected, and files are smaller.
         "svg.fonttype": "none",
         "svg.hashsalt": name,
     }
@@ -159,8 +160,10 @@ def inline_svg(svg: str, name: str, description: str) -> str:
     svg = re.sub(r"<metadata>.*?</metadata>", "", svg, flags=re.DOTALL)
     svg = re.sub(r' xmlns(:\w+)?="[^"]*"', "", svg)
     svg = svg.replace("xlink:href", "href")
+    # All figures share one document, so their ids must differ.
     svg = re.sub(r'(\bid="|href="#|url\(#)', rf"\g<1>{name}-", svg)
     svg = re.sub(r"'DejaVu Sans'(, [^;\"]*)?", "system-ui, sans-serif", svg)
+    # Without a fixed size the figure fills its column.
     svg = re.sub(r'(<svg[^>]*?) width="[^"]*"', r"\1", svg, count=1)
     svg = re.sub(r'(<svg[^>]*?) height="[^"]*"', r"\1", svg, count=1)
     for colour, _ in list_colours():

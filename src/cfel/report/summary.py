@@ -63,6 +63,7 @@ def summarise(runs: Sequence[Run], target: float | None) -> dict[str, Any]:
         }
         schemes[scheme] = {
             **means[scheme],
+            # The ratio of means: a mean of ratios would favour seeds in which the reference did badly.
             **_gains(means.get(REFERENCE, {}), means[scheme]),
             "reached": sum(values["seconds_to_target"] is not None for values in seeds.values()),
             "confidence": _confidence(per_seed),

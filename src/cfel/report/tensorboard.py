@@ -127,6 +127,7 @@ def _encode_double(field: int, value: float) -> bytes:
 
 
 def _encode_float(field: int, value: float) -> bytes:
+    # `struct` raises for a double that is too large for a float.
     if math.isfinite(value) and abs(value) > _LARGEST_FLOAT:
         value = math.copysign(math.inf, value)
     return _key(field, _FLOAT) + struct.pack("<f", value)

@@ -54,10 +54,12 @@ _SWEEPS = {
 }
 _GRIDS = {"cifar10": (0.01, 0.05, 0.1), "femnist": (0.1, 0.06, 0.03, 0.01)}
 
+# Enough to run every line of code with the real data and models, in seconds.
 _SMOKE = (
     *("fleet.devices=4", "fleet.clusters=2", "rounds.global=2", "rounds.edge=1", "rounds.local=1"),
     *("data.batch=8", "data.least=8", "simulation.evaluate_samples=20", "simulation.checkpoint_every=0"),
 )
+# A small network, but uploads are charged for the parameters of the real one (see `_CHANGES`).
 _REDUCED = (
     *("fleet.devices=16", "fleet.clusters=4", "model.name=small_cnn", "simulation.evaluate_samples=2000"),
     *("simulation.checkpoint_every=5", "rounds.global=24"),

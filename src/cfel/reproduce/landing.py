@@ -24,6 +24,7 @@ from cfel.errors import RunDirectoryError
 from cfel.runlog import RunDirectory
 
 DATA = "DATA"
+# A slash or a drive letter that does not continue a word or a relative path, up to a space, quote or comma.
 _ABSOLUTE = re.compile(r"(?<![\w./…])(?:[A-Za-z]:|…)?[/\\][^\s\"',;=]*")
 _FILES = ("rounds.jsonl", "fleet.json")
 

@@ -50,6 +50,7 @@ def select_rates(runs: Mapping[float, Sequence[Run]]) -> tuple[dict[str, float],
         runs: by learning rate.
     """
     tried: dict[str, dict[float, list[float]]] = {}
+    # In ascending order, so that `max` below takes the smaller of two equal rates.
     for rate in sorted(runs):
         for run in runs[rate]:
             tried.setdefault(run.scheme, {}).setdefault(rate, []).append(closing_accuracy(run))

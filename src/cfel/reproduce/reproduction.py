@@ -109,6 +109,7 @@ def _build_sweep(
     """Summary, tables and page of a sweep: a summary of each setting, and a figure over all of them."""
     sweep = request.sweep
     assert sweep is not None  # noqa: S101 — only called for sweeps
+    # An unfinished sweep is reported as far as it goes.
     present = [value for value in sweep.values if _holds_runs(out / f"{value:g}")]
     places = {value: out / f"{value:g}" for value in present or sweep.values}
     runs = {value: _select_runs(load_runs(place), request, place) for value, place in places.items()}

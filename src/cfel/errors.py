@@ -26,6 +26,10 @@ from collections.abc import Callable, Iterable
 from difflib import get_close_matches
 from functools import partial
 
+from cfel.wording import show
+
+_MAX_COMPARED = 100
+
 
 class CfelError(Exception):
     """Root of the tree."""
@@ -167,6 +171,8 @@ def unknown_name(what: str, name: object, allowed: Iterable[str]) -> str:
         allowed: what could have been given.
     """
     choices = sorted(allowed)
-    near = get_close_matches(str(name), choices, n=1)
+    # Only short names can be misspelt ones, and comparing long ones takes long.
+    given = show(name)
+    near = get_close_matches(str(name), choices, n=1) if len(given) <= _MAX_COMPARED else []
     hint = f"; did you mean {near[0]!r}?" if near else ""
-    return f"{what}: unknown {name!r}{hint} (allowed: {', '.join(choices)})"
+    return f"{what}: unknown {given}{hint} (allowed: {', '.join(choices)})"

@@ -17,6 +17,7 @@ from pathlib import Path
 from typing import Any
 
 from cfel.errors import InputError, unknown_name
+from cfel.wording import show
 
 
 @dataclass(frozen=True, slots=True)
@@ -32,7 +33,7 @@ class CodePolicy:
     def check(self, kind: str, name: str) -> None:
         """Raises an `InputError` if this name, which is not built in, must not be loaded."""
         if self.refusal:
-            raise InputError(f"{kind}: {name!r} is not built in, and {self.refusal}")
+            raise InputError(f"{kind}: {show(name)} is not built in, and {self.refusal}")
 
 
 ANY_CODE = CodePolicy("")

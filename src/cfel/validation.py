@@ -5,7 +5,6 @@ the first bad index, the value and what is allowed. Data classes call these in `
 behind them never checks again. This module does not know what the numbers mean.
 """
 
-import re
 from typing import TypeVar
 
 import numpy as np
@@ -13,13 +12,11 @@ from numpy.typing import ArrayLike, NDArray
 
 from cfel.arrays import BoolArray, FloatArray
 from cfel.errors import InputError
+from cfel.wording import escape_control, show
 
 MAX_WHOLE = 2**53
 """Largest whole number that is accepted anywhere; beyond it a float is not exact any more."""
 
-_MAX_SHOWN = 200
-# Control characters, changes of the writing direction, and halves of surrogate pairs.
-_CONTROL = re.compile("[\x00-\x1f\x7f-\x9f\u200e\u200f\u202a-\u202e\u2066-\u2069\ud800-\udfff]")
 _Entry = TypeVar("_Entry", bound=np.generic)
 
 
@@ -123,16 +120,6 @@ def check_whole(field: str, value: object, *, least: int, most: int | None = Non
     return int(value)  # type: ignore[call-overload, no-any-return]
 
 
-def show(value: object) -> str:
-    """A value as an error message shows it: not longer than a few lines, whatever it is."""
-    try:
-        text = repr(value)
-    except (ValueError, RecursionError):
-        # Python refuses to write out whole numbers of thousands of digits.
-        return f"a huge {type(value).__name__}"
-    return text if len(text) <= _MAX_SHOWN else f"{text[:_MAX_SHOWN]}…"
-
-
 def check_interval(field: str, value: object, *, above: float) -> tuple[float, float]:
     """Returns a pair (low, high) with above < low ≤ high."""
     if not isinstance(value, list | tuple) or len(value) != 2:
@@ -147,7 +134,7 @@ def check_text(field: str, value: object) -> str:
     """Returns a text that is not empty."""
     if not isinstance(value, str) or not value:
         raise InputError(f"{field} = {show(value)}: must be text")
-    if _CONTROL.search(value):
+    if escape_control(value) != value:
         # Names reach terminals and logs, where such characters could draw anything.
         raise InputError(f"{field} = {show(value)}: must not contain control characters")
     return value

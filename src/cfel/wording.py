@@ -1,4 +1,10 @@
-"""Grammar of messages and pages: numbers with their nouns. Sentences stay where they are used."""
+"""Grammar of messages and pages: numbers with their nouns, values of any kind. Sentences stay elsewhere."""
+
+import re
+
+_MAX_SHOWN = 200
+# Control characters, changes of the writing direction, and halves of surrogate pairs.
+_CONTROL = re.compile("[\x00-\x1f\x7f-\x9f\u200e\u200f\u202a-\u202e\u2066-\u2069\ud800-\udfff]")
 
 
 def plural(count: int, noun: str) -> str:
@@ -9,3 +15,18 @@ def plural(count: int, noun: str) -> str:
         noun: in the singular, with a plural in -s.
     """
     return f"{count:,} {noun}" if count == 1 else f"{count:,} {noun}s"
+
+
+def show(value: object) -> str:
+    """A value as an error message shows it: not longer than a few lines, whatever it is."""
+    try:
+        text = repr(value)
+    except (ValueError, RecursionError):
+        # Python refuses to write out whole numbers of thousands of digits.
+        return f"a huge {type(value).__name__}"
+    return text if len(text) <= _MAX_SHOWN else f"{text[:_MAX_SHOWN]}…"
+
+
+def escape_control(text: str) -> str:
+    """Spells out control characters, with which a file or a peer could draw on the terminal."""
+    return _CONTROL.sub(lambda found: ascii(found[0])[1:-1], text)

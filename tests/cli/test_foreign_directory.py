@@ -2,13 +2,19 @@
 
 import os
 import re
+import resource
 import shutil
 import stat
 import sys
+from dataclasses import replace
 from pathlib import Path
 
+import numpy as np
+import pyarrow as pa
+import pyarrow.parquet as pq
 import pytest
 
+from cfel.runlog import RunDirectory, write_checkpoint
 from tests.cli.conftest import Run
 
 TINY = Path(__file__).parents[2] / "examples" / "tiny.toml"
@@ -258,3 +264,35 @@ def test_huge_numbers_are_refused(run: Run, change: str, message: str) -> None:
     assert answer.code == 2
     assert message in answer.err
     assert len(answer.err) < len(change) + 300
+
+
+def test_a_small_plan_table_is_not_unpacked_to_gigabytes(run: Run, foreign: Path) -> None:
+    """Thirty million rows of equal numbers, in a file of some hundred kilobytes."""
+    path = foreign / "plans" / "round-00001.parquet"
+    schema = pq.read_schema(path)
+    columns = {field.name: pa.repeat(pa.scalar(0, field.type), 30_000_000) for field in schema}
+    pq.write_table(pa.table(columns), path, compression="zstd")
+    assert path.stat().st_size < 2_000_000
+    before = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss
+    answer = run("theory", foreign)
+    assert answer.code == 1
+    assert "its 30,000,000 rows would take more than" in answer.err
+    assert resource.getrusage(resource.RUSAGE_SELF).ru_maxrss < before + 100_000
+
+
+@pytest.mark.parametrize(
+    ("name", "size"), [("edge/0/parameters", 10), ("edge/0/parameters", 0), ("edge/1/buffers", 3)]
+)
+def test_a_checkpoint_of_another_model(run: Run, foreign: Path, tmp_path: Path, name: str, size: int) -> None:
+    checkpoint = RunDirectory.open(foreign).checkpoint()
+    assert checkpoint is not None
+    tensors = {**checkpoint.tensors, name: np.zeros(size, np.float32)}
+    write_checkpoint(foreign / "checkpoint", replace(checkpoint, tensors=tensors))
+    experiment = Path(shutil.copy(foreign / "experiment.toml", tmp_path / "mine.toml"))
+    for command in (
+        ("export", foreign, "--to", tmp_path / "model.safetensors"),
+        ("run", experiment, "--out", foreign, "--resume"),
+    ):
+        answer = run(*command)
+        assert answer.code == 1
+        assert f"checkpoint is damaged: tensor {name!r} is float32 of shape ({size},)" in answer.err

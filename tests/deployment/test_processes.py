@@ -62,7 +62,10 @@ def test_equals_the_simulation(tmp_path: Path, simulated: list[dict[str, Any]]) 
     assert directory.plan_rounds() == (1, 2, 3)
     checkpoint = directory.checkpoint()
     assert checkpoint is not None
-    assert model_sha256(read_edge_models(checkpoint, 3)) == simulated[-1]["model_sha256"]
+    assert (
+        model_sha256(read_edge_models(checkpoint, 3, deployed().build_world().start))
+        == simulated[-1]["model_sha256"]
+    )
 
 
 def test_killed_and_started_again(tmp_path: Path, simulated: list[dict[str, Any]]) -> None:

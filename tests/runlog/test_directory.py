@@ -226,7 +226,7 @@ def test_a_newer_schema_is_refused_with_both_versions(tmp_path: Path, make_run: 
 def test_a_damaged_environment_is_said(tmp_path: Path, make_run: MakeRun, text: str) -> None:
     make_run(tmp_path).close()
     (tmp_path / "environment.json").write_text(text)
-    with pytest.raises(RunDirectoryError, match=r"environment\.json cannot be used"):
+    with pytest.raises(RunDirectoryError, match=r"environment\.json is damaged"):
         RunDirectory.open(tmp_path)
 
 

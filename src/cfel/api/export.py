@@ -6,12 +6,13 @@ from pathlib import Path
 import numpy as np
 
 from cfel.deployment.edge.state import EdgeDisk, EdgeState
+from cfel.durable import check_directory, translate_parse_errors
 from cfel.errors import InputError, RunDirectoryError, StorageError, unknown_name
 from cfel.experiment import load_directory_experiment
 from cfel.learning.models.flat import FlatModel
 from cfel.learning.models.onnx_files import save_onnx
 from cfel.learning.models.safetensors_files import save_model
-from cfel.learning.task import initial_model
+from cfel.learning.task import Task, initial_model
 from cfel.plugins import BUILT_IN_ONLY, CodePolicy
 from cfel.rounds.edge_models import mean_model, read_edge_models
 from cfel.runlog import RunDirectory
@@ -39,8 +40,9 @@ def export_model(directory: Path, to: Path, edge: int | None = None, code: CodeP
     """
     if to.suffix not in FORMATS:
         raise InputError(unknown_name("--to: suffix", to.suffix, FORMATS))
-    number, model = load_trained_model(directory, edge, code)
+    run = RunDirectory.open(directory)
     task = load_directory_experiment(directory, code=code).load_task()
+    number, model = load_trained_model(run, task, edge)
     if to.suffix == ".onnx":
         save_onnx(to, model, task.build(), task.data.input_shape)
     else:
@@ -48,13 +50,10 @@ def export_model(directory: Path, to: Path, edge: int | None = None, code: CodeP
     return number
 
 
-def load_trained_model(
-    directory: Path, edge: int | None = None, code: CodePolicy = BUILT_IN_ONLY
-) -> tuple[int, FlatModel]:
+def load_trained_model(run: RunDirectory, task: Task, edge: int | None = None) -> tuple[int, FlatModel]:
     """The last global round with its consensus model (clusters weighted by size), or with one edge model."""
-    run = RunDirectory.open(directory)
     sizes = np.bincount(run.fleet().cluster)
-    number, models = _load_models(run, directory, len(sizes), code)
+    number, models = _load_models(run, len(sizes), initial_model(task, 0))
     if edge is None:
         return number, mean_model(sizes, models)
     if edge not in models:
@@ -62,20 +61,21 @@ def load_trained_model(
     return number, models[edge]
 
 
-def _load_models(
-    run: RunDirectory, directory: Path, clusters: int, code: CodePolicy
-) -> tuple[int, dict[int, FlatModel]]:
+def _load_models(run: RunDirectory, clusters: int, like: FlatModel) -> tuple[int, dict[int, FlatModel]]:
     """The round and its edge models: from a checkpoint, or else from the edge servers' state files."""
-    checkpoint = run.checkpoint()
+    checkpoint, directory = run.checkpoint(), run.path
     if checkpoint is not None:
-        return checkpoint.round, dict(enumerate(read_edge_models(checkpoint, clusters)))
+        with translate_parse_errors(directory / "checkpoint"):
+            return checkpoint.round, dict(enumerate(read_edge_models(checkpoint, clusters, like)))
+    check_directory(directory / "nodes")
     places = {i: directory / "nodes" / f"edge-{i}" for i in range(clusters)}
     if EdgeDisk.holds_state(directory):
         places = {0: directory}
     found = {i: place for i, place in places.items() if EdgeDisk.holds_state(place)}
     if not found:
         raise RunDirectoryError(f"{directory}: the run has no checkpoint yet, so there is nothing to export")
-    like = initial_model(load_directory_experiment(directory, code=code).load_task(), 0)
+    for place in found.values():
+        check_directory(place)
     states = {i: _load_state(place, like) for i, place in found.items()}
     # Edge servers may be one round apart; name the round that all of them have finished.
     return min(state.position[0] for state in states.values()), {i: each.model for i, each in states.items()}

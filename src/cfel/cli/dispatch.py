@@ -12,6 +12,7 @@ from rich.markup import escape
 from cfel import __version__
 from cfel.cli.arguments import SUMMARIES
 from cfel.errors import CfelError, InputError
+from cfel.wording import escape_control
 
 
 def run_command(arguments: Sequence[str]) -> int:
@@ -22,16 +23,21 @@ def run_command(arguments: Sequence[str]) -> int:
         code = int(parsed.run(parsed))
         sys.stdout.flush()
     except InputError as error:
-        errors.print(f"[bold red]error:[/] {escape(str(error))}", soft_wrap=True)
+        errors.print(f"[bold red]error:[/] {escape(_readable(error))}", soft_wrap=True)
         return 2
     except CfelError as error:
-        errors.print(f"[bold red]failed:[/] {escape(str(error))}", soft_wrap=True)
+        errors.print(f"[bold red]failed:[/] {escape(_readable(error))}", soft_wrap=True)
         return 1
     except BrokenPipeError:
         # The reader of our output has ended. Without this, flushing the buffer at exit would fail once more.
         os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
         return 1
     return code
+
+
+def _readable(error: CfelError) -> str:
+    """The message without control characters: part of it may come from a file or from a peer."""
+    return "\n".join(map(escape_control, str(error).split("\n")))
 
 
 class _HelpFormatter(argparse.HelpFormatter):

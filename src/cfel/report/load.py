@@ -14,6 +14,7 @@ from cfel.durable import read_bytes, translate_parse_errors
 from cfel.errors import InputError, RunDirectoryError, StorageError
 from cfel.runlog import Environment, FleetDescription, RoundRecord, RunDirectory, holds_run
 from cfel.runlog.json_text import parse_json
+from cfel.wording import show
 
 _ORDER = ("hcef-plus", "hcef", "cef", "cef-c", "cef-f", "mll-sgd")
 _MAX_SEED = 2**128
@@ -146,7 +147,7 @@ def _read_text(path: Path, field: str, value: object) -> str:
 
 def _read_seed(path: Path, seed: object) -> int:
     if not isinstance(seed, int) or abs(seed) > _MAX_SEED:
-        shown = validation.show(seed)
+        shown = show(seed)
         raise RunDirectoryError(
             f"{path / 'experiment.toml'}: seed: {shown} is not a whole number of 128 bits"
         )

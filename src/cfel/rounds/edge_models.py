@@ -6,6 +6,7 @@ import numpy as np
 import torch
 
 from cfel.arrays import IntArray
+from cfel.errors import InputError
 from cfel.learning.models.flat import FlatModel
 from cfel.learning.roles import weighted_model
 from cfel.runlog import Checkpoint
@@ -20,13 +21,38 @@ def edge_tensors(models: Sequence[FlatModel]) -> dict[str, np.ndarray]:
     return tensors
 
 
-def read_edge_models(checkpoint: Checkpoint, clusters: int) -> tuple[FlatModel, ...]:
-    """The edge models in a checkpoint, by cluster."""
+def read_edge_models(checkpoint: Checkpoint, clusters: int, like: FlatModel) -> tuple[FlatModel, ...]:
+    """The edge models in a checkpoint, by cluster.
 
-    def tensor(number: int, part: str) -> torch.Tensor:
-        return torch.from_numpy(np.array(checkpoint.tensors[f"edge/{number}/{part}"]))
+    Args:
+        checkpoint: where they are.
+        clusters: how many there are.
+        like: any model of the experiment.
 
-    return tuple(FlatModel(tensor(i, "parameters"), tensor(i, "buffers")) for i in range(clusters))
+    Raises:
+        InputError: one is missing, or is of another size.
+    """
+    models = []
+    for number in range(clusters):
+        parts = [
+            read_vector(checkpoint.tensors, f"edge/{number}/{part}", getattr(like, part).numel())
+            for part in ("parameters", "buffers")
+        ]
+        models.append(FlatModel(*parts))
+    return tuple(models)
+
+
+def read_vector(tensors: Mapping[str, np.ndarray], name: str, size: int) -> torch.Tensor:
+    """A copy of a float32 vector of a checkpoint.
+
+    Raises:
+        InputError: it is missing, or of another type or size.
+    """
+    found = tensors.get(name)
+    if found is None or found.dtype != np.float32 or found.shape != (size,):
+        given = "missing" if found is None else f"{found.dtype} of shape {found.shape}"
+        raise InputError(f"tensor {name!r} is {given}; this experiment has {size} float32 numbers")
+    return torch.from_numpy(np.array(found))
 
 
 def mean_model(sizes: IntArray, models: Mapping[int, FlatModel]) -> FlatModel:

@@ -17,7 +17,7 @@ from cfel.runlog import (
     holds_run,
     write_descriptions,
 )
-from cfel.validation import show
+from cfel.wording import show
 
 MAY_DIFFER = (
     "name",

@@ -77,22 +77,17 @@ class Environment:
         """Reads what `to_json` wrote.
 
         Raises:
-            RunDirectoryError: the text is not such a document, or comes from a newer cfel.
+            RunDirectoryError: it comes from a newer cfel.
+            Exception: of many kinds, if the text is no such document; see `translate_parse_errors`.
         """
-        try:
-            document: dict[str, Any] = parse_json(text)
-            schema = validation.check_whole("schema", document["schema"], least=0)
-        except (ValueError, TypeError, KeyError) as error:
-            raise RunDirectoryError(f"environment.json cannot be used: {error!r}") from error
+        document: dict[str, Any] = parse_json(text)
+        schema = validation.check_whole("schema", document["schema"], least=0)
         if schema > SCHEMA:
             raise RunDirectoryError(
                 f"this run directory has schema {schema}, this cfel reads up to schema {SCHEMA}: "
                 "please use a newer cfel; nothing was changed"
             )
-        try:
-            return cls(**{**document, "command": tuple(document.get("command", ()))})
-        except (TypeError, ValueError) as error:
-            raise RunDirectoryError(f"environment.json cannot be used: {error}") from error
+        return cls(**{**document, "command": tuple(document.get("command", ()))})
 
 
 def describe_environment(command: Sequence[str] = (), started: str = "") -> Environment:

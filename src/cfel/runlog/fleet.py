@@ -8,7 +8,7 @@ import math
 from dataclasses import dataclass
 from typing import Any
 
-from cfel.errors import InputError, RunDirectoryError
+from cfel.errors import InputError
 from cfel.runlog.json_text import parse_json
 
 _TOLERANCE = 1e-6
@@ -70,14 +70,11 @@ class FleetDescription:
         """Reads what `to_json` wrote.
 
         Raises:
-            RunDirectoryError: the text is not such a document.
+            Exception: of many kinds, if the text is no such document; see `translate_parse_errors`.
         """
-        try:
-            document: dict[str, Any] = parse_json(text)
-            names = ("cluster", "edges", "mixing", "seconds_budget", "joules_budget")
-            return cls(**{name: document[name] for name in names})
-        except (ValueError, TypeError, KeyError, OverflowError) as error:
-            raise RunDirectoryError(f"fleet.json cannot be used: {error}") from error
+        document: dict[str, Any] = parse_json(text)
+        names = ("cluster", "edges", "mixing", "seconds_budget", "joules_budget")
+        return cls(**{name: document[name] for name in names})
 
 
 def _check_clusters(

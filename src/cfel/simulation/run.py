@@ -5,6 +5,7 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
 
+from cfel.durable import translate_parse_errors
 from cfel.errors import DivergedError, RunDirectoryError
 from cfel.rounds.ending import is_over
 from cfel.rounds.parameters import SimulationParameters
@@ -70,8 +71,12 @@ def run_in_directory(
     writer, checkpoint = open_run(
         path, world.setting, experiment_toml=experiment_toml, command=command, resume=resume
     )
-    state = initial_state(world) if checkpoint is None else from_checkpoint(checkpoint, world)
     with writer:
+        if checkpoint is None:
+            state = initial_state(world)
+        else:
+            with translate_parse_errors(path / "checkpoint"):
+                state = from_checkpoint(checkpoint, world)
         done = RunDirectory.open(path).records()
         if not (done and is_over(world.setting.rounds, world.setting.budget, done[-1])):
             _run_rounds(world, executor, parameters, state, writer, watch or Watch())

@@ -5,15 +5,14 @@ from dataclasses import dataclass
 from typing import Any
 
 import numpy as np
-import torch
 from torch import Tensor
 
 from cfel.cost import Ledger
-from cfel.errors import RunDirectoryError
+from cfel.errors import InputError, RunDirectoryError
 from cfel.learning.device_messages import DeviceState
 from cfel.learning.local.estimates import Estimates, stack_estimates, unstack_estimates
 from cfel.learning.models.flat import FlatModel
-from cfel.rounds.edge_models import edge_tensors, read_edge_models
+from cfel.rounds.edge_models import edge_tensors, read_edge_models, read_vector
 from cfel.rounds.kernel import ControlState, initial_control
 from cfel.runlog import Checkpoint, PlanTable, RoundRecord
 from cfel.world import World
@@ -88,23 +87,23 @@ def from_checkpoint(checkpoint: Checkpoint, world: World) -> RunState:
         realised=Ledger.from_dict(values["realised"]),
         spent_joules=np.array(tensors["spent_joules"], dtype=np.float64),
     )
+    known = unstack_estimates(tensors)
+    size, devices = world.start.parameters.numel(), world.setting.fleet.devices
+    if len(known) != devices or control.spent_joules.shape != (devices,):
+        raise InputError(f"it is of {len(known)} devices, this experiment has {devices}")
     return RunState(
         control=control,
-        models=read_edge_models(checkpoint, world.setting.fleet.clusters),
+        models=read_edge_models(checkpoint, world.setting.fleet.clusters, world.start),
         devices=tuple(
             DeviceState(
-                _optional_tensor(tensors, f"device/{number}/momentum"),
-                _optional_tensor(tensors, f"device/{number}/residual"),
+                _optional_vector(tensors, f"device/{number}/momentum", size),
+                _optional_vector(tensors, f"device/{number}/residual", size),
                 estimates,
             )
-            for number, estimates in enumerate(unstack_estimates(tensors))
+            for number, estimates in enumerate(known)
         ),
     )
 
 
-def _optional_tensor(tensors: Mapping[str, Any], name: str) -> Tensor | None:
-    return _tensor(tensors, name) if name in tensors else None
-
-
-def _tensor(tensors: Mapping[str, Any], name: str) -> Tensor:
-    return torch.from_numpy(np.array(tensors[name]))
+def _optional_vector(tensors: Mapping[str, Any], name: str, size: int) -> Tensor | None:
+    return read_vector(tensors, name, size) if name in tensors else None

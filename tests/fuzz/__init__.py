@@ -1,0 +1,1 @@
+"""Fuzzing: run directories and wire messages, changed at random until something is not refused by name."""

@@ -1,0 +1,30 @@
+"""What fuzzing once found, and a few seconds more of it. `make fuzz` goes on for as long as wanted."""
+
+import base64
+import json
+import random
+from pathlib import Path
+
+import pytest
+
+from tests.fuzz import directories
+
+CORPUS = Path(__file__).with_name("corpus")
+
+
+@pytest.fixture(scope="module")
+def run(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    return directories.make_run(tmp_path_factory.mktemp("fuzz") / "run")
+
+
+@pytest.mark.parametrize("file", sorted((CORPUS / "directories").glob("*.json")), ids=lambda file: file.stem)
+def test_what_was_found_in_directories(run: Path, tmp_path: Path, file: Path) -> None:
+    document = json.loads(file.read_bytes())
+    case = {name: base64.b64decode(content) for name, content in document.items()}
+    directories.try_case(run, tmp_path / "case", case)
+
+
+@pytest.mark.parametrize("seed", range(12))
+def test_random_changes_to_directories(run: Path, tmp_path: Path, seed: int) -> None:
+    draw = random.Random(seed)  # noqa: S311 — to be drawn again, not to be secret
+    directories.try_case(run, tmp_path / "case", directories.make_case(draw, run))

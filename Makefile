@@ -4,7 +4,7 @@ VENV   ?= .venv
 BIN    := $(VENV)/bin
 READY  := $(VENV)/.ready
 
-.PHONY: demo test test-long test-faults chaos-quick chaos test-slow check bench clean
+.PHONY: demo test test-long test-faults chaos-quick chaos test-slow fuzz check bench clean
 
 demo: $(READY)            ## run the main job
 	$(BIN)/cfel demo
@@ -26,6 +26,10 @@ chaos: $(READY)           ## federations whose nodes are killed, frozen and cut 
 
 test-slow: $(READY)       ## every test that takes minutes
 	$(BIN)/pytest -m slow
+
+SECONDS ?= 60
+fuzz: $(READY)            ## change run directories and messages at random; SECONDS=0 goes on until Ctrl-C
+	$(BIN)/python -m tests.fuzz --seconds $(SECONDS)
 
 check: $(READY)           ## style, types, layers
 	$(BIN)/ruff check .

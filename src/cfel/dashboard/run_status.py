@@ -11,7 +11,9 @@ from typing import Any
 
 import numpy as np
 
+from cfel import validation
 from cfel.arrays import FloatArray, IntArray
+from cfel.errors import InputError
 from cfel.report.load import Run
 from cfel.runlog import FleetDescription, PlanTable, RoundRecord
 from cfel.status import ClusterStatus, Curve, DeviceStatus, Link, RoundPoint, Status, thin_history
@@ -47,8 +49,8 @@ def build_status(node: str, watched: WatchedRun, others: Sequence[Run] = ()) -> 
     """
     run, fleet = watched.run, watched.run.fleet
     last = run.records[-1] if run.records else None
-    rounds = tomllib.loads(run.experiment_toml).get("rounds", {})
-    over = last is not None and _is_over(last, rounds, fleet)
+    rounds = _read_rounds(run.experiment_toml)
+    over = last is not None and _is_over(last, rounds, run.target, fleet)
     return Status(
         node=node,
         name=run.name,
@@ -57,8 +59,8 @@ def build_status(node: str, watched: WatchedRun, others: Sequence[Run] = ()) -> 
         unix_seconds=watched.unix_seconds,
         phase="finished" if over else "training",
         round=(last.round if last else 0) + (not over),
-        rounds=rounds.get("global"),
-        edge_rounds=rounds.get("edge"),
+        rounds=_whole(rounds.get("global")),
+        edge_rounds=_whole(rounds.get("edge")),
         seconds=last.seconds if last else 0.0,
         seconds_budget=fleet.seconds_budget,
         joules=last.joules if last else 0.0,
@@ -75,15 +77,30 @@ def build_status(node: str, watched: WatchedRun, others: Sequence[Run] = ()) -> 
     )
 
 
-def _is_over(last: RoundRecord, rounds: dict[str, Any], fleet: FleetDescription) -> bool:
+def _read_rounds(experiment_toml: str) -> dict[str, Any]:
+    rounds = tomllib.loads(experiment_toml).get("rounds", {})
+    return rounds if isinstance(rounds, dict) else {}
+
+
+def _whole(value: object) -> int | None:
+    """A number of rounds, if it is one: the experiment of a run that is watched is not checked otherwise."""
+    try:
+        return validation.check_whole("rounds", value, least=1)
+    except InputError:
+        return None
+
+
+def _is_over(
+    last: RoundRecord, rounds: dict[str, Any], target: float | None, fleet: FleetDescription
+) -> bool:
     """Whether the run is finished; an interrupted run is not."""
-    if last.round >= rounds.get("global", math.inf):
+    if last.round >= (_whole(rounds.get("global")) or math.inf):
         return True
     # As in `rounds`, but from the files alone: the dashboard does not build the experiment.
     if rounds.get("stop") == "budget":
         seconds, joules = fleet.seconds_budget or math.inf, fleet.joules_budget or math.inf
         return last.seconds >= seconds or last.joules >= joules
-    return rounds.get("stop") == "target" and (last.accuracy or 0.0) >= rounds.get("target", math.inf)
+    return rounds.get("stop") == "target" and target is not None and (last.accuracy or 0.0) >= target
 
 
 def _curves(run: Run, others: Sequence[Run]) -> tuple[Curve, ...]:

@@ -1,6 +1,7 @@
 """Compressors do what their docstrings promise, and count their bits."""
 
 import math
+import tracemalloc
 
 import numpy as np
 import pytest
@@ -187,6 +188,30 @@ def test_torn_or_foreign_bytes_are_refused(kind: str) -> None:
     for bad in (b"", content[:5], content[:-5], content + b"12345", b"\xff" + content[1:]):
         with pytest.raises(InputError, match="update"):
             unpack_update(bad)
+
+
+@pytest.mark.parametrize("kind", KINDS)
+@pytest.mark.parametrize("theta", [0.01, 0.1, 0.5, 1.0])
+def test_a_byte_too_many_or_too_few_is_refused(kind: str, theta: float) -> None:
+    """Also behind a bitmap, where the bits beyond the last entry have no meaning."""
+    content = pack_update(compressor(kind)(vector(301), theta, 11))
+    for bad in (content + b"\0", content + b"\xff", content[:-1]):
+        with pytest.raises(InputError, match="update"):
+            unpack_update(bad, 301)
+
+
+@pytest.mark.parametrize("kind", ["topk", "quantise"])
+def test_unpacking_takes_a_few_times_the_memory_of_the_bytes(kind: str) -> None:
+    """Many numbers of few bits: one int64 per digit would be 64 times the bytes."""
+    content = pack_update(compressor(kind)(vector(500_000), 0.1, 11))
+    tracemalloc.start()
+    try:
+        update = unpack_update(content, 500_000)
+        peak = tracemalloc.get_traced_memory()[1]
+    finally:
+        tracemalloc.stop()
+    assert pack_update(update) == content
+    assert peak < 12 * len(content) + 8 * 2**20
 
 
 def test_indices_out_of_order_are_refused() -> None:

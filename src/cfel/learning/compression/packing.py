@@ -30,6 +30,8 @@ from cfel.learning.compression.projection import BlockRotation
 
 _HEADER = struct.Struct("<B I I I")
 HEADER_BITS = 8 * _HEADER.size
+# Numbers unpacked at once; of any width they fill whole bytes.
+_BLOCK = 8192
 _DENSE, _BITMAP, _PACKED, _SAMPLED, _ROTATED, _QUANTISED = range(6)
 
 
@@ -120,6 +122,8 @@ def unpack_indices(kind: int, size: int, count: int, body: bytes | bytearray) ->
         InputError: the indices are not `count` ascending ones below `size`.
     """
     if kind == _BITMAP:
+        if len(body) != -(-size // 8):
+            raise InputError(f"update: a bitmap of {len(body)} bytes for {size} entries")
         mask = np.unpackbits(np.frombuffer(body, dtype=np.uint8), count=size)
         found = np.flatnonzero(mask.view(np.bool_)).astype(np.int32)
     else:
@@ -161,9 +165,14 @@ def _pack_bits(numbers: IntArray, width: int) -> bytes:
 
 
 def _unpack_bits(content: bytes | bytearray, count: int, width: int) -> IntArray:
-    bits = np.unpackbits(np.frombuffer(content, dtype=np.uint8))
     # The last byte is filled up: fewer than 8 bits may be left over.
-    if not 0 <= bits.size - count * width < 8:
-        raise InputError(f"update: {bits.size} bits for {count} numbers of {width}")
-    digits = bits[: count * width].reshape(count, width).astype(np.int64)
-    return np.asarray(digits @ (1 << np.arange(width - 1, -1, -1)))
+    if not 0 <= 8 * len(content) - count * width < 8:
+        raise InputError(f"update: {8 * len(content)} bits for {count} numbers of {width}")
+    packed, found = np.frombuffer(content, dtype=np.uint8), np.empty(count, dtype=np.int64)
+    places = 1 << np.arange(width - 1, -1, -1)
+    # Block by block: as digits, all of them would take 64 times the memory of the bytes.
+    for start in range(0, count, _BLOCK):
+        number, first = min(_BLOCK, count - start), start * width // 8
+        bits = np.unpackbits(packed[first : first - (-number * width // 8)], count=number * width)
+        found[start : start + number] = bits.reshape(number, width) @ places
+    return found

@@ -22,8 +22,8 @@ from cfel.cli import main
 from cfel.control.scheme import make_empty_plan
 from cfel.deployment.coordinator.control_state import FinishedEdgeRound, initial_coordinator_state
 from cfel.deployment.measurement.measured_rounds import EdgeRoundMeasurements
-from cfel.deployment.measurement.self_measurement import MeasurementReport
-from cfel.deployment.payloads import model_bytes
+from cfel.deployment.payloads import model_size
+from cfel.deployment.protocol.device_requests import MeasurementReport
 from cfel.rounds.kernel import DeviceWork
 from tests.simulation.drive import tiny
 
@@ -42,7 +42,7 @@ def test_overhead_is_over_training_and_bytes() -> None:
     devices = world.setting.fleet.devices
     plan, bits = make_empty_plan(devices), 8 * 1000
     work = tuple(DeviceWork(n, 1, bits, 0.0) for n in range(devices))
-    size = devices * (len(model_bytes(world.start)) + 1000)
+    size = devices * (model_size(world.start) + 1000)
     rounds = [clocked(wall, [1.0, 4.0, *[2.0] * (devices - 2)]) for wall in (99.0, 5.0, 7.0)]
     done = tuple(FinishedEdgeRound(r, (True,) * devices, plan, work, told) for r, told in enumerate(rounds))
     found = compute_overhead(world, replace(initial_coordinator_state(world), done=done), float(size))

@@ -13,9 +13,10 @@ from cfel.deployment.device.agent import DeviceAgent
 from cfel.deployment.edge.node import EdgeNode
 from cfel.deployment.measurement.energy_counters import EnergyCounter
 from cfel.deployment.node import own_data
+from cfel.deployment.protocol.calls import RemoteCalls, to_methods
 from cfel.deployment.security.identity import Identity
 from cfel.deployment.transport.grpc_transport import Method
-from cfel.deployment.transport.messages import Message, pieces, put_together
+from cfel.deployment.transport.messages import Message, join_message, split_message
 from cfel.errors import RejectedError, UnreachableError
 from cfel.experiment import Experiment
 from cfel.runlog import RoundRecord
@@ -67,11 +68,11 @@ class Network:
         offered = self.members[to][method]
         if caller.role not in offered.roles:
             raise RejectedError(f"{method!r} is not for a {caller.role}")
-        came = await put_together(_as_stream(message), offered.most_bytes)
+        came = await join_message(_as_stream(message), offered.most_bytes)
         task = asyncio.ensure_future(offered.handle(caller, came))
         self.under_way.setdefault(to, set()).add(task)
         try:
-            return await put_together(_as_stream(await task), MOST_BYTES)
+            return await join_message(_as_stream(await task), MOST_BYTES)
         except asyncio.CancelledError:
             if to in self.members and self.members[to][method] is offered:
                 raise
@@ -81,19 +82,19 @@ class Network:
 
 
 async def _as_stream(message: Message) -> Any:
-    for piece in pieces(message):
+    for piece in split_message(message):
         yield piece
 
 
 @dataclass(frozen=True)
-class MemoryCalls:
-    """How one member reaches the others."""
+class MemoryClient:
+    """How one member sends messages to the others."""
 
     own: Identity
     network: Network
 
-    async def call(self, to: Identity, method: str, message: Message, seconds: float) -> Message:
-        """See `Calls`."""
+    async def send(self, to: Identity, method: str, message: Message, seconds: float) -> Message:
+        """See `Client`."""
         try:
             async with asyncio.timeout(seconds):
                 return await self.network.deliver(self.own, to, method, message)
@@ -136,10 +137,10 @@ class Federation:
             self.experiment.deployment,
             member.number,
             self.directory / str(member),
-            MemoryCalls(member, self.network),
+            RemoteCalls(MemoryClient(member, self.network)),
         )
         self.edges[member.number] = node
-        self.network.members[member] = node.methods
+        self.network.members[member] = to_methods(node.endpoints.values())
         await node.run()
 
     async def _device(self, member: Identity) -> None:
@@ -151,7 +152,7 @@ class Federation:
             member.number,
             own_data(self.world, member.number),
             self.experiment.deployment,
-            MemoryCalls(member, self.network),
+            RemoteCalls(MemoryClient(member, self.network)),
             directory,
             compute,
             monotonic,
@@ -170,7 +171,7 @@ class Federation:
         for handling in list(self.network.under_way.get(member, ())):
             handling.cancel()
         if member.role == "edge":
-            for running in self.edges[member.number].server._running.values():
+            for running in self.edges[member.number].server.training.running.values():
                 running.cancel()
         await asyncio.wait([task])
 

@@ -10,15 +10,23 @@ import pytest
 from cfel.deployment.compute_thread import ComputeThread
 from cfel.deployment.edge.device_service import DeviceService
 from cfel.deployment.parameters import DeploymentParameters
+from cfel.deployment.protocol.calls import Answer, RemoteCalls, Request
+from cfel.deployment.protocol.device_requests import (
+    ExperimentOver,
+    IssuedOrder,
+    ModelRequest,
+    NextModel,
+    NextRequest,
+    NoOrder,
+)
 from cfel.deployment.security.identity import Identity
-from cfel.deployment.transport.messages import Message
 from cfel.errors import RejectedError
 from cfel.learning.device_messages import DeviceOrder
 from cfel.learning.models.flat import FlatModel
 from cfel.rounds.orders import make_order
 from cfel.world import World
 from tests.deployment.conftest import deployed
-from tests.deployment.memory_federation import Federation, MemoryCalls
+from tests.deployment.memory_federation import Federation
 
 DEVICES = (0, 1)
 WORLD: World = deployed().build_world()
@@ -27,7 +35,7 @@ OTHER = FlatModel(MODEL.parameters + 1, MODEL.buffers)
 
 
 @asynccontextmanager
-async def desk() -> AsyncIterator[DeviceService]:
+async def serving() -> AsyncIterator[DeviceService]:
     compute = ComputeThread()
     loop = asyncio.get_running_loop()
     try:
@@ -42,29 +50,38 @@ def orders(model: FlatModel, *devices: int) -> dict[int, DeviceOrder]:
     return {n: make_order(WORLD.setting, 0, 0, n, 1.0, 1.0, model) for n in devices}
 
 
-async def news(at: DeviceService, device: int, known: str = "") -> Message:
-    return await asyncio.wait_for(at.next(Identity("device", device), Message({"after": known})), 5)
+async def news(
+    at: DeviceService, device: int, known: str = ""
+) -> NoOrder | ExperimentOver | NextModel | IssuedOrder:
+    return await asyncio.wait_for(at.next(Identity("device", device), NextRequest(known)), 5)
+
+
+async def next_order(at: DeviceService, device: int, known: str = "") -> IssuedOrder:
+    found = await news(at, device, known)
+    assert isinstance(found, IssuedOrder)
+    return found
 
 
 async def after_a_round(at: DeviceService, *devices: int) -> None:
     """Nobody answers; what counts is who was asked."""
-    assert await at.collect_reports(orders(MODEL, *devices), {}) == {}
+    assert (await at.collect_reports(orders(MODEL, *devices), {})).values == {}
 
 
 def test_the_model_is_named_and_can_be_fetched_before_its_order() -> None:
     async def play() -> None:
-        async with desk() as at:
+        async with serving() as at:
             await after_a_round(at, *DEVICES)
             await at.announce(OTHER)
             soon = await news(at, 0)
-            assert (soon.header["kind"], soon.header["model_sha256"]) == ("soon", OTHER.sha256().hex())
-            answer = await at.model(Identity("device", 0), Message({"sha256": OTHER.sha256().hex()}))
-            assert b"".join(answer.parts) == OTHER.parameters.numpy().tobytes()
+            assert isinstance(soon, NextModel)
+            assert soon.model_sha256 == OTHER.sha256().hex()
+            answer = await at.model(Identity("device", 0), ModelRequest(OTHER.sha256().hex()))
+            assert answer.model.join() == OTHER.parameters.numpy().tobytes()
             with pytest.raises(RejectedError, match="not needed any more"):
-                await at.model(Identity("device", 0), Message({"sha256": MODEL.sha256().hex()}))
+                await at.model(Identity("device", 0), ModelRequest(MODEL.sha256().hex()))
             collecting = asyncio.create_task(at.collect_reports(orders(OTHER, *DEVICES), {}))
-            update = await news(at, 0, soon.header["serial"])
-            assert (update.header["kind"], update.header["model_sha256"]) == ("update", OTHER.sha256().hex())
+            update = await next_order(at, 0, soon.serial)
+            assert (update.kind, update.model_sha256) == ("update", OTHER.sha256().hex())
             await collecting
 
     asyncio.run(play())
@@ -73,25 +90,25 @@ def test_the_model_is_named_and_can_be_fetched_before_its_order() -> None:
 @pytest.mark.parametrize("asked", [(), (1,)])
 def test_nothing_is_named_where_only_some_took_part(asked: tuple[int, ...]) -> None:
     async def play() -> None:
-        async with desk() as at:
+        async with serving() as at:
             await after_a_round(at, *asked)
             await at.announce(OTHER)
             with pytest.raises(TimeoutError):
-                await asyncio.wait_for(at.next(Identity("device", 0), Message({"after": ""})), 0.2)
+                await asyncio.wait_for(at.next(Identity("device", 0), NextRequest("")), 0.2)
 
     asyncio.run(play())
 
 
 def test_a_device_in_quarantine_is_told_nothing() -> None:
     async def play() -> None:
-        async with desk() as at:
+        async with serving() as at:
             await after_a_round(at, *DEVICES)
-            at.refused[0] = 100
+            at.rejected[0] = 100
             await at.announce(OTHER)
             assert at.states()[0] == "quarantined"
             with pytest.raises(TimeoutError):
-                await asyncio.wait_for(at.next(Identity("device", 0), Message({"after": ""})), 0.2)
-            assert (await news(at, 1)).header["kind"] == "soon"
+                await asyncio.wait_for(at.next(Identity("device", 0), NextRequest("")), 0.2)
+            assert isinstance(await news(at, 1), NextModel)
 
     asyncio.run(play())
 
@@ -100,12 +117,12 @@ def test_an_order_is_never_about_the_model_before() -> None:
     """Whoever asks while the pieces of the next model are still being cut waits for them."""
 
     async def play() -> None:
-        async with desk() as at:
+        async with serving() as at:
             await after_a_round(at, *DEVICES)
             collecting = asyncio.create_task(at.collect_reports(orders(OTHER, *DEVICES), {}))
             await asyncio.sleep(0)
-            update = await news(at, 1)
-            assert update.header["model_sha256"] == OTHER.sha256().hex()
+            update = await next_order(at, 1)
+            assert update.model_sha256 == OTHER.sha256().hex()
             await collecting
 
     asyncio.run(play())
@@ -113,13 +130,13 @@ def test_an_order_is_never_about_the_model_before() -> None:
 
 def test_a_late_announcement_does_not_disturb_an_order() -> None:
     async def play() -> None:
-        async with desk() as at:
+        async with serving() as at:
             await after_a_round(at, *DEVICES)
             collecting = asyncio.create_task(at.collect_reports(orders(OTHER, *DEVICES), {}))
-            assert (await news(at, 0)).header["kind"] == "update"
+            assert (await next_order(at, 0)).kind == "update"
             await at.announce(MODEL)
-            answer = await at.model(Identity("device", 0), Message({"sha256": OTHER.sha256().hex()}))
-            assert answer.digest == OTHER.sha256()
+            answer = await at.model(Identity("device", 0), ModelRequest(OTHER.sha256().hex()))
+            assert answer.model.digest == OTHER.sha256()
             await collecting
 
     asyncio.run(play())
@@ -129,19 +146,20 @@ def test_every_model_is_fetched_once(tmp_path: Path, monkeypatch: pytest.MonkeyP
     """Three global rounds of two edge rounds, six devices: 36 orders, the first of them after estimates."""
     fetched: list[str] = []
     told: list[str] = []
-    call = MemoryCalls.call
+    call = RemoteCalls.call
 
-    async def counted(
-        self: MemoryCalls, to: Identity, method: str, message: Message, seconds: float
-    ) -> Message:
-        if method == "model":
-            fetched.append(message.header["sha256"])
-        answer = await call(self, to, method, message, seconds)
-        if method == "next":
-            told.append(answer.header["kind"])
+    async def watch(self: RemoteCalls, to: Identity, request: Request[Answer], seconds: float) -> Answer:
+        if isinstance(request, ModelRequest):
+            fetched.append(request.sha256)
+        answer = await call(self, to, request, seconds)
+        match answer:
+            case IssuedOrder():
+                told.append(answer.kind)
+            case NextModel():
+                told.append("next model")
         return answer
 
-    monkeypatch.setattr(MemoryCalls, "call", counted)
+    monkeypatch.setattr(RemoteCalls, "call", watch)
 
     async def play() -> int:
         async with Federation(deployed(), tmp_path) as federation:
@@ -153,4 +171,4 @@ def test_every_model_is_fetched_once(tmp_path: Path, monkeypatch: pytest.MonkeyP
     assert 36 <= len(fetched) <= 42
     assert told.count("update") == 36
     # After the first edge round of each global round and between global rounds; a busy device may miss one.
-    assert 15 <= told.count("soon") <= 30
+    assert 15 <= told.count("next model") <= 30

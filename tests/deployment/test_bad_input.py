@@ -1,4 +1,4 @@
-"""Every kind of bad input, over TLS, at a desk with an open round: refused, counted, nobody else notices.
+"""Every kind of bad input, over TLS, with a round open: rejected, counted, nobody else notices.
 
 Device 4 misbehaves, device 5 does not. `docs/security.md` lists the kinds by the names used here.
 """
@@ -19,21 +19,35 @@ import pytest
 from cfel.deployment.compute_thread import ComputeThread
 from cfel.deployment.edge.device_service import DeviceService
 from cfel.deployment.parameters import DeploymentParameters
-from cfel.deployment.payloads import upload
+from cfel.deployment.payloads import make_upload
+from cfel.deployment.protocol.calls import Endpoint, RemoteCalls, to_methods
+from cfel.deployment.protocol.codec import encode, to_message
+from cfel.deployment.protocol.coordinator_requests import EstimateCommand
+from cfel.deployment.protocol.device_requests import (
+    Confirmation,
+    EstimatesRequest,
+    ModelRequest,
+    NextRequest,
+)
 from cfel.deployment.security.certificates import issue, make_authority
 from cfel.deployment.security.identity import Identity
-from cfel.deployment.transport.grpc_transport import Credentials, GrpcCalls, GrpcServer, Method
-from cfel.deployment.transport.messages import MOST_HEADER_BYTES, Message, pieces
+from cfel.deployment.transport.grpc_transport import Credentials, GrpcClient, GrpcServer
+from cfel.deployment.transport.messages import MOST_HEADER_BYTES, Body, Message, split_message
 from cfel.errors import RejectedError
 from cfel.learning.compression.compressors import DenseUpdate
-from tests.deployment.test_payloads import (
+from cfel.learning.local.estimates import Estimates
+from tests.deployment.edge.test_verify_upload import (
+    BODY,
     GOOD,
     INDICES_AT,
     MODEL,
     ORDER,
     REPORT,
     UPDATE_AT,
+    UPLOAD,
     VALUES_AT,
+    body,
+    estimates,
     header,
     patched,
 )
@@ -67,7 +81,7 @@ class Kind:
 
 
 def wire(message: Message) -> list[bytes]:
-    return list(pieces(message))
+    return list(split_message(message))
 
 
 def content(message: Message, reason: str) -> Kind:
@@ -75,7 +89,7 @@ def content(message: Message, reason: str) -> Kind:
     return Kind(wire(message), reason, again=False)
 
 
-FIRST, BODY = wire(GOOD)
+FIRST, _ = wire(GOOD)
 
 
 def started(offset: int, form: str, value: int) -> bytes:
@@ -100,42 +114,44 @@ KINDS = {
     "truncated header": Kind([FIRST[:-3], BODY], "were announced"),
     "more bytes than announced": Kind([FIRST, BODY, b"more"], "more than the"),
     "damaged on the way": Kind([FIRST, bytes(reversed(BODY))], "SHA-256"),
-    "header that is not JSON": Kind(with_header(b"{'round': 1}"), "not JSON"),
-    "header nested without end": Kind(with_header(b"[" * 100_000), "not JSON"),
-    "header that is no object": Kind(with_header(b"[1, 2, 3]"), "not an object"),
+    "header that is not MessagePack": Kind(with_header(b"\xc1"), "not MessagePack"),
+    "header nested without end": Kind(with_header(b"\x91" * 100_000), "header = "),
+    "header that is no object": Kind(with_header(b"\x93\x01\x02\x03"), "Expected `object`, got `array`"),
     "oversized body": Kind([started(10, "<Q", 2**40), BODY], "too large"),
     "oversized header": Kind([started(6, "<I", MOST_HEADER_BYTES + 1), BODY], "too large"),
-    "body where none belongs": Kind(wire(Message({}, b"body")), "too large", "next"),
-    "wrong global round": Kind(wire(header(global_round=2)), "of round"),
-    "wrong edge round": Kind(wire(header(edge_round=0)), "of round"),
-    "whole number beyond all bounds": Kind(wire(header(global_round=10**400)), "global_round"),
-    "estimates when an update is asked": Kind(
-        wire(Message({"sigma2": 1.0, "g2": 1.0})), "no estimate", "estimates"
+    "body where none belongs": Kind(
+        wire(Message(encode(NextRequest("")), Body.hash(b"body"))), "too large", "next"
     ),
-    "model that is not on offer": Kind(wire(Message({"sha256": "0" * 64})), "not needed", "model"),
+    "wrong global round": Kind(wire(header(round=[2, 1])), "of round"),
+    "wrong edge round": Kind(wire(header(round=[3, 0])), "of round"),
+    "whole number beyond all bounds": Kind(wire(header(round=[2**64 - 1, 1])), "round[0] = 184467440737"),
+    "estimates when an update is asked": Kind(
+        wire(to_message(EstimatesRequest((3, 1), Estimates(1.0, 1.0)))), "no estimate", "estimates"
+    ),
+    "model that is not on offer": Kind(wire(to_message(ModelRequest("0" * 64))), "not needed", "model"),
     "device of another edge server": Kind(wire(GOOD), "belongs to another edge server", caller=ELSEWHERE),
-    "command of another role": Kind(wire(Message({"term": 9})), "not for a device", "plan"),
+    "command of another role": Kind(wire(Message()), "not for a device", "estimate"),
     "operator that sends an upload": Kind(wire(GOOD), "not for a operator", caller=OPERATOR),
     "method that does not exist": Kind(wire(Message()), "not found", "format_disk"),
-    "fields missing": content(Message({"global_round": 3, "edge_round": 1}, GOOD.body), "steps"),
+    "fields missing": content(Message(encode({"round": (3, 1)}), UPLOAD.content), "steps"),
     "NaN in the update": content(patched(VALUES_AT, struct.pack("<f", float("nan"))), "finite"),
     "Inf in the update": content(patched(VALUES_AT, struct.pack("<f", float("inf"))), "finite"),
     "NaN in the buffers": content(patched(0, struct.pack("<f", float("nan"))), "finite"),
     "indices out of order": content(patched(INDICES_AT, b"\x00\x00\x00"), "ascending"),
     "indices out of range": content(patched(INDICES_AT, b"\xff\xff\xff"), "ascending"),
-    "wrong shape": content(upload(WIDER, ORDER), "the model has 40"),
+    "wrong shape": content(to_message(make_upload(WIDER, ORDER)), "the model has 40"),
     "more values than the model has": content(patched(UPDATE_AT + 5, struct.pack("<I", 2**31)), "update"),
     "unknown kind of update": content(patched(UPDATE_AT, b"\x07"), "unknown kind"),
-    "update cut short": content(Message(GOOD.header, GOOD.body[:-1]), "update"),
-    "bytes behind the update": content(Message(GOOD.header, GOOD.body + b"\0"), "update"),
+    "update cut short": content(body(BODY[:-1]), "update"),
+    "bytes behind the update": content(body(BODY + b"\0"), "update"),
     "more steps than asked": content(header(steps=6), "at most 5"),
     "no samples": content(header(samples=0), "samples"),
     "loss that is no number": content(header(loss="low"), "loss"),
-    "NaN as estimate": content(header(sigma2=float("nan")), "sigma2"),
-    "negative variance": content(header(sigma2=-1.0), "sigma2"),
-    "Inf as estimate": content(header(g2=float("inf")), "g2"),
-    "shares of energy beyond 1": content(header(kept_energy=[2.0]), "kept_energy"),
-    "wrong number of shares": content(header(kept_energy=[0.5] * 9), "kept_energy"),
+    "NaN as estimate": content(estimates(sigma2=float("nan")), "sigma2"),
+    "negative variance": content(estimates(sigma2=-1.0), "sigma2"),
+    "Inf as estimate": content(estimates(g2=float("inf")), "g2"),
+    "shares of energy beyond 1": content(estimates(kept_energy=[2.0]), "kept_energy"),
+    "wrong number of shares": content(estimates(kept_energy=[0.5] * 9), "kept_energy"),
 }
 
 
@@ -148,21 +164,21 @@ def certificates(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return directory
 
 
-class Open:
-    """A desk with devices 4 and 5 and an open round, and what came of it."""
+class OpenServer:
+    """An edge server with devices 4 and 5 and an open round, and what came of it."""
 
     def __init__(self, certificates: Path, **limits: Any) -> None:
         self._certificates = certificates
-        self.refused: list[tuple[Identity | None, str, str]] = []
+        self.rejected: list[tuple[Identity | None, str, str]] = []
         parameters = DeploymentParameters(round_seconds=30.0, gone_seconds=30.0, **limits)
         self._compute = ComputeThread()
         now = asyncio.get_running_loop().time
-        self.desk = DeviceService((4, 5), MODEL, parameters, self._compute, now, kept_entries=1)
-        methods = {**self.desk.methods(), "plan": Method(("edge",), self._never)}
+        self.devices = DeviceService((4, 5), MODEL, parameters, self._compute, now, kept_entries=1)
+        methods = to_methods([*self.devices.endpoints(), Endpoint(EstimateCommand, self._never)])
         credentials = Credentials.read(certificates, EDGE)
-        self._server = GrpcServer(credentials, methods, lambda *each: self.refused.append(each), parameters)
+        self._server = GrpcServer(credentials, methods, lambda *each: self.rejected.append(each), parameters)
         orders = {4: ORDER, 5: replace(ORDER, device=5)}
-        self.reports = asyncio.ensure_future(self.desk.collect_reports(orders, {}))
+        self.reports = asyncio.ensure_future(self.devices.collect_reports(orders, {}))
         self.address = ""
 
     async def start(self) -> None:
@@ -175,8 +191,8 @@ class Open:
         await self._server.stop(0)
         self._compute.close()
 
-    async def _never(self, caller: Identity, message: Message) -> Message:
-        raise AssertionError(f"{caller} got through with {message}")
+    async def _never(self, caller: Identity, command: EstimateCommand) -> None:
+        raise AssertionError(f"{caller} got through with {command}")
 
     async def raw(self, caller: Identity, method: str, sent: Iterable[bytes] | AsyncIterator[bytes]) -> str:
         """Sends bytes as they are; what the caller hears."""
@@ -191,23 +207,23 @@ class Open:
                 return f"{error.code().name}: {error.details()}"
             return "accepted"
 
-    async def good(self, who: Identity) -> Message:
+    async def good(self, who: Identity) -> Confirmation:
         """An honest upload."""
-        calls = GrpcCalls(Credentials.read(self._certificates, who), {EDGE: self.address}, 1000)
+        client = GrpcClient(Credentials.read(self._certificates, who), {EDGE: self.address}, 1000)
         try:
-            return await calls.call(EDGE, "upload", GOOD, 20)
+            return await RemoteCalls(client).call(EDGE, UPLOAD, 20)
         finally:
-            await calls.close()
+            await client.close()
 
 
 @asynccontextmanager
-async def opened(certificates: Path, **limits: Any) -> AsyncIterator[Open]:
-    desk = Open(certificates, **limits)
-    await desk.start()
+async def opened(certificates: Path, **limits: Any) -> AsyncIterator[OpenServer]:
+    server = OpenServer(certificates, **limits)
+    await server.start()
     try:
-        yield desk
+        yield server
     finally:
-        await desk.stop()
+        await server.stop()
 
 
 @pytest.mark.parametrize("name", KINDS)
@@ -215,39 +231,39 @@ def test_refused_counted_and_nobody_else_notices(certificates: Path, name: str) 
     kind = KINDS[name]
 
     async def play() -> None:
-        async with opened(certificates) as desk:
-            heard = await desk.raw(kind.caller, kind.method, iter(kind.sent))
+        async with opened(certificates) as server:
+            heard = await server.raw(kind.caller, kind.method, iter(kind.sent))
             assert kind.reason.lower() in heard.lower()
             if kind.method != "format_disk":
-                ((who, method, reason),) = desk.refused
+                ((who, method, reason),) = server.rejected
                 assert (who, method) == (kind.caller, kind.method)
                 assert kind.reason in reason
-            assert (await desk.good(OTHER)).header == {"accepted": True}
+            assert await server.good(OTHER) == Confirmation()
             if kind.again:
-                await desk.good(BAD)
+                await server.good(BAD)
             else:
                 with pytest.raises(RejectedError, match="no update is asked of device 4"):
-                    await desk.good(BAD)
-            assert sorted(await desk.reports) == ([4, 5] if kind.again else [5])
+                    await server.good(BAD)
+            assert sorted((await server.reports).values) == ([4, 5] if kind.again else [5])
 
     asyncio.run(play())
 
 
 def test_replay_and_claims_to_be_somebody_else(certificates: Path) -> None:
     """A copy in the round is acknowledged and not used; after it, refused. The certificate says who sends."""
-    posing = Message({**GOOD.header, "device": 5}, GOOD.body)
+    posing = header(device=5)
 
     async def play() -> None:
-        async with opened(certificates) as desk:
-            assert await desk.raw(BAD, "upload", iter(wire(posing))) == "accepted"
-            assert await desk.raw(BAD, "upload", iter(wire(header(steps=1)))) == "accepted"
-            await desk.good(OTHER)
-            reports = await desk.reports
+        async with opened(certificates) as server:
+            assert await server.raw(BAD, "upload", iter(wire(posing))) == "accepted"
+            assert await server.raw(BAD, "upload", iter(wire(header(steps=1)))) == "accepted"
+            await server.good(OTHER)
+            reports = (await server.reports).values
             assert {n: report.steps for n, report in reports.items()} == {4: 3, 5: 3}
             later = {4: replace(ORDER, global_round=4)}
-            again = asyncio.ensure_future(desk.desk.collect_reports(later, {}))
+            again = asyncio.ensure_future(server.devices.collect_reports(later, {}))
             await asyncio.sleep(0.05)
-            assert "update of round (3, 1), asked was (4, 1)" in await desk.raw(
+            assert "update of round (3, 1), asked was (4, 1)" in await server.raw(
                 BAD, "upload", iter(wire(GOOD))
             )
             again.cancel()
@@ -269,12 +285,12 @@ def test_slow_loris_is_cut_off_and_a_slow_link_is_not(certificates: Path) -> Non
         await asyncio.sleep(15)
 
     async def play() -> None:
-        async with opened(certificates, receive_seconds=0.3, least_bytes_per_second=50.0) as desk:
+        async with opened(certificates, receive_seconds=0.3, least_bytes_per_second=50.0) as server:
             assert len(BODY) > 30
-            assert "too slowly" in await desk.raw(BAD, "upload", silent())
-            assert [reason for _, _, reason in desk.refused] == ["the request came too slowly"]
-            assert await desk.raw(BAD, "upload", dripped()) == "accepted"
-            await desk.good(OTHER)
+            assert "too slowly" in await server.raw(BAD, "upload", silent())
+            assert [reason for _, _, reason in server.rejected] == ["the request came too slowly"]
+            assert await server.raw(BAD, "upload", dripped()) == "accepted"
+            await server.good(OTHER)
 
     asyncio.run(play())
 
@@ -285,15 +301,15 @@ def test_whoever_dies_in_the_middle_is_not_counted_as_refused(certificates: Path
         await asyncio.sleep(15)
 
     async def play() -> None:
-        async with opened(certificates) as desk:
-            call = asyncio.create_task(desk.raw(BAD, "upload", cut_off()))
+        async with opened(certificates) as server:
+            call = asyncio.create_task(server.raw(BAD, "upload", cut_off()))
             await asyncio.sleep(0.3)
             call.cancel()
             await asyncio.wait([call])
             await asyncio.sleep(0.2)
-            await desk.good(OTHER)
-            await desk.good(BAD)
-            assert desk.refused == []
+            await server.good(OTHER)
+            await server.good(BAD)
+            assert server.rejected == []
 
     asyncio.run(play())
 
@@ -302,13 +318,13 @@ def test_a_flood_is_told_to_come_later_and_others_are_served(certificates: Path)
     """5 calls a second, 10 at once: of 50 within some seconds many are refused, and all of these counted."""
 
     async def play() -> None:
-        async with opened(certificates, calls_per_second=5.0) as desk:
-            ask = wire(Message({"sha256": "0" * 64}))
-            heard = await asyncio.gather(*(desk.raw(BAD, "model", iter(ask)) for _ in range(50)))
+        async with opened(certificates, calls_per_second=5.0) as server:
+            ask = wire(to_message(ModelRequest("0" * 64)))
+            heard = await asyncio.gather(*(server.raw(BAD, "model", iter(ask)) for _ in range(50)))
             busy = sum(each.startswith("RESOURCE_EXHAUSTED: more than 5 calls a second") for each in heard)
             assert busy >= 15
-            assert sum("calls a second" in reason for _, _, reason in desk.refused) == busy
-            await desk.good(OTHER)
+            assert sum("calls a second" in reason for _, _, reason in server.rejected) == busy
+            await server.good(OTHER)
 
     asyncio.run(play())
 
@@ -317,13 +333,14 @@ def test_a_fault_of_the_servers_own_is_logged_and_not_the_end_of_it(
     certificates: Path, caplog: pytest.LogCaptureFixture
 ) -> None:
     async def play() -> None:
-        async with opened(certificates) as desk:
-            asked = wire(Message({"term": 1}))
-            assert (await desk.raw(EDGE, "plan", iter(asked))).startswith("INTERNAL: failed: AssertionError")
-            await desk.good(OTHER)
+        async with opened(certificates) as server:
+            asked = wire(to_message(EstimateCommand(1, (0, 0, 0), (True,))))
+            heard = await server.raw(EDGE, "estimate", iter(asked))
+            assert heard.startswith("INTERNAL: failed: AssertionError")
+            await server.good(OTHER)
 
     asyncio.run(play())
-    assert "plan of edge-0 failed" in caplog.text
+    assert "estimate of edge-0 failed" in caplog.text
 
 
 def test_the_documentation_lists_every_kind() -> None:

@@ -20,9 +20,10 @@ from typing import Any
 import pytest
 
 from cfel.deployment.node import Node
+from cfel.deployment.protocol.calls import RemoteCalls
+from cfel.deployment.protocol.peer_requests import StatusAnswer, StatusRequest
 from cfel.deployment.security.identity import Identity
-from cfel.deployment.transport.grpc_transport import Credentials, GrpcCalls
-from cfel.deployment.transport.messages import Message
+from cfel.deployment.transport.grpc_transport import Credentials, GrpcClient
 from cfel.experiment import Experiment
 from cfel.launch.federation import LaunchOptions, launch_federation
 from cfel.launch.node_file import read_node
@@ -33,7 +34,7 @@ from tests.simulation.drive import records, timeless
 
 pytestmark = [pytest.mark.timeout(300), pytest.mark.long, pytest.mark.chaos]
 
-Snapshots = Mapping[int, Mapping[str, Any]]
+Snapshots = Mapping[int, StatusAnswer]
 LOOK_SECONDS = 0.005
 PATIENT_LOOK_SECONDS = 0.05
 LOG = logging.getLogger(__name__)
@@ -69,17 +70,17 @@ class Tormentor(threading.Thread):
             self.failure = error
 
     async def _watch(self, node: Node) -> None:
-        calls = GrpcCalls(Credentials.read(node.certificates, node.identity), node.peers(), 0)
+        client = GrpcClient(Credentials.read(node.certificates, node.identity), node.peers(), 0)
         try:
-            while not self.over.is_set() and not self._act(self._processes, await self._look(calls, node)):
+            while not self.over.is_set() and not self._act(self._processes, await self._look(client, node)):
                 await asyncio.sleep(self._look_seconds)
         finally:
-            await calls.close()
+            await client.close()
 
-    async def _look(self, calls: GrpcCalls, node: Node) -> Snapshots:
-        async def ask(edge: Identity) -> Mapping[str, Any] | None:
+    async def _look(self, client: GrpcClient, node: Node) -> Snapshots:
+        async def ask(edge: Identity) -> StatusAnswer | None:
             try:
-                return (await calls.call(edge, "status", Message(), 0.5)).header
+                return await RemoteCalls(client).call(edge, StatusRequest(), 0.5)
             except Exception:  # noqa: BLE001 — dead, or about to be
                 return None
 
@@ -112,7 +113,7 @@ def tormented(
 
 def leader(seen: Snapshots) -> int | None:
     """The edge server that holds the newest office."""
-    found = [(each["term"], number) for number, each in seen.items() if each["role"] == "leader"]
+    found = [(each.status.term or 0, number) for number, each in seen.items() if each.role == "leader"]
     return max(found)[1] if found else None
 
 
@@ -130,9 +131,9 @@ class KillCoordinator:
 
     def _perhaps_kill(self, processes: Processes, seen: Snapshots) -> None:
         own = leader(seen)
-        if own is None or seen[own]["global_round"] < 1 or seen[own]["phase"] != self.phase:
+        if own is None or seen[own].position[0] < 1 or seen[own].status.phase != self.phase:
             return
-        term = int(seen[own]["term"])
+        term = seen[own].status.term or 0
         os.kill(processes.pid(f"edge-{own}"), signal.SIGKILL)
         self.killed = (time.time(), term)
 
@@ -208,15 +209,15 @@ class FreezeCoordinator:
         """One look."""
         own = leader(seen)
         if self.frozen is None:
-            if own is not None and seen[own]["global_round"] >= 1 and seen[own]["phase"] == "training":
-                self.frozen = (own, int(seen[own]["term"]), processes.pid(f"edge-{own}"))
+            if own is not None and seen[own].position[0] >= 1 and seen[own].status.phase == "training":
+                self.frozen = (own, (seen[own].status.term or 0), processes.pid(f"edge-{own}"))
                 os.kill(self.frozen[2], signal.SIGSTOP)
         elif self.successor is None:
-            if own is not None and seen[own]["term"] > self.frozen[1]:
+            if own is not None and (seen[own].status.term or 0) > self.frozen[1]:
                 self.successor, self.thawed_at = own, time.monotonic()
                 os.kill(self.frozen[2], signal.SIGCONT)
         elif own is not None and time.monotonic() - self.thawed_at > 1.0:
-            self.terms_after.add(int(seen[own]["term"]))
+            self.terms_after.add(seen[own].status.term or 0)
         return False
 
 
@@ -240,7 +241,7 @@ class Freeze:
 
     def __call__(self, processes: Processes, seen: Snapshots) -> bool:
         """One look."""
-        now = min((each["global_round"] for each in seen.values()), default=0)
+        now = min((each.position[0] for each in seen.values()), default=0)
         if self.frozen is None and now >= 1:
             self.frozen = processes.pid(self.name)
             os.kill(self.frozen, signal.SIGSTOP)
@@ -270,8 +271,8 @@ def test_a_third_of_the_devices_vanish_and_return(tmp_path: Path) -> None:
     killed: set[int] = set()
 
     def act(processes: Processes, seen: Snapshots) -> bool:
-        now = min((each["global_round"] for each in seen.values()), default=0)
-        if now not in killed and any(each["phase"] == "training" for each in seen.values()):
+        now = min((each.position[0] for each in seen.values()), default=0)
+        if now not in killed and any(each.status.phase == "training" for each in seen.values()):
             killed.add(now)
             for n in (now % 6, (now + 3) % 6):
                 os.kill(processes.pid(f"device-{n}"), signal.SIGKILL)
@@ -294,8 +295,8 @@ def test_an_edge_server_killed_again_and_again_changes_nothing(tmp_path: Path) -
     killed: set[int] = set()
 
     def act(processes: Processes, seen: Snapshots) -> bool:
-        if 1 in seen and seen[1]["global_round"] not in killed and seen[1]["phase"] != "finished":
-            killed.add(seen[1]["global_round"])
+        if 1 in seen and seen[1].position[0] not in killed and seen[1].status.phase != "finished":
+            killed.add(seen[1].position[0])
             os.kill(processes.pid("edge-1"), signal.SIGKILL)
         return False
 
@@ -314,12 +315,14 @@ class FreezeMajority:
     def __call__(self, processes: Processes, seen: Snapshots) -> bool:
         """One look."""
         if not self.frozen:
-            if len(seen) == 5 and min(each["global_round"] for each in seen.values()) >= 1:
+            if len(seen) == 5 and min(each.position[0] for each in seen.values()) >= 1:
                 self.frozen = [processes.pid(f"edge-{i}") for i in (0, 2, 3)]
                 for process in self.frozen:
                     os.kill(process, signal.SIGSTOP)
             return False
-        self.said = next((each["problem"] for each in seen.values() if "no majority" in each["problem"]), "")
+        self.said = next(
+            (each.status.problem for each in seen.values() if "no majority" in each.status.problem), ""
+        )
         if self.said:
             for process in self.frozen:
                 resume(process)

@@ -6,7 +6,7 @@ from typing import Any
 
 import numpy as np
 
-from cfel.deployment.coordinator.partial_mixing import rows_for
+from cfel.deployment.coordinator.partial_mixing import mixing_rows
 from cfel.deployment.security.identity import Identity
 from cfel.experiment import Experiment
 from cfel.runlog import RoundRecord
@@ -97,7 +97,7 @@ def test_edge_server_away_for_long_catches_up_from_a_neighbour(tmp_path: Path) -
             federation.start(Identity("edge", away))
             await federation.finished()
             own = federation.edges[away].server
-            return own.state.position, own.chronicle.log.last_round, len(federation.records())
+            return own.state.position, own.log.last_round, len(federation.records())
 
     position, logged, rounds = asyncio.run(play())
     assert rounds == 6
@@ -155,10 +155,10 @@ def test_weights_of_the_live_graph() -> None:
     """All there: the experiment's own weights, bit for bit. One missing: it keeps its own model."""
     backhaul = deployed().build_world().setting.backhaul
     everybody = {i: [j for j in range(3) if j != i] for i in range(3)}
-    assert rows_for(backhaul, everybody) == backhaul.weights.tolist()
-    two = np.array(rows_for(backhaul, {0: [1], 1: [0]}))
+    assert np.array(mixing_rows(backhaul, everybody)).tolist() == backhaul.weights.tolist()
+    two = np.array(mixing_rows(backhaul, {0: [1], 1: [0]}))
     np.testing.assert_allclose(two, [[0.5, 0.5, 0.0], [0.5, 0.5, 0.0], [0.0, 0.0, 1.0]])
-    one_way = np.array(rows_for(backhaul, {0: [1, 2], 1: [2], 2: [0, 1]}))
+    one_way = np.array(mixing_rows(backhaul, {0: [1, 2], 1: [2], 2: [0, 1]}))
     assert one_way[0, 1] == one_way[1, 0] == 0
     np.testing.assert_allclose(one_way.sum(axis=1), 1)
 
@@ -168,7 +168,7 @@ async def _logged(federation: Federation, rounds: int, at: int | None = None) ->
     deadline = asyncio.get_running_loop().time() + 60
     while asyncio.get_running_loop().time() < deadline:
         nodes = [federation.edges[at]] if at is not None else list(federation.edges.values())
-        if any((node.server.chronicle.log.last_round or 0) >= rounds for node in nodes):
+        if any((node.server.log.last_round or 0) >= rounds for node in nodes):
             return
         await asyncio.sleep(0.005)
     raise AssertionError(f"round {rounds} was not reached")

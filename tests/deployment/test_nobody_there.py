@@ -32,7 +32,7 @@ def test_nothing_begins_without_a_device(tmp_path: Path) -> None:
         async with Federation(EXPERIMENT, tmp_path) as federation:
             federation.start(*edges(federation))
             await until("it is said", lambda: is_said(federation))
-            assert not any(node.server.chronicle.log.records for node in federation.edges.values())
+            assert not any(node.server.log.records for node in federation.edges.values())
             federation.start(*devices(federation))
             await federation.finished()
             assert {record.devices_taking_part for record in federation.records()} == {6}
@@ -49,9 +49,7 @@ def test_all_devices_are_gone_for_a_while(tmp_path: Path) -> None:
         async with Federation(EXPERIMENT, tmp_path) as federation:
             federation.start()
             first = federation.edges
-            await until(
-                "a round is done", lambda: any(n.server.chronicle.log.records for n in first.values())
-            )
+            await until("a round is done", lambda: any(n.server.log.records for n in first.values()))
             for gone in devices(federation):
                 await federation.kill(gone)
             await until("it is said", lambda: is_said(federation))

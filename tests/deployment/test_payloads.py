@@ -1,131 +1,41 @@
-"""Uploads: what goes through, and every way in which one is refused."""
+"""Models as message bodies: to bytes and back, encoded once however many nodes fetch them."""
 
-import struct
-from collections.abc import Callable
-from typing import Any
+import asyncio
+import threading
 
-import numpy as np
 import pytest
 import torch
 
-from cfel.deployment.payloads import clipped, model_bytes, model_from, report_from, upload
-from cfel.deployment.transport.messages import Message
+from cfel.deployment.payloads import EncodedModel, EncodedModels, read_model
 from cfel.errors import RejectedError
-from cfel.learning.compression.compressors import DenseUpdate, QuantisedUpdate, SparseUpdate
-from cfel.learning.device_messages import DeviceOrder, DeviceReport
-from cfel.learning.local.estimates import Estimates
 from cfel.learning.models.flat import FlatModel
 
-SIZE = 40
-MODEL = FlatModel(torch.zeros(SIZE), torch.ones(2))
-ORDER = DeviceOrder(0, 3, 1, 4, 0.5, 0.1, 5, MODEL)
-# d = 40 and 4 values: four packed indices of 6 bits are cheaper than a bitmap of 40.
-UPDATE = SparseUpdate(
-    SIZE, torch.tensor([0, 7, 8, 39], dtype=torch.int32), torch.tensor([1.0, -2.0, 3.0, 4.0])
-)
-REPORT = DeviceReport(4, UPDATE, torch.tensor([0.5, 0.25]), Estimates(1.5, -0.5, (0.9,)), 3, 0.7, 20)
-GOOD = upload(REPORT, ORDER)
-
-
-def header(**changes: Any) -> Message:
-    return Message({**GOOD.header, **changes}, GOOD.body)
-
-
-def body(change: Callable[[bytearray], None]) -> Message:
-    content = bytearray(GOOD.body)
-    change(content)
-    return Message(GOOD.header, bytes(content))
-
-
-def patched(offset: int, content: bytes) -> Message:
-    def change(whole: bytearray) -> None:
-        whole[offset : offset + len(content)] = content
-
-    return body(change)
-
-
-UPDATE_AT = 8
-VALUES_AT = UPDATE_AT + 13
-INDICES_AT = VALUES_AT + 16
-
-
-def test_there_and_back() -> None:
-    found = report_from(GOOD, ORDER, None, 1)
-    assert isinstance(found.update, SparseUpdate)
-    assert found.update.indices.tolist() == [0, 7, 8, 39]
-    assert found.update.values.tolist() == [1.0, -2.0, 3.0, 4.0]
-    assert found.update.wire_bits == UPDATE.wire_bits
-    assert found.buffers.tolist() == [0.5, 0.25]
-    assert (found.device, found.estimates, found.steps, found.samples) == (4, REPORT.estimates, 3, 20)
-    assert found.loss == 0.7
-
-
-def test_nothing_learned_has_no_loss_and_no_estimates() -> None:
-    found = report_from(header(steps=0, loss=float("nan"), sigma2=None, g2=None), ORDER, None, 1)
-    assert np.isnan(found.loss)
-    assert found.estimates is None
-
-
-@pytest.mark.parametrize(
-    ("message", "reason"),
-    [
-        (header(global_round=2), "of round"),
-        (header(edge_round=0), "of round"),
-        (header(global_round="3"), "global_round"),
-        (header(steps=6), "at most 5"),
-        (header(steps=-1), "steps"),
-        (header(samples=None), "samples"),
-        (header(loss="low"), "loss"),
-        (header(sigma2=float("nan")), "sigma2"),
-        (header(sigma2=-1.0), "sigma2"),
-        (header(sigma2=[1]), "sigma2"),
-        (header(g2=float("inf")), "g2"),
-        (header(g2=None), "g2"),
-        (header(kept_energy="all"), "kept_energy"),
-        (header(kept_energy=[float("nan")]), "numbers from 0 to 1"),
-        (header(kept_energy=[1.5]), "numbers from 0 to 1"),
-        (header(kept_energy=[0.5, 0.9]), "2 numbers, 1 were asked"),
-        (Message(GOOD.header, b""), "buffers: 0 numbers"),
-        (Message(GOOD.header, GOOD.body[:7]), "not a vector"),
-        (Message(GOOD.header, GOOD.body[:8]), "update"),
-        (Message(GOOD.header, GOOD.body[:-1]), "update"),
-        (Message(GOOD.header, GOOD.body + b"\0"), "update"),
-        (Message(GOOD.header, GOOD.body[:8] + b"\xff" * 60), "the model has 40"),
-        (patched(0, struct.pack("<f", float("nan"))), "buffers: not all of them finite"),
-        (patched(VALUES_AT, struct.pack("<f", float("inf"))), "values: not all of them finite"),
-        (patched(UPDATE_AT + 1, struct.pack("<I", SIZE + 1)), "the model has 40"),
-        (patched(UPDATE_AT + 1, struct.pack("<I", 2**32 - 1)), "the model has 40"),
-        (patched(UPDATE_AT + 5, struct.pack("<I", 2**31)), "update"),
-        (patched(UPDATE_AT, b"\x07"), "unknown kind"),
-        (patched(INDICES_AT, b"\xff\xff\xff"), "ascending"),
-        (patched(INDICES_AT, b"\x00\x00\x00"), "ascending"),
-    ],
-)
-def test_refused(message: Message, reason: str) -> None:
-    with pytest.raises(RejectedError, match=reason):
-        report_from(message, ORDER, None, 1)
-
-
-def test_scales_of_a_quantised_update_are_looked_at() -> None:
-    update = QuantisedUpdate(SIZE, 4, torch.zeros(1024, dtype=torch.int16), torch.tensor([float("inf")]))
-    report = DeviceReport(4, update, torch.zeros(2), Estimates(1.0, 1.0, (0.9,)), 1, 0.5, 9)
-    with pytest.raises(RejectedError, match="scales"):
-        report_from(upload(report, ORDER), ORDER, None, 1)
-
-
-def test_long_updates_are_scaled_down_to_the_limit() -> None:
-    """‖(3, 4)‖ = 5: a limit of 1 makes it (0.6, 0.8); a limit of 5 leaves the very update."""
-    update = DenseUpdate(torch.tensor([3.0, 4.0]))
-    assert clipped(update, 5.0) is update
-    short, dense = clipped(update, 1.0), torch.zeros(2)
-    short.add_to(dense, 1.0)
-    np.testing.assert_allclose(dense, [0.6, 0.8], rtol=1e-6)
-    assert (short.size, short.wire_bits) == (2, 64)
+MODEL = FlatModel(torch.tensor([1.0, -0.0, 3.5]), torch.tensor([7.0]))
 
 
 def test_models_there_and_back() -> None:
-    model = FlatModel(torch.tensor([1.0, -0.0, 3.5]), torch.tensor([7.0]))
-    found = model_from(model_bytes(model), model)
-    assert found.sha256() == model.sha256()
+    body = EncodedModel.encode(MODEL).body
+    found = read_model(body.join(), MODEL)
+    assert found.sha256() == MODEL.sha256() == body.digest
     with pytest.raises(RejectedError, match="12 bytes, 16 expected"):
-        model_from(model_bytes(model)[:-4], model)
+        read_model(body.join()[:-4], MODEL)
+
+
+def test_a_model_is_encoded_once_and_off_the_event_loop(monkeypatch: pytest.MonkeyPatch) -> None:
+    threads: list[int] = []
+    digest = FlatModel.sha256
+
+    def watch(model: FlatModel) -> bytes:
+        threads.append(threading.get_ident())
+        return digest(model)
+
+    monkeypatch.setattr(FlatModel, "sha256", watch)
+
+    async def play() -> None:
+        models = EncodedModels()
+        first, second = await asyncio.gather(models.get(MODEL), models.get(MODEL))
+        assert first is second
+
+    asyncio.run(play())
+    assert len(threads) == 1
+    assert threads[0] != threading.get_ident()

@@ -1,43 +1,65 @@
 """A device that misbehaves with a valid certificate: refused, counted, left out; the others go on."""
 
 import asyncio
+from dataclasses import replace
 from pathlib import Path
-from typing import Any
 
 import pytest
 
 from cfel.deployment.device import agent as device_agent
-from cfel.deployment.payloads import upload
+from cfel.deployment.payloads import make_upload
+from cfel.deployment.protocol.calls import RemoteCalls
+from cfel.deployment.protocol.codec import encode
+from cfel.deployment.protocol.device_requests import (
+    ExperimentOver,
+    IssuedOrder,
+    MeasurementReport,
+    NextRequest,
+    UploadRequest,
+)
 from cfel.deployment.security.identity import Identity
-from cfel.deployment.transport.messages import Message
-from cfel.errors import RejectedError, UnreachableError
+from cfel.deployment.transport.messages import Body, Message
+from cfel.errors import NotAdmittedError, RejectedError, StaleTermError, UnreachableError
 from cfel.learning.device_messages import DeviceOrder, DeviceReport
+from cfel.learning.local.estimates import Estimates
 from cfel.runlog import RoundRecord
 from tests.deployment.conftest import deployed
-from tests.deployment.memory_federation import Federation, MemoryCalls
+from tests.deployment.memory_federation import Federation, MemoryClient
 
 ROGUE, EDGE = Identity("device", 5), Identity("edge", 2)
+UPLOAD = {
+    "round": (0, 0),
+    "steps": 1,
+    "loss": 0.5,
+    "samples": 1,
+    "buffers": 0,
+    "content": None,
+    "estimates": None,
+}
+ESTIMATES = {"round": (9, 0), "estimates": {"sigma2": 1.0, "g2": 1.0}}
 
 
-async def misbehave(calls: MemoryCalls, reasons: list[str]) -> None:
+async def misbehave(client: MemoryClient, reasons: list[str]) -> None:
     """Takes orders and answers each with rubbish."""
     known = ""
     while True:
         try:
-            order = await calls.call(EDGE, "next", Message({"after": known}), 60)
+            order = await RemoteCalls(client).call(EDGE, NextRequest(known), 60)
         except UnreachableError:
             await asyncio.sleep(0.05)
             continue
-        if order.header["kind"] == "finished":
+        if isinstance(order, ExperimentOver):
             return
-        known = order.header.get("serial", known)
-        place = {name: order.header.get(name) for name in ("global_round", "edge_round")}
-        rubbish: dict[str, Any] = {**place, "steps": 1, "loss": 0.5, "samples": 3, "kept_energy": []}
+        if not isinstance(order, IssuedOrder):
+            continue
+        known = order.serial
+        upload = UploadRequest(order.round, 1, 0.5, 3, 0, Body.hash(b"rubbish"), None)
+        estimates = {"round": order.round, "estimates": {"sigma2": -1.0, "g2": 1.0}}
         try:
-            if order.header["kind"] == "update":
-                await calls.call(EDGE, "upload", Message(rubbish, b"rubbish"), 60)
+            if order.kind == "update":
+                await RemoteCalls(client).call(EDGE, upload, 60)
             else:
-                await calls.call(EDGE, "estimates", Message({**place, "sigma2": -1.0, "g2": 1.0}), 60)
+                await client.send(EDGE, "estimates", Message(encode(estimates)), 60)
         except RejectedError as error:
             reasons.append(str(error))
 
@@ -55,10 +77,10 @@ def test_rubbish_costs_the_others_nothing(tmp_path: Path, quarantine_after: int)
     async def play() -> tuple[list[RoundRecord], int]:
         async with Federation(experiment, tmp_path) as federation:
             federation.start(*(member for member in federation.everybody() if member != ROGUE))
-            rogue = asyncio.create_task(misbehave(MemoryCalls(ROGUE, federation.network), reasons))
+            rogue = asyncio.create_task(misbehave(MemoryClient(ROGUE, federation.network), reasons))
             await federation.finished()
             rogue.cancel()
-            return federation.records(), federation.edges[2].device_service.refused[5]
+            return federation.records(), federation.edges[2].devices.rejected[5]
 
     lines, refused = asyncio.run(play())
     assert [line.devices_taking_part for line in lines] == [5] * 4
@@ -68,48 +90,55 @@ def test_rubbish_costs_the_others_nothing(tmp_path: Path, quarantine_after: int)
 
 
 @pytest.mark.parametrize(
-    ("method", "message", "reason"),
+    ("method", "fields", "reason"),
     [
-        ("upload", Message({"global_round": 0, "edge_round": 0}), "is asked of device 5"),
-        ("estimates", Message({"global_round": 9, "edge_round": 0}), "is asked of device 5"),
-        ("model", Message({"sha256": "0" * 64}), "not needed"),
-        ("model", Message({}), "sha256"),
-        ("plan", Message({"term": 99, "at": [0, 0, 0]}), "not for a device"),
-        ("status", Message(), "not for a device"),
+        ("upload", UPLOAD, "no update is asked of device 5"),
+        ("estimates", ESTIMATES, "no estimate is asked of device 5"),
+        ("model", {"sha256": "0" * 64}, "not needed"),
+        ("model", {}, "sha256: is missing"),
+        ("model", {"sha256": "../../state"}, "sha256 = '../../state'"),
+        ("plan", {"term": 99, "at": [0, 0, 0]}, "not for a device"),
+        ("status", {}, "not for a device"),
     ],
 )
-def test_calls_out_of_place(tmp_path: Path, method: str, message: Message, reason: str) -> None:
+def test_calls_out_of_place(tmp_path: Path, method: str, fields: object, reason: str) -> None:
     async def play() -> None:
         async with Federation(deployed(join_seconds=600.0), tmp_path) as federation:
             federation.start(EDGE)
             while EDGE not in federation.network.members:
                 await asyncio.sleep(0.01)
             with pytest.raises(RejectedError, match=reason):
-                await MemoryCalls(ROGUE, federation.network).call(EDGE, method, message, 5)
-            with pytest.raises(RejectedError, match="device-0 belongs to another edge server"):
-                await MemoryCalls(Identity("device", 0), federation.network).call(EDGE, "next", Message(), 5)
+                await MemoryClient(ROGUE, federation.network).send(EDGE, method, Message(encode(fields)), 5)
+            other = RemoteCalls(MemoryClient(Identity("device", 0), federation.network))
+            with pytest.raises(NotAdmittedError, match="device-0 belongs to another edge server"):
+                await other.call(EDGE, NextRequest(""), 5)
 
     asyncio.run(play())
 
 
 @pytest.mark.parametrize(
-    ("message", "reason"),
+    ("fields", "error", "reason"),
     [
-        (Message({"term": 1, "at": [0, 0, 0]}), "stale term 1"),
-        (Message({"at": [0, 0, 0]}), "term"),
-        (Message({"term": 9, "at": [0, 0]}), "no position"),
-        (Message({"term": 9}), "no position"),
+        ({"term": 1, "at": [0, 0, 0]}, StaleTermError, "stale term 1"),
+        ({"at": [0, 0, 0]}, RejectedError, "term: is missing"),
+        ({"term": 9, "at": [0, 0]}, RejectedError, r"at = \[0, 0\]"),
+        ({"term": 9, "at": [0, -1, 0]}, RejectedError, r"at\[1\] = -1"),
+        ({"term": 9}, RejectedError, "at: is missing"),
+        ({"term": 9, "at": [0, 0, 0], "available": [True]}, RejectedError, "1 entries for 6 devices"),
     ],
 )
-def test_commands_out_of_place(tmp_path: Path, message: Message, reason: str) -> None:
+def test_commands_out_of_place(
+    tmp_path: Path, fields: dict[str, object], error: type[RejectedError], reason: str
+) -> None:
     async def play() -> None:
         async with Federation(deployed(), tmp_path) as federation:
             federation.start(EDGE)
             while EDGE not in federation.network.members:
                 await asyncio.sleep(0.01)
-            federation.edges[2].server.obey(9)
-            with pytest.raises(RejectedError, match=reason):
-                await MemoryCalls(Identity("edge", 0), federation.network).call(EDGE, "plan", message, 5)
+            federation.edges[2].server.progress.obey(9)
+            client = MemoryClient(Identity("edge", 0), federation.network)
+            with pytest.raises(error, match=reason):
+                await client.send(EDGE, "estimate", Message(encode({"available": [True] * 6, **fields})), 5)
 
     asyncio.run(play())
 
@@ -120,21 +149,23 @@ def test_one_absurd_estimate_does_not_rule_the_plans_of_all(
     """Device 5 tells σ² = 10³⁰⁰ in every upload: not believed, counted, and nobody is asked for less."""
     experiment = deployed({"rounds": {"global": 3, "edge": 1}, "local": {"estimator": "reuse"}})
 
-    def lying(report: DeviceReport, order: DeviceOrder) -> Message:
-        message = upload(report, order)
-        return Message({**message.header, "sigma2": 1e300}, message.body) if order.device == 5 else message
+    def lie(report: DeviceReport, order: DeviceOrder, measured: MeasurementReport | None) -> UploadRequest:
+        if order.device == 5:
+            report = replace(report, estimates=Estimates(1e300, 1.0))
+        return make_upload(report, order, measured)
 
     async def play(directory: Path) -> tuple[list[float], int]:
         async with Federation(experiment, directory) as federation:
             federation.start()
             await federation.finished()
             counts = [
-                node.refused.get("its σ² and G² are beyond belief", 0) for node in federation.edges.values()
+                node.rejections.get("its σ² and G² are beyond belief", 0)
+                for node in federation.edges.values()
             ]
             return [line.rho_mean for line in federation.records()], sum(counts)
 
     honest, none = asyncio.run(play(tmp_path / "honest"))
-    monkeypatch.setattr(device_agent, "upload", lying)
+    monkeypatch.setattr(device_agent, "make_upload", lie)
     swayed, doubts = asyncio.run(play(tmp_path / "lying"))
     assert (none, doubts) == (0, 2)
     assert swayed[0] == honest[0]

@@ -24,7 +24,7 @@ TENSORS: Mapping[str, NDArray[Any]] = {
 
 @pytest.mark.parametrize("names", [(), ("odd",), tuple(TENSORS)])
 def test_there_and_back(tmp_path: Path, names: tuple[str, ...]) -> None:
-    state = {"position": [1, 2, 0], "text": 'ä "quoted"', "tiny": 1e-300}
+    state = b"any bytes \x00\xff"
     state_file.save(tmp_path / "file", {name: TENSORS[name] for name in names}, state)
     found = state_file.load(tmp_path / "file")
     assert found is not None
@@ -37,14 +37,14 @@ def test_there_and_back(tmp_path: Path, names: tuple[str, ...]) -> None:
 
 
 def test_safetensors_reads_it(tmp_path: Path) -> None:
-    state_file.save(tmp_path / "file", TENSORS, {})
+    state_file.save(tmp_path / "file", TENSORS, b"")
     whole = (tmp_path / "file").read_bytes()
     assert hashlib.sha256(whole[32:]).digest() == whole[:32]
     np.testing.assert_array_equal(safetensors.numpy.load(whole[32:])["model"], TENSORS["model"])
 
 
 def test_damage_is_seen(tmp_path: Path) -> None:
-    state_file.save(tmp_path / "file", TENSORS, {})
+    state_file.save(tmp_path / "file", TENSORS, b"")
     whole = bytearray((tmp_path / "file").read_bytes())
     whole[-1] ^= 1
     (tmp_path / "file").write_bytes(whole)

@@ -21,7 +21,7 @@ from typing import Any
 
 from cfel.bench.federations import build_leaf_experiment, build_small_experiment
 from cfel.bench.process_memory import find_parent, read_memory
-from cfel.deployment.coordinator.control_state import CoordinatorState, from_json
+from cfel.deployment.coordinator.control_state import CoordinatorState
 from cfel.deployment.edge.state import EdgeDisk
 from cfel.deployment.payloads import model_size
 from cfel.experiment import Experiment
@@ -95,9 +95,9 @@ def measure_overhead(edge_rounds: int, local_steps: int) -> Overhead:
         out = Path(directory) / "run"
         launch_federation(experiment, out, LaunchOptions())
         state = EdgeDisk(out / "nodes" / "edge-0", world.start).load()
-    if state.control is None:
+    if state.coordinator_state is None:
         raise AssertionError("a finished run has a control state")
-    return compute_overhead(world, from_json(state.control), measure_loopback())
+    return compute_overhead(world, state.coordinator_state, measure_loopback())
 
 
 def compute_overhead(world: World, control: CoordinatorState, bytes_per_second: float) -> Overhead:

@@ -5,7 +5,6 @@ moment: what counts is on the disk before anybody hears of it.
 """
 
 import asyncio
-import json
 import logging
 import time
 from dataclasses import dataclass, replace
@@ -16,15 +15,16 @@ import torch
 
 from cfel.deployment.compute_thread import ComputeThread
 from cfel.deployment.device.agent import DeviceAgent
-from cfel.deployment.device.memory import alone_in
+from cfel.deployment.device.memory import reserve_directory
 from cfel.deployment.edge.node import Companion, EdgeNode
 from cfel.deployment.measurement.energy_counters import EnergyCounter, find_counter
 from cfel.deployment.parameters import DeploymentParameters
 from cfel.deployment.payloads import model_size
+from cfel.deployment.protocol.calls import RemoteCalls, to_methods
+from cfel.deployment.protocol.peer_requests import StatusRequest
 from cfel.deployment.security.experiment_check import ExperimentCheck
 from cfel.deployment.security.identity import Identity
-from cfel.deployment.transport.grpc_transport import Credentials, GrpcCalls, GrpcServer
-from cfel.deployment.transport.messages import Message
+from cfel.deployment.transport.grpc_transport import Credentials, GrpcClient, GrpcServer
 from cfel.errors import DeploymentError, InputError
 from cfel.learning.task import DeviceData
 from cfel.rounds.parameters import SimulationParameters
@@ -84,20 +84,18 @@ async def run_edge(
         raise InputError(f"{node.identity}: the experiment has edge servers 0 to {clusters - 1}")
     _check_addresses(node, clusters)
     credentials = Credentials.read(node.certificates, node.identity)
-    calls = GrpcCalls(credentials, node.peers(), model_size(world.start))
-    edge = EdgeNode(
-        world, simulation, deployment, number, node.directory, experiment_check.add_to_calls(calls)
-    )
-    listener = GrpcServer(
-        credentials, experiment_check.check_methods(edge.methods), edge.on_refusal, deployment
-    )
+    client = GrpcClient(credentials, node.peers(), model_size(world.start))
+    calls = experiment_check.add_to_calls(RemoteCalls(client))
+    edge = EdgeNode(world, simulation, deployment, number, node.directory, calls)
+    endpoints = experiment_check.check_endpoints(edge.endpoints.values())
+    listener = GrpcServer(credentials, to_methods(endpoints), edge.on_refusal, deployment)
     port = await listener.start(node.listen or node.addresses[number])
     _LOG.info("%s of %d listens on port %d", node.identity, world.setting.fleet.clusters, port)
     try:
         await edge.run(companion)
     finally:
         await listener.stop(1.0)
-        await calls.close()
+        await client.close()
 
 
 def _check_addresses(node: Node, clusters: int) -> None:
@@ -130,7 +128,7 @@ async def run_device(
             f"{node.identity}: the experiment has devices 0 to {world.setting.fleet.devices - 1}"
         )
     _check_addresses(node, world.setting.fleet.clusters)
-    with alone_in(node.directory):
+    with reserve_directory(node.directory):
         await _run_device(world, deployment, node, experiment_check, data or own_data(world, number))
 
 
@@ -142,14 +140,14 @@ async def _run_device(
     data: DeviceData,
 ) -> None:
     credentials = Credentials.read(node.certificates, node.identity)
-    calls = GrpcCalls(credentials, node.peers(), model_size(world.start))
+    client = GrpcClient(credentials, node.peers(), model_size(world.start))
     compute = ComputeThread()
     agent = DeviceAgent(
         world,
         node.identity.number,
         data,
         deployment,
-        experiment_check.add_to_calls(calls),
+        experiment_check.add_to_calls(RemoteCalls(client)),
         node.directory,
         compute,
         time.monotonic,
@@ -158,18 +156,18 @@ async def _run_device(
     try:
         await agent.run()
     finally:
-        await calls.close()
+        await client.close()
         compute.close()
 
 
 async def ask_status(node: Node, seconds: float = 3.0) -> dict[int, Status | str]:
     """The snapshot of every edge server that answers, else the reason why it does not."""
-    calls = GrpcCalls(Credentials.read(node.certificates, node.identity), node.peers(), 0)
+    client = GrpcClient(Credentials.read(node.certificates, node.identity), node.peers(), 0)
+    calls = RemoteCalls(client)
 
     async def ask(edge: Identity) -> Status | str:
         try:
-            answer = await calls.call(edge, "status", Message(), seconds)
-            return Status.from_json(json.dumps(dict(answer.header)))
+            return (await calls.call(edge, StatusRequest(), seconds)).status
         except DeploymentError as error:
             return str(error)
 
@@ -178,7 +176,7 @@ async def ask_status(node: Node, seconds: float = 3.0) -> dict[int, Status | str
         answers = await asyncio.gather(*(ask(edge) for edge in edges))
         return {edge.number: answer for edge, answer in zip(edges, answers, strict=True)}
     finally:
-        await calls.close()
+        await client.close()
 
 
 def own_data(world: World, number: int) -> DeviceData:

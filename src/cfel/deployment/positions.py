@@ -4,11 +4,10 @@ A position (l, r, s) says that in global round l, r edge rounds are done, and si
 steps. Later positions are larger. The scheme says when edge servers gossip and how many steps in a row.
 """
 
-from typing import Any
-
+from cfel.deployment.protocol.codec import Count
 from cfel.world import World
 
-Position = tuple[int, int, int]
+Position = tuple[Count, Count, Count]
 
 
 def gossip_steps(world: World, edge_rounds_done: int) -> int:
@@ -36,14 +35,3 @@ def ends_global_round(world: World, at: Position) -> bool:
 def after_gossip_step(world: World, at: Position) -> Position:
     """The position after the gossip step that is next."""
     return (at[0] + 1, 0, 0) if ends_global_round(world, at) else (at[0], at[1], at[2] + 1)
-
-
-def place(at: Position) -> str:
-    """A position as a key of JSON."""
-    return "/".join(map(str, at))
-
-
-def position(values: Any) -> Position:  # noqa: ANN401 — whatever came out of JSON
-    """A position out of JSON; a `TypeError` or `ValueError` if it is none."""
-    global_round, edge_round, step = values
-    return int(global_round), int(edge_round), int(step)

@@ -1,6 +1,6 @@
-"""One file that holds tensors and JSON values, replaced whole: what a member of a federation must not forget.
+"""One file that holds tensors and encoded values, replaced whole: what a node must not forget.
 
-    SHA-256 of the rest (32 bytes), then safetensors with the JSON text in its metadata
+    SHA-256 of the rest (32 bytes), then safetensors; the tensor without a name is the encoded values
 
 One file and two syncs per save, as a device saves before every upload. For the same reason tensors go to the
 file from where they are: safetensors' own writer copies them twice, and took most of the time of a save.
@@ -17,24 +17,24 @@ import safetensors.numpy
 from numpy.typing import NDArray
 
 from cfel.durable import read_bytes, replace_file, translate_parse_errors
-from cfel.errors import InputError, StorageError
+from cfel.errors import StorageError
 
 _DIGEST_BYTES = 32
 _DTYPES = {"<f4": "F32", "<f8": "F64", "<i4": "I32", "<i8": "I64", "|u1": "U8"}
 
 
-def save(path: Path, tensors: Mapping[str, NDArray[Any]], state: Mapping[str, Any]) -> None:
-    """Returns when all of it is on the device.
+def save(path: Path, tensors: Mapping[str, NDArray[Any]], state: bytes) -> None:
+    """Returns when all of it is on the disk.
 
     Raises:
         StorageError: the system refused; what was saved before is still there.
     """
-    # Safetensors knows no file without tensors.
-    kept = {"": np.zeros(0, dtype=np.uint8), **{k: np.ascontiguousarray(v) for k, v in tensors.items()}}
+    kept = {"": np.frombuffer(state, dtype=np.uint8)}
+    kept |= {name: np.ascontiguousarray(tensor) for name, tensor in tensors.items()}
     # Larger numbers first, so that all lie where their type wants to.
     names = sorted(kept, key=lambda name: (-kept[name].dtype.itemsize, name))
     content: list[bytes | memoryview] = [
-        _header(kept, names, state),
+        _header(kept, names),
         *(_bytes_of(kept[name]) for name in names),
     ]
     digest = hashlib.sha256()
@@ -43,9 +43,9 @@ def save(path: Path, tensors: Mapping[str, NDArray[Any]], state: Mapping[str, An
     replace_file(path, digest.digest(), *content, private=True)
 
 
-def _header(tensors: Mapping[str, NDArray[Any]], names: Sequence[str], state: Mapping[str, Any]) -> bytes:
+def _header(tensors: Mapping[str, NDArray[Any]], names: Sequence[str]) -> bytes:
     """The beginning of a safetensors file: its own length, and where each tensor lies behind it."""
-    entries: dict[str, Any] = {"__metadata__": {"state": json.dumps(dict(state))}}
+    entries: dict[str, Any] = {}
     end = 0
     for name in names:
         tensor = tensors[name]
@@ -64,7 +64,7 @@ def _bytes_of(tensor: NDArray[Any]) -> memoryview:
     return tensor.reshape(-1).view(np.uint8).data
 
 
-def load(path: Path) -> tuple[dict[str, NDArray[Any]], dict[str, Any]] | None:
+def load(path: Path) -> tuple[dict[str, NDArray[Any]], bytes] | None:
     """What was saved last; None if nothing ever was.
 
     Raises:
@@ -77,11 +77,6 @@ def load(path: Path) -> tuple[dict[str, NDArray[Any]], dict[str, Any]] | None:
     if hashlib.sha256(content).digest() != digest:
         raise StorageError(f"{path} is damaged: its SHA-256 is not the one it was written with")
     with translate_parse_errors(path):
-        length = int.from_bytes(content[:8], "little")
-        metadata = json.loads(content[8 : 8 + length])["__metadata__"]
         tensors = safetensors.numpy.load(content)
-        del tensors[""]
-        state = json.loads(metadata["state"])
-        if not isinstance(state, dict):
-            raise InputError(f"its state is a {type(state).__name__}, not an object")
+        state = tensors.pop("").tobytes()
     return tensors, state

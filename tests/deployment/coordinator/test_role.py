@@ -12,10 +12,11 @@ from cfel.deployment.coordinator.coordinator import Coordinator
 from cfel.deployment.election import member as member_module
 from cfel.deployment.election.member import Member
 from cfel.deployment.election.rules import leads, step, wakes_at
-from cfel.deployment.election.state import LeaderChanged, Resign, Role, Tick, Vote
+from cfel.deployment.election.state import LeaderChanged, Resign, Role, Tick, Vote, VoteRequest
+from cfel.deployment.protocol.calls import RemoteCalls
+from cfel.deployment.protocol.peer_requests import BallotRequest
 from cfel.deployment.security.identity import Identity
 from cfel.deployment.transport.memory_transport import MemoryNetwork
-from cfel.deployment.transport.messages import Message
 from cfel.errors import StorageError
 from tests.deployment.conftest import deployed
 from tests.deployment.election.test_rules import elected
@@ -78,11 +79,12 @@ def test_a_vote_that_cannot_be_kept_is_not_given_and_ends_the_member(
         raise StorageError(f"cannot write {path}")
 
     monkeypatch.setattr(member_module, "save_vote", no_space)
-    asked = Message({"kind": "VoteRequest", "term": 9, "asked_at": 1.0, "preliminary": False})
+    asked = BallotRequest(VoteRequest(9, 1.0, preliminary=False))
 
     async def play() -> None:
         own = Identity("edge", 0)
-        voter = Member(0, 3, 0.01, tmp_path / "ballot.json", MemoryNetwork(0).calls(own), lambda *_: None)
+        calls = RemoteCalls(MemoryNetwork(0).client(own))
+        voter = Member(0, 3, 0.01, tmp_path / "ballot.json", calls, lambda *_: None)
         await asyncio.sleep(0.02)
         for _ in range(2):
             with pytest.raises(StorageError):

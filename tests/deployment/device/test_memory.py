@@ -8,12 +8,12 @@ import torch
 from cfel.deployment.device.memory import (
     Memory,
     Sent,
-    alone_in,
     load_memory,
+    reserve_directory,
+    return_unused,
     save_memory,
-    with_unused_returned,
 )
-from cfel.deployment.payloads import upload
+from cfel.deployment.payloads import make_upload
 from cfel.errors import RunBusyError, StorageError
 from cfel.learning.compression.compressors import SparseUpdate
 from cfel.learning.device_messages import DeviceOrder, DeviceReport, DeviceState
@@ -23,8 +23,8 @@ from cfel.learning.models.flat import FlatModel
 MODEL = FlatModel(torch.zeros(4), torch.ones(1))
 UPDATE = SparseUpdate(4, torch.tensor([1, 3], dtype=torch.int32), torch.tensor([2.0, -1.0]))
 REPORT = DeviceReport(0, UPDATE, torch.zeros(1), None, 1, 0.5, 3)
-MESSAGE = upload(REPORT, DeviceOrder(0, 5, 1, 0, 1.0, 0.5, 3, MODEL))
-SENT = Sent((5, 1, "abc", 1.0, 0.5), MESSAGE.header, MESSAGE.body)
+UPLOAD = make_upload(REPORT, DeviceOrder(0, 5, 1, 0, 1.0, 0.5, 3, MODEL))
+SENT = Sent(((5, 1), "abc", 1.0, 0.5), UPLOAD)
 STATE = DeviceState(
     torch.tensor([0.1, 0.2, 0.3, 0.4]), torch.tensor([1.0, 1.0, 1.0, 1.0]), Estimates(2.0, 3.0)
 )
@@ -32,12 +32,12 @@ STATE = DeviceState(
 
 def test_a_directory_is_one_devices(tmp_path: Path) -> None:
     home = tmp_path / "new" / "device-0"
-    with alone_in(home):
-        with pytest.raises(RunBusyError, match=f"{home}: another device's process"), alone_in(home):
+    with reserve_directory(home):
+        with pytest.raises(RunBusyError, match=f"{home}: another device's process"), reserve_directory(home):
             pass
-        with alone_in(tmp_path / "device-1"):
+        with reserve_directory(tmp_path / "device-1"):
             pass
-    with alone_in(home):
+    with reserve_directory(home):
         save_memory(home / "memory.bin", Memory())
 
 
@@ -51,7 +51,9 @@ def test_there_and_back(tmp_path: Path) -> None:
     assert torch.equal(found.state.momentum, STATE.momentum)
     assert found.state.estimates == STATE.estimates
     assert found.sent is not None
-    assert (found.sent.key, found.sent.body) == (SENT.key, SENT.body)
+    assert found.sent.key == SENT.key
+    assert found.sent.upload.content.join() == UPLOAD.content.join()
+    assert (found.sent.upload.round, found.sent.upload.steps) == (UPLOAD.round, UPLOAD.steps)
     save_memory(path, Memory())
     assert load_memory(path).state == DeviceState()
 
@@ -68,8 +70,8 @@ def test_a_damaged_file_is_not_used(tmp_path: Path) -> None:
 
 def test_an_unused_upload_returns_to_the_residual() -> None:
     memory = Memory(STATE, SENT)
-    assert with_unused_returned(memory, (5, 1)) is memory
-    returned = with_unused_returned(memory, (5, 0))
+    assert return_unused(memory, (5, 1)) is memory
+    returned = return_unused(memory, (5, 0))
     assert returned.state.residual is not None
     assert returned.state.residual.tolist() == [1.0, 3.0, 1.0, 0.0]
     assert returned.sent is None

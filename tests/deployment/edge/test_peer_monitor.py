@@ -6,9 +6,9 @@ from typing import Any
 
 import pytest
 
-from cfel.deployment.edge.contacts import Contacts
+from cfel.deployment.edge.peer_monitor import PeerContacts
+from cfel.deployment.protocol.coordinator_requests import FarewellRequest
 from cfel.deployment.security.identity import Identity
-from cfel.deployment.transport.messages import Message
 from tests.deployment.conftest import deployed
 from tests.deployment.memory_federation import Federation, Network, until
 from tests.deployment.security.test_limits import Clock
@@ -22,16 +22,16 @@ def edges(*numbers: int) -> list[Identity]:
 def test_silence_makes_suspect_and_then_lost() -> None:
     """Asked every 2 s: suspect until first heard of and beyond 5 s of silence, lost beyond 10 s."""
     clock = Clock()
-    contacts = Contacts([1, 2], 2.0, clock)
+    contacts = PeerContacts([1, 2], 2.0, clock)
     assert [contacts.state(i) for i in range(3)] == ["alive", "suspect", "suspect"]
-    contacts.heard(Identity("edge", 1))
-    contacts.heard(Identity("device", 2))
+    contacts.note(Identity("edge", 1))
+    contacts.note(Identity("device", 2))
     assert [contacts.state(i) for i in range(3)] == ["alive", "alive", "suspect"]
     clock.seconds = 6.0
     assert contacts.state(1) == "suspect"
     clock.seconds = 10.5
     assert contacts.lost() == [1, 2]
-    contacts.heard(Identity("edge", 2))
+    contacts.note(Identity("edge", 2))
     assert contacts.lost() == [1]
 
 
@@ -69,7 +69,7 @@ def test_without_a_majority_everybody_says_so_and_goes_on_when_it_is_back(
             federation.start()
             await until(
                 "a round is done",
-                lambda: any(n.server.chronicle.log.records for n in federation.edges.values()),
+                lambda: any(n.server.log.records for n in federation.edges.values()),
             )
             for gone in edges(1, 2):
                 await federation.kill(gone)
@@ -98,21 +98,17 @@ def test_an_edge_server_that_comes_after_the_end_learns_of_it(tmp_path: Path, mi
             federation.start()
             node = federation.edges
             rounds = 1 if missed == "all" else 3
-            await until(
-                "away", lambda: any(len(n.server.chronicle.log.records) >= rounds for n in node.values())
-            )
+            await until("away", lambda: any(len(n.server.log.records) >= rounds for n in node.values()))
             await federation.kill(Identity("edge", 1))
             await until(
                 "the end",
-                lambda: (
-                    node[0].server.chronicle.finished.is_set() and node[2].server.chronicle.finished.is_set()
-                ),
+                lambda: node[0].server.log.finished.is_set() and node[2].server.log.finished.is_set(),
             )
             federation.start(Identity("edge", 1))
             await federation.finished(40.0)
             late = node[1].server
             assert late.state.position == (4, 0, 0)
-            assert late.chronicle.log.last_round == 4
+            assert late.log.last_round == 4
             if missed == "all":
                 others = {node[i].server.state.model.sha256() for i in (0, 2)}
                 assert late.state.model.sha256() in others
@@ -141,7 +137,7 @@ def test_nobody_waits_for_itself(tmp_path: Path) -> None:
             federation.start(*edges(1))
             await until("it is there", lambda: 1 in federation.edges)
             server = federation.edges[1].server
-            await server.chronicle.farewell(Identity("edge", 0), Message({"missing": [1, 2]}))
-            assert server.chronicle.awaited == (2,)
+            await server.log.say_farewell(Identity("edge", 0), FarewellRequest((1, 2)))
+            assert server.log.awaited == (2,)
 
     asyncio.run(play())

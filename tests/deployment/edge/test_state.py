@@ -1,29 +1,57 @@
 """An edge server's state on its disk: models by their digest, written once, swept when nobody names them."""
 
+import math
 from dataclasses import replace
 from pathlib import Path
 
+import numpy as np
 import pytest
 import torch
 
+from cfel.control.scheme import RoundPlan
+from cfel.cost import Ledger
+from cfel.deployment.coordinator.control_state import CoordinatorState
 from cfel.deployment.edge.state import EdgeDisk, EdgeState
+from cfel.deployment.protocol.codec import encode
+from cfel.deployment.protocol.coordinator_requests import DeviceResult, MixAnswer, PlanAnswer
 from cfel.errors import StorageError
+from cfel.learning.local.estimates import Estimates
 from cfel.learning.models.flat import FlatModel
+from cfel.rounds.kernel import ControlState
 
 
 def _model(value: float, entries: int = 5) -> FlatModel:
     return FlatModel(torch.full((entries,), value), torch.full((2,), -value))
 
 
+COORDINATOR = CoordinatorState(
+    control=ControlState(
+        3,
+        {"price": 0.1},
+        Ledger(1.5, 2.5, (0.25, 0.75), 3.0),
+        Ledger(1.0, 2.0, (0.0, 1.0), 0.1),
+        np.array([0.1]),
+    ),
+    edge_round=1,
+    step=0,
+    estimates=(Estimates(1.5, -0.5, (0.9,)), None),
+    done=(),
+    absent=(1,),
+    digests=("0" * 64,),
+    metrics=(0.5,),
+    began=12.5,
+    plan=RoundPlan(np.array([0.1]), np.array([0.3]), 1.0, 2.0, 3.0, 2.5, math.inf, False, ("time",)),
+    available=(True,),
+)
 START, FIRST, SECOND = _model(0.0), _model(1.0), _model(2.0)
 STATE = EdgeState(
     position=(3, 1, 0),
     model=SECOND,
     before=FIRST,
-    reports={"3/0/0": {"work": [[0, 5, 100, 0.5]]}},
+    reports={(3, 0, 0): PlanAnswer((DeviceResult(0, 0.5, 0.1, 1.0, 5, 100, 0.5, None),), (0, 1), 2.5)},
     used={4: (3, 0)},
-    gossip={"at": [2, 4, 0]},
-    control={"round": 3},
+    gossip=MixAnswer((2, 4, 0), ((0.5, 0.5), (0.5, 0.5)), "0" * 64, None),
+    coordinator_state=COORDINATOR,
 )
 
 
@@ -51,8 +79,12 @@ def test_there_and_back(tmp_path: Path) -> None:
     found = _disk(tmp_path).load()
     assert _same(found.model, SECOND)
     assert _same(found.before, FIRST)
-    for name in ("position", "reports", "used", "gossip", "control"):
+    for name in ("position", "reports", "used", "gossip"):
         assert getattr(found, name) == getattr(STATE, name)
+    assert encode(found.coordinator_state) == encode(COORDINATOR)
+    assert found.coordinator_state is not None
+    assert found.coordinator_state.plan is not None
+    assert found.coordinator_state.plan.rho.tolist() == [0.1]
     # A model that was read may be written to like any other.
     found.model.parameters.add_(1)
 

@@ -3,6 +3,7 @@
 from dataclasses import replace
 
 import pytest
+from msgspec import structs
 
 from cfel.deployment.election.rules import step
 from cfel.deployment.election.state import (
@@ -110,7 +111,7 @@ def counts_old_votes(state: ElectionState, event: Event, now: float, draw: float
     """Takes any vote for one in the election under way."""
     match event:
         case Received(sender, VoteReply() as reply):
-            event = Received(sender, replace(reply, term=state.term, asked_at=state.asked_at))
+            event = Received(sender, structs.replace(reply, term=state.term, asked_at=state.asked_at))
     return step(state, event, now, draw)
 
 

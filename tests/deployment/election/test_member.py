@@ -9,9 +9,11 @@ import pytest
 
 from cfel.deployment.election import member as member_module
 from cfel.deployment.election.member import Member
+from cfel.deployment.protocol.calls import RemoteCalls, to_methods
+from cfel.deployment.protocol.codec import decode, encode
+from cfel.deployment.protocol.peer_requests import BallotRequest
 from cfel.deployment.security.identity import Identity
 from cfel.deployment.transport.memory_transport import LinkFaults, MemoryNetwork
-from cfel.deployment.transport.messages import Message
 from cfel.errors import RejectedError
 from tests.deployment.virtual_time import run_virtually
 
@@ -35,11 +37,11 @@ class Office:
             self.size,
             0.7,
             self.directory / f"{number}.json",
-            self.network.calls(own),
+            RemoteCalls(self.network.client(own)),
             lambda term, leader: self.note(term, leader),
         )
         self.members[number] = member
-        self.network.serve(own, member.methods())
+        self.network.serve(own, to_methods(member.endpoints()))
         self.tasks[number] = asyncio.create_task(member.run())
 
     def note(self, term: int, leader: int | None) -> None:
@@ -110,25 +112,31 @@ def test_partitions_and_kills_leave_one_leader_per_term(
     assert all(len(leaders) == 1 for leaders in office.leaders.values())
 
 
+async def deliver(member: Member, caller: int, message: dict[str, object]) -> None:
+    """Hands a member what came over the network."""
+    await member.receive(Identity("edge", caller), decode(encode({"message": message}), BallotRequest))
+
+
 @pytest.mark.parametrize(
-    ("caller", "header", "reason"),
+    ("caller", "message", "reason"),
     [
-        (1, {"kind": "Coup"}, "kind = 'Coup': not a message of the election"),
-        (1, {"kind": "Heartbeat", "term": 1}, "not a Heartbeat"),
-        (1, {"kind": "Heartbeat", "term": 1.5, "sent_at": 0.0}, "term = 1.5"),
-        (1, {"kind": "Heartbeat", "term": 2**60, "sent_at": 0.0}, "must be a whole number from 0 to"),
-        (9, {"kind": "Heartbeat", "term": 1, "sent_at": 0.0}, "sender: 9 is not another member"),
+        (1, {"type": "Coup"}, "message.type = 'Coup'"),
+        (1, {"type": "Heartbeat", "term": 1}, "message.sent_at: is missing"),
+        (1, {"type": "Heartbeat", "term": 1.5, "sent_at": 0.0}, "message.term = 1.5"),
+        (1, {"type": "Heartbeat", "term": 2**60, "sent_at": 0.0}, "must be a whole number from 0 to"),
+        (1, {"type": "Heartbeat", "term": 1, "sent_at": float("nan")}, "sent_at = nan"),
+        (9, {"type": "Heartbeat", "term": 1, "sent_at": 0.0}, "sender: 9 is not another member"),
     ],
 )
-def test_what_is_no_message_of_an_election_is_refused(
-    caller: int, header: dict[str, object], reason: str, tmp_path: Path
+def test_what_is_no_message_of_an_election_is_rejected(
+    caller: int, message: dict[str, object], reason: str, tmp_path: Path
 ) -> None:
     async def scenario() -> Office:
         office = Office(3, 0, tmp_path)
         office.start(0)
         before = office.members[0].state
         with pytest.raises(RejectedError, match=reason):
-            await office.members[0].receive(Identity("edge", caller), Message(header))
+            await deliver(office.members[0], caller, message)
         assert office.members[0].state is before
         office.kill(0)
         return office

@@ -4,19 +4,22 @@ import asyncio
 import itertools
 import math
 from collections.abc import Callable, Mapping
+from dataclasses import replace
 from pathlib import Path
 from time import monotonic
 from typing import Any
 
+import msgspec
 import numpy as np
 import pytest
 
-from cfel.deployment.coordinator.control_state import from_json, initial_coordinator_state, to_json
+from cfel.deployment.coordinator.control_state import CoordinatorState, initial_coordinator_state
 from cfel.deployment.device.memory import Memory, load_memory, save_memory
 from cfel.deployment.measurement.energy_counters import EnergyCounter, PowerCounter
 from cfel.deployment.measurement.measured_rounds import FederationMeasurements
 from cfel.deployment.measurement.meters import Measurements, RunningRatio
-from cfel.deployment.measurement.self_measurement import MeasurementReport, read_report
+from cfel.deployment.protocol.codec import decode, encode
+from cfel.deployment.protocol.device_requests import EstimatesRequest, MeasurementReport
 from cfel.deployment.security.identity import Identity
 from cfel.deployment.transport.messages import Message
 from cfel.errors import RejectedError
@@ -119,7 +122,7 @@ def test_joules_come_from_the_counter_or_from_the_model(tmp_path: Path) -> None:
     sources: list[str] = []
 
     async def look(federation: Federation) -> None:
-        while not any((node.server.chronicle.log.last_round or 0) >= 2 for node in federation.edges.values()):
+        while not any((node.server.log.last_round or 0) >= 2 for node in federation.edges.values()):
             await asyncio.sleep(0.01)
         shown = [node.look() for node in federation.edges.values()]
         assert {each.conditions for each in shown} == {"measured"}
@@ -142,7 +145,7 @@ def test_joules_come_from_the_counter_or_from_the_model(tmp_path: Path) -> None:
 
 def test_a_coordinator_that_dies_takes_no_measurement_along(tmp_path: Path) -> None:
     async def kill(federation: Federation) -> None:
-        while not any((node.server.chronicle.log.last_round or 0) >= 2 for node in federation.edges.values()):
+        while not any((node.server.log.last_round or 0) >= 2 for node in federation.edges.values()):
             await asyncio.sleep(0.005)
         killed = federation.coordinator()
         assert killed is not None
@@ -166,49 +169,51 @@ def test_a_coordinator_that_dies_takes_no_measurement_along(tmp_path: Path) -> N
         ({"power": 1e9}, "measured.power = 1000000000"),
         ({"seconds": "2"}, "measured.seconds = '2'"),
         ({"joules": True}, "measured.joules = True"),
-        ({"joules": 10**400}, "measured.joules: must be a finite number"),
+        ({"joules": 2**64 - 1}, "measured.joules = 18446744073709551615"),
         ({"time_source": ""}, "measured.time_source = ''"),
-        ({"energy_source": "x" * 1000}, "measured.energy_source: 1000 characters"),
+        ({"energy_source": "x" * 1000}, "measured.energy_source = 'xxx.*of length <= 40"),
         ({"watts": 3.0}, "measured.watts: is unknown"),
     ],
 )
-def test_bad_measurements_are_refused_by_name(change: Mapping[str, Any], reason: str) -> None:
+def test_bad_measurements_are_rejected_by_name(change: Mapping[str, Any], reason: str) -> None:
     with pytest.raises(RejectedError, match=reason):
-        read_report(Message({"measured": {**TOLD, **change}}))
+        received({**TOLD, **change})
+
+
+def received(measured: object) -> MeasurementReport | None:
+    """What arrives of a device's measurements."""
+    request = {"round": (0, 0), "estimates": {"sigma2": 1.0, "g2": 1.0}, "measured": measured}
+    return decode(encode(request), EstimatesRequest).measured
 
 
 def test_measurements_are_whole_or_absent() -> None:
-    assert read_report(Message({})) is None
-    assert read_report(Message({"measured": TOLD})) == MeasurementReport(**TOLD)  # type: ignore[arg-type]
+    assert received(None) is None
+    assert received(TOLD) == MeasurementReport(**TOLD)  # type: ignore[arg-type]
     with pytest.raises(RejectedError, match=r"measured\.nu: is missing"):
-        read_report(Message({"measured": {name: value for name, value in TOLD.items() if name != "nu"}}))
-    with pytest.raises(RejectedError, match="must be an object"):
-        read_report(Message({"measured": [1, 2]}))
+        received({name: value for name, value in TOLD.items() if name != "nu"})
+    with pytest.raises(RejectedError, match=r"measured = \[1, 2\]"):
+        received([1, 2])
 
 
 def test_a_bad_measurement_costs_only_its_sender(tmp_path: Path) -> None:
-    """Device 5 claims that its steps take no time: its uploads are refused, and the others go on."""
+    """Device 5 claims that its steps take no time: its uploads are rejected, and the others go on."""
 
     async def spoil(federation: Federation) -> None:
-        desk = federation.edges[2].device_service
-        honest = federation.edges[2].methods["upload"].handle
+        while Identity("edge", 2) not in federation.network.members:
+            await asyncio.sleep(0)
+        methods = federation.network.members[Identity("edge", 2)]
+        honest = methods["upload"].handle
 
         async def upload(caller: Identity, message: Message) -> Message:
             if caller.number == 5:
-                told = {**message.header["measured"], "mu": -1.0}
-                message = Message({**message.header, "measured": told}, message.body)
+                fields = msgspec.msgpack.decode(message.header)
+                fields["measured"]["mu"] = -1.0
+                message = Message(encode(fields), message.body)
             return await honest(caller, message)
 
-        desk.upload = upload  # type: ignore[method-assign]
-        methods = federation.edges[2].methods
-        methods["upload"] = type(methods["upload"])(("device",), upload, methods["upload"].most_bytes)
+        methods["upload"] = replace(methods["upload"], handle=upload)
 
-    async def begin(federation: Federation) -> None:
-        while len(federation.edges) < 3:
-            await asyncio.sleep(0)
-        await spoil(federation)
-
-    lines = play(measuring(NO_LIMIT, 3), tmp_path, during=begin)
+    lines = play(measuring(NO_LIMIT, 3), tmp_path, during=spoil)
     assert [line.devices_taking_part for line in lines] == [5, 5, 5]
 
 
@@ -220,9 +225,5 @@ def test_measurements_survive_the_disk_and_the_wire(tmp_path: Path) -> None:
     assert control.measured is not None
     told = (MeasurementReport(**TOLD), *control.measured.devices[1:])  # type: ignore[arg-type]
     measured = FederationMeasurements(told, RunningRatio(1.0, 2.0), RunningRatio(3.0, 4.0))
-    again = from_json(to_json(type(control)(**{**_fields(control), "measured": measured})))
+    again = decode(encode(replace(control, measured=measured)), CoordinatorState)
     assert again.measured == measured
-
-
-def _fields(control: Any) -> dict[str, Any]:
-    return {name: getattr(control, name) for name in control.__slots__}

@@ -7,48 +7,57 @@ from typing import Any
 
 import pytest
 
+from cfel.deployment.protocol.calls import Answer, Endpoint, Request, serve
+from cfel.deployment.protocol.codec import decode, encode
+from cfel.deployment.protocol.device_requests import ModelAnswer, ModelRequest
+from cfel.deployment.protocol.peer_requests import StatusAnswer, StatusRequest
 from cfel.deployment.security.experiment_check import ExperimentCheck
 from cfel.deployment.security.identity import Identity
-from cfel.deployment.transport.grpc_transport import Method
-from cfel.deployment.transport.messages import Message
-from cfel.errors import NotAdmittedError, StorageError
+from cfel.deployment.transport.messages import Body
+from cfel.errors import NotAdmittedError, RejectedError, StorageError
 from cfel.experiment import Experiment, digest_shared_parts, parse_experiment
 from cfel.launch.node import prepare_directory
+from cfel.status import Status
 from tests.deployment.conftest import deployed
 
 DEVICE, EDGE = Identity("device", 2), Identity("edge", 0)
 
 
 @dataclass
-class Straight:
-    """Calls that end at a table of methods."""
+class DirectCalls:
+    """Calls that end at a list of endpoints, in the name of device 2."""
 
-    methods: dict[str, Method]
+    endpoints: list[Endpoint]
 
-    async def call(self, to: Identity, method: str, message: Message, seconds: float) -> Message:
+    async def call(self, to: Identity, request: Request[Answer], seconds: float) -> Answer:
         """See `Calls`."""
         del to, seconds
-        return await self.methods[method].handle(DEVICE, message)
+        (found,) = (each for each in self.endpoints if each.request is type(request))
+        answer: Answer = await found.handle(DEVICE, request)
+        return answer
 
 
-def answered(method: Method, caller: Identity, message: Message) -> Message:
-    async def wait() -> Message:
-        return await method.handle(caller, message)
-
-    return asyncio.run(wait())
-
-
-async def echo(caller: Identity, message: Message) -> Message:
+async def answer_model(caller: Identity, request: ModelRequest) -> ModelAnswer:
     del caller
-    return Message(dict(message.header), message.body)
+    return ModelAnswer(Body.hash(request.sha256.encode()))
 
 
-METHODS = {"next": Method(("device",), echo, 7), "status": Method(("edge", "operator"), echo)}
+async def show_status(caller: Identity, request: StatusRequest) -> StatusAnswer:
+    del caller, request
+    return STATUS
 
 
-def asked(mine: ExperimentCheck, theirs: ExperimentCheck) -> Message:
-    calls = mine.add_to_calls(Straight(theirs.check_methods(METHODS)))
-    return asyncio.run(calls.call(EDGE, "next", Message({"after": "x"}, b"body"), 1.0))
+STATUS = StatusAnswer(Status(node="edge-0"), (0, 0, 0), "leader")
+ENDPOINTS = [serve(ModelRequest, answer_model, 7), serve(StatusRequest, show_status)]
+
+
+def asked(mine: ExperimentCheck, theirs: ExperimentCheck) -> ModelAnswer:
+    calls = mine.add_to_calls(DirectCalls(theirs.check_endpoints(ENDPOINTS)))
+    return asyncio.run(calls.call(EDGE, ModelRequest("x"), 1.0))
+
+
+def asked_directly(theirs: ExperimentCheck, request: Request[Answer]) -> Answer:
+    return asyncio.run(DirectCalls(theirs.check_endpoints(ENDPOINTS)).call(EDGE, request, 1.0))
 
 
 def experiment(**changes: Any) -> Experiment:
@@ -58,8 +67,8 @@ def experiment(**changes: Any) -> Experiment:
 def test_the_same_experiment_is_not_in_the_way() -> None:
     same = ExperimentCheck(digest_shared_parts(experiment()))
     answer = asked(same, ExperimentCheck(digest_shared_parts(experiment())))
-    assert (answer.header, answer.body) == ({"after": "x"}, b"body")
-    assert same.check_methods(METHODS)["next"].most_bytes == 7
+    assert answer.model.join() == b"x"
+    assert same.check_endpoints(ENDPOINTS)[0].most_bytes == 7
 
 
 @pytest.mark.parametrize(
@@ -76,18 +85,23 @@ def test_another_experiment_is_refused_by_what_differs(changes: dict[str, Any], 
         asked(other, ExperimentCheck(digest_shared_parts(experiment())))
 
 
-@pytest.mark.parametrize("told", [None, "text", []])
-def test_whoever_does_not_say_which_is_refused(told: object) -> None:
-    method = ExperimentCheck({"seed": "1"}).check_methods(METHODS)["next"]
+def test_a_caller_that_does_not_say_which_is_rejected() -> None:
     with pytest.raises(NotAdmittedError, match="does not say which"):
-        answered(method, DEVICE, Message({} if told is None else {"experiment": told}))
+        asked_directly(ExperimentCheck({"seed": "1"}), ModelRequest("x"))
 
 
-@pytest.mark.parametrize("extra", [None, "", 3])
-def test_a_part_that_nobody_knows_is_named(extra: object) -> None:
-    method = ExperimentCheck({"seed": "1"}).check_methods(METHODS)["next"]
+@pytest.mark.parametrize("named", ["text", [], {"seed": None}, {"seed": 3}])
+def test_an_experiment_is_named_by_texts(named: object) -> None:
+    with pytest.raises(RejectedError, match="experiment"):
+        decode(encode({"sha256": "0" * 64, "experiment": named}), ModelRequest)
+
+
+@pytest.mark.parametrize("extra", ["", "3"])
+def test_a_part_that_nobody_knows_is_named(extra: str) -> None:
     with pytest.raises(NotAdmittedError, match="more differs"):
-        answered(method, DEVICE, Message({"experiment": {"seed": "1", "more": extra}}))
+        asked_directly(
+            ExperimentCheck({"seed": "1"}), ModelRequest("x", experiment={"seed": "1", "more": extra})
+        )
 
 
 def test_equal_numbers_are_equal_experiments() -> None:
@@ -107,8 +121,7 @@ def test_files_count_by_what_they_hold(tmp_path: Path) -> None:
 
 
 def test_an_operator_has_no_experiment() -> None:
-    status = ExperimentCheck({"seed": "1"}).check_methods(METHODS)["status"]
-    assert answered(status, Identity("operator", 0), Message({"a": 1})).header == {"a": 1}
+    assert asked_directly(ExperimentCheck({"seed": "1"}), StatusRequest()) is STATUS
 
 
 def test_what_is_a_members_own_business() -> None:

@@ -16,9 +16,9 @@ from cryptography.hazmat.primitives.asymmetric import ec
 
 from cfel.deployment.security.certificates import issue, make_authority, revoke
 from cfel.deployment.security.identity import Identity
-from cfel.deployment.transport.grpc_transport import Credentials, GrpcCalls, GrpcServer, Method
-from cfel.deployment.transport.messages import Message, pieces
-from cfel.errors import DeploymentError, RejectedError, UnreachableError
+from cfel.deployment.transport.grpc_transport import Credentials, GrpcClient, GrpcServer, Method
+from cfel.deployment.transport.messages import Body, Message, split_message
+from cfel.errors import DeploymentError, RejectedError, StaleTermError, UnreachableError
 
 EDGE, DEVICE, OTHER = Identity("edge", 0), Identity("device", 3), Identity("device", 4)
 LIMIT = 3 * 1024 * 1024
@@ -34,9 +34,11 @@ def certificates(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 
 async def _echo(caller: Identity, message: Message) -> Message:
-    if message.header.get("refuse"):
+    if message.header == b"reject":
         raise RejectedError("because")
-    return Message({"caller": str(caller), **message.header}, message.body)
+    if message.header == b"stale":
+        raise StaleTermError("stale term 1")
+    return Message(f"{caller} {message.header.decode()}".encode(), message.body)
 
 
 Refusals = list[tuple[Identity | None, str, str]]
@@ -74,9 +76,9 @@ async def ask(
     message: Message | None = None,
     to: Identity = EDGE,
 ) -> Message:
-    calls = GrpcCalls(as_they_are(certificates, who), {to: address}, LIMIT)
+    calls = GrpcClient(as_they_are(certificates, who), {to: address}, LIMIT)
     try:
-        return await calls.call(to, method, message or Message(), 10)
+        return await calls.send(to, method, message or Message(), 10)
     finally:
         await calls.close()
 
@@ -84,20 +86,20 @@ async def ask(
 def test_the_caller_is_who_the_certificate_says(certificates: Path) -> None:
     async def play() -> Message:
         async with serving(certificates) as (address, _):
-            body = bytes(LIMIT)
-            return await ask(certificates, DEVICE, address, message=Message({"device": 99}, body))
+            body = Body.hash(bytes(LIMIT))
+            return await ask(certificates, DEVICE, address, message=Message(b"as device 99", body))
 
     answer = asyncio.run(play())
-    assert answer.header == {"caller": "device-3", "device": 99}
-    assert answer.body == bytes(LIMIT)
+    assert answer.header == b"device-3 as device 99"
+    assert answer.body.join() == bytes(LIMIT)
 
 
 @pytest.mark.parametrize(
     ("method", "message", "reason"),
     [
         ("plan", Message(), "'plan' is not for a device"),
-        ("echo", Message({"refuse": True}), "because"),
-        ("echo", Message({}, bytes(LIMIT + 1)), "too large"),
+        ("echo", Message(b"reject"), "because"),
+        ("echo", Message(b"", Body.hash(bytes(LIMIT + 1))), "too large"),
         ("nothing", Message(), "not found"),
     ],
 )
@@ -106,17 +108,29 @@ def test_refused_with_a_reason(certificates: Path, method: str, message: Message
         async with serving(certificates) as (address, refusals):
             with pytest.raises(RejectedError, match=f"(?i){reason}"):
                 await ask(certificates, DEVICE, address, method, message)
-            assert (await ask(certificates, DEVICE, address)).header == {"caller": "device-3"}
+            assert (await ask(certificates, DEVICE, address)).header == b"device-3 "
             return refusals
 
     refusals = asyncio.run(play())
     assert [who for who, _, _ in refusals] == ([] if method == "nothing" else [DEVICE])
 
 
+def test_a_stale_term_has_its_own_status_code(certificates: Path) -> None:
+    async def play() -> None:
+        async with serving(certificates) as (address, _):
+            with pytest.raises(StaleTermError, match="stale term 1"):
+                await ask(certificates, DEVICE, address, message=Message(b"stale"))
+            with pytest.raises(RejectedError) as rejection:
+                await ask(certificates, DEVICE, address, message=Message(b"reject"))
+            assert type(rejection.value) is RejectedError
+
+    asyncio.run(play())
+
+
 def test_raw_bytes_are_refused(certificates: Path) -> None:
     """The bytes of a stranger's program, or of a later version, with a certificate that is all right."""
     credentials = Credentials.read(certificates, DEVICE)
-    (good,) = pieces(Message())
+    (good,) = split_message(Message())
     later = good[:4] + b"\x09\x00" + good[6:]
 
     async def play() -> list[str]:
@@ -155,11 +169,11 @@ def test_strangers_expired_and_revoked_certificates_do_not_get_in(certificates: 
                 await ask(stranger, DEVICE, address)
             with pytest.raises(UnreachableError):
                 await ask(certificates, late, address)
-            assert (await ask(certificates, OTHER, address)).header == {"caller": "device-4"}
+            assert (await ask(certificates, OTHER, address)).header == b"device-4 "
             revoke(certificates, OTHER)
             with pytest.raises(RejectedError, match="device-4 was revoked"):
                 await ask(certificates, OTHER, address)
-            assert (await ask(certificates, DEVICE, address)).header == {"caller": "device-3"}
+            assert (await ask(certificates, DEVICE, address)).header == b"device-3 "
 
     asyncio.run(play())
 
@@ -173,7 +187,7 @@ def test_plain_text_and_another_server_are_not_spoken_to(certificates: Path) -> 
                 await asyncio.sleep(0.1)
             with pytest.raises(UnreachableError):
                 await ask(certificates, DEVICE, address, to=Identity("edge", 1))
-            assert (await ask(certificates, DEVICE, address)).header == {"caller": "device-3"}
+            assert (await ask(certificates, DEVICE, address)).header == b"device-3 "
 
     asyncio.run(play())
 
@@ -194,18 +208,18 @@ def test_a_revocation_reaches_open_connections_and_a_bad_line_fails_nobody(tmp_p
     async def play() -> Refusals:
         async with serving(tmp_path) as (address, refusals):
             calls = {
-                who: GrpcCalls(Credentials.read(tmp_path, who), {EDGE: address}, LIMIT)
+                who: GrpcClient(Credentials.read(tmp_path, who), {EDGE: address}, LIMIT)
                 for who in (DEVICE, OTHER)
             }
             for each in calls.values():
-                await each.call(EDGE, "echo", Message(), 10)
+                await each.send(EDGE, "echo", Message(), 10)
             revoke(tmp_path, OTHER)
             with (tmp_path / "revoked.txt").open("a") as file:
                 file.write("zzz\n")
             with pytest.raises(RejectedError, match="device-4 was revoked"):
-                await calls[OTHER].call(EDGE, "echo", Message(), 10)
+                await calls[OTHER].send(EDGE, "echo", Message(), 10)
             for _ in range(3):
-                await calls[DEVICE].call(EDGE, "echo", Message(), 10)
+                await calls[DEVICE].send(EDGE, "echo", Message(), 10)
             for each in calls.values():
                 await each.close()
             return refusals
@@ -252,7 +266,7 @@ def test_whoever_connects_and_says_nothing_is_hung_up_on(certificates: Path) -> 
         async with serving(certificates) as (address, _):
             host, port = address.split(":")
             reader, writer = await asyncio.open_connection(host, int(port))
-            assert (await ask(certificates, DEVICE, address)).header == {"caller": "device-3"}
+            assert (await ask(certificates, DEVICE, address)).header == b"device-3 "
             async with asyncio.timeout(60):
                 left = await reader.read()
             writer.close()

@@ -7,7 +7,7 @@ import pytest
 from cfel.deployment.security.identity import Identity
 from cfel.deployment.transport.grpc_transport import Method
 from cfel.deployment.transport.memory_transport import LinkFaults, MemoryNetwork
-from cfel.deployment.transport.messages import Message
+from cfel.deployment.transport.messages import Body, Message
 from cfel.errors import InputError, RejectedError, UnreachableError
 from tests.deployment.virtual_time import run_virtually
 
@@ -20,25 +20,26 @@ def network(faults: LinkFaults | None = None, seed: int = 1) -> tuple[MemoryNetw
     seen: list[tuple[float, int]] = []
 
     async def add(caller: Identity, message: Message) -> Message:
-        seen.append((asyncio.get_running_loop().time(), message.whole("value")))
-        if message.whole("value") == 13:
+        value = int(message.header)
+        seen.append((asyncio.get_running_loop().time(), value))
+        if value == 13:
             raise RejectedError("13 is refused")
-        if message.whole("value") == 99:
+        if value == 99:
             raise ZeroDivisionError
-        return Message({"sum": message.whole("value") + caller.number}, message.body[::-1])
+        return Message(str(value + caller.number).encode(), Body.hash(message.body.join()[::-1]))
 
     made.serve(EDGE, {"add": Method(("device",), add, most_bytes=3)})
     return made, seen
 
 
 async def call(made: MemoryNetwork, value: int, body: bytes = b"", own: Identity = DEVICE) -> Message:
-    return await made.calls(own).call(EDGE, "add", Message({"value": value}, body), 5.0)
+    return await made.client(own).send(EDGE, "add", Message(str(value).encode(), Body.hash(body)), 5.0)
 
 
 def test_a_call_is_answered() -> None:
     made, _ = network()
     answer = run_virtually(call(made, 3, b"abc"))
-    assert (answer.header, answer.body) == ({"sum": 7}, b"cba")
+    assert (answer.header, answer.body.join()) == (b"7", b"cba")
 
 
 def test_refusals_are_those_of_the_real_transport() -> None:
@@ -50,7 +51,7 @@ def test_refusals_are_those_of_the_real_transport() -> None:
     with pytest.raises(RejectedError, match="too large"):
         run_virtually(call(made, 1, b"four"))
     with pytest.raises(RejectedError, match="no such method"):
-        run_virtually(made.calls(DEVICE).call(EDGE, "subtract", Message(), 1.0))
+        run_virtually(made.client(DEVICE).send(EDGE, "subtract", Message(), 1.0))
     with pytest.raises(UnreachableError, match="ZeroDivisionError"):
         run_virtually(call(made, 99))
     assert [value for _, value in seen] == [13, 99]
@@ -91,7 +92,7 @@ def test_everything_is_lost_doubled_or_late_as_told() -> None:
     assert seen == []
 
     made, seen = network(LinkFaults(double=1.0))
-    assert run_virtually(call(made, 1)).header == {"sum": 5}
+    assert run_virtually(call(made, 1)).header == b"5"
     assert [value for _, value in seen] == [1, 1]
 
     made, seen = network(LinkFaults(seconds=(0.25, 0.25)))

@@ -15,29 +15,32 @@ from dataclasses import replace
 import numpy as np
 
 from cfel.deployment.compute_thread import ComputeThread
-from cfel.deployment.coordinator.control_state import (
-    CoordinatorState,
-    add_edge_round,
-    add_estimates,
-    count_edge_round,
-    from_json,
-    initial_coordinator_state,
-    to_json,
-)
+from cfel.deployment.coordinator.control_state import CoordinatorState, initial_coordinator_state
+from cfel.deployment.coordinator.counting import add_edge_round, add_estimates, count_edge_round
 from cfel.deployment.coordinator.edge_calls import QUICK_SECONDS, TRY_AGAIN_SECONDS, TermCalls
-from cfel.deployment.coordinator.partial_mixing import rows_for
+from cfel.deployment.coordinator.partial_mixing import mixing_rows
 from cfel.deployment.measurement.measured_rounds import apply_reports, reserve_overhead
 from cfel.deployment.parameters import DeploymentParameters
 from cfel.deployment.positions import ends_exchange, ends_global_round, gossip_is_next
+from cfel.deployment.protocol.calls import Calls
+from cfel.deployment.protocol.coordinator_requests import (
+    CloseCommand,
+    EstimateCommand,
+    FarewellRequest,
+    FetchCommand,
+    MeanMetricRequest,
+    MixCommand,
+    NewestRequest,
+    PlanCommand,
+)
 from cfel.deployment.security.identity import Identity
-from cfel.deployment.transport.grpc_transport import Calls, OnRefusal
+from cfel.deployment.transport.grpc_transport import OnRefusal
 from cfel.errors import UnreachableError
 from cfel.rounds.ending import is_evaluated, is_over
 from cfel.rounds.estimates import combine_estimates, implausible_devices, needs_estimates
 from cfel.rounds.kernel import charge_exchange, close_global_round, observe, plan_edge_round
 from cfel.rounds.parameters import SimulationParameters
 from cfel.rounds.records import make_plan_table, make_record, mean_metric
-from cfel.runlog.plans import column_names
 from cfel.world import World
 
 _LOG = logging.getLogger(__name__)
@@ -93,18 +96,18 @@ class Coordinator:
                 state = await self._gossip_within_round(state)
             else:
                 state, over = await self._end_global_round(state)
-        await self._edges.ask_once("farewell", {"missing": sorted(self._edges.missing)}, QUICK_SECONDS)
+        await self._edges.ask_once(FarewellRequest(tuple(sorted(self._edges.missing))), QUICK_SECONDS)
 
     async def _take_over(self) -> CoordinatorState:
         """The newest state that any edge server knows; before the first round, waits for all to join."""
         deadline = time.monotonic() + self._deployment.join_seconds
         clusters = self._world.setting.fleet.clusters
         while True:
-            answers = await self._edges.ask_once("newest", {}, QUICK_SECONDS)
-            known = [from_json(each["control"]) for each in answers.values() if each["control"]]
+            answers = await self._edges.ask_once(NewestRequest(), QUICK_SECONDS)
+            known = [each.state for each in answers.values() if each.state is not None]
             if known and 2 * len(answers) > clusters:
                 return max(known, key=lambda state: state.newness)
-            joined = sum(len(each["connected"]) for each in answers.values())
+            joined = sum(len(each.connected) for each in answers.values())
             complete = len(answers) == clusters and joined == self._world.setting.fleet.devices
             overdue = time.monotonic() > deadline and 2 * len(answers) > clusters and joined > 0
             if not known and (complete or overdue):
@@ -114,9 +117,8 @@ class Coordinator:
     async def _run_edge_round(self, state: CoordinatorState) -> CoordinatorState:
         if state.plan is None:
             state = await self._plan(state)
-        answers = await self._edges.ask_all(
-            "plan", state.at, self._deployment.round_seconds, {"control": to_json(state)}
-        )
+        command = PlanCommand(self._edges.term, state.at, state)
+        answers = await self._edges.command(command, self._deployment.round_seconds)
         return add_edge_round(self._world, self._simulation, state, answers, self._since_last_count())
 
     async def _plan(self, state: CoordinatorState) -> CoordinatorState:
@@ -128,9 +130,9 @@ class Coordinator:
         conditions = conditions.without(absent)
         available = tuple(conditions.available.tolist())
         if needs_estimates(self._world.local.estimator, state.estimates):
-            fields = {"available": available}
-            answers = await self._edges.ask_all("estimate", state.at, self._deployment.round_seconds, fields)
-            state = add_estimates(state, answers)
+            command = EstimateCommand(self._edges.term, state.at, available)
+            answers = await self._edges.command(command, self._deployment.round_seconds)
+            state = add_estimates(state, answers.values())
         if state.measured is not None:
             conditions = apply_reports(state.measured.devices, conditions)
         for device in implausible_devices(state.estimates):
@@ -151,8 +153,8 @@ class Coordinator:
             return state
         connected: set[int] = set()
         while not connected:
-            answers = await self._edges.ask_once("newest", {}, QUICK_SECONDS)
-            connected = {n for each in answers.values() for n in each["connected"]}
+            answers = await self._edges.ask_once(NewestRequest(), QUICK_SECONDS)
+            connected = {n for each in answers.values() for n in each.connected}
             await asyncio.sleep(0 if connected else TRY_AGAIN_SECONDS)
         return replace(state, absent=tuple(n for n in state.absent if n not in connected))
 
@@ -205,39 +207,35 @@ class Coordinator:
         )
         table = make_plan_table(setting, edge_rounds, control.rounds_done)
         over = is_over(setting.rounds, setting.budget, record)
-        fields = {
-            "record": record.to_json_line(),
-            "plans": {name: getattr(table, name).tolist() for name in column_names()},
-            "last": over,
-        }
-        await self._edges.ask_all("close", state.at, self._deployment.gossip_seconds, fields)
+        command = CloseCommand(self._edges.term, state.at, record, table, over)
+        await self._edges.command(command, self._deployment.gossip_seconds)
         return replace(after, control=control, edge_round=0, step=0, done=(), began=time.time()), over
 
     async def _gossip(self, state: CoordinatorState, evaluates: bool) -> CoordinatorState:
         """One gossip step: all fetch models, then all mix with the weights of those that are there."""
-        seconds = self._deployment.gossip_seconds
-        fetched = await self._edges.ask_all("fetch", state.at, seconds, {"live": self._edges.present()})
-        present = {i: each for i, each in fetched.items() if tuple(each["position"]) >= state.at}
+        seconds, term = self._deployment.gossip_seconds, self._edges.term
+        fetched = await self._edges.command(FetchCommand(term, state.at, self._edges.present()), seconds)
+        present = {i: each for i, each in fetched.items() if each.position >= state.at}
         # If one has mixed already, under the previous coordinator, the others must use the same weights.
-        settled = [each["rows"] for each in present.values() if each["rows"] is not None]
+        settled = [each.rows for each in present.values() if each.rows is not None]
         setting = self._world.setting
-        got = {i: each["got"] for i, each in present.items()}
+        got = {i: each.got for i, each in present.items()}
         at_once = setting.scheme.gossip.reach == "everybody"
-        rows = settled[0] if settled else rows_for(setting.backhaul, got, at_once=at_once)
-        fields = {"rows": rows, "evaluate": evaluates, "control": to_json(state)}
-        answers = await self._edges.ask_all("mix", state.at, seconds, fields, only=present)
+        rows = settled[0] if settled else mixing_rows(setting.backhaul, got, at_once=at_once)
+        command = MixCommand(term, state.at, rows, evaluates, state)
+        answers = await self._edges.command(command, seconds, only=present)
         digests, metrics = list(state.digests), list(state.metrics)
         for i, each in answers.items():
-            digests[i] = each["digest"]
-            if each["metric"] is not None:
-                metrics[i] = each["metric"]
+            digests[i] = each.digest
+            if each.metric is not None:
+                metrics[i] = each.metric
         return replace(state, digests=tuple(digests), metrics=tuple(metrics))
 
     async def _find_accuracy(self, state: CoordinatorState) -> float:
         if self._simulation.evaluate_on == "edge":
             return mean_metric(self._world.setting, state.metrics)
         seconds, own = self._deployment.gossip_seconds, self._number
-        answers = await self._edges.ask_once("mean_metric", {}, seconds, only=[own])
+        answers = await self._edges.ask_once(MeanMetricRequest(), seconds, only=[own])
         if not answers:
             raise UnreachableError("the mean model could not be evaluated")
-        return float(answers[own]["metric"])
+        return answers[own].metric

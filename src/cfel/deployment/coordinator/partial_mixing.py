@@ -4,13 +4,14 @@ from collections.abc import Collection, Mapping
 
 import numpy as np
 
+from cfel.deployment.protocol.coordinator_requests import MixingRows
 from cfel.system import Backhaul
 from cfel.system.mixing import live_metropolis_weights
 
 
-def rows_for(
+def mixing_rows(
     backhaul: Backhaul, got: Mapping[int, Collection[int]], *, at_once: bool = False
-) -> list[list[float]]:
+) -> MixingRows:
     """The mixing matrix, row by row.
 
     With everybody there it is the experiment's own, to the last bit. A link counts only if both ends have the
@@ -28,18 +29,18 @@ def rows_for(
         if a not in got or b not in got or b not in got[a] or a not in got[b]:
             graph.remove_edge(a, b)
     if len(got) == backhaul.clusters and graph.number_of_edges() == backhaul.graph.number_of_edges():
-        return [row.tolist() for row in backhaul.weights]
+        return tuple(tuple(row.tolist()) for row in backhaul.weights)
     live = np.array([i in got for i in range(backhaul.clusters)])
-    return [row.tolist() for row in live_metropolis_weights(graph, backhaul.target, live)]
+    return tuple(tuple(row.tolist()) for row in live_metropolis_weights(graph, backhaul.target, live))
 
 
-def _rows_at_once(backhaul: Backhaul, got: Mapping[int, Collection[int]]) -> list[list[float]]:
+def _rows_at_once(backhaul: Backhaul, got: Mapping[int, Collection[int]]) -> MixingRows:
     """Those that have the models of all who are there share the mean; the others keep their own."""
     live = [i for i in got if all(j in got[i] for j in got if j != i)]
     if len(live) == backhaul.clusters:
-        return [row.tolist() for row in backhaul.weights]
+        return tuple(tuple(row.tolist()) for row in backhaul.weights)
     rows = np.eye(backhaul.clusters)
     for i in live:
         rows[i] = 0.0
         rows[i, live] = backhaul.target[live] / backhaul.target[live].sum()
-    return [row.tolist() for row in rows]
+    return tuple(tuple(row.tolist()) for row in rows)

@@ -2,7 +2,6 @@
 
 import asyncio
 import logging
-from collections.abc import Mapping
 
 from cfel.deployment.compute_thread import ComputeThread
 from cfel.deployment.coordinator.coordinator import Coordinator
@@ -10,9 +9,8 @@ from cfel.deployment.coordinator.edge_calls import DeposedError
 from cfel.deployment.edge.edge_server import EdgeServer
 from cfel.deployment.election.member import Member
 from cfel.deployment.parameters import DeploymentParameters
-from cfel.deployment.security.identity import Identity
-from cfel.deployment.transport.grpc_transport import Calls, Method, OnRefusal
-from cfel.deployment.transport.messages import Message
+from cfel.deployment.protocol.calls import Calls
+from cfel.deployment.transport.grpc_transport import OnRefusal
 from cfel.rounds.parameters import SimulationParameters
 from cfel.world import World
 
@@ -20,25 +18,6 @@ _LOG = logging.getLogger(__name__)
 _LOOK_SECONDS = 0.01
 # The longest rest after a failure, in election timeouts.
 _MOST_RESTS = 64.0
-
-
-class WithOwn:
-    """Calls where one's own methods are called without a network.
-
-    Args:
-        own: whose they are.
-        calls: for everybody else.
-        methods: one's own.
-    """
-
-    def __init__(self, own: Identity, calls: Calls, methods: Mapping[str, Method]) -> None:
-        self._own, self._calls, self._methods = own, calls, methods
-
-    async def call(self, to: Identity, method: str, message: Message, seconds: float) -> Message:
-        """See `Calls`."""
-        if to == self._own:
-            return await self._methods[method].handle(self._own, message)
-        return await self._calls.call(to, method, message, seconds)
 
 
 class CoordinatorRole:
@@ -73,7 +52,7 @@ class CoordinatorRole:
 
     def change(self, term: int, leader: int | None, member: Member) -> None:
         """Takes the office if its edge server leads from now on, else leaves it."""
-        self._server.obey(term)
+        self._server.progress.obey(term)
         self.leave()
         if leader == self._server.number:
             self._term = asyncio.get_running_loop().create_task(self._lead(term, member))
@@ -83,7 +62,7 @@ class CoordinatorRole:
         """Why its last term ended before its time, as long as the run has not gone on since; else empty."""
         return self._failure if self._server.state.position == self._failed_at else ""
 
-    async def closing(self) -> None:
+    async def wait_for_end(self) -> None:
         """Returns when the coordinator, if it sits here, has told everybody that the experiment is over."""
         if self._term is not None:
             await asyncio.wait([self._term])

@@ -1,36 +1,43 @@
-"""What a device keeps from one edge round to the next, on its disk: its state and its last upload."""
+"""What a device keeps on its disk from one edge round to the next: its state and its last upload."""
 
 import fcntl
 import os
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator
 from contextlib import contextmanager
-from dataclasses import asdict, dataclass, field, replace
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any
 
+import msgspec
 import numpy as np
 import torch
 from torch import Tensor
 
 from cfel.deployment import state_file
-from cfel.deployment.measurement.meters import Measurements, RunningRatio
+from cfel.deployment.measurement.meters import Measurements
+from cfel.deployment.protocol.codec import decode, encode
+from cfel.deployment.protocol.device_requests import IssuedOrder, Round, UploadRequest
+from cfel.deployment.transport.messages import Body
 from cfel.durable import remove_leftovers, translate_os_errors
-from cfel.errors import RunBusyError
+from cfel.errors import RejectedError, RunBusyError, StorageError
 from cfel.learning.compression.packing import unpack_update
 from cfel.learning.device_messages import DeviceState
-from cfel.learning.local.estimates import decode_estimates, encode_estimates
+from cfel.learning.local.estimates import Estimates
 
-Key = tuple[int, int, str, float, float]
-"""(global round, edge round, SHA-256 of the model, ρ, θ): the same order has the same key."""
+Key = tuple[Round, str, float, float]
+"""(global and edge round, SHA-256 of the model, ρ, θ): the same order has the same key."""
 
 
-@dataclass(frozen=True, slots=True, eq=False)
-class Sent:
+def order_key(order: IssuedOrder) -> Key:
+    """What makes two orders the same."""
+    return order.round, order.model_sha256, order.rho, order.theta
+
+
+class Sent(msgspec.Struct, frozen=True):
     """An upload that was made; whether it arrived is for the edge server to say."""
 
     key: Key
-    header: Mapping[str, Any]
-    body: bytes | bytearray
+    upload: UploadRequest
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -42,9 +49,17 @@ class Memory:
     measured: Measurements | None = None
 
 
+class _Stored(msgspec.Struct, frozen=True):
+    """What `memory.bin` holds beside tensors."""
+
+    estimates: Estimates | None
+    sent: Sent | None
+    measured: Measurements | None
+
+
 @contextmanager
-def alone_in(directory: Path) -> Iterator[None]:
-    """Makes a device's directory its own as long as it lasts, or until the process dies.
+def reserve_directory(directory: Path) -> Iterator[None]:
+    """Reserves a directory for one device until the block ends, or the process dies.
 
     Raises:
         RunBusyError: another device works there.
@@ -64,7 +79,7 @@ def alone_in(directory: Path) -> Iterator[None]:
         os.close(descriptor)
 
 
-def with_unused_returned(memory: Memory, used: tuple[int, int] | None) -> Memory:
+def return_unused(memory: Memory, used: Round | None) -> Memory:
     """The memory with the last upload back in the residual, unless its edge server used it.
 
     Args:
@@ -72,11 +87,10 @@ def with_unused_returned(memory: Memory, used: tuple[int, int] | None) -> Memory
         used: round of the last upload that the edge server used.
     """
     sent, residual = memory.sent, memory.state.residual
-    if sent is None or residual is None or sent.key[:2] == used:
+    if sent is None or residual is None or sent.upload.round == used:
         return memory
-    returned = residual.clone()
-    buffers = 4 * int(sent.header.get("buffers", 0))
-    unpack_update(sent.body[buffers:], returned.numel()).add_to(returned, 1.0)
+    returned, buffers = residual.clone(), 4 * sent.upload.buffers
+    unpack_update(sent.upload.content.join()[buffers:], returned.numel()).add_to(returned, 1.0)
     return replace(memory, state=replace(memory.state, residual=returned), sent=None)
 
 
@@ -89,37 +103,27 @@ def save_memory(path: Path, memory: Memory) -> None:
         if tensor is not None:
             tensors[name] = tensor.numpy()
     if sent is not None:
-        tensors["upload"] = np.frombuffer(sent.body, dtype=np.uint8)
-    values = {
-        "estimates": encode_estimates(state.estimates),
-        "sent": None if sent is None else {"key": sent.key, "header": dict(sent.header)},
-        "measured": None if memory.measured is None else asdict(memory.measured),
-    }
-    state_file.save(path, tensors, values)
+        tensors["upload"] = np.frombuffer(sent.upload.content.join(), dtype=np.uint8)
+    state_file.save(path, tensors, encode(_Stored(state.estimates, sent, memory.measured)))
 
 
 def load_memory(path: Path) -> Memory:
-    """The memory saved last; an empty one for a new device."""
+    """The memory saved last; an empty one for a new device.
+
+    Raises:
+        StorageError: the file is damaged, or of another version.
+    """
     found = state_file.load(path)
     if found is None:
         return Memory()
-    tensors, values = found
+    tensors, content = found
+    upload = Body.hash(tensors["upload"].tobytes()) if "upload" in tensors else Body()
+    try:
+        stored = decode(content, _Stored, upload)
+    except RejectedError as error:
+        raise StorageError(f"{path} was written by another version of cfel: {error}") from error
     kept = {
         name: torch.from_numpy(np.array(tensors[name])) if name in tensors else None
         for name in ("momentum", "residual")
     }
-    sent = values["sent"]
-    state = DeviceState(**kept, estimates=decode_estimates(values["estimates"]))
-    measured = _measured(values.get("measured"))
-    if sent is None:
-        return Memory(state, None, measured)
-    key: Key = tuple(sent["key"])
-    return Memory(state, Sent(key, sent["header"], tensors["upload"].tobytes()), measured)
-
-
-def _measured(values: Mapping[str, Any] | None) -> Measurements | None:
-    if values is None:
-        return None
-    ratios = {name: RunningRatio(**each) for name, each in values.items() if isinstance(each, dict)}
-    others = {name: each for name, each in values.items() if name not in ratios}
-    return Measurements(**{**ratios, **others})
+    return Memory(DeviceState(**kept, estimates=stored.estimates), stored.sent, stored.measured)

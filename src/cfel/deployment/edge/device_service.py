@@ -1,79 +1,64 @@
-"""An edge server's device_service: where its devices ask for orders, fetch the model and leave their uploads.
+"""What an edge server offers to its devices: orders, the model, and a place for estimates and uploads.
 
-Devices are clients only. Each keeps one question for a new order open at all times, also while it trains: so
-it knows who is there, and an order reaches its device at once. It does no arithmetic on models.
+Devices are clients only. Each keeps one request for a new order open at all times, also while it trains: so
+its edge server knows that it is there, and an order reaches it at once. No arithmetic on models here; uploads
+are checked in `verify_upload`.
 """
 
 import asyncio
 import logging
 import secrets
-from collections.abc import Callable, Iterable, Mapping
-from dataclasses import astuple, dataclass
-from typing import Any, Literal
+from collections.abc import Callable, Mapping
+from typing import Any
 
 from cfel.deployment.compute_thread import ComputeThread
-from cfel.deployment.measurement.self_measurement import MeasurementReport, read_report
+from cfel.deployment.edge.open_round import Assignment, DeviceAnswers, Kind, OpenRound
+from cfel.deployment.edge.verify_upload import verify_upload
 from cfel.deployment.parameters import DeploymentParameters
-from cfel.deployment.payloads import given_estimates, model_views, most_upload_bytes, report_from
+from cfel.deployment.payloads import EncodedModel, EncodedModels, most_upload_bytes
+from cfel.deployment.protocol.calls import Endpoint, serve
+from cfel.deployment.protocol.codec import decode
+from cfel.deployment.protocol.device_requests import (
+    Confirmation,
+    EstimatesRequest,
+    ExperimentOver,
+    IssuedOrder,
+    ModelAnswer,
+    ModelRequest,
+    NextModel,
+    NextRequest,
+    NoOrder,
+    Round,
+    RoundOnly,
+    UploadRequest,
+)
 from cfel.deployment.security.identity import Identity
-from cfel.deployment.transport.grpc_transport import Method
-from cfel.deployment.transport.messages import Message, cut
 from cfel.errors import NotAdmittedError, RejectedError
 from cfel.learning.device_messages import DeviceOrder, DeviceReport
 from cfel.learning.local.estimates import Estimates
 from cfel.learning.models.flat import FlatModel
 
 POLL_SECONDS = 20.0
-# How long the device_service looks away at most before it sees who has gone.
+# A device that disappears changes nothing that could wake a waiting round, so rounds look at this interval.
 _LOOK_SECONDS = 0.25
 _LOG = logging.getLogger(__name__)
 
-Round = tuple[int, int]
-Kind = Literal["estimate", "update"]
-
-
-@dataclass(frozen=True, slots=True)
-class Assignment:
-    """What a device is asked at the moment.
-
-    Attributes:
-        kind: estimates or an update.
-        serial: names it, so that a device can tell a new one from one it knows.
-        order: what is asked.
-        used: round of the device's last upload that went into a model, or None.
-    """
-
-    kind: Kind
-    serial: str
-    order: DeviceOrder
-    used: Round | None
-
-
-@dataclass(frozen=True, slots=True, eq=False)
-class Offer:
-    """A model for devices to fetch: its digest, and its bytes in pieces for the wire."""
-
-    model: FlatModel
-    digest: str
-    pieces: tuple[bytes, ...]
-
-    @classmethod
-    def of(cls, model: FlatModel) -> "Offer":
-        """The offer of a model."""
-        pieces = tuple(piece for view in model_views(model) for piece in cut(view))
-        return cls(model, model.sha256().hex(), pieces)
-
 
 class DeviceService:
-    """Orders out, estimates and reports in.
+    """Issues orders, receives estimates and uploads.
 
     Args:
         devices: those of this edge server.
         start: any model of the experiment, for sizes.
         parameters: deadlines and limits.
         compute: where bytes are checked.
-        now: a clock that only runs forward.
-        kept_entries: at how many shares θ reports tell the energy of the largest entries.
+        now: a monotonic clock.
+        kept_entries: at how many shares θ devices report the energy of the largest entries.
+        models: where the edge server keeps encoded models.
+
+    Attributes:
+        devices: as given.
+        rejected: how many uploads and estimates of each device were rejected for their content.
     """
 
     def __init__(
@@ -84,34 +69,33 @@ class DeviceService:
         compute: ComputeThread,
         now: Callable[[], float],
         kept_entries: int = 0,
+        models: EncodedModels | None = None,
     ) -> None:
         self.devices = devices
+        self._models = models or EncodedModels()
         self._kept_entries = kept_entries
-        self.refused: dict[int, int] = dict.fromkeys(devices, 0)
+        self.rejected: dict[int, int] = dict.fromkeys(devices, 0)
         self._start, self._parameters, self._compute, self._now = start, parameters, compute, now
         self._boot, self._count = secrets.token_hex(4), 0
-        self._assigned: dict[int, Assignment] = {}
-        self._answers: dict[int, Any] = {}
-        self._offer: Offer | None = None
+        self._round = OpenRound()
+        self._model: EncodedModel | None = None
         self._announced = ""
         self._polls: dict[int, int] = dict.fromkeys(devices, 0)
         self._left_at: dict[int, float] = dict.fromkeys(devices, now())
-        self._reported: dict[int, MeasurementReport] = {}
-        self._orders: Mapping[int, DeviceOrder] = {}
-        self._began = now()
-        self._finished = False
-        self._doubtful: set[int] = set()
-        self._told: set[int] = set()
+        self._over = False
+        self._doubled: set[int] = set()
+        self._informed: set[int] = set()
         self._changed = asyncio.Condition()
 
-    def methods(self) -> dict[str, Method]:
+    def endpoints(self) -> list[Endpoint]:
         """What devices may call."""
-        return {
-            "next": Method(("device",), self.next),
-            "model": Method(("device",), self.model),
-            "estimates": Method(("device",), self.estimates),
-            "upload": Method(("device",), self.upload, most_upload_bytes(self._start)),
-        }
+        most_bytes = most_upload_bytes(self._start)
+        return [
+            serve(NextRequest, self.next),
+            serve(ModelRequest, self.model),
+            serve(EstimatesRequest, self.estimates, on_invalid=self._reject_estimates),
+            serve(UploadRequest, self.upload, most_bytes, on_invalid=self._reject_upload),
+        ]
 
     def connected(self) -> list[int]:
         """Devices that are there."""
@@ -126,33 +110,23 @@ class DeviceService:
             return "quarantined"
         if not self._polls[device]:
             return "lost"
-        if device in self._assigned:
+        if device in self._round.waiting:
             return "training"
-        return "done" if device in self._answers else "idle"
+        return "done" if device in self._round.answered else "idle"
 
-    def measured(self, devices: Iterable[int]) -> dict[str, Any]:
-        """What to tell of the orders just collected, where conditions are measured; nothing elsewhere.
-
-        Args:
-            devices: those whose answers arrived.
-        """
-        if not self._parameters.measures:
-            return {}
-        rows = [
-            [n, self._orders[n].rho, self._orders[n].theta, astuple(self._reported[n])]
-            for n in devices
-            if n in self._reported
-        ]
-        return {"measured": rows, "seconds": self._now() - self._began}
-
-    async def collect_estimates(self, orders: Mapping[int, DeviceOrder]) -> dict[int, Estimates]:
-        """Asks devices for σ² and G²; those who answered in time."""
+    async def collect_estimates(self, orders: Mapping[int, DeviceOrder]) -> DeviceAnswers[Estimates]:
+        """Asks devices for σ² and G², and waits for them."""
         return await self._collect("estimate", orders, {})
 
     async def collect_reports(
         self, orders: Mapping[int, DeviceOrder], used: Mapping[int, Round]
-    ) -> dict[int, DeviceReport]:
-        """Asks devices for updates; those that arrived in time."""
+    ) -> DeviceAnswers[DeviceReport]:
+        """Asks devices for updates, and waits for them.
+
+        Args:
+            orders: by device.
+            used: round of each device's last upload that went into a model.
+        """
         return await self._collect("update", orders, used)
 
     async def announce(self, model: FlatModel) -> None:
@@ -160,176 +134,156 @@ class DeviceService:
 
         Not where only some of them took part in the last round: the others might fetch it for nothing.
         """
-        if len(self._orders) < len(self.devices):
+        if self._round.size < len(self.devices):
             return
-        offer = await asyncio.to_thread(Offer.of, model)
-        if self._assigned:
+        encoded = await self._models.get(model)
+        if self._round.waiting:
             return  # the next order was faster
-        self._offer, self._announced = offer, self._serial()
-        await self._tell()
+        self._model, self._announced = encoded, self._make_serial()
+        await self._notify()
 
     async def finish(self, seconds: float) -> None:
-        """Tells every device that the experiment is over, and waits until those who are there know."""
-        self._finished = True
-        await self._tell()
+        """Lets every device know that the experiment is over; waits for those that are connected."""
+        self._over = True
+        await self._notify()
         deadline = self._now() + seconds
-        while set(self.connected()) - self._told and self._now() < deadline:
+        while set(self.connected()) - self._informed and self._now() < deadline:
             await self._wait_for_change(_LOOK_SECONDS)
 
     async def _collect(
         self, kind: Kind, orders: Mapping[int, DeviceOrder], used: Mapping[int, Round]
-    ) -> dict[int, Any]:
-        self._answers, self._reported, self._orders, self._began = {}, {}, orders, self._now()
+    ) -> DeviceAnswers[Any]:
+        self._round, began = OpenRound(kind, len(orders)), self._now()
         model = next(iter(orders.values())).model if orders else self._start
-        if self._offer is None or self._offer.model is not model:
-            self._offer = await self._compute.run(lambda: Offer.of(model))
+        self._model = await self._models.get(model)
         for device, order in orders.items():
             if not self._is_quarantined(device):
-                self._assigned[device] = Assignment(kind, self._serial(), order, used.get(device))
+                self._round.waiting[device] = Assignment(self._make_serial(), order, used.get(device))
         self._announced = ""
-        await self._tell()
+        await self._notify()
         deadline = self._now() + self._parameters.round_seconds
         while self._is_worth_waiting(deadline):
             await self._wait_for_change(_LOOK_SECONDS)
-        late, self._assigned = sorted(self._assigned), {}
-        if late:
-            _LOG.warning("%s: nothing in time from devices %s", kind, late)
-        return dict(sorted(self._answers.items()))
+        if self._round.waiting:
+            _LOG.warning("%s: nothing in time from devices %s", kind, sorted(self._round.waiting))
+        return self._round.close(self._now() - began)
 
     def _is_worth_waiting(self, deadline: float) -> bool:
-        now = self._now()
-        patience = self._parameters.gone_seconds
-        there = (self._polls[n] or now - self._left_at[n] <= patience for n in self._assigned)
+        now, gone_seconds = self._now(), self._parameters.gone_seconds
+        there = (self._polls[n] or now - self._left_at[n] <= gone_seconds for n in self._round.waiting)
         return now < deadline and any(there)
 
-    async def next(self, caller: Identity, message: Message) -> Message:
-        """The order a device does not know yet; waits for one for a while."""
-        device = self._own(caller)
-        known = message.header.get("after")
+    async def next(
+        self, caller: Identity, request: NextRequest
+    ) -> NoOrder | ExperimentOver | NextModel | IssuedOrder:
+        """Returns the order that a device does not know yet; waits for one for a while."""
+        device = self._check_own(caller)
         self._polls[device] += 1
-        if self._polls[device] > 1 and device not in self._doubtful:
-            self._doubtful.add(device)
-            _LOG.warning(
-                "device %d asks twice at once: it has just come back, or there are two of it", device
-            )
+        if self._polls[device] > 1 and device not in self._doubled:
+            self._doubled.add(device)
+            _LOG.warning("device %d has two open requests: it was restarted, or runs twice", device)
         try:
             deadline = self._now() + POLL_SECONDS
             while self._now() < deadline:
-                answer = self._news(device, known)
-                if answer is not None:
-                    return answer
+                news = self._find_news(device, request.known)
+                if news is not None:
+                    return news
                 await self._wait_for_change(deadline - self._now())
-            return Message({"kind": "nothing"})
+            return NoOrder()
         finally:
             self._polls[device] -= 1
             self._left_at[device] = self._now()
 
-    def _news(self, device: int, known: object) -> Message | None:
-        if self._finished:
-            self._told.add(device)
-            return Message({"kind": "finished"})
-        assignment = self._assigned.get(device)
+    def _find_news(self, device: int, known: str) -> ExperimentOver | NextModel | IssuedOrder | None:
+        if self._over:
+            self._informed.add(device)
+            return ExperimentOver()
+        assignment = self._round.waiting.get(device)
         serial = assignment.serial if assignment else self._announced
-        if self._offer is None or serial in ("", known) or self._is_quarantined(device):
+        if self._model is None or serial in ("", known) or self._is_quarantined(device):
             return None
         if assignment is None:
-            return Message({"kind": "soon", "serial": serial, "model_sha256": self._offer.digest})
-        order = assignment.order
-        return Message(
-            {
-                "kind": assignment.kind,
-                "serial": serial,
-                "global_round": order.global_round,
-                "edge_round": order.edge_round,
-                "rho": order.rho,
-                "theta": order.theta,
-                "model_sha256": self._offer.digest,
-                "used": assignment.used,
-            }
+            return NextModel(serial, self._model.sha256)
+        order, used = assignment.order, assignment.used
+        return IssuedOrder(
+            self._round.kind, serial, assignment.round, order.rho, order.theta, self._model.sha256, used
         )
 
-    async def model(self, caller: Identity, message: Message) -> Message:
-        """The model of the present order."""
-        self._own(caller)
-        offer, wanted = self._offer, message.text("sha256")
-        if offer is None or wanted != offer.digest:
+    async def model(self, caller: Identity, request: ModelRequest) -> ModelAnswer:
+        """Returns the model of the present order."""
+        self._check_own(caller)
+        if self._model is None or request.sha256 != self._model.sha256:
             raise RejectedError("this model is not needed any more")
-        return Message(digest=bytes.fromhex(offer.digest), parts=offer.pieces)
+        return ModelAnswer(self._model.body)
 
-    async def estimates(self, caller: Identity, message: Message) -> Message:
+    async def estimates(self, caller: Identity, request: EstimatesRequest) -> Confirmation:
         """Takes a device's σ² and G²."""
-        device = self._own(caller)
-        assignment = self._asked(device, "estimate", message)
-        try:
-            found, told = given_estimates(message), self._measured_in(message)
-        except RejectedError:
-            await self._give_up(device, assignment)
-            raise
-        await self._take(device, found, told)
-        return Message()
+        device = self._check_own(caller)
+        self._round.find(device, "estimate", request.round)
+        await self._accept(device, request.estimates, request)
+        return Confirmation()
 
-    async def upload(self, caller: Identity, message: Message) -> Message:
-        """Takes a device's update, once every check is passed."""
-        device = self._own(caller)
+    async def upload(self, caller: Identity, request: UploadRequest) -> Confirmation:
+        """Takes a device's update, once it is verified."""
+        device = self._check_own(caller)
         if self._is_quarantined(device):
-            raise RejectedError(f"in quarantine after {self.refused[device]} refused uploads")
-        if device in self._answers:
-            return Message({"accepted": True})
-        assignment = self._asked(device, "update", message)
+            raise RejectedError(f"in quarantine after {self.rejected[device]} rejected uploads")
+        current = self._round
+        if current.holds(device, "update", request.round):
+            return Confirmation()  # the answer to the first copy was lost on its way
+        assignment = current.find(device, "update", request.round)
+        clip_norm, kept_entries = self._parameters.clip_norm, self._kept_entries
         try:
             report = await self._compute.run(
-                lambda: report_from(message, assignment.order, self._parameters.clip_norm, self._kept_entries)
+                lambda: verify_upload(request, assignment.order, clip_norm, kept_entries)
             )
-            told = self._measured_in(message)
         except RejectedError:
             await self._give_up(device, assignment)
             raise
-        if self._assigned.get(device) is not assignment:
+        # Other calls were served while the upload was verified.
+        if current.holds(device, "update", request.round):
+            return Confirmation()
+        if current.waiting.get(device) is not assignment:
             raise RejectedError("too late: the round has been closed")
-        await self._take(device, report, told)
-        return Message({"accepted": True})
+        await self._accept(device, report, request)
+        return Confirmation()
 
     def _is_quarantined(self, device: int) -> bool:
         most = self._parameters.quarantine_after
-        return bool(most) and self.refused[device] >= most
+        return bool(most) and self.rejected[device] >= most
 
-    def _asked(self, device: int, kind: Kind, message: Message) -> Assignment:
-        assignment = self._assigned.get(device)
-        if assignment is None or assignment.kind != kind:
-            raise RejectedError(f"no {kind} is asked of device {device} now")
-        asked = (assignment.order.global_round, assignment.order.edge_round)
-        sent = (message.whole("global_round"), message.whole("edge_round"))
-        if sent != asked:
-            raise RejectedError(f"{kind} of round {sent}, asked was {asked}")
-        return assignment
+    async def _reject_estimates(self, caller: Identity, header: bytes) -> None:
+        await self._reject_form(caller, "estimate", header)
+
+    async def _reject_upload(self, caller: Identity, header: bytes) -> None:
+        await self._reject_form(caller, "update", header)
+
+    async def _reject_form(self, caller: Identity, kind: Kind, header: bytes) -> None:
+        """Gives up on a device whose answer to the present order has fields that are not valid."""
+        device = self._check_own(caller)
+        sent = decode(header, RoundOnly).round
+        await self._give_up(device, self._round.find(device, kind, sent))
 
     async def _give_up(self, device: int, assignment: Assignment) -> None:
-        """Counts a refusal; nobody waits for another try, as whoever sends this once would send it again."""
-        self.refused[device] += 1
-        if self._assigned.get(device) is assignment:
-            del self._assigned[device]
-            await self._tell()
+        """Counts a rejection, and stops waiting: a device that sends this once would send it again."""
+        self.rejected[device] += 1
+        if self._round.drop(device, assignment):
+            await self._notify()
 
-    def _measured_in(self, message: Message) -> MeasurementReport | None:
-        return read_report(message) if self._parameters.measures else None
+    async def _accept(self, device: int, value: object, sent: EstimatesRequest | UploadRequest) -> None:
+        self._round.accept(device, value, sent.measured if self._parameters.measures else None)
+        await self._notify()
 
-    async def _take(self, device: int, answer: object, told: MeasurementReport | None) -> None:
-        self._answers[device] = answer
-        if told is not None:
-            self._reported[device] = told
-        del self._assigned[device]
-        await self._tell()
-
-    def _own(self, caller: Identity) -> int:
+    def _check_own(self, caller: Identity) -> int:
         if caller.number not in self._polls:
             raise NotAdmittedError(f"{caller} belongs to another edge server")
         return caller.number
 
-    def _serial(self) -> str:
+    def _make_serial(self) -> str:
         self._count += 1
         return f"{self._boot}-{self._count}"
 
-    async def _tell(self) -> None:
+    async def _notify(self) -> None:
         async with self._changed:
             self._changed.notify_all()
 

@@ -4,11 +4,11 @@ import asyncio
 import logging
 from collections.abc import Iterable, Sequence
 
-from cfel.deployment.payloads import model_from
-from cfel.deployment.positions import Position, position
+from cfel.deployment.payloads import read_model
+from cfel.deployment.positions import Position
+from cfel.deployment.protocol.calls import Calls
+from cfel.deployment.protocol.peer_requests import PeerModelRequest
 from cfel.deployment.security.identity import Identity
-from cfel.deployment.transport.grpc_transport import Calls
-from cfel.deployment.transport.messages import Message
 from cfel.errors import NotAdmittedError, RejectedError, UnreachableError
 from cfel.learning.models.flat import FlatModel
 
@@ -16,7 +16,7 @@ _LOG = logging.getLogger(__name__)
 _TRY_AGAIN_SECONDS = 0.1
 
 
-class Neighbours:
+class NeighbourModels:
     """Fetches models.
 
     Args:
@@ -27,18 +27,25 @@ class Neighbours:
 
     def __init__(self, calls: Calls, like: FlatModel, seconds: float) -> None:
         self._calls, self._like, self._seconds = calls, like, seconds
-        self._at: Position | None = None
+        self._term, self._at = 0, (0, 0, 0)
         self._models: dict[int, FlatModel] = {}
 
-    async def fetch(self, at: Position, wanted: Iterable[int]) -> dict[int, FlatModel]:
-        """The models of others at a position, as far as they can be had in time."""
-        if self._at != at:
+    async def fetch(self, term: int, at: Position, wanted: Iterable[int]) -> dict[int, FlatModel]:
+        """The models of others at a position, as far as they can be fetched in time.
+
+        Within a term positions only increase. A late copy of an earlier command gets nothing, and leaves the
+        models of the present step alone; a new coordinator may go back to an earlier step.
+        """
+        if (term, at) < (self._term, self._at):
+            return {}
+        if at != self._at:
             self._at, self._models = at, {}
+        self._term = term
         await asyncio.gather(*(self._fetch_one(at, number) for number in wanted))
         return dict(self._models) if self._at == at else {}
 
     def forget(self) -> None:
-        """Lets the models go."""
+        """Drops the models."""
         self._models = {}
 
     async def _fetch_one(self, at: Position, number: int) -> None:
@@ -46,10 +53,8 @@ class Neighbours:
         deadline = clock() + self._seconds
         while number not in self._models and self._at == at and clock() < deadline:
             try:
-                request = Message({"at": at})
-                answer = await self._calls.call(
-                    Identity("edge", number), "peer_model", request, self._seconds
-                )
+                request = PeerModelRequest(at)
+                answer = await self._calls.call(Identity("edge", number), request, self._seconds)
             except NotAdmittedError as error:
                 _LOG.warning("no model of edge server %d: %s", number, error)
                 return
@@ -58,24 +63,23 @@ class Neighbours:
                 await asyncio.sleep(_TRY_AGAIN_SECONDS)
                 continue
             if self._at == at:
-                self._models[number] = model_from(answer.body, self._like)
+                self._models[number] = read_model(answer.model.join(), self._like)
 
-    async def present(self, number: int) -> tuple[Position, FlatModel]:
+    async def fetch_present(self, number: int) -> tuple[Position, FlatModel]:
         """Where an edge server is now, and its model there.
 
         Raises:
-            DeploymentError: it cannot be reached, or refuses.
+            DeploymentError: it cannot be reached, or rejects.
         """
-        to = Identity("edge", number)
-        answer = await self._calls.call(to, "peer_model", Message(), self._seconds)
-        return position(answer.header["position"]), model_from(answer.body, self._like)
+        answer = await self._calls.call(Identity("edge", number), PeerModelRequest(), self._seconds)
+        return answer.position, read_model(answer.model.join(), self._like)
 
-    async def present_models(self, numbers: Iterable[int]) -> dict[int, FlatModel]:
+    async def fetch_all_present(self, numbers: Iterable[int]) -> dict[int, FlatModel]:
         """The models that edge servers have now, of those that answer."""
 
         async def ask(number: int) -> FlatModel | None:
             try:
-                return (await self.present(number))[1]
+                return (await self.fetch_present(number))[1]
             except (UnreachableError, RejectedError) as error:
                 _LOG.warning("edge server %d is left out of the mean: %s", number, error)
                 return None
@@ -84,7 +88,7 @@ class Neighbours:
         found = await asyncio.gather(*(ask(number) for number in asked))
         return {i: model for i, model in zip(asked, found, strict=True) if model is not None}
 
-    async def present_model(self, candidates: Sequence[int]) -> FlatModel:
+    async def fetch_any_present(self, candidates: Sequence[int]) -> FlatModel:
         """The model that one of the candidates has now.
 
         Raises:
@@ -92,7 +96,7 @@ class Neighbours:
         """
         for number in candidates:
             try:
-                at, model = await self.present(number)
+                at, model = await self.fetch_present(number)
             except (UnreachableError, RejectedError) as error:
                 _LOG.warning("cannot catch up from edge server %d: %s", number, error)
                 continue

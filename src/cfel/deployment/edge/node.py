@@ -1,7 +1,6 @@
-"""An edge server put together: its devices, its part in the election, the office, the lookout."""
+"""All parts of an edge server: its devices, its part in the election, the coordinator's role, its monitor."""
 
 import asyncio
-import json
 import logging
 import time
 from collections.abc import Callable, Coroutine
@@ -12,26 +11,26 @@ from typing import Any
 import numpy as np
 
 from cfel.deployment.compute_thread import ComputeThread
-from cfel.deployment.coordinator.role import CoordinatorRole, WithOwn
-from cfel.deployment.edge.contacts import Contacts, NotedCalls
+from cfel.deployment.coordinator.role import CoordinatorRole
 from cfel.deployment.edge.device_service import DeviceService
 from cfel.deployment.edge.edge_server import EdgeServer
-from cfel.deployment.edge.peer_monitor import Lookout
+from cfel.deployment.edge.peer_monitor import PeerContacts, PeerMonitor, WatchedCalls
 from cfel.deployment.edge.status import Others, snapshot
 from cfel.deployment.election.member import Member
 from cfel.deployment.measurement.measured_rounds import choose_accounting
 from cfel.deployment.parameters import DeploymentParameters
+from cfel.deployment.payloads import EncodedModels
+from cfel.deployment.protocol.calls import AnyRequest, Calls, Endpoint, LocalCalls, serve
+from cfel.deployment.protocol.peer_requests import StatusAnswer, StatusRequest
 from cfel.deployment.security.identity import Identity
 from cfel.deployment.security.rejections import count_rejection, should_log
-from cfel.deployment.transport.grpc_transport import Calls, Method
-from cfel.deployment.transport.messages import Message
 from cfel.rounds.parameters import SimulationParameters
 from cfel.status import Status
 from cfel.world import World
 
 _LOG = logging.getLogger(__name__)
 _FAREWELL_SECONDS = 5.0
-_LEAST_LOOK_SECONDS = 1.0
+_LEAST_INTERVAL_SECONDS = 1.0
 _LINGER_LOOK_SECONDS = 0.1
 
 Companion = Callable[[Callable[[], Status]], Coroutine[None, None, None]]
@@ -39,7 +38,7 @@ Companion = Callable[[Callable[[], Status]], Coroutine[None, None, None]]
 
 
 class EdgeNode:
-    """All parts of an edge server put together; how they are reached is the caller's business.
+    """One edge server; how nodes reach each other is left to the caller.
 
     Args:
         world: what is run.
@@ -50,7 +49,8 @@ class EdgeNode:
         calls: how it reaches other edge servers.
 
     Attributes:
-        methods: what it offers to others.
+        endpoints: what it offers to other nodes.
+        rejections: how many calls were rejected, by reason.
     """
 
     def __init__(
@@ -63,40 +63,42 @@ class EdgeNode:
         calls: Calls,
     ) -> None:
         self.identity = Identity("edge", number)
-        self.methods: dict[str, Method] = {}
-        self.refused: dict[str, int] = {}
+        self.endpoints: dict[type[AnyRequest], Endpoint] = {}
+        self.rejections: dict[str, int] = {}
         self._world = world
         simulation = choose_accounting(simulation, deployment)
         self._shown: Status | None = None
-        self._patience_seconds = 2 * deployment.gossip_seconds
+        self._dismissal_seconds = 2 * deployment.gossip_seconds
         self._linger_seconds = deployment.linger_seconds
         self._compute = ComputeThread()
         others = [i for i in range(world.setting.fleet.clusters) if i != number]
-        interval_seconds = max(_LEAST_LOOK_SECONDS, 2 * deployment.election_seconds)
-        self._contacts = Contacts(others, interval_seconds, time.monotonic)
-        calls = NotedCalls(calls, self._contacts)
-        reach = WithOwn(self.identity, calls, self.methods)
-        devices = tuple(np.flatnonzero(world.setting.fleet.cluster == number).tolist())
-        self.device_service = DeviceService(
-            devices,
+        interval_seconds = max(_LEAST_INTERVAL_SECONDS, 2 * deployment.election_seconds)
+        self._contacts = PeerContacts(others, interval_seconds, time.monotonic)
+        calls = WatchedCalls(calls, self._contacts)
+        everywhere = LocalCalls(self.identity, calls, self.endpoints)
+        models = EncodedModels()
+        self.devices = DeviceService(
+            tuple(np.flatnonzero(world.setting.fleet.cluster == number).tolist()),
             world.start,
             deployment,
             self._compute,
             time.monotonic,
             len(world.local.kept_energy_at),
+            models,
         )
         self.server = EdgeServer(
             world,
             simulation,
             number,
             directory,
-            self.device_service,
-            reach,
+            self.devices,
+            everywhere,
             self._compute,
+            models,
             deployment.gossip_seconds,
         )
         self._role = CoordinatorRole(
-            self.server, reach, self._compute, world, simulation, deployment, self.on_refusal
+            self.server, everywhere, self._compute, world, simulation, deployment, self.on_refusal
         )
         self.member = Member(
             number,
@@ -106,74 +108,72 @@ class EdgeNode:
             calls,
             self._on_leader,
         )
-        self.server.obey(self.member.state.term)
-        self.lookout = Lookout(
-            self.server, self.device_service, self.member, calls, self._contacts, time.monotonic
+        self.server.progress.obey(self.member.state.term)
+        self.monitor = PeerMonitor(
+            self.server, self.devices, self.member, calls, self._contacts, time.monotonic
         )
-        parts = (self.server, self.device_service, self.member, self.lookout)
-        methods = {name: method for part in parts for name, method in part.methods().items()}
-        methods["status"] = Method(("edge", "operator"), self._status)
-        self.methods |= self._contacts.noting(methods)
+        for part in (self.server, self.devices, self.member, self.monitor):
+            for endpoint in part.endpoints():
+                self._offer(endpoint)
+        self._offer(serve(StatusRequest, self._status))
+
+    def _offer(self, endpoint: Endpoint) -> None:
+        self.endpoints[endpoint.request] = self._contacts.watch_endpoint(endpoint)
 
     async def run(self, companion: Companion | None = None) -> None:
         """Takes part until the experiment is over."""
-        chronicle = self.server.chronicle
+        log = self.server.log
         try:
             async with asyncio.TaskGroup() as group:
-                beside = [group.create_task(self.member.run()), group.create_task(self.lookout.run())]
+                beside = [group.create_task(self.member.run()), group.create_task(self.monitor.run())]
                 if companion is not None:
                     beside.append(group.create_task(companion(self.look)))
-                await chronicle.finished.wait()
-                await self.device_service.finish(_FAREWELL_SECONDS)
-                # Its vote is needed until the coordinator has told everybody.
-                await self._role.closing()
-                await _at_most(self._patience_seconds, "not dismissed", chronicle.dismissed.wait())
-                if chronicle.awaited:
-                    missing = f"edge servers {list(chronicle.awaited)} have not come for the end"
-                    await _at_most(self._linger_seconds, missing, self._all_know())
+                await log.finished.wait()
+                await self.devices.finish(_FAREWELL_SECONDS)
+                # The coordinator needs its vote until all edge servers know of the end.
+                await self._role.wait_for_end()
+                await _wait_at_most(self._dismissal_seconds, "not dismissed", log.dismissed.wait())
+                if log.awaited:
+                    missing = f"edge servers {list(log.awaited)} do not know of the end"
+                    await _wait_at_most(self._linger_seconds, missing, self._wait_for_awaited())
                 for task in beside:
                     task.cancel()
         finally:
             self._role.leave()
             self._compute.close()
-            chronicle.log.close()
+            log.close()
 
-    async def _all_know(self) -> None:
-        """Returns when those who missed the end have come and learned of it."""
-        while not self.lookout.over.issuperset(self.server.chronicle.awaited):
+    async def _wait_for_awaited(self) -> None:
+        """Returns when the edge servers that missed the end know of it."""
+        while not self.monitor.over.issuperset(self.server.log.awaited):
             await asyncio.sleep(_LINGER_LOOK_SECONDS)
 
     def look(self) -> Status:
         """What it shows of itself."""
-        problem = " ".join(each for each in (self.lookout.problem, self._role.problem) if each)
-        others = Others(self.lookout.devices(), self._contacts.state, problem)
-        now = snapshot(self._world, self.server, self.member, others, self.refused)
+        problem = " ".join(each for each in (self.monitor.problem, self._role.problem) if each)
+        others = Others(self.monitor.devices(), self._contacts.state, problem)
+        now = snapshot(self._world, self.server, self.member, others, self.rejections)
         if self._shown is None or replace(self._shown, unix_seconds=0.0) != now:
             self._shown = replace(now, unix_seconds=time.time())
         return self._shown
 
     def on_refusal(self, caller: Identity | None, method: str, reason: str) -> None:
-        """Counts a call that was refused."""
-        times = count_rejection(self.refused, reason)
+        """Counts a call that was rejected."""
+        times = count_rejection(self.rejections, reason)
         if should_log(times):
-            _LOG.warning("refused %s of %s: %s (%d so far)", method, caller, reason, times)
+            _LOG.warning("rejected %s of %s: %s (%d so far)", method, caller, reason, times)
 
     def _on_leader(self, term: int, leader: int | None) -> None:
         self._role.change(term, leader, self.member)
 
-    async def _status(self, caller: Identity, message: Message) -> Message:
-        del caller, message
-        here = {
-            "role": self.member.state.role.value,
-            "global_round": self.server.state.position[0],
-            "connected": self.device_service.connected(),
-        }
-        return Message({**json.loads(self.look().to_json()), **here})
+    async def _status(self, caller: Identity, request: StatusRequest) -> StatusAnswer:
+        del caller, request
+        return StatusAnswer(self.look(), self.server.state.position, self.member.state.role.value)
 
 
-async def _at_most(seconds: float, otherwise: str, what: Coroutine[None, None, Any]) -> None:
+async def _wait_at_most(seconds: float, otherwise: str, what: Coroutine[None, None, Any]) -> None:
     try:
         async with asyncio.timeout(seconds):
             await what
     except TimeoutError:
-        _LOG.warning("goes after %s s: %s", seconds, otherwise)
+        _LOG.warning("ends after %s s: %s", seconds, otherwise)

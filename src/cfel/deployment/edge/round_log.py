@@ -1,78 +1,134 @@
-"""An edge server's copy of the log: lines and tables of plans as the coordinator sent them."""
+"""An edge server's log: rounds as the coordinator sends them, and how it learns that the experiment is over.
 
-from collections.abc import Mapping, Sequence
+The files are those of `runlog`; here they are filled over the network, missed rounds included.
+"""
+
+import asyncio
+import logging
+from collections.abc import Iterable
 from pathlib import Path
-from typing import Any
 
+from cfel.deployment.compute_thread import ComputeThread
+from cfel.deployment.protocol.calls import Calls, Endpoint, serve
+from cfel.deployment.protocol.coordinator_requests import CloseCommand, FarewellRequest
+from cfel.deployment.protocol.device_requests import Confirmation
+from cfel.deployment.protocol.peer_requests import RecordsAnswer, RecordsRequest
+from cfel.deployment.security.identity import Identity
 from cfel.durable import make_directory, remove_leftovers, translate_os_errors
-from cfel.errors import InputError, RejectedError
 from cfel.runlog import PlanTable, RoundRecord
 from cfel.runlog.log import RoundLog, read_log
-from cfel.runlog.plans import column_names, write_plan
+from cfel.runlog.plans import write_plan
+
+_LOG = logging.getLogger(__name__)
 
 
-class NodeLog:
-    """The log in one node's directory.
+class EdgeLog:
+    """The log in an edge server's directory.
 
     Args:
-        directory: the node's; made when missing.
+        directory: the edge server's; created when missing.
+        number: the edge server.
+        calls: how it reaches the others.
+        compute: where files are written.
+        seconds: how long others may take to answer.
 
     Attributes:
-        records: the rounds written down.
+        records: the rounds so far.
+        awaited: edge servers that do not know yet that the experiment is over.
+        finished: the last round is in the log.
+        dismissed: all edge servers know of the end, except those `awaited`.
     """
 
-    def __init__(self, directory: Path) -> None:
+    def __init__(
+        self, directory: Path, number: int, calls: Calls, compute: ComputeThread, seconds: float
+    ) -> None:
+        self._number, self._calls, self._compute, self._seconds = number, calls, compute, seconds
         with translate_os_errors("create", directory):
             directory.mkdir(mode=0o700, parents=True, exist_ok=True)
         make_directory(directory / "plans")
-        self._directory = directory
-        self._path = directory / "rounds.jsonl"
-        self._log = RoundLog(self._path)
         remove_leftovers(directory)
         remove_leftovers(directory / "plans")
-        self._log.truncate(self._log.last_round)
-        self.records = list(read_log(self._path).records)
+        self._directory, path = directory, directory / "rounds.jsonl"
+        self._file = RoundLog(path)
+        self._file.truncate(self._file.last_round)
+        self.records = list(read_log(path).records)
+        self.awaited: tuple[int, ...] = ()
+        self.finished, self.dismissed = asyncio.Event(), asyncio.Event()
 
     @property
-    def last_round(self) -> int | None:
-        """The last round written down; None before the first."""
-        return self._log.last_round
+    def last_round(self) -> int:
+        """The last round in the log; 0 before the first."""
+        return self._file.last_round or 0
 
-    def misses(self, global_round: int) -> bool:
-        """Whether lines before that of the global round (from 0) are missing."""
-        return global_round > (self.last_round or 0)
+    def endpoints(self) -> list[Endpoint]:
+        """What other edge servers may call."""
+        return [serve(RecordsRequest, self.find_records), serve(FarewellRequest, self.say_farewell)]
 
-    def lines(self, after: int) -> list[str]:
-        """The lines of rounds behind `after`."""
-        return [each.to_json_line() for each in self.records if each.round > after]
+    async def write_round(self, caller: Identity, command: CloseCommand) -> None:
+        """Writes a finished global round; fetches rounds that it missed from the coordinator first."""
+        if command.record.round > self.last_round + 1:
+            missed = await self.fetch_missed(caller)
+            await self._compute.run(lambda: self._append(missed, command.record.round - 1))
+        await self._compute.run(lambda: self._write(command.record, command.plans))
+        _LOG.info("%s", describe_round(self.records[-1]))
+        if command.last:
+            _LOG.info("the experiment is over")
+            self.finished.set()
 
-    def catch_up(self, lines: Sequence[str], most: int) -> None:
-        """Adds missed lines up to a round."""
-        for line in lines:
-            record = _record(line)
-            if (self.last_round or 0) < record.round <= most:
-                self._add(record)
+    async def fetch_missed(self, other: Identity) -> tuple[RoundRecord, ...]:
+        """Fetches the rounds after its own last one from another edge server.
 
-    def append(self, line: str, plans: Mapping[str, Sequence[float]]) -> None:
-        """Writes a round down, unless it is there already."""
-        record = _record(line)
-        if self.last_round is not None and record.round <= self.last_round:
-            return
-        columns: dict[str, Any] = {name: plans[name] for name in column_names()}
-        write_plan(self._directory, PlanTable(round=record.round, **columns))
-        self._add(record)
+        Raises:
+            DeploymentError: the other one cannot be reached, or rejects.
+        """
+        answer = await self._calls.call(other, RecordsRequest(self.last_round), self._seconds)
+        return answer.records
 
-    def _add(self, record: RoundRecord) -> None:
-        self._log.append(record)
-        self.records.append(record)
+    async def adopt_end(self, missed: Iterable[RoundRecord], last_round: int) -> None:
+        """Takes over the end of the experiment from an edge server that saw it."""
+        await self._compute.run(lambda: self._append(missed, last_round))
+        _LOG.warning("the experiment ended with round %d while this edge server was missing", last_round)
+        self.dismissed.set()
+        self.finished.set()
+
+    async def find_records(self, caller: Identity, request: RecordsRequest) -> RecordsAnswer:
+        """Returns the records of all rounds after one."""
+        del caller
+        return RecordsAnswer(tuple(each for each in self.records if each.round > request.after))
+
+    async def say_farewell(self, caller: Identity, request: FarewellRequest) -> Confirmation:
+        """All others know that the experiment is over: this edge server may end."""
+        del caller
+        # It may itself be listed, if it was missing and has just come back.
+        self.awaited = tuple(i for i in request.missing if i != self._number)
+        self.dismissed.set()
+        return Confirmation()
 
     def close(self) -> None:
-        """Lets the file go."""
-        self._log.close()
+        """Closes the file."""
+        self._file.close()
+
+    def _append(self, records: Iterable[RoundRecord], most: int) -> None:
+        """Adds missed rounds up to one."""
+        for record in records:
+            if self.last_round < record.round <= most:
+                self._add(record)
+
+    def _write(self, record: RoundRecord, plans: PlanTable) -> None:
+        """Adds a round and its plans, unless it is there already."""
+        if record.round > self.last_round:
+            write_plan(self._directory, plans)
+            self._add(record)
+
+    def _add(self, record: RoundRecord) -> None:
+        self._file.append(record)
+        self.records.append(record)
 
 
-def _record(line: str) -> RoundRecord:
-    try:
-        return RoundRecord.from_json_line(line)
-    except InputError as error:
-        raise RejectedError(f"record: {error}") from error
+def describe_round(record: RoundRecord) -> str:
+    """A finished round in a line."""
+    accuracy = "" if record.accuracy is None else f"accuracy {100 * record.accuracy:.1f} %, "
+    return (
+        f"round {record.round}: {accuracy}{record.devices_taking_part} devices, "
+        f"{record.seconds:,.1f} s and {record.joules:,.1f} J so far"
+    )

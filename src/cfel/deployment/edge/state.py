@@ -1,30 +1,27 @@
-"""What an edge server must not forget: where it is, its models, and what it told the coordinator.
+"""What an edge server must not forget: where it is, its models, and what it reported to the coordinator.
 
     state.bin        everything but the models, which it names by their SHA-256
     models/SHA-256   a model's bytes
 
-A model is on the disk before a state names it, is written once however many states do, and goes when none
-does.
+A model is on the disk before a state names it. It is written once, however many states name it, and removed
+when none does.
 """
 
 import hashlib
-import re
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Any
+
+import msgspec
 
 from cfel.deployment import state_file
-from cfel.deployment.payloads import model_from, model_views
-from cfel.deployment.positions import Position, position
-from cfel.durable import (
-    check_directory,
-    make_directory,
-    read_bytes,
-    remove_quietly,
-    replace_file,
-    translate_parse_errors,
-)
+from cfel.deployment.coordinator.control_state import CoordinatorState
+from cfel.deployment.payloads import model_views, read_model
+from cfel.deployment.positions import Position
+from cfel.deployment.protocol.codec import Count, Digest, decode, encode
+from cfel.deployment.protocol.coordinator_requests import MixAnswer, PlanAnswer
+from cfel.deployment.protocol.device_requests import Round
+from cfel.durable import check_directory, make_directory, read_bytes, remove_quietly, replace_file
 from cfel.errors import RejectedError, StorageError
 from cfel.learning.models.flat import FlatModel
 
@@ -39,19 +36,34 @@ class EdgeState:
         position: what comes next.
         model: its model.
         before: its model before the last gossip step, for neighbours that ask late.
-        reports: what it told about edge rounds of this global round and the one before, by position.
+        reports: its answers about edge rounds of this global round and the one before.
         used: round of the last upload of each device that went into the model.
-        gossip: what it told about the last gossip step, or None.
-        control: the newest plan it has seen, as the coordinator sent it, or None.
+        gossip: its answer about the last gossip step, or None.
+        coordinator_state: the newest it has seen of a coordinator, or None.
     """
 
     position: Position
     model: FlatModel
     before: FlatModel
-    reports: Mapping[str, Any] = field(default_factory=dict)
-    used: Mapping[int, tuple[int, int]] = field(default_factory=dict)
-    gossip: Mapping[str, Any] | None = None
-    control: Mapping[str, Any] | None = None
+    reports: Mapping[Position, PlanAnswer] = field(default_factory=dict)
+    used: Mapping[int, Round] = field(default_factory=dict)
+    gossip: MixAnswer | None = None
+    coordinator_state: CoordinatorState | None = None
+
+    def has_mixed(self, at: Position) -> bool:
+        """Whether the last gossip step was this one."""
+        return self.gossip is not None and self.gossip.at == at
+
+
+class _Stored(msgspec.Struct, frozen=True):
+    """What `state.bin` holds."""
+
+    position: Position
+    models: tuple[Digest, Digest]
+    reports: dict[Position, PlanAnswer]
+    used: dict[Count, Round]
+    gossip: MixAnswer | None
+    coordinator_state: CoordinatorState | None
 
 
 class EdgeDisk:
@@ -68,33 +80,33 @@ class EdgeDisk:
 
     @staticmethod
     def holds_state(directory: Path) -> bool:
-        """Whether an edge server has kept its state there."""
+        """Whether an edge server has saved its state there."""
         return (directory / _STATE).exists()
 
     def load(self) -> EdgeState:
-        """The state saved last, or that before the first round.
+        """The state saved last, or the one before the first round.
 
         Raises:
-            StorageError: it is damaged, or of another experiment.
+            StorageError: it is damaged, or of another experiment or version.
         """
         found = state_file.load(self._path)
         if found is None:
             return EdgeState((0, 0, 0), self._start, self._start)
-        _, values = found
-        if "models" not in values:
-            raise StorageError(f"{self._path} was written by another version of cfel")
-        with translate_parse_errors(self._path):
-            names: list[str] = values["models"]
-            self._kept = {name: self._read(name) for name in names}
-            return EdgeState(
-                position=position(values["position"]),
-                model=self._kept[names[0]],
-                before=self._kept[names[1]],
-                reports=values["reports"],
-                used={int(device): (at[0], at[1]) for device, at in values["used"].items()},
-                gossip=values["gossip"],
-                control=values["control"],
-            )
+        try:
+            stored = decode(found[1], _Stored)
+        except RejectedError as error:
+            raise StorageError(f"{self._path} was written by another version of cfel: {error}") from error
+        self._kept = {name: self._read(name) for name in stored.models}
+        model, before = (self._kept[name] for name in stored.models)
+        return EdgeState(
+            stored.position,
+            model,
+            before,
+            stored.reports,
+            stored.used,
+            stored.gossip,
+            stored.coordinator_state,
+        )
 
     def save(self, state: EdgeState) -> None:
         """Makes the state durable.
@@ -102,16 +114,11 @@ class EdgeDisk:
         Raises:
             StorageError: the system refused; what was saved before is still there.
         """
-        names = [self._keep(state.model), self._keep(state.before)]
-        values = {
-            "position": state.position,
-            "models": names,
-            "reports": dict(state.reports),
-            "used": {str(device): at for device, at in state.used.items()},
-            "gossip": state.gossip,
-            "control": state.control,
-        }
-        state_file.save(self._path, {}, values)
+        names = (self._keep(state.model), self._keep(state.before))
+        reports, used = dict(state.reports), dict(state.used)
+        newest = state.coordinator_state
+        stored = _Stored(state.position, names, reports, used, state.gossip, newest)
+        state_file.save(self._path, {}, encode(stored))
         self._kept = {name: self._kept[name] for name in names}
         # Also those that were written just before a crash.
         for path in self._models.iterdir():
@@ -130,15 +137,12 @@ class EdgeDisk:
         return name
 
     def _read(self, name: str) -> FlatModel:
-        # A name like "../../other" would lead out of the directory.
-        if not re.fullmatch(r"[0-9a-f]{64}", name):
-            raise StorageError(f"{self._path} is damaged: {name!r} is not the name of a model")
         check_directory(self._models)
         path = self._models / name
         content = read_bytes(path, max_bytes=None)
         if hashlib.sha256(content).hexdigest() != name:
             raise StorageError(f"{path} is damaged: its SHA-256 is not its name")
         try:
-            return model_from(content, self._start)
+            return read_model(content, self._start)
         except RejectedError as error:
             raise StorageError(f"{path} is of another experiment: {error}") from error

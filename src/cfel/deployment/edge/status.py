@@ -6,13 +6,13 @@ Of its own devices it knows what they are doing; of the others what their edge s
 import math
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
-from typing import Any
 
-from cfel.deployment.coordinator.control_state import CoordinatorState, from_json
+from cfel.deployment.coordinator.control_state import CoordinatorState
 from cfel.deployment.edge.edge_server import EdgeServer
 from cfel.deployment.election.member import Member
 from cfel.deployment.measurement.measured_rounds import apply_reports
-from cfel.deployment.measurement.self_measurement import MeasurementReport
+from cfel.deployment.protocol.coordinator_requests import MixAnswer
+from cfel.deployment.protocol.device_requests import MeasurementReport
 from cfel.deployment.security.identity import Identity
 from cfel.runlog import RoundRecord
 from cfel.status import ClusterStatus, DeviceStatus, Link, RoundPoint, Status, thin_history
@@ -54,10 +54,10 @@ def snapshot(
         others: what it knows of everybody, and what is wrong.
         refused: how many calls were refused, by reason.
     """
-    state, records = server.state, server.chronicle.log.records
+    state, records = server.state, server.log.records
     last = records[-1] if records else None
     leader = member.state.leader
-    control = None if state.control is None else from_json(state.control)
+    control = state.coordinator_state
     return Status(
         node=str(Identity("edge", server.number)),
         phase=server.phase,
@@ -146,9 +146,9 @@ def _source(report: MeasurementReport | None) -> str:
     return "" if report is None else report.sources
 
 
-def _went_over(gossip: Mapping[str, Any] | None, a: int, b: int) -> bool:
+def _went_over(gossip: MixAnswer | None, a: int, b: int) -> bool:
     """Whether the last gossip step went over a link."""
-    return gossip is None or bool(gossip["rows"][a][b])
+    return gossip is None or bool(gossip.rows[a][b])
 
 
 def _point(record: RoundRecord) -> RoundPoint:

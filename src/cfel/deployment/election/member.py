@@ -8,7 +8,6 @@ import logging
 import time
 from collections import deque
 from collections.abc import Callable
-from dataclasses import asdict
 from pathlib import Path
 from random import SystemRandom
 
@@ -17,8 +16,6 @@ from cfel.deployment.election.state import (
     ElectionMessage,
     Electorate,
     Event,
-    Heartbeat,
-    HeartbeatReply,
     LeaderChanged,
     Persist,
     Received,
@@ -26,19 +23,17 @@ from cfel.deployment.election.state import (
     Send,
     Tick,
     Timing,
-    VoteReply,
-    VoteRequest,
 )
 from cfel.deployment.election.vote_file import load_vote, save_vote
+from cfel.deployment.protocol.calls import Calls, Endpoint, serve
+from cfel.deployment.protocol.device_requests import Confirmation
+from cfel.deployment.protocol.peer_requests import BallotRequest
 from cfel.deployment.security.identity import Identity
-from cfel.deployment.transport.grpc_transport import Calls, Method
-from cfel.deployment.transport.messages import Message
 from cfel.errors import InputError, RejectedError, StorageError, UnreachableError
 from cfel.status import ElectionEvent
 
 _LOG = logging.getLogger(__name__)
 MOST_EVENTS = 50
-_KINDS = {kind.__name__: kind for kind in (VoteRequest, VoteReply, Heartbeat, HeartbeatReply)}
 
 OnLeader = Callable[[int, int | None], None]
 """Receives the term and its leader, or None while no leader is known."""
@@ -88,9 +83,9 @@ class Member:
         self._sending: set[asyncio.Task[None]] = set()
         self._storage_failure: StorageError | None = None
 
-    def methods(self) -> dict[str, Method]:
+    def endpoints(self) -> list[Endpoint]:
         """The methods that other members may call."""
-        return {"ballot": Method(("edge",), self.receive)}
+        return [serve(BallotRequest, self.receive)]
 
     def leads(self) -> bool:
         """Whether this member may act as coordinator now."""
@@ -118,23 +113,19 @@ class Member:
                 self._step(Tick())
         raise self._storage_failure
 
-    async def receive(self, caller: Identity, message: Message) -> Message:
+    async def receive(self, caller: Identity, request: BallotRequest) -> Confirmation:
         """Handles a message from another member."""
-        fields = dict(message.header)
-        kind = _KINDS.get(str(fields.pop("kind", None)))
-        if kind is None:
-            raise RejectedError(f"kind = {message.header.get('kind')!r}: not a message of the election")
         try:
-            self._step(Received(caller.number, kind(**fields)))
-        except (InputError, TypeError, OverflowError) as error:
-            raise RejectedError(f"not a {kind.__name__}: {error}") from error
+            self._step(Received(caller.number, request.message))
+        except InputError as error:
+            raise RejectedError(str(error)) from error
         except StorageError as error:
             # Raised here it only reaches the caller, so `run` raises it as well.
             self._storage_failure = error
             raise
         finally:
             self._woken.set()
-        return Message()
+        return Confirmation()
 
     def _step(self, event: Event) -> None:
         after, actions = rules.step(self.state, event, _now(), self._random.random())
@@ -173,9 +164,8 @@ class Member:
         )
 
     async def _send(self, receiver: int, message: ElectionMessage) -> None:
-        header = {"kind": type(message).__name__, **asdict(message)}
         try:
-            await self._calls.call(Identity("edge", receiver), "ballot", Message(header), self._seconds)
+            await self._calls.call(Identity("edge", receiver), BallotRequest(message), self._seconds)
         except (UnreachableError, RejectedError) as error:
             _LOG.debug("message to edge server %d lost: %s", receiver, error)
 

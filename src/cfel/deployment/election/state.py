@@ -8,6 +8,8 @@ import math
 from dataclasses import dataclass
 from enum import Enum
 
+import msgspec
+
 from cfel.errors import InputError
 
 MOST_TERM = 2**53
@@ -128,8 +130,7 @@ class ElectionState:
         return self.vote.term
 
 
-@dataclass(frozen=True, slots=True)
-class VoteRequest:
+class VoteRequest(msgspec.Struct, frozen=True, tag=True):
     """Asks for a vote in `term`; a preliminary request binds nobody and changes no term.
 
     Attributes:
@@ -148,8 +149,7 @@ class VoteRequest:
         _check_flag("preliminary", self.preliminary)
 
 
-@dataclass(frozen=True, slots=True)
-class VoteReply:
+class VoteReply(msgspec.Struct, frozen=True, tag=True):
     """Answers a vote request; `term` is the voter's."""
 
     term: int
@@ -164,8 +164,7 @@ class VoteReply:
         _check_flag("granted", self.granted)
 
 
-@dataclass(frozen=True, slots=True)
-class Heartbeat:
+class Heartbeat(msgspec.Struct, frozen=True, tag=True):
     """The leader of `term` is alive; `sent_at` is its clock, returned unchanged in the reply."""
 
     term: int
@@ -176,8 +175,7 @@ class Heartbeat:
         _check_instant("sent_at", self.sent_at)
 
 
-@dataclass(frozen=True, slots=True)
-class HeartbeatReply:
+class HeartbeatReply(msgspec.Struct, frozen=True, tag=True):
     """Answers a heartbeat; `term` is that of the member who answers."""
 
     term: int

@@ -7,17 +7,16 @@ slowest device) and the time of gossip are reserved when the next one is planned
 another after every edge round, so all clusters have spent the same time.
 """
 
-from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import astuple, dataclass, replace
-from typing import Any
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, replace
 
 import numpy as np
 
-from cfel.control.scheme import Observation, RoundPlan
+from cfel.control.scheme import Observation
 from cfel.cost import Ledger, after_edge_round, after_exchange, edge_round_cost
 from cfel.deployment.measurement.meters import RunningRatio
-from cfel.deployment.measurement.self_measurement import MeasurementReport
 from cfel.deployment.parameters import DeploymentParameters
+from cfel.deployment.protocol.device_requests import MeasurementReport
 from cfel.rounds.kernel import EdgeRoundOutcome
 from cfel.rounds.parameters import SimulationParameters
 from cfel.system import Conditions
@@ -26,8 +25,8 @@ from cfel.world import World
 NOTHING = RunningRatio()
 """Not measured yet."""
 
-Row = tuple[int, float, float, MeasurementReport]
-"""A device, the ρ and θ of the order it carried out, and its report."""
+Reports = Mapping[int, MeasurementReport]
+"""By device."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -44,12 +43,10 @@ class FederationMeasurements:
     overhead: RunningRatio = NOTHING
     exchange: RunningRatio = NOTHING
 
-    def add_reports(self, rows: Iterable[Row]) -> "FederationMeasurements":
+    def add_reports(self, reports: Reports) -> "FederationMeasurements":
         """Replaces the reports of these devices by newer ones."""
-        devices = list(self.devices)
-        for device, *_, report in rows:
-            devices[device] = report
-        return replace(self, devices=tuple(devices))
+        devices = tuple(reports.get(n, before) for n, before in enumerate(self.devices))
+        return replace(self, devices=devices)
 
 
 @dataclass(frozen=True, slots=True)
@@ -74,41 +71,22 @@ def choose_accounting(
     return replace(simulation, accounting="realised") if deployment.measures else simulation
 
 
-def read_rows(headers: Iterable[Mapping[str, Any]]) -> list[Row]:
-    """Reads the reports in edge servers' answers, in order of devices."""
-    rows = [row for header in headers for row in header.get("measured", ())]
-    found = [(int(n), float(rho), float(theta), MeasurementReport(*report)) for n, rho, theta, report in rows]
-    return sorted(found, key=lambda row: row[0])
-
-
 def collect_measurements(
-    world: World, headers: Mapping[int, Mapping[str, Any]], seconds: float
+    world: World, reports: Reports, cluster_seconds: Mapping[int, float], seconds: float
 ) -> EdgeRoundMeasurements:
     """Collects what was measured in an edge round.
 
     Args:
         world: what is run.
-        headers: of the edge servers' answers, by cluster.
+        reports: of the devices that took part.
+        cluster_seconds: what edge servers measured, by cluster.
         seconds: by the coordinator's clock.
     """
-    clusters = [float(headers.get(i, {}).get("seconds", 0.0)) for i in range(world.setting.fleet.clusters)]
-    devices: list[MeasurementReport | None] = [None] * world.setting.fleet.devices
-    for device, *_, report in read_rows(headers.values()):
-        devices[device] = report
+    fleet = world.setting.fleet
+    clusters = tuple(cluster_seconds.get(i, 0.0) for i in range(fleet.clusters))
+    devices = tuple(reports.get(n) for n in range(fleet.devices))
     # A coordinator that took over in the middle has seen only a part of the round.
-    return EdgeRoundMeasurements(max(seconds, *clusters), tuple(clusters), tuple(devices))
-
-
-def use_actual_orders(plan: RoundPlan, rows: Iterable[Row]) -> RoundPlan:
-    """Replaces ρ and θ in the plan by those of the orders that devices carried out.
-
-    A coordinator that takes over in the middle of an edge round may plan it again with newer measurements,
-    while devices carry out the orders they already have.
-    """
-    rho, theta = plan.rho.copy(), plan.theta.copy()
-    for device, actual_rho, actual_theta, _ in rows:
-        rho[device], theta[device] = actual_rho, actual_theta
-    return replace(plan, rho=rho, theta=theta)
+    return EdgeRoundMeasurements(max(seconds, *clusters), clusters, devices)
 
 
 def apply_reports(reports: Sequence[MeasurementReport | None], model: Conditions) -> Conditions:
@@ -177,49 +155,3 @@ def add_overhead(
     """Adds the overhead of one more edge round."""
     rest = max(0.0, measured.seconds - float(outcome.seconds.max(initial=0.0)))
     return replace(measurements, overhead=measurements.overhead.add(rest, 1))
-
-
-def measurements_to_json(measurements: FederationMeasurements | None) -> dict[str, Any] | None:
-    """The measurements as plain values."""
-    if measurements is None:
-        return None
-    return {
-        "devices": _lists(measurements.devices),
-        "beside": astuple(measurements.overhead),
-        "exchange": astuple(measurements.exchange),
-    }
-
-
-def measurements_from_json(values: Mapping[str, Any] | None) -> FederationMeasurements | None:
-    """Reverses `measurements_to_json`."""
-    if values is None:
-        return None
-    ratios = (RunningRatio(*values[name]) for name in ("beside", "exchange"))
-    return FederationMeasurements(_reports(values["devices"]), *ratios)
-
-
-def edge_round_to_json(measured: EdgeRoundMeasurements | None) -> dict[str, Any] | None:
-    """One edge round's measurements as plain values."""
-    if measured is None:
-        return None
-    return {
-        "seconds": measured.seconds,
-        "cluster_seconds": measured.cluster_seconds,
-        "devices": _lists(measured.devices),
-    }
-
-
-def edge_round_from_json(values: Mapping[str, Any] | None) -> EdgeRoundMeasurements | None:
-    """Reverses `edge_round_to_json`."""
-    if values is None:
-        return None
-    seconds, clusters = values["seconds"], tuple(values["cluster_seconds"])
-    return EdgeRoundMeasurements(seconds, clusters, _reports(values["devices"]))
-
-
-def _lists(reports: Sequence[MeasurementReport | None]) -> list[tuple[Any, ...] | None]:
-    return [None if each is None else astuple(each) for each in reports]
-
-
-def _reports(values: Sequence[Sequence[Any] | None]) -> tuple[MeasurementReport | None, ...]:
-    return tuple(None if each is None else MeasurementReport(*each) for each in values)

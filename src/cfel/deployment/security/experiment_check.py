@@ -1,18 +1,17 @@
-"""Checks that all nodes of a federation run the same experiment: every call names it, others are rejected.
+"""Checks that all nodes of a federation run the same experiment: every request names it, others are rejected.
 
 Each part of the experiment file has its own digest, so that a rejection can name the parts that differ.
 """
 
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, replace
 from typing import Any
 
-from cfel.deployment.security.identity import Identity
-from cfel.deployment.transport.grpc_transport import Calls, Handler, Method
-from cfel.deployment.transport.messages import Message
-from cfel.errors import NotAdmittedError
+from msgspec import structs
 
-_FIELD = "experiment"
+from cfel.deployment.protocol.calls import Answer, AnyRequest, Calls, Endpoint, Request
+from cfel.deployment.security.identity import Identity
+from cfel.errors import NotAdmittedError
 
 
 @dataclass(frozen=True, slots=True)
@@ -26,48 +25,35 @@ class ExperimentCheck:
     parts: Mapping[str, str]
 
     def add_to_calls(self, calls: Calls) -> Calls:
-        """Makes every call name the experiment."""
-        return _CallsWithExperiment(calls, self.parts)
+        """Makes every request name the experiment."""
+        return _CallsWithExperiment(calls, dict(self.parts))
 
-    def check_methods(self, methods: Mapping[str, Method]) -> dict[str, Method]:
-        """Makes methods reject callers with another experiment; those open to operators stay as they are."""
-        return {
-            name: replace(method, handle=self._check_first(method.handle))
-            if "operator" not in method.roles
-            else method
-            for name, method in methods.items()
-        }
+    def check_endpoints(self, endpoints: Iterable[Endpoint]) -> list[Endpoint]:
+        """Makes endpoints reject callers with another experiment, except those open to operators."""
+        return [each if "operator" in each.request.callers else self._check_first(each) for each in endpoints]
 
-    def _check_first(self, handle: Handler) -> Handler:
-        async def check_and_handle(caller: Identity, message: Message) -> Message:
-            header = dict(message.header)
-            named = header.pop(_FIELD, None)
-            if named != self.parts:
-                raise NotAdmittedError(
-                    f"{caller} runs another experiment: {self._describe_difference(named)}"
-                )
-            return await handle(caller, replace(message, header=header))
+    def _check_first(self, endpoint: Endpoint) -> Endpoint:
+        async def check_and_handle(caller: Identity, request: AnyRequest) -> Any:  # noqa: ANN401 — any answer
+            if request.experiment != self.parts:
+                difference = self._describe_difference(request.experiment)
+                raise NotAdmittedError(f"{caller} runs another experiment: {difference}")
+            return await endpoint.handle(caller, request)
 
-        return check_and_handle
+        return replace(endpoint, handle=check_and_handle)
 
-    def _describe_difference(self, named: object) -> str:
-        if not isinstance(named, dict):
+    def _describe_difference(self, named: Mapping[str, str]) -> str:
+        if not named:
             return "it does not say which"
-        everything = sorted(map(str, self.parts.keys() | named.keys()))
-        names = [name for name in everything if _entry(self.parts, name) != _entry(named, name)]
+        everything = sorted(self.parts.keys() | named.keys())
+        names = [name for name in everything if self.parts.get(name) != named.get(name)]
         return f"{', '.join(names)} differ" if len(names) > 1 else f"{names[0]} differs"
 
 
-def _entry(parts: Mapping[Any, Any], name: str) -> tuple[bool, Any]:
-    """A part's digest; tells a part that is missing from one that is None."""
-    return name in parts, parts.get(name)
-
-
+@dataclass(frozen=True, slots=True)
 class _CallsWithExperiment:
-    def __init__(self, calls: Calls, parts: Mapping[str, str]) -> None:
-        self._calls, self._parts = calls, parts
+    calls: Calls
+    parts: dict[str, str]
 
-    async def call(self, to: Identity, method: str, message: Message, seconds: float) -> Message:
+    async def call(self, to: Identity, request: Request[Answer], seconds: float) -> Answer:
         """See `Calls`."""
-        named = replace(message, header={**message.header, _FIELD: self._parts})
-        return await self._calls.call(to, method, named, seconds)
+        return await self.calls.call(to, structs.replace(request, experiment=self.parts), seconds)

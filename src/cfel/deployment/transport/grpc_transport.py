@@ -1,8 +1,8 @@
-"""Calls between members over gRPC with certificates on both sides.
+"""Messages between nodes over gRPC, with certificates on both sides.
 
-A narrow seam: somebody is called by identity and method with a message and answers with one, or the call
-fails with a reason. `Calls` is what the roles see; a test may put a memory in its place. Nothing here knows
-what the messages mean.
+A node is called by identity and method with a message and answers with one, or the call fails with a reason.
+`Client` is what `protocol.calls` builds on; a test may put memory in its place. Nothing here knows what the
+messages mean.
 """
 
 import asyncio
@@ -30,16 +30,16 @@ from cfel.deployment.security.node_credentials import read_credentials
 from cfel.deployment.security.rejections import shorten
 from cfel.deployment.security.revocations import Revocations
 from cfel.deployment.transport.addresses import check_free
-from cfel.deployment.transport.messages import Message, pieces, put_together
-from cfel.errors import DeploymentError, NotAdmittedError, RejectedError, UnreachableError
+from cfel.deployment.transport.messages import Message, join_message, split_message
+from cfel.errors import DeploymentError, NotAdmittedError, RejectedError, StaleTermError, UnreachableError
 
 _LOG = logging.getLogger(__name__)
 
 Handler = Callable[[Identity, Message], Awaitable[Message]]
-"""(caller, message) → answer; raises `RejectedError` to refuse."""
+"""(caller, message) → answer; raises `RejectedError` to reject."""
 
 OnRefusal = Callable[[Identity | None, str, str], None]
-"""Told of every refusal: who (if known), method, reason."""
+"""Called with every rejection: the caller (if known), the method and the reason."""
 
 # Misspelt names are ignored silently by gRPC. All three are needed to notice a frozen peer within 2 s.
 _ALIVE = (
@@ -69,24 +69,33 @@ _CLIENT_OPTIONS = (
     ("grpc.initial_reconnect_backoff_ms", 100),
     ("grpc.max_reconnect_backoff_ms", 1000),
 )
-_REFUSALS = (
-    grpc.StatusCode.INVALID_ARGUMENT,
-    grpc.StatusCode.UNIMPLEMENTED,
+# From the special to the general: the first that fits an error is its code.
+_CODES: tuple[tuple[type[RejectedError], grpc.StatusCode], ...] = (
+    (BusyError, grpc.StatusCode.RESOURCE_EXHAUSTED),
+    (StaleTermError, grpc.StatusCode.FAILED_PRECONDITION),
+    (NotAdmittedError, grpc.StatusCode.PERMISSION_DENIED),
+    (RejectedError, grpc.StatusCode.INVALID_ARGUMENT),
 )
+# A busy server is worth another try, so its caller sees it as one that did not answer.
+_ERRORS: Mapping[grpc.StatusCode, type[DeploymentError]] = {
+    **{code: kind for kind, code in _CODES},
+    grpc.StatusCode.RESOURCE_EXHAUSTED: UnreachableError,
+    grpc.StatusCode.UNIMPLEMENTED: RejectedError,
+}
 _SERVICE = "cfel.Federation"
 FINISH_SECONDS = 5.0
 _MOMENT_SECONDS = 0.02
 
 
-class Calls(Protocol):
-    """How members reach one another."""
+class Client(Protocol):
+    """How a node sends messages to others."""
 
-    async def call(self, to: Identity, method: str, message: Message, seconds: float) -> Message:
-        """Calls and waits for the answer.
+    async def send(self, to: Identity, method: str, message: Message, seconds: float) -> Message:
+        """Sends a message and waits for the answer.
 
         Raises:
-            RejectedError: the other side refused and said why.
-            UnreachableError: it could not be reached, or did not answer in time.
+            RejectedError: the other side rejected it and said why.
+            UnreachableError: the other side could not be reached, or did not answer in time.
         """
         ...
 
@@ -108,7 +117,7 @@ class Method:
 
 @dataclass(frozen=True, slots=True)
 class Credentials:
-    """A member's certificate, key and authority."""
+    """A node's certificate, key and authority."""
 
     authority: bytes
     certificate: bytes
@@ -117,22 +126,22 @@ class Credentials:
 
     @classmethod
     def read(cls, directory: Path, identity: Identity) -> "Credentials":
-        """Those that `cfel certs` left in a directory.
+        """Reads those that `cfel certs` wrote to a directory.
 
         Raises:
-            DeploymentError: one of them is missing, or they do not fit the member or one another.
+            DeploymentError: one of them is missing, or they do not belong to the node or to each other.
         """
         return cls(*read_credentials(directory, identity), directory / REVOKED)
 
 
 class GrpcServer:
-    """Serves methods to members of the same authority.
+    """Serves methods to nodes with a certificate of the same authority.
 
     Args:
         credentials: the server's own.
         methods: by name.
-        on_refusal: told of every refusal.
-        parameters: how slow a request may come in, and how much one member may ask at once.
+        on_refusal: called with every rejection.
+        parameters: how slowly a request may arrive, and how much one node may ask at once.
     """
 
     def __init__(
@@ -153,7 +162,7 @@ class GrpcServer:
         self._rate_limiter = RateLimiter(limits.calls_per_second, limits.bytes_in_flight)
         self._server = grpc.aio.server(options=_SERVER_OPTIONS)
         handlers = {
-            name: grpc.stream_stream_rpc_method_handler(self._served(name, method))
+            name: grpc.stream_stream_rpc_method_handler(self._serve(name, method))
             for name, method in methods.items()
         }
         self._server.add_generic_rpc_handlers((grpc.method_handlers_generic_handler(_SERVICE, handlers),))
@@ -173,39 +182,39 @@ class GrpcServer:
         return port
 
     async def stop(self, grace_seconds: float) -> None:
-        """Takes no new calls, and ends those under way after a while."""
+        """Accepts no new calls, and ends open ones after a while."""
         await self._server.stop(grace_seconds)
 
-    def _served(self, name: str, method: Method) -> Callable[..., AsyncIterator[bytes]]:
+    def _serve(self, name: str, method: Method) -> Callable[..., AsyncIterator[bytes]]:
         async def serve(requests: AsyncIterator[bytes], context: Any) -> AsyncIterator[bytes]:  # noqa: ANN401
             caller: Identity | None = None
             # A call counts as open until its answer is taken.
             with ExitStack() as until_the_end:
                 try:
-                    caller = self._identified(context)
+                    caller = self._identify(context)
                     admitted = until_the_end.enter_context(self._rate_limiter.admit(caller))
                     _admit(caller, name, method)
-                    message = await self._received(requests, method.most_bytes, admitted)
+                    message = await self._receive(requests, method.most_bytes, admitted)
                     answer = await method.handle(caller, message)
                 except RejectedError as error:
-                    await self._refuse(context, requests, (caller, name, error))
+                    await self._reject(context, requests, (caller, name, error))
                     return
-                except Exception as error:  # noqa: BLE001 — logged with its trace; the server goes on
+                except Exception as error:  # noqa: BLE001 — logged with its trace; the server keeps running
                     _LOG.exception("%s of %s failed", name, caller)
                     await context.abort(grpc.StatusCode.INTERNAL, shorten(f"failed: {error!r}"))
-                for piece in pieces(answer):
+                for piece in split_message(answer):
                     yield piece
 
         return serve
 
-    async def _received(
+    async def _receive(
         self, requests: AsyncIterator[bytes], most_bytes: int, admitted: AdmittedCall
     ) -> Message:
-        """A request, whole; the larger its body, the longer it may take."""
+        """Receives a whole request; the larger its body, the longer it may take."""
         parameters = self._parameters
         begin = asyncio.get_running_loop().time()
 
-        def announced(body_bytes: int) -> None:
+        def extend(body_bytes: int) -> None:
             admitted.add_body(body_bytes)
             seconds = parameters.receive_seconds + body_bytes / parameters.least_bytes_per_second
             if not limit.expired():
@@ -213,38 +222,34 @@ class GrpcServer:
 
         try:
             async with asyncio.timeout(parameters.receive_seconds) as limit:
-                return await put_together(requests, most_bytes, announced)
+                return await join_message(requests, most_bytes, extend)
         except TimeoutError as error:
             raise TooSlowError("the request came too slowly") from error
 
-    async def _refuse(
+    async def _reject(
         self,
         context: Any,  # noqa: ANN401
         requests: AsyncIterator[bytes],
-        refusal: tuple[Identity | None, str, RejectedError],
+        rejection: tuple[Identity | None, str, RejectedError],
     ) -> None:
-        caller, name, error = refusal
-        # A caller that dies in the middle is seen as half a message first, and as gone a moment later.
+        caller, name, error = rejection
+        # A caller that dies in the middle shows as half a message first, and as gone a moment later.
         await asyncio.sleep(_MOMENT_SECONDS)
         if context.cancelled():
             return
         reason = shorten(str(error))
         self._on_refusal(caller, name, reason)
-        if isinstance(error, BusyError):
-            await context.abort(grpc.StatusCode.RESOURCE_EXHAUSTED, reason)
-        if not isinstance(error, TooSlowError):
-            await _let_finish(requests)
-        outside = isinstance(error, NotAdmittedError)
-        code = grpc.StatusCode.PERMISSION_DENIED if outside else grpc.StatusCode.INVALID_ARGUMENT
-        await context.abort(code, reason)
+        if not isinstance(error, BusyError | TooSlowError):
+            await _drain(requests)
+        await context.abort(next(code for kind, code in _CODES if isinstance(error, kind)), reason)
 
-    def _identified(self, context: Any) -> Identity:  # noqa: ANN401
+    def _identify(self, context: Any) -> Identity:  # noqa: ANN401
         (certificate,) = context.auth_context()["x509_pem_cert"]
         return self._authenticator.identify(certificate)
 
 
-async def _let_finish(requests: AsyncIterator[bytes]) -> None:
-    """Takes the rest of a refused request for a while, as its sender would not hear the reason before."""
+async def _drain(requests: AsyncIterator[bytes]) -> None:
+    """Reads the rest of a rejected request for a while: its sender reads the reason only after that."""
     try:
         async with asyncio.timeout(FINISH_SECONDS):
             async for _ in requests:
@@ -258,8 +263,8 @@ def _admit(caller: Identity, name: str, method: Method) -> None:
         raise RejectedError(f"{name!r} is not for a {caller.role}")
 
 
-class GrpcCalls:
-    """Calls servers by identity.
+class GrpcClient:
+    """Sends messages to servers by identity; see `Client`.
 
     Args:
         credentials: the caller's own.
@@ -277,20 +282,16 @@ class GrpcCalls:
             for to, address in addresses.items()
         }
 
-    async def call(self, to: Identity, method: str, message: Message, seconds: float) -> Message:
-        """See `Calls`."""
+    async def send(self, to: Identity, method: str, message: Message, seconds: float) -> Message:
+        """See `Client`."""
         try:
             ask = self._channels[to].stream_stream(f"/{_SERVICE}/{method}")
-            return await put_together(ask(pieces(message), timeout=seconds), self._most_bytes)
+            return await join_message(ask(split_message(message), timeout=seconds), self._most_bytes)
         except grpc.aio.AioRpcError as error:
-            reason = f"{to}, {method}: {error.details()}"
-            if error.code() is grpc.StatusCode.PERMISSION_DENIED:
-                raise NotAdmittedError(reason) from error
-            if error.code() in _REFUSALS:
-                raise RejectedError(reason) from error
-            raise UnreachableError(reason) from error
+            kind = _ERRORS.get(error.code(), UnreachableError)
+            raise kind(f"{to}, {method}: {error.details()}") from error
 
     async def close(self) -> None:
-        """Lets all connections go."""
+        """Closes all connections."""
         for channel in self._channels.values():
             await channel.close()

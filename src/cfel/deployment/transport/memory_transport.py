@@ -15,7 +15,7 @@ from itertools import product
 from cfel import validation
 from cfel.deployment.security.identity import Identity
 from cfel.deployment.transport.grpc_transport import Method
-from cfel.deployment.transport.messages import Message, pieces, put_together
+from cfel.deployment.transport.messages import Message, join_message, split_message
 from cfel.errors import RejectedError, UnreachableError
 from cfel.seeding import make_generator
 
@@ -69,12 +69,12 @@ class MemoryNetwork:
         self._serving[own] = methods
 
     def leave(self, own: Identity) -> None:
-        """`own` is killed: whoever calls it is told at once that nobody listens."""
+        """`own` is killed: calls to it fail at once."""
         self._serving.pop(own, None)
 
-    def calls(self, own: Identity) -> "MemoryCalls":
-        """How `own` reaches the others."""
-        return MemoryCalls(self, own)
+    def client(self, own: Identity) -> "MemoryClient":
+        """How `own` sends messages to the others."""
+        return MemoryClient(self, own)
 
     def part(self, side: Iterable[Identity], other_side: Iterable[Identity]) -> None:
         """Nothing passes between the two sides any more, in either direction."""
@@ -124,17 +124,17 @@ class MemoryNetwork:
 
 
 @dataclass(frozen=True, slots=True)
-class MemoryCalls:
-    """One member's way to the others; see `transport.Calls`."""
+class MemoryClient:
+    """How one node sends messages to the others; see `Client`."""
 
     network: MemoryNetwork
     own: Identity
 
-    async def call(self, to: Identity, method: str, message: Message, seconds: float) -> Message:
-        """See `Calls`; a lost message is noticed when the time is up, as on a network."""
+    async def send(self, to: Identity, method: str, message: Message, seconds: float) -> Message:
+        """See `Client`; a lost message is noticed when the time is up, as on a network."""
         self.network.method(self.own, to, method)
         answer: asyncio.Future[Message] = asyncio.get_running_loop().create_future()
-        wire = list(pieces(message))
+        wire = list(split_message(message))
         for delay in self.network.fates(self.own, to):
             self.network.start(asyncio.create_task(self._carry(to, method, wire, delay, answer)))
         try:
@@ -153,8 +153,9 @@ class MemoryCalls:
         outcome: Message | RejectedError | UnreachableError
         try:
             method = self.network.method(self.own, to, name)
-            told = await method.handle(self.own, await put_together(_stream(wire), method.most_bytes))
-            outcome = await put_together(_stream(list(pieces(told))), len(told.body))
+            request = await join_message(_stream(wire), method.most_bytes)
+            reply = await method.handle(self.own, request)
+            outcome = await join_message(_stream(split_message(reply)), len(reply.body))
         except (RejectedError, UnreachableError) as error:
             outcome = type(error)(f"{to}, {name}: {error}")
         except Exception as error:  # noqa: BLE001 — a server survives what its handlers raise; kept for the test
@@ -174,7 +175,7 @@ def _settle(answer: "asyncio.Future[Message]", outcome: Message | Exception) -> 
         answer.set_result(outcome)
 
 
-async def _stream(wire: list[bytes]) -> AsyncIterator[bytes]:
+async def _stream(wire: Iterable[bytes]) -> AsyncIterator[bytes]:
     for piece in wire:
         yield piece
 

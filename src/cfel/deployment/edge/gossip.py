@@ -1,0 +1,153 @@
+"""An edge server's gossip steps: it fetches its neighbours' models, averages them, and gives away its own.
+
+    fetch  get the neighbours' models for a gossip step          (l, r, s)
+    mix    average them with the weights given                   (l, r, s) → (l, r, s + 1), or (l + 1, 0, 0)
+
+The coordinator makes the weights from who has whose model (`coordinator.partial_mixing`).
+"""
+
+from collections.abc import Mapping
+from dataclasses import replace
+
+import numpy as np
+
+from cfel.deployment.compute_thread import ComputeThread
+from cfel.deployment.edge.neighbour_models import NeighbourModels
+from cfel.deployment.edge.progress import EdgeProgress
+from cfel.deployment.payloads import EncodedModels
+from cfel.deployment.positions import Position, after_gossip_step
+from cfel.deployment.protocol.coordinator_requests import (
+    FetchAnswer,
+    FetchCommand,
+    MeanMetricAnswer,
+    MixAnswer,
+    MixCommand,
+    MixingRows,
+)
+from cfel.deployment.protocol.peer_requests import PeerModelAnswer, PeerModelRequest
+from cfel.errors import RejectedError
+from cfel.learning.evaluate import evaluate
+from cfel.learning.local.workspace import Workspace
+from cfel.learning.models.flat import FlatModel
+from cfel.learning.roles import weighted_model
+from cfel.rounds.edge_models import mean_model
+from cfel.rounds.parameters import SimulationParameters
+from cfel.world import World
+
+
+class EdgeGossip:
+    """Carries out gossip steps.
+
+    Args:
+        world: what is run.
+        simulation: how much of the test set to evaluate on.
+        number: the edge server.
+        progress: where it is.
+        neighbours: fetches models of others.
+        models: where its own models are kept encoded.
+        compute: where models are averaged and evaluated.
+    """
+
+    def __init__(
+        self,
+        world: World,
+        simulation: SimulationParameters,
+        number: int,
+        progress: EdgeProgress,
+        neighbours: NeighbourModels,
+        models: EncodedModels,
+        compute: ComputeThread,
+    ) -> None:
+        self._world, self._simulation, self._number = world, simulation, number
+        self._progress, self._neighbours, self._models = progress, neighbours, models
+        self._compute = compute
+        self._workspace: Workspace | None = None
+
+    @property
+    def partners(self) -> list[int]:
+        """Edge servers whose models it averages with."""
+        row = self._world.setting.backhaul.weights[self._number]
+        return [j for j in np.flatnonzero(row).tolist() if j != self._number]
+
+    async def fetch(self, command: FetchCommand) -> FetchAnswer:
+        """Fetches others' models for a gossip step."""
+        state, at = self._progress.state, command.at
+        if state.gossip is not None and state.has_mixed(at):
+            return FetchAnswer(state.position, (), state.gossip.rows)
+        if at < state.position:
+            return FetchAnswer(state.position, (), None)  # a late copy: it has gone on since
+        self._progress.phase = "gossip"
+        wanted = [j for j in self.partners if j in command.live]
+        models = await self._neighbours.fetch(command.term, at, wanted)
+        return FetchAnswer(self._progress.state.position, tuple(sorted(models)), None)
+
+    async def mix(self, command: MixCommand) -> MixAnswer:
+        """Averages its model with others', or returns the stored answer if it has done so."""
+        at = command.at
+        weights = self._own_weights(command.rows)
+        fetched: dict[int, FlatModel] = {}
+        if not self._progress.state.has_mixed(at):
+            wanted = [j for j in weights if j != self._number]
+            fetched = await self._neighbours.fetch(command.term, at, wanted)
+        async with self._progress.busy:
+            state = self._progress.state
+            if state.gossip is not None and state.has_mixed(at):
+                return state.gossip
+            self._progress.check_position(at)
+            models = {**fetched, self._number: state.model}
+            if missing := sorted(weights.keys() - models.keys()):
+                raise RejectedError(f"models of edge servers {missing} are missing")
+            mixed, answer = await self._compute.run(lambda: self._average(models, weights, command))
+            after = replace(
+                state,
+                position=after_gossip_step(self._world, at),
+                model=mixed,
+                before=state.model,
+                gossip=answer,
+                coordinator_state=command.state,
+            )
+            await self._progress.advance(after)
+            self._neighbours.forget()
+        return answer
+
+    def _own_weights(self, rows: MixingRows) -> dict[int, float]:
+        clusters = self._world.setting.fleet.clusters
+        if len(rows) != clusters or any(len(row) != clusters for row in rows):
+            raise RejectedError(f"rows: must be {clusters} rows of {clusters} weights")
+        return {j: weight for j, weight in enumerate(rows[self._number]) if weight}
+
+    def _average(
+        self, models: Mapping[int, FlatModel], weights: Mapping[int, float], command: MixCommand
+    ) -> tuple[FlatModel, MixAnswer]:
+        mixed = weighted_model(models, weights)
+        metric = self._evaluate(mixed) if command.evaluate else None
+        return mixed, MixAnswer(command.at, command.rows, mixed.sha256().hex(), metric)
+
+    def _evaluate(self, model: FlatModel) -> float:
+        """The metric of a model on the test set; to be called in the compute thread."""
+        if self._workspace is None:
+            world = self._world
+            self._workspace = Workspace(world.task, world.local, world.compress)
+        samples = self._simulation.evaluate_samples or None
+        return evaluate(model, self._workspace, samples, self._world.setting.seed).metric
+
+    async def give_model(self, request: PeerModelRequest) -> PeerModelAnswer:
+        """Returns its model before a gossip step, or the present one if none is named."""
+        state = self._progress.state
+        encoded = await self._models.get(self._choose_model(request.at))
+        return PeerModelAnswer(state.position, encoded.body)
+
+    def _choose_model(self, at: Position | None) -> FlatModel:
+        state = self._progress.state
+        if at is None or state.position == at:
+            return state.model
+        if state.has_mixed(at):
+            return state.before
+        raise RejectedError(f"is at {state.position}, has no model of {at}")
+
+    async def evaluate_mean(self) -> MeanMetricAnswer:
+        """Evaluates the mean of all edge models that can be fetched, every device counting alike."""
+        models = await self._neighbours.fetch_all_present(range(self._world.setting.fleet.clusters))
+        sizes = self._world.setting.fleet.sizes
+        metric = await self._compute.run(lambda: self._evaluate(mean_model(sizes, models)))
+        return MeanMetricAnswer(metric)

@@ -1,0 +1,103 @@
+"""One round of orders: what each device is asked, and what has arrived; values only, nothing waits here."""
+
+from dataclasses import dataclass, field
+from typing import Any, Generic, Literal, TypeVar
+
+from cfel.deployment.protocol.device_requests import MeasurementReport, Round
+from cfel.errors import RejectedError
+from cfel.learning.device_messages import DeviceOrder
+
+Kind = Literal["estimate", "update"]
+Value = TypeVar("Value")
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class Assignment:
+    """What a device is asked.
+
+    Attributes:
+        serial: tells a new order from one that the device knows.
+        order: what is asked.
+        used: round of the device's last upload that went into a model, or None.
+    """
+
+    serial: str
+    order: DeviceOrder
+    used: Round | None
+
+    @property
+    def round(self) -> Round:
+        """What the order belongs to."""
+        return self.order.global_round, self.order.edge_round
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class DeviceAnswers(Generic[Value]):
+    """What devices answered in time.
+
+    Attributes:
+        values: by device, in increasing order.
+        measured: their measurements, where conditions are measured.
+        seconds: how long the edge server waited for them.
+    """
+
+    values: dict[int, Value]
+    measured: dict[int, MeasurementReport]
+    seconds: float
+
+
+@dataclass(slots=True, eq=False)
+class OpenRound:
+    """A round of orders of one kind.
+
+    Attributes:
+        kind: estimates or updates.
+        size: how many devices were asked.
+        waiting: orders without an answer.
+        answered: orders that were answered.
+        values: the answers.
+        measured: the measurements that came with them.
+    """
+
+    kind: Kind = "estimate"
+    size: int = 0
+    waiting: dict[int, Assignment] = field(default_factory=dict)
+    answered: dict[int, Assignment] = field(default_factory=dict)
+    values: dict[int, Any] = field(default_factory=dict)
+    measured: dict[int, MeasurementReport] = field(default_factory=dict)
+
+    def find(self, device: int, kind: Kind, sent: Round) -> Assignment:
+        """The order that an answer belongs to.
+
+        Raises:
+            RejectedError: no such answer is asked of the device now.
+        """
+        assignment = self.waiting.get(device)
+        if assignment is None or self.kind != kind:
+            raise RejectedError(f"no {kind} is asked of device {device} now")
+        if sent != assignment.round:
+            raise RejectedError(f"{kind} of round {sent}, asked was {assignment.round}")
+        return assignment
+
+    def holds(self, device: int, kind: Kind, sent: Round) -> bool:
+        """Whether the device's answer of this kind and round has been accepted already."""
+        assignment = self.answered.get(device)
+        return assignment is not None and self.kind == kind and assignment.round == sent
+
+    def accept(self, device: int, value: object, measured: MeasurementReport | None) -> None:
+        """Keeps an answer."""
+        self.answered[device], self.values[device] = self.waiting.pop(device), value
+        if measured is not None:
+            self.measured[device] = measured
+
+    def drop(self, device: int, assignment: Assignment) -> bool:
+        """Stops waiting for an answer; whether it was still waited for."""
+        if self.waiting.get(device) is not assignment:
+            return False
+        del self.waiting[device]
+        return True
+
+    def close(self, seconds: float) -> DeviceAnswers[Any]:
+        """Ends the round; later answers are rejected."""
+        self.waiting = {}
+        return DeviceAnswers(dict(sorted(self.values.items())), self.measured, seconds)

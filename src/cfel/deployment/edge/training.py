@@ -1,0 +1,174 @@
+"""An edge server's edge rounds: it has its devices estimate or train, and aggregates their updates.
+
+A command may come twice, from the same coordinator or from its successor. An edge round that was carried out
+is not repeated: its answer was stored and is given again. One under way has both callers wait for it.
+"""
+
+import asyncio
+from collections.abc import Mapping, Sequence
+from dataclasses import replace
+
+from cfel.control.scheme import RoundPlan
+from cfel.deployment.compute_thread import ComputeThread
+from cfel.deployment.coordinator.control_state import CoordinatorState
+from cfel.deployment.edge.device_service import DeviceService
+from cfel.deployment.edge.open_round import DeviceAnswers
+from cfel.deployment.edge.progress import EdgeProgress
+from cfel.deployment.edge.state import EdgeState
+from cfel.deployment.positions import Position
+from cfel.deployment.protocol.coordinator_requests import (
+    DeviceEstimates,
+    DeviceResult,
+    EstimateAnswer,
+    EstimateCommand,
+    PlanAnswer,
+    PlanCommand,
+)
+from cfel.errors import InputError, RejectedError
+from cfel.learning.aggregation import aggregate
+from cfel.learning.device_messages import DeviceOrder, DeviceReport
+from cfel.learning.models.flat import FlatModel
+from cfel.rounds.orders import device_weights, make_order
+from cfel.world import World
+
+
+class EdgeTraining:
+    """Carries out edge rounds.
+
+    Args:
+        world: what is run.
+        progress: where the edge server is.
+        devices: where its devices get their orders.
+        compute: where updates are aggregated.
+    """
+
+    def __init__(
+        self, world: World, progress: EdgeProgress, devices: DeviceService, compute: ComputeThread
+    ) -> None:
+        self._world, self._progress, self._devices, self._compute = world, progress, devices, compute
+        self.running: dict[Position, asyncio.Task[PlanAnswer]] = {}
+        self._states: dict[Position, CoordinatorState] = {}
+
+    @property
+    def newest_state(self) -> CoordinatorState | None:
+        """The newest state of a coordinator: that of an edge round under way, or the stored one.
+
+        A successor takes the plan over from here, and so asks the other edge servers for the same.
+        """
+        known = [*self._states.values(), self._progress.state.coordinator_state]
+        return max((each for each in known if each is not None), key=lambda each: each.newness, default=None)
+
+    async def estimate(self, command: EstimateCommand) -> EstimateAnswer:
+        """Has devices estimate σ² and G² at the edge model."""
+        self._check_length("available", command.available)
+        async with self._progress.busy:
+            self._progress.check_position(command.at)
+            self._progress.phase = "planning"
+            ones = [1.0] * self._world.setting.fleet.devices
+            orders = self._make_orders(command.at, command.available, ones, ones)
+            answers = await self._devices.collect_estimates(orders)
+            found = answers.values.items()
+            return EstimateAnswer(
+                tuple(DeviceEstimates(n, estimates, answers.measured.get(n)) for n, estimates in found)
+            )
+
+    async def carry_out(self, command: PlanCommand) -> PlanAnswer:
+        """Carries out an edge round, or waits for the one under way."""
+        at = command.at
+        if at not in self.running:
+            plan = self._check_plan(command.state)
+            task = asyncio.create_task(self._run_edge_round(at, command.state, plan))
+            task.add_done_callback(lambda _: self._forget(at))
+            self.running[at], self._states[at] = task, command.state
+        # Should this coordinator die, its successor asks again and finds the round under way.
+        return await asyncio.shield(self.running[at])
+
+    def _forget(self, at: Position) -> None:
+        self.running.pop(at, None)
+        self._states.pop(at, None)
+
+    async def _run_edge_round(self, at: Position, asked: CoordinatorState, plan: RoundPlan) -> PlanAnswer:
+        async with self._progress.busy:
+            self._progress.check_position(at)
+            self._progress.phase = "training"
+            state = self._progress.state
+            orders = self._make_orders(at, asked.available, plan.rho.tolist(), plan.theta.tolist())
+            answers = await self._devices.collect_reports(orders, state.used)
+            model = await self._aggregate(state.model, list(answers.values.values()))
+            results = self._list_results(orders, plan, answers)
+            answer = PlanAnswer(results, tuple(self._devices.connected()), answers.seconds)
+            await self._progress.advance(_after_edge_round(state, at, asked, model, answer))
+            return answer
+
+    async def _aggregate(self, model: FlatModel, reports: Sequence[DeviceReport]) -> FlatModel:
+        samples = {report.device: report.samples for report in reports}
+        weights, rule = device_weights(self._world.setting, samples), self._world.aggregation
+        return await self._compute.run(lambda: aggregate(model, reports, weights, rule))
+
+    def _make_orders(
+        self, at: Position, available: Sequence[bool], rho: Sequence[float], theta: Sequence[float]
+    ) -> dict[int, DeviceOrder]:
+        """Orders for the available devices of this edge server."""
+        model = self._progress.state.model
+        try:
+            return {
+                n: make_order(self._world.setting, *at[:2], n, rho[n], theta[n], model)
+                for n in self._devices.devices
+                if available[n]
+            }
+        except InputError as error:
+            raise RejectedError(str(error)) from error
+
+    def _list_results(
+        self,
+        orders: Mapping[int, DeviceOrder],
+        plan: RoundPlan,
+        answers: DeviceAnswers[DeviceReport],
+    ) -> tuple[DeviceResult, ...]:
+        return tuple(
+            DeviceResult(
+                device=n,
+                rho=orders[n].rho,
+                theta=orders[n].theta,
+                speed=1.0 if plan.speed is None else float(plan.speed[n]),
+                steps=report.steps,
+                wire_bits=report.update.wire_bits,
+                loss=report.loss,
+                estimates=report.estimates,
+                measured=answers.measured.get(n),
+            )
+            for n, report in answers.values.items()
+        )
+
+    def _check_plan(self, state: CoordinatorState) -> RoundPlan:
+        plan = state.plan
+        if plan is None:
+            raise RejectedError("state.plan: is missing")
+        self._check_length("state.available", state.available)
+        for name in ("rho", "theta", "speed"):
+            values = getattr(plan, name)
+            if values is not None:
+                self._check_length(f"state.plan.{name}", values)
+        return plan
+
+    def _check_length(self, name: str, values: Sequence[object]) -> None:
+        if len(values) != self._world.setting.fleet.devices:
+            raise RejectedError(
+                f"{name}: {len(values)} entries for {self._world.setting.fleet.devices} devices"
+            )
+
+
+def _after_edge_round(
+    state: EdgeState, at: Position, asked: CoordinatorState, model: FlatModel, answer: PlanAnswer
+) -> EdgeState:
+    # A successor may ask again for any edge round since the last record.
+    recent = {place: report for place, report in state.reports.items() if place[0] >= at[0] - 1}
+    used = {result.device: at[:2] for result in answer.devices}
+    return replace(
+        state,
+        position=(at[0], at[1] + 1, 0),
+        model=model,
+        reports={**recent, at: answer},
+        used={**state.used, **used},
+        coordinator_state=asked,
+    )

@@ -1,0 +1,80 @@
+"""The checks that a device's upload has to pass before its edge server uses it.
+
+Form and ranges are checked while decoding (`protocol.device_requests`), the caller by its certificate. Here
+an upload is compared with the order it answers, and its update is unpacked and looked at.
+"""
+
+from torch import Tensor, isfinite
+
+from cfel.deployment.payloads import read_vector
+from cfel.deployment.protocol.device_requests import UploadRequest
+from cfel.errors import InputError, RejectedError
+from cfel.learning.aggregation import ScaledUpdate, update_norm
+from cfel.learning.compression.compressors import Update
+from cfel.learning.compression.packing import unpack_update
+from cfel.learning.device_messages import DeviceOrder, DeviceReport
+from cfel.learning.local.estimates import Estimates
+
+
+def verify_upload(
+    upload: UploadRequest, order: DeviceOrder, clip_norm: float | None = None, kept_entries: int = 0
+) -> DeviceReport:
+    """Checks an upload and returns the report in it.
+
+    Args:
+        upload: what arrived.
+        order: what its sender was asked; the sender is known by its certificate.
+        clip_norm: a longer update is scaled down to this norm.
+        kept_entries: at how many shares θ the energy of the largest entries was asked.
+
+    Raises:
+        RejectedError: it is of another round, damaged, out of range or not finite.
+    """
+    asked = (order.global_round, order.edge_round)
+    if upload.round != asked:
+        raise RejectedError(f"upload of round {upload.round}, asked was {asked}")
+    content, split = upload.content.join(), 4 * order.model.buffers.numel()
+    buffers = _check_finite("buffers", read_vector(content[:split]), order.model.buffers.numel())
+    try:
+        update = unpack_update(content[split:], order.model.parameters.numel())
+    except InputError as error:
+        raise RejectedError(str(error)) from error
+    for part in ("values", "scales"):
+        values: Tensor | None = getattr(update, part, None)
+        if values is not None:
+            _check_finite(f"update.{part}", values, values.numel())
+    if upload.steps > order.tau:
+        raise RejectedError(f"steps = {upload.steps}: at most {order.tau} were asked")
+    if upload.estimates is not None:
+        _check_shares(upload.estimates, kept_entries)
+    return DeviceReport(
+        device=order.device,
+        update=update if clip_norm is None else clip_update(update, clip_norm),
+        buffers=buffers,
+        estimates=upload.estimates,
+        steps=upload.steps,
+        loss=upload.loss,
+        samples=upload.samples,
+    )
+
+
+def clip_update(update: Update, clip_norm: float) -> Update:
+    """The update itself, or scaled down to a Euclidean norm of `clip_norm` if it is longer."""
+    norm = update_norm(update)
+    return update if norm <= clip_norm else ScaledUpdate(update, clip_norm / norm)
+
+
+def _check_shares(estimates: Estimates, entries: int) -> None:
+    shares = estimates.kept_energy
+    if not all(0 <= share <= 1 for share in shares):
+        raise RejectedError(f"kept_energy = {shares!r}: must be a list of numbers from 0 to 1")
+    if len(shares) != entries:
+        raise RejectedError(f"kept_energy: {len(shares)} numbers, {entries} were asked")
+
+
+def _check_finite(name: str, values: Tensor, count: int) -> Tensor:
+    if values.numel() != count:
+        raise RejectedError(f"{name}: {values.numel()} numbers, {count} expected")
+    if not bool(isfinite(values).all()):
+        raise RejectedError(f"{name}: not all of them finite")
+    return values

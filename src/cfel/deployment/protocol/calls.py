@@ -1,0 +1,147 @@
+"""Typed calls: a request goes to a node, its answer comes back; bytes are left to the transport.
+
+`Calls` is what the roles use, `Endpoint` what they offer. Both ends name a method by the type of its request,
+so a caller gets the answer type that belongs to it.
+"""
+
+from collections.abc import Awaitable, Callable, Iterable, Mapping
+from dataclasses import dataclass
+from typing import Any, ClassVar, Generic, Protocol, TypeVar, get_args
+
+import msgspec
+
+from cfel.deployment.protocol.codec import from_message, to_message
+from cfel.deployment.security.identity import Identity, Role
+from cfel.deployment.transport.grpc_transport import Client, Method
+from cfel.deployment.transport.messages import Message
+from cfel.errors import RejectedError
+
+Answer = TypeVar("Answer", covariant=True)
+
+
+class Request(msgspec.Struct, Generic[Answer], frozen=True, kw_only=True, omit_defaults=True):
+    """Asks for an `Answer`; each remote method has a subclass.
+
+    Attributes:
+        method: its name on the wire.
+        callers: roles that may call it.
+        experiment: digest of each part of the caller's experiment, see `security.agreement`.
+    """
+
+    method: ClassVar[str]
+    callers: ClassVar[tuple[Role, ...]]
+    experiment: dict[str, str] = {}
+
+
+AnyRequest = Request[Any]
+Kind = TypeVar("Kind", bound=AnyRequest)
+
+
+def answer_type(request: type[Request[Answer]]) -> type[Answer]:
+    """What a method answers with."""
+    (base,) = request.__orig_bases__  # type: ignore[attr-defined]
+    (answer,) = get_args(base)
+    return answer  # type: ignore[no-any-return]
+
+
+class Calls(Protocol):
+    """How a node calls others."""
+
+    async def call(self, to: Identity, request: Request[Answer], seconds: float) -> Answer:
+        """Sends a request and waits for its answer.
+
+        Raises:
+            RejectedError: the other side rejected it and said why.
+            UnreachableError: the other side could not be reached, or did not answer in time.
+        """
+        ...
+
+
+@dataclass(frozen=True, slots=True)
+class RemoteCalls:
+    """Calls over a transport."""
+
+    client: Client
+
+    async def call(self, to: Identity, request: Request[Answer], seconds: float) -> Answer:
+        """See `Calls`."""
+        message = await self.client.send(to, request.method, to_message(request), seconds)
+        return from_message(message, answer_type(type(request)))
+
+
+Handler = Callable[[Identity, Any], Awaitable[Any]]
+"""(caller, request) → answer; raises `RejectedError` to reject."""
+
+OnInvalid = Callable[[Identity, bytes], Awaitable[None]]
+"""Called with the header of a request that could not be decoded, before its caller hears of it."""
+
+
+@dataclass(frozen=True, slots=True)
+class Endpoint:
+    """One method that a node offers; see `serve`.
+
+    Attributes:
+        request: what it takes.
+        handle: what it does.
+        most_bytes: largest body that it accepts.
+        on_invalid: called when a request cannot be decoded.
+    """
+
+    request: type[AnyRequest]
+    handle: Handler
+    most_bytes: int = 0
+    on_invalid: OnInvalid | None = None
+
+    def to_method(self) -> Method:
+        """The method as a transport offers it."""
+
+        async def handle(caller: Identity, message: Message) -> Message:
+            try:
+                request = from_message(message, self.request)
+            except RejectedError:
+                if self.on_invalid is not None:
+                    await self.on_invalid(caller, message.header)
+                raise
+            return to_message(await self.handle(caller, request))
+
+        return Method(self.request.callers, handle, self.most_bytes)
+
+
+Endpoints = Mapping[type[AnyRequest], Endpoint]
+
+
+def serve(
+    request: type[Kind],
+    handle: Callable[[Identity, Kind], Awaitable[Any]],
+    most_bytes: int = 0,
+    on_invalid: OnInvalid | None = None,
+) -> Endpoint:
+    """An endpoint whose handler takes this type of request."""
+    return Endpoint(request, handle, most_bytes, on_invalid)
+
+
+def to_methods(endpoints: Iterable[Endpoint]) -> dict[str, Method]:
+    """Endpoints as a transport offers them, by name."""
+    return {each.request.method: each.to_method() for each in endpoints}
+
+
+@dataclass(frozen=True, slots=True)
+class LocalCalls:
+    """Calls where a node reaches its own endpoints without the network.
+
+    Attributes:
+        own: the node.
+        calls: for all others.
+        endpoints: its own.
+    """
+
+    own: Identity
+    calls: Calls
+    endpoints: Endpoints
+
+    async def call(self, to: Identity, request: Request[Answer], seconds: float) -> Answer:
+        """See `Calls`."""
+        if to != self.own:
+            return await self.calls.call(to, request, seconds)
+        answer: Answer = await self.endpoints[type(request)].handle(self.own, request)
+        return answer

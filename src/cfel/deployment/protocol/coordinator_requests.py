@@ -1,0 +1,219 @@
+"""Requests of the coordinator to edge servers: where they are, and its commands."""
+
+from typing import ClassVar, Generic
+
+import msgspec
+
+from cfel.deployment.coordinator.control_state import CoordinatorState
+from cfel.deployment.positions import Position
+from cfel.deployment.protocol.calls import Answer, Request
+from cfel.deployment.protocol.codec import Amount, Count, Digest, Finite, Share
+from cfel.deployment.protocol.device_requests import Confirmation, MeasurementReport
+from cfel.learning.local.estimates import Estimates, check_estimates
+from cfel.runlog import PlanTable, RoundRecord
+
+MixingRows = tuple[tuple[Finite, ...], ...]
+"""The mixing matrix of a gossip step, row by row."""
+
+
+class NewestAnswer(msgspec.Struct, frozen=True):
+    """Where an edge server is.
+
+    Attributes:
+        position: what comes next.
+        state: the newest of a coordinator that it has seen, or None before the first plan.
+        connected: its devices that are there.
+    """
+
+    position: Position
+    state: CoordinatorState | None
+    connected: tuple[Count, ...]
+
+
+class NewestRequest(Request[NewestAnswer], frozen=True):
+    """Asks where an edge server is, and for the newest state of a coordinator it knows."""
+
+    method: ClassVar[str] = "newest"
+    callers = ("edge",)
+
+
+class Command(Request[Answer], Generic[Answer], frozen=True):
+    """What the coordinator of a term has an edge server do at a position."""
+
+    callers = ("edge",)
+    term: Count
+    at: Position
+
+
+class DeviceEstimates(msgspec.Struct, frozen=True):
+    """One device's σ² and G², and its measurements."""
+
+    device: Count
+    estimates: Estimates
+    measured: MeasurementReport | None = None
+
+    def __post_init__(self) -> None:
+        check_estimates(self.estimates)
+
+
+class EstimateAnswer(msgspec.Struct, frozen=True):
+    """The estimates that arrived in time."""
+
+    devices: tuple[DeviceEstimates, ...]
+
+
+class EstimateCommand(Command[EstimateAnswer], frozen=True):
+    """Has devices estimate σ² and G².
+
+    Attributes:
+        available: per device of the fleet, whether it takes part.
+    """
+
+    method: ClassVar[str] = "estimate"
+    available: tuple[bool, ...]
+
+
+class DeviceResult(msgspec.Struct, frozen=True):
+    """What one device did in an edge round.
+
+    Attributes:
+        device: its number.
+        rho, theta, speed: of the order it carried out; a coordinator that took over may have planned others.
+            The speed is 1 where the plan has none.
+        steps: local iterations taken.
+        wire_bits: size of its update.
+        loss: mean training loss; NaN without steps.
+        estimates: its newest, or None.
+        measured: its measurements, where conditions are measured.
+    """
+
+    device: Count
+    rho: Share
+    theta: Share
+    speed: Share
+    steps: Count
+    wire_bits: Count
+    loss: float
+    estimates: Estimates | None
+    measured: MeasurementReport | None = None
+
+    def __post_init__(self) -> None:
+        if self.estimates is not None:
+            check_estimates(self.estimates)
+
+
+class PlanAnswer(msgspec.Struct, frozen=True):
+    """What came of an edge round.
+
+    Attributes:
+        devices: those whose uploads went into the model.
+        connected: devices that are there.
+        seconds: how long the edge server waited for its devices, by its own clock.
+    """
+
+    devices: tuple[DeviceResult, ...]
+    connected: tuple[Count, ...]
+    seconds: Amount
+
+
+class PlanCommand(Command[PlanAnswer], frozen=True):
+    """Has an edge server carry out an edge round.
+
+    Attributes:
+        state: the coordinator's, with the plan.
+    """
+
+    method: ClassVar[str] = "plan"
+    state: CoordinatorState
+
+
+class FetchAnswer(msgspec.Struct, frozen=True):
+    """Whose models an edge server has for a gossip step.
+
+    Attributes:
+        position: where it is.
+        got: numbers of the edge servers.
+        rows: the matrix it has already mixed with, or None.
+    """
+
+    position: Position
+    got: tuple[Count, ...]
+    rows: MixingRows | None
+
+
+class FetchCommand(Command[FetchAnswer], frozen=True):
+    """Has an edge server fetch its neighbours' models for a gossip step.
+
+    Attributes:
+        live: edge servers that are not missing.
+    """
+
+    method: ClassVar[str] = "fetch"
+    live: tuple[Count, ...]
+
+
+class MixAnswer(msgspec.Struct, frozen=True):
+    """What came of a gossip step.
+
+    Attributes:
+        at: the step.
+        rows: the matrix it mixed with.
+        digest: SHA-256 of the new model.
+        metric: of the new model on the test set, or None if it was not evaluated.
+    """
+
+    at: Position
+    rows: MixingRows
+    digest: Digest
+    metric: float | None
+
+
+class MixCommand(Command[MixAnswer], frozen=True):
+    """Has an edge server average its model with its neighbours'.
+
+    Attributes:
+        rows: the mixing matrix.
+        evaluate: whether to evaluate the new model.
+        state: the coordinator's, for a successor.
+    """
+
+    method: ClassVar[str] = "mix"
+    rows: MixingRows
+    evaluate: bool
+    state: CoordinatorState
+
+
+class CloseCommand(Command[Confirmation], frozen=True):
+    """Has an edge server write a finished global round to its log.
+
+    Attributes:
+        record: the log's line.
+        plans: the table of plans.
+        last: whether the experiment ends with this round.
+    """
+
+    method: ClassVar[str] = "close"
+    record: RoundRecord
+    plans: PlanTable
+    last: bool
+
+
+class MeanMetricAnswer(msgspec.Struct, frozen=True):
+    """The metric of the mean model."""
+
+    metric: float
+
+
+class MeanMetricRequest(Request[MeanMetricAnswer], frozen=True):
+    """Has an edge server evaluate the mean of all edge models that it can fetch."""
+
+    method: ClassVar[str] = "mean_metric"
+    callers = ("edge",)
+
+
+class FarewellRequest(Request[Confirmation], frozen=True):
+    """All edge servers know that the experiment is over, except the missing ones."""
+
+    method: ClassVar[str] = "farewell"
+    callers = ("edge",)
+    missing: tuple[Count, ...]

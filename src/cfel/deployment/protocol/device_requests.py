@@ -1,0 +1,179 @@
+"""Requests of devices to their edge server: the next order, its model, estimates and uploads."""
+
+from typing import Annotated, ClassVar, Literal
+
+import msgspec
+
+from cfel.deployment.protocol.calls import Request
+from cfel.deployment.protocol.codec import Count, Digest, Positive, Share
+from cfel.deployment.transport.messages import Body
+from cfel.learning.local.estimates import Estimates, check_estimates
+
+MOST_SECONDS = 1e7
+MOST_JOULES = 1e9
+MOST_WATTS = 1e6
+MOST_SOURCE_CHARACTERS = 40
+
+Round = tuple[Count, Count]
+"""Global round and edge round, both from 0."""
+
+_Text = Annotated[str, msgspec.Meta(min_length=1, max_length=MOST_SOURCE_CHARACTERS)]
+_Seconds = Annotated[float, msgspec.Meta(ge=0, le=MOST_SECONDS)]
+_Joules = Annotated[float, msgspec.Meta(ge=0, le=MOST_JOULES)]
+_Watts = Annotated[float, msgspec.Meta(ge=0, le=MOST_WATTS)]
+
+
+class Confirmation(msgspec.Struct, frozen=True):
+    """The request was carried out; there is nothing to report."""
+
+
+class NoOrder(msgspec.Struct, frozen=True, tag="no order"):
+    """Nothing new came up while the request was open: ask again."""
+
+
+class ExperimentOver(msgspec.Struct, frozen=True, tag="over"):
+    """There will be no further orders."""
+
+
+class NextModel(msgspec.Struct, frozen=True, tag="model"):
+    """Names the model of the order to come, so that the device can fetch it ahead.
+
+    Attributes:
+        serial: of this notice.
+        model_sha256: names the model.
+    """
+
+    serial: str
+    model_sha256: Digest
+
+
+class IssuedOrder(msgspec.Struct, frozen=True, tag="order"):
+    """What a device is asked; `learning.device_messages.DeviceOrder` once it has the model.
+
+    Attributes:
+        kind: estimates or an update.
+        serial: tells a new order from one that the device knows.
+        round: what the order belongs to.
+        rho: share of iterations to take.
+        theta: share of a full upload.
+        model_sha256: names the model to start from.
+        used: round of the device's last upload that went into a model, or None.
+    """
+
+    kind: Literal["estimate", "update"]
+    serial: str
+    round: Round
+    rho: Share
+    theta: Annotated[float, msgspec.Meta(gt=0, le=1)]
+    model_sha256: Digest
+    used: Round | None
+
+
+class NextRequest(Request[NoOrder | ExperimentOver | NextModel | IssuedOrder], frozen=True):
+    """Waits for an order that the device does not know yet; stays open up to `POLL_SECONDS`.
+
+    Attributes:
+        known: serial of the newest order or notice that the device has.
+    """
+
+    method: ClassVar[str] = "next"
+    callers = ("device",)
+    known: str
+
+
+class ModelAnswer(msgspec.Struct, frozen=True):
+    """A model's bytes, parameters first."""
+
+    model: Body
+
+
+class ModelRequest(Request[ModelAnswer], frozen=True):
+    """Fetches the model that `sha256` names."""
+
+    method: ClassVar[str] = "model"
+    callers = ("device",)
+    sha256: Digest
+
+
+class MeasurementReport(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
+    """One device's newest measurements; checked for form and range only, see `measurement`.
+
+    Attributes:
+        mu: seconds per local step, > 0.
+        alpha: joules per local step.
+        nu: seconds to upload one full model.
+        power: watts while sending.
+        seconds: its training time in this edge round.
+        joules: its training energy, including energy measured earlier and not reported yet.
+        time_source: where its seconds come from: "clock", or "model" for those not measured yet.
+        energy_source: where its joules come from: a counter's name, or "model".
+    """
+
+    mu: Annotated[float, msgspec.Meta(gt=0, le=MOST_SECONDS)]
+    alpha: _Joules
+    nu: _Seconds
+    power: _Watts
+    seconds: _Seconds
+    joules: _Joules
+    time_source: _Text
+    energy_source: _Text
+
+    @property
+    def sources(self) -> str:
+        """Where seconds and joules come from, for the status page."""
+        return f"time: {self.time_source}, energy: {self.energy_source}"
+
+
+class RoundOnly(msgspec.Struct, frozen=True):
+    """What remains readable of a request whose other fields are not valid."""
+
+    round: Round
+
+
+class EstimatesRequest(Request[Confirmation], frozen=True):
+    """Reports σ² and G² at the order's model.
+
+    Attributes:
+        round: of the order.
+        estimates: what the device found.
+        measured: its measurements, where conditions are measured.
+    """
+
+    method: ClassVar[str] = "estimates"
+    callers = ("device",)
+    round: Round
+    estimates: Estimates
+    measured: MeasurementReport | None = None
+
+    def __post_init__(self) -> None:
+        check_estimates(self.estimates)
+
+
+class UploadRequest(Request[Confirmation], frozen=True):
+    """Carries the update of an order; `edge.verify_upload` checks it against the order.
+
+    Attributes:
+        round: of the order.
+        steps: local iterations taken.
+        loss: mean training loss over them; NaN if there were none.
+        samples: how many the device holds.
+        buffers: how many batch-norm values stand before the update in the body.
+        content: those values, then the bytes of `learning.compression.packing`.
+        estimates: the device's newest, or None if there never were any.
+        measured: its measurements, where conditions are measured.
+    """
+
+    method: ClassVar[str] = "upload"
+    callers = ("device",)
+    round: Round
+    steps: Count
+    loss: float
+    samples: Positive
+    buffers: Count
+    content: Body
+    estimates: Estimates | None
+    measured: MeasurementReport | None = None
+
+    def __post_init__(self) -> None:
+        if self.estimates is not None:
+            check_estimates(self.estimates)

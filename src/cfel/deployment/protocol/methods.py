@@ -1,0 +1,47 @@
+"""All remote methods of a federation; docs/protocol.md has a table of them, which a test compares."""
+
+from cfel.deployment.protocol.calls import AnyRequest
+from cfel.deployment.protocol.coordinator_requests import (
+    CloseCommand,
+    EstimateCommand,
+    FarewellRequest,
+    FetchCommand,
+    MeanMetricRequest,
+    MixCommand,
+    NewestRequest,
+    PlanCommand,
+)
+from cfel.deployment.protocol.device_requests import (
+    EstimatesRequest,
+    ModelRequest,
+    NextRequest,
+    UploadRequest,
+)
+from cfel.deployment.protocol.peer_requests import (
+    BallotRequest,
+    HelloRequest,
+    PeerModelRequest,
+    RecordsRequest,
+    StatusRequest,
+)
+
+METHODS: tuple[type[AnyRequest], ...] = (
+    NextRequest,
+    ModelRequest,
+    EstimatesRequest,
+    UploadRequest,
+    NewestRequest,
+    EstimateCommand,
+    PlanCommand,
+    FetchCommand,
+    MixCommand,
+    CloseCommand,
+    PeerModelRequest,
+    RecordsRequest,
+    MeanMetricRequest,
+    FarewellRequest,
+    HelloRequest,
+    BallotRequest,
+    StatusRequest,
+)
+"""Every remote method, in the order of docs/protocol.md."""

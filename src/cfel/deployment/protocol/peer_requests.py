@@ -1,0 +1,98 @@
+"""Requests between edge servers as equals: models, records, signs of life, votes; and `status`."""
+
+from typing import ClassVar
+
+import msgspec
+
+from cfel.deployment.election.state import ElectionMessage
+from cfel.deployment.positions import Position
+from cfel.deployment.protocol.calls import Request
+from cfel.deployment.protocol.codec import Count
+from cfel.deployment.protocol.device_requests import Confirmation
+from cfel.deployment.transport.messages import Body
+from cfel.errors import InputError
+from cfel.runlog import RoundRecord
+from cfel.status import DEVICE_STATES, Status
+
+
+class PeerModelAnswer(msgspec.Struct, frozen=True):
+    """An edge server's model, and the position where it is."""
+
+    position: Position
+    model: Body
+
+
+class PeerModelRequest(Request[PeerModelAnswer], frozen=True):
+    """Fetches the model that an edge server had before a gossip step; its present one without `at`."""
+
+    method: ClassVar[str] = "peer_model"
+    callers = ("edge",)
+    at: Position | None = None
+
+
+class RecordsAnswer(msgspec.Struct, frozen=True):
+    """Lines of the log."""
+
+    records: tuple[RoundRecord, ...]
+
+
+class RecordsRequest(Request[RecordsAnswer], frozen=True):
+    """Asks for the records of all rounds after one."""
+
+    method: ClassVar[str] = "records"
+    callers = ("edge",)
+    after: Count
+
+
+class HelloAnswer(msgspec.Struct, frozen=True):
+    """A sign of life.
+
+    Attributes:
+        over: whether it knows that the experiment is over.
+        devices: what its devices are doing, in the words of `cfel.status`.
+    """
+
+    over: bool
+    devices: dict[Count, str]
+
+    def __post_init__(self) -> None:
+        for device, state in self.devices.items():
+            if state not in DEVICE_STATES:
+                raise InputError(f"devices[{device}] = {state!r}: must be one of {', '.join(DEVICE_STATES)}")
+
+
+class HelloRequest(Request[HelloAnswer], frozen=True):
+    """Asks for a sign of life; `over` says whether the caller knows that the experiment is over."""
+
+    method: ClassVar[str] = "hello"
+    callers = ("edge",)
+    over: bool
+
+
+class BallotRequest(Request[Confirmation], frozen=True):
+    """Brings a message of the election."""
+
+    method: ClassVar[str] = "ballot"
+    callers = ("edge",)
+    message: ElectionMessage
+
+
+class StatusAnswer(msgspec.Struct, frozen=True):
+    """What an edge server shows of itself.
+
+    Attributes:
+        status: its snapshot.
+        position: where it is.
+        role: its role in the election.
+    """
+
+    status: Status
+    position: Position
+    role: str
+
+
+class StatusRequest(Request[StatusAnswer], frozen=True):
+    """Asks for a snapshot."""
+
+    method: ClassVar[str] = "status"
+    callers = ("edge", "operator")

@@ -1,0 +1,124 @@
+"""Typed values there and back, to the last bit; everything else rejected with field and value."""
+
+import math
+from typing import Any
+
+import msgspec
+import numpy as np
+import pytest
+
+from cfel.arrays import BoolArray, FloatArray
+from cfel.deployment.protocol.codec import Amount, Count, Digest, Finite, Positive, Share, decode, encode
+from cfel.deployment.protocol.device_requests import EstimatesRequest, UploadRequest
+from cfel.deployment.transport.messages import Body
+from cfel.errors import RejectedError
+from cfel.learning.local.estimates import Estimates
+
+
+class Numbers(msgspec.Struct, frozen=True):
+    """One field of each kind."""
+
+    count: Count = 0
+    positive: Positive = 1
+    finite: Finite = 0.0
+    amount: Amount = 0.0
+    share: Share = 0.0
+    digest: Digest = "0" * 64
+    any_float: float = 0.0
+    nested: tuple[Estimates, ...] = ()
+
+
+class Arrays(msgspec.Struct, frozen=True):
+    """Vectors and a matrix."""
+
+    floats: FloatArray
+    flags: BoolArray
+
+
+def test_numbers_come_back_to_the_last_bit() -> None:
+    sent = Numbers(2**53, 7, -5e-324, 0.1 + 0.2, 1.0, "a" * 64, math.inf, (Estimates(1e-300, -0.0, (0.1,)),))
+    found = decode(encode(sent), Numbers)
+    assert found == sent
+    assert math.copysign(1, found.nested[0].g2) == -1
+    assert math.isnan(decode(encode(Numbers(any_float=math.nan)), Numbers).any_float)
+
+
+def test_arrays_come_back_to_the_last_bit() -> None:
+    floats = np.array([[0.1, -0.0, math.nan], [math.inf, 5e-324, 1e308]])
+    found = decode(encode(Arrays(floats, np.array([True, False]))), Arrays)
+    assert found.floats.tobytes() == floats.tobytes()
+    assert (found.floats.shape, found.flags.tolist()) == ((2, 3), [True, False])
+    found.floats[0, 0] = 1.0  # the receiver's own
+
+
+@pytest.mark.parametrize("value", [None, "1", 1.5, -1, True, [1], 2**53 + 1, 2**64 - 1])
+def test_counts_are_whole_numbers(value: object) -> None:
+    with pytest.raises(RejectedError, match="count = "):
+        decode(encode({"count": value}), Numbers)
+
+
+@pytest.mark.parametrize("name", ["finite", "amount", "share"])
+@pytest.mark.parametrize("value", [None, "1", True, [1.0], math.nan, math.inf, -math.inf])
+def test_numbers_are_finite_numbers(name: str, value: object) -> None:
+    with pytest.raises(RejectedError, match=f"{name} = "):
+        decode(encode({name: value}), Numbers)
+
+
+@pytest.mark.parametrize(
+    ("fields", "reason"),
+    [
+        ({"positive": 0}, "positive = 0: Expected `int` >= 1"),
+        ({"amount": -0.5}, "amount = -0.5: Expected `float` >= 0.0"),
+        ({"share": 1.5}, "share = 1.5: Expected `float` <= 1.0"),
+        ({"digest": "../secret"}, "digest = '../secret'"),
+        ({"nested": [{"sigma2": 1.0}]}, r"nested\[0\]\.g2: is missing"),
+        ({"nested": [{"sigma2": 1.0, "g2": "x"}]}, r"nested\[0\]\.g2 = 'x'"),
+        ([1, 2], "header = .1, 2.: Expected `object`, got `array`"),
+    ],
+)
+def test_a_rejection_names_field_and_value(fields: object, reason: str) -> None:
+    with pytest.raises(RejectedError, match=reason):
+        decode(encode(fields), Numbers)
+
+
+@pytest.mark.parametrize(
+    ("array", "reason"),
+    [
+        (["<f8", [3], bytes(16)], "floats = "),
+        (["<f8", [2], bytes(15)], "floats = "),
+        (["<f4", [2], bytes(8)], "an array of <f4 is not expected here"),
+        (["|b1", [2], bytes(2)], "an array of |b1 is not expected here"),
+        (["|O", [2], bytes(16)], "an array of |O is not expected here"),
+        (["<f8", [-1], bytes(16)], "floats"),
+        ([1.0, 2.0], "floats = "),
+        ("text", "floats = 'text'"),
+    ],
+)
+def test_what_is_no_such_array_is_rejected(array: object, reason: str) -> None:
+    flags = ["|b1", [1], b"\1"]
+    with pytest.raises(RejectedError) as rejection:
+        decode(encode({"floats": array, "flags": flags}), Arrays)
+    assert reason in str(rejection.value)
+
+
+@pytest.mark.parametrize("content", [b"", b"\xc1", b"\x81", b"\x91" * 100_000, encode(Numbers())[:-1]])
+def test_what_is_no_message_is_rejected(content: bytes) -> None:
+    with pytest.raises(RejectedError, match=r"not MessagePack|header = "):
+        decode(content, Numbers)
+
+
+@pytest.mark.parametrize("change", [{"sigma2": -1.0}, {"sigma2": math.nan}, {"g2": math.inf}])
+def test_estimates_are_checked_wherever_they_arrive(change: dict[str, float]) -> None:
+    request = {"round": (0, 0), "estimates": {"sigma2": 1.0, "g2": 1.0, **change}}
+    with pytest.raises(RejectedError, match=next(iter(change))):
+        decode(encode(request), EstimatesRequest)
+
+
+def test_a_body_travels_beside_its_request() -> None:
+    body = Body.hash(b"update")
+    sent = UploadRequest((1, 2), 3, math.nan, 4, 0, body, None)
+    content = encode(sent)
+    assert b"update" not in content
+    found: Any = decode(content, UploadRequest, body)
+    assert found.content is body
+    assert (found.round, found.steps, found.samples) == ((1, 2), 3, 4)

@@ -9,22 +9,23 @@ The coordinator makes the weights from who has whose model (`coordinator.partial
 from collections.abc import Mapping
 from dataclasses import replace
 
-import numpy as np
-
 from cfel.deployment.compute_thread import ComputeThread
 from cfel.deployment.edge.neighbour_models import NeighbourModels
 from cfel.deployment.edge.progress import EdgeProgress
 from cfel.deployment.payloads import EncodedModels
 from cfel.deployment.positions import Position, after_gossip_step
+from cfel.deployment.protocol.calls import Endpoint, serve
 from cfel.deployment.protocol.coordinator_requests import (
     FetchAnswer,
     FetchCommand,
     MeanMetricAnswer,
+    MeanMetricRequest,
     MixAnswer,
     MixCommand,
     MixingRows,
 )
 from cfel.deployment.protocol.peer_requests import PeerModelAnswer, PeerModelRequest
+from cfel.deployment.security.identity import Identity
 from cfel.errors import RejectedError
 from cfel.learning.evaluate import evaluate
 from cfel.learning.local.workspace import Workspace
@@ -63,26 +64,31 @@ class EdgeGossip:
         self._compute = compute
         self._workspace: Workspace | None = None
 
-    @property
-    def partners(self) -> list[int]:
-        """Edge servers whose models it averages with."""
-        row = self._world.setting.backhaul.weights[self._number]
-        return [j for j in np.flatnonzero(row).tolist() if j != self._number]
+    def endpoints(self) -> list[Endpoint]:
+        """What other edge servers may call."""
+        return [
+            serve(FetchCommand, self.fetch),
+            serve(MixCommand, self.mix),
+            serve(PeerModelRequest, self.give_model),
+            serve(MeanMetricRequest, self.evaluate_mean),
+        ]
 
-    async def fetch(self, command: FetchCommand) -> FetchAnswer:
+    async def fetch(self, caller: Identity, command: FetchCommand) -> FetchAnswer:
         """Fetches others' models for a gossip step."""
+        self._progress.check_term(caller, command)
         state, at = self._progress.state, command.at
         if state.gossip is not None and state.has_mixed(at):
             return FetchAnswer(state.position, (), state.gossip.rows)
         if at < state.position:
             return FetchAnswer(state.position, (), None)  # a late copy: it has gone on since
         self._progress.phase = "gossip"
-        wanted = [j for j in self.partners if j in command.live]
+        wanted = [j for j in self._progress.partners if j in command.live]
         models = await self._neighbours.fetch(command.term, at, wanted)
         return FetchAnswer(self._progress.state.position, tuple(sorted(models)), None)
 
-    async def mix(self, command: MixCommand) -> MixAnswer:
+    async def mix(self, caller: Identity, command: MixCommand) -> MixAnswer:
         """Averages its model with others', or returns the stored answer if it has done so."""
+        self._progress.check_term(caller, command)
         at = command.at
         weights = self._own_weights(command.rows)
         fetched: dict[int, FlatModel] = {}
@@ -131,8 +137,9 @@ class EdgeGossip:
         samples = self._simulation.evaluate_samples or None
         return evaluate(model, self._workspace, samples, self._world.setting.seed).metric
 
-    async def give_model(self, request: PeerModelRequest) -> PeerModelAnswer:
+    async def give_model(self, caller: Identity, request: PeerModelRequest) -> PeerModelAnswer:
         """Returns its model before a gossip step, or the present one if none is named."""
+        del caller
         state = self._progress.state
         encoded = await self._models.get(self._choose_model(request.at))
         return PeerModelAnswer(state.position, encoded.body)
@@ -145,8 +152,9 @@ class EdgeGossip:
             return state.before
         raise RejectedError(f"is at {state.position}, has no model of {at}")
 
-    async def evaluate_mean(self) -> MeanMetricAnswer:
+    async def evaluate_mean(self, caller: Identity, request: MeanMetricRequest) -> MeanMetricAnswer:
         """Evaluates the mean of all edge models that can be fetched, every device counting alike."""
+        del caller, request
         models = await self._neighbours.fetch_all_present(range(self._world.setting.fleet.clusters))
         sizes = self._world.setting.fleet.sizes
         metric = await self._compute.run(lambda: self._evaluate(mean_model(sizes, models)))

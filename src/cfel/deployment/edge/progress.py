@@ -6,10 +6,14 @@ A state is on the disk before anything is answered about it. What the commands d
 
 import asyncio
 import time
+from dataclasses import replace
 from pathlib import Path
+
+import numpy as np
 
 from cfel.deployment.compute_thread import ComputeThread
 from cfel.deployment.edge.device_service import DeviceService
+from cfel.deployment.edge.neighbour_models import NeighbourModels
 from cfel.deployment.edge.state import EdgeDisk, EdgeState
 from cfel.deployment.positions import Position, gossip_is_next
 from cfel.deployment.protocol.coordinator_requests import Command
@@ -23,8 +27,10 @@ class EdgeProgress:
 
     Args:
         world: what is run.
+        number: the edge server.
         directory: where the state is kept.
         devices: where its devices get their orders.
+        neighbours: fetches models of other edge servers.
         compute: where files are written.
 
     Attributes:
@@ -35,14 +41,29 @@ class EdgeProgress:
         busy: held by the command that is carried out.
     """
 
-    def __init__(self, world: World, directory: Path, devices: DeviceService, compute: ComputeThread) -> None:
-        self._world, self._devices, self._compute = world, devices, compute
+    def __init__(
+        self,
+        world: World,
+        number: int,
+        directory: Path,
+        devices: DeviceService,
+        neighbours: NeighbourModels,
+        compute: ComputeThread,
+    ) -> None:
+        self._world, self._number, self._devices = world, number, devices
+        self._neighbours, self._compute = neighbours, compute
         self._disk = EdgeDisk(directory, world.start)
         self.state = self._disk.load()
         self.term = 0
         self.commanded_at = time.monotonic()
         self.phase = "waiting"
         self.busy = asyncio.Lock()
+
+    @property
+    def partners(self) -> list[int]:
+        """Edge servers that it gossips with."""
+        row = self._world.setting.backhaul.weights[self._number]
+        return [j for j in np.flatnonzero(row).tolist() if j != self._number]
 
     def obey(self, term: int) -> None:
         """Notes a term; commands of earlier ones are rejected from now on."""
@@ -63,6 +84,21 @@ class EdgeProgress:
         """Raises `RejectedError` unless the edge server is at this position."""
         if self.state.position != at:
             raise RejectedError(f"is at {self.state.position}, not at {at}")
+
+    async def catch_up(self, at: Position) -> None:
+        """Moves to a position that the others have reached without this edge server.
+
+        After a gossip step missed it keeps its model, as gossip among the others assumed. After a longer
+        absence its model is out of date, and it takes that of a neighbour.
+        """
+        async with self.busy:
+            if self.state.position >= at:
+                return
+            if at[0] - self.state.position[0] <= 1:
+                await self.save(replace(self.state, position=at))
+                return
+            model = await self._neighbours.fetch_any_present(self.partners)
+            await self.save(replace(self.state, position=at, model=model, before=model))
 
     async def advance(self, state: EdgeState) -> None:
         """Takes a step: saves the new state, and lets devices fetch its model if training comes next."""

@@ -9,6 +9,7 @@ from collections.abc import Iterable
 from pathlib import Path
 
 from cfel.deployment.compute_thread import ComputeThread
+from cfel.deployment.edge.progress import EdgeProgress
 from cfel.deployment.protocol.calls import Calls, Endpoint, serve
 from cfel.deployment.protocol.coordinator_requests import CloseCommand, FarewellRequest
 from cfel.deployment.protocol.device_requests import Confirmation
@@ -28,6 +29,7 @@ class EdgeLog:
     Args:
         directory: the edge server's; created when missing.
         number: the edge server.
+        progress: whose commands it obeys.
         calls: how it reaches the others.
         compute: where files are written.
         seconds: how long others may take to answer.
@@ -40,9 +42,16 @@ class EdgeLog:
     """
 
     def __init__(
-        self, directory: Path, number: int, calls: Calls, compute: ComputeThread, seconds: float
+        self,
+        directory: Path,
+        number: int,
+        progress: EdgeProgress,
+        calls: Calls,
+        compute: ComputeThread,
+        seconds: float,
     ) -> None:
-        self._number, self._calls, self._compute, self._seconds = number, calls, compute, seconds
+        self._number, self._progress = number, progress
+        self._calls, self._compute, self._seconds = calls, compute, seconds
         with translate_os_errors("create", directory):
             directory.mkdir(mode=0o700, parents=True, exist_ok=True)
         make_directory(directory / "plans")
@@ -62,10 +71,15 @@ class EdgeLog:
 
     def endpoints(self) -> list[Endpoint]:
         """What other edge servers may call."""
-        return [serve(RecordsRequest, self.find_records), serve(FarewellRequest, self.say_farewell)]
+        return [
+            serve(CloseCommand, self.write_round),
+            serve(RecordsRequest, self.find_records),
+            serve(FarewellRequest, self.say_farewell),
+        ]
 
-    async def write_round(self, caller: Identity, command: CloseCommand) -> None:
+    async def write_round(self, caller: Identity, command: CloseCommand) -> Confirmation:
         """Writes a finished global round; fetches rounds that it missed from the coordinator first."""
+        self._progress.check_term(caller, command)
         if command.record.round > self.last_round + 1:
             missed = await self.fetch_missed(caller)
             await self._compute.run(lambda: self._append(missed, command.record.round - 1))
@@ -74,6 +88,7 @@ class EdgeLog:
         if command.last:
             _LOG.info("the experiment is over")
             self.finished.set()
+        return Confirmation()
 
     async def fetch_missed(self, other: Identity) -> tuple[RoundRecord, ...]:
         """Fetches the rounds after its own last one from another edge server.

@@ -16,6 +16,7 @@ from cfel.deployment.edge.open_round import DeviceAnswers
 from cfel.deployment.edge.progress import EdgeProgress
 from cfel.deployment.edge.state import EdgeState
 from cfel.deployment.positions import Position
+from cfel.deployment.protocol.calls import Endpoint, serve
 from cfel.deployment.protocol.coordinator_requests import (
     DeviceEstimates,
     DeviceResult,
@@ -24,6 +25,7 @@ from cfel.deployment.protocol.coordinator_requests import (
     PlanAnswer,
     PlanCommand,
 )
+from cfel.deployment.security.identity import Identity
 from cfel.errors import InputError, RejectedError
 from cfel.learning.aggregation import aggregate
 from cfel.learning.device_messages import DeviceOrder, DeviceReport
@@ -58,9 +60,15 @@ class EdgeTraining:
         known = [*self._states.values(), self._progress.state.coordinator_state]
         return max((each for each in known if each is not None), key=lambda each: each.newness, default=None)
 
-    async def estimate(self, command: EstimateCommand) -> EstimateAnswer:
+    def endpoints(self) -> list[Endpoint]:
+        """What the coordinator may call."""
+        return [serve(EstimateCommand, self.estimate), serve(PlanCommand, self.plan)]
+
+    async def estimate(self, caller: Identity, command: EstimateCommand) -> EstimateAnswer:
         """Has devices estimate σ² and G² at the edge model."""
+        self._progress.check_term(caller, command)
         self._check_length("available", command.available)
+        await self._progress.catch_up(command.at)
         async with self._progress.busy:
             self._progress.check_position(command.at)
             self._progress.phase = "planning"
@@ -72,9 +80,15 @@ class EdgeTraining:
                 tuple(DeviceEstimates(n, estimates, answers.measured.get(n)) for n, estimates in found)
             )
 
-    async def carry_out(self, command: PlanCommand) -> PlanAnswer:
-        """Carries out an edge round, or waits for the one under way."""
+    async def plan(self, caller: Identity, command: PlanCommand) -> PlanAnswer:
+        """Carries out an edge round, waits for the one under way, or returns the stored answer."""
+        self._progress.check_term(caller, command)
         at = command.at
+        if at not in self.running and at not in self._progress.state.reports:
+            await self._progress.catch_up(at)
+        if at in self._progress.state.reports:
+            return self._progress.state.reports[at]
+        # Another copy of the command may have begun the round while this one caught up.
         if at not in self.running:
             plan = self._check_plan(command.state)
             task = asyncio.create_task(self._run_edge_round(at, command.state, plan))

@@ -1,11 +1,13 @@
 """Run directories with one file changed: every command on them succeeds, or refuses with one message."""
 
+import base64
 import hashlib
 import io
 import json
 import random
 import shutil
 import tomllib
+import zlib
 from collections.abc import Callable
 from contextlib import nullcontext, redirect_stderr, redirect_stdout
 from pathlib import Path
@@ -115,7 +117,7 @@ def _change_plan(draw: random.Random, run: Path) -> Case:
             table = table.set_column(column, name, big)
         case _:
             # Few bytes, many rows.
-            count = draw.choice((10**5, 3 * 10**7))
+            count = draw.choice((10**5, 3 * 10**6))
             columns = {field.name: pa.repeat(pa.scalar(0, field.type), count) for field in table.schema}
             table = pa.table(columns)
     file = io.BytesIO()
@@ -159,6 +161,17 @@ def try_case(run: Path, place: Path, case: Case, *, figures: bool = False) -> No
         RunWatcher(place).snapshot().to_json()
     except CfelError:
         return
+
+
+def dump_case(case: Case) -> str:
+    """A case for the corpus, as JSON; its files are compressed."""
+    packed = {name: base64.b64encode(zlib.compress(content, 9)).decode() for name, content in case.items()}
+    return json.dumps(packed, indent=1) + "\n"
+
+
+def load_case(text: str) -> Case:
+    """The case that `dump_case` wrote."""
+    return {name: zlib.decompress(base64.b64decode(packed)) for name, packed in json.loads(text).items()}
 
 
 def _call(*words: object) -> None:

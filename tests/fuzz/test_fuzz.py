@@ -1,7 +1,5 @@
 """What fuzzing once found, and a few seconds more of it. `make fuzz` goes on for as long as wanted."""
 
-import base64
-import json
 import random
 from pathlib import Path
 
@@ -19,9 +17,7 @@ def run(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 @pytest.mark.parametrize("file", sorted((CORPUS / "directories").glob("*.json")), ids=lambda file: file.stem)
 def test_what_was_found_in_directories(run: Path, tmp_path: Path, file: Path) -> None:
-    document = json.loads(file.read_bytes())
-    case = {name: base64.b64decode(content) for name, content in document.items()}
-    directories.try_case(run, tmp_path / "case", case)
+    directories.try_case(run, tmp_path / "case", directories.load_case(file.read_text()))
 
 
 @pytest.mark.parametrize("seed", range(12))

@@ -19,6 +19,7 @@ from typing import Any
 from cfel import validation
 from cfel.errors import InputError, RunDirectoryError
 from cfel.runlog.json_text import parse_json
+from cfel.wording import show
 
 SCHEMA = 1
 """Layout of a run directory; raised when an older reader would misread a newer directory."""
@@ -63,9 +64,9 @@ class Environment:
         texts |= {f"command[{place}]": word for place, word in enumerate(self.command)}
         for name, value in texts.items():
             if not isinstance(value, str):
-                raise InputError(f"{name}: {value!r} is not text")
+                raise InputError(f"{name}: {show(value)} is not text")
         if not isinstance(self.commit, str | None) or not isinstance(self.modified, bool | None):
-            raise InputError(f"commit, modified: {self.commit!r}, {self.modified!r} are not text and truth")
+            raise InputError(f"commit = {show(self.commit)}, modified = {show(self.modified)}: not allowed")
         validation.check_whole("cores", self.cores, least=0)
 
     def to_json(self) -> str:

@@ -13,6 +13,7 @@ from typing import Any
 
 from cfel.errors import InputError, unknown_name
 from cfel.runlog.json_text import parse_json
+from cfel.wording import show
 
 WALL_CLOCK_FIELDS = ("wall_seconds",)
 """Fields that differ between two runs of the same experiment; all others are equal to the last bit."""
@@ -93,11 +94,13 @@ class RoundRecord:
             self._set(name, _as_count(name, getattr(self, name), optional=name in _OPTIONAL_COUNTS))
         for name in _CUMULATIVE:
             if not 0 <= getattr(self, name) < math.inf:
-                raise InputError(f"{name}: {getattr(self, name)!r} is not a finite number >= 0")
+                raise InputError(f"{name}: {show(getattr(self, name))} is not a finite number >= 0")
         self._set("feasible", bool(self.feasible))
         self._set("violations", tuple(str(words) for words in self.violations))
         if not re.fullmatch(r"[0-9a-f]{64}", self.model_sha256):
-            raise InputError(f"model_sha256: {self.model_sha256!r} is not 64 lower-case hexadecimal digits")
+            raise InputError(
+                f"model_sha256: {show(self.model_sha256)} is not 64 lower-case hexadecimal digits"
+            )
 
     def _set(self, name: str, value: object) -> None:
         object.__setattr__(self, name, value)
@@ -142,11 +145,11 @@ def _decode(name: str, value: object) -> object:
     if name in (*_FLOATS, *_OPTIONAL_FLOATS) and value in _NOT_A_JSON_NUMBER:
         return float(str(value))
     if name == "violations" and not isinstance(value, list):
-        raise InputError(f"violations: {value!r} is not a list of words")
+        raise InputError(f"violations: {show(value)} is not a list of words")
     if name == "feasible" and not isinstance(value, bool):
-        raise InputError(f"feasible: {value!r} is not true or false")
+        raise InputError(f"feasible: {show(value)} is not true or false")
     if name == "model_sha256" and not isinstance(value, str):
-        raise InputError(f"model_sha256: {value!r} is not text")
+        raise InputError(f"model_sha256: {show(value)} is not text")
     return value
 
 
@@ -154,7 +157,7 @@ def _as_float(name: str, value: Any, *, optional: bool) -> float | None:  # noqa
     if optional and value is None:
         return None
     if isinstance(value, str | bytes | bool) or not hasattr(value, "__float__"):
-        raise InputError(f"{name}: {value!r} is not a number")
+        raise InputError(f"{name}: {show(value)} is not a number")
     try:
         return float(value)
     except OverflowError as error:
@@ -165,7 +168,7 @@ def _as_count(name: str, value: Any, *, optional: bool) -> int | None:  # noqa: 
     if optional and value is None:
         return None
     if isinstance(value, bool) or not hasattr(value, "__index__") or int(value) < 0:
-        raise InputError(f"{name}: {value!r} is not a whole number >= 0")
+        raise InputError(f"{name}: {show(value)} is not a whole number >= 0")
     if int(value) > _MAX_COUNT:
         raise InputError(f"{name}: is larger than {_MAX_COUNT}")
     return int(value)

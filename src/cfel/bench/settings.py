@@ -26,7 +26,7 @@ from cfel.world import World
 SEED = 0
 RHO, THETA = 1.0, 0.1
 # So many rounds that the last one, which would be evaluated, is never reached.
-ENDLESS = 1_000_000
+ENDLESS = 100_000
 TEST_SAMPLES = 10
 
 

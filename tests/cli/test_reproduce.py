@@ -196,7 +196,7 @@ def test_an_estimate_comes_first(data: dict[str, Path], out: Path) -> None:
 def test_femnist_has_no_beta(run: Run, data: dict[str, Path], out: Path) -> None:
     answer = run("reproduce", "noniid", "--dataset", "femnist", "--data", data["femnist"], "--out", out)
     assert answer.code == 2
-    assert "CIFAR-10 only" in answer.err
+    assert "only for cifar10" in answer.err
 
 
 def test_nothing_to_report_on(run: Run, data: dict[str, Path], out: Path) -> None:

@@ -1,0 +1,56 @@
+"""A coordinator's calls: whom it waits for, and how it learns that its term is over."""
+
+import asyncio
+from dataclasses import dataclass
+
+import pytest
+
+from cfel.deployment.coordinator.edge_calls import DeposedError, TermCalls
+from cfel.deployment.protocol.calls import Answer, Request
+from cfel.deployment.protocol.coordinator_requests import EstimateAnswer, EstimateCommand
+from cfel.deployment.security.identity import Identity
+from cfel.errors import NotAdmittedError, RejectedError, StaleTermError, UnreachableError
+
+COMMAND = EstimateCommand(3, (0, 0, 0), (True,))
+
+
+@dataclass
+class Edges:
+    """Edge servers that fail as given, or answer."""
+
+    failures: dict[int, Exception]
+
+    async def call(self, to: Identity, request: Request[Answer], seconds: float) -> Answer:
+        """See `Calls`."""
+        del request, seconds
+        if to.number in self.failures:
+            raise self.failures[to.number]
+        return EstimateAnswer(())  # type: ignore[return-value]
+
+
+def command(failures: dict[int, Exception], *, leads: bool = True) -> tuple[list[int], set[int]]:
+    """Who answered, and who is missing from then on."""
+    calls = TermCalls(3, 3, Edges(failures), lambda: leads, 0.0)
+    return sorted(asyncio.run(calls.command(COMMAND, 0.0))), calls.missing
+
+
+def test_a_stale_term_deposes_whatever_its_words_are() -> None:
+    with pytest.raises(DeposedError):
+        command({1: StaleTermError("anything")})
+
+
+def test_words_alone_depose_nobody() -> None:
+    assert command({1: RejectedError("a model of stale term 1 is not needed")}) == ([0, 2], set())
+
+
+def test_an_edge_server_with_another_experiment_is_missing() -> None:
+    assert command({1: NotAdmittedError("another experiment")}) == ([0, 2], {1})
+
+
+def test_an_edge_server_that_does_not_answer_in_time_is_missing() -> None:
+    assert command({2: UnreachableError("nobody answers")}) == ([0, 1], {2})
+
+
+def test_a_coordinator_that_leads_no_more_commands_nothing() -> None:
+    with pytest.raises(DeposedError, match="term 3 is over"):
+        command({}, leads=False)

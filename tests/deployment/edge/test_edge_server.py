@@ -1,0 +1,88 @@
+"""What an edge server tells others: the plan under way, and its model without holding up its event loop."""
+
+import asyncio
+import threading
+from dataclasses import replace
+from pathlib import Path
+
+import numpy as np
+import pytest
+
+from cfel.control.scheme import RoundPlan
+from cfel.deployment.coordinator.control_state import initial_coordinator_state
+from cfel.deployment.protocol.calls import RemoteCalls
+from cfel.deployment.protocol.coordinator_requests import NewestRequest, PlanCommand
+from cfel.deployment.protocol.peer_requests import PeerModelRequest
+from cfel.deployment.security.identity import Identity
+from cfel.errors import RejectedError
+from cfel.learning.models.flat import FlatModel
+from tests.deployment.conftest import deployed
+from tests.deployment.memory_federation import Federation, MemoryClient, until
+
+EDGE, OTHER = Identity("edge", 0), Identity("edge", 1)
+
+
+def test_a_successor_hears_of_the_plan_under_way(tmp_path: Path) -> None:
+    """The round waits for its devices; the coordinator dies; the next one asks for the newest state."""
+
+    async def play() -> None:
+        async with Federation(deployed(), tmp_path) as federation:
+            federation.start(EDGE)
+            await until("it is there", lambda: EDGE in federation.network.members)
+            calls = RemoteCalls(MemoryClient(OTHER, federation.network))
+            assert (await calls.call(EDGE, NewestRequest(), 5)).state is None
+            plan = RoundPlan(np.full(6, 0.5), np.full(6, 0.25), 1.0, 1.0, 0.0, 0.0, 0.0, True, ())
+            state = initial_coordinator_state(federation.world)
+            state = replace(state, plan=plan, available=(True,) * 6)
+            under_way = asyncio.create_task(calls.call(EDGE, PlanCommand(1, (0, 0, 0), state), 60))
+            await until("it runs", lambda: bool(federation.edges[0].server.training.running))
+            newest = (await calls.call(EDGE, NewestRequest(), 5)).state
+            assert newest is not None
+            assert newest.plan is not None
+            assert newest.plan.rho.tolist() == [0.5] * 6
+            under_way.cancel()
+
+    asyncio.run(play())
+
+
+@pytest.mark.parametrize("devices", [5, 7])
+def test_a_plan_for_another_fleet_is_rejected(tmp_path: Path, devices: int) -> None:
+    async def play() -> None:
+        async with Federation(deployed(), tmp_path) as federation:
+            federation.start(EDGE)
+            await until("it is there", lambda: EDGE in federation.network.members)
+            calls = RemoteCalls(MemoryClient(OTHER, federation.network))
+            state = replace(initial_coordinator_state(federation.world), available=(True,) * 6)
+            with pytest.raises(RejectedError, match=r"state\.plan: is missing"):
+                await calls.call(EDGE, PlanCommand(1, (0, 0, 0), state), 5)
+            rho = np.full(devices, 0.5)
+            plan = RoundPlan(rho, rho, 1.0, 1.0, 0.0, 0.0, 0.0, True, ())
+            with pytest.raises(RejectedError, match=rf"state\.plan\.rho: {devices} entries for 6 devices"):
+                await calls.call(EDGE, PlanCommand(1, (0, 0, 0), replace(state, plan=plan)), 5)
+
+    asyncio.run(play())
+
+
+def test_a_model_for_neighbours_is_hashed_once_and_not_on_the_event_loop(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    threads: list[int] = []
+    digest = FlatModel.sha256
+
+    def watch(model: FlatModel) -> bytes:
+        threads.append(threading.get_ident())
+        return digest(model)
+
+    async def play() -> None:
+        async with Federation(deployed(), tmp_path) as federation:
+            federation.start(EDGE)
+            await until("it is there", lambda: EDGE in federation.network.members)
+            monkeypatch.setattr(FlatModel, "sha256", watch)
+            calls = RemoteCalls(MemoryClient(OTHER, federation.network))
+            for _ in range(3):
+                answer = await calls.call(EDGE, PeerModelRequest((0, 0, 0)), 5)
+                assert answer.model.digest == digest(federation.world.start)
+
+    asyncio.run(play())
+    assert len(threads) == 1
+    assert threads[0] != threading.get_ident()

@@ -1,0 +1,86 @@
+"""Models fetched for a gossip step: commands that come late or again do no harm."""
+
+import asyncio
+from dataclasses import dataclass, field
+
+import pytest
+import torch
+
+from cfel.deployment.edge.neighbour_models import NeighbourModels
+from cfel.deployment.payloads import EncodedModel
+from cfel.deployment.positions import Position
+from cfel.deployment.protocol.calls import Answer, Request
+from cfel.deployment.protocol.peer_requests import PeerModelAnswer, PeerModelRequest
+from cfel.deployment.security.identity import Identity
+from cfel.errors import RejectedError
+from cfel.learning.models.flat import FlatModel
+
+MODEL = FlatModel(torch.arange(3.0), torch.zeros(0))
+FIRST, SECOND = (0, 2, 0), (0, 2, 1)
+
+
+@dataclass
+class Neighbours:
+    """Edge servers that answer with `MODEL`, number 2 only when it is let."""
+
+    slow: asyncio.Event = field(default_factory=asyncio.Event)
+    asked: list[tuple[int, Position | None]] = field(default_factory=list)
+
+    async def call(self, to: Identity, request: Request[Answer], seconds: float) -> Answer:
+        """See `Calls`."""
+        del seconds
+        assert isinstance(request, PeerModelRequest)
+        self.asked.append((to.number, request.at))
+        if to.number == 2:
+            await self.slow.wait()
+        return PeerModelAnswer((0, 0, 0), EncodedModel.encode(MODEL).body)  # type: ignore[return-value]
+
+
+def test_a_late_copy_of_fetch_leaves_the_step_under_way_alone() -> None:
+    """Step (0, 2, 1) has one model and waits for the other when a copy of the step before comes late."""
+
+    async def play() -> None:
+        neighbours = Neighbours()
+        models = NeighbourModels(neighbours, MODEL, 5.0)
+        under_way = asyncio.create_task(models.fetch(1, SECOND, [1, 2]))
+        await asyncio.sleep(0.01)
+        assert await models.fetch(1, FIRST, [1]) == {}
+        neighbours.slow.set()
+        assert sorted(await under_way) == [1, 2]
+        assert neighbours.asked == [(1, SECOND), (2, SECOND)]
+
+    asyncio.run(play())
+
+
+def test_the_same_step_is_fetched_once_also_for_a_new_coordinator() -> None:
+    async def play() -> None:
+        neighbours = Neighbours()
+        models = NeighbourModels(neighbours, MODEL, 5.0)
+        await models.fetch(1, FIRST, [1])
+        assert sorted(await models.fetch(2, FIRST, [1])) == [1]
+        assert neighbours.asked == [(1, FIRST)]
+
+    asyncio.run(play())
+
+
+def test_a_new_coordinator_may_go_back_a_step() -> None:
+    """It has not heard that the others went on; an older coordinator is rejected by its term before this."""
+
+    async def play() -> None:
+        neighbours = Neighbours()
+        models = NeighbourModels(neighbours, MODEL, 5.0)
+        await models.fetch(1, SECOND, [1])
+        assert sorted(await models.fetch(2, FIRST, [1])) == [1]
+
+    asyncio.run(play())
+
+
+def test_without_any_neighbour_there_is_no_catching_up() -> None:
+    @dataclass
+    class Nobody:
+        async def call(self, to: Identity, request: Request[Answer], seconds: float) -> Answer:
+            """See `Calls`."""
+            raise RejectedError(f"{to}, {request.method}: not now ({seconds})")
+
+    with pytest.raises(RejectedError, match="no neighbour can be reached"):
+        asyncio.run(NeighbourModels(Nobody(), MODEL, 5.0).fetch_any_present([1, 2]))

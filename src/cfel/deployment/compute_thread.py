@@ -1,6 +1,6 @@
-"""One thread for arithmetic, so that the event loop stays free to answer; torch uses one thread in it.
+"""One thread for arithmetic, so that the event loop stays free to answer calls; torch uses one thread in it.
 
-One, so that what is done runs in the order it was asked, and results are the simulator's to the last bit.
+A single thread runs functions in the order they come, so results equal the simulator's to the last bit.
 """
 
 import asyncio
@@ -25,5 +25,5 @@ class ComputeThread:
         return await asyncio.get_running_loop().run_in_executor(self._pool, function)
 
     def close(self) -> None:
-        """Waits for what is under way; what has not begun is dropped."""
+        """Waits for the function that runs; drops those that have not begun."""
         self._pool.shutdown(cancel_futures=True)

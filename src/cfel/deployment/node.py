@@ -1,7 +1,7 @@
-"""One process of a federation: an edge server or a device, put together, run and stopped.
+"""One process of a federation: builds an edge server or a device, connects it to the network, and runs it.
 
-The experiment is built by whoever calls; here its parts meet the network. A process may be stopped at any
-moment: what counts is on the disk before anybody hears of it.
+The caller builds the experiment. A process may be stopped at any moment: what matters is on its disk before
+any other node hears of it.
 """
 
 import asyncio
@@ -41,7 +41,7 @@ class Node:
     Attributes:
         identity: who it is.
         addresses: "host:port" of every edge server, by number.
-        directory: where it keeps what it must not forget.
+        directory: where it keeps its state.
         certificates: directory with its certificate, key and authority.
         listen: address to listen on, if another than others reach it at; edge servers only.
         energy: where a device that measures takes its joules from: the host's counters ("auto"), the
@@ -120,7 +120,7 @@ async def run_device(
         deployment: deadlines and limits.
         node: where it stands.
         experiment_check: which experiment that is.
-        data: samples of its own; None for its part of the experiment's.
+        data: its own samples; None for its part of the experiment's.
     """
     number = node.identity.number
     if number >= world.setting.fleet.devices:
@@ -180,7 +180,7 @@ async def ask_status(node: Node, seconds: float = 3.0) -> dict[int, Status | str
 
 
 def own_data(world: World, number: int) -> DeviceData:
-    """A device's samples alone, in a data set of their own: the others' need not stay in its memory."""
+    """A data set with one device's samples only, so that those of others need not stay in its memory."""
     held = world.data[number]
     places = torch.from_numpy(held.indices)
     writers = held.data.train_writers

@@ -22,17 +22,17 @@ class DeploymentParameters:
         round_seconds: an edge server closes an edge round after this long, with what has arrived.
         gone_seconds: it does not wait for a device that has been disconnected for this long.
         gossip_seconds: an edge server that misses a gossip step by this much is left out of it.
-        election_seconds: silence after which a member thinks the coordinator dead; other waits follow it.
+        election_seconds: silence after which the coordinator counts as dead; other waits follow it.
         time_scale: real seconds per virtual second that devices take, to emulate the fleet; 0 for no waiting.
         clip_norm: an update of larger Euclidean norm is scaled down to it; None for no limit.
-        quarantine_after: refused uploads after which a device is not listened to any more; 0 for never.
+        quarantine_after: rejected uploads after which a device is quarantined; 0 for never.
         linger_seconds: a finished edge server waits this long for one that missed the end.
         host: address that `cfel up` lets edge servers listen on.
         certificate_hours: lifetime of the certificates that `cfel up` makes.
-        receive_seconds: time a request may take to come in, besides what its body takes.
-        least_bytes_per_second: the pace below which a body comes too slowly.
-        calls_per_second: what one member may call an edge server; twice as many at once.
-        bytes_in_flight: bodies that one member may have under way to an edge server; one may always be.
+        receive_seconds: time in which a request must arrive, without its body.
+        least_bytes_per_second: slowest rate at which a body may arrive.
+        calls_per_second: calls that one node may make to an edge server; twice as many at once.
+        bytes_in_flight: bytes that one node may be sending to an edge server; a single body may be larger.
     """
 
     conditions: str = "model"

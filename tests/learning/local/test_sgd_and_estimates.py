@@ -1,6 +1,5 @@
 """Steps, batches and estimates against numbers derived by hand."""
 
-import json
 import math
 
 import numpy as np
@@ -17,8 +16,6 @@ from cfel.learning.device_messages import DeviceOrder, DeviceState
 from cfel.learning.local.estimates import (
     Estimates,
     check_estimates,
-    decode_estimates,
-    encode_estimates,
     refresh_estimates,
     stack_estimates,
     unstack_estimates,
@@ -187,12 +184,6 @@ def test_estimates_know_whether_they_are_finite(sigma2: float, g2: float, finite
 def test_estimates_from_elsewhere_must_be_possible(sigma2: float, g2: float) -> None:
     with pytest.raises(InputError, match="diverged"):
         check_estimates(Estimates(sigma2, g2))
-
-
-@pytest.mark.parametrize("known", [None, Estimates(1.0, -1.0), Estimates(0.1, 2.0, (0.5, 1.0))])
-def test_estimates_as_values_and_back(known: Estimates | None) -> None:
-    assert decode_estimates(encode_estimates(known)) == known
-    assert decode_estimates(json.loads(json.dumps(encode_estimates(known)))) == known
 
 
 def test_estimates_as_arrays_and_back() -> None:

@@ -10,7 +10,7 @@ from dataclasses import dataclass
 from cfel.control.scheme import RoundPlan
 from cfel.deployment.measurement.measured_rounds import EdgeRoundMeasurements, FederationMeasurements
 from cfel.deployment.positions import Position
-from cfel.learning.local.estimates import Estimates
+from cfel.learning.local.estimates import Estimates, check_estimates
 from cfel.rounds.kernel import ControlState, DeviceWork, initial_control
 from cfel.world import World
 
@@ -56,6 +56,11 @@ class CoordinatorState:
     plan: RoundPlan | None = None
     available: tuple[bool, ...] = ()
     measured: FederationMeasurements | None = None
+
+    def __post_init__(self) -> None:
+        for estimates in self.estimates:
+            if estimates is not None:
+                check_estimates(estimates)
 
     @property
     def at(self) -> Position:

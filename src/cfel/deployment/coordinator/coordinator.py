@@ -57,7 +57,7 @@ class Coordinator:
         calls: how it reaches the edge servers, its own included.
         compute: where plans are made.
         still_leads: whether it still may act.
-        number: the edge server that holds the office.
+        number: the edge server that it runs on.
         on_refusal: called for devices with implausible estimates.
     """
 

@@ -1,4 +1,4 @@
-"""Gossip weights for the edge servers and links that are there in one gossip step."""
+"""Gossip weights when edge servers or links are missing in a gossip step."""
 
 from collections.abc import Collection, Mapping
 
@@ -14,13 +14,13 @@ def mixing_rows(
 ) -> MixingRows:
     """The mixing matrix, row by row.
 
-    With everybody there it is the experiment's own, to the last bit. A link counts only if both ends have the
-    other's model; whoever is not there keeps its own.
+    With nothing missing it is the experiment's, to the last bit. A link counts only if both ends have the
+    other's model; an edge server that is missing keeps its own.
 
     Args:
         backhaul: graph and weights of the experiment.
-        got: whose models each edge server that is there has.
-        at_once: everybody averages over everybody, whatever the links.
+        got: whose models each edge server has; without those that are missing.
+        at_once: all average over all, whatever the links.
     """
     if at_once:
         return _rows_at_once(backhaul, got)
@@ -35,7 +35,7 @@ def mixing_rows(
 
 
 def _rows_at_once(backhaul: Backhaul, got: Mapping[int, Collection[int]]) -> MixingRows:
-    """Those that have the models of all who are there share the mean; the others keep their own."""
+    """Those that have all models share the mean; the others keep their own."""
     live = [i for i in got if all(j in got[i] for j in got if j != i)]
     if len(live) == backhaul.clusters:
         return tuple(tuple(row.tolist()) for row in backhaul.weights)

@@ -1,4 +1,4 @@
-"""The coordinator's office at one edge server: taken when it is elected, left when it is not any more."""
+"""The coordinator's role at one edge server: taken when it is elected, left when it leads no more."""
 
 import asyncio
 import logging
@@ -21,7 +21,7 @@ _MOST_RESTS = 64.0
 
 
 class CoordinatorRole:
-    """Holds the office while its edge server is the leader.
+    """Runs a coordinator while its edge server is the leader.
 
     Args:
         server: its edge server.
@@ -30,7 +30,7 @@ class CoordinatorRole:
         world: what is run.
         simulation: accounts, evaluation, when to stop.
         deployment: deadlines.
-        on_refusal: told of what is not believed.
+        on_refusal: called for devices whose estimates are not believed.
     """
 
     def __init__(
@@ -51,7 +51,7 @@ class CoordinatorRole:
         self._failure, self._failed_at = "", server.state.position
 
     def change(self, term: int, leader: int | None, member: Member) -> None:
-        """Takes the office if its edge server leads from now on, else leaves it."""
+        """Starts a coordinator if its edge server leads from now on; ends the one of an earlier term."""
         self._server.progress.obey(term)
         self.leave()
         if leader == self._server.number:
@@ -59,16 +59,16 @@ class CoordinatorRole:
 
     @property
     def problem(self) -> str:
-        """Why its last term ended before its time, as long as the run has not gone on since; else empty."""
+        """Why its last term failed, until the run makes progress again; else empty."""
         return self._failure if self._server.state.position == self._failed_at else ""
 
     async def wait_for_end(self) -> None:
-        """Returns when the coordinator, if it sits here, has told everybody that the experiment is over."""
+        """Returns when the coordinator, if it runs here, has said farewell to all edge servers."""
         if self._term is not None:
             await asyncio.wait([self._term])
 
     def leave(self) -> None:
-        """Leaves the office at once."""
+        """Ends the coordinator at once."""
         if self._term is not None and not self._term.done():
             self._term.cancel()
 
@@ -94,18 +94,18 @@ class CoordinatorRole:
             await coordinator.lead()
         except DeposedError as error:
             _LOG.warning("%s", error)
-        except Exception as error:  # noqa: BLE001 — logged with its trace; the office must not stay held
+        except Exception as error:  # noqa: BLE001 — logged with its trace; another edge server must take over
             self._give_up(term, member, error)
         else:
             self._failures = 0
 
     def _give_up(self, term: int, member: Member, error: Exception) -> None:
-        """Leaves the office to another edge server; should that fail too, each rests ever longer."""
+        """Leaves the role to another edge server; should that fail too, each waits longer."""
         self._failures += 1
         rest_seconds = self._deployment.election_seconds * min(4.0 * 2**self._failures, _MOST_RESTS)
         self._failure, self._failed_at = (
             f"coordinator of term {term} failed: {error!r}",
             self._server.state.position,
         )
-        _LOG.error("%s; gives the office up for %.1f s", self._failure, rest_seconds, exc_info=error)
+        _LOG.error("%s; asks for no votes for %.1f s", self._failure, rest_seconds, exc_info=error)
         member.resign(term, rest_seconds)

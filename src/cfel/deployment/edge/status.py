@@ -1,6 +1,6 @@
 """What an edge server shows of itself: a `Status` for `cfel status` and the dashboard.
 
-Of its own devices it knows what they are doing; of the others what their edge servers last told.
+It knows what its own devices are doing; of the others, what their edge servers last reported.
 """
 
 import math
@@ -20,12 +20,12 @@ from cfel.system import Conditions
 from cfel.world import World
 
 MOST_ROUNDS = 400
-"""Finished rounds that a snapshot tells of."""
+"""Finished rounds in a snapshot."""
 
 
 @dataclass(frozen=True, slots=True)
 class Others:
-    """What an edge server knows of everybody.
+    """What an edge server knows of all nodes.
 
     Attributes:
         devices: what each of them is doing, as far as known.
@@ -43,16 +43,16 @@ def snapshot(
     server: EdgeServer,
     member: Member,
     others: Others,
-    refused: Mapping[str, int],
+    rejections: Mapping[str, int],
 ) -> Status:
-    """The present state of an edge server; when it came to that is for the caller to add.
+    """The present state of an edge server; the caller adds since when.
 
     Args:
         world: what is run.
         server: its part.
         member: its part in the election.
-        others: what it knows of everybody, and what is wrong.
-        refused: how many calls were refused, by reason.
+        others: what it knows of all nodes, and what is wrong.
+        rejections: how many calls were rejected, by reason.
     """
     state, records = server.state, server.log.records
     last = records[-1] if records else None
@@ -85,7 +85,7 @@ def snapshot(
             for a, b in world.setting.backhaul.edges
         ),
         history=thin_history(tuple(_point(record) for record in records), MOST_ROUNDS),
-        refused=tuple(sorted(refused.items())),
+        refused=tuple(sorted(rejections.items())),
         elections=tuple(member.events),
         problem=others.problem,
     )

@@ -1,4 +1,4 @@
-"""Addresses of edge servers: "host:port", written out, as gRPC takes port 443 where none is given."""
+"""Addresses of edge servers: "host:port". The port is required, as gRPC would take 443 without one."""
 
 import errno
 import re
@@ -13,8 +13,8 @@ def split_address(what: str, given: object) -> tuple[str, int]:
     """Host and port of an address.
 
     Args:
-        what: the key that it stands at.
-        given: what stands there.
+        what: the key, for the error message.
+        given: its value.
 
     Raises:
         InputError: it is not an address with a port.
@@ -26,10 +26,10 @@ def split_address(what: str, given: object) -> tuple[str, int]:
 
 
 def check_free(address: str) -> None:
-    """Tries whether an address can be listened on: gRPC does not say why it cannot.
+    """Checks that a server can listen on an address: gRPC does not say why it cannot.
 
     Raises:
-        DeploymentError: somebody else listens there, or it is not an address of this machine.
+        DeploymentError: another process listens there, or it is not an address of this machine.
     """
     host, _, port = address.rpartition(":")
     try:

@@ -1,9 +1,9 @@
 """The transport without a network: calls within one process, with every fault that a network has.
 
 Messages take the same bytes as over gRPC, with the same limits and the same rules on who may call what.
-What happens to the nth message from one member to another follows from the seed, the two and n alone, so a
-schedule is the same again however the rest of the program interleaves. Not a substitute for tests with real
-processes: it knows nothing of certificates and of what a kernel buffers.
+What happens to the nth message from one node to another depends on the seed, the two nodes and n alone, so a
+schedule repeats however the rest of the program interleaves. Not a substitute for tests with real processes:
+it has no certificates and no buffers of an operating system.
 """
 
 import asyncio

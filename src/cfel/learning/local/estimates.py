@@ -11,8 +11,8 @@ Where to evaluate and which batches to draw is decided in `roles`.
 Ĝ² may be negative: a floor at zero would bias it. The code that averages over devices applies the floor.
 With batch norm, half a batch has other statistics than the whole batch, so `reuse` is an approximation there.
 
-The module also holds the only conversion of estimates to plain values (`encode_estimates`, for messages and
-JSON) and to arrays (`stack_estimates`, for checkpoints).
+`stack_estimates` turns the estimates of all devices into arrays, for checkpoints. In messages they are
+encoded like any other value, by `deployment.protocol.codec`.
 """
 
 import math
@@ -67,21 +67,6 @@ def refresh_estimates(before: Estimates | None, fresh: Estimates) -> Estimates:
     `kept_energy` describes the device's last update, which a fresh measurement does not touch: it is kept.
     """
     return fresh if before is None else replace(fresh, kept_energy=before.kept_energy)
-
-
-def encode_estimates(estimates: Estimates | None) -> list[Any] | None:
-    """Estimates as plain values: `[σ², G², [kept energy, …]]`, or None."""
-    if estimates is None:
-        return None
-    return [estimates.sigma2, estimates.g2, list(estimates.kept_energy)]
-
-
-def decode_estimates(values: Sequence[Any] | None) -> Estimates | None:
-    """The inverse of `encode_estimates`, checked by `check_estimates`."""
-    if values is None:
-        return None
-    sigma2, g2, kept_energy = values
-    return check_estimates(Estimates(sigma2, g2, tuple(kept_energy)))
 
 
 def stack_estimates(estimates: Sequence[Estimates | None]) -> dict[str, FloatArray]:

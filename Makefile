@@ -28,7 +28,7 @@ test-slow: $(READY)       ## every test that takes minutes
 	$(BIN)/pytest -m slow
 
 SECONDS ?= 60
-fuzz: $(READY)            ## change run directories and messages at random; SECONDS=0 goes on until Ctrl-C
+fuzz: $(READY)            ## change run directories and messages at random; SECONDS=0 runs until Ctrl-C
 	$(BIN)/python -m tests.fuzz --seconds $(SECONDS)
 
 check: $(READY)           ## style, types, layers

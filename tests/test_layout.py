@@ -1,4 +1,4 @@
-"""The source tree keeps its shape: every package has its tests, no directory holds too many modules."""
+"""The source tree keeps its shape: every package has tests; modules and directories stay small."""
 
 from pathlib import Path
 
@@ -8,6 +8,7 @@ ROOT = Path(__file__).parents[1]
 SOURCE = ROOT / "src" / "cfel"
 PACKAGES = sorted(path.parent.relative_to(SOURCE) for path in SOURCE.rglob("__init__.py"))
 MOST_MODULES = 15
+MOST_LINES = 300
 
 
 @pytest.mark.parametrize("package", PACKAGES, ids=str)
@@ -19,3 +20,8 @@ def test_every_package_has_tests(package: Path) -> None:
 def test_no_directory_holds_too_many_modules(package: Path) -> None:
     """Except `cli`, which has one file per command."""
     assert len(list((SOURCE / package).glob("*.py"))) <= MOST_MODULES
+
+
+def test_no_module_is_too_long() -> None:
+    lengths = {path: len(path.read_text(encoding="utf-8").splitlines()) for path in SOURCE.rglob("*.py")}
+    assert [str(path.relative_to(SOURCE)) for path, lines in lengths.items() if lines > MOST_LINES] == []

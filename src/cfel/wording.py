@@ -24,7 +24,12 @@ def show(value: object) -> str:
     except (ValueError, RecursionError):
         # Python refuses to write out whole numbers of thousands of digits.
         return f"a huge {type(value).__name__}"
-    return text if len(text) <= _MAX_SHOWN else f"{text[:_MAX_SHOWN]}…"
+    return shorten(text)
+
+
+def shorten(text: str, most: int = _MAX_SHOWN) -> str:
+    """The text, or as many of its first characters."""
+    return text if len(text) <= most else f"{text[:most]}…"
 
 
 def escape_control(text: str) -> str:

@@ -5,7 +5,7 @@ from pathlib import Path
 
 import pytest
 
-from tests.fuzz import directories
+from tests.fuzz import directories, wire
 
 CORPUS = Path(__file__).with_name("corpus")
 
@@ -24,3 +24,9 @@ def test_what_was_found_in_directories(run: Path, tmp_path: Path, file: Path) ->
 def test_random_changes_to_directories(run: Path, tmp_path: Path, seed: int) -> None:
     draw = random.Random(seed)  # noqa: S311 — to be drawn again, not to be secret
     directories.try_case(run, tmp_path / "case", directories.make_case(draw, run))
+
+
+@pytest.mark.parametrize("seed", range(4))
+def test_random_changes_to_messages(seed: int) -> None:
+    for number in range(1000):
+        wire.try_case(random.Random(f"{seed}-{number}"))  # noqa: S311

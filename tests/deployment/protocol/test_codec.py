@@ -9,7 +9,8 @@ import pytest
 
 from cfel.arrays import BoolArray, FloatArray
 from cfel.deployment.protocol.codec import Amount, Count, Digest, Finite, Positive, Share, decode, encode
-from cfel.deployment.protocol.device_requests import EstimatesRequest, UploadRequest
+from cfel.deployment.protocol.device_requests import EstimatesRequest, NextRequest, UploadRequest
+from cfel.deployment.protocol.peer_requests import HelloAnswer
 from cfel.deployment.transport.messages import Body
 from cfel.errors import RejectedError
 from cfel.learning.local.estimates import Estimates
@@ -122,3 +123,17 @@ def test_a_body_travels_beside_its_request() -> None:
     found: Any = decode(content, UploadRequest, body)
     assert found.content is body
     assert (found.round, found.steps, found.samples) == ((1, 2), 3, 4)
+
+
+def test_text_that_is_not_unicode_is_rejected() -> None:
+    """Both where it is expected and behind another field that is wrong."""
+    for content in (b"\x81\xa5known\xa2\xff\xfe", b"\x82\xa5known\x01\xa1x\xa2\xff\xfe"):
+        with pytest.raises(RejectedError):
+            decode(content, NextRequest)
+
+
+def test_a_reason_is_short() -> None:
+    content = encode({"over": False, "devices": {1: "x" * 100_000}})
+    with pytest.raises(RejectedError) as rejected:
+        decode(content, HelloAnswer)
+    assert len(str(rejected.value)) < 1100

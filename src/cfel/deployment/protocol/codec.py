@@ -16,6 +16,7 @@ import numpy as np
 
 from cfel.deployment.transport.messages import NO_BODY, Body, Message
 from cfel.errors import InputError, RejectedError
+from cfel.wording import shorten
 
 MOST_WHOLE = 2**53
 """Whole numbers up to here are exact as floats, too."""
@@ -31,6 +32,7 @@ Digest = Annotated[str, msgspec.Meta(pattern="^[0-9a-f]{64}$")]
 
 Value = TypeVar("Value")
 
+_MAX_REASON = 1000
 _ARRAYS = ("<f8", "<i8", "<i4", "|b1")
 _FIELD_ERROR = re.compile(r"(?P<expected>.*?)(?: - at `(?:key in )?\$(?P<path>[^`]*)`)?", re.DOTALL)
 _WRONG_FIELD = re.compile(r"Object (missing required|contains unknown) field `(?P<name>[^`]*)`")
@@ -55,8 +57,9 @@ def decode(content: bytes, kind: type[Value], body: Body = NO_BODY) -> Value:
     try:
         return msgspec.msgpack.decode(content, type=kind, dec_hook=partial(_decode_special, body))
     except msgspec.ValidationError as error:
-        raise RejectedError(_describe(error, content)) from error
-    except (msgspec.DecodeError, RecursionError) as error:
+        # Values can be as long as the message; nobody wants to read that much in a log.
+        raise RejectedError(shorten(_describe(error, content), _MAX_REASON)) from error
+    except (msgspec.DecodeError, UnicodeDecodeError, RecursionError) as error:
         raise RejectedError(f"not MessagePack: {error}") from error
 
 
@@ -115,7 +118,7 @@ def _describe(error: msgspec.ValidationError, content: bytes) -> str:
         return f"{path}.{wrong['name']}: is {problem}".lstrip(".")
     try:
         value = _look_up(msgspec.msgpack.decode(content), path)
-    except (msgspec.DecodeError, RecursionError):
+    except (msgspec.DecodeError, UnicodeDecodeError, RecursionError):
         value = content  # damaged behind the field, or nested beyond all bounds
     return f"{path.lstrip('.') or 'header'} = {reprlib.repr(value)}: {reason}"
 

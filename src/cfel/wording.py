@@ -3,8 +3,8 @@
 import re
 
 _MAX_SHOWN = 200
-# Control characters, changes of the writing direction, and halves of surrogate pairs.
-_CONTROL = re.compile("[\x00-\x1f\x7f-\x9f\u200e\u200f\u202a-\u202e\u2066-\u2069\ud800-\udfff]")
+# Control characters, separators of lines, changes of the writing direction, and halves of surrogate pairs.
+_CONTROL = re.compile("[\x00-\x1f\x7f-\x9f\u200e\u200f\u2028-\u202e\u2066-\u2069\ud800-\udfff]")
 
 
 def plural(count: int, noun: str) -> str:

@@ -12,8 +12,7 @@ from urllib.parse import urlsplit
 
 import pytest
 
-from cfel.dashboard import app as app_module
-from cfel.dashboard import dashboard_app
+from cfel.dashboard import dashboard_app, event_stream
 from cfel.dashboard.access_control import Token, host_name, is_address
 from cfel.errors import InputError
 from cfel.status import Status
@@ -85,13 +84,23 @@ def test_a_reader_that_does_not_read_holds_up_nobody(address: str, scene: Scene)
     other.close()
 
 
-def test_too_many_readers(monkeypatch: pytest.MonkeyPatch, address: str) -> None:
-    monkeypatch.setattr(app_module, "MOST_READERS", 2)
-    readers = [Events(address) for _ in range(2)]
-    for reader in readers:
+def read_to_the_end(reader: Events) -> None:
+    while True:
         reader.next()
-    assert ask(address, "/events").code == 503
-    for reader in readers:
+
+
+def test_readers_that_do_not_read_lock_nobody_out(monkeypatch: pytest.MonkeyPatch, address: str) -> None:
+    """A further reader replaces the oldest, which is disconnected."""
+    monkeypatch.setattr(event_stream, "MOST_READERS", 4)
+    readers = [Events(address) for _ in range(4)]
+    another = Events(address)
+    assert another.code == 200
+    assert another.next().node == "edge-0"
+    with pytest.raises((EOFError, ConnectionError)):
+        read_to_the_end(readers[0])
+    for reader in readers[1:]:
+        assert reader.next().node == "edge-0"
+    for reader in (*readers, another):
         reader.close()
 
 

@@ -5,7 +5,8 @@ from pathlib import Path
 
 from cfel.cli.arguments import Commands, add_command
 from cfel.errors import InputError
-from cfel.launch.node import run_node, start_logging
+from cfel.launch.logs import FORMATS, LEVELS, LogSettings, start_logging
+from cfel.launch.node import run_node
 from cfel.launch.node_file import read_node
 
 
@@ -20,17 +21,30 @@ def register_node(commands: Commands, role: str, example: str) -> None:
         help="configuration of the node; see docs/deploy.md",
     )
     parser.add_argument("--log", type=Path, metavar="FILE", help="log file (default: standard error)")
+    add_log_options(parser)
     parser.set_defaults(run=run, role=role)
+
+
+def add_log_options(parser: argparse.ArgumentParser) -> None:
+    """Adds --log-level and --log-format."""
+    parser.add_argument("--log-level", choices=LEVELS, help="least level to log (default info)")
+    parser.add_argument("--log-format", choices=FORMATS, help="text, or json for one object per line")
+
+
+def choose_log_settings(arguments: argparse.Namespace, default: LogSettings) -> LogSettings:
+    """The settings of the command line, and those of the configuration file for the rest."""
+    return LogSettings(arguments.log_level or default.level, arguments.log_format or default.format)
 
 
 def run(arguments: argparse.Namespace) -> int:
     """Runs the node until the experiment is finished; a node stopped before that exits with 130."""
-    identity = read_node(arguments.config).node.identity
+    file = read_node(arguments.config)
+    identity = file.node.identity
     if identity.role != arguments.role:
         raise InputError(
             f"{arguments.config}: configures {identity}, which `cfel {arguments.role}` cannot run"
         )
-    start_logging(arguments.log)
+    start_logging(arguments.log, choose_log_settings(arguments, file.log))
     if not run_node(arguments.config):
         raise KeyboardInterrupt
     return 0

@@ -8,9 +8,11 @@ from pathlib import Path
 from cfel.cli.arguments import Commands, add_command, add_json_option, add_set_option
 from cfel.cli.federation_view import FederationView
 from cfel.cli.interrupt import defer_interrupt
+from cfel.cli.node import add_log_options, choose_log_settings
 from cfel.cli.run import add_experiment_argument, read_experiment
 from cfel.cli.run_result import print_run_result
 from cfel.launch.federation import LaunchOptions, launch_federation
+from cfel.launch.logs import LogSettings
 from cfel.launch.node_file import read_node
 from cfel.launch.processes import Processes
 from cfel.wording import plural
@@ -27,6 +29,7 @@ def register(commands: Commands) -> None:
     add_experiment_argument(parser)
     parser.add_argument("--out", type=Path, metavar="DIR", help="run directory (default runs/NAME-up)")
     parser.add_argument("--resume", action="store_true", help="resume the federation in DIR")
+    add_log_options(parser)
     add_set_option(parser)
     add_json_option(parser)
     # `read_experiment` looks for --engine, which has no meaning here.
@@ -69,6 +72,7 @@ def run(arguments: argparse.Namespace) -> int:
             on_loss=lambda name: view.print_line(
                 f"{name} was rejected; the others continue without it. See {out / 'nodes' / name}.log"
             ),
+            log=choose_log_settings(arguments, LogSettings()),
             import_from=(arguments.experiment.absolute().parent, Path().absolute()),
         )
         try:

@@ -29,9 +29,8 @@ from cfel.dashboard.event_stream import EventStream, SnapshotFeed
 from cfel.dashboard.metrics import CONTENT_TYPE, metrics_text
 from cfel.status import Status
 
-MOST_READERS = 32
-"""Event streams at a time; further ones get a 503."""
 _MOST_LOGIN_BYTES = 4096
+_LOGIN_SECONDS = 10.0
 _SCRIPTS = ("elements.js", "charts.js", "cards.js", "live.js")
 
 
@@ -112,13 +111,17 @@ class Dashboard:
         return PlainTextResponse("ok\n")
 
     async def _answer_events(self, request: Request) -> Response:
-        # Each stream holds a connection; too many would leave none for the other routes.
-        if self._feed.readers >= MOST_READERS or self._feed.closed:
-            return PlainTextResponse("too many readers\n", status_code=503, headers={"retry-after": "10"})
+        if self._feed.closed:
+            return PlainTextResponse("no more snapshots\n", status_code=503)
         return EventStream(self._feed) if request.method == "GET" else Response()
 
     async def _answer_login(self, request: Request) -> Response:
-        form = parse_qs((await request.body()).decode("ascii", "replace"))
+        try:
+            async with asyncio.timeout(_LOGIN_SECONDS):
+                body = await request.body()
+        except TimeoutError:
+            return PlainTextResponse("the form arrived too slowly\n", status_code=408)
+        form = parse_qs(body.decode("ascii", "replace"))
         offered = form.get("token", [""])[0].strip()
         if self._token is None or not self._token.matches(offered):
             return self._login_page

@@ -2,10 +2,15 @@
 
 A slow reader misses snapshots; it never delays others and never makes any queue up. All readers share one
 encoded document, and each takes the newest when it is ready. Nothing is encoded while nobody reads.
+
+The number of readers is limited. One more replaces the oldest reader of the client that has the most: whether
+a client reads what it was sent cannot be seen, and those that do not must not lock others out. A browser
+that was replaced connects again by itself.
 """
 
 import asyncio
 import logging
+from collections import Counter
 from collections.abc import AsyncIterator, Callable
 
 from starlette.responses import Response
@@ -16,8 +21,12 @@ from cfel.status import Status
 LEAST_SECONDS = 0.2
 """Between two events to the same reader; all changes in between become one event."""
 HEARTBEAT_SECONDS = 10.0
-SEND_TIMEOUT_SECONDS = 30.0
+SEND_TIMEOUT_SECONDS = 10.0
 """A reader that takes longer for one event is disconnected."""
+MOST_READERS = 32
+"""Event streams at a time."""
+DISCONNECT = "cfel.disconnect"
+"""Extension of the ASGI scope: a function that closes the connection at once."""
 
 _LOG = logging.getLogger("cfel.dashboard")
 
@@ -36,8 +45,26 @@ class SnapshotFeed:
         self._version = 0
         self._encoded: tuple[int, bytes] = (-1, b"")
         self._changed = asyncio.Event()
-        self.readers = 0
+        self._readers: dict[EventStream, str] = {}
         self.closed = False
+
+    @property
+    def readers(self) -> int:
+        """How many streams are open."""
+        return len(self._readers)
+
+    def add_reader(self, stream: "EventStream", client: str) -> None:
+        """Registers a stream; at the limit it replaces the oldest one of the client with the most streams."""
+        if len(self._readers) >= MOST_READERS:
+            ((most, _),) = Counter(self._readers.values()).most_common(1)
+            oldest = next(each for each, owner in self._readers.items() if owner == most)
+            del self._readers[oldest]
+            oldest.disconnect()
+        self._readers[stream] = client
+
+    def remove_reader(self, stream: "EventStream") -> None:
+        """Forgets a stream; may be called twice."""
+        self._readers.pop(stream, None)
 
     async def run(self) -> None:
         """Wakes readers at every change, until cancelled or no more come; a failure ends every stream."""
@@ -121,22 +148,25 @@ class EventStream(Response):
         # Starlette sets it to 0, but a stream has no known length.
         del self.headers["content-length"]
         self._feed = feed
+        self.disconnect: Callable[[], None] = lambda: None
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
-        """Streams until the reader disconnects or the feed ends."""
-        del scope
-        self._feed.readers += 1
+        """Streams until the reader disconnects, is replaced, or the feed ends."""
+        self.disconnect = (scope.get("extensions") or {}).get(DISCONNECT, self.disconnect)
+        self._feed.add_reader(self, (scope.get("client") or ("",))[0])
         writer = asyncio.create_task(self._write(send))
         watcher = asyncio.create_task(_wait_for_disconnect(receive))
         try:
             await asyncio.wait((writer, watcher), return_when=asyncio.FIRST_COMPLETED)
         finally:
-            self._feed.readers -= 1
+            self._feed.remove_reader(self)
             for task in (writer, watcher):
                 task.cancel()
             results = await asyncio.gather(writer, watcher, return_exceptions=True)
         for result in results:
             # A reader that left or stopped reading is no failure of the dashboard.
+            if isinstance(result, TimeoutError):
+                self.disconnect()
             if isinstance(result, Exception) and not isinstance(result, TimeoutError | OSError):
                 raise result
 

@@ -1,7 +1,7 @@
 """Serves the dashboard on a port, inside the caller's event loop.
 
-On loopback by default; on other addresses only with a token. uvicorn does the HTTP, but may neither handle
-the process's signals nor log requests.
+On loopback by default; on other addresses only with a token. `connections` accepts clients. uvicorn does the
+HTTP, but may neither handle the process's signals nor log requests.
 """
 
 import asyncio
@@ -9,17 +9,20 @@ import contextlib
 import ipaddress
 import socket
 import ssl
-from collections.abc import AsyncIterator, Iterator
+from collections.abc import AsyncIterator, Callable, Iterator
 from contextlib import asynccontextmanager
 from pathlib import Path
 
 import uvicorn
+from starlette.types import ASGIApp, Receive, Scope, Send
+from uvicorn.protocols.http.h11_impl import H11Protocol
 
 from cfel.dashboard.access_control import is_address
 from cfel.dashboard.app import Dashboard
+from cfel.dashboard.connections import Connections, most_connections
+from cfel.dashboard.event_stream import DISCONNECT
 from cfel.errors import DashboardError, InputError
 
-MOST_CONNECTIONS = 128
 _MOST_HEADER_BYTES = 16 * 1024
 _MOST_PORT = 65_535
 _UNACKNOWLEDGED_MILLISECONDS = 60_000
@@ -53,12 +56,20 @@ async def serve(
     """
     server = _QuietServer(_configuration(app, certificate, key))
     listener = _open_listener(app, host, port)
+    connections = Connections(listener, server.make_protocol, server.config.ssl, most_connections())
     try:
-        task = asyncio.create_task(server.serve(sockets=[listener]))
+        task = asyncio.create_task(server.serve(sockets=[]))
+        accepting = None
         try:
             await _wait_until_started(server, task)
-            yield _address(listener, server.config.is_ssl)
+            address = _address(listener, server.config.is_ssl)
+            accepting = asyncio.create_task(connections.run())
+            yield address
         finally:
+            if accepting is not None:
+                accepting.cancel()
+                await asyncio.gather(accepting, return_exceptions=True)
+            listener.close()
             # Open event streams would keep uvicorn from stopping.
             app.close()
             server.should_exit = True
@@ -67,8 +78,38 @@ async def serve(
         listener.close()
 
 
+class _Protocol(H11Protocol):
+    """uvicorn's protocol; it also reports a closed connection, and lets the app close one at once."""
+
+    on_lost: Callable[[], None] = staticmethod(lambda: None)
+
+    def connection_made(self, transport: asyncio.Transport) -> None:  # type: ignore[override]
+        """Called by the event loop."""
+        super().connection_made(transport)
+        self.app = _offer_disconnect(self.app, transport.abort)
+
+    def connection_lost(self, exc: Exception | None) -> None:
+        """Called by the event loop."""
+        super().connection_lost(exc)
+        self.on_lost()
+
+
+def _offer_disconnect(app: ASGIApp, abort: Callable[[], None]) -> ASGIApp:
+    """Adds to every scope a function that closes the connection at once; ASGI itself has none."""
+
+    async def with_disconnect(scope: Scope, receive: Receive, send: Send) -> None:
+        scope["extensions"] = {**(scope.get("extensions") or {}), DISCONNECT: abort}
+        await app(scope, receive, send)
+
+    return with_disconnect
+
+
 class _QuietServer(uvicorn.Server):
     """uvicorn without its signal handlers: the caller handles Ctrl-C."""
+
+    def make_protocol(self) -> _Protocol:
+        """The protocol of a new connection."""
+        return _Protocol(self.config, self.server_state, self.lifespan.state)
 
     @contextlib.contextmanager
     def capture_signals(self) -> Iterator[None]:
@@ -81,7 +122,7 @@ def _configuration(app: Dashboard, certificate: Path | None, key: Path | None) -
         raise InputError("dashboard: certificate and key go together, but only one was given")
     settings = uvicorn.Config(
         app,
-        http="h11",
+        http=_Protocol,
         ws="none",
         lifespan="on",
         access_log=False,
@@ -89,7 +130,6 @@ def _configuration(app: Dashboard, certificate: Path | None, key: Path | None) -
         server_header=False,
         # Any client can send such headers, and would be believed.
         proxy_headers=False,
-        limit_concurrency=MOST_CONNECTIONS,
         h11_max_incomplete_event_size=_MOST_HEADER_BYTES,
         timeout_graceful_shutdown=2,
         ssl_certfile=certificate,

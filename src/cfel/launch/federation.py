@@ -10,11 +10,12 @@ Certificates and configuration files are written in `preparation`; `processes` k
 
 import time
 from collections.abc import Callable
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from pathlib import Path
 
 from cfel.deployment.edge.state import EdgeDisk
 from cfel.experiment import Experiment, experiment_toml
+from cfel.launch.logs import LogSettings
 from cfel.launch.preparation import find_free_ports, prepare_nodes
 from cfel.launch.processes import STOP_SECONDS, Processes
 from cfel.rounds.edge_models import edge_tensors
@@ -45,6 +46,7 @@ class LaunchOptions:
         on_start: called when all processes have been started.
         on_loss: called with the name of every device that is rejected; the others continue.
         import_from: folders with user-defined code.
+        log: how the nodes log.
     """
 
     command: tuple[str, ...] = ()
@@ -54,6 +56,7 @@ class LaunchOptions:
     on_start: Callable[[Processes], None] = lambda _: None
     on_loss: Callable[[str], None] = lambda _: None
     import_from: tuple[Path, ...] = ()
+    log: LogSettings = field(default_factory=LogSettings)
 
 
 def launch_federation(experiment: Experiment, out: Path, options: LaunchOptions) -> list[RoundRecord]:
@@ -74,7 +77,7 @@ def launch_federation(experiment: Experiment, out: Path, options: LaunchOptions)
         out, world.setting, experiment_toml=text, command=options.command, resume=options.resume
     )
     with writer:
-        configurations = prepare_nodes(resolved, world, out, options.import_from)
+        configurations = prepare_nodes(resolved, world, out, options.import_from, options.log)
         merge_logs(out, writer, world, options.on_round)
         if not _is_over(world, out):
             with Processes(configurations) as processes:

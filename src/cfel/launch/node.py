@@ -1,6 +1,6 @@
 """Runs one node of a federation in this process, until the experiment is over or the process is stopped.
 
-Adds to `deployment` what belongs to a process: its directory, its dashboard, signals and its log.
+Adds to `deployment` what belongs to a process: its directory, its dashboard and signals.
 """
 
 import asyncio
@@ -18,7 +18,7 @@ from cfel.deployment.edge.node import Companion
 from cfel.deployment.node import run_device, run_edge
 from cfel.deployment.security.experiment_check import ExperimentCheck
 from cfel.deployment.transport.addresses import split_address
-from cfel.durable import open_log, translate_os_errors
+from cfel.durable import translate_os_errors
 from cfel.errors import InputError, find_expected_error
 from cfel.experiment import Experiment, digest_shared_parts, experiment_toml
 from cfel.experiment.files import NODE_KEYS
@@ -122,14 +122,3 @@ async def run_until_stopped(work: Any) -> bool:  # noqa: ANN401 — a coroutine
         if parent is not None:
             loop.remove_reader(parent.sentinel)
     return True
-
-
-def start_logging(path: Path | None) -> None:
-    """Sends the node's log to a file, or to standard error."""
-    logging.basicConfig(
-        stream=None if path is None else open_log(path),
-        level=logging.INFO,
-        format="%(asctime)s %(levelname)s %(name)s: %(message)s",
-        force=True,
-    )
-    logging.getLogger("uvicorn").setLevel(logging.WARNING)

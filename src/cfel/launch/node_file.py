@@ -10,13 +10,13 @@
 Optional for edge servers: `listen`, the address to listen on if it differs from the one others use;
 `dashboard`, the address to serve the dashboard on (beyond loopback it needs a token, see docs/dashboard.md).
 For devices that measure: `energy`. For devices with their own samples: `data`, a function that returns them,
-and `data_path`, its argument. For all: `import_from`, folders with user-defined code. `docs/deploy.md`
-explains them. This module reads and writes the file; `node` runs it.
+and `data_path`, its argument. For all: `import_from`, folders with user-defined code; `log_level` and
+`log_format`. `docs/deploy.md` explains them. This module reads and writes the file; `node` runs it.
 """
 
 import tomllib
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
@@ -29,11 +29,23 @@ from cfel.durable import read_bytes, replace_file
 from cfel.errors import ExperimentError, InputError, StorageError
 from cfel.experiment import Experiment, load_experiment
 from cfel.experiment.document import refuse_unknown
+from cfel.launch.logs import LogSettings
 from cfel.plugins import ANY_CODE, import_from
 from cfel.runlog import holds_run
 
 _NEEDED = ("role", "number", "experiment", "certificates", "directory", "addresses")
-_KEYS = (*_NEEDED, "listen", "dashboard", "import_from", "energy", "data", "data_path")
+_LOG_KEYS = ("level", "format")
+_KEYS = (
+    *_NEEDED,
+    "listen",
+    "dashboard",
+    "import_from",
+    "energy",
+    "data",
+    "data_path",
+    "log_level",
+    "log_format",
+)
 
 
 @dataclass(frozen=True, slots=True)
@@ -47,6 +59,7 @@ class NodeFile:
         dashboard: "host:port" to serve the dashboard on, or None.
         data: function that returns a device's samples; None for its part of the experiment's data.
         data_path: the argument of that function.
+        log: how it logs.
     """
 
     node: Node
@@ -55,6 +68,7 @@ class NodeFile:
     dashboard: str | None = None
     data: str | None = None
     data_path: Path | None = None
+    log: LogSettings = field(default_factory=LogSettings)
 
     def load_experiment(self) -> Experiment:
         """Loads the experiment, and makes its user-defined code importable."""
@@ -102,6 +116,13 @@ def _parse_table(folder: Path, table: dict[str, Any]) -> NodeFile:
         table.get("dashboard"),
         given.get("data"),
         folder / given["data_path"] if "data_path" in given else None,
+        LogSettings(
+            **{
+                key: _check_text(f"log_{key}", table[f"log_{key}"])
+                for key in _LOG_KEYS
+                if f"log_{key}" in table
+            }
+        ),
     )
 
 
@@ -161,4 +182,6 @@ def write_node(path: Path, file: NodeFile) -> None:
         table["data"] = file.data
     if file.data_path is not None:
         table["data_path"] = str(file.data_path)
+    if file.log != LogSettings():
+        table |= {"log_level": file.log.level, "log_format": file.log.format}
     replace_file(path, tomli_w.dumps(table).encode(), private=True)

@@ -9,6 +9,7 @@ from cfel.deployment.security.identity import Identity
 from cfel.durable import check_directory, make_directory
 from cfel.errors import InputError, reason
 from cfel.experiment import Experiment
+from cfel.launch.logs import LogSettings
 from cfel.launch.node_file import NodeFile, write_node
 from cfel.world import World
 
@@ -16,7 +17,11 @@ LOOPBACK = "127.0.0.1"
 
 
 def prepare_nodes(
-    experiment: Experiment, world: World, out: Path, import_from: tuple[Path, ...]
+    experiment: Experiment,
+    world: World,
+    out: Path,
+    import_from: tuple[Path, ...],
+    log: LogSettings | None = None,
 ) -> list[Path]:
     """Writes certificates and configuration files.
 
@@ -46,7 +51,9 @@ def prepare_nodes(
         check_directory(nodes / str(identity))
         node = Node(identity, addresses, nodes / str(identity), certificates, energy=energy)
         dashboard = f"{LOOPBACK}:{ports[clusters + identity.number]}" if identity.role == "edge" else None
-        file = NodeFile(node, out.absolute() / "experiment.toml", import_from, dashboard)
+        file = NodeFile(
+            node, out.absolute() / "experiment.toml", import_from, dashboard, log=log or LogSettings()
+        )
         write_node(nodes / f"{identity}.toml", file)
     return [nodes / f"{identity}.toml" for identity in identities if identity.role != "operator"]
 

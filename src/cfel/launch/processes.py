@@ -3,25 +3,28 @@
 Knows exit codes and signals; what a node does is in `node`, what `cfel up` waits for in `federation`.
 """
 
+import logging
 import multiprocessing
 import os
 import signal
 import time
-import traceback
 from collections.abc import Iterable
 from dataclasses import dataclass
 from multiprocessing.context import ForkServerContext
 from multiprocessing.process import BaseProcess
 from pathlib import Path
 
-from cfel.durable import open_log
 from cfel.errors import CfelError, DeploymentError, InputError, NotAdmittedError
-from cfel.launch.node import run_node, start_logging
+from cfel.launch.logs import LogSettings, start_logging
+from cfel.launch.node import run_node
+from cfel.launch.node_file import read_node
 
 STOP_SECONDS = 10.0
 MOST_RESTARTS = 20
 # 1 means "failed, a restart may help" and 2 "wrong input", as on the command line.
 _REJECTED = 3
+
+_LOG = logging.getLogger(__name__)
 
 
 @dataclass
@@ -129,18 +132,23 @@ def _run_process(configuration: Path) -> None:
     """Runs one node in its own process, with its log in a file."""
     # Ctrl-C reaches the whole process group; the parent decides when nodes stop.
     signal.signal(signal.SIGINT, signal.SIG_IGN)
-    log = configuration.with_suffix(".log")
-    start_logging(log)
+    start_logging(configuration.with_suffix(".log"), _read_log_settings(configuration))
     try:
         run_node(configuration)
     except CfelError as error:
-        with open_log(log) as file:
-            file.write(f"{error}\n")
+        _LOG.error("%s", error)
         raise SystemExit(_exit_code(error)) from error
     except Exception:  # noqa: BLE001 — any failure must be in the node's log before the process ends
-        with open_log(log) as file:
-            traceback.print_exc(file=file)
+        _LOG.exception("the node failed")
         raise SystemExit(1) from None
+
+
+def _read_log_settings(configuration: Path) -> LogSettings:
+    """The node's settings; the default if its file cannot be read, which `run_node` will report."""
+    try:
+        return read_node(configuration).log
+    except CfelError:
+        return LogSettings()
 
 
 def _exit_code(error: CfelError) -> int:

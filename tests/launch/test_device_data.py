@@ -13,6 +13,7 @@ import numpy as np
 import pytest
 import torch
 
+from cfel.deployment.device.memory import load_memory
 from cfel.errors import InputError
 from cfel.experiment import experiment_toml
 from cfel.launch.device_data import load_samples
@@ -67,8 +68,9 @@ def test_runs_as_a_process(tmp_path: Path) -> None:
             device.wait()
     logs = [read_log(path).records for path in tmp_path.glob("nodes/edge-*/rounds.jsonl")]
     assert [line.devices_taking_part for line in logs[0]] == [2, 2]
-    sent = (tmp_path / "nodes" / "device-0" / "memory.bin").read_bytes()
-    assert b'\\"samples\\": 20' in sent
+    sent = load_memory(tmp_path / "nodes" / "device-0" / "memory.bin").sent
+    assert sent is not None
+    assert sent.upload.samples == 20
 
 
 def test_all_samples_are_the_devices(tmp_path: Path) -> None:

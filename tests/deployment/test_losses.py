@@ -163,6 +163,19 @@ def test_weights_of_the_live_graph() -> None:
     np.testing.assert_allclose(one_way.sum(axis=1), 1)
 
 
+def test_weights_of_all_at_once() -> None:
+    """Edge server 2's model is accepted by nobody, or misses one other model: the others share their mean."""
+    backhaul = deployed({"scheme": {"name": "fedavg"}}).build_world().setting.backhaul
+    everybody = {i: [j for j in range(3) if j != i] for i in range(3)}
+    assert np.array(mixing_rows(backhaul, everybody, at_once=True)).tolist() == backhaul.weights.tolist()
+    two = [*(backhaul.target[:2] / backhaul.target[:2].sum()), 0.0]
+    without = [two, two, [0.0, 0.0, 1.0]]
+    for got in ({0: [1], 1: [0], 2: [0, 1]}, {0: [1, 2], 1: [0, 2], 2: [0]}, {0: [1], 1: [0]}):
+        np.testing.assert_allclose(np.array(mixing_rows(backhaul, got, at_once=True)), without)
+    nobody = mixing_rows(backhaul, {0: [], 1: [], 2: []}, at_once=True)
+    assert np.array(nobody).tolist() == np.eye(3).tolist()
+
+
 async def _logged(federation: Federation, rounds: int, at: int | None = None) -> None:
     """Returns when an edge server has written that many rounds down."""
     deadline = asyncio.get_running_loop().time() + 60

@@ -13,12 +13,20 @@ from cfel.learning import aggregation as robust
 from cfel.learning.aggregation import (
     AggregationParameters,
     Kind,
-    ScaledUpdate,
     aggregate,
     robust_aggregate,
     weighted_median,
 )
-from cfel.learning.compression.compressors import DenseUpdate, SparseUpdate, Update, compressor
+from cfel.learning.clipping import ScaledUpdate
+from cfel.learning.compression.compressors import (
+    DenseUpdate,
+    QuantisedUpdate,
+    SampledUpdate,
+    SparseUpdate,
+    Update,
+    compressor,
+)
+from cfel.learning.compression.projection import BlockRotation
 from cfel.learning.device_messages import DeviceReport
 from cfel.learning.local.estimates import Estimates
 from cfel.learning.models.flat import FlatModel
@@ -193,6 +201,48 @@ def test_one_dishonest_device_of_eight_moves_only_the_mean() -> None:
     assert errors["median"] < 0.1
     assert errors["trimmed_mean"] < 0.1
     assert errors["clipped"] < 0.5
+
+
+LARGEST = float(np.finfo(np.float32).max)
+
+
+def extreme_updates(size: int) -> dict[str, Update]:
+    """Updates of finite numbers that decode to infinite ones, or to the largest there are."""
+    rotation = BlockRotation(size, 5)
+    return {
+        "none": DenseUpdate(torch.full((size,), float("inf"))),
+        "topk": SparseUpdate(size, torch.tensor([0, 3], dtype=torch.int32), torch.tensor([np.nan, 1.0])),
+        "randomk": SampledUpdate(size, 5, torch.tensor([float("inf"), 1.0])),
+        "jl": SampledUpdate(size, 5, torch.full((rotation.padded // 2,), LARGEST), rotation),
+        "quantise": QuantisedUpdate(size, 4, torch.full((1024,), 7, dtype=torch.int16), torch.tensor([3e38])),
+    }
+
+
+@pytest.mark.parametrize("kind", KINDS)
+@pytest.mark.parametrize("name", ["none", "topk", "randomk", "jl", "quantise"])
+def test_an_update_that_decodes_to_infinity_is_left_out(name: str, kind: Kind) -> None:
+    """The result has the bits of a round without that device, in buffers as well."""
+    honest = [dense(n, *([1.0 + n] * 40), buffers=[0.5]) for n in range(3)]
+    bad = report(3, extreme_updates(40)[name], [0.5])
+    parameters, weights = AggregationParameters(kind), {n: n + 1.0 for n in range(4)}
+    model = zeros(40, buffers=1)
+    made = robust_aggregate(model, [*honest, bad], weights, parameters)
+    assert made.sha256() == robust_aggregate(model, honest, weights, parameters).sha256()
+    assert robust_aggregate(model, [bad], weights, parameters) is model
+    worse = replace(honest[0], device=3, buffers=torch.tensor([float("inf")]))
+    made = robust_aggregate(model, [*honest, worse], weights, parameters)
+    assert made.sha256() == robust_aggregate(model, honest, weights, parameters).sha256()
+
+
+def test_of_two_devices_the_shorter_update_is_the_measure() -> None:
+    """Lengths 5 and 5·10³⁰, at most twice the shorter one: (3, 4) and (6, 8) make a mean of (4.5, 6)."""
+    reports = [dense(0, 3.0, 4.0, buffers=[1.0]), dense(1, 3e30, 4e30, buffers=[1e30])]
+    made = robust_aggregate(zeros(2, buffers=1), reports, None, AggregationParameters("clipped", clip=2.0))
+    assert made.parameters.tolist() == pytest.approx([4.5, 6.0], rel=1e-6)
+    assert made.buffers.tolist() == pytest.approx([1.5], rel=1e-6)
+    idle = [dense(0, 0.0, 0.0), dense(1, 3.0, 4.0)]
+    made = robust_aggregate(zeros(2), idle, None, AggregationParameters("clipped", clip=2.0))
+    assert made.parameters.tolist() == [1.5, 2.0]
 
 
 def test_what_does_not_fit_is_refused() -> None:

@@ -7,13 +7,14 @@
 
 `aggregate` is the function to call. All rules are pure and do not depend on the order in which reports
 arrive. An entry that a sparse update leaves out counts as zero, as it does for the mean. Batch-norm
-statistics go through the same rule: otherwise an attacker would use them. No rule helps against a majority of
-wrong devices, or against many that agree on a small push in one direction.
+statistics go through the same rule: otherwise an attacker would use them. All but the mean leave out a report
+that is not finite once it is decoded. No rule helps against a majority of wrong devices, or against many that
+agree on a small push in one direction.
 """
 
 import math
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from typing import Literal, TypeAlias, get_args
 
 import torch
@@ -21,6 +22,7 @@ from torch import Tensor
 
 from cfel import validation
 from cfel.errors import InputError, unknown_name
+from cfel.learning.clipping import clip_reports, is_finite
 from cfel.learning.compression.compressors import (
     DenseUpdate,
     SampledUpdate,
@@ -47,7 +49,7 @@ class AggregationParameters:
     Attributes:
         kind: which rule, see the top of the module.
         trim: for `trimmed_mean`: share of the devices left out at each end, in [0, 0.5).
-        clip: for `clipped`: longest update, relative to the median length, > 0.
+        clip: for `clipped`: longest update, relative to the median length (of two, the shorter), > 0.
     """
 
     kind: Kind = "mean"
@@ -109,7 +111,8 @@ def robust_aggregate(
 ) -> FlatModel:
     """Adds what the rule makes of the updates to the edge model.
 
-    When a rule has nothing to leave out, the result has the same bits as the mean.
+    When a rule has nothing to leave out, the result has the same bits as the mean. With no report that is
+    finite the model stays the same.
 
     Args:
         model: the model the devices started from; not changed.
@@ -117,7 +120,10 @@ def robust_aggregate(
         weights: by device id, see `edge_aggregate`.
         parameters: which rule.
     """
-    ordered = sorted(reports, key=lambda report: report.device)
+    for report in reports:
+        check_fits(model, report)
+    # Infinity times zero is not a number: no weight and no clipping would make such a report harmless.
+    ordered = [each for each in sorted(reports, key=lambda report: report.device) if is_finite(each)]
     trimmed = math.floor(parameters.trim * len(ordered))
     match parameters.kind:
         case "clipped":
@@ -151,45 +157,9 @@ def weighted_median(values: Tensor, weights: Tensor) -> Tensor:
     return ((ranked.gather(0, low) + ranked.gather(0, high)) / 2)[0]
 
 
-def clip_reports(model: FlatModel, reports: Sequence[DeviceReport], clip: float) -> list[DeviceReport]:
-    """Scales long updates down to `clip` times the median length, and batch-norm statistics likewise."""
-    if not reports:
-        return []
-    updates = _clip_factors([update_norm(report.update) for report in reports], clip)
-    drifts = _clip_factors([_norm(report.buffers - model.buffers) for report in reports], clip)
-    scaled = []
-    for report, factor, drift in zip(reports, updates, drifts, strict=True):
-        update = report.update if factor == 1.0 else ScaledUpdate(report.update, factor)
-        # Statistics are values and not differences: they move back towards the edge model's.
-        buffers = report.buffers if drift == 1.0 else torch.lerp(model.buffers, report.buffers, drift)
-        scaled.append(replace(report, update=update, buffers=buffers))
-    return scaled
-
-
-def _clip_factors(norms: Sequence[float], clip: float) -> list[float]:
-    # The median length: a few very long updates cannot move it, as they would move the mean.
-    most = clip * float(torch.tensor(norms, dtype=torch.float64).quantile(0.5))
-    return [1.0 if norm <= most else most / norm for norm in norms]
-
-
-def update_norm(update: Update) -> float:
-    """Euclidean norm of an update's vector."""
-    if isinstance(update, DenseUpdate | SparseUpdate):
-        return _norm(update.values)
-    dense = torch.zeros(update.size)
-    update.add_to(dense, 1.0)
-    return _norm(dense)
-
-
-def _norm(values: Tensor) -> float:
-    return float(torch.linalg.vector_norm(values.double()))
-
-
 def _aggregate_by_entry(
     model: FlatModel, ordered: Sequence[DeviceReport], weights: Mapping[int, float] | None, rule: Rule
 ) -> FlatModel:
-    for report in ordered:
-        check_fits(model, report)
     devices = [report.device for report in ordered]
     each = torch.tensor(weights_of(devices, weights), dtype=torch.float64)
     readers = [_make_reader(report.update) for report in ordered]
@@ -231,25 +201,3 @@ def _make_sparse_reader(indices: Tensor, values: Tensor) -> Reader:
         return block
 
     return read
-
-
-@dataclass(frozen=True, slots=True)
-class ScaledUpdate:
-    """An update times a factor; `wire_bits` stays the size that the device sent."""
-
-    update: Update
-    factor: float
-
-    @property
-    def size(self) -> int:
-        """Length of the vector."""
-        return self.update.size
-
-    @property
-    def wire_bits(self) -> int:
-        """Size of the update that the device sent."""
-        return self.update.wire_bits
-
-    def add_to(self, dense: Tensor, weight: float) -> None:
-        """Adds weight · factor · the vector."""
-        self.update.add_to(dense, weight * self.factor)

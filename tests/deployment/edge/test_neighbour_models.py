@@ -2,11 +2,13 @@
 
 import asyncio
 from dataclasses import dataclass, field
+from time import monotonic
 
 import pytest
 import torch
 
 from cfel.deployment.edge.neighbour_models import NeighbourModels
+from cfel.deployment.edge.peer_faults import PeerFaults
 from cfel.deployment.payloads import EncodedModel
 from cfel.deployment.positions import Position
 from cfel.deployment.protocol.calls import Answer, Request
@@ -41,10 +43,10 @@ def test_a_late_copy_of_fetch_leaves_the_step_under_way_alone() -> None:
 
     async def play() -> None:
         neighbours = Neighbours()
-        models = NeighbourModels(neighbours, MODEL, 5.0)
-        under_way = asyncio.create_task(models.fetch(1, SECOND, [1, 2]))
+        models = NeighbourModels(neighbours, MODEL, 5.0, PeerFaults(monotonic))
+        under_way = asyncio.create_task(models.fetch(1, SECOND, [1, 2], MODEL))
         await asyncio.sleep(0.01)
-        assert await models.fetch(1, FIRST, [1]) == {}
+        assert await models.fetch(1, FIRST, [1], MODEL) == {}
         neighbours.slow.set()
         assert sorted(await under_way) == [1, 2]
         assert neighbours.asked == [(1, SECOND), (2, SECOND)]
@@ -55,9 +57,9 @@ def test_a_late_copy_of_fetch_leaves_the_step_under_way_alone() -> None:
 def test_the_same_step_is_fetched_once_also_for_a_new_coordinator() -> None:
     async def play() -> None:
         neighbours = Neighbours()
-        models = NeighbourModels(neighbours, MODEL, 5.0)
-        await models.fetch(1, FIRST, [1])
-        assert sorted(await models.fetch(2, FIRST, [1])) == [1]
+        models = NeighbourModels(neighbours, MODEL, 5.0, PeerFaults(monotonic))
+        await models.fetch(1, FIRST, [1], MODEL)
+        assert sorted(await models.fetch(2, FIRST, [1], MODEL)) == [1]
         assert neighbours.asked == [(1, FIRST)]
 
     asyncio.run(play())
@@ -68,9 +70,9 @@ def test_a_new_coordinator_may_go_back_a_step() -> None:
 
     async def play() -> None:
         neighbours = Neighbours()
-        models = NeighbourModels(neighbours, MODEL, 5.0)
-        await models.fetch(1, SECOND, [1])
-        assert sorted(await models.fetch(2, FIRST, [1])) == [1]
+        models = NeighbourModels(neighbours, MODEL, 5.0, PeerFaults(monotonic))
+        await models.fetch(1, SECOND, [1], MODEL)
+        assert sorted(await models.fetch(2, FIRST, [1], MODEL)) == [1]
 
     asyncio.run(play())
 
@@ -83,4 +85,4 @@ def test_without_any_neighbour_there_is_no_catching_up() -> None:
             raise RejectedError(f"{to}, {request.method}: not now ({seconds})")
 
     with pytest.raises(RejectedError, match="no neighbour can be reached"):
-        asyncio.run(NeighbourModels(Nobody(), MODEL, 5.0).fetch_any_present([1, 2]))
+        asyncio.run(NeighbourModels(Nobody(), MODEL, 5.0, PeerFaults(monotonic)).fetch_any_present([1, 2]))

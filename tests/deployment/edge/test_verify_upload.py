@@ -107,7 +107,7 @@ def test_nothing_learned_has_no_loss_and_no_estimates() -> None:
         (body(BODY + b"\0"), "update"),
         (body(BODY[:8] + b"\xff" * 60), "the model has 40"),
         (patched(0, struct.pack("<f", float("nan"))), "buffers: not all of them finite"),
-        (patched(VALUES_AT, struct.pack("<f", float("inf"))), "values: not all of them finite"),
+        (patched(VALUES_AT, struct.pack("<f", float("inf"))), "update: not all of them finite"),
         (patched(UPDATE_AT + 1, struct.pack("<I", SIZE + 1)), "the model has 40"),
         (patched(UPDATE_AT + 1, struct.pack("<I", 2**32 - 1)), "the model has 40"),
         (patched(UPDATE_AT + 5, struct.pack("<I", 2**31)), "update"),
@@ -124,7 +124,7 @@ def test_refused(message: Message, reason: str) -> None:
 def test_scales_of_a_quantised_update_are_looked_at() -> None:
     update = QuantisedUpdate(SIZE, 4, torch.zeros(1024, dtype=torch.int16), torch.tensor([float("inf")]))
     report = DeviceReport(4, update, torch.zeros(2), Estimates(1.0, 1.0, (0.9,)), 1, 0.5, 9)
-    with pytest.raises(RejectedError, match="scales"):
+    with pytest.raises(RejectedError, match="update: not all of them finite"):
         verify_upload(make_upload(report, ORDER), ORDER, None, 1)
 
 

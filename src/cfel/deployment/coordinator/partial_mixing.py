@@ -35,8 +35,8 @@ def mixing_rows(
 
 
 def _rows_at_once(backhaul: Backhaul, got: Mapping[int, Collection[int]]) -> MixingRows:
-    """Those that have all models share the mean; the others keep their own."""
-    live = [i for i in got if all(j in got[i] for j in got if j != i)]
+    """A group whose members have each other's models shares their mean; the others keep their own."""
+    live = _find_group(got)
     if len(live) == backhaul.clusters:
         return tuple(tuple(row.tolist()) for row in backhaul.weights)
     rows = np.eye(backhaul.clusters)
@@ -44,3 +44,23 @@ def _rows_at_once(backhaul: Backhaul, got: Mapping[int, Collection[int]]) -> Mix
         rows[i] = 0.0
         rows[i, live] = backhaul.target[live] / backhaul.target[live].sum()
     return tuple(tuple(row.tolist()) for row in rows)
+
+
+def _find_group(got: Mapping[int, Collection[int]]) -> list[int]:
+    """Leaves out, one by one, the edge server with the most links where a model is missing.
+
+    So one whose model nobody accepts is left out, and not those that reject it. Of two that lack only each
+    other's models the one that lacks more goes.
+    """
+    group = list(got)
+
+    def lacks(i: int, j: int) -> bool:
+        return i != j and j not in got[i]
+
+    def badness(i: int) -> tuple[int, int, int]:
+        broken = sum(lacks(i, j) or lacks(j, i) for j in group)
+        return broken, sum(lacks(i, j) for j in group), i
+
+    while group and badness(worst := max(group, key=badness))[0]:
+        group.remove(worst)
+    return sorted(group)

@@ -14,6 +14,7 @@ from cfel.deployment.compute_thread import ComputeThread
 from cfel.deployment.edge.device_service import DeviceService
 from cfel.deployment.edge.gossip import EdgeGossip
 from cfel.deployment.edge.neighbour_models import NeighbourModels
+from cfel.deployment.edge.peer_faults import PeerFaults
 from cfel.deployment.edge.progress import EdgeProgress
 from cfel.deployment.edge.round_log import EdgeLog
 from cfel.deployment.edge.state import EdgeState
@@ -40,6 +41,7 @@ class EdgeServer:
         compute: where arithmetic is done.
         models: where its models are kept encoded.
         gossip_seconds: how long to try to fetch a neighbour's model.
+        faults: where faults of other edge servers are noted.
 
     Attributes:
         log: its log.
@@ -58,9 +60,10 @@ class EdgeServer:
         compute: ComputeThread,
         models: EncodedModels,
         gossip_seconds: float,
+        faults: PeerFaults,
     ) -> None:
         self.number, self._devices = number, devices
-        self._neighbours = NeighbourModels(calls, world.start, gossip_seconds)
+        self._neighbours = NeighbourModels(calls, world.start, gossip_seconds, faults)
         self.progress = EdgeProgress(world, number, directory, devices, self._neighbours, compute)
         self.log = EdgeLog(directory, number, self.progress, calls, compute, gossip_seconds)
         self.training = EdgeTraining(world, self.progress, devices, compute)

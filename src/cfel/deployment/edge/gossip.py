@@ -6,6 +6,7 @@
 The coordinator makes the weights from who has whose model (`coordinator.partial_mixing`).
 """
 
+import math
 from collections.abc import Mapping
 from dataclasses import replace
 
@@ -34,6 +35,10 @@ from cfel.learning.roles import weighted_model
 from cfel.rounds.edge_models import mean_model
 from cfel.rounds.parameters import SimulationParameters
 from cfel.world import World
+
+_TOLERANCE = 1e-6
+# Weights may be negative, as they are with the fastest mixing of some graphs, but never large.
+_LARGEST_WEIGHT = 10.0
 
 
 class EdgeGossip:
@@ -83,7 +88,7 @@ class EdgeGossip:
             return FetchAnswer(state.position, (), None)  # a late copy: it has gone on since
         self._progress.phase = "gossip"
         wanted = [j for j in self._progress.partners if j in command.live]
-        models = await self._neighbours.fetch(command.term, at, wanted)
+        models = await self._neighbours.fetch(command.term, at, wanted, state.model)
         return FetchAnswer(self._progress.state.position, tuple(sorted(models)), None)
 
     async def mix(self, caller: Identity, command: MixCommand) -> MixAnswer:
@@ -94,7 +99,7 @@ class EdgeGossip:
         fetched: dict[int, FlatModel] = {}
         if not self._progress.state.has_mixed(at):
             wanted = [j for j in weights if j != self._number]
-            fetched = await self._neighbours.fetch(command.term, at, wanted)
+            fetched = await self._neighbours.fetch(command.term, at, wanted, self._progress.state.model)
         async with self._progress.busy:
             state = self._progress.state
             if state.gossip is not None and state.has_mixed(at):
@@ -120,12 +125,17 @@ class EdgeGossip:
         clusters = self._world.setting.fleet.clusters
         if len(rows) != clusters or any(len(row) != clusters for row in rows):
             raise RejectedError(f"rows: must be {clusters} rows of {clusters} weights")
-        return {j: weight for j, weight in enumerate(rows[self._number]) if weight}
+        own = rows[self._number]
+        if abs(math.fsum(own) - 1) > _TOLERANCE or max(map(abs, own)) > _LARGEST_WEIGHT:
+            raise RejectedError(f"rows[{self._number}]: must be weights that sum to 1")
+        return {j: weight for j, weight in enumerate(own) if weight}
 
     def _average(
         self, models: Mapping[int, FlatModel], weights: Mapping[int, float], command: MixCommand
     ) -> tuple[FlatModel, MixAnswer]:
         mixed = weighted_model(models, weights)
+        if not mixed.is_finite():
+            raise RejectedError("the average of these models is not finite")
         metric = self._evaluate(mixed) if command.evaluate else None
         return mixed, MixAnswer(command.at, command.rows, mixed.sha256().hex(), metric)
 

@@ -14,6 +14,7 @@ from cfel.deployment.compute_thread import ComputeThread
 from cfel.deployment.coordinator.role import CoordinatorRole
 from cfel.deployment.edge.device_service import DeviceService
 from cfel.deployment.edge.edge_server import EdgeServer
+from cfel.deployment.edge.peer_faults import PeerFaults
 from cfel.deployment.edge.peer_monitor import PeerContacts, PeerMonitor, WatchedCalls
 from cfel.deployment.edge.status import Others, snapshot
 from cfel.deployment.election.member import Member
@@ -77,6 +78,7 @@ class EdgeNode:
         calls = WatchedCalls(calls, self._contacts)
         everywhere = LocalCalls(self.identity, calls, self.endpoints)
         models = EncodedModels()
+        self._faults = PeerFaults(time.monotonic)
         self.devices = DeviceService(
             tuple(np.flatnonzero(world.setting.fleet.cluster == number).tolist()),
             world.start,
@@ -96,6 +98,7 @@ class EdgeNode:
             self._compute,
             models,
             deployment.gossip_seconds,
+            self._faults,
         )
         self._role = CoordinatorRole(
             self.server, everywhere, self._compute, world, simulation, deployment, self.on_refusal
@@ -150,7 +153,8 @@ class EdgeNode:
 
     def look(self) -> Status:
         """What it shows of itself."""
-        problem = " ".join(each for each in (self.monitor.problem, self._role.problem) if each)
+        parts = (self.monitor.problem, self._role.problem, self._faults.problem)
+        problem = "; ".join(each for each in parts if each)
         others = Others(self.monitor.devices(), self._contacts.state, problem)
         now = snapshot(self._world, self.server, self.member, others, self.rejections)
         if self._shown is None or replace(self._shown, unix_seconds=0.0) != now:

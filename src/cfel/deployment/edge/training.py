@@ -5,6 +5,7 @@ is not repeated: its answer was stored and is given again. One under way has bot
 """
 
 import asyncio
+import logging
 from collections.abc import Mapping, Sequence
 from dataclasses import replace
 
@@ -32,6 +33,8 @@ from cfel.learning.device_messages import DeviceOrder, DeviceReport
 from cfel.learning.models.flat import FlatModel
 from cfel.rounds.orders import device_weights, make_order
 from cfel.world import World
+
+_LOG = logging.getLogger(__name__)
 
 
 class EdgeTraining:
@@ -109,15 +112,24 @@ class EdgeTraining:
             orders = self._make_orders(at, asked.available, plan.rho.tolist(), plan.theta.tolist())
             answers = await self._devices.collect_reports(orders, state.used)
             model = await self._aggregate(state.model, list(answers.values.values()))
+            if model is None:
+                _LOG.error("the updates of %s do not add up to finite numbers", sorted(answers.values))
+                model, answers = state.model, replace(answers, values={}, measured={})
             results = self._list_results(orders, plan, answers)
             answer = PlanAnswer(results, tuple(self._devices.connected()), answers.seconds)
             await self._progress.advance(_after_edge_round(state, at, asked, model, answer))
             return answer
 
-    async def _aggregate(self, model: FlatModel, reports: Sequence[DeviceReport]) -> FlatModel:
+    async def _aggregate(self, model: FlatModel, reports: Sequence[DeviceReport]) -> FlatModel | None:
+        """The new model; None if it would not be finite, though each update is."""
         samples = {report.device: report.samples for report in reports}
         weights, rule = device_weights(self._world.setting, samples), self._world.aggregation
-        return await self._compute.run(lambda: aggregate(model, reports, weights, rule))
+
+        def add_up() -> FlatModel | None:
+            made = aggregate(model, reports, weights, rule)
+            return made if made.is_finite() else None
+
+        return await self._compute.run(add_up)
 
     def _make_orders(
         self, at: Position, available: Sequence[bool], rho: Sequence[float], theta: Sequence[float]

@@ -4,12 +4,11 @@ Form and ranges are checked while decoding (`protocol.device_requests`), the cal
 an upload is compared with the order it answers, and its update is unpacked and looked at.
 """
 
-from torch import Tensor, isfinite
-
+from cfel.deployment.edge.plausible_models import check_update
 from cfel.deployment.payloads import read_vector
 from cfel.deployment.protocol.device_requests import UploadRequest
 from cfel.errors import InputError, RejectedError
-from cfel.learning.aggregation import ScaledUpdate, update_norm
+from cfel.learning.clipping import ScaledUpdate, update_norm
 from cfel.learning.compression.compressors import Update
 from cfel.learning.compression.packing import unpack_update
 from cfel.learning.device_messages import DeviceOrder, DeviceReport
@@ -28,25 +27,25 @@ def verify_upload(
         kept_entries: at how many shares θ the energy of the largest entries was asked.
 
     Raises:
-        RejectedError: it is of another round, damaged, out of range or not finite.
+        RejectedError: it is of another round, damaged or out of range, or its update is not finite once it is
+            decoded, or absurdly long.
     """
     asked = (order.global_round, order.edge_round)
     if upload.round != asked:
         raise RejectedError(f"upload of round {upload.round}, asked was {asked}")
-    content, split = upload.content.join(), 4 * order.model.buffers.numel()
-    buffers = _check_finite("buffers", read_vector(content[:split]), order.model.buffers.numel())
-    try:
-        update = unpack_update(content[split:], order.model.parameters.numel())
-    except InputError as error:
-        raise RejectedError(str(error)) from error
-    for part in ("values", "scales"):
-        values: Tensor | None = getattr(update, part, None)
-        if values is not None:
-            _check_finite(f"update.{part}", values, values.numel())
     if upload.steps > order.tau:
         raise RejectedError(f"steps = {upload.steps}: at most {order.tau} were asked")
     if upload.estimates is not None:
         _check_shares(upload.estimates, kept_entries)
+    content, split = upload.content.join(), 4 * order.model.buffers.numel()
+    buffers = read_vector(content[:split])
+    if buffers.numel() != order.model.buffers.numel():
+        raise RejectedError(f"buffers: {buffers.numel()} numbers, {order.model.buffers.numel()} expected")
+    try:
+        update = unpack_update(content[split:], order.model.parameters.numel())
+    except InputError as error:
+        raise RejectedError(str(error)) from error
+    check_update(update, buffers, order.model)
     return DeviceReport(
         device=order.device,
         update=update if clip_norm is None else clip_update(update, clip_norm),
@@ -70,11 +69,3 @@ def _check_shares(estimates: Estimates, entries: int) -> None:
         raise RejectedError(f"kept_energy = {shares!r}: must be a list of numbers from 0 to 1")
     if len(shares) != entries:
         raise RejectedError(f"kept_energy: {len(shares)} numbers, {entries} were asked")
-
-
-def _check_finite(name: str, values: Tensor, count: int) -> Tensor:
-    if values.numel() != count:
-        raise RejectedError(f"{name}: {values.numel()} numbers, {count} expected")
-    if not bool(isfinite(values).all()):
-        raise RejectedError(f"{name}: not all of them finite")
-    return values

@@ -40,6 +40,10 @@ class FlatModel:
                     f"model.{name}: must be a float32 vector, is {value.dtype} {tuple(value.shape)}"
                 )
 
+    def is_finite(self) -> bool:
+        """Whether no value is infinite or NaN."""
+        return all(bool(torch.isfinite(part).all()) for part in (self.parameters, self.buffers))
+
     def sha256(self) -> bytes:
         """The SHA-256 of both vectors' bytes, parameters first."""
         digest = hashlib.sha256()

@@ -9,8 +9,8 @@ import logging
 from collections.abc import Iterable, Sequence
 
 from cfel.deployment.edge.peer_faults import PeerFaults
-from cfel.deployment.edge.plausible_models import check_model
 from cfel.deployment.payloads import read_model
+from cfel.deployment.plausible_models import check_model
 from cfel.deployment.positions import Position
 from cfel.deployment.protocol.calls import Calls
 from cfel.deployment.protocol.peer_requests import PeerModelRequest

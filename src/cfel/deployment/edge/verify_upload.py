@@ -4,8 +4,8 @@ Form and ranges are checked while decoding (`protocol.device_requests`), the cal
 an upload is compared with the order it answers, and its update is unpacked and looked at.
 """
 
-from cfel.deployment.edge.plausible_models import check_update
 from cfel.deployment.payloads import read_vector
+from cfel.deployment.plausible_models import check_update
 from cfel.deployment.protocol.device_requests import UploadRequest
 from cfel.errors import InputError, RejectedError
 from cfel.learning.clipping import ScaledUpdate, update_norm

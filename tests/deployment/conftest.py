@@ -14,6 +14,9 @@ DEPLOYMENT: Mapping[str, Any] = {
     "gone_seconds": 15.0,
     "election_seconds": 0.4,
     "linger_seconds": 1.0,
+    # Frozen nodes are noticed soon; no link of these tests is slow.
+    "keepalive_seconds": 1.0,
+    "keepalive_timeout_seconds": 1.0,
 }
 KEPT: Mapping[str, Any] = {
     "local": {"momentum_state": "keep"},

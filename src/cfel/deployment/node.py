@@ -21,9 +21,15 @@ from cfel.deployment.measurement.energy_counters import EnergyCounter, find_coun
 from cfel.deployment.parameters import DeploymentParameters
 from cfel.deployment.payloads import model_size
 from cfel.deployment.protocol.calls import RemoteCalls, to_methods
+from cfel.deployment.protocol.methods import TRANSFER_METHODS
 from cfel.deployment.protocol.peer_requests import StatusRequest
 from cfel.deployment.security.experiment_check import ExperimentCheck
 from cfel.deployment.security.identity import Identity
+from cfel.deployment.transport.connections import (
+    control_connections,
+    device_connections,
+    transfer_connections,
+)
 from cfel.deployment.transport.grpc_transport import Credentials, GrpcClient, GrpcServer
 from cfel.errors import DeploymentError, InputError
 from cfel.learning.task import DeviceData
@@ -84,7 +90,14 @@ async def run_edge(
         raise InputError(f"{node.identity}: the experiment has edge servers 0 to {clusters - 1}")
     _check_addresses(node, clusters)
     credentials = Credentials.read(node.certificates, node.identity)
-    client = GrpcClient(credentials, node.peers(), model_size(world.start))
+    client = GrpcClient(
+        credentials,
+        node.peers(),
+        model_size(world.start),
+        control_connections(deployment),
+        transfer_connections(deployment),
+        TRANSFER_METHODS,
+    )
     calls = experiment_check.add_to_calls(RemoteCalls(client))
     edge = EdgeNode(world, simulation, deployment, number, node.directory, calls)
     endpoints = experiment_check.check_endpoints(edge.endpoints.values())
@@ -140,7 +153,8 @@ async def _run_device(
     data: DeviceData,
 ) -> None:
     credentials = Credentials.read(node.certificates, node.identity)
-    client = GrpcClient(credentials, node.peers(), model_size(world.start))
+    kept = device_connections(deployment)
+    client = GrpcClient(credentials, node.peers(), model_size(world.start), kept, kept, TRANSFER_METHODS)
     compute = ComputeThread()
     agent = DeviceAgent(
         world,

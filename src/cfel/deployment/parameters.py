@@ -49,6 +49,8 @@ class DeploymentParameters:
     certificate_hours: float = 72.0
     receive_seconds: float = 60.0
     least_bytes_per_second: float = 10_000.0
+    keepalive_seconds: float = 10.0
+    keepalive_timeout_seconds: float = 20.0
     calls_per_second: float = 500.0
     bytes_in_flight: int = 256 * 1024 * 1024
 
@@ -57,7 +59,8 @@ class DeploymentParameters:
             raise InputError(unknown_name("deployment.conditions", self.conditions, CONDITIONS))
         waits = ("join_seconds", "round_seconds", "gossip_seconds", "election_seconds", "certificate_hours")
         rates = ("receive_seconds", "least_bytes_per_second", "calls_per_second")
-        for name in (*waits, *rates):
+        connections = ("keepalive_seconds", "keepalive_timeout_seconds")
+        for name in (*waits, *rates, *connections):
             validation.check_number(f"deployment.{name}", getattr(self, name), above=0)
         for name in ("time_scale", "gone_seconds", "linger_seconds"):
             validation.check_number(f"deployment.{name}", getattr(self, name), least=0)

@@ -25,11 +25,13 @@ class Request(msgspec.Struct, Generic[Answer], frozen=True, kw_only=True, omit_d
     Attributes:
         method: its name on the wire.
         callers: roles that may call it.
+        is_transfer: whether request or answer may be large, so that it must not delay others.
         experiment: digest of each part of the caller's experiment, see `security.agreement`.
     """
 
     method: ClassVar[str]
     callers: ClassVar[tuple[Role, ...]]
+    is_transfer: ClassVar[bool] = False
     experiment: dict[str, str] = {}
 
 

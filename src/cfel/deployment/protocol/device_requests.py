@@ -92,6 +92,7 @@ class ModelRequest(Request[ModelAnswer], frozen=True):
 
     method: ClassVar[str] = "model"
     callers = ("device",)
+    is_transfer = True
     sha256: Digest
 
 
@@ -165,6 +166,7 @@ class UploadRequest(Request[Confirmation], frozen=True):
 
     method: ClassVar[str] = "upload"
     callers = ("device",)
+    is_transfer = True
     round: Round
     steps: Count
     loss: float

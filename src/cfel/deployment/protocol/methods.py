@@ -45,3 +45,6 @@ METHODS: tuple[type[AnyRequest], ...] = (
     StatusRequest,
 )
 """Every remote method, in the order of docs/protocol.md."""
+
+TRANSFER_METHODS = frozenset(each.method for each in METHODS if each.is_transfer)
+"""Methods with large bodies."""

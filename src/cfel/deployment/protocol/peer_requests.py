@@ -27,6 +27,7 @@ class PeerModelRequest(Request[PeerModelAnswer], frozen=True):
 
     method: ClassVar[str] = "peer_model"
     callers = ("edge",)
+    is_transfer = True
     at: Position | None = None
 
 

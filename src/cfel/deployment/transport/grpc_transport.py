@@ -7,7 +7,7 @@ messages mean.
 
 import asyncio
 import logging
-from collections.abc import AsyncIterator, Awaitable, Callable, Mapping
+from collections.abc import AsyncIterator, Awaitable, Callable, Collection, Mapping
 from contextlib import ExitStack
 from dataclasses import dataclass
 from pathlib import Path
@@ -19,17 +19,12 @@ import grpc.aio
 from cfel.deployment.parameters import DeploymentParameters
 from cfel.deployment.security.certificates import REVOKED
 from cfel.deployment.security.identity import Authenticator, Identity, Role
-from cfel.deployment.security.limits import (
-    MOST_OPEN_CALLS,
-    AdmittedCall,
-    BusyError,
-    RateLimiter,
-    TooSlowError,
-)
+from cfel.deployment.security.limits import AdmittedCall, BusyError, RateLimiter, TooSlowError
 from cfel.deployment.security.node_credentials import read_credentials
 from cfel.deployment.security.rejections import shorten
 from cfel.deployment.security.revocations import Revocations
 from cfel.deployment.transport.addresses import check_free
+from cfel.deployment.transport.connections import ConnectionParameters, device_connections
 from cfel.deployment.transport.messages import Message, join_message, split_message
 from cfel.errors import DeploymentError, NotAdmittedError, RejectedError, StaleTermError, UnreachableError
 
@@ -41,34 +36,6 @@ Handler = Callable[[Identity, Message], Awaitable[Message]]
 OnRefusal = Callable[[Identity | None, str, str], None]
 """Called with every rejection: the caller (if known), the method and the reason."""
 
-# Misspelt names are ignored silently by gRPC. All three are needed to notice a frozen peer within 2 s.
-_ALIVE = (
-    ("grpc.keepalive_time_ms", 1000),
-    ("grpc.keepalive_timeout_ms", 1000),
-    ("grpc.http2.ping_timeout_ms", 1000),
-    ("grpc.keepalive_permit_without_calls", 1),
-)
-# Without these a server evicts healthy clients for pinging too often.
-_PATIENT = (
-    ("grpc.http2.min_ping_interval_without_data_ms", 300),
-    ("grpc.http2.max_ping_strikes", 0),
-)
-# Connections are made anew every hour, so that callers look at the server's certificate again, too.
-_SERVER_OPTIONS = (
-    *_ALIVE,
-    *_PATIENT,
-    ("grpc.so_reuseport", 0),
-    ("grpc.server_handshake_timeout_ms", 10_000),
-    ("grpc.max_connection_age_ms", 3_600_000),
-    ("grpc.max_concurrent_streams", MOST_OPEN_CALLS),
-)
-# The smallest backoff is also the time a handshake may take; the others make a restarted server found soon.
-_CLIENT_OPTIONS = (
-    *_ALIVE,
-    ("grpc.min_reconnect_backoff_ms", 5000),
-    ("grpc.initial_reconnect_backoff_ms", 100),
-    ("grpc.max_reconnect_backoff_ms", 1000),
-)
 # From the special to the general: the first that fits an error is its code.
 _CODES: tuple[tuple[type[RejectedError], grpc.StatusCode], ...] = (
     (BusyError, grpc.StatusCode.RESOURCE_EXHAUSTED),
@@ -160,7 +127,7 @@ class GrpcServer:
         self._parameters = parameters or DeploymentParameters()
         limits = self._parameters
         self._rate_limiter = RateLimiter(limits.calls_per_second, limits.bytes_in_flight)
-        self._server = grpc.aio.server(options=_SERVER_OPTIONS)
+        self._server = grpc.aio.server(options=device_connections(limits).server_options())
         handlers = {
             name: grpc.stream_stream_rpc_method_handler(self._serve(name, method))
             for name, method in methods.items()
@@ -266,26 +233,49 @@ def _admit(caller: Identity, name: str, method: Method) -> None:
 class GrpcClient:
     """Sends messages to servers by identity; see `Client`.
 
+    Models and uploads have a connection of their own: on a slow link, small calls would wait behind them in
+    the buffers of a shared one.
+
     Args:
         credentials: the caller's own.
         addresses: "host:port" of every server.
         most_bytes: largest body of an answer.
+        control: how connections for small calls are kept; by default as those of a device.
+        transfer: how connections for large bodies are kept; by default as those for small calls.
+        transfer_methods: methods with large bodies.
     """
 
-    def __init__(self, credentials: Credentials, addresses: Mapping[Identity, str], most_bytes: int) -> None:
-        self._most_bytes = most_bytes
+    def __init__(
+        self,
+        credentials: Credentials,
+        addresses: Mapping[Identity, str],
+        most_bytes: int,
+        control: ConnectionParameters | None = None,
+        transfer: ConnectionParameters | None = None,
+        transfer_methods: Collection[str] = (),
+    ) -> None:
+        self._most_bytes, self._transfer_methods = most_bytes, transfer_methods
         secure = grpc.ssl_channel_credentials(credentials.authority, credentials.key, credentials.certificate)
-        self._channels = {
-            to: grpc.aio.secure_channel(
-                address, secure, options=(*_CLIENT_OPTIONS, ("grpc.ssl_target_name_override", to.host))
-            )
-            for to, address in addresses.items()
-        }
+        control = control or device_connections(DeploymentParameters())
+
+        def connect(kept: ConnectionParameters) -> dict[Identity, Any]:
+            # A channel connects when it is first used.
+            return {
+                to: grpc.aio.secure_channel(
+                    address,
+                    secure,
+                    options=(*kept.client_options(), ("grpc.ssl_target_name_override", to.host)),
+                )
+                for to, address in addresses.items()
+            }
+
+        self._control, self._transfer = connect(control), connect(transfer or control)
 
     async def send(self, to: Identity, method: str, message: Message, seconds: float) -> Message:
         """See `Client`."""
         try:
-            ask = self._channels[to].stream_stream(f"/{_SERVICE}/{method}")
+            channels = self._transfer if method in self._transfer_methods else self._control
+            ask = channels[to].stream_stream(f"/{_SERVICE}/{method}")
             return await join_message(ask(split_message(message), timeout=seconds), self._most_bytes)
         except grpc.aio.AioRpcError as error:
             kind = _ERRORS.get(error.code(), UnreachableError)
@@ -293,5 +283,5 @@ class GrpcClient:
 
     async def close(self) -> None:
         """Closes all connections."""
-        for channel in self._channels.values():
+        for channel in (*self._control.values(), *self._transfer.values()):
             await channel.close()

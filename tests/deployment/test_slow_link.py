@@ -1,0 +1,89 @@
+"""Devices behind slow links take part: over gRPC with certificates, through a shaped link."""
+
+import asyncio
+from collections.abc import Awaitable, Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from cfel.bench.link_shaper import Link, Relay, shape
+from cfel.deployment.node import Node, run_device, run_edge
+from cfel.deployment.security.certificates import issue, make_authority
+from cfel.deployment.security.experiment_check import ExperimentCheck
+from cfel.deployment.security.identity import Identity
+from cfel.experiment import Experiment, parse_experiment
+from cfel.launch.preparation import find_free_ports
+from cfel.plugins import ANY_CODE
+from cfel.runlog import RoundRecord
+from cfel.runlog.log import read_log
+from cfel.runlog.plans import read_plan
+
+ROUNDS = 2
+SLOW = Identity("device", 0)
+# 200 kbit/s and a round trip of 500 ms: a model of 63 kB takes 2.5 s one way.
+MOBILE = Link(200_000, delay_seconds=0.25)
+
+
+def one_cluster(**deployment: Any) -> Experiment:
+    """One edge server with two devices that train a model of 63 kB, with the default keep-alive."""
+    return parse_experiment(
+        {
+            "rounds": {"global": ROUNDS, "edge": 1, "local": 1},
+            "fleet": {"devices": 2, "clusters": 1},
+            "topology": {"kind": "complete"},
+            "model": {"name": "small_cnn"},
+            "scheme": {"name": "cef"},
+            "simulation": {"evaluate_samples": 10},
+            "deployment": {"round_seconds": 60.0, "linger_seconds": 0.0, **deployment},
+        },
+        ANY_CODE,
+    )
+
+
+async def _do_nothing(_: Relay) -> None: ...
+
+
+async def run_behind(
+    link: Link,
+    experiment: Experiment,
+    directory: Path,
+    disturb: Callable[[Relay], Awaitable[None]] = _do_nothing,
+) -> list[RoundRecord]:
+    """Runs the federation with device 0 behind the link, while `disturb` does what it likes with the link."""
+    world = experiment.build_world()
+    (port,) = find_free_ports("127.0.0.1", 1)
+    make_authority(directory)
+    check = ExperimentCheck({})
+
+    def node(who: Identity, at: int) -> Node:
+        issue(directory, who, 1.0)
+        return Node(who, (f"127.0.0.1:{at}",), directory / str(who), directory, energy="model")
+
+    async with shape(link, "127.0.0.1", port) as relay:
+        simulation = experiment.resolve(world).simulation
+        work = [
+            run_edge(world, simulation, experiment.deployment, node(Identity("edge", 0), port), check),
+            run_device(world, experiment.deployment, node(SLOW, relay.port), check),
+            run_device(world, experiment.deployment, node(Identity("device", 1), port), check),
+        ]
+        disturbing = asyncio.ensure_future(disturb(relay))
+        try:
+            async with asyncio.timeout(100):
+                await asyncio.gather(*work)
+        finally:
+            disturbing.cancel()
+    return list(read_log(directory / "edge-0" / "rounds.jsonl").records)
+
+
+def taking_part(directory: Path) -> list[bool]:
+    """Round by round, whether the device behind the link took part."""
+    tables = [read_plan(directory / "edge-0", number) for number in range(1, ROUNDS + 1)]
+    return [SLOW.number in table.device.tolist() for table in tables]
+
+
+@pytest.mark.long
+def test_a_device_behind_a_mobile_link_takes_part_in_every_round(tmp_path: Path) -> None:
+    records = asyncio.run(run_behind(MOBILE, one_cluster(), tmp_path))
+    assert [record.devices_taking_part for record in records] == [2, 2]
+    assert taking_part(tmp_path) == [True, True]

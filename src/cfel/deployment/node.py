@@ -101,7 +101,7 @@ async def run_edge(
     calls = experiment_check.add_to_calls(RemoteCalls(client))
     edge = EdgeNode(world, simulation, deployment, number, node.directory, calls)
     endpoints = experiment_check.check_endpoints(edge.endpoints.values())
-    listener = GrpcServer(credentials, to_methods(endpoints), edge.on_refusal, deployment)
+    listener = GrpcServer(credentials, to_methods(endpoints), edge.on_rejection, deployment)
     port = await listener.start(node.listen or node.addresses[number])
     _LOG.info("%s of %d listens on port %d", node.identity, world.setting.fleet.clusters, port)
     try:

@@ -34,7 +34,7 @@ from cfel.deployment.protocol.coordinator_requests import (
     PlanCommand,
 )
 from cfel.deployment.security.identity import Identity
-from cfel.deployment.transport.grpc_transport import OnRefusal
+from cfel.deployment.transport.grpc_transport import OnRejection
 from cfel.errors import UnreachableError
 from cfel.rounds.ending import is_evaluated, is_over
 from cfel.rounds.estimates import combine_estimates, implausible_devices, needs_estimates
@@ -58,7 +58,7 @@ class Coordinator:
         compute: where plans are made.
         still_leads: whether it still may act.
         number: the edge server that it runs on.
-        on_refusal: called for devices with implausible estimates.
+        on_rejection: called for devices with implausible estimates.
     """
 
     def __init__(
@@ -71,9 +71,9 @@ class Coordinator:
         compute: ComputeThread,
         still_leads: Callable[[], bool],
         number: int,
-        on_refusal: OnRefusal,
+        on_rejection: OnRejection,
     ) -> None:
-        self._on_refusal = on_refusal
+        self._on_rejection = on_rejection
         self._world, self._simulation, self._deployment = world, simulation, deployment
         self._compute, self._number = compute, number
         self._edges = TermCalls(
@@ -136,7 +136,7 @@ class Coordinator:
         if state.measured is not None:
             conditions = apply_reports(state.measured.devices, conditions)
         for device in implausible_devices(state.estimates):
-            self._on_refusal(Identity("device", device), "plan", "its σ² and G² are beyond belief")
+            self._on_rejection(Identity("device", device), "plan", "its σ² and G² are beyond belief")
         estimates = combine_estimates(state.estimates)
         observation = observe(setting, self._simulation, control, state.edge_round, conditions, estimates)
         if state.measured is not None:

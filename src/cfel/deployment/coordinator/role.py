@@ -10,7 +10,7 @@ from cfel.deployment.edge.edge_server import EdgeServer
 from cfel.deployment.election.member import Member
 from cfel.deployment.parameters import DeploymentParameters
 from cfel.deployment.protocol.calls import Calls
-from cfel.deployment.transport.grpc_transport import OnRefusal
+from cfel.deployment.transport.grpc_transport import OnRejection
 from cfel.rounds.parameters import SimulationParameters
 from cfel.world import World
 
@@ -30,7 +30,7 @@ class CoordinatorRole:
         world: what is run.
         simulation: accounts, evaluation, when to stop.
         deployment: deadlines.
-        on_refusal: called for devices whose estimates are not believed.
+        on_rejection: called for devices whose estimates are not believed.
     """
 
     def __init__(
@@ -41,9 +41,9 @@ class CoordinatorRole:
         world: World,
         simulation: SimulationParameters,
         deployment: DeploymentParameters,
-        on_refusal: OnRefusal,
+        on_rejection: OnRejection,
     ) -> None:
-        self._on_refusal = on_refusal
+        self._on_rejection = on_rejection
         self._server, self._calls, self._compute = server, calls, compute
         self._world, self._simulation, self._deployment = world, simulation, deployment
         self._term: asyncio.Task[None] | None = None
@@ -85,7 +85,7 @@ class CoordinatorRole:
             self._compute,
             still_leads,
             self._server.number,
-            self._on_refusal,
+            self._on_rejection,
         )
         while not still_leads():
             # Elected, but not yet answered by a majority.

@@ -101,7 +101,7 @@ class EdgeNode:
             self._faults,
         )
         self._role = CoordinatorRole(
-            self.server, everywhere, self._compute, world, simulation, deployment, self.on_refusal
+            self.server, everywhere, self._compute, world, simulation, deployment, self.on_rejection
         )
         self.member = Member(
             number,
@@ -161,7 +161,7 @@ class EdgeNode:
             self._shown = replace(now, unix_seconds=time.time())
         return self._shown
 
-    def on_refusal(self, caller: Identity | None, method: str, reason: str) -> None:
+    def on_rejection(self, caller: Identity | None, method: str, reason: str) -> None:
         """Counts a call that was rejected."""
         times = count_rejection(self.rejections, reason)
         if should_log(times):

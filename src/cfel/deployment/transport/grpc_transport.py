@@ -33,7 +33,7 @@ _LOG = logging.getLogger(__name__)
 Handler = Callable[[Identity, Message], Awaitable[Message]]
 """(caller, message) → answer; raises `RejectedError` to reject."""
 
-OnRefusal = Callable[[Identity | None, str, str], None]
+OnRejection = Callable[[Identity | None, str, str], None]
 """Called with every rejection: the caller (if known), the method and the reason."""
 
 # From the special to the general: the first that fits an error is its code.
@@ -107,7 +107,7 @@ class GrpcServer:
     Args:
         credentials: the server's own.
         methods: by name.
-        on_refusal: called with every rejection.
+        on_rejection: called with every rejection.
         parameters: how slowly a request may arrive, and how much one node may ask at once.
     """
 
@@ -115,15 +115,15 @@ class GrpcServer:
         self,
         credentials: Credentials,
         methods: Mapping[str, Method],
-        on_refusal: OnRefusal,
+        on_rejection: OnRejection,
         parameters: DeploymentParameters | None = None,
     ) -> None:
         self._credentials = credentials
         revocations = Revocations(
-            credentials.revoked, lambda problem: on_refusal(None, "every call", problem)
+            credentials.revoked, lambda problem: on_rejection(None, "every call", problem)
         )
         self._authenticator = Authenticator(revocations)
-        self._on_refusal = on_refusal
+        self._on_rejection = on_rejection
         self._parameters = parameters or DeploymentParameters()
         limits = self._parameters
         self._rate_limiter = RateLimiter(limits.calls_per_second, limits.bytes_in_flight)
@@ -205,7 +205,7 @@ class GrpcServer:
         if context.cancelled():
             return
         reason = shorten(str(error))
-        self._on_refusal(caller, name, reason)
+        self._on_rejection(caller, name, reason)
         if not isinstance(error, BusyError | TooSlowError):
             await _drain(requests)
         await context.abort(next(code for kind, code in _CODES if isinstance(error, kind)), reason)

@@ -13,11 +13,11 @@ class DeviceOverrides:
     """Settings of the local training that a scheme overrides.
 
     Attributes:
-        steps: "bernoulli" or "systematic"; None keeps the experiment's.
+        steps: "bernoulli", "systematic" or "whole"; None keeps the experiment's.
         error_feedback: whether devices keep what compression dropped; None keeps the experiment's.
         kept_energy_at: shares θ at which every report states how much energy the largest entries carry.
     """
 
-    steps: Literal["bernoulli", "systematic"] | None = None
+    steps: Literal["bernoulli", "systematic", "whole"] | None = None
     error_feedback: bool | None = None
     kept_energy_at: tuple[float, ...] = ()

@@ -15,6 +15,7 @@ from cfel.control.scheme import Observation, RoundPlan, SchemeParameters, make_e
 from cfel.control.solution import Solution
 from cfel.control.solver.grid_solver import GridSolution
 from cfel.control.solver.solve import solve
+from cfel.control.solver.whole_steps import StepSolution
 
 Bound = float | FloatArray
 
@@ -49,7 +50,7 @@ def plan_round(
 
 def make_plan(
     problem: RoundProblem,
-    solution: Solution | GridSolution,
+    solution: Solution | GridSolution | StepSolution,
     present: BoolArray,
     *,
     speed: FloatArray | None = None,

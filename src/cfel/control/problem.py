@@ -13,6 +13,7 @@ from numpy.typing import ArrayLike
 from cfel import validation
 from cfel.arrays import FloatArray, IndexArray
 from cfel.errors import InputError, unknown_name
+from cfel.system.clock import PAPER_EXPONENT
 
 Unreachable = Literal["stretch", "minimum"]
 
@@ -51,6 +52,8 @@ class RoundProblem:
         battery: joules each device may spend in this round, ≥ 0 or +inf; `None` for no limit.
         device: the number of each device in messages, for a round in which only a part of a fleet takes part;
             `None` for 0 … N − 1.
+        clock_static, clock_exponent: what a slower clock saves (`system.clock`), one number or one entry per
+            device; only a solver in whole steps looks at them.
     """
 
     tau: int
@@ -71,6 +74,8 @@ class RoundProblem:
     on_unreachable: Unreachable = "stretch"
     battery: FloatArray | None = None
     device: IndexArray | None = None
+    clock_static: FloatArray = 0.0  # type: ignore[assignment]
+    clock_exponent: FloatArray = PAPER_EXPONENT  # type: ignore[assignment]
 
     if TYPE_CHECKING:
         # Callers may pass any numbers; what is stored are arrays.
@@ -94,6 +99,8 @@ class RoundProblem:
             on_unreachable: Unreachable = "stretch",
             battery: ArrayLike | None = None,
             device: ArrayLike | None = None,
+            clock_static: ArrayLike = 0.0,
+            clock_exponent: ArrayLike = PAPER_EXPONENT,
         ) -> None: ...
 
     def __post_init__(self) -> None:
@@ -142,6 +149,11 @@ class RoundProblem:
         for field in ("alpha", "nu", "power"):
             given = getattr(self, field)
             self._set(field, validation.check_floats(field, given, length=self.devices, least=0))
+        for field, most in (("clock_static", 1.0), ("clock_exponent", None)):
+            given = getattr(self, field)
+            length = 1 if np.size(given) == 1 else self.devices
+            curve = validation.check_floats(field, np.atleast_1d(given), length=length, least=0, most=most)
+            self._set(field, curve)
         if self.battery is not None:
             battery = validation.check_floats(
                 "battery", self.battery, length=self.devices, least=0, finite=False

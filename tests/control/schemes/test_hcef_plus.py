@@ -115,3 +115,16 @@ def test_devices_that_are_away_do_nothing() -> None:
 def test_bad_options_are_named(options: dict[str, Any], words: str) -> None:
     with pytest.raises(InputError, match=words):
         build_scheme(SchemeParameters(name="hcef_plus", options=options))
+
+
+def test_whole_steps_keep_both_caps_and_need_no_more_than_they_are_worth() -> None:
+    """With caps to spare, the plan in whole steps leaves some of both unused; the other one fills them."""
+    seen = observation(share=2.0)
+    whole, filled = plan(seen, whole_steps=True), plan(seen)
+    steps = whole.rho * ROUNDS.local_steps
+    assert np.array_equal(steps, np.round(steps))
+    assert whole.feasible
+    assert spent(seen, whole)[1] < spent(seen, filled)[1]
+    time_cap, energy_cap = caps(seen)
+    assert (spent(seen, whole)[0] <= time_cap[seen.cluster] * (1 + 1e-8)).all()
+    assert spent(seen, whole)[1] <= energy_cap * (1 + 1e-8)

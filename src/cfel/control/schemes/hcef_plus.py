@@ -9,9 +9,12 @@ drops is sent later. `docs/hcef-plus.md` has the derivation and the measured eff
     error_feedback  devices keep what compression dropped
     systematic      ⌊ρτ⌋ or ⌈ρτ⌉ steps instead of a draw for each
     frequency       devices that would finish early slow their clocks down
+    whole_steps     exactly k steps each, so that what is planned happens; time and energy are spent where
+                    they bring progress, not up to the caps (off by default: no measured results yet)
     dense_gossip    edge servers gossip after every edge round instead of every global round
 """
 
+import math
 from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any
@@ -25,12 +28,19 @@ from cfel.control.gossip import Gossip
 from cfel.control.planning import Bounds, build_problem, make_plan
 from cfel.control.scheme import Observation, RoundPlan, Scheme, SchemeParameters, make_empty_plan
 from cfel.control.solver.grid_solver import solve_on_grid
+from cfel.control.solver.step_grid import StepTable
 from cfel.control.solver.theta_grid import Objective
+from cfel.control.solver.whole_steps import solve_whole_steps
 from cfel.errors import InputError, unknown_name
 
 LIST = (0.01, 0.02, 0.03, 0.05, 0.07, 0.1, 0.15, 0.2, 0.3, 0.5, 0.7, 1.0)
 """The shares θ to choose from; those below `theta_min` are left out."""
 
+SWITCHES = (
+    *("progress", "curve", "error_feedback", "systematic", "whole_steps", "frequency", "dense_gossip"),
+)
+# With more local iterations than this, the numbers of steps to choose from are thinned out.
+MOST_STEP_COUNTS = 20
 # Before the first reports κ is taken to be θ to this power, about what trained networks show.
 PRIOR = 0.3
 
@@ -40,8 +50,9 @@ class Options:
     """`[scheme.options]` of HCEF+.
 
     Attributes:
-        progress, curve, error_feedback, systematic, frequency, dense_gossip: see the module.
+        progress, curve, error_feedback, systematic, whole_steps, frequency, dense_gossip: see the module.
         evenness: weight ω ≥ 0 of (1 − ρ)² beside progress; the larger, the more alike devices' shares.
+        time_weight: a in (0, 1), with whole steps: how much time counts beside energy, whose weight is 1 − a.
         horizon: edge rounds within which what compression dropped should have arrived, > 0.
         least_speed: smallest share of its clock a device may run at, in (0, 1].
         gossip_steps: gossip steps at each exchange, ≥ 1.
@@ -53,16 +64,27 @@ class Options:
     systematic: bool = True
     frequency: bool = True
     dense_gossip: bool = True
+    whole_steps: bool = False
+    time_weight: float = 0.7
     evenness: float = 0.25
     horizon: float = 50.0
     least_speed: float = 0.5
     gossip_steps: int = 2
 
     def __post_init__(self) -> None:
-        for name in ("progress", "curve", "error_feedback", "systematic", "frequency", "dense_gossip"):
+        for name in (
+            "progress",
+            "curve",
+            "error_feedback",
+            "systematic",
+            "whole_steps",
+            "frequency",
+            "dense_gossip",
+        ):
             if not isinstance(getattr(self, name), bool):
                 raise InputError(f"scheme.options.{name} = {getattr(self, name)!r}: must be true or false")
         validation.check_number("scheme.options.evenness", self.evenness, least=0)
+        validation.check_number("scheme.options.time_weight", self.time_weight, above=0, below=1)
         validation.check_number("scheme.options.horizon", self.horizon, above=0)
         validation.check_number("scheme.options.least_speed", self.least_speed, above=0, most=1)
         validation.check_whole("scheme.options.gossip_steps", self.gossip_steps, least=1)
@@ -86,8 +108,10 @@ def hcef_plus(parameters: SchemeParameters) -> Scheme:
         present = observation.conditions.available
         if not present.any():
             return make_empty_plan(len(present))
-        problem = build_problem(observation, parameters, bounds)
         kept = _contraction(theta, observation.kept_energy if options.curve else theta)
+        if options.whole_steps:
+            return _plan_whole_steps(observation, parameters, options, theta, kept)
+        problem = build_problem(observation, parameters, bounds)
         weight = (problem.noise_weight, problem.sigma2, problem.g2)
         solution = solve_on_grid(problem, _objective(options, theta, kept, weight))
         return make_plan(problem, solution, present, speed=solution.speed)
@@ -97,7 +121,7 @@ def hcef_plus(parameters: SchemeParameters) -> Scheme:
         plan=lambda state, observation: (plan(observation), state),
         gossip=Gossip(every_edge_round=options.dense_gossip, steps=options.gossip_steps),
         device_overrides=DeviceOverrides(
-            steps="systematic" if options.systematic else None,
+            steps="whole" if options.whole_steps else "systematic" if options.systematic else None,
             error_feedback=True if options.error_feedback else None,
             kept_energy_at=tuple(theta.tolist()) if options.curve else (),
         ),
@@ -129,3 +153,30 @@ def _objective(
         return Objective(theta, noise * (2.0 - kept), 3.0 * g2 / scale, least_speed)
     late = np.maximum(1.0 - (1.0 - kept) / (kept * options.horizon), 0.0)
     return Objective(theta, -(late if options.error_feedback else kept), options.evenness, least_speed)
+
+
+def _plan_whole_steps(
+    observation: Observation,
+    parameters: SchemeParameters,
+    options: Options,
+    theta: FloatArray,
+    kept: FloatArray,
+) -> RoundPlan:
+    """Chooses a whole number of steps, a θ from the list and a clock for every device."""
+    tau = observation.rounds.local_steps
+    steps = _list_steps(parameters.rho_min, tau)
+    bounds = Bounds(rho=(steps[0] / tau, 1.0), theta=(float(theta[0]), 1.0))
+    problem = build_problem(observation, parameters, bounds)
+    objective = _objective(options, theta, kept, (problem.noise_weight, problem.sigma2, problem.g2))
+    count, share = np.repeat(steps, theta.size), np.tile(np.arange(theta.size), steps.size)
+    cost = objective.costs(share, count / tau)
+    table = StepTable(count, theta[share], cost, objective.least_speed)
+    # Without progress in the objective nothing says what time and energy are worth.
+    solution = solve_whole_steps(problem, table, options.time_weight if options.progress else None)
+    return make_plan(problem, solution, observation.conditions.available, speed=solution.speed)
+
+
+def _list_steps(rho_min: float, tau: int) -> FloatArray:
+    """The numbers of steps to choose from, beginning with the fewest that keep to ρ_min."""
+    fewest = max(1, math.ceil(rho_min * tau - 1e-9))
+    return np.unique(np.linspace(fewest, tau, min(tau - fewest + 1, MOST_STEP_COUNTS)).round())

@@ -8,6 +8,7 @@ why a million devices cost little more per device than ten thousand.
 
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass, replace
+from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
@@ -38,7 +39,7 @@ class Response:
 
     price: float
     rho: FloatArray
-    choice: Choices
+    choice: NDArray[Any]
     joules: float
     objective: float
 

@@ -15,8 +15,10 @@ A `ThetaGrid` responds to prices exactly as a `PricedFleet` does, so `search_ene
 """
 
 from dataclasses import dataclass, replace
+from typing import Any
 
 import numpy as np
+from numpy.typing import NDArray
 
 from cfel.arrays import FloatArray
 from cfel.control.problem import RoundProblem
@@ -45,7 +47,7 @@ class Objective:
     left_out: float
     least_speed: float
 
-    def costs(self, choice: Choices, rho: FloatArray) -> FloatArray:
+    def costs(self, choice: NDArray[Any], rho: FloatArray) -> FloatArray:
         """Objective of every device."""
         return np.asarray(self.per_step[choice] * rho + self.left_out * (1.0 - rho) ** 2)
 

@@ -19,7 +19,7 @@ from cfel.arrays import BoolArray, IntArray
 from cfel.errors import InputError, unknown_name
 
 MomentumState = Literal["keep", "reset"]
-StepRule = Literal["bernoulli", "systematic"]
+StepRule = Literal["bernoulli", "systematic", "whole"]
 Estimator = Literal["reuse", "fresh"]
 
 
@@ -34,7 +34,7 @@ class LocalParameters:
         momentum_state: whether the buffer is kept across edge rounds, or starts at zero in each.
         weight_decay: added to the gradient as weight_decay · x, ≥ 0.
         steps: bernoulli (the paper) runs each iteration with probability ρ; systematic runs ⌊ρτ⌋ or ⌈ρτ⌉ of
-            them, evenly spread, with the same mean.
+            them, evenly spread, with the same mean; whole runs the whole number nearest to ρτ, evenly spread.
         estimator: σ² and G² from the first step's two halves (reuse) or from extra batches (fresh).
         fresh_batches: K ≥ 2, batches of a fresh estimate.
         error_feedback: whether the device keeps what compression drops and adds it to the next update.
@@ -78,6 +78,10 @@ def choose_iterations(rule: StepRule, rho: float, tau: int, draw: np.random.Gene
     if rule == "bernoulli":
         return np.asarray(uniforms < rho)
     # An iteration runs where the line ρ·t + u passes an integer: ⌊ρτ⌋ or ⌈ρτ⌉ times, ρτ on average.
+    if rule == "whole":
+        # In whole numbers, so that rounding never adds or drops a step.
+        steps, start = round(rho * tau), int(uniforms[0] * tau)
+        return np.asarray(np.diff((np.arange(tau + 1) * steps + start) // tau) > 0)
     marks = np.floor(np.arange(tau + 1) * rho + uniforms[0])
     return np.asarray(np.diff(marks) > 0)
 

@@ -10,12 +10,12 @@ import numpy as np
 
 from cfel.arrays import BoolArray, FloatArray
 from cfel.control.caps import round_caps
+from cfel.control.grid.grid_solver import GridSolution
+from cfel.control.grid.whole_steps import StepSolution
 from cfel.control.problem import RoundProblem
 from cfel.control.scheme import Observation, RoundPlan, SchemeParameters, make_empty_plan
 from cfel.control.solution import Solution
-from cfel.control.solver.grid_solver import GridSolution
 from cfel.control.solver.solve import solve
-from cfel.control.solver.whole_steps import StepSolution
 
 Bound = float | FloatArray
 

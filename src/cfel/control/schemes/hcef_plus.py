@@ -25,12 +25,12 @@ from cfel import validation
 from cfel.arrays import FloatArray
 from cfel.control.device_overrides import DeviceOverrides
 from cfel.control.gossip import Gossip
+from cfel.control.grid.grid_solver import solve_on_grid
+from cfel.control.grid.step_grid import StepTable
+from cfel.control.grid.theta_grid import Objective
+from cfel.control.grid.whole_steps import solve_whole_steps
 from cfel.control.planning import Bounds, build_problem, make_plan
 from cfel.control.scheme import Observation, RoundPlan, Scheme, SchemeParameters, make_empty_plan
-from cfel.control.solver.grid_solver import solve_on_grid
-from cfel.control.solver.step_grid import StepTable
-from cfel.control.solver.theta_grid import Objective
-from cfel.control.solver.whole_steps import solve_whole_steps
 from cfel.errors import InputError, unknown_name
 
 LIST = (0.01, 0.02, 0.03, 0.05, 0.07, 0.1, 0.15, 0.2, 0.3, 0.5, 0.7, 1.0)

@@ -9,8 +9,8 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from cfel.control import RoundProblem
-from cfel.control.solver.step_grid import StepTable
-from cfel.control.solver.whole_steps import StepSolution, solve_whole_steps
+from cfel.control.grid.step_grid import StepTable
+from cfel.control.grid.whole_steps import StepSolution, solve_whole_steps
 from cfel.system.clock import clock_energy
 
 TAU = 3

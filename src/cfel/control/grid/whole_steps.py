@@ -19,11 +19,11 @@ from dataclasses import dataclass
 import numpy as np
 
 from cfel.arrays import FloatArray, IndexArray
+from cfel.control.grid.step_grid import StepGrid, StepTable
 from cfel.control.problem import RoundProblem
 from cfel.control.solution import refuse_excess
 from cfel.control.solver.dual_search import search_energy_price
 from cfel.control.solver.feasible_limits import Limits, find_feasible_limits
-from cfel.control.solver.step_grid import StepGrid, StepTable
 from cfel.system.clock import clock_energy
 
 # Makespans that are tried, evenly spaced in the logarithm; twice, the second time around the best.

@@ -5,9 +5,9 @@ import pytest
 
 from cfel.arrays import FloatArray
 from cfel.control import RoundProblem
+from cfel.control.grid.grid_solver import solve_on_grid
+from cfel.control.grid.theta_grid import Objective, ThetaGrid
 from cfel.control.solver.feasible_limits import find_feasible_limits
-from cfel.control.solver.grid_solver import solve_on_grid
-from cfel.control.solver.theta_grid import Objective, ThetaGrid
 
 THETA = np.array([0.05, 0.2, 1.0])
 

@@ -11,12 +11,12 @@ from dataclasses import dataclass
 import numpy as np
 
 from cfel.arrays import FloatArray
+from cfel.control.grid.theta_grid import Objective, ThetaGrid
 from cfel.control.problem import RoundProblem
 from cfel.control.solution import refuse_excess
 from cfel.control.solver.dual_search import Bracket, search_energy_price
 from cfel.control.solver.feasible_limits import Limits, find_feasible_limits
 from cfel.control.solver.priced_fleet import Choices
-from cfel.control.solver.theta_grid import Objective, ThetaGrid
 
 
 @dataclass(frozen=True, slots=True, eq=False)

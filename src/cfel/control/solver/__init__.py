@@ -14,5 +14,5 @@ Step by step, from a `RoundProblem` to a `Solution`:
 8. `bound_by_cases.py`: raises the lower bound where the plan cannot be improved any more.
 9. `project_feasible.py`: takes back what rounding put over a limit. Then `solution.prove` checks the plan.
 
-`alternating.py` is Algorithm 3. The problem of HCEF+ is solved in `control/grid/`, by the same steps 2, 6 and 9.
+`alternating.py` is Algorithm 3. `control/grid/` solves the problem of HCEF+, by the same steps 2, 6 and 9.
 """

@@ -2,6 +2,7 @@
 
 import shutil
 from collections.abc import Callable
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
@@ -214,7 +215,7 @@ def test_status_says_what_is_wrong(asked: Callable[..., Answer]) -> None:
         problem="no majority: 1 of 2",
     )
     answer = asked(waiting, SILENCE)
-    assert answer.code == 0
+    assert answer.code == 1
     head, first, second, *below = [line.rstrip() for line in answer.out.splitlines()]
     assert head.split()[:3] == ["edge", "term", "coordinator"]
     assert first.split() == [
@@ -222,7 +223,31 @@ def test_status_says_what_is_wrong(asked: Callable[..., Answer]) -> None:
     ]
     assert second.split() == ["1", "no", "answer"]
     assert max(len(head), len(first)) <= 80
-    assert below == ["edge 0: no majority: 1 of 2", WHY]
+    standstill = "no majority: only 1 of 2 edge servers answered"
+    assert below == ["edge 0: no majority: 1 of 2", WHY, standstill]
+
+
+def test_the_exit_code_of_status(asked: Callable[..., Answer]) -> None:
+    """0 while the federation can make progress or has finished, 1 without a majority or a coordinator."""
+    clusters = (ClusterStatus(cluster=0), ClusterStatus(cluster=1))
+    good = Status(node="edge-0", term=1, coordinator="edge-1", majority=True, clusters=clusters)
+    assert asked(good, good).code == 0
+    assert asked(replace(good, coordinator=None), good).code == 0
+    assert asked(good, SILENCE).code == 1
+    assert asked(replace(good, phase="finished"), SILENCE).code == 0
+    assert asked(replace(good, coordinator=None), replace(good, coordinator=None)).code == 1
+    assert asked(replace(good, majority=False), replace(good, majority=False)).code == 1
+
+
+def test_status_names_versions_that_differ(asked: Callable[..., Answer]) -> None:
+    clusters = (
+        ClusterStatus(cluster=0, size=1, devices=(DeviceStatus(device=0, version="0.2"),)),
+        ClusterStatus(cluster=1),
+    )
+    good = Status(node="edge-0", term=1, coordinator="edge-1", version="0.1", clusters=clusters)
+    assert asked(good, good).out.splitlines()[-2:] == ["version 0.1: edge-0, edge-1", "version 0.2: device-0"]
+    same = replace(good, clusters=(ClusterStatus(cluster=0), ClusterStatus(cluster=1)))
+    assert "version" not in asked(same, same).out
 
 
 def test_status_when_nobody_is_there(asked: Callable[..., Answer]) -> None:

@@ -93,6 +93,18 @@ def test_a_line_per_round_where_there_is_no_terminal() -> None:
     )
 
 
+def test_the_last_line_counts_devices_that_have_done_their_work() -> None:
+    """Edge servers and devices end before `cfel up` prints the last round: nobody was lost."""
+    out = io.StringIO()
+    view = FederationView(2, Console(file=out, width=200))
+    with view:
+        view.update({0: replace(status(("done", "done")), phase="finished")})
+        view.update({0: "connection refused"})
+        view.on_round(record(2))
+    assert "2/2 devices" in out.getvalue()
+    assert "not answering" not in out.getvalue()
+
+
 def test_a_table_in_a_terminal() -> None:
     out = io.StringIO()
     view = FederationView(10, Console(file=out, width=120, force_terminal=True, color_system=None))

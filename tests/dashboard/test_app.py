@@ -56,10 +56,23 @@ def test_routes(address: str, scene: Scene) -> None:
     assert metrics.headers["content-type"] == "text/plain; version=0.0.4; charset=utf-8"
     assert "\ncfel_round 13\n" in metrics.text
     assert ask(address, "/healthz").text == "ok\n"
+    assert ask(address, "/readyz").text == "ok\n"
     assert ask(address, "/events", "HEAD").code == 200
     assert ask(address, "/nothing").code == 404
     assert ask(address, "/", "POST", "x").code == 405
     assert ask(address, "/login").code == 405
+
+
+def test_ready_is_more_than_alive(address: str, scene: Scene) -> None:
+    """Without a coordinator or a majority the process lives, but takes part in nothing."""
+    for changed, reason in (
+        (replace(scene.status, majority=False), "no majority of edge servers is in touch\n"),
+        (replace(scene.status, coordinator=None), "no coordinator is elected\n"),
+    ):
+        scene.status = changed
+        answer = ask(address, "/readyz")
+        assert (answer.code, answer.text) == (503, reason)
+        assert ask(address, "/healthz").code == 200
 
 
 def test_events_follow_the_state(address: str, scene: Scene) -> None:

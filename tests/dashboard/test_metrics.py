@@ -43,13 +43,19 @@ def test_numbers() -> None:
         ),
         history=(
             RoundPoint(round=1, seconds=1.0, joules=1.0, accuracy=0.25, loss=2.0),
-            RoundPoint(round=2, seconds=2.0, joules=2.0, loss=1.0),
+            RoundPoint(round=2, seconds=2.0, joules=2.0, loss=1.0, wall_seconds=0.5, wire_bytes=500),
         ),
         refused=(("not finite", 4),),
+        problem="not in touch: edge-0",
+        version="0.1",
+        majority=True,
+        leader_changes=3,
+        wire_bytes=1000,
+        certificate_expires=2e9,
     )
     lines = metrics_text(status).splitlines()
     for line in (
-        'cfel_info{node="edge-1",experiment="a \\"b\\"\\\\\\nc",scheme="",source="edge"} 1',
+        'cfel_info{node="edge-1",experiment="a \\"b\\"\\\\\\\\nc",scheme="",source="edge",version="0.1"} 1',
         "cfel_round 3",
         "cfel_rounds_finished 2",
         'cfel_phase{phase="gossip"} 1',
@@ -67,6 +73,15 @@ def test_numbers() -> None:
         'cfel_devices{cluster="1",state="late"} 1',
         'cfel_cluster_rho_mean{cluster="1"} 0.5',
         'cfel_uploads_refused_total{reason="not finite"} 4',
+        "cfel_ready 1",
+        "cfel_problem 1",
+        "cfel_majority 1",
+        "cfel_elections_total 3",
+        "# TYPE cfel_elections_total counter",
+        "cfel_round_duration_seconds 0.5",
+        "cfel_wire_bytes_total 1000",
+        "cfel_certificate_expiry_timestamp_seconds 2000000000.0",
+        "cfel_devices_doubled 0",
     ):
         assert line in lines
     assert not [line for line in lines if "budget_seconds" in line or line.startswith("cfel_rounds ")]
@@ -74,5 +89,5 @@ def test_numbers() -> None:
 
 def test_a_family_is_announced_once_and_before_its_samples() -> None:
     names = re.findall(r"# TYPE (\S+)", metrics_text(federation()))
-    assert len(names) == len(set(names)) == 20
+    assert len(names) == len(set(names)) == 25
     assert EVIL.replace('"', '\\"') in metrics_text(federation())

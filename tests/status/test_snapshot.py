@@ -58,6 +58,8 @@ def test_the_document() -> None:
         "rho": 0.25,
         **dict.fromkeys(("theta", "mu", "nu", "seconds", "joules")),
         "source": "",
+        "version": "",
+        "doubled": False,
     }
 
 

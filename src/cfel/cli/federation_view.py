@@ -41,6 +41,8 @@ class FederationView:
         self._rounds, self._now = rounds, now
         self._console = console or Console(stderr=True, highlight=False)
         self._answers: Answers = {}
+        # The last status of each edge server: at the end they stop, and their devices have not been lost.
+        self._known: dict[int, Status] = {}
         self._problems: dict[int, str] = {}
         self._last: RoundRecord | None = None
         self._started: tuple[float, int] | None = None
@@ -81,6 +83,7 @@ class FederationView:
     def update(self, answers: Answers) -> None:
         """Records the answers of the edge servers, and prints every new problem."""
         self._answers = answers
+        self._known |= {edge: answer for edge, answer in answers.items() if isinstance(answer, Status)}
         for edge, answer in sorted(answers.items()):
             problem = answer.problem if isinstance(answer, Status) else self._problems.get(edge, "")
             if problem and problem != self._problems.get(edge):
@@ -90,14 +93,16 @@ class FederationView:
     def format_line(self) -> str:
         """The state of the federation in one line."""
         alive = [each for each in self._answers.values() if isinstance(each, Status)]
-        newest = max(alive, key=lambda each: (each.round, each.edge_round or 0), default=None)
+        newest = max(
+            alive or self._known.values(), key=lambda each: (each.round, each.edge_round or 0), default=None
+        )
         done = 0 if self._last is None else self._last.round
         parts = [f"round {done}/{self._rounds}"]
         if newest is not None:
             # No phase here: edge servers are polled once a second, so it would often be outdated.
             parts.append(f"coordinator {newest.coordinator or 'none'} (term {newest.term})")
-            parts.append(f"{_count_devices(self._answers)} devices")
-            if silent := len(self._answers) - len(alive):
+            parts.append(f"{self._count_all_devices()} devices")
+            if silent := sum(self._is_silent(edge) for edge in self._answers):
                 parts.append(f"{plural(silent, 'edge server')} not answering")
         if self._last is not None:
             if self._last.accuracy is not None:
@@ -107,6 +112,14 @@ class FederationView:
         if left is not None:
             parts.append(f"ETA {timedelta(seconds=round(left))}")
         return ", ".join(parts)
+
+    def _is_silent(self, edge: int) -> bool:
+        """Whether an edge server does not answer although it has not finished."""
+        finished = edge in self._known and self._known[edge].phase == "finished"
+        return isinstance(self._answers[edge], str) and not finished
+
+    def _count_all_devices(self) -> str:
+        return _count_devices({edge: self._known[edge] for edge in self._known if not self._is_silent(edge)})
 
     def estimate_seconds_left(self) -> float | None:
         """Seconds until the last round at the current pace; None before the first round."""

@@ -4,6 +4,7 @@ import argparse
 import asyncio
 import json
 from collections import Counter
+from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
@@ -23,6 +24,8 @@ from cfel.wording import plural
 EXAMPLE = """  cfel status runs/tiny-up
   cfel status operator-0.toml --json"""
 
+_MOST_LISTED = 8
+
 
 def register(commands: Commands) -> None:
     """Adds the command."""
@@ -38,7 +41,7 @@ def register(commands: Commands) -> None:
 
 
 def run(arguments: argparse.Namespace) -> int:
-    """Asks every edge server for its status; exit code 1 if none answers."""
+    """Asks every edge server for its status; exit code 1 if the federation cannot make progress."""
     where: Path = arguments.where
     path = where / "nodes" / "operator-0.toml" if where.is_dir() else where
     if not path.exists():
@@ -51,7 +54,20 @@ def run(arguments: argparse.Namespace) -> int:
     else:
         _print(answers)
     # Scripts use the exit code to see whether the federation is running.
-    return 0 if any(isinstance(answer, Status) for answer in answers.values()) else 1
+    return 1 if find_standstill(answers) else 0
+
+
+def find_standstill(answers: Mapping[int, Status | str]) -> str:
+    """Why the federation cannot make progress; empty if it can, or has finished."""
+    alive = [answer for answer in answers.values() if isinstance(answer, Status)]
+    if not alive:
+        return "no edge server answers: the federation has finished or is not running"
+    if any(answer.phase == "finished" for answer in alive):
+        return ""
+    if 2 * len(alive) <= len(answers):
+        return f"no majority: only {len(alive)} of {plural(len(answers), 'edge server')} answered"
+    # One that can work is enough: it knows a coordinator, which needs a majority.
+    return "" if any(not answer.unready for answer in alive) else alive[0].unready
 
 
 def _build_document(edge: int, answer: Status | str) -> dict[str, Any]:
@@ -70,9 +86,25 @@ def _print(answers: dict[int, Status | str]) -> None:
             console.print(f"[red]edge {edge}: {escape(_shorten_reason(answer))}[/]", soft_wrap=True)
         elif answer.problem:
             console.print(f"[yellow]edge {edge}: {escape(answer.problem)}[/]", soft_wrap=True)
-    if not any(isinstance(answer, Status) for answer in answers.values()):
-        console.print("no edge server answers: the federation has finished or is not running")
+    if standstill := find_standstill(answers):
+        console.print(f"[red]{escape(standstill)}[/]", soft_wrap=True)
     _print_sources(console, answers)
+    _print_versions(console, answers)
+
+
+def _print_versions(console: Console, answers: dict[int, Status | str]) -> None:
+    """Prints the versions of all nodes, if they differ."""
+    versions: dict[str, list[str]] = {}
+    for edge, answer in sorted(answers.items()):
+        if isinstance(answer, Status):
+            versions.setdefault(answer.version, []).append(f"edge-{edge}")
+            for device in answer.clusters[edge].devices:
+                if device.version:
+                    versions.setdefault(device.version, []).append(f"device-{device.device}")
+    if len(versions) > 1:
+        for version, nodes in sorted(versions.items()):
+            shown = ", ".join(nodes[:_MOST_LISTED]) + (" …" if len(nodes) > _MOST_LISTED else "")
+            console.print(f"version {escape(version or 'unknown')}: {escape(shown)}", soft_wrap=True)
 
 
 def _shorten_reason(answer: str) -> str:

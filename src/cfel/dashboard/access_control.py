@@ -2,8 +2,9 @@
 
 - The Host header must be an IP address, localhost or an allowed name. A page elsewhere that makes its name
   point here (DNS rebinding) sends its own name and is rejected.
-- With a token, every route but /healthz and /login requires it as `Authorization: Bearer …` or in the cookie
-  that /login sets. It is compared in constant time and never written anywhere; the cookie holds a digest.
+- With a token, every route but /healthz, /readyz and /login requires it, as `Authorization: Bearer …` or in
+  the cookie that /login sets. It is compared in constant time and never written anywhere; the cookie holds a
+  digest.
 - Every response forbids framing, sniffing, caching, and any script or style but the page's own.
 
 It does not encrypt; `server` does, if it has a certificate.
@@ -23,7 +24,7 @@ from cfel.errors import InputError
 
 COOKIE = "cfel_dashboard"
 LEAST_TOKEN_LENGTH = 16
-_OPEN_PATHS = ("/healthz", "/login")
+_OPEN_PATHS = ("/healthz", "/readyz", "/login")
 
 
 class Token:

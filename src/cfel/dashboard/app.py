@@ -4,7 +4,9 @@
     /status.json  the snapshot
     /events       the snapshot after every change, as server-sent events
     /metrics      Prometheus text format
-    /healthz      200 while snapshots arrive; never needs the token
+    /healthz      200 while the process works; never needs the token
+    /readyz       200 while the node takes part in a federation with a majority and a coordinator; else 503
+                  and the reason; never needs the token
     /login        takes the token from the form and sets the cookie
 
 It only reads snapshots. `server` serves it on a port.
@@ -75,6 +77,7 @@ class Dashboard:
             Route("/events", self._answer_events),
             Route("/metrics", self._answer_metrics),
             Route("/healthz", self._answer_health),
+            Route("/readyz", self._answer_ready),
             Route("/login", self._answer_login, methods=["POST"], max_body_size=_MOST_LOGIN_BYTES),
         ]
         starlette = Starlette(routes=routes, lifespan=self._lifespan)
@@ -109,6 +112,10 @@ class Dashboard:
         if self._feed.closed:
             return PlainTextResponse("no more snapshots\n", status_code=503)
         return PlainTextResponse("ok\n")
+
+    async def _answer_ready(self, _: Request) -> Response:
+        unready = "no more snapshots" if self._feed.closed else self._feed.take_snapshot().unready
+        return PlainTextResponse(f"{unready or 'ok'}\n", status_code=503 if unready else 200)
 
     async def _answer_events(self, request: Request) -> Response:
         if self._feed.closed:

@@ -42,6 +42,24 @@ def _families(status: Status) -> list[Family]:
         ("cfel_devices", "gauge", "Listed devices, by cluster and state.", _devices(status)),
         ("cfel_cluster_rho_mean", "gauge", "Mean share of local iterations.", _means(status, "rho_mean")),
         ("cfel_cluster_theta_mean", "gauge", "Mean share uploaded.", _means(status, "theta_mean")),
+        ("cfel_devices_doubled", "gauge", "Devices that seem to run twice.", [({}, _doubled(status))]),
+        ("cfel_ready", "gauge", "1 if this node takes part; see /readyz.", [({}, _is_ready(status))]),
+        (
+            "cfel_problem",
+            "gauge",
+            "1 if something is wrong; see /status.json.",
+            [({}, int(bool(status.problem)))],
+        ),
+        ("cfel_majority", "gauge", "1 if a majority is in touch.", [({}, _as_number(status.majority))]),
+        ("cfel_elections_total", "counter", "Elections since the start.", [({}, _elections(status))]),
+        ("cfel_round_duration_seconds", "gauge", "Real time of the last round.", [({}, _duration(status))]),
+        ("cfel_wire_bytes_total", "counter", "Bytes of uploads and gossip.", [({}, status.wire_bytes)]),
+        (
+            "cfel_certificate_expiry_timestamp_seconds",
+            "gauge",
+            "When this node's certificate expires.",
+            [({}, status.certificate_expires)],
+        ),
         ("cfel_uploads_refused_total", "counter", "Uploads rejected, by reason.", _rejections(status)),
         (
             "cfel_changed_timestamp_seconds",
@@ -53,7 +71,30 @@ def _families(status: Status) -> list[Family]:
 
 
 def _identity(status: Status) -> dict[str, str]:
-    return {"node": status.node, "experiment": status.name, "scheme": status.scheme, "source": status.source}
+    known = {"node": status.node, "experiment": status.name, "scheme": status.scheme, "source": status.source}
+    return known | {"version": status.version}
+
+
+def _doubled(status: Status) -> int | None:
+    if status.source != "edge":
+        return None
+    return sum(device.doubled for cluster in status.clusters for device in cluster.devices)
+
+
+def _is_ready(status: Status) -> int | None:
+    return None if status.source != "edge" else int(not status.unready)
+
+
+def _as_number(known: bool | None) -> int | None:
+    return None if known is None else int(known)
+
+
+def _elections(status: Status) -> int | None:
+    return None if status.term is None else status.leader_changes
+
+
+def _duration(status: Status) -> float | None:
+    return status.history[-1].wall_seconds if status.history else None
 
 
 def _last_finished(status: Status) -> int | None:

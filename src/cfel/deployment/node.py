@@ -24,6 +24,7 @@ from cfel.deployment.protocol.calls import RemoteCalls, to_methods
 from cfel.deployment.protocol.methods import TRANSFER_METHODS
 from cfel.deployment.protocol.peer_requests import StatusRequest
 from cfel.deployment.security.experiment_check import ExperimentCheck
+from cfel.deployment.security.expiry import Validity, watch_expiry
 from cfel.deployment.security.identity import Identity
 from cfel.deployment.transport.connections import (
     control_connections,
@@ -99,13 +100,15 @@ async def run_edge(
         TRANSFER_METHODS,
     )
     calls = experiment_check.add_to_calls(RemoteCalls(client))
-    edge = EdgeNode(world, simulation, deployment, number, node.directory, calls)
+    validity = Validity.read(credentials.certificate)
+    edge = EdgeNode(world, simulation, deployment, number, node.directory, calls, validity)
     endpoints = experiment_check.check_endpoints(edge.endpoints.values())
     listener = GrpcServer(credentials, to_methods(endpoints), edge.on_rejection, deployment)
     port = await listener.start(node.listen or node.addresses[number])
     _LOG.info("%s of %d listens on port %d", node.identity, world.setting.fleet.clusters, port)
     try:
-        await edge.run(companion)
+        async with watch_expiry(validity):
+            await edge.run(companion)
     finally:
         await listener.stop(1.0)
         await client.close()
@@ -168,7 +171,8 @@ async def _run_device(
         node.counter() if deployment.measures else None,
     )
     try:
-        await agent.run()
+        async with watch_expiry(Validity.read(credentials.certificate)):
+            await agent.run()
     finally:
         await client.close()
         compute.close()

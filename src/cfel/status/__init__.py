@@ -1,7 +1,8 @@
 """Status: what a node knows of its run at one moment, as a frozen snapshot and as a JSON document.
 
 An edge server builds one from its memory, `cfel watch` from a run directory; the dashboard shows it. Numbers
-and names only: it knows no clock, socket, file or page. Names may come from the network and are plain text.
+and names only: it knows no clock, socket, file or page. Texts may come from the network; control characters
+in them are spelled out when a snapshot is made.
 `docs/dashboard.md` describes every field of the document.
 """
 

@@ -1,12 +1,15 @@
 """The parts of a snapshot: devices, clusters, links, finished rounds, events of the election.
 
-Each part checks its values; an error names the field and the value. Names are plain text.
+Each part checks its values; an error names the field and the value. Texts may come from the network, so
+control characters in them are spelled out: wherever a snapshot is shown, its texts are safe to print.
 """
 
 import math
-from dataclasses import dataclass
+from dataclasses import dataclass, fields
+from typing import Any
 
 from cfel.errors import InputError, unknown_name
+from cfel.wording import escape_control
 
 DEVICE_STATES = ("idle", "training", "uploading", "done", "late", "away", "lost", "quarantined")
 EDGE_STATES = ("alive", "suspect", "lost")
@@ -19,7 +22,7 @@ class DeviceStatus:
 
     Attributes:
         device: its number in the fleet.
-        name: its name; text from the network.
+        name: its name.
         state: one of `DEVICE_STATES`.
         rho: ρ, ordered share of local iterations; None without an order.
         theta: θ, ordered share of entries to upload.
@@ -27,7 +30,9 @@ class DeviceStatus:
         nu: ν, seconds per full upload.
         seconds: time of its last edge round.
         joules: energy of its last edge round.
-        source: where its seconds and joules come from; text from the network.
+        source: where its seconds and joules come from.
+        version: of cfel on the device; empty when it is not known.
+        doubled: whether two processes seem to use its certificate.
     """
 
     device: int
@@ -40,9 +45,12 @@ class DeviceStatus:
     seconds: float | None = None
     joules: float | None = None
     source: str = ""
+    version: str = ""
+    doubled: bool = False
 
     def __post_init__(self) -> None:
         """Checks the state and the numbers."""
+        escape_texts(self)
         check_count("device", self.device)
         check_name("state", self.state, DEVICE_STATES)
         for name in ("rho", "theta"):
@@ -57,12 +65,13 @@ class ClusterStatus:
 
     Attributes:
         cluster: its number.
-        node: id of the edge server; text from the network.
+        node: id of the edge server.
         state: one of `EDGE_STATES`, as this node sees it.
         size: devices in the cluster.
         devices: those listed in the snapshot, at most `size`.
         rho_mean: mean of ρ over all devices of the cluster that take part; None when unknown.
         theta_mean: mean of θ likewise.
+        version: of cfel on the edge server; empty when it is not known.
     """
 
     cluster: int
@@ -72,9 +81,11 @@ class ClusterStatus:
     devices: tuple[DeviceStatus, ...] = ()
     rho_mean: float | None = None
     theta_mean: float | None = None
+    version: str = ""
 
     def __post_init__(self) -> None:
         """Checks the state, the numbers, and that no more devices are listed than exist."""
+        escape_texts(self)
         check_count("cluster", self.cluster)
         check_name("state", self.state, EDGE_STATES)
         check_count("size", self.size)
@@ -120,6 +131,8 @@ class RoundPoint:
         accuracy: larger is better; None when it was not evaluated.
         loss: mean training loss.
         straggler: the slowest device, which all others waited for.
+        wall_seconds: real time that this round took, or None.
+        wire_bytes: bytes of this round's uploads and gossip, or None.
     """
 
     round: int
@@ -128,12 +141,16 @@ class RoundPoint:
     accuracy: float | None = None
     loss: float | None = None
     straggler: int | None = None
+    wall_seconds: float | None = None
+    wire_bytes: int | None = None
 
     def __post_init__(self) -> None:
         """Checks the costs; replaces metrics that are not finite by None."""
         check_count("round", self.round)
         for name in ("seconds", "joules"):
             check_number(name, getattr(self, name), optional=False)
+        check_number("wall_seconds", self.wall_seconds)
+        check_count("wire_bytes", self.wire_bytes, optional=True)
         for name in ("accuracy", "loss"):
             value = getattr(self, name)
             if value is not None and not math.isfinite(value):
@@ -152,6 +169,9 @@ class Curve:
     name: str
     history: tuple[RoundPoint, ...] = ()
 
+    def __post_init__(self) -> None:
+        escape_texts(self)
+
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ElectionEvent:
@@ -161,7 +181,7 @@ class ElectionEvent:
         unix_seconds: when, by this node's clock.
         term: the term it belongs to.
         kind: one of `ELECTION_KINDS`.
-        node: the node it is about; text from the network.
+        node: the node it is about.
     """
 
     unix_seconds: float
@@ -171,9 +191,18 @@ class ElectionEvent:
 
     def __post_init__(self) -> None:
         """Checks the kind and the numbers."""
+        escape_texts(self)
         check_number("unix_seconds", self.unix_seconds, optional=False)
         check_count("term", self.term)
         check_name("kind", self.kind, ELECTION_KINDS)
+
+
+def escape_texts(part: Any) -> None:  # noqa: ANN401 — any part of a snapshot, frozen
+    """Spells out control characters in all texts of a part."""
+    for field in fields(part):
+        value = getattr(part, field.name)
+        if isinstance(value, str) and not value.isprintable():
+            object.__setattr__(part, field.name, escape_control(value))
 
 
 def check_name(field: str, value: str, allowed: tuple[str, ...]) -> None:

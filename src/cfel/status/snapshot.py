@@ -16,7 +16,9 @@ from cfel.status.parts import (
     check_count,
     check_name,
     check_number,
+    escape_texts,
 )
+from cfel.wording import escape_control
 
 SCHEMA = 1
 """Increased when a field changes its meaning or is removed; new fields do not change it."""
@@ -58,6 +60,11 @@ class Status:
         refused: number of uploads rejected since the start, by reason.
         elections: the latest events of the election, oldest first.
         problem: what is wrong; empty when nothing is.
+        version: of cfel on this node.
+        majority: whether a majority of edge servers is in touch; None where there is no election.
+        leader_changes: elections that this node has seen a winner of, since it started.
+        wire_bytes: bytes of all uploads and gossip so far.
+        certificate_expires: when this node's certificate expires, in Unix seconds, or None.
     """
 
     node: str
@@ -87,9 +94,16 @@ class Status:
     refused: tuple[tuple[str, int], ...] = ()
     elections: tuple[ElectionEvent, ...] = ()
     problem: str = ""
+    version: str = ""
+    majority: bool | None = None
+    leader_changes: int = 0
+    wire_bytes: int = 0
+    certificate_expires: float | None = None
 
     def __post_init__(self) -> None:
         """Checks names and numbers; the parts check themselves."""
+        escape_texts(self)
+        object.__setattr__(self, "refused", _sum_reasons(self.refused))
         check_name("source", self.source, ("edge", "simulation"))
         check_name("phase", self.phase, PHASES)
         check_name("conditions", self.conditions, ("model", "measured"))
@@ -98,10 +112,21 @@ class Status:
             check_count(name, getattr(self, name), optional=True)
         for name in ("unix_seconds", "seconds", "joules"):
             check_number(name, getattr(self, name), optional=False)
-        for name in ("seconds_budget", "joules_budget", "target"):
+        for name in ("leader_changes", "wire_bytes"):
+            check_count(name, getattr(self, name))
+        for name in ("seconds_budget", "joules_budget", "target", "certificate_expires"):
             check_number(name, getattr(self, name))
         for reason, number in self.refused:
             check_count(f"refused[{reason!r}]", number)
+
+    @property
+    def unready(self) -> str:
+        """Why the node takes no part in a federation that can make progress; empty if it does."""
+        if self.source != "edge" or self.phase == "finished":
+            return ""
+        if self.majority is False:
+            return "no majority of edge servers is in touch"
+        return "" if self.coordinator is not None else "no coordinator is elected"
 
     def to_json(self) -> bytes:
         """The document, which starts with `schema`; strict JSON on one line."""
@@ -131,6 +156,18 @@ def thin_history(history: tuple[RoundPoint, ...], most: int) -> tuple[RoundPoint
     # Counts from the end, so that the newest round is always included.
     step = -(-len(history) // most)
     return history[(len(history) - 1) % step :: step]
+
+
+def _sum_reasons(refused: tuple[tuple[str, int], ...]) -> tuple[tuple[str, int], ...]:
+    """The counts, with control characters in the reasons spelled out; equal reasons are added."""
+    if all(reason.isprintable() for reason, _ in refused):
+        return refused
+    counts: dict[str, int] = {}
+    for reason, number in refused:
+        name = escape_control(reason)
+        check_count(f"refused[{name!r}]", number)
+        counts[name] = counts.get(name, 0) + number
+    return tuple(counts.items())
 
 
 def _to_plain(part: Any) -> Any:  # noqa: ANN401 — any part of the snapshot

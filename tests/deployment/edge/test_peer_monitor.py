@@ -6,6 +6,7 @@ from typing import Any
 
 import pytest
 
+from cfel import __version__
 from cfel.deployment.edge.peer_monitor import PeerContacts
 from cfel.deployment.protocol.coordinator_requests import FarewellRequest
 from cfel.deployment.security.identity import Identity
@@ -39,7 +40,7 @@ def test_status_shows_who_is_lost_and_what_devices_of_others_do(tmp_path: Path) 
     """Edge server 2 is killed before the first round: the others say so, of its devices too."""
 
     async def play() -> None:
-        async with Federation(deployed(join_seconds=600.0), tmp_path) as federation:
+        async with Federation(deployed(join_seconds=600.0, gone_seconds=1.0), tmp_path) as federation:
             federation.start(*edges(0, 1, 2), Identity("device", 0), Identity("device", 4))
             node = federation.edges
 
@@ -48,12 +49,18 @@ def test_status_shows_who_is_lost_and_what_devices_of_others_do(tmp_path: Path) 
 
             await until("all are there", lambda: len(node) == 3 and states(0) == ["alive"] * 3)
             await until("told", lambda: node[0].look().clusters[2].devices[0].state == "idle")
-            assert node[0].look().clusters[2].devices[1].state == "lost"
+            await until("lost", lambda: node[0].look().clusters[2].devices[1].state == "lost")
+            assert node[0].look().majority
             await federation.kill(Identity("edge", 2))
             await until("its loss is seen", lambda: states(0) == states(1) == ["alive", "alive", "lost"])
+            await until("it is said", lambda: bool(node[0].look().problem))
             seen = node[0].look()
             assert [device.state for device in seen.clusters[2].devices] == ["away", "away"]
-            assert seen.problem == ""
+            assert seen.problem == "not in touch: edge-2; the others continue without"
+            assert seen.majority
+            assert seen.unready == ""
+            assert [cluster.version for cluster in seen.clusters] == [__version__] * 3
+            assert seen.clusters[0].devices[0].version == __version__
 
     asyncio.run(play())
 
@@ -78,6 +85,8 @@ def test_without_a_majority_everybody_says_so_and_goes_on_when_it_is_back(
             assert "edge-1, edge-2" in alone.look().problem
             assert alone.look().elections[-1].kind == "no-majority"
             assert alone.look().coordinator is None
+            assert alone.look().majority is False
+            assert alone.look().unready
             federation.start(*edges(1, 2))
             await until("all is well again", lambda: not alone.look().problem)
             await federation.finished()
@@ -123,7 +132,15 @@ def test_one_that_has_finished_and_is_started_again_ends_by_itself(tmp_path: Pat
         ) as federation:
             federation.start(*who)
             await federation.finished()
-            assert federation.edges[0].look().phase == "finished"
+            seen = federation.edges[0].look()
+            assert seen.phase == "finished"
+            assert seen.unready == ""
+            assert seen.problem == ""
+            if not who:  # started again, it has not heard of anybody
+                assert {device.state for each in seen.clusters for device in each.devices} == {"done"}
+            assert all(device.seconds for device in seen.clusters[0].devices)
+            assert seen.history[-1].wall_seconds
+            assert seen.wire_bytes > 0
 
     asyncio.run(play([]))
     asyncio.run(play(edges(0)))

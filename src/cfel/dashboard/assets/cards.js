@@ -135,7 +135,7 @@ function drawStragglers(status) {
   const timed = devicesOf(status).filter(device => known(device.seconds) && device.seconds > 0).sort((a, b) => b.seconds - a.seconds);
   show("stragglers", ".bars", ...timed.slice(0, 8).map(device =>
     bar(`${deviceName(device)} · ${edgeName(device.cluster)}`, device.seconds / timed[0].seconds, secondsText(device.seconds), "energy")));
-  if (!timed.length) show("stragglers", ".bars", element("p", { class: "empty-state" }, "No device has finished an edge round yet."));
+  if (!timed.length) show("stragglers", ".bars", element("p", { class: "empty-state" }, status.history.length ? "The time of each device is not known yet." : "No global round has finished yet."));
   const often = countEach(status.history.map(point => point.straggler).filter(known)).sort((a, b) => b[1] - a[1])[0];
   const name = often ? devicesOf(status).find(device => device.device === often[0]) : null;
   const words = timed.length ? `Time in the last edge round; the median is ${secondsText(timed[Math.floor(timed.length / 2)].seconds)}.` : "";

@@ -11,6 +11,7 @@ from collections.abc import Callable
 from dataclasses import replace
 from pathlib import Path
 
+from cfel import __version__
 from cfel.cost import realised_seconds
 from cfel.deployment.compute_thread import ComputeThread
 from cfel.deployment.device.backoff import Backoff
@@ -111,7 +112,7 @@ class DeviceAgent:
         """Keeps one request for a new order open until there are no more."""
         while True:
             try:
-                request = NextRequest(self._newest)
+                request = NextRequest(self._newest, __version__)
                 answer = await self._calls.call(self._edge, request, POLL_SECONDS + 10)
             except UnreachableError as error:
                 _LOG.info("no answer: %s", error)

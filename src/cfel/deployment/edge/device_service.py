@@ -14,6 +14,7 @@ from typing import Any
 from cfel.deployment.compute_thread import ComputeThread
 from cfel.deployment.edge.open_round import Assignment, DeviceAnswers, Kind, OpenRound
 from cfel.deployment.edge.verify_upload import verify_upload
+from cfel.deployment.health.presence import DevicePresence
 from cfel.deployment.parameters import DeploymentParameters
 from cfel.deployment.payloads import EncodedModel, EncodedModels, most_upload_bytes
 from cfel.deployment.protocol.calls import Endpoint, serve
@@ -58,6 +59,7 @@ class DeviceService:
 
     Attributes:
         devices: as given.
+        presence: which of them are there.
         rejected: how many uploads and estimates of each device were rejected for their content.
     """
 
@@ -80,10 +82,8 @@ class DeviceService:
         self._round = OpenRound()
         self._model: EncodedModel | None = None
         self._announced = ""
-        self._polls: dict[int, int] = dict.fromkeys(devices, 0)
-        self._left_at: dict[int, float] = dict.fromkeys(devices, now())
+        self.presence = DevicePresence(devices, parameters.gone_seconds, now)
         self._over = False
-        self._doubled: set[int] = set()
         self._informed: set[int] = set()
         self._changed = asyncio.Condition()
 
@@ -99,7 +99,7 @@ class DeviceService:
 
     def connected(self) -> list[int]:
         """Devices that are there."""
-        return [device for device in self.devices if self._polls[device]]
+        return self.presence.connected()
 
     def states(self) -> dict[int, str]:
         """What each device is doing, in the words of `cfel.status`."""
@@ -108,11 +108,18 @@ class DeviceService:
     def _state(self, device: int) -> str:
         if self._is_quarantined(device):
             return "quarantined"
-        if not self._polls[device]:
+        # Once it knows of the end, a device has every right to leave.
+        if device in self._informed:
+            return "done"
+        if self.presence.is_lost(device):
             return "lost"
         if device in self._round.waiting:
             return "training"
         return "done" if device in self._round.answered else "idle"
+
+    def waited_for(self) -> list[int]:
+        """Devices that the round under way waits for."""
+        return sorted(self._round.waiting)
 
     async def collect_estimates(self, orders: Mapping[int, DeviceOrder]) -> DeviceAnswers[Estimates]:
         """Asks devices for σ² and G², and waits for them."""
@@ -169,20 +176,15 @@ class DeviceService:
         return self._round.close(self._now() - began)
 
     def _is_worth_waiting(self, deadline: float) -> bool:
-        now, gone_seconds = self._now(), self._parameters.gone_seconds
-        there = (self._polls[n] or now - self._left_at[n] <= gone_seconds for n in self._round.waiting)
-        return now < deadline and any(there)
+        there = (not self.presence.is_gone(n) for n in self._round.waiting)
+        return self._now() < deadline and any(there)
 
     async def next(
         self, caller: Identity, request: NextRequest
     ) -> NoOrder | ExperimentOver | NextModel | IssuedOrder:
         """Returns the order that a device does not know yet; waits for one for a while."""
         device = self._check_own(caller)
-        self._polls[device] += 1
-        if self._polls[device] > 1 and device not in self._doubled:
-            self._doubled.add(device)
-            _LOG.warning("device %d has two open requests: it was restarted, or runs twice", device)
-        try:
+        with self.presence.hold_request(device, request.version):
             deadline = self._now() + POLL_SECONDS
             while self._now() < deadline:
                 news = self._find_news(device, request.known)
@@ -190,9 +192,6 @@ class DeviceService:
                     return news
                 await self._wait_for_change(deadline - self._now())
             return NoOrder()
-        finally:
-            self._polls[device] -= 1
-            self._left_at[device] = self._now()
 
     def _find_news(self, device: int, known: str) -> ExperimentOver | NextModel | IssuedOrder | None:
         if self._over:
@@ -275,7 +274,7 @@ class DeviceService:
         await self._notify()
 
     def _check_own(self, caller: Identity) -> int:
-        if caller.number not in self._polls:
+        if caller.number not in self.presence:
             raise NotAdmittedError(f"{caller} belongs to another edge server")
         return caller.number
 

@@ -23,6 +23,7 @@ from cfel.deployment.parameters import DeploymentParameters
 from cfel.deployment.payloads import EncodedModels
 from cfel.deployment.protocol.calls import AnyRequest, Calls, Endpoint, LocalCalls, serve
 from cfel.deployment.protocol.peer_requests import StatusAnswer, StatusRequest
+from cfel.deployment.security.expiry import Validity
 from cfel.deployment.security.identity import Identity
 from cfel.deployment.security.rejections import count_rejection, should_log
 from cfel.rounds.parameters import SimulationParameters
@@ -48,6 +49,7 @@ class EdgeNode:
         number: its cluster.
         directory: where it keeps what it must not forget.
         calls: how it reaches other edge servers.
+        validity: of its certificate, if it has one.
 
     Attributes:
         endpoints: what it offers to other nodes.
@@ -62,7 +64,9 @@ class EdgeNode:
         number: int,
         directory: Path,
         calls: Calls,
+        validity: Validity | None = None,
     ) -> None:
+        self._validity = validity
         self.identity = Identity("edge", number)
         self.endpoints: dict[type[AnyRequest], Endpoint] = {}
         self.rejections: dict[str, int] = {}
@@ -153,9 +157,17 @@ class EdgeNode:
 
     def look(self) -> Status:
         """What it shows of itself."""
-        parts = (self.monitor.problem, self._role.problem, self._faults.problem)
-        problem = "; ".join(each for each in parts if each)
-        others = Others(self.monitor.devices(), self._contacts.state, problem)
+        expiry = "" if self._validity is None else self._validity.describe()
+        parts = (self.monitor.problem, self._role.problem, self._faults.problem, expiry)
+        others = Others(
+            self.monitor.devices(),
+            self._contacts.state,
+            "; ".join(each for each in parts if each),
+            self.monitor.find_in_touch().has_majority,
+            self.monitor.versions,
+            self.devices.presence,
+            self._validity,
+        )
         now = snapshot(self._world, self.server, self.member, others, self.rejections)
         if self._shown is None or replace(self._shown, unix_seconds=0.0) != now:
             self._shown = replace(now, unix_seconds=time.time())

@@ -10,9 +10,11 @@ from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass, replace
 from typing import Any
 
+from cfel import __version__
 from cfel.deployment.edge.device_service import DeviceService
 from cfel.deployment.edge.edge_server import EdgeServer
 from cfel.deployment.election.member import Member
+from cfel.deployment.health.problems import NO_MAJORITY, Absence, InTouch, Stall, list_nodes
 from cfel.deployment.protocol.calls import Answer, AnyRequest, Calls, Endpoint, Request, serve
 from cfel.deployment.protocol.peer_requests import HelloAnswer, HelloRequest
 from cfel.deployment.security.identity import Identity
@@ -25,7 +27,8 @@ _ALIVE, _LOST = 2.5, 5.0
 _IDLE = 4.0
 # and how long a federation may be without a coordinator or a device before that is reported.
 _VACANT = 5.0
-_NO_MAJORITY = "no majority"
+_NO_COORDINATOR = "no coordinator: a majority is in touch, but nobody has been elected"
+_NO_DEVICE = "no device: none is in touch; nothing is lost, the run continues when one is there"
 _ABSENT = ("away", "lost", "quarantined")
 
 
@@ -104,6 +107,7 @@ class PeerMonitor:
     Attributes:
         problem: what is wrong, in words; empty when nothing is.
         over: edge servers that know that the experiment is over.
+        versions: of cfel on other edge servers, as far as known.
     """
 
     def __init__(
@@ -120,7 +124,11 @@ class PeerMonitor:
         self._others = member.state.electorate.others
         self._devices: dict[int, Mapping[int, str]] = {}
         self._rejections: dict[int, str] = {}
-        self._led_at = self._staffed_at = now()
+        vacant_seconds = _VACANT * contacts.interval_seconds
+        self._no_coordinator = Absence(vacant_seconds, _NO_COORDINATOR, now)
+        self._no_device = Absence(vacant_seconds, _NO_DEVICE, now)
+        self._stall = Stall(now)
+        self.versions: dict[int, str] = {}
         self.problem = ""
         self.over: set[int] = set()
 
@@ -132,15 +140,25 @@ class PeerMonitor:
         """Answers with a sign of life; both sides say whether they know the experiment to be over."""
         if request.over:
             self.over.add(caller.number)
-        return HelloAnswer(self._server.log.finished.is_set(), self._own_devices.states())
+        return HelloAnswer(self._server.log.finished.is_set(), self._own_devices.states(), __version__)
 
     def devices(self) -> dict[int, str]:
         """What the devices of all edge servers are doing, as far as known; "away" where theirs is lost."""
         found: dict[int, str] = {}
         for number, states in self._devices.items():
-            lost = self._contacts.state(number) == "lost"
-            found |= dict.fromkeys(states, "away") if lost else states
+            # After the end, the others stop one by one; what they reported last stays true.
+            if self._server.log.finished.is_set() or number in self.over:
+                found |= {n: state if state in _ABSENT else "done" for n, state in states.items()}
+            elif self._contacts.state(number) == "lost":
+                found |= dict.fromkeys(states, "away")
+            else:
+                found |= states
         return found | self._own_devices.states()
+
+    def find_in_touch(self) -> InTouch:
+        """Which edge servers are in touch."""
+        majority = self._member.state.electorate.majority
+        return InTouch(len(self._others) + 1, majority, tuple(self._contacts.lost()))
 
     async def run(self) -> None:
         """Looks at the others again and again, until cancelled."""
@@ -176,6 +194,7 @@ class PeerMonitor:
             return False
         self._rejections.pop(number, None)
         self._devices[number] = answer.devices
+        self.versions[number] = answer.version
         if answer.over:
             self.over.add(number)
         return True
@@ -190,38 +209,39 @@ class PeerMonitor:
 
     def _update_problem(self) -> None:
         problem = "" if self._server.log.finished.is_set() else self._find_problem()
-        if problem.startswith(_NO_MAJORITY) and not self.problem.startswith(_NO_MAJORITY):
+        if problem.startswith(NO_MAJORITY) and not self.problem.startswith(NO_MAJORITY):
             self._member.add_no_majority_event()
         if problem != self.problem:
             _LOG.warning("%s", problem or "all is well again")
         self.problem = problem
 
     def _find_problem(self) -> str:
-        lacking = self._find_no_majority() or self._find_no_coordinator() or self._find_no_device()
+        in_touch = self.find_in_touch()
+        is_led = self._member.state.leader is not None
+        is_staffed = any(state not in _ABSENT for state in self.devices().values())
+        # All are asked each time, as they keep track of time.
+        no_coordinator = self._no_coordinator.describe(is_there=is_led)
+        no_device = self._no_device.describe(is_there=is_staffed)
+        stall = self._find_stall()
+        if not in_touch.has_majority:
+            causes = [in_touch.describe()]
+        else:
+            causes = [in_touch.describe(), no_coordinator or no_device or stall]
         rejections = (reason for _, reason in sorted(self._rejections.items()))
-        return "; ".join(each for each in (lacking, *rejections) if each)
+        return "; ".join(each for each in (*causes, self._find_doubled(), *rejections) if each)
 
-    def _find_no_majority(self) -> str:
-        lost, needed = self._contacts.lost(), self._member.state.electorate.majority
-        in_touch = len(self._others) + 1 - len(lost)
-        if in_touch < needed:
-            silent = ", ".join(f"edge-{number}" for number in lost)
-            return (
-                f"{_NO_MAJORITY}: {in_touch} of {len(self._others) + 1} edge servers are in touch, "
-                f"{needed} are needed; nothing is lost, the run continues when enough of {silent} are back"
-            )
-        return ""
+    def _find_stall(self) -> str:
+        position, phase, leader = self._server.state.position, self._server.phase, self._member.state.leader
+        doing = f"waits for edge-{leader}, the coordinator" if phase == "waiting" else phase
+        if leader == self._member.state.electorate.member and phase == "waiting":
+            doing = "the coordinator, which is here, waits for other nodes"
+        devices = self._own_devices.waited_for() or [
+            n for n, state in self._own_devices.states().items() if state == "lost"
+        ]
+        words = f"round {position[0] + 1}.{position[1] + 1}, {doing}"
+        return self._stall.describe((position, phase), words, devices)
 
-    def _find_no_coordinator(self) -> str:
-        if self._member.state.leader is not None:
-            self._led_at = self._now()
-        if self._now() - self._led_at > _VACANT * self._contacts.interval_seconds:
-            return "no coordinator: a majority is in touch, but nobody has been elected"
-        return ""
-
-    def _find_no_device(self) -> str:
-        if any(state not in _ABSENT for state in self.devices().values()):
-            self._staffed_at = self._now()
-        if self._now() - self._staffed_at > _VACANT * self._contacts.interval_seconds:
-            return "no device: none is in touch; nothing is lost, the run continues when one is there"
-        return ""
+    def _find_doubled(self) -> str:
+        presence = self._own_devices.presence
+        doubled = [n for n in self._own_devices.devices if presence.is_doubled(n)]
+        return f"runs twice, or restarts all the time: {list_nodes('device', doubled)}" if doubled else ""

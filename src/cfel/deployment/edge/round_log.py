@@ -8,6 +8,8 @@ import logging
 from collections.abc import Iterable
 from pathlib import Path
 
+import numpy as np
+
 from cfel.deployment.compute_thread import ComputeThread
 from cfel.deployment.edge.progress import EdgeProgress
 from cfel.deployment.protocol.calls import Calls, Endpoint, serve
@@ -16,9 +18,10 @@ from cfel.deployment.protocol.device_requests import Confirmation
 from cfel.deployment.protocol.peer_requests import RecordsAnswer, RecordsRequest
 from cfel.deployment.security.identity import Identity
 from cfel.durable import make_directory, remove_leftovers, translate_os_errors
+from cfel.errors import CfelError
 from cfel.runlog import PlanTable, RoundRecord
 from cfel.runlog.log import RoundLog, read_log
-from cfel.runlog.plans import write_plan
+from cfel.runlog.plans import plan_path, read_plan, write_plan
 
 _LOG = logging.getLogger(__name__)
 
@@ -36,6 +39,7 @@ class EdgeLog:
 
     Attributes:
         records: the rounds so far.
+        device_costs: seconds and joules of each device in the last edge round, as far as known.
         awaited: edge servers that do not know yet that the experiment is over.
         finished: the last round is in the log.
         dismissed: all edge servers know of the end, except those `awaited`.
@@ -61,6 +65,7 @@ class EdgeLog:
         self._file = RoundLog(path)
         self._file.truncate(self._file.last_round)
         self.records = list(read_log(path).records)
+        self.device_costs = self._load_costs()
         self.awaited: tuple[int, ...] = ()
         self.finished, self.dismissed = asyncio.Event(), asyncio.Event()
 
@@ -134,10 +139,29 @@ class EdgeLog:
         if record.round > self.last_round:
             write_plan(self._directory, plans)
             self._add(record)
+            self.device_costs = _find_last_costs(plans)
+
+    def _load_costs(self) -> dict[int, tuple[float, float]]:
+        """Costs of the last round in the log; none if it was fetched without its plans."""
+        if not plan_path(self._directory, self.last_round).exists():
+            return {}
+        try:
+            return _find_last_costs(read_plan(self._directory, self.last_round))
+        except CfelError as error:
+            # They are only shown; the run does not need them.
+            _LOG.warning("%s", error)
+            return {}
 
     def _add(self, record: RoundRecord) -> None:
         self._file.append(record)
         self.records.append(record)
+
+
+def _find_last_costs(plans: PlanTable) -> dict[int, tuple[float, float]]:
+    """Seconds and joules of each device in the last edge round of a table."""
+    order = np.argsort(plans.edge_round, kind="stable")
+    rows = zip(plans.device[order], plans.seconds[order], plans.joules[order], strict=True)
+    return {int(device): (float(seconds), float(joules)) for device, seconds, joules in rows}
 
 
 def describe_round(record: RoundRecord) -> str:

@@ -7,12 +7,15 @@ import math
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 
+from cfel import __version__
 from cfel.deployment.coordinator.control_state import CoordinatorState
 from cfel.deployment.edge.edge_server import EdgeServer
 from cfel.deployment.election.member import Member
+from cfel.deployment.health.presence import DevicePresence
 from cfel.deployment.measurement.measured_rounds import apply_reports
 from cfel.deployment.protocol.coordinator_requests import MixAnswer
 from cfel.deployment.protocol.device_requests import MeasurementReport
+from cfel.deployment.security.expiry import Validity
 from cfel.deployment.security.identity import Identity
 from cfel.runlog import RoundRecord
 from cfel.status import ClusterStatus, DeviceStatus, Link, RoundPoint, Status, thin_history
@@ -31,11 +34,19 @@ class Others:
         devices: what each of them is doing, as far as known.
         state: of an edge server, in the words of `cfel.status`.
         problem: what is wrong, in words; empty when nothing is.
+        majority: whether a majority of edge servers is in touch.
+        versions: of cfel on other edge servers.
+        presence: which devices of this edge server are there.
+        validity: of this node's certificate, or None.
     """
 
     devices: Mapping[int, str]
     state: Callable[[int], str]
     problem: str
+    majority: bool
+    versions: Mapping[int, str]
+    presence: DevicePresence
+    validity: Validity | None
 
 
 def snapshot(
@@ -74,7 +85,7 @@ def snapshot(
         joules_budget=_limit(world.setting.budget.joules),
         straggler=None if last is None else last.straggler,
         slowest_cluster=None if last is None else last.slowest_cluster,
-        clusters=_clusters(world, others, control),
+        clusters=_clusters(world, server, others, control),
         links=tuple(
             Link(
                 a=a,
@@ -88,6 +99,11 @@ def snapshot(
         refused=tuple(sorted(rejections.items())),
         elections=tuple(member.events),
         problem=others.problem,
+        version=__version__,
+        majority=others.majority,
+        leader_changes=member.leader_changes,
+        wire_bytes=sum(record.wire_bytes for record in records),
+        certificate_expires=None if others.validity is None else others.validity.end.timestamp(),
     )
 
 
@@ -96,11 +112,15 @@ def _is_within_a_round(server: EdgeServer) -> bool:
     return server.phase not in ("waiting", "finished") or server.state.position[1:] != (0, 0)
 
 
-def _clusters(world: World, others: Others, control: CoordinatorState | None) -> tuple[ClusterStatus, ...]:
+def _clusters(
+    world: World, server: EdgeServer, others: Others, control: CoordinatorState | None
+) -> tuple[ClusterStatus, ...]:
     plan = None if control is None else control.plan
     states = others.devices
     now = None if control is None else _conditions(world, control)
     reports = _reports(world, control)
+    costs, presence = server.log.device_costs, others.presence
+    versions = {**others.versions, server.number: __version__}
     clusters = []
     for cluster in range(world.setting.fleet.clusters):
         devices = [n for n in range(world.setting.fleet.devices) if world.setting.fleet.cluster[n] == cluster]
@@ -119,12 +139,17 @@ def _clusters(world: World, others: Others, control: CoordinatorState | None) ->
                         theta=None if plan is None else float(plan.theta[n]),
                         mu=None if now is None else float(now.mu[n]),
                         nu=None if now is None else float(now.nu[n]),
+                        seconds=costs[n][0] if n in costs else None,
+                        joules=costs[n][1] if n in costs else None,
                         source=_source(reports[n]),
+                        version=presence.version(n),
+                        doubled=n in presence and presence.is_doubled(n),
                     )
                     for n in devices
                 ),
                 rho_mean=None if plan is None else float(plan.rho[devices].mean()),
                 theta_mean=None if plan is None else float(plan.theta[devices].mean()),
+                version=versions.get(cluster, ""),
             )
         )
     return tuple(clusters)
@@ -159,6 +184,8 @@ def _point(record: RoundRecord) -> RoundPoint:
         accuracy=record.accuracy,
         loss=record.loss,
         straggler=record.straggler,
+        wall_seconds=record.wall_seconds,
+        wire_bytes=record.wire_bytes,
     )
 
 

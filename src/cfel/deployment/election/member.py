@@ -59,6 +59,11 @@ class Member:
         path: where its vote is stored.
         calls: how it reaches the others.
         on_leader: called at every change of the leader.
+
+    Attributes:
+        state: what it knows of the election.
+        events: the latest events, oldest first.
+        leader_changes: how many leaders it has seen elected.
     """
 
     def __init__(
@@ -78,6 +83,7 @@ class Member:
         vote = load_vote(path, number)
         self.state = rules.start(electorate, vote, _now(), self._random.random())
         self.events: deque[ElectionEvent] = deque(maxlen=MOST_EVENTS)
+        self.leader_changes = 0
         self._woken = asyncio.Event()
         # The event loop keeps only weak references to tasks; without this set a send could vanish.
         self._sending: set[asyncio.Task[None]] = set()
@@ -142,6 +148,7 @@ class Member:
                     task.add_done_callback(self._sending.discard)
                 case LeaderChanged(term, leader):
                     _LOG.info("term %d: leader %s", term, leader)
+                    self.leader_changes += leader is not None
                     self._add_event(term, leader)
                     self._on_leader(term, leader)
 

@@ -5,7 +5,7 @@ from typing import Annotated, ClassVar, Literal
 import msgspec
 
 from cfel.deployment.protocol.calls import Request
-from cfel.deployment.protocol.codec import Count, Digest, Positive, Share
+from cfel.deployment.protocol.codec import Count, Digest, Positive, Share, Version
 from cfel.deployment.transport.messages import Body
 from cfel.learning.local.estimates import Estimates, check_estimates
 
@@ -74,11 +74,13 @@ class NextRequest(Request[NoOrder | ExperimentOver | NextModel | IssuedOrder], f
 
     Attributes:
         known: serial of the newest order or notice that the device has.
+        version: of cfel on the device.
     """
 
     method: ClassVar[str] = "next"
     callers = ("device",)
     known: str
+    version: Version = ""
 
 
 class ModelAnswer(msgspec.Struct, frozen=True):

@@ -7,7 +7,7 @@ import msgspec
 from cfel.deployment.election.state import ElectionMessage
 from cfel.deployment.positions import Position
 from cfel.deployment.protocol.calls import Request
-from cfel.deployment.protocol.codec import Count
+from cfel.deployment.protocol.codec import Count, Version
 from cfel.deployment.protocol.device_requests import Confirmation
 from cfel.deployment.transport.messages import Body
 from cfel.errors import InputError
@@ -51,10 +51,12 @@ class HelloAnswer(msgspec.Struct, frozen=True):
     Attributes:
         over: whether it knows that the experiment is over.
         devices: what its devices are doing, in the words of `cfel.status`.
+        version: of cfel on it.
     """
 
     over: bool
     devices: dict[Count, str]
+    version: Version = ""
 
     def __post_init__(self) -> None:
         for device, state in self.devices.items():

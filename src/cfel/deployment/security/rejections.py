@@ -1,5 +1,7 @@
 """Counts rejections by reason; keeps reasons short and few, because a rejected caller can influence them."""
 
+from cfel.wording import escape_control
+
 MOST_CHARACTERS = 200
 MOST_REASONS = 50
 OTHERS = "other reasons"
@@ -8,7 +10,8 @@ LOGGED_EVERY = 100
 
 
 def shorten(reason: str) -> str:
-    """Cuts a reason that is too long: it may quote what came in, and that may be megabytes."""
+    """A reason on one line and not too long: it may quote what came in, and that may be anything."""
+    reason = escape_control(reason[: 2 * MOST_CHARACTERS])
     return reason if len(reason) <= MOST_CHARACTERS else reason[: MOST_CHARACTERS - 1] + "…"
 
 

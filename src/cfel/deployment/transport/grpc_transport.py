@@ -27,6 +27,7 @@ from cfel.deployment.transport.addresses import check_free
 from cfel.deployment.transport.connections import ConnectionParameters, device_connections
 from cfel.deployment.transport.messages import Message, join_message, split_message
 from cfel.errors import DeploymentError, NotAdmittedError, RejectedError, StaleTermError, UnreachableError
+from cfel.wording import escape_control
 
 _LOG = logging.getLogger(__name__)
 
@@ -279,7 +280,8 @@ class GrpcClient:
             return await join_message(ask(split_message(message), timeout=seconds), self._most_bytes)
         except grpc.aio.AioRpcError as error:
             kind = _ERRORS.get(error.code(), UnreachableError)
-            raise kind(f"{to}, {method}: {error.details()}") from error
+            # The details are the words of another node, and end up in logs and on terminals.
+            raise kind(f"{to}, {method}: {escape_control(error.details() or '')}") from error
 
     async def close(self) -> None:
         """Closes all connections."""

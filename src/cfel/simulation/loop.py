@@ -113,7 +113,7 @@ def _run_edge_round(
     estimates = combine_estimates(state.estimates)
     observation = observe(setting, parameters, control, edge_round, conditions, estimates)
     plan, control = plan_edge_round(setting, control, observation)
-    jobs = _make_tasks(world, state, conditions, edge_round, plan)
+    jobs = _make_jobs(world, state, conditions, edge_round, plan)
     models, devices, work = _train(world, executor, state, jobs)
     outcome = count_costs(setting, parameters, conditions, plan, work)
     return RunState(charge_edge_round(control, outcome), models, devices), outcome
@@ -133,7 +133,7 @@ def _estimate(
     return replace(state, devices=tuple(devices))
 
 
-def _make_tasks(
+def _make_jobs(
     world: World, state: RunState, conditions: Conditions, edge_round: int, plan: RoundPlan
 ) -> list[Job]:
     """Orders for all devices that take part, by device id and therefore by cluster."""

@@ -7,7 +7,6 @@ state and repeats the last command; an edge server that has carried it out alrea
 
 import asyncio
 import hashlib
-import logging
 import time
 from collections.abc import Callable
 from dataclasses import replace
@@ -42,8 +41,6 @@ from cfel.rounds.kernel import charge_exchange, close_global_round, observe, pla
 from cfel.rounds.parameters import SimulationParameters
 from cfel.rounds.records import make_plan_table, make_record, mean_metric
 from cfel.world import World
-
-_LOG = logging.getLogger(__name__)
 
 
 class Coordinator:

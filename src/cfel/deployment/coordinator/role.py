@@ -46,7 +46,7 @@ class CoordinatorRole:
         self._on_rejection = on_rejection
         self._server, self._calls, self._compute = server, calls, compute
         self._world, self._simulation, self._deployment = world, simulation, deployment
-        self._term: asyncio.Task[None] | None = None
+        self._task: asyncio.Task[None] | None = None
         self._failures = 0
         self._failure, self._failed_at = "", server.state.position
 
@@ -55,7 +55,7 @@ class CoordinatorRole:
         self._server.progress.obey(term)
         self.leave()
         if leader == self._server.number:
-            self._term = asyncio.get_running_loop().create_task(self._lead(term, member))
+            self._task = asyncio.get_running_loop().create_task(self._lead(term, member))
 
     @property
     def problem(self) -> str:
@@ -64,13 +64,13 @@ class CoordinatorRole:
 
     async def wait_for_end(self) -> None:
         """Returns when the coordinator, if it runs here, has said farewell to all edge servers."""
-        if self._term is not None:
-            await asyncio.wait([self._term])
+        if self._task is not None:
+            await asyncio.wait([self._task])
 
     def leave(self) -> None:
         """Ends the coordinator at once."""
-        if self._term is not None and not self._term.done():
-            self._term.cancel()
+        if self._task is not None and not self._task.done():
+            self._task.cancel()
 
     async def _lead(self, term: int, member: Member) -> None:
         def still_leads() -> bool:

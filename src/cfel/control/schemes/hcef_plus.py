@@ -36,9 +36,7 @@ from cfel.errors import InputError, unknown_name
 LIST = (0.01, 0.02, 0.03, 0.05, 0.07, 0.1, 0.15, 0.2, 0.3, 0.5, 0.7, 1.0)
 """The shares θ to choose from; those below `theta_min` are left out."""
 
-SWITCHES = (
-    *("progress", "curve", "error_feedback", "systematic", "whole_steps", "frequency", "dense_gossip"),
-)
+SWITCHES = ("progress", "curve", "error_feedback", "systematic", "whole_steps", "frequency", "dense_gossip")
 # With more local iterations than this, the numbers of steps to choose from are thinned out.
 MOST_STEP_COUNTS = 20
 # Before the first reports κ is taken to be θ to this power, about what trained networks show.
@@ -72,15 +70,7 @@ class Options:
     gossip_steps: int = 2
 
     def __post_init__(self) -> None:
-        for name in (
-            "progress",
-            "curve",
-            "error_feedback",
-            "systematic",
-            "whole_steps",
-            "frequency",
-            "dense_gossip",
-        ):
+        for name in SWITCHES:
             if not isinstance(getattr(self, name), bool):
                 raise InputError(f"scheme.options.{name} = {getattr(self, name)!r}: must be true or false")
         validation.check_number("scheme.options.evenness", self.evenness, least=0)
@@ -151,8 +141,8 @@ def _objective(
         noise, sigma2, g2 = weight
         scale = sigma2 + g2 or 1.0
         return Objective(theta, noise * (2.0 - kept), 3.0 * g2 / scale, least_speed)
-    late = np.maximum(1.0 - (1.0 - kept) / (kept * options.horizon), 0.0)
-    return Objective(theta, -(late if options.error_feedback else kept), options.evenness, least_speed)
+    worth = np.maximum(1.0 - (1.0 - kept) / (kept * options.horizon), 0.0)
+    return Objective(theta, -(worth if options.error_feedback else kept), options.evenness, least_speed)
 
 
 def _plan_whole_steps(

@@ -1,1 +1,1 @@
-"""Real time: an experiment as edge servers and devices on a network; the only package that touches one."""
+"""Real time: an experiment as edge servers and devices on a network; only this package connects them."""

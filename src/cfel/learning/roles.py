@@ -7,7 +7,8 @@
 
 The same arguments give the same bits in every worker: random streams are keyed, sums run in the order of ids,
 and each worker uses one torch thread. The functions change none of their arguments except the workspace,
-which carries nothing from one call to the next. Other rules than the mean are in `aggregation`.
+which carries nothing from one call to the next, and what a caller gives up (`give_up_state`, `difference`).
+Other rules than the mean are in `aggregation`.
 """
 
 import math
@@ -37,7 +38,7 @@ from cfel.learning.worker_threads import map_in_threads
 def device_estimate(order: DeviceOrder, data: DeviceData, workspace: Workspace) -> Estimates:
     """Fresh estimates of σ² and G² at the order's model, from K extra mini-batches.
 
-    The order's ρ and θ are not used. The result has no `measure_kept_energy`: see `refresh_estimates`.
+    The order's ρ and θ are not used. The result has no `kept_energy`: see `refresh_estimates`.
     """
     workspace.flat.load(order.model)
     workspace.flat.module.train()

@@ -25,7 +25,7 @@ _PER_DEVICE = (
     *("step_seconds", "step_joules", "upload_seconds", "upload_joules"),
     *("clock_static", "clock_exponent", "seconds", "battery"),
 )
-# Energies of a million pairs and devices are kept between responses; more are computed anew, block by block.
+# Up to this many energies (devices × pairs) are kept between responses; more are computed anew every time.
 MOST_KEPT = 4_000_000
 
 

@@ -31,7 +31,7 @@ def solve(
 
     Args:
         problem: what is known and what may be spent.
-        method: "joint" finds the optimum up to a prove gap; "alternating" is the paper's Algorithm 3.
+        method: "joint" finds the optimum up to a proven gap; "alternating" is the paper's Algorithm 3.
         start: ρ₀ and θ₀ of Algorithm 3, numbers or arrays; by default the upper bounds.
         stopping: when Algorithm 3 ends.
 

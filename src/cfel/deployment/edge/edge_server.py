@@ -1,10 +1,12 @@
 """An edge server without its devices: what it does on commands, its log, and how a run ends for it.
 
-plan   have the devices train, aggregate what arrived        (l, r, s) → (l, r + 1, 0)       `training`
-fetch  get the neighbours' models for a gossip step          (l, r, s)                       `gossip`
-mix    average them with the weights given                   (l, r, s) → (l, r, s + 1),      `gossip`
-or (l + 1, 0, 0)
-close  write the finished global round to the log                                            `round_log`
+    plan   have the devices train, aggregate what arrived    (l, r, s) → (l, r + 1, 0)      `training`
+    fetch  get the neighbours' models for a gossip step      (l, r, s)                      `gossip`
+    mix    average them with the weights given               (l, r, s) → (l, r, s + 1),     `gossip`
+                                                             or (l + 1, 0, 0)
+    close  write the finished global round to the log                                       `round_log`
+
+A position (l, r, s) counts global rounds, edge rounds and gossip steps (`positions`).
 """
 
 from dataclasses import replace

@@ -37,7 +37,7 @@ from cfel.rounds.parameters import SimulationParameters
 from cfel.world import World
 
 _TOLERANCE = 1e-6
-# Weights may be negative, as they are with the fastest mixing of some graphs, but never large.
+# Honest weights lie between 0 and 1; this only keeps absurd ones away.
 _LARGEST_WEIGHT = 10.0
 
 

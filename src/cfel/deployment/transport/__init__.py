@@ -1,1 +1,1 @@
-"""Calls between members: framing, gRPC with certificates on both sides, and memory for tests."""
+"""Messages between nodes: framing, gRPC with certificates on both sides, and memory for tests."""

@@ -53,7 +53,7 @@ class MemoryNetwork:
     Attributes:
         seed: of all faults.
         faults: of every link; may be changed at any time.
-        failures: what handlers raised besides refusals; a real server would log it and answer "unknown".
+        failures: what handlers raised besides rejections; a real server would log it and answer "unknown".
     """
 
     seed: int

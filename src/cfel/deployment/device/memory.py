@@ -1,4 +1,4 @@
-"""What a device keeps on its disk from one edge round to the next: its state and its last upload."""
+"""What a device keeps on its disk across restarts: momentum, residual, estimates and its last upload."""
 
 import fcntl
 import os

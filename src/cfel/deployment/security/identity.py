@@ -1,4 +1,8 @@
-"""Who a caller is: a role and a number, taken from its certificate and from nothing else."""
+"""Who a caller is: a role and a number, taken from its certificate and from nothing else.
+
+`Authenticator` also rejects certificates that are revoked or have expired. What a caller may call is not
+decided here: the transport compares its role with those of the method.
+"""
 
 import re
 from collections.abc import Callable, Container

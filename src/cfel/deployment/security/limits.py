@@ -2,7 +2,8 @@
 
 Per caller, identified by certificate: calls per second (a token bucket that holds two seconds' worth), open
 calls, and bytes of request bodies in flight. Callers without a valid certificate never get this far. This is
-no limit on what all nodes together may ask.
+no limit on what all nodes together may ask. How slowly a request may arrive is limited where it is received,
+in `transport.grpc_transport`.
 """
 
 import time

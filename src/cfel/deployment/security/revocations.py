@@ -1,7 +1,7 @@
 """The list of revoked certificates: read again whenever its file changes, never less strict by accident.
 
 One serial number in hexadecimal per line. A bad line, an unreadable file or a missing file is reported once,
-and certificates that were revoked before stay revoked.
+and certificates that were revoked before stay revoked. Calls are checked against it in `identity`.
 """
 
 from collections.abc import Callable

@@ -1,11 +1,13 @@
 """What `cfel plan` refuses: the message names the file, the place, the value and what is allowed."""
 
 import json
+import os
 from pathlib import Path
 from typing import Any
 
 import pyarrow as pa
 import pyarrow.parquet as pa_parquet
+import pyarrow.parquet as pq
 import pytest
 
 from tests.cli.conftest import Run, Write
@@ -223,3 +225,18 @@ def test_wrong_usage(run: Run, one: Path, options: list[str], message: str) -> N
     answer = run("plan", one, *options)
     assert (answer.code, answer.out) == (2, "")
     assert message in answer.err
+
+
+def test_a_pipe_is_not_waited_for(run: Run, tmp_path: Path) -> None:
+    os.mkfifo(tmp_path / "devices.csv")
+    assert refused(run, tmp_path / "devices.csv") == "devices.csv: cannot be read: it is not a regular file"
+
+
+def test_a_small_table_that_would_take_gigabytes(run: Run, tmp_path: Path) -> None:
+    """Thirty million equal devices, and a few with names of a megabyte."""
+    columns = {name: pa.repeat(1.0, 30_000_000) for name in ("mu", "alpha", "nu", "power")}
+    pq.write_table(pa.table({**columns, "cluster": pa.repeat("a", 30_000_000)}), tmp_path / "d.parquet")
+    assert "d.parquet: its 30,000,000 rows would take more than" in refused(run, tmp_path / "d.parquet")
+    columns = {name: pa.repeat(1.0, 1000) for name in ("mu", "alpha", "nu", "power")}
+    pq.write_table(pa.table({**columns, "cluster": pa.repeat("a" * 10**6, 1000)}), tmp_path / "d.parquet")
+    assert "column 'cluster': has a text of more than 10,000 bytes" in refused(run, tmp_path / "d.parquet")

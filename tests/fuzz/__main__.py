@@ -18,9 +18,9 @@ from functools import partial
 from pathlib import Path
 from types import FrameType
 
-from tests.fuzz import directories, wire
+from tests.fuzz import directories, tables, wire
 
-CASE_SECONDS = 30
+CASE_SECONDS = 120
 MAX_BYTES = 1024**3
 """Memory that a case may take, more than all before it."""
 
@@ -68,6 +68,8 @@ def _fuzz(arguments: argparse.Namespace, place: Path) -> int:
             if report(f"seed {seed}, {', '.join(case)}", _try(work)) and arguments.keep is not None:
                 arguments.keep.mkdir(parents=True, exist_ok=True)
                 (arguments.keep / f"{seed}.json").write_text(directories.dump_case(case))
+            name, content = tables.make_case(draw)
+            report(f"seed {seed}, {name}", _try(partial(tables.try_case, place / "tables", name, content)))
             for number in range(MESSAGES):
                 message = random.Random(f"{seed}-{number}")  # noqa: S311
                 report(f"message {seed}-{number}", _try(partial(wire.try_case, message)))
@@ -75,7 +77,7 @@ def _fuzz(arguments: argparse.Namespace, place: Path) -> int:
     except KeyboardInterrupt:
         sys.stdout.write("\n")
     count = seed - arguments.seed
-    summary = f"{count} run directories and {count * MESSAGES} messages from seed {arguments.seed}"
+    summary = f"{count} run directories and tables, {count * MESSAGES} messages from seed {arguments.seed}"
     sys.stdout.write(f"{summary}: {len(found)} findings\n")
     return len(found)
 

@@ -153,10 +153,10 @@ def try_case(run: Path, place: Path, case: Case, *, figures: bool = False) -> No
     for name, content in case.items():
         (place / name).write_bytes(content)
     with nullcontext() if figures else patch("cfel.report.page.draw_pictures", lambda *_: ()):
-        _call("report", place, "--tensorboard")
-    _call("theory", place, "--json")
-    _call("theory", place)
-    _call("export", place, "--to", place.parent / "model.safetensors")
+        call_command("report", place, "--tensorboard")
+    call_command("theory", place, "--json")
+    call_command("theory", place)
+    call_command("export", place, "--to", place.parent / "model.safetensors")
     try:
         RunWatcher(place).snapshot().to_json()
     except CfelError:
@@ -174,7 +174,7 @@ def load_case(text: str) -> Case:
     return {name: zlib.decompress(base64.b64decode(packed)) for name, packed in json.loads(text).items()}
 
 
-def _call(*words: object) -> None:
+def call_command(*words: object) -> None:
     """Runs a command, which must end with a code that says what happened and with a message of one line."""
     errors = io.StringIO()
     with redirect_stdout(io.StringIO()), redirect_stderr(errors):

@@ -5,7 +5,7 @@ from pathlib import Path
 
 import pytest
 
-from tests.fuzz import directories, wire
+from tests.fuzz import directories, tables, wire
 
 CORPUS = Path(__file__).with_name("corpus")
 
@@ -30,3 +30,8 @@ def test_random_changes_to_directories(run: Path, tmp_path: Path, seed: int) -> 
 def test_random_changes_to_messages(seed: int) -> None:
     for number in range(1000):
         wire.try_case(random.Random(f"{seed}-{number}"))  # noqa: S311
+
+
+@pytest.mark.parametrize("seed", range(8))
+def test_random_changes_to_tables(tmp_path: Path, seed: int) -> None:
+    tables.try_case(tmp_path, *tables.make_case(random.Random(seed)))  # noqa: S311

@@ -11,12 +11,12 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from cfel.report import load_runs
-from cfel.report.backhaul import place_on_circle
+from cfel.report.backhaul import draw_backhaul, place_on_circle
 from cfel.report.curves import _use_plain_labels, build_curve, space_apart
 from cfel.report.devices import average_devices, average_rows, pick_evenly, rank_most_frequent
 from cfel.report.pictures import Picture, draw_pictures, write_pictures
 from cfel.report.style import assign_styles, list_colours, new_figure
-from cfel.runlog import PlanTable, RoundRecord
+from cfel.runlog import FleetDescription, PlanTable, RoundRecord
 
 MakeRun = Callable[..., None]
 MakeRecord = Callable[..., RoundRecord]
@@ -159,3 +159,18 @@ def test_a_single_round_is_drawn_the_same_each_time(
     first, second = draw_pictures(load_runs(tmp_path), 0.5), draw_pictures(load_runs(tmp_path), 0.5)
     assert {picture.name for picture in first} >= {"accuracy-seconds", "budget", "estimates", "decisions-0"}
     assert [picture.svg for picture in first] == [picture.svg for picture in second]
+
+
+def test_numbers_near_the_largest_float_are_left_out(
+    tmp_path: Path, make_run: MakeRun, make_record: MakeRecord
+) -> None:
+    """Axes overflow beyond them; a run that diverged, or that somebody made up, has such numbers."""
+    huge = make_record(2, 1.7e308, 1.7e308, 1.7e308, sigma2=1e300, g2=1.7e308, loss=-1.7e308)
+    make_run(tmp_path, "cef", 0, [make_record(1, 0.3, 10.0, 1.0), huge])
+    names = {picture.name for picture in draw_pictures(load_runs(tmp_path), 0.5)}
+    assert {"accuracy-seconds", "estimates"} <= names
+
+
+def test_a_backhaul_of_too_many_links_is_not_drawn() -> None:
+    cluster, mixing = (0, 1), ((0.5, 0.5), (0.5, 0.5))
+    assert draw_backhaul(FleetDescription(cluster=cluster, edges=((0, 1),) * 5001, mixing=mixing)) is None

@@ -10,6 +10,7 @@ from cfel.runlog import FleetDescription
 from cfel.wording import plural
 
 _MAX_NAMES = 40
+_MAX_LINKS = 5000
 
 
 def place_on_circle(count: int) -> FloatArray:
@@ -18,8 +19,13 @@ def place_on_circle(count: int) -> FloatArray:
     return np.stack([np.cos(angle), np.sin(angle)], axis=1)
 
 
-def draw_backhaul(fleet: FleetDescription) -> Figure:
-    """Draws edge servers with their number of devices; the width of a link is its mixing weight."""
+def draw_backhaul(fleet: FleetDescription) -> Figure | None:
+    """Draws edge servers with their number of devices; the width of a link is its mixing weight.
+
+    None if there are too many links to tell apart.
+    """
+    if len(fleet.edges) > _MAX_LINKS:
+        return None
     figure, (axes,) = new_figure(1, 4.2)
     points = place_on_circle(fleet.clusters)
     for a, b in fleet.edges:

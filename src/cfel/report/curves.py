@@ -26,6 +26,7 @@ from cfel.report.style import GRID, MUTED, SchemeStyle, new_figure
 from cfel.runlog import RoundRecord
 
 Value = Callable[[RoundRecord, Run], float | None]
+_MAX_DRAWN = 1e100
 _LABEL_DISTANCE = 0.085
 
 MAX_PLAIN_SPAN = 100.0
@@ -74,7 +75,8 @@ def _collect_points(run: Run, x: Value, y: Value) -> dict[int, tuple[float, floa
     found = {}
     for record in run.records:
         right, up = x(record, run), y(record, run)
-        if right is not None and up is not None and np.isfinite([right, up]).all():
+        # Beyond this the axes overflow; NaN and infinity fail the comparison as well.
+        if right is not None and up is not None and abs(right) <= _MAX_DRAWN and abs(up) <= _MAX_DRAWN:
             found[record.round] = (right, up)
     return found
 

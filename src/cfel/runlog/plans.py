@@ -18,13 +18,11 @@ from numpy.typing import NDArray
 
 from cfel.durable import check_directory, read_bytes, replace_file, translate_parse_errors
 from cfel.errors import InputError
+from cfel.parquet_size import check_unpacked_size
 
 _WHOLE = ("edge_round", "device", "cluster", "steps")
 _SHARES = ("rho", "theta", "speed")
 _NAME = re.compile(r"round-([0-9]{5,9})\.parquet")
-# A table may take this much memory, and this many times the size of its file on top.
-_FREE_BYTES = 64 * 1024**2
-_MAX_EXPANSION = 100
 
 
 @dataclass(frozen=True, slots=True, kw_only=True, eq=False)
@@ -120,7 +118,7 @@ def _read_columns(content: bytes) -> dict[str, NDArray[Any]]:
     file = pq.ParquetFile(BytesIO(content))
     # Tables written before clocks could be turned down have no speeds.
     names = [name for name in column_names() if name != "speed" or name in file.schema_arrow.names]
-    _check_size(file, len(names), len(content))
+    check_unpacked_size(file, len(names), len(content))
     for name in names:
         wanted = pa.int32() if name in _WHOLE else pa.float64()
         if file.schema_arrow.field(name).type != wanted:
@@ -130,20 +128,6 @@ def _read_columns(content: bytes) -> dict[str, NDArray[Any]]:
     for name in names:
         _check_range(name, columns[name], table.column(name).null_count)
     return columns
-
-
-def _check_size(file: pq.ParquetFile, columns: int, size: int) -> None:
-    facts = file.metadata
-    groups = [facts.row_group(number) for number in range(facts.num_row_groups)]
-    unpacked = sum(
-        group.column(number).total_uncompressed_size
-        for group in groups
-        for number in range(group.num_columns)
-    )
-    rows = max(facts.num_rows, sum(group.num_rows for group in groups))
-    most = _FREE_BYTES + _MAX_EXPANSION * size
-    if max(unpacked, rows * columns * 8) > most or min(unpacked, rows) < 0:
-        raise InputError(f"its {rows:,} rows would take more than {most:,} bytes, for a file of {size:,}")
 
 
 def _check_range(name: str, column: NDArray[Any], missing: int) -> None:

@@ -19,10 +19,14 @@ import pyarrow.parquet as pa_parquet
 
 from cfel import validation
 from cfel.arrays import BoolArray, FloatArray, IntArray
-from cfel.errors import FleetFileError, reason
+from cfel.errors import FleetFileError, InputError, reason
+from cfel.parquet_size import check_unpacked_size
 
 YES = ("1", "1.0", "true")
 NO = ("0", "0.0", "false")
+
+MAX_TEXT = 10_000
+"""Bytes of a name in a table."""
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -123,6 +127,8 @@ def read_table(
         FleetFileError: the file cannot be read, or lacks a column, or a number is not one.
     """
     file = Path(path)
+    if file.exists() and not (file.is_file() or file.is_dir()):
+        raise FleetFileError(f"{file}: cannot be read: it is not a regular file")
     try:
         headings = pa_parquet.read_schema(file).names if _is_parquet(file) else _read_headings(file)[1]
         _check_headings(file, headings, required)
@@ -181,13 +187,30 @@ def _read_csv(file: Path, wanted: list[str], numbers: Collection[str]) -> pa.Tab
 
 
 def _read_parquet(file: Path, wanted: list[str], numbers: Collection[str]) -> pa.Table:
-    table = pa_parquet.read_table(file, columns=wanted)
+    texts = [name for name in wanted if name.strip() not in numbers]
+    # Texts stay in a dictionary until their lengths are known: a long one in every row takes no room there.
+    source = pa_parquet.ParquetFile(file, read_dictionary=texts)
+    try:
+        check_unpacked_size(source, len(wanted), file.stat().st_size)
+    except InputError as error:
+        raise FleetFileError(f"{file}: {error}") from error
+    table = source.read(columns=wanted)
+    for name in texts:
+        _check_lengths(file, name, table[name])
     for place, name in enumerate(wanted):
         number, kind = name.strip() in numbers, table[name].type
         if number and not (pa.types.is_integer(kind) or pa.types.is_floating(kind)):
             raise FleetFileError(f"{file}, column {name!r}: is of type {kind}, must be numbers")
         table = table.set_column(place, name, table[name].cast(pa.float64() if number else pa.string()))
     return _strip_blanks(table)
+
+
+def _check_lengths(file: Path, name: str, column: pa.ChunkedArray) -> None:
+    """Refuses texts that are too long to be names."""
+    for chunk in column.chunks:
+        values = chunk.dictionary if pa.types.is_dictionary(chunk.type) else chunk
+        if pa.types.is_string(values.type) and (pc.max(pc.binary_length(values)).as_py() or 0) > MAX_TEXT:
+            raise FleetFileError(f"{file}, column {name!r}: has a text of more than {MAX_TEXT:,} bytes")
 
 
 def _strip_blanks(table: pa.Table) -> pa.Table:

@@ -1,5 +1,6 @@
 """Models have the counts they should, and flat vectors are the module."""
 
+import os
 from pathlib import Path
 
 import pytest
@@ -141,7 +142,13 @@ def test_a_model_of_another_shape_is_refused_by_name(
         load_model(path, wider)
     with pytest.raises(InputError, match=r"'dense1\.bias' is not part of the model"):
         load_model(path, norm_task.build())
-    with pytest.raises(InputError, match="cannot be read as safetensors"):
+    with pytest.raises(InputError, match=r"cannot read .*absent\.safetensors: it does not exist"):
         load_model(tmp_path / "absent.safetensors", wider)
+    os.mkfifo(tmp_path / "pipe.safetensors")
+    with pytest.raises(InputError, match=r"cannot read .*pipe\.safetensors: it is not a regular file"):
+        load_model(tmp_path / "pipe.safetensors", wider)
+    path.write_bytes(path.read_bytes()[:-1])
+    with pytest.raises(InputError, match="cannot be read as safetensors"):
+        load_model(path, wider)
     with pytest.raises(InputError, match="cannot write"):
         save_model(tmp_path / "no" / "where.safetensors", initial_model(digits_task, 0), digits_task.build())

@@ -64,8 +64,8 @@ def _read_directory(directory: Path, cache: Path) -> tuple[Labelled, Labelled]:
         ("data_batch_?", "test_batch", read_python_batch),
     )
     for train_pattern, test_pattern, read in forms:
-        train = sorted(directory.rglob(train_pattern))
-        test = sorted(directory.rglob(test_pattern))
+        train = sorted(filter(Path.is_file, directory.rglob(train_pattern)))
+        test = sorted(filter(Path.is_file, directory.rglob(test_pattern)))
         if train and test:
             return _concatenate([read(file) for file in train]), _concatenate([read(file) for file in test])
     looked_for = "; ".join(f"{train} with {test}" for train, test, _ in forms)

@@ -43,7 +43,7 @@ def femnist(path: Path | None = None, *, cache: Path | None = None) -> DataSet:
         )
     if path.is_dir() and any((path / "train").glob("*.json")):
         return _load_from_leaf(path)
-    files = [path] if path.is_file() else sorted(path.rglob("*.parquet"))
+    files = [path] if path.is_file() else sorted(filter(Path.is_file, path.rglob("*.parquet")))
     if not files:
         raise InputError(f"data.path: {path} holds neither Parquet files nor LEAF's train/*.json")
     return _load_from_parquet(files, cache or cache_directory())
@@ -90,7 +90,9 @@ def _is_test(column: pa.ChunkedArray, file: Path) -> BoolArray:
 
 def _load_from_leaf(path: Path) -> DataSet:
     parts = [
-        (file, name == "test") for name in ("train", "test") for file in sorted((path / name).glob("*.json"))
+        (file, name == "test")
+        for name in ("train", "test")
+        for file in sorted(filter(Path.is_file, (path / name).glob("*.json")))
     ]
     if not any(is_test for _, is_test in parts):
         raise InputError(f"data.path: {path / 'test'} holds no *.json")

@@ -8,10 +8,10 @@ the plain torch module with `load_state_dict(strict=False)`. Nothing is pickled.
 from pathlib import Path
 
 from safetensors import SafetensorError
-from safetensors.torch import load_file, save_file
+from safetensors.torch import load, save_file
 from torch import Tensor
 
-from cfel.durable import replacing
+from cfel.durable import read_bytes, replacing
 from cfel.errors import InputError, StorageError
 from cfel.learning.models.flat import FlatModel, FlatModule, Slot
 
@@ -50,8 +50,11 @@ def load_model(path: Path, flat: FlatModule) -> FlatModel:
         InputError: the file cannot be read, or a tensor is missing, unknown or of another shape.
     """
     try:
-        tensors = load_file(path)
-    except (OSError, SafetensorError) as error:
+        # Not the library's own reader of files, which would wait for a pipe.
+        tensors = load(read_bytes(path, max_bytes=None, follow_links=True))
+    except StorageError as error:
+        raise InputError(str(error)) from error
+    except (SafetensorError, ValueError, KeyError, RuntimeError) as error:
         raise InputError(f"{path}: cannot be read as safetensors: {error}") from error
     known = {slot.name for slot in (*flat.parameter_slots, *flat.buffer_slots)}
     unknown = sorted(n for n, t in tensors.items() if n not in known and t.is_floating_point())

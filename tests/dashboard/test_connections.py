@@ -13,7 +13,7 @@ from urllib.parse import urlsplit
 import pytest
 
 from cfel.dashboard import connections, dashboard_app, serve
-from cfel.dashboard.connections import MOST_CONNECTIONS, Connections, most_connections, network
+from cfel.dashboard.connections import MOST_CONNECTIONS, Connections, find_network, most_connections
 from cfel.deployment.security.certificates import issue, make_authority
 from cfel.deployment.security.identity import Identity
 from cfel.status import Status
@@ -177,8 +177,8 @@ def test_the_limit_follows_the_descriptors_of_the_process(monkeypatch: pytest.Mo
 
 
 def test_clients() -> None:
-    assert network("192.0.2.7") == "192.0.2.7"
-    assert network("2001:db8::1") == network("2001:db8::ffff:1") == "2001:db8::/64"
-    assert network("2001:db8:0:1::1") != network("2001:db8::1")
-    assert network("fe80::1%eth0") == "fe80::/64"
-    assert network("pipe") == "pipe"
+    assert find_network("192.0.2.7") == "192.0.2.7"
+    assert find_network("2001:db8::1") == find_network("2001:db8::ffff:1") == "2001:db8::/64"
+    assert find_network("2001:db8:0:1::1") != find_network("2001:db8::1")
+    assert find_network("fe80::1%eth0") == "fe80::/64"
+    assert find_network("pipe") == "pipe"

@@ -29,6 +29,8 @@ IDLE_SECONDS = 10.0
 """Without a complete request, TLS handshake included, a connection is closed after this time."""
 FLUSH_SECONDS = 60.0
 """A response must have been read after this time."""
+PACE_SECONDS = 0.005
+"""Between two connections: a flood of them leaves the event loop to the node."""
 SWEEP_SECONDS = 1.0
 EXHAUSTED_SECONDS = 1.0
 """Pause after the process has run out of descriptors or memory."""
@@ -49,6 +51,7 @@ class Connection:
 
     Attributes:
         client: its other end.
+        network: what counts as one client, see `find_network`.
         idle_since: since when no request has been in progress; None during one.
         task: sets the connection up; done after the TLS handshake.
         transport: None before that.
@@ -56,6 +59,7 @@ class Connection:
     """
 
     client: Client
+    network: str
     idle_since: float | None
     task: "asyncio.Task[None] | None" = None
     transport: asyncio.Transport | None = None
@@ -126,16 +130,17 @@ class Connections:
                 await asyncio.sleep(EXHAUSTED_SECONDS)
             return
         client = (str(address[0]), int(address[1]))
-        if self._make_room(client):
-            self._set_up(accepted, client)
+        network = find_network(client[0])
+        if self._make_room(network):
+            self._set_up(accepted, client, network)
         else:
             accepted.close()
         # `sock_accept` does not yield while connections are waiting; a flood of them would block the loop.
-        await asyncio.sleep(0)
+        await asyncio.sleep(PACE_SECONDS)
 
-    def _make_room(self, client: Client) -> bool:
+    def _make_room(self, network: str) -> bool:
         """Closes an idle connection if there are too many; returns whether there is room for one more."""
-        same = [each for each in self._open.values() if network(each.client[0]) == network(client[0])]
+        same = [each for each in self._open.values() if each.network == network]
         if len(same) >= self._most_per_client:
             return self._evict(same)
         if len(self._open) >= self._most:
@@ -151,11 +156,11 @@ class Connections:
         self._open.pop(oldest.client, None)
         return True
 
-    def _set_up(self, accepted: socket.socket, client: Client) -> None:
+    def _set_up(self, accepted: socket.socket, client: Client, network: str) -> None:
         accepted.setblocking(False)
         with contextlib.suppress(OSError):  # a small buffer shows soon that a client does not read
             accepted.setsockopt(socket.SOL_SOCKET, socket.SO_SNDBUF, _SEND_BUFFER_BYTES)
-        connection = Connection(client, asyncio.get_running_loop().time())
+        connection = Connection(client, network, asyncio.get_running_loop().time())
         self._open[client] = connection
         connection.task = asyncio.create_task(self._connect(accepted, connection))
         # A callback, as a task that is cancelled before its first step runs none of its own clean-up.
@@ -218,7 +223,7 @@ def most_connections() -> int:
     return max(2, min(MOST_CONNECTIONS, soft // SHARE_OF_DESCRIPTORS))
 
 
-def network(host: str) -> str:
+def find_network(host: str) -> str:
     """What counts as one client: an IPv4 address, or the /64 of an IPv6 address, which one host can fill."""
     try:
         address = ipaddress.ip_address(host.partition("%")[0])

@@ -17,13 +17,14 @@ from cfel.dashboard import dashboard_app, serve
 from cfel.deployment.edge.node import Companion
 from cfel.deployment.node import run_device, run_edge
 from cfel.deployment.security.experiment_check import ExperimentCheck
+from cfel.deployment.security.node_credentials import read_host_names
 from cfel.deployment.transport.addresses import split_address
 from cfel.durable import translate_os_errors
 from cfel.errors import InputError, find_expected_error
 from cfel.experiment import Experiment, digest_shared_parts, experiment_toml
 from cfel.experiment.files import NODE_KEYS
 from cfel.launch.device_data import load_samples
-from cfel.launch.node_file import read_node
+from cfel.launch.node_file import NodeFile, read_node
 from cfel.rounds.run_directory import describe_run, refuse_other_experiment
 from cfel.status import Status
 from cfel.world import World
@@ -52,7 +53,7 @@ def run_node(path: Path) -> bool:
     prepare_directory(node.directory, experiment, world)
     if node.identity.role == "edge":
         simulation = experiment.resolve(world).simulation
-        companion = None if file.dashboard is None else _make_dashboard(experiment, file.dashboard)
+        companion = None if file.dashboard is None else _make_dashboard(experiment, file)
         return asyncio.run(
             run_until_stopped(
                 run_edge(world, simulation, experiment.deployment, node, experiment_check, companion)
@@ -79,18 +80,22 @@ def prepare_directory(directory: Path, experiment: Experiment, world: World) -> 
     describe_run(directory, world.setting, text)
 
 
-def _make_dashboard(experiment: Experiment, address: str) -> Companion:
+def _make_dashboard(experiment: Experiment, file: NodeFile) -> Companion:
     """Returns the coroutine function that serves the dashboard of an edge server."""
-    host, port = split_address("dashboard", address)
+    host, port = split_address("dashboard", file.dashboard)
+    certificate = file.node.certificates / f"{file.node.identity}.pem"
 
     async def serve_dashboard(look: Callable[[], Status]) -> None:
         def add_names() -> Status:
             target = experiment.rounds.target
             return replace(look(), name=experiment.name, scheme=experiment.scheme.name, target=target)
 
-        app = dashboard_app(add_names, _REFRESH_SECONDS, os.environ.get(TOKEN_VARIABLE) or None)
-        async with serve(app, host, port):
-            _LOG.info("dashboard: http://%s/", address)
+        token = os.environ.get(TOKEN_VARIABLE) or None
+        names = read_host_names(certificate) if file.dashboard_tls else ()
+        app = dashboard_app(add_names, _REFRESH_SECONDS, token, names)
+        tls = {"certificate": certificate, "key": certificate.with_suffix(".key")}
+        async with serve(app, host, port, **(tls if file.dashboard_tls else {})) as address:
+            _LOG.info("dashboard: %s", address)
             await asyncio.Event().wait()
 
     return serve_dashboard

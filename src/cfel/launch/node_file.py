@@ -8,7 +8,8 @@
     addresses = ["10.0.0.1:7400", "10.0.0.2:7400", "10.0.0.3:7400"]
 
 Optional for edge servers: `listen`, the address to listen on if it differs from the one others use;
-`dashboard`, the address to serve the dashboard on (beyond loopback it needs a token, see docs/dashboard.md).
+`dashboard`, the address to serve the dashboard on (beyond loopback it needs a token, see docs/dashboard.md);
+`dashboard_tls`, true to serve it with the edge server's own certificate.
 For devices that measure: `energy`. For devices with their own samples: `data`, a function that returns them,
 and `data_path`, its argument. For all: `import_from`, folders with user-defined code; `log_level` and
 `log_format`. `docs/deploy.md` explains them. This module reads and writes the file; `node` runs it.
@@ -34,18 +35,8 @@ from cfel.plugins import ANY_CODE, import_from
 from cfel.runlog import holds_run
 
 _NEEDED = ("role", "number", "experiment", "certificates", "directory", "addresses")
-_LOG_KEYS = ("level", "format")
-_KEYS = (
-    *_NEEDED,
-    "listen",
-    "dashboard",
-    "import_from",
-    "energy",
-    "data",
-    "data_path",
-    "log_level",
-    "log_format",
-)
+_OPTIONAL = ("listen", "dashboard", "dashboard_tls", "import_from", "energy", "data", "data_path")
+_LOG_KEYS = ("log_level", "log_format")
 
 
 @dataclass(frozen=True, slots=True)
@@ -57,6 +48,7 @@ class NodeFile:
         experiment: the experiment's file.
         import_from: folders with user-defined code.
         dashboard: "host:port" to serve the dashboard on, or None.
+        dashboard_tls: whether the dashboard uses the node's certificate.
         data: function that returns a device's samples; None for its part of the experiment's data.
         data_path: the argument of that function.
         log: how it logs.
@@ -68,6 +60,7 @@ class NodeFile:
     dashboard: str | None = None
     data: str | None = None
     data_path: Path | None = None
+    dashboard_tls: bool = False
     log: LogSettings = field(default_factory=LogSettings)
 
     def load_experiment(self) -> Experiment:
@@ -86,7 +79,7 @@ def read_node(path: Path) -> NodeFile:
     """
     try:
         table: dict[str, Any] = tomllib.loads(read_bytes(path, follow_links=True).decode())
-        refuse_unknown("node", table, _KEYS)
+        refuse_unknown("node", table, (*_NEEDED, *_OPTIONAL, *_LOG_KEYS))
         return _parse_table(path.absolute().parent, table)
     except (StorageError, ValueError, RecursionError) as error:
         raise ExperimentError(f"{path}: cannot be used: {error}") from error
@@ -116,12 +109,9 @@ def _parse_table(folder: Path, table: dict[str, Any]) -> NodeFile:
         table.get("dashboard"),
         given.get("data"),
         folder / given["data_path"] if "data_path" in given else None,
+        _check_flag("dashboard_tls", table.get("dashboard_tls", False)),
         LogSettings(
-            **{
-                key: _check_text(f"log_{key}", table[f"log_{key}"])
-                for key in _LOG_KEYS
-                if f"log_{key}" in table
-            }
+            **{key.removeprefix("log_"): _check_text(key, table[key]) for key in _LOG_KEYS if key in table}
         ),
     )
 
@@ -129,6 +119,12 @@ def _parse_table(folder: Path, table: dict[str, Any]) -> NodeFile:
 def _check_text(key: str, given: object) -> str:
     if not isinstance(given, str) or not given:
         raise InputError(f"{key} = {given!r}: must be text in quotes")
+    return given
+
+
+def _check_flag(key: str, given: object) -> bool:
+    if not isinstance(given, bool):
+        raise InputError(f"{key} = {given!r}: must be true or false, without quotes")
     return given
 
 
@@ -182,6 +178,8 @@ def write_node(path: Path, file: NodeFile) -> None:
         table["data"] = file.data
     if file.data_path is not None:
         table["data_path"] = str(file.data_path)
+    if file.dashboard_tls:
+        table["dashboard_tls"] = True
     if file.log != LogSettings():
         table |= {"log_level": file.log.level, "log_format": file.log.format}
     replace_file(path, tomli_w.dumps(table).encode(), private=True)

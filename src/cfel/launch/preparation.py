@@ -6,6 +6,7 @@ from pathlib import Path
 from cfel.deployment.node import Node
 from cfel.deployment.security.certificates import is_revoked, issue, make_authority
 from cfel.deployment.security.identity import Identity
+from cfel.deployment.transport.addresses import join_address
 from cfel.durable import check_directory, make_directory
 from cfel.errors import InputError, reason
 from cfel.experiment import Experiment
@@ -13,7 +14,7 @@ from cfel.launch.logs import LogSettings
 from cfel.launch.node_file import NodeFile, write_node
 from cfel.world import World
 
-LOOPBACK = "127.0.0.1"
+LOOPBACK, LOOPBACK_V6 = "127.0.0.1", "::1"
 
 
 def prepare_nodes(
@@ -35,8 +36,9 @@ def prepare_nodes(
     make_directory(certificates, private=True)
     make_authority(certificates)
     clusters = world.setting.fleet.clusters
-    ports = find_free_ports(deployment.host, 2 * clusters)
-    addresses = tuple(f"{deployment.host}:{port}" for port in ports[:clusters])
+    addresses = _find_addresses(deployment.host, clusters)
+    loopback = LOOPBACK_V6 if ":" in deployment.host else LOOPBACK
+    dashboards = _find_addresses(loopback, clusters)
     identities = [
         *(Identity("edge", i) for i in range(world.setting.fleet.clusters)),
         *(Identity("device", n) for n in range(world.setting.fleet.devices)),
@@ -50,12 +52,17 @@ def prepare_nodes(
         energy = "model" if identity.role == "device" else "auto"
         check_directory(nodes / str(identity))
         node = Node(identity, addresses, nodes / str(identity), certificates, energy=energy)
-        dashboard = f"{LOOPBACK}:{ports[clusters + identity.number]}" if identity.role == "edge" else None
+        dashboard = dashboards[identity.number] if identity.role == "edge" else None
         file = NodeFile(
             node, out.absolute() / "experiment.toml", import_from, dashboard, log=log or LogSettings()
         )
         write_node(nodes / f"{identity}.toml", file)
     return [nodes / f"{identity}.toml" for identity in identities if identity.role != "operator"]
+
+
+def _find_addresses(host: str, count: int) -> tuple[str, ...]:
+    """Free addresses on a host."""
+    return tuple(join_address(host, port) for port in find_free_ports(host, count))
 
 
 def find_free_ports(host: str, count: int) -> list[int]:
@@ -64,8 +71,9 @@ def find_free_ports(host: str, count: int) -> list[int]:
     Raises:
         InputError: the host is not this machine.
     """
+    family = socket.AF_INET6 if ":" in host else socket.AF_INET
     # All stay bound until the last is found, so that no port is found twice.
-    sockets = [socket.socket() for _ in range(count)]
+    sockets = [socket.socket(family) for _ in range(count)]
     try:
         for each in sockets:
             each.bind((host, 0))

@@ -18,6 +18,7 @@ from cfel.errors import CfelError, DeploymentError, InputError, NotAdmittedError
 from cfel.launch.logs import LogSettings, start_logging
 from cfel.launch.node import run_node
 from cfel.launch.node_file import read_node
+from cfel.launch.process_name import name_process
 
 STOP_SECONDS = 10.0
 MOST_RESTARTS = 20
@@ -132,6 +133,7 @@ def _run_process(configuration: Path) -> None:
     """Runs one node in its own process, with its log in a file."""
     # Ctrl-C reaches the whole process group; the parent decides when nodes stop.
     signal.signal(signal.SIGINT, signal.SIG_IGN)
+    name_process(f"cfel {configuration.stem}")
     start_logging(configuration.with_suffix(".log"), _read_log_settings(configuration))
     try:
         run_node(configuration)

@@ -42,6 +42,20 @@ def read_credentials(
     return authority, certificate, key
 
 
+def read_host_names(path: Path) -> tuple[str, ...]:
+    """The host names in a certificate, besides IP addresses.
+
+    Raises:
+        DeploymentError: it cannot be read.
+    """
+    certificate = _parse_certificate(path, _read(path))
+    try:
+        names = certificate.extensions.get_extension_for_class(x509.SubjectAlternativeName).value
+    except x509.ExtensionNotFound:
+        return ()
+    return tuple(names.get_values_for_type(x509.DNSName))
+
+
 def _read(path: Path) -> bytes:
     try:
         return path.read_bytes()

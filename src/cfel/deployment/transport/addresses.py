@@ -25,6 +25,11 @@ def split_address(what: str, given: object) -> tuple[str, int]:
     return found[1].strip("[]"), int(found[2])
 
 
+def join_address(host: str, port: int) -> str:
+    """The address of a host and a port, with brackets where the host is an IPv6 address."""
+    return f"[{host}]:{port}" if ":" in host else f"{host}:{port}"
+
+
 def check_free(address: str) -> None:
     """Checks that a server can listen on an address: gRPC does not say why it cannot.
 

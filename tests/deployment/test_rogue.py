@@ -24,7 +24,7 @@ from cfel.learning.device_messages import DeviceOrder, DeviceReport
 from cfel.learning.local.estimates import Estimates
 from cfel.runlog import RoundRecord
 from tests.deployment.conftest import deployed
-from tests.deployment.memory_federation import Federation, MemoryClient
+from tests.deployment.memory_federation import Federation, MemoryClient, claim_term
 
 ROGUE, EDGE = Identity("device", 5), Identity("edge", 2)
 UPLOAD = {
@@ -135,7 +135,7 @@ def test_commands_out_of_place(
             federation.start(EDGE)
             while EDGE not in federation.network.members:
                 await asyncio.sleep(0.01)
-            federation.edges[2].server.progress.obey(9)
+            await claim_term(Identity("edge", 0), EDGE, 9, federation.network)
             client = MemoryClient(Identity("edge", 0), federation.network)
             with pytest.raises(error, match=reason):
                 await client.send(EDGE, "estimate", Message(encode({"available": [True] * 6, **fields})), 5)

@@ -34,9 +34,16 @@ def command(failures: dict[int, Exception], *, leads: bool = True) -> tuple[list
     return sorted(asyncio.run(calls.command(COMMAND, 0.0))), calls.missing
 
 
-def test_a_stale_term_deposes_whatever_its_words_are() -> None:
-    with pytest.raises(DeposedError):
-        command({1: StaleTermError("anything")})
+def test_one_edge_server_that_calls_the_term_stale_is_missing_while_the_election_says_otherwise() -> None:
+    """It has not heard of the term yet, or lies; if a new one has begun, the election shows it."""
+    assert command({1: StaleTermError("stale term 3")}) == ([0, 2], {1})
+
+
+def test_a_stale_term_ends_the_work_once_the_election_says_so() -> None:
+    leading = iter([True] * 3)
+    calls = TermCalls(3, 3, Edges({1: StaleTermError("stale")}), lambda: next(leading, False), 0.0)
+    with pytest.raises(DeposedError, match="term 3 is over"):
+        asyncio.run(calls.command(COMMAND, 60.0))
 
 
 def test_words_alone_depose_nobody() -> None:

@@ -17,7 +17,7 @@ from cfel.deployment.security.identity import Identity
 from cfel.errors import RejectedError
 from cfel.learning.models.flat import FlatModel
 from tests.deployment.conftest import deployed
-from tests.deployment.memory_federation import Federation, MemoryClient, until
+from tests.deployment.memory_federation import Federation, MemoryClient, claim_term, until
 
 EDGE, OTHER = Identity("edge", 0), Identity("edge", 1)
 
@@ -34,6 +34,7 @@ def test_a_successor_hears_of_the_plan_under_way(tmp_path: Path) -> None:
             plan = RoundPlan(np.full(6, 0.5), np.full(6, 0.25), 1.0, 1.0, 0.0, 0.0, 0.0, True, ())
             state = initial_coordinator_state(federation.world)
             state = replace(state, plan=plan, available=(True,) * 6)
+            await claim_term(OTHER, EDGE, 1, federation.network)
             under_way = asyncio.create_task(calls.call(EDGE, PlanCommand(1, (0, 0, 0), state), 60))
             await until("it runs", lambda: bool(federation.edges[0].server.training.running))
             newest = (await calls.call(EDGE, NewestRequest(), 5)).state
@@ -53,10 +54,12 @@ def test_a_plan_for_another_fleet_is_rejected(tmp_path: Path, devices: int) -> N
             await until("it is there", lambda: EDGE in federation.network.members)
             calls = RemoteCalls(MemoryClient(OTHER, federation.network))
             state = replace(initial_coordinator_state(federation.world), available=(True,) * 6)
+            await claim_term(OTHER, EDGE, 1, federation.network)
             with pytest.raises(RejectedError, match=r"state\.plan: is missing"):
                 await calls.call(EDGE, PlanCommand(1, (0, 0, 0), state), 5)
             rho = np.full(devices, 0.5)
             plan = RoundPlan(rho, rho, 1.0, 1.0, 0.0, 0.0, 0.0, True, ())
+            await claim_term(OTHER, EDGE, 1, federation.network)
             with pytest.raises(RejectedError, match=rf"state\.plan\.rho: {devices} entries for 6 devices"):
                 await calls.call(EDGE, PlanCommand(1, (0, 0, 0), replace(state, plan=plan)), 5)
 

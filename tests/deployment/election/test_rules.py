@@ -134,14 +134,61 @@ def test_a_leader_that_nobody_answers_steps_down() -> None:
         HeartbeatReply(8, 11.0),
         VoteReply(8, 11.0, False, False),
         VoteReply(8, 11.0, True, False),
-        Heartbeat(8, 0.0),
     ],
 )
-def test_a_higher_term_ends_a_leadership(message: HeartbeatReply | VoteReply | Heartbeat) -> None:
+def test_a_higher_term_ends_a_leadership(message: HeartbeatReply | VoteReply) -> None:
     state, actions = step(elected(), Received(1, message), 11.1, 0.5)
     assert state.role is Role.FOLLOWER
-    assert actions[0] == Persist(Vote(8))
-    assert actions[1] == LeaderChanged(8, 1 if isinstance(message, Heartbeat) else None)
+    assert actions == (Persist(Vote(8)), LeaderChanged(8, None))
+
+
+def test_a_leader_follows_another_once_its_own_time_is_over() -> None:
+    """Elected at 11 s, it may act until 11.6 s; a leader that was elected by then is a fraud."""
+    state = elected()
+    assert step(state, Received(1, Heartbeat(8, 0.0)), 11.59, 0.5)[0] is state
+    after, actions = step(state, Received(1, Heartbeat(8, 0.0)), 11.6, 0.5)
+    assert after.role is Role.FOLLOWER
+    assert actions[:2] == (Persist(Vote(8)), LeaderChanged(8, 1))
+
+
+def test_nobody_follows_another_while_it_hears_its_leader() -> None:
+    """Member 0 leads term 3 and was last heard at 10.1 s: until 10.8 s no other can have been elected."""
+    following, _ = step(member(1), Received(0, Heartbeat(3, 77.0)), 10.1, 0.0)
+    for usurper in (Heartbeat(3, 5.0), Heartbeat(4, 5.0)):
+        assert step(following, Received(2, usurper), 10.79, 0.0)[0] is following
+    assert step(following, Received(2, Heartbeat(3, 5.0)), 10.81, 0.0)[0] is following
+    assert step(following, Received(2, Heartbeat(4, 5.0)), 10.81, 0.0)[0].leader == 2
+    assert step(following, Received(0, Heartbeat(4, 5.0)), 10.2, 0.0)[0].leader == 0
+
+
+@pytest.mark.parametrize(
+    "message",
+    [
+        HeartbeatReply(2**53, 11.0),
+        VoteReply(2**53, 11.0, False, False),
+        VoteRequest(2**53, 11.0, preliminary=False),
+        Heartbeat(1006, 0.0),
+    ],
+)
+def test_one_member_cannot_use_up_the_terms(
+    message: HeartbeatReply | VoteReply | VoteRequest | Heartbeat,
+) -> None:
+    """Nothing is stored or answered, however often it comes; 1,000 terms beyond the known 5 are believed."""
+    state = member(vote=Vote(5))
+    for _ in range(3):
+        state, actions = step(state, Received(1, message), 12.0, 0.5)
+        assert (state.vote, state.leader, actions) == (Vote(5), None, ())
+    assert step(state, Received(1, Heartbeat(1005, 0.0)), 12.0, 0.5)[0].vote == Vote(1005)
+
+
+def test_a_member_that_was_absent_for_very_long_comes_back() -> None:
+    """Two of five liars show 2⁵³; the third to show a far term makes a majority, which reached 7,000."""
+    state = member(size=5, vote=Vote(5))
+    for liar in (1, 2):
+        state, _ = step(state, Received(liar, HeartbeatReply(2**53, 0.0)), 12.0, 0.5)
+    state, actions = step(state, Received(3, Heartbeat(7000, 0.0)), 12.0, 0.5)
+    assert actions == (Persist(Vote(7000)),)
+    assert step(state, Received(3, Heartbeat(7000, 0.1)), 12.1, 0.5)[0].leader == 3
 
 
 def test_an_old_leader_is_told_the_newer_term() -> None:

@@ -66,20 +66,21 @@ class TermCalls:
             left = max(deadline - time.monotonic(), QUICK_SECONDS)
             try:
                 answer = await self._calls.call(Identity("edge", edge), command, left)
-            except StaleTermError as error:
-                raise DeposedError(str(error)) from error
-            except RejectedError as error:
-                _LOG.warning("%s: %s", command.method, error)
-                if isinstance(error, NotAdmittedError):
-                    self.missing.add(edge)
-                return None
-            except UnreachableError as error:
+            except (UnreachableError, StaleTermError) as error:
+                # A stale term counts only if the election says so, too: one edge server may not have heard of
+                # this term yet, or lie.
+                self._check_term()
                 if edge in self.missing or time.monotonic() > deadline:
                     _LOG.warning("%s: edge server %d is left out: %s", command.method, edge, error)
                     self.missing.add(edge)
                     return None
                 await asyncio.sleep(TRY_AGAIN_SECONDS)
                 continue
+            except RejectedError as error:
+                _LOG.warning("%s: %s", command.method, error)
+                if isinstance(error, NotAdmittedError):
+                    self.missing.add(edge)
+                return None
             self.missing.discard(edge)
             return answer
 

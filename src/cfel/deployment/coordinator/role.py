@@ -52,7 +52,6 @@ class CoordinatorRole:
 
     def change(self, term: int, leader: int | None, member: Member) -> None:
         """Starts a coordinator if its edge server leads from now on; ends the one of an earlier term."""
-        self._server.progress.obey(term)
         self.leave()
         if leader == self._server.number:
             self._task = asyncio.get_running_loop().create_task(self._lead(term, member))
@@ -94,6 +93,8 @@ class CoordinatorRole:
             await coordinator.lead()
         except DeposedError as error:
             _LOG.warning("%s", error)
+            # Its lease may have been renewed meanwhile: a leader must not stay without a coordinator.
+            member.resign(term, self._deployment.election_seconds)
         except Exception as error:  # noqa: BLE001 — logged with its trace; another edge server must take over
             self._give_up(term, member, error)
         else:

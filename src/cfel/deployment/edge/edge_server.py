@@ -21,6 +21,7 @@ from cfel.deployment.edge.progress import EdgeProgress
 from cfel.deployment.edge.round_log import EdgeLog
 from cfel.deployment.edge.state import EdgeState
 from cfel.deployment.edge.training import EdgeTraining
+from cfel.deployment.election.leadership import Leadership
 from cfel.deployment.payloads import EncodedModels
 from cfel.deployment.protocol.calls import Calls, Endpoint, serve
 from cfel.deployment.protocol.coordinator_requests import NewestAnswer, NewestRequest
@@ -44,6 +45,7 @@ class EdgeServer:
         models: where its models are kept encoded.
         gossip_seconds: how long to try to fetch a neighbour's model.
         faults: where faults of other edge servers are noted.
+        leadership: who may command.
 
     Attributes:
         log: its log.
@@ -63,10 +65,11 @@ class EdgeServer:
         models: EncodedModels,
         gossip_seconds: float,
         faults: PeerFaults,
+        leadership: Leadership,
     ) -> None:
         self.number, self._devices = number, devices
         self._neighbours = NeighbourModels(calls, world.start, gossip_seconds, faults)
-        self.progress = EdgeProgress(world, number, directory, devices, self._neighbours, compute)
+        self.progress = EdgeProgress(world, number, directory, devices, self._neighbours, compute, leadership)
         self.log = EdgeLog(directory, number, self.progress, calls, compute, gossip_seconds)
         self.training = EdgeTraining(world, self.progress, devices, compute)
         self._gossip = EdgeGossip(world, simulation, number, self.progress, self._neighbours, models, compute)

@@ -80,7 +80,7 @@ class EdgeGossip:
 
     async def fetch(self, caller: Identity, command: FetchCommand) -> FetchAnswer:
         """Fetches others' models for a gossip step."""
-        self._progress.check_term(caller, command)
+        await self._progress.admit(caller, command)
         state, at = self._progress.state, command.at
         if state.gossip is not None and state.has_mixed(at):
             return FetchAnswer(state.position, (), state.gossip.rows)
@@ -93,7 +93,7 @@ class EdgeGossip:
 
     async def mix(self, caller: Identity, command: MixCommand) -> MixAnswer:
         """Averages its model with others', or returns the stored answer if it has done so."""
-        self._progress.check_term(caller, command)
+        await self._progress.admit(caller, command)
         at = command.at
         weights = self._own_weights(command.rows)
         fetched: dict[int, FlatModel] = {}
@@ -164,7 +164,9 @@ class EdgeGossip:
 
     async def evaluate_mean(self, caller: Identity, request: MeanMetricRequest) -> MeanMetricAnswer:
         """Evaluates the mean of all edge models that can be fetched, every device counting alike."""
-        del caller, request
+        del request
+        if caller.number != self._number:
+            raise RejectedError("an edge server evaluates the mean model for itself only")
         models = await self._neighbours.fetch_all_present(range(self._world.setting.fleet.clusters))
         sizes = self._world.setting.fleet.sizes
         metric = await self._compute.run(lambda: self._evaluate(mean_model(sizes, models)))

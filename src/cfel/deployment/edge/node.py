@@ -17,6 +17,7 @@ from cfel.deployment.edge.edge_server import EdgeServer
 from cfel.deployment.edge.peer_faults import PeerFaults
 from cfel.deployment.edge.peer_monitor import PeerContacts, PeerMonitor, WatchedCalls
 from cfel.deployment.edge.status import Others, snapshot
+from cfel.deployment.election.leadership import Leadership
 from cfel.deployment.election.member import Member
 from cfel.deployment.measurement.measured_rounds import choose_accounting
 from cfel.deployment.parameters import DeploymentParameters
@@ -103,6 +104,7 @@ class EdgeNode:
             models,
             deployment.gossip_seconds,
             self._faults,
+            Leadership(self._find_leader, 2 * deployment.election_seconds, self._on_command_fault),
         )
         self._role = CoordinatorRole(
             self.server, everywhere, self._compute, world, simulation, deployment, self.on_rejection
@@ -114,8 +116,8 @@ class EdgeNode:
             directory / "ballot.json",
             calls,
             self._on_leader,
+            self._on_vote_fault,
         )
-        self.server.progress.obey(self.member.state.term)
         self.monitor = PeerMonitor(
             self.server, self.devices, self.member, calls, self._contacts, time.monotonic
         )
@@ -178,6 +180,15 @@ class EdgeNode:
         times = count_rejection(self.rejections, reason)
         if should_log(times):
             _LOG.warning("rejected %s of %s: %s (%d so far)", method, caller, reason, times)
+
+    def _find_leader(self) -> tuple[int, int | None]:
+        return self.member.state.term, self.member.state.leader
+
+    def _on_command_fault(self, number: int, what: str) -> None:
+        self._faults.note(number, "command", what)
+
+    def _on_vote_fault(self, number: int, what: str) -> None:
+        self._faults.note(number, "vote", what)
 
     def _on_leader(self, term: int, leader: int | None) -> None:
         self._role.change(term, leader, self.member)

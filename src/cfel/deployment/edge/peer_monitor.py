@@ -128,6 +128,7 @@ class PeerMonitor:
         self._no_coordinator = Absence(vacant_seconds, _NO_COORDINATOR, now)
         self._no_device = Absence(vacant_seconds, _NO_DEVICE, now)
         self._stall = Stall(now)
+        self._led_at = now()
         self.versions: dict[int, str] = {}
         self.problem = ""
         self.over: set[int] = set()
@@ -168,12 +169,25 @@ class PeerMonitor:
 
     async def look(self) -> None:
         """Asks all others once, and updates `problem`."""
-        finished = [number for number in await self._greet_all() if number in self.over]
+        if self._member.state.leader is not None:
+            self._led_at = self._now()
+        finished = [number for number in await self._greet_all() if self._may_end(number)]
         silence = self._now() - self._server.progress.commanded_at
         idle = silence > _IDLE * self._contacts.interval_seconds
         if finished and idle and not self._server.log.finished.is_set():
             await self._adopt_end(finished[0])
         self._update_problem()
+
+    def _may_end(self, number: int) -> bool:
+        """Whether to believe an edge server that the experiment is over.
+
+        While another one leads, it is not: the coordinator is the first to know of the end, and the last to
+        leave. That keeps a single edge server from ending the run of all.
+        """
+        if number not in self.over:
+            return False
+        unled = self._now() - self._led_at > _IDLE * self._contacts.interval_seconds
+        return unled or self._member.state.leader == number
 
     async def _greet_all(self) -> list[int]:
         """Those that answered."""

@@ -1,4 +1,4 @@
-"""Where an edge server is, and whose commands it obeys: those of the highest term it has heard of.
+"""Where an edge server is, and whose commands it carries out: those of the leader that it knows.
 
 A state is on the disk before anything is answered about it. What the commands do is in `training` and
 `gossip`.
@@ -15,10 +15,11 @@ from cfel.deployment.compute_thread import ComputeThread
 from cfel.deployment.edge.device_service import DeviceService
 from cfel.deployment.edge.neighbour_models import NeighbourModels
 from cfel.deployment.edge.state import EdgeDisk, EdgeState
+from cfel.deployment.election.leadership import Leadership
 from cfel.deployment.positions import Position, gossip_is_next
 from cfel.deployment.protocol.coordinator_requests import Command
 from cfel.deployment.security.identity import Identity
-from cfel.errors import RejectedError, StaleTermError
+from cfel.errors import RejectedError
 from cfel.world import World
 
 
@@ -32,10 +33,10 @@ class EdgeProgress:
         devices: where its devices get their orders.
         neighbours: fetches models of other edge servers.
         compute: where files are written.
+        leadership: who may command.
 
     Attributes:
         state: where it is.
-        term: the highest it has heard of.
         commanded_at: when the last command came.
         phase: what it is doing, in the words of `cfel.status`.
         busy: held by the command that is carried out.
@@ -49,12 +50,13 @@ class EdgeProgress:
         devices: DeviceService,
         neighbours: NeighbourModels,
         compute: ComputeThread,
+        leadership: Leadership,
     ) -> None:
+        self._leadership = leadership
         self._world, self._number, self._devices = world, number, devices
         self._neighbours, self._compute = neighbours, compute
         self._disk = EdgeDisk(directory, world.start)
         self.state = self._disk.load()
-        self.term = 0
         self.commanded_at = time.monotonic()
         self.phase = "waiting"
         self.busy = asyncio.Lock()
@@ -65,19 +67,13 @@ class EdgeProgress:
         row = self._world.setting.backhaul.weights[self._number]
         return [j for j in np.flatnonzero(row).tolist() if j != self._number]
 
-    def obey(self, term: int) -> None:
-        """Notes a term; commands of earlier ones are rejected from now on."""
-        self.term = max(self.term, term)
-
-    def check_term(self, caller: Identity, command: Command[object]) -> None:
-        """Notes the term of a command.
+    async def admit(self, caller: Identity, command: Command[object]) -> None:
+        """Returns if the caller may command.
 
         Raises:
-            StaleTermError: a later one has begun.
+            StaleTermError: it does not lead the term of its command.
         """
-        if command.term < self.term:
-            raise StaleTermError(f"stale term {command.term} of {caller}: term {self.term} has begun")
-        self.obey(command.term)
+        await self._leadership.admit(caller, command.term)
         self.commanded_at = time.monotonic()
 
     def check_position(self, at: Position) -> None:

@@ -32,7 +32,7 @@ class EdgeLog:
     Args:
         directory: the edge server's; created when missing.
         number: the edge server.
-        progress: whose commands it obeys.
+        progress: whose commands it carries out.
         calls: how it reaches the others.
         compute: where files are written.
         seconds: how long others may take to answer.
@@ -84,7 +84,7 @@ class EdgeLog:
 
     async def write_round(self, caller: Identity, command: CloseCommand) -> Confirmation:
         """Writes a finished global round; fetches rounds that it missed from the coordinator first."""
-        self._progress.check_term(caller, command)
+        await self._progress.admit(caller, command)
         if command.record.round > self.last_round + 1:
             missed = await self.fetch_missed(caller)
             await self._compute.run(lambda: self._append(missed, command.record.round - 1))

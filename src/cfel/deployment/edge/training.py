@@ -69,7 +69,7 @@ class EdgeTraining:
 
     async def estimate(self, caller: Identity, command: EstimateCommand) -> EstimateAnswer:
         """Has devices estimate σ² and G² at the edge model."""
-        self._progress.check_term(caller, command)
+        await self._progress.admit(caller, command)
         self._check_length("available", command.available)
         await self._progress.catch_up(command.at)
         async with self._progress.busy:
@@ -85,7 +85,7 @@ class EdgeTraining:
 
     async def plan(self, caller: Identity, command: PlanCommand) -> PlanAnswer:
         """Carries out an edge round, waits for the one under way, or returns the stored answer."""
-        self._progress.check_term(caller, command)
+        await self._progress.admit(caller, command)
         at = command.at
         if at not in self.running and at not in self._progress.state.reports:
             await self._progress.catch_up(at)

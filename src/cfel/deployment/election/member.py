@@ -12,7 +12,9 @@ from pathlib import Path
 from random import SystemRandom
 
 from cfel.deployment.election import rules
+from cfel.deployment.election.leadership import OnFault
 from cfel.deployment.election.state import (
+    MOST_TERM_JUMP,
     ElectionMessage,
     Electorate,
     Event,
@@ -59,6 +61,7 @@ class Member:
         path: where its vote is stored.
         calls: how it reaches the others.
         on_leader: called at every change of the leader.
+        on_fault: called with a member that sends a term out of reach, and what it did.
 
     Attributes:
         state: what it knows of the election.
@@ -74,7 +77,9 @@ class Member:
         path: Path,
         calls: Calls,
         on_leader: OnLeader,
+        on_fault: OnFault = lambda _member, _what: None,
     ) -> None:
+        self._on_fault = on_fault
         self._path, self._calls, self._on_leader = path, calls, on_leader
         # Seeded generators could draw the same waits on every member, and elections would keep tying.
         self._random = SystemRandom()
@@ -131,7 +136,14 @@ class Member:
             raise
         finally:
             self._woken.set()
+        self._check_term(caller, request.message.term)
         return Confirmation()
+
+    def _check_term(self, caller: Identity, term: int) -> None:
+        if term > self.state.term + MOST_TERM_JUMP:
+            what = f"shows term {term}, but the newest known here is {self.state.term}"
+            self._on_fault(caller.number, what)
+            raise RejectedError(f"{caller} {what}: more than {MOST_TERM_JUMP} terms at once")
 
     def _step(self, event: Event) -> None:
         after, actions = rules.step(self.state, event, _now(), self._random.random())

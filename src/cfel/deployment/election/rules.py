@@ -16,7 +16,9 @@ time.
 
 from dataclasses import replace
 
+from cfel.deployment.election.lease import hears_leader, last_majority_contact, lease_end, may_follow
 from cfel.deployment.election.state import (
+    MOST_TERM_JUMP,
     Action,
     ElectionMessage,
     ElectionState,
@@ -77,7 +79,10 @@ def step(
         case Received(sender, message):
             if sender not in state.electorate.others:
                 raise InputError(f"sender: {sender} is not another member of {state.electorate.members}")
-            after, sends = _on_message(state, sender, message, now, draw)
+            if message.term > state.term + MOST_TERM_JUMP:
+                after, sends = _note_far_term(state, sender, message.term, now, draw), []
+            else:
+                after, sends = _on_message(state, sender, message, now, draw)
     return after, (*_list_changes(state, after), *sends)
 
 
@@ -85,7 +90,7 @@ def wakes_at(state: ElectionState) -> float:
     """When the next tick is due."""
     if state.role is not Role.LEADER:
         return state.deadline
-    return min(state.deadline, _lease_end(state))
+    return min(state.deadline, lease_end(state))
 
 
 def leads(state: ElectionState, now: float) -> bool:
@@ -95,7 +100,7 @@ def leads(state: ElectionState, now: float) -> bool:
     """
     if state.role is not Role.LEADER:
         return False
-    return now < _last_majority_contact(state) + state.electorate.timing.contact_seconds
+    return now < last_majority_contact(state) + state.electorate.timing.contact_seconds
 
 
 def _list_changes(before: ElectionState, after: ElectionState) -> list[Action]:
@@ -111,7 +116,7 @@ def _list_changes(before: ElectionState, after: ElectionState) -> list[Action]:
 
 
 def _on_tick(state: ElectionState, now: float, draw: float) -> Transition:
-    if state.role is Role.LEADER and now >= _lease_end(state):
+    if state.role is Role.LEADER and now >= lease_end(state):
         return _become_follower(state, state.vote, now, draw), []
     if now < state.deadline:
         return state, []
@@ -125,6 +130,19 @@ def _resign(state: ElectionState, rest_seconds: float, now: float, draw: float) 
         return state
     # A long deadline: another member times out and is elected first.
     return replace(_become_follower(state, state.vote, now, draw), deadline=now + rest_seconds)
+
+
+def _note_far_term(state: ElectionState, sender: int, term: int, now: float, draw: float) -> ElectionState:
+    """Keeps a term far beyond the newest known one; enters the term that a majority has reached, if any has.
+
+    One member that lies cannot use up the terms, and one that was absent for very long can still come back.
+    """
+    shown = {**dict(state.far_terms), sender: term}
+    reached = sorted(shown.values(), reverse=True)
+    if len(reached) < state.electorate.majority:
+        return replace(state, far_terms=tuple(sorted(shown.items())))
+    vote = Vote(reached[state.electorate.majority - 1])
+    return replace(_become_follower(state, vote, now, draw), far_terms=())
 
 
 def _on_message(
@@ -177,7 +195,7 @@ def _send_heartbeats(state: ElectionState, now: float) -> Transition:
 
 
 def _would_vote(state: ElectionState, request: VoteRequest, now: float) -> bool:
-    return request.term > state.term and not _hears_leader(state, now)
+    return request.term > state.term and not hears_leader(state, now)
 
 
 def _on_vote_request(
@@ -196,7 +214,7 @@ def _on_vote_request(
 def _may_vote_for(state: ElectionState, candidate: int, now: float) -> bool:
     """Repeats a vote given before; gives a new one only while no leader is heard, of whatever term."""
     voted_for = state.vote.voted_for
-    return voted_for == candidate or (voted_for is None and not _hears_leader(state, now))
+    return voted_for == candidate or (voted_for is None and not hears_leader(state, now))
 
 
 def _on_vote_reply(
@@ -217,7 +235,7 @@ def _on_vote_reply(
 def _on_heartbeat(
     state: ElectionState, sender: int, heartbeat: Heartbeat, now: float, draw: float
 ) -> Transition:
-    if heartbeat.term >= state.term:
+    if heartbeat.term >= state.term and may_follow(state, sender, heartbeat.term, now):
         # Forgetting the vote of the same term would let this member vote twice in it.
         vote = state.vote if heartbeat.term == state.term else Vote(heartbeat.term)
         state = replace(_become_follower(state, vote, now, draw), leader=sender, heard_at=now)
@@ -257,25 +275,6 @@ def _ask_for_votes(state: ElectionState, role: Role, now: float, draw: float) ->
         deadline=now + _pick_between(state.electorate.timing.retry_seconds, draw),
         granted=frozenset({state.electorate.member}),
     )
-
-
-def _hears_leader(state: ElectionState, now: float) -> bool:
-    if state.role is Role.LEADER:
-        return now < _lease_end(state)
-    return now < state.heard_at + state.electorate.timing.timeout_seconds[0]
-
-
-def _lease_end(state: ElectionState) -> float:
-    """When a leader must step down unless it is answered; a new leader first gets time for answers."""
-    return max(_last_majority_contact(state), state.asked_at) + state.electorate.timing.contact_seconds
-
-
-def _last_majority_contact(state: ElectionState) -> float:
-    """The latest time since which a majority, including the leader, has answered."""
-    others = sorted(state.answered, reverse=True)
-    needed = state.electorate.majority - 1  # the leader counts itself
-    # A single member is its own majority at any time.
-    return others[needed - 1] if needed else float("inf")
 
 
 def _has_majority(state: ElectionState) -> bool:

@@ -15,6 +15,9 @@ from cfel.errors import InputError
 MOST_TERM = 2**53
 """Beyond any real run, and exact as a float; a larger term is forged or faulty."""
 
+MOST_TERM_JUMP = 1000
+"""A term further beyond the newest known one is believed only if a majority of members shows it."""
+
 
 @dataclass(frozen=True, slots=True)
 class Timing:
@@ -112,6 +115,7 @@ class ElectionState:
         asked_at: when the votes being counted were asked for; for a leader, when it was elected.
         granted: who has granted a vote so far.
         answered: for a leader, when the newest heartbeat that each member answered was sent.
+        far_terms: members that showed a term beyond `MOST_TERM_JUMP`, and the newest such term of each.
     """
 
     electorate: Electorate
@@ -123,6 +127,7 @@ class ElectionState:
     asked_at: float
     granted: frozenset[int]
     answered: tuple[float, ...]
+    far_terms: tuple[tuple[int, int], ...] = ()
 
     @property
     def term(self) -> int:

@@ -10,7 +10,7 @@ from pathlib import Path
 
 from cfel.deployment.election.state import Vote
 from cfel.durable import read_bytes, replace_file
-from cfel.errors import StorageError
+from cfel.errors import InputError, StorageError
 
 _VERSION = 1
 
@@ -41,7 +41,10 @@ def load_vote(path: Path, member: int) -> Vote:
         raise StorageError(f"{path}: not a vote of version {_VERSION}: {content!r}")
     if content["member"] != member:
         raise StorageError(f"{path}: the vote of member {content['member']}, not of {member}")
-    return Vote(content["term"], content["voted_for"])
+    try:
+        return Vote(content["term"], content["voted_for"])
+    except InputError as error:
+        raise StorageError(f"{path}: {error}") from error
 
 
 def _is_well_formed(content: object) -> bool:

@@ -151,7 +151,8 @@ def test_an_edge_server_with_an_absurd_model_is_left_out_of_gossip(
 
     async def give(federation: Federation, caller: Identity, message: Message) -> Message:
         answer = from_message(await offered(federation).handle(caller, message), PeerModelAnswer)
-        return to_message(PeerModelAnswer(answer.position, make_body(federation.world.start)))
+        body = make_body(federation.world.start)
+        return to_message(PeerModelAnswer(answer.position, body.digest.hex(), body))
 
     def offered(federation: Federation) -> Any:
         return to_method[id(federation)]

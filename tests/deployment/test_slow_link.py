@@ -1,7 +1,9 @@
 """Devices behind slow links take part: over gRPC with certificates, through a shaped link."""
 
 import asyncio
-from collections.abc import Awaitable, Callable
+import logging
+import re
+from collections.abc import Callable, Coroutine
 from pathlib import Path
 from typing import Any
 
@@ -48,7 +50,7 @@ async def run_behind(
     link: Link,
     experiment: Experiment,
     directory: Path,
-    disturb: Callable[[Relay], Awaitable[None]] = _do_nothing,
+    disturb: Callable[[Relay], Coroutine[None, None, None]] = _do_nothing,
 ) -> list[RoundRecord]:
     """Runs the federation with device 0 behind the link, while `disturb` does what it likes with the link."""
     world = experiment.build_world()
@@ -62,17 +64,21 @@ async def run_behind(
 
     async with shape(link, "127.0.0.1", port) as relay:
         simulation = experiment.resolve(world).simulation
-        work = [
-            run_edge(world, simulation, experiment.deployment, node(Identity("edge", 0), port), check),
-            run_device(world, experiment.deployment, node(SLOW, relay.port), check),
-            run_device(world, experiment.deployment, node(Identity("device", 1), port), check),
+        edge = run_edge(world, simulation, experiment.deployment, node(Identity("edge", 0), port), check)
+        beside = [
+            asyncio.create_task(run_device(world, experiment.deployment, node(SLOW, relay.port), check)),
+            asyncio.create_task(
+                run_device(world, experiment.deployment, node(Identity("device", 1), port), check)
+            ),
+            asyncio.create_task(disturb(relay)),
         ]
-        disturbing = asyncio.ensure_future(disturb(relay))
         try:
             async with asyncio.timeout(100):
-                await asyncio.gather(*work)
+                await edge
         finally:
-            disturbing.cancel()
+            for task in beside:
+                task.cancel()
+            await asyncio.gather(*beside, return_exceptions=True)
     return list(read_log(directory / "edge-0" / "rounds.jsonl").records)
 
 
@@ -87,3 +93,19 @@ def test_a_device_behind_a_mobile_link_takes_part_in_every_round(tmp_path: Path)
     records = asyncio.run(run_behind(MOBILE, one_cluster(), tmp_path))
     assert [record.devices_taking_part for record in records] == [2, 2]
     assert taking_part(tmp_path) == [True, True]
+
+
+@pytest.mark.long
+def test_transfers_resume_where_they_broke(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
+    """The link breaks every 4 s, in which it carries 100 kB at most; a round takes twice 63 kB and more."""
+    caplog.set_level(logging.INFO)
+
+    async def disturb(relay: Relay) -> None:
+        while True:
+            await asyncio.sleep(4.0)
+            relay.break_connections()
+
+    records = asyncio.run(run_behind(MOBILE, one_cluster(), tmp_path, disturb))
+    assert [record.devices_taking_part for record in records] == [2, 2]
+    resumed = [int(at) for at in re.findall(r"resumes at byte (\d+)", caplog.text)]
+    assert any(at > 0 for at in resumed)

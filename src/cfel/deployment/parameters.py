@@ -71,6 +71,10 @@ class DeploymentParameters:
         if not isinstance(self.host, str) or not self.host:
             raise InputError(f"deployment.host = {self.host!r}: must be an address")
 
+    def transfer_seconds(self, body_bytes: int) -> float:
+        """How long a call with a body of this size may take."""
+        return self.receive_seconds + body_bytes / self.least_bytes_per_second
+
     @property
     def measures(self) -> bool:
         """Whether conditions are measured."""

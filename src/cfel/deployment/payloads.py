@@ -2,6 +2,7 @@
 
 import asyncio
 from collections import deque
+from collections.abc import Iterable, Iterator
 from dataclasses import dataclass
 
 import numpy as np
@@ -9,11 +10,14 @@ import torch
 from torch import Tensor
 
 from cfel.deployment.protocol.device_requests import MeasurementReport, UploadRequest
-from cfel.deployment.transport.messages import Body, cut
+from cfel.deployment.transport.messages import Body, Bytes, cut
 from cfel.errors import RejectedError
 from cfel.learning.compression.packing import pack_update
 from cfel.learning.device_messages import DeviceOrder, DeviceReport
 from cfel.learning.models.flat import FlatModel
+
+# Less is hashed faster than a thread is started.
+_QUICK_BYTES = 1024 * 1024
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -32,6 +36,23 @@ class EncodedModel:
     def sha256(self) -> str:
         """The model's name."""
         return self.body.digest.hex()
+
+    async def part(self, offset: int, most_bytes: int) -> Body:
+        """Some of its bytes, from an offset on."""
+        if offset == 0 and most_bytes >= len(self.body):
+            return self.body
+        pieces = tuple(_slice_pieces(self.body.parts, offset, most_bytes))
+        if most_bytes < _QUICK_BYTES:
+            return Body.hash(*pieces)
+        return await asyncio.to_thread(Body.hash, *pieces)
+
+
+def _slice_pieces(pieces: Iterable[Bytes], offset: int, most_bytes: int) -> Iterator[memoryview]:
+    end = offset + most_bytes
+    for piece in pieces:
+        if cut_out := memoryview(piece)[max(0, offset) : max(0, end)]:
+            yield cut_out
+        offset, end = offset - len(piece), end - len(piece)
 
 
 class EncodedModels:

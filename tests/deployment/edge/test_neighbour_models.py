@@ -35,7 +35,8 @@ class Neighbours:
         self.asked.append((to.number, request.at))
         if to.number == 2:
             await self.slow.wait()
-        return PeerModelAnswer((0, 0, 0), EncodedModel.encode(MODEL).body)  # type: ignore[return-value]
+        encoded = EncodedModel.encode(MODEL)
+        return PeerModelAnswer((0, 0, 0), encoded.sha256, encoded.body)  # type: ignore[return-value]
 
 
 def test_a_late_copy_of_fetch_leaves_the_step_under_way_alone() -> None:

@@ -15,19 +15,19 @@ from cfel import __version__
 from cfel.cost import realised_seconds
 from cfel.deployment.compute_thread import ComputeThread
 from cfel.deployment.device.backoff import Backoff
+from cfel.deployment.device.edge_link import EdgeLink
 from cfel.deployment.device.memory import Memory, Sent, load_memory, order_key, return_unused, save_memory
 from cfel.deployment.edge.device_service import POLL_SECONDS
 from cfel.deployment.measurement.energy_counters import EnergyCounter
 from cfel.deployment.measurement.meters import Mark
 from cfel.deployment.measurement.self_measurement import SelfMeasurement
 from cfel.deployment.parameters import DeploymentParameters
-from cfel.deployment.payloads import make_upload, read_model
-from cfel.deployment.protocol.calls import Answer, Calls, Request
+from cfel.deployment.payloads import make_upload
+from cfel.deployment.protocol.calls import Calls
 from cfel.deployment.protocol.device_requests import (
     EstimatesRequest,
     ExperimentOver,
     IssuedOrder,
-    ModelRequest,
     NextModel,
     NextRequest,
     NoOrder,
@@ -90,7 +90,8 @@ class DeviceAgent:
         self._ahead: tuple[str, FlatModel] | None = None
         draw = make_generator(world.setting.seed, "patience", number).random
         self._asking = Backoff(str(self._edge), now, draw)
-        self._working = Backoff(str(self._edge), now, draw)
+        working = Backoff(str(self._edge), now, draw)
+        self._link = EdgeLink(calls, self._edge, parameters, world.start, working, now)
 
     async def run(self) -> None:
         """Works until the experiment is over.
@@ -180,14 +181,13 @@ class DeviceAgent:
 
     async def _send(self, asked: IssuedOrder, request: EstimatesRequest | UploadRequest) -> None:
         """Sends until it is answered; only the attempt that was answered counts as the time it took."""
-        theta, size = 0.0, 0
-        if isinstance(request, UploadRequest):
-            theta, size = asked.theta, len(request.content)
+        theta = asked.theta if isinstance(request, UploadRequest) else 0.0
         while asked.serial == self._newest:
             begin = self._meter.begin()
             await self._emulate(asked.round, begin, theta=theta)
-            if await self._try(request) is not None:
-                self._meter.finish_call(begin, 8 * size)
+            sent_bytes = await self._link.try_send(request)
+            if sent_bytes is not None:
+                self._meter.finish_call(begin, 8 * sent_bytes)
                 return
         raise RejectedError("a newer order has come")
 
@@ -210,25 +210,8 @@ class DeviceAgent:
 
     async def _fetch_model(self, asked: NextModel | IssuedOrder) -> tuple[str, FlatModel]:
         """The model that is named, and its digest; tries until the order is no longer the newest."""
-        while asked.serial == self._newest:
-            answer = await self._try(ModelRequest(asked.model_sha256))
-            if answer is None:
-                continue
-            if answer.model.digest.hex() != asked.model_sha256:
-                raise RejectedError("the model that came is another one")
-            return asked.model_sha256, read_model(answer.model.join(), self._world.start)
-        raise RejectedError("a newer order has come")
-
-    async def _try(self, request: Request[Answer]) -> Answer | None:
-        """The answer to one call; None, after a while, if there was none."""
-        try:
-            answer = await self._calls.call(self._edge, request, self._parameters.round_seconds)
-        except UnreachableError as error:
-            _LOG.info("%s: %s", request.method, error)
-            await asyncio.sleep(self._working.next_seconds())
-            return None
-        self._working.reset()
-        return answer
+        sha256 = asked.model_sha256
+        return sha256, await self._link.fetch_model(sha256, lambda: asked.serial == self._newest)
 
     async def _remember(self, memory: Memory) -> None:
         memory = replace(memory, measured=self._meter.known)

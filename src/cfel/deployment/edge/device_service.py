@@ -9,10 +9,12 @@ import asyncio
 import logging
 import secrets
 from collections.abc import Callable, Mapping
+from functools import partial
 from typing import Any
 
 from cfel.deployment.compute_thread import ComputeThread
 from cfel.deployment.edge.open_round import Assignment, DeviceAnswers, Kind, OpenRound
+from cfel.deployment.edge.upload_parts import UploadParts
 from cfel.deployment.edge.verify_upload import verify_upload
 from cfel.deployment.health.presence import DevicePresence
 from cfel.deployment.parameters import DeploymentParameters
@@ -80,6 +82,7 @@ class DeviceService:
         self._start, self._parameters, self._compute, self._now = start, parameters, compute, now
         self._boot, self._count = secrets.token_hex(4), 0
         self._round = OpenRound()
+        self._parts = UploadParts(most_upload_bytes(start), self._find_upload)
         self._model: EncodedModel | None = None
         self._announced = ""
         self.presence = DevicePresence(devices, parameters.gone_seconds, now)
@@ -93,8 +96,9 @@ class DeviceService:
         return [
             serve(NextRequest, self.next),
             serve(ModelRequest, self.model),
-            serve(EstimatesRequest, self.estimates, on_invalid=self._reject_estimates),
-            serve(UploadRequest, self.upload, most_bytes, on_invalid=self._reject_upload),
+            serve(EstimatesRequest, self.estimates, on_invalid=partial(self._reject_form, "estimate")),
+            self._parts.endpoint(),
+            serve(UploadRequest, self.upload, most_bytes, on_invalid=partial(self._reject_form, "update")),
         ]
 
     def connected(self) -> list[int]:
@@ -161,6 +165,7 @@ class DeviceService:
         self, kind: Kind, orders: Mapping[int, DeviceOrder], used: Mapping[int, Round]
     ) -> DeviceAnswers[Any]:
         self._round, began = OpenRound(kind, len(orders)), self._now()
+        self._parts.clear()
         model = next(iter(orders.values())).model if orders else self._start
         self._model = await self._models.get(model)
         for device, order in orders.items():
@@ -209,11 +214,11 @@ class DeviceService:
         )
 
     async def model(self, caller: Identity, request: ModelRequest) -> ModelAnswer:
-        """Returns the model of the present order."""
+        """Returns a part of the model of the present order."""
         self._check_own(caller)
         if self._model is None or request.sha256 != self._model.sha256:
             raise RejectedError("this model is not needed any more")
-        return ModelAnswer(self._model.body)
+        return ModelAnswer(await self._model.part(request.offset, request.most_bytes))
 
     async def estimates(self, caller: Identity, request: EstimatesRequest) -> Confirmation:
         """Takes a device's σ² and G²."""
@@ -224,13 +229,10 @@ class DeviceService:
 
     async def upload(self, caller: Identity, request: UploadRequest) -> Confirmation:
         """Takes a device's update, once it is verified."""
-        device = self._check_own(caller)
-        if self._is_quarantined(device):
-            raise RejectedError(f"in quarantine after {self.rejected[device]} rejected uploads")
-        current = self._round
-        if current.holds(device, "update", request.round):
+        current, (device, assignment) = self._round, self._find_upload(caller, request.round)
+        if assignment is None:
             return Confirmation()  # the answer to the first copy was lost on its way
-        assignment = current.find(device, "update", request.round)
+        request = self._parts.complete(device, request)
         clip_norm, kept_entries = self._parameters.clip_norm, self._kept_entries
         try:
             report = await self._compute.run(
@@ -247,17 +249,20 @@ class DeviceService:
         await self._accept(device, report, request)
         return Confirmation()
 
+    def _find_upload(self, caller: Identity, sent: Round) -> tuple[int, Assignment | None]:
+        """The caller's number and its order; None if its upload was accepted already."""
+        device = self._check_own(caller)
+        if self._is_quarantined(device):
+            raise RejectedError(f"in quarantine after {self.rejected[device]} rejected uploads")
+        if self._round.holds(device, "update", sent):
+            return device, None
+        return device, self._round.find(device, "update", sent)
+
     def _is_quarantined(self, device: int) -> bool:
         most = self._parameters.quarantine_after
         return bool(most) and self.rejected[device] >= most
 
-    async def _reject_estimates(self, caller: Identity, header: bytes) -> None:
-        await self._reject_form(caller, "estimate", header)
-
-    async def _reject_upload(self, caller: Identity, header: bytes) -> None:
-        await self._reject_form(caller, "update", header)
-
-    async def _reject_form(self, caller: Identity, kind: Kind, header: bytes) -> None:
+    async def _reject_form(self, kind: Kind, caller: Identity, header: bytes) -> None:
         """Gives up on a device whose answer to the present order has fields that are not valid."""
         device = self._check_own(caller)
         sent = decode(header, RoundOnly).round

@@ -148,11 +148,14 @@ class EdgeGossip:
         return evaluate(model, self._workspace, samples, self._world.setting.seed).metric
 
     async def give_model(self, caller: Identity, request: PeerModelRequest) -> PeerModelAnswer:
-        """Returns its model before a gossip step, or the present one if none is named."""
+        """Returns a part of its model before a gossip step, or of the present one if no step is named."""
         del caller
         state = self._progress.state
         encoded = await self._models.get(self._choose_model(request.at))
-        return PeerModelAnswer(state.position, encoded.body)
+        if request.sha256 not in (None, encoded.sha256):
+            raise RejectedError(f"is at {state.position}, and has another model by now")
+        part = await encoded.part(request.offset, request.most_bytes)
+        return PeerModelAnswer(state.position, encoded.sha256, part)
 
     def _choose_model(self, at: Position | None) -> FlatModel:
         state = self._progress.state

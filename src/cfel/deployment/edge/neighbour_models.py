@@ -6,20 +6,29 @@ gossip step (`coordinator.partial_mixing`), and the others go on without it.
 
 import asyncio
 import logging
-from collections.abc import Iterable, Sequence
+from collections import defaultdict
+from collections.abc import Callable, Iterable, Sequence
 
 from cfel.deployment.edge.peer_faults import PeerFaults
-from cfel.deployment.payloads import read_model
+from cfel.deployment.payloads import model_size, read_model
 from cfel.deployment.plausible_models import check_model
 from cfel.deployment.positions import Position
 from cfel.deployment.protocol.calls import Calls
 from cfel.deployment.protocol.peer_requests import PeerModelRequest
 from cfel.deployment.security.identity import Identity
+from cfel.deployment.transfers import Download, InvalidBodyError, PartSize
+from cfel.deployment.transport.messages import Body
 from cfel.errors import NotAdmittedError, RejectedError, UnreachableError
 from cfel.learning.models.flat import FlatModel
 
 _LOG = logging.getLogger(__name__)
 _TRY_AGAIN_SECONDS = 0.1
+
+
+class _PeerDownload(Download):
+    """A model of another edge server, which is named by the answer to the first request."""
+
+    position: Position = (0, 0, 0)
 
 
 class NeighbourModels:
@@ -30,12 +39,17 @@ class NeighbourModels:
         like: any model of the experiment, for its shape.
         seconds: how long to try for one gossip step.
         faults: where invalid models are noted.
+        part_seconds: how long a part of a model should take: heartbeats wait behind it on a slow link.
     """
 
-    def __init__(self, calls: Calls, like: FlatModel, seconds: float, faults: PeerFaults) -> None:
+    def __init__(
+        self, calls: Calls, like: FlatModel, seconds: float, faults: PeerFaults, part_seconds: float = 0.3
+    ) -> None:
         self._calls, self._like, self._seconds, self._faults = calls, like, seconds, faults
         self._term, self._at = 0, (0, 0, 0)
         self._models: dict[int, FlatModel] = {}
+        self._downloads: dict[tuple[int, Position | None], _PeerDownload] = {}
+        self._part_sizes: defaultdict[int, PartSize] = defaultdict(lambda: PartSize(part_seconds))
 
     async def fetch(
         self, term: int, at: Position, wanted: Iterable[int], own: FlatModel
@@ -54,7 +68,7 @@ class NeighbourModels:
         if (term, at) < (self._term, self._at):
             return {}
         if at != self._at:
-            self._at, self._models = at, {}
+            self._at, self._models, self._downloads = at, {}, {}
         self._term = term
         await asyncio.gather(*(self._fetch_one(at, number, own) for number in wanted))
         return dict(self._models) if self._at == at else {}
@@ -66,27 +80,64 @@ class NeighbourModels:
     async def _fetch_one(self, at: Position, number: int, own: FlatModel) -> None:
         clock = asyncio.get_running_loop().time
         deadline = clock() + self._seconds
+
+        def check_wanted() -> None:
+            if self._at != at or clock() > deadline:
+                raise UnreachableError("too late for this gossip step")
+
         while number not in self._models and self._at == at and clock() < deadline:
             try:
-                request = PeerModelRequest(at)
-                answer = await self._calls.call(Identity("edge", number), request, self._seconds)
+                content = (await self._download(number, at, check_wanted))[1]
             except NotAdmittedError as error:
                 _LOG.warning("no model of edge server %d: %s", number, error)
+                return
+            except InvalidBodyError as error:
+                self._note_invalid(number, error)
                 return
             except (UnreachableError, RejectedError) as error:
                 _LOG.info("no model of edge server %d yet: %s", number, error)
                 await asyncio.sleep(_TRY_AGAIN_SECONDS)
                 continue
             try:
-                model = read_model(answer.model.join(), self._like)
+                model = read_model(content, self._like)
                 await asyncio.to_thread(check_model, model, own)
             except RejectedError as error:
-                # It would send the same again.
-                self._faults.note(number, "model", f"sent a model that is not used in gossip: {error}")
+                self._note_invalid(number, error)
                 return
             self._faults.clear(number, "model")
             if self._at == at:
                 self._models[number] = model
+
+    def _note_invalid(self, number: int, error: RejectedError) -> None:
+        """Notes a model that is not used; its sender would send the same again, so it is not asked again."""
+        self._faults.note(number, "model", f"sent a model that is not used in gossip: {error}")
+
+    async def _download(
+        self, number: int, at: Position | None, check_wanted: Callable[[], None] = lambda: None
+    ) -> tuple[Position, bytearray]:
+        """Fetches a model in parts; what has arrived is kept if the connection breaks."""
+        key = (number, at)
+        download = self._downloads.setdefault(key, _PeerDownload("", model_size(self._like)))
+        clock, part_size = asyncio.get_running_loop().time, self._part_sizes[number]
+
+        async def ask(offset: int, most_bytes: int) -> Body:
+            check_wanted()
+            request = PeerModelRequest(at, download.sha256 or None, offset, most_bytes)
+            answer = await self._calls.call(Identity("edge", number), request, self._seconds)
+            if offset == 0:
+                download.sha256, download.position = answer.sha256, answer.position
+            return answer.model
+
+        try:
+            content = await download.complete(ask, part_size, clock)
+        except UnreachableError:
+            part_size.shrink()
+            raise
+        except RejectedError:
+            self._downloads.pop(key, None)
+            raise
+        self._downloads.pop(key, None)
+        return download.position, content
 
     async def fetch_present(self, number: int) -> tuple[Position, FlatModel]:
         """Where an edge server is now, and its model there.
@@ -94,12 +145,12 @@ class NeighbourModels:
         Raises:
             DeploymentError: it cannot be reached, rejects, or has no valid model.
         """
-        answer = await self._calls.call(Identity("edge", number), PeerModelRequest(), self._seconds)
-        model = read_model(answer.model.join(), self._like)
+        position, content = await self._download(number, None)
+        model = read_model(content, self._like)
         if not model.is_finite():
             self._faults.note(number, "model", "has a model that is not finite")
             raise RejectedError("its model is not finite")
-        return answer.position, model
+        return position, model
 
     async def fetch_all_present(self, numbers: Iterable[int]) -> dict[int, FlatModel]:
         """The models that edge servers have now, of those that answer."""

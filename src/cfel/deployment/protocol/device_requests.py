@@ -5,7 +5,7 @@ from typing import Annotated, ClassVar, Literal
 import msgspec
 
 from cfel.deployment.protocol.calls import Request
-from cfel.deployment.protocol.codec import Count, Digest, Positive, Share, Version
+from cfel.deployment.protocol.codec import MOST_WHOLE, Count, Digest, Positive, Share, Version
 from cfel.deployment.transport.messages import Body
 from cfel.learning.local.estimates import Estimates, check_estimates
 
@@ -84,18 +84,26 @@ class NextRequest(Request[NoOrder | ExperimentOver | NextModel | IssuedOrder], f
 
 
 class ModelAnswer(msgspec.Struct, frozen=True):
-    """A model's bytes, parameters first."""
+    """A part of a model's bytes, parameters first."""
 
     model: Body
 
 
 class ModelRequest(Request[ModelAnswer], frozen=True):
-    """Fetches the model that `sha256` names."""
+    """Fetches a part of the model that `sha256` names.
+
+    Attributes:
+        sha256: of the whole model.
+        offset: how many of its bytes the device has.
+        most_bytes: how many more it wants now.
+    """
 
     method: ClassVar[str] = "model"
     callers = ("device",)
     is_transfer = True
     sha256: Digest
+    offset: Count = 0
+    most_bytes: Positive = MOST_WHOLE
 
 
 class MeasurementReport(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
@@ -152,6 +160,31 @@ class EstimatesRequest(Request[Confirmation], frozen=True):
         check_estimates(self.estimates)
 
 
+class UploadPartAnswer(msgspec.Struct, frozen=True):
+    """How many bytes of the upload the edge server holds now: the next part begins there."""
+
+    held: Count
+
+
+class UploadPartRequest(Request[UploadPartAnswer], frozen=True):
+    """Brings a part of an upload's content; an empty one asks how much has arrived.
+
+    Attributes:
+        round: of the order.
+        sha256: of the whole content.
+        offset: where the part begins; ignored unless the edge server holds exactly this much.
+        content: the part.
+    """
+
+    method: ClassVar[str] = "upload_part"
+    callers = ("device",)
+    is_transfer = True
+    round: Round
+    sha256: Digest
+    offset: Count
+    content: Body
+
+
 class UploadRequest(Request[Confirmation], frozen=True):
     """Carries the update of an order; `edge.verify_upload` checks it against the order.
 
@@ -164,6 +197,7 @@ class UploadRequest(Request[Confirmation], frozen=True):
         content: those values, then the bytes of `learning.compression.packing`.
         estimates: the device's newest, or None if there never were any.
         measured: its measurements, where conditions are measured.
+        content_sha256: of the content, if it was sent in parts; the body is then empty.
     """
 
     method: ClassVar[str] = "upload"
@@ -177,6 +211,7 @@ class UploadRequest(Request[Confirmation], frozen=True):
     content: Body
     estimates: Estimates | None
     measured: MeasurementReport | None = None
+    content_sha256: Digest | None = None
 
     def __post_init__(self) -> None:
         if self.estimates is not None:

@@ -15,6 +15,7 @@ from cfel.deployment.protocol.device_requests import (
     EstimatesRequest,
     ModelRequest,
     NextRequest,
+    UploadPartRequest,
     UploadRequest,
 )
 from cfel.deployment.protocol.peer_requests import (
@@ -29,6 +30,7 @@ METHODS: tuple[type[AnyRequest], ...] = (
     NextRequest,
     ModelRequest,
     EstimatesRequest,
+    UploadPartRequest,
     UploadRequest,
     NewestRequest,
     EstimateCommand,

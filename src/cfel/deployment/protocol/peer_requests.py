@@ -7,7 +7,7 @@ import msgspec
 from cfel.deployment.election.state import ElectionMessage
 from cfel.deployment.positions import Position
 from cfel.deployment.protocol.calls import Request
-from cfel.deployment.protocol.codec import Count, Version
+from cfel.deployment.protocol.codec import MOST_WHOLE, Count, Digest, Positive, Version
 from cfel.deployment.protocol.device_requests import Confirmation
 from cfel.deployment.transport.messages import Body
 from cfel.errors import InputError
@@ -16,19 +16,35 @@ from cfel.status import DEVICE_STATES, Status
 
 
 class PeerModelAnswer(msgspec.Struct, frozen=True):
-    """An edge server's model, and the position where it is."""
+    """A part of an edge server's model.
+
+    Attributes:
+        position: where the edge server is.
+        sha256: of the whole model.
+        model: the part.
+    """
 
     position: Position
+    sha256: Digest
     model: Body
 
 
 class PeerModelRequest(Request[PeerModelAnswer], frozen=True):
-    """Fetches the model that an edge server had before a gossip step; its present one without `at`."""
+    """Fetches a part of the model before a gossip step; of the present model without `at`.
+
+    Attributes:
+        sha256: of the model, once it is known from the first part.
+        offset: how many of its bytes the caller has.
+        most_bytes: how many more it wants now.
+    """
 
     method: ClassVar[str] = "peer_model"
     callers = ("edge",)
     is_transfer = True
     at: Position | None = None
+    sha256: Digest | None = None
+    offset: Count = 0
+    most_bytes: Positive = MOST_WHOLE
 
 
 class RecordsAnswer(msgspec.Struct, frozen=True):

@@ -184,9 +184,8 @@ class GrpcServer:
 
         def extend(body_bytes: int) -> None:
             admitted.add_body(body_bytes)
-            seconds = parameters.receive_seconds + body_bytes / parameters.least_bytes_per_second
             if not limit.expired():
-                limit.reschedule(begin + seconds)
+                limit.reschedule(begin + parameters.transfer_seconds(body_bytes))
 
         try:
             async with asyncio.timeout(parameters.receive_seconds) as limit:

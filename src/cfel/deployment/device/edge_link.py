@@ -23,7 +23,7 @@ from cfel.deployment.protocol.device_requests import (
     UploadRequest,
 )
 from cfel.deployment.security.identity import Identity
-from cfel.deployment.transfers import DEVICE_PART_SECONDS, Download, PartSize
+from cfel.deployment.transfer.parts import DEVICE_PART_SECONDS, Download, PartSize
 from cfel.deployment.transport.messages import NO_BODY, Body
 from cfel.errors import RejectedError, UnreachableError
 from cfel.learning.models.flat import FlatModel

@@ -14,7 +14,6 @@ from typing import Any
 
 from cfel.deployment.compute_thread import ComputeThread
 from cfel.deployment.edge.open_round import Assignment, DeviceAnswers, Kind, OpenRound
-from cfel.deployment.edge.upload_parts import UploadParts
 from cfel.deployment.edge.verify_upload import verify_upload
 from cfel.deployment.health.presence import DevicePresence
 from cfel.deployment.parameters import DeploymentParameters
@@ -36,6 +35,7 @@ from cfel.deployment.protocol.device_requests import (
     UploadRequest,
 )
 from cfel.deployment.security.identity import Identity
+from cfel.deployment.transfer.upload_parts import UploadParts
 from cfel.errors import NotAdmittedError, RejectedError
 from cfel.learning.device_messages import DeviceOrder, DeviceReport
 from cfel.learning.local.estimates import Estimates

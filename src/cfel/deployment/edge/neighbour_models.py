@@ -16,7 +16,7 @@ from cfel.deployment.positions import Position
 from cfel.deployment.protocol.calls import Calls
 from cfel.deployment.protocol.peer_requests import PeerModelRequest
 from cfel.deployment.security.identity import Identity
-from cfel.deployment.transfers import Download, InvalidBodyError, PartSize
+from cfel.deployment.transfer.parts import PEER_PART_SECONDS, Download, InvalidBodyError, PartSize
 from cfel.deployment.transport.messages import Body
 from cfel.errors import NotAdmittedError, RejectedError, UnreachableError
 from cfel.learning.models.flat import FlatModel
@@ -39,17 +39,14 @@ class NeighbourModels:
         like: any model of the experiment, for its shape.
         seconds: how long to try for one gossip step.
         faults: where invalid models are noted.
-        part_seconds: how long a part of a model should take: heartbeats wait behind it on a slow link.
     """
 
-    def __init__(
-        self, calls: Calls, like: FlatModel, seconds: float, faults: PeerFaults, part_seconds: float = 0.3
-    ) -> None:
+    def __init__(self, calls: Calls, like: FlatModel, seconds: float, faults: PeerFaults) -> None:
         self._calls, self._like, self._seconds, self._faults = calls, like, seconds, faults
         self._term, self._at = 0, (0, 0, 0)
         self._models: dict[int, FlatModel] = {}
         self._downloads: dict[tuple[int, Position | None], _PeerDownload] = {}
-        self._part_sizes: defaultdict[int, PartSize] = defaultdict(lambda: PartSize(part_seconds))
+        self._part_sizes: defaultdict[int, PartSize] = defaultdict(lambda: PartSize(PEER_PART_SECONDS))
 
     async def fetch(
         self, term: int, at: Position, wanted: Iterable[int], own: FlatModel

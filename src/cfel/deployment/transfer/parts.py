@@ -15,6 +15,8 @@ FIRST_PART_BYTES = 32 * 1024
 LEAST_PART_BYTES = 8 * 1024
 MOST_PART_BYTES = 64 * 1024 * 1024
 DEVICE_PART_SECONDS = 2.0
+# Heartbeats share the backhaul, and must arrive within `election_seconds`.
+PEER_PART_SECONDS = 0.3
 _MOST_GROWTH = 4.0
 
 AskPart = Callable[[int, int], Awaitable[Body]]

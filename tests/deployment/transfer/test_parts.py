@@ -7,11 +7,10 @@ from collections.abc import Callable
 import pytest
 import torch
 
-from cfel.deployment.edge.upload_parts import UploadParts
 from cfel.deployment.payloads import EncodedModel
 from cfel.deployment.protocol.device_requests import Round, UploadPartRequest, UploadRequest
 from cfel.deployment.security.identity import Identity
-from cfel.deployment.transfers import (
+from cfel.deployment.transfer.parts import (
     FIRST_PART_BYTES,
     LEAST_PART_BYTES,
     MOST_PART_BYTES,
@@ -19,6 +18,7 @@ from cfel.deployment.transfers import (
     InvalidBodyError,
     PartSize,
 )
+from cfel.deployment.transfer.upload_parts import UploadParts
 from cfel.deployment.transport.messages import NO_BODY, Body
 from cfel.errors import RejectedError, UnreachableError
 from cfel.learning.models.flat import FlatModel

@@ -95,7 +95,8 @@ def test_a_device_behind_a_mobile_link_takes_part_in_every_round(tmp_path: Path)
     assert taking_part(tmp_path) == [True, True]
 
 
-@pytest.mark.long
+# On a busy machine a transfer can miss its round: `make chaos` runs it, CI does not.
+@pytest.mark.slow
 def test_transfers_resume_where_they_broke(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
     """The link breaks every 4 s, in which it carries 100 kB at most; a round takes twice 63 kB and more."""
     caplog.set_level(logging.INFO)

@@ -131,7 +131,8 @@ class _Direction:
             if writer.can_write_eof():
                 writer.write_eof()
 
-        with suppress(ConnectionError):
+        # Either side may close at any time; that includes a socket that is not connected any more.
+        with suppress(OSError):
             await asyncio.gather(fill(), drain())
 
     def _reserve(self, size: int) -> float:

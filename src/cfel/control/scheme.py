@@ -85,6 +85,7 @@ class Observation:
         battery: joules left in every device, or `None` for mains power.
         kept_energy: share of an update's energy in its largest entries, at the scheme's `kept_energy_at`,
             averaged over devices; `None` before the first reports.
+        full_clocks: whether devices cannot change their clocks, so that the plan must not either.
     """
 
     global_round: int
@@ -99,6 +100,7 @@ class Observation:
     backhaul_seconds: FloatArray
     battery: FloatArray | None = None
     kept_energy: FloatArray | None = None
+    full_clocks: bool = False
 
     @property
     def clusters(self) -> int:
@@ -153,12 +155,14 @@ class Scheme:
         plan: from state and observation to the plan and the next state.
         gossip: how the backhaul is used.
         device_overrides: settings of local training that the scheme overrides.
+        plans_clocks: whether its plans slow devices' clocks down.
     """
 
     init: Callable[[], State]
     plan: Callable[[State, Observation], tuple[RoundPlan, State]]
     gossip: Gossip = field(default_factory=Gossip)
     device_overrides: DeviceOverrides = field(default_factory=DeviceOverrides)
+    plans_clocks: bool = False
 
 
 SchemeBuilder = Callable[[SchemeParameters], Scheme]

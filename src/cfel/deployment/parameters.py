@@ -24,6 +24,8 @@ class DeploymentParameters:
         gossip_seconds: an edge server that misses a gossip step by this much is left out of it.
         election_seconds: silence after which the coordinator counts as dead; other waits follow it.
         time_scale: real seconds per virtual second that devices take, to emulate the fleet; 0 for no waiting.
+        report_spread: how far a device's measurements may be from what the experiment's model and the other
+            devices suggest, as a factor; beyond, they are replaced by the bound.
         clip_norm: an update of larger Euclidean norm is scaled down to it; None for no limit.
         quarantine_after: rejected uploads after which a device is quarantined; 0 for never.
         linger_seconds: a finished edge server waits this long for one that missed the end.
@@ -42,6 +44,7 @@ class DeploymentParameters:
     gossip_seconds: float = 30.0
     election_seconds: float = 0.7
     time_scale: float = 0.0
+    report_spread: float = 4.0
     clip_norm: float | None = None
     quarantine_after: int = 10
     linger_seconds: float = 60.0
@@ -64,6 +67,7 @@ class DeploymentParameters:
             validation.check_number(f"deployment.{name}", getattr(self, name), above=0)
         for name in ("time_scale", "gone_seconds", "linger_seconds"):
             validation.check_number(f"deployment.{name}", getattr(self, name), least=0)
+        validation.check_number("deployment.report_spread", self.report_spread, least=1)
         if self.clip_norm is not None:
             validation.check_number("deployment.clip_norm", self.clip_norm, above=0)
         validation.check_whole("deployment.quarantine_after", self.quarantine_after, least=0)

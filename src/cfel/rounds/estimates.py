@@ -1,4 +1,11 @@
-"""From the estimates that devices report to the σ² and G² that the scheme sees."""
+"""From the estimates that devices report to the σ² and G² that the scheme sees.
+
+Plans follow (σ² + G²)/G² of the devices' means: the larger it is, the fewer steps are asked of all, and one
+device could rule it. So a device that alone raises it by more than `MOST_INFLUENCE` counts as the mean of the
+others. This limits what a device does to the others, not what it may report: on very uneven data honest σ²
+and G² differ by a factor of 300, but they grow together. As long as no device exceeds the limit, the means
+are those of Algorithm 3, to the last bit.
+"""
 
 import math
 from collections.abc import Sequence
@@ -6,11 +13,21 @@ from collections.abc import Sequence
 import numpy as np
 
 from cfel.arrays import BoolArray, FloatArray
+from cfel.control.scheme import LEAST_GRADIENT_SHARE
 from cfel.learning.local.estimates import Estimates
 from cfel.rounds.kernel import FleetEstimates
 
 MOST_MEDIANS = 1000.0
-"""How far above the median a device's estimates may be. Honest ones on very uneven data reach some 300."""
+"""How far above the median a device's estimates may be, in any direction."""
+
+MOST_INFLUENCE = 4.0
+"""How much one of N devices may raise (σ² + G²)/G², in N-ths; runs on FEMNIST and CIFAR-10 stay below 2."""
+
+_FEW_DEVICES = 4
+"""Of fewer devices, too, each may at most double it."""
+
+_LEAST_DEVICES = 3
+"""Of two devices that contradict each other, neither is known to be wrong."""
 
 
 def needs_estimates(estimator: str, known: Sequence[Estimates | None]) -> bool:
@@ -22,31 +39,84 @@ def needs_estimates(estimator: str, known: Sequence[Estimates | None]) -> bool:
     return estimator == "fresh" or all(each is None for each in known)
 
 
-def combine_estimates(known: Sequence[Estimates | None]) -> FleetEstimates:
-    """Every device's σ² and G²; the mean of the others where a device has none or implausible ones."""
+def combine_estimates(known: Sequence[Estimates | None], present: BoolArray | None = None) -> FleetEstimates:
+    """Every device's σ² and G²; the mean of the others where a device has none or implausible ones.
+
+    Args:
+        known: every device's newest.
+        present: the devices that the plan is for; None for all.
+    """
     both = _both(known)
-    missing = np.isnan(both[:, 0]) | _are_implausible(both)
+    missing = np.isnan(both[:, 0]) | _are_implausible(both, present)
     both[missing] = 0.0 if missing.all() else both[~missing].mean(axis=0)
     return FleetEstimates(both[:, 0], both[:, 1], _mean_kept_energy(known))
 
 
-def implausible_devices(known: Sequence[Estimates | None]) -> list[int]:
-    """The devices whose σ² + |G²| is more than `MOST_MEDIANS` times its median over all devices.
+def implausible_devices(known: Sequence[Estimates | None], present: BoolArray | None = None) -> list[int]:
+    """The devices that count as the mean of the others: their estimates are impossible, or would rule plans.
 
-    Plans follow the mean, which a single absurd number would rule. It cannot move the median while most
-    devices are honest. Devices that report zeros (one batch holds all their data) do not count.
+    Args:
+        known: every device's newest.
+        present: the devices that the plan is for; None for all.
     """
-    found: list[int] = np.flatnonzero(_are_implausible(_both(known))).tolist()
+    found: list[int] = np.flatnonzero(_are_implausible(_both(known), present)).tolist()
     return found
 
 
-def _are_implausible(both: FloatArray) -> BoolArray:
+def _are_implausible(both: FloatArray, present: BoolArray | None) -> BoolArray:
+    reported = ~np.isnan(both[:, 0])
+    strange = reported & (_are_impossible(both) | _are_far(both))
+    counted = reported & ~strange if present is None else reported & ~strange & present
+    return strange | _find_influential(both, counted)
+
+
+def _are_impossible(both: FloatArray) -> BoolArray:
+    """Both estimators subtract at most σ² from a square, so G² is never less than −σ²."""
+    impossible: BoolArray = both[:, 1] < -both[:, 0]
+    return impossible
+
+
+def _are_far(both: FloatArray) -> BoolArray:
     sizes = np.minimum(np.abs(both), np.finfo(np.float64).max / 2).sum(axis=1)
+    # Devices that report zeros (one batch holds all their data) are no measure for the others.
     positive = sizes[sizes > 0]
     usual = float(np.median(positive)) if positive.size else math.inf
-    # A device without estimates is NaN here, and NaN > anything is false.
-    implausible: BoolArray = sizes > MOST_MEDIANS * usual
-    return implausible
+    far: BoolArray = sizes > MOST_MEDIANS * usual
+    return far
+
+
+def _find_influential(both: FloatArray, counted: BoolArray) -> BoolArray:
+    """Takes out the most influential device while it exceeds the limit; always less than half of all."""
+    left, influential = np.flatnonzero(counted), np.zeros_like(counted)
+    spare = (len(left) - 1) // 2
+    while len(left) >= _LEAST_DEVICES and spare:
+        influence = _influence(both[left])
+        worst = int(np.argmax(influence))
+        if influence[worst] <= MOST_INFLUENCE:
+            break
+        influential[left[worst]] = True
+        left, spare = np.delete(left, worst), spare - 1
+    return influential
+
+
+def _influence(both: FloatArray) -> FloatArray:
+    """How much each of N devices raises (σ² + G²)/G² of their means, in N-ths."""
+    devices = len(both)
+    # Scaled, because squares of diverging gradients may be near the largest float.
+    both = both / (np.abs(both).max() or 1.0)
+    total = both.sum(axis=0)
+    others = (total - both) / (devices - 1)
+    # Where all others report zeros, there is nothing to compare a device with.
+    comparable = np.abs(others).sum(axis=1) > 0
+    raised = _noise_ratio(total[None, :] / devices) / _noise_ratio(others) - 1
+    return np.where(comparable, max(devices, _FEW_DEVICES) * raised, 0.0)
+
+
+def _noise_ratio(means: FloatArray) -> FloatArray:
+    """(σ² + G²)/G² with G² kept above its floor, as schemes see it; 1 where there is no noise."""
+    sigma2 = np.maximum(means[:, 0], 0.0)
+    g2 = np.maximum(means[:, 1], LEAST_GRADIENT_SHARE * sigma2)
+    return 1.0 + np.divide(sigma2, g2, out=np.zeros_like(sigma2), where=sigma2 > 0)
 
 
 def _both(known: Sequence[Estimates | None]) -> FloatArray:

@@ -110,7 +110,7 @@ def _run_edge_round(
     setting, control = world.setting, state.control
     conditions = setting.conditions(control.rounds_done, edge_round, control.spent_joules)
     state = _estimate(world, executor, state, conditions, edge_round)
-    estimates = combine_estimates(state.estimates)
+    estimates = combine_estimates(state.estimates, conditions.available)
     observation = observe(setting, parameters, control, edge_round, conditions, estimates)
     plan, control = plan_edge_round(setting, control, observation)
     jobs = _make_jobs(world, state, conditions, edge_round, plan)

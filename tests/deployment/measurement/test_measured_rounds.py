@@ -14,17 +14,19 @@ import numpy as np
 import pytest
 
 from cfel.deployment.coordinator.control_state import CoordinatorState, initial_coordinator_state
+from cfel.deployment.device import agent as device_agent
 from cfel.deployment.device.memory import Memory, load_memory, save_memory
 from cfel.deployment.measurement.energy_counters import EnergyCounter, PowerCounter
 from cfel.deployment.measurement.measured_rounds import FederationMeasurements
 from cfel.deployment.measurement.meters import Measurements, RunningRatio
+from cfel.deployment.payloads import make_upload
 from cfel.deployment.protocol.codec import decode, encode
-from cfel.deployment.protocol.device_requests import EstimatesRequest, MeasurementReport
+from cfel.deployment.protocol.device_requests import EstimatesRequest, MeasurementReport, UploadRequest
 from cfel.deployment.security.identity import Identity
 from cfel.deployment.transport.messages import Message
 from cfel.errors import RejectedError
 from cfel.experiment import Experiment
-from cfel.learning.device_messages import DeviceState
+from cfel.learning.device_messages import DeviceOrder, DeviceReport, DeviceState
 from cfel.runlog import PlanTable, RoundRecord
 from cfel.runlog.plans import read_plan
 from tests.deployment.conftest import deployed
@@ -215,6 +217,55 @@ def test_a_bad_measurement_costs_only_its_sender(tmp_path: Path) -> None:
 
     lines = play(measuring(NO_LIMIT, 3), tmp_path, during=spoil)
     assert [line.devices_taking_part for line in lines] == [5, 5, 5]
+
+
+@pytest.mark.parametrize(
+    ("lie", "reason"),
+    [
+        ({"joules": 1e9}, "its joules are implausible"),
+        ({"power": 1e6}, "its watts while sending are implausible"),
+        ({"nu": 1e7}, "its seconds per upload are implausible"),
+    ],
+)
+def test_one_lying_report_does_not_end_the_run(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, lie: Mapping[str, float], reason: str
+) -> None:
+    """Twice the joules that three honest rounds use are enough for three rounds with a liar."""
+    (*_, honest) = play(measuring(NO_LIMIT, 3), tmp_path / "honest")
+    counts: list[int] = []
+
+    def exaggerate(report: DeviceReport, order: DeviceOrder, measured: MeasurementReport) -> UploadRequest:
+        told = msgspec.structs.replace(measured, **lie) if order.device == 5 else measured
+        return make_upload(report, order, told)
+
+    async def count(federation: Federation) -> None:
+        await federation.finished()
+        shown = [dict(node.look().refused) for node in federation.edges.values()]
+        counts.append(sum(each.get(reason, 0) for each in shown))
+
+    monkeypatch.setattr(device_agent, "make_upload", exaggerate)
+    budget = {**NO_LIMIT, "joules": 2 * honest.joules}
+    lines = play(measuring(budget, 3, stop="budget"), tmp_path / "lying", during=count)
+    assert [line.round for line in lines] == [1, 2, 3]
+    assert lines[-1].joules < 2 * honest.joules
+    assert counts[0] >= 3
+
+
+def test_clocks_are_neither_planned_nor_charged(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
+    """HCEF+ would slow clocks down, but nothing sets them on devices: planned without, and said."""
+    plus = {"scheme": {"name": "hcef_plus", "noise_weight": 1.0}, "budget": {"share_of_cef": 0.6}}
+    problems: set[str] = set()
+
+    async def look(federation: Federation) -> None:
+        await federation.finished()
+        problems.update(node.look().problem for node in federation.edges.values())
+
+    experiment = deployed(plus, {"rounds": {"global": 2, "edge": 1}}, conditions="measured", time_scale=SCALE)
+    play(experiment, tmp_path, during=look)
+    np.testing.assert_array_equal(table(tmp_path, 2).speed, 1.0)
+    said = "planned at full clocks: with measured conditions, clocks cannot be slowed down"
+    assert problems == {said}
+    assert [record.message for record in caplog.records].count(said) == 3  # once per edge server
 
 
 def test_measurements_survive_the_disk_and_the_wire(tmp_path: Path) -> None:

@@ -16,7 +16,7 @@ drops is sent later. `docs/hcef-plus.md` has the derivation and the measured eff
 
 import math
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any
 
 import numpy as np
@@ -99,11 +99,12 @@ def hcef_plus(parameters: SchemeParameters) -> Scheme:
         if not present.any():
             return make_empty_plan(len(present))
         kept = _contraction(theta, observation.kept_energy if options.curve else theta)
+        usable = replace(options, frequency=False) if observation.full_clocks else options
         if options.whole_steps:
-            return _plan_whole_steps(observation, parameters, options, theta, kept)
+            return _plan_whole_steps(observation, parameters, usable, theta, kept)
         problem = build_problem(observation, parameters, bounds)
         weight = (problem.noise_weight, problem.sigma2, problem.g2)
-        solution = solve_on_grid(problem, _objective(options, theta, kept, weight))
+        solution = solve_on_grid(problem, _objective(usable, theta, kept, weight))
         return make_plan(problem, solution, present, speed=solution.speed)
 
     return Scheme(
@@ -115,6 +116,7 @@ def hcef_plus(parameters: SchemeParameters) -> Scheme:
             error_feedback=True if options.error_feedback else None,
             kept_energy_at=tuple(theta.tolist()) if options.curve else (),
         ),
+        plans_clocks=options.frequency,
     )
 
 

@@ -8,17 +8,19 @@ state and repeats the last command; an edge server that has carried it out alrea
 import asyncio
 import hashlib
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from dataclasses import replace
 
 import numpy as np
 
 from cfel.deployment.compute_thread import ComputeThread
+from cfel.deployment.coordinator.bounding import Answer, bound_answers
 from cfel.deployment.coordinator.control_state import CoordinatorState, initial_coordinator_state
 from cfel.deployment.coordinator.counting import add_edge_round, add_estimates, count_edge_round
 from cfel.deployment.coordinator.edge_calls import QUICK_SECONDS, TRY_AGAIN_SECONDS, TermCalls
 from cfel.deployment.coordinator.partial_mixing import mixing_rows
 from cfel.deployment.measurement.measured_rounds import apply_reports, reserve_overhead
+from cfel.deployment.measurement.plausibility import usual_conditions
 from cfel.deployment.parameters import DeploymentParameters
 from cfel.deployment.positions import ends_exchange, ends_global_round, gossip_is_next
 from cfel.deployment.protocol.calls import Calls
@@ -55,7 +57,7 @@ class Coordinator:
         compute: where plans are made.
         still_leads: whether it still may act.
         number: the edge server that it runs on.
-        on_rejection: called for devices with implausible estimates.
+        on_rejection: called for devices with implausible estimates or measurements.
     """
 
     def __init__(
@@ -76,6 +78,7 @@ class Coordinator:
         self._edges = TermCalls(
             term, world.setting.fleet.clusters, calls, still_leads, deployment.gossip_seconds
         )
+        self._usual = usual_conditions(world.setting)
         self._counted_at = time.monotonic()
 
     async def lead(self) -> None:
@@ -115,7 +118,7 @@ class Coordinator:
         if state.plan is None:
             state = await self._plan(state)
         command = PlanCommand(self._edges.term, state.at, state)
-        answers = await self._edges.command(command, self._deployment.round_seconds)
+        answers = self._bound(state, await self._edges.command(command, self._deployment.round_seconds))
         return add_edge_round(self._world, self._simulation, state, answers, self._since_last_count())
 
     async def _plan(self, state: CoordinatorState) -> CoordinatorState:
@@ -129,17 +132,29 @@ class Coordinator:
         if needs_estimates(self._world.local.estimator, state.estimates):
             command = EstimateCommand(self._edges.term, state.at, available)
             answers = await self._edges.command(command, self._deployment.round_seconds)
-            state = add_estimates(state, answers.values())
+            state = add_estimates(state, self._bound(state, answers).values())
         if state.measured is not None:
             conditions = apply_reports(state.measured.devices, conditions)
-        for device in implausible_devices(state.estimates):
+        for device in implausible_devices(state.estimates, conditions.available):
             self._on_rejection(Identity("device", device), "plan", "its σ² and G² are beyond belief")
-        estimates = combine_estimates(state.estimates)
+        estimates = combine_estimates(state.estimates, conditions.available)
         observation = observe(setting, self._simulation, control, state.edge_round, conditions, estimates)
         if state.measured is not None:
-            observation = reserve_overhead(self._world, state.measured, observation)
+            # Nothing sets clocks on devices yet, so slower ones must be neither planned nor charged.
+            observation = replace(
+                reserve_overhead(self._world, state.measured, observation), full_clocks=True
+            )
         plan, control = await self._compute.run(lambda: plan_edge_round(setting, control, observation))
+        plan = replace(plan, speed=None) if observation.full_clocks else plan
         return replace(state, plan=plan, control=control, available=available)
+
+    def _bound(self, state: CoordinatorState, answers: Mapping[int, Answer]) -> dict[int, Answer]:
+        """Bounds what devices measured, and counts what was implausible."""
+        spread = self._deployment.report_spread
+        bounded, reasons = bound_answers(self._world, self._usual, state, answers, spread)
+        for device, reason in reasons:
+            self._on_rejection(Identity("device", device), "measurements", reason)
+        return bounded
 
     async def _wait_for_devices(self, state: CoordinatorState, available: set[int]) -> CoordinatorState:
         """Waits while every available device is absent and no other is connected: such rounds do nothing.

@@ -164,7 +164,7 @@ class DeviceService:
     async def _collect(
         self, kind: Kind, orders: Mapping[int, DeviceOrder], used: Mapping[int, Round]
     ) -> DeviceAnswers[Any]:
-        self._round, began = OpenRound(kind, len(orders)), self._now()
+        self._round = OpenRound(kind, len(orders), self._now())
         self._parts.clear()
         model = next(iter(orders.values())).model if orders else self._start
         self._model = await self._models.get(model)
@@ -178,7 +178,7 @@ class DeviceService:
             await self._wait_for_change(_LOOK_SECONDS)
         if self._round.waiting:
             _LOG.warning("%s: nothing in time from devices %s", kind, sorted(self._round.waiting))
-        return self._round.close(self._now() - began)
+        return self._round.close(self._now())
 
     def _is_worth_waiting(self, deadline: float) -> bool:
         there = (not self.presence.is_gone(n) for n in self._round.waiting)
@@ -275,7 +275,7 @@ class DeviceService:
             await self._notify()
 
     async def _accept(self, device: int, value: object, sent: EstimatesRequest | UploadRequest) -> None:
-        self._round.accept(device, value, sent.measured if self._parameters.measures else None)
+        self._round.accept(device, value, sent.measured if self._parameters.measures else None, self._now())
         await self._notify()
 
     def _check_own(self, caller: Identity) -> int:

@@ -19,7 +19,7 @@ from cfel.deployment.edge.peer_monitor import PeerContacts, PeerMonitor, Watched
 from cfel.deployment.edge.status import Others, snapshot
 from cfel.deployment.election.leadership import Leadership
 from cfel.deployment.election.member import Member
-from cfel.deployment.measurement.measured_rounds import choose_accounting
+from cfel.deployment.measurement.measured_rounds import choose_accounting, describe_limits
 from cfel.deployment.parameters import DeploymentParameters
 from cfel.deployment.payloads import EncodedModels
 from cfel.deployment.protocol.calls import AnyRequest, Calls, Endpoint, LocalCalls, serve
@@ -73,6 +73,9 @@ class EdgeNode:
         self.rejections: dict[str, int] = {}
         self._world = world
         simulation = choose_accounting(simulation, deployment)
+        self._limits = describe_limits(world.setting.scheme, deployment)
+        if self._limits:
+            _LOG.warning("%s", self._limits)
         self._shown: Status | None = None
         self._dismissal_seconds = 2 * deployment.gossip_seconds
         self._linger_seconds = deployment.linger_seconds
@@ -160,7 +163,7 @@ class EdgeNode:
     def look(self) -> Status:
         """What it shows of itself."""
         expiry = "" if self._validity is None else self._validity.describe()
-        parts = (self.monitor.problem, self._role.problem, self._faults.problem, expiry)
+        parts = (self.monitor.problem, self._role.problem, self._faults.problem, expiry, self._limits)
         others = Others(
             self.monitor.devices(),
             self._contacts.state,

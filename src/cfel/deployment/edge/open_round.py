@@ -38,11 +38,13 @@ class DeviceAnswers(Generic[Value]):
     Attributes:
         values: by device, in increasing order.
         measured: their measurements, where conditions are measured.
-        seconds: how long the edge server waited for them.
+        took: seconds from the orders to each answer.
+        seconds: how long the edge server waited for all of them.
     """
 
     values: dict[int, Value]
     measured: dict[int, MeasurementReport]
+    took: dict[int, float]
     seconds: float
 
 
@@ -53,18 +55,22 @@ class OpenRound:
     Attributes:
         kind: estimates or updates.
         size: how many devices were asked.
+        began: when, in seconds of a monotonic clock.
         waiting: orders without an answer.
         answered: orders that were answered.
         values: the answers.
         measured: the measurements that came with them.
+        took: seconds from the orders to each answer.
     """
 
     kind: Kind = "estimate"
     size: int = 0
+    began: float = 0.0
     waiting: dict[int, Assignment] = field(default_factory=dict)
     answered: dict[int, Assignment] = field(default_factory=dict)
     values: dict[int, Any] = field(default_factory=dict)
     measured: dict[int, MeasurementReport] = field(default_factory=dict)
+    took: dict[int, float] = field(default_factory=dict)
 
     def find(self, device: int, kind: Kind, sent: Round) -> Assignment:
         """The order that an answer belongs to.
@@ -84,9 +90,10 @@ class OpenRound:
         assignment = self.answered.get(device)
         return assignment is not None and self.kind == kind and assignment.round == sent
 
-    def accept(self, device: int, value: object, measured: MeasurementReport | None) -> None:
-        """Keeps an answer."""
+    def accept(self, device: int, value: object, measured: MeasurementReport | None, now: float) -> None:
+        """Keeps an answer that has just arrived."""
         self.answered[device], self.values[device] = self.waiting.pop(device), value
+        self.took[device] = now - self.began
         if measured is not None:
             self.measured[device] = measured
 
@@ -97,7 +104,7 @@ class OpenRound:
         del self.waiting[device]
         return True
 
-    def close(self, seconds: float) -> DeviceAnswers[Any]:
+    def close(self, now: float) -> DeviceAnswers[Any]:
         """Ends the round; later answers are rejected."""
         self.waiting = {}
-        return DeviceAnswers(dict(sorted(self.values.items())), self.measured, seconds)
+        return DeviceAnswers(dict(sorted(self.values.items())), self.measured, self.took, now - self.began)

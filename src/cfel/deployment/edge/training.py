@@ -80,7 +80,10 @@ class EdgeTraining:
             answers = await self._devices.collect_estimates(orders)
             found = answers.values.items()
             return EstimateAnswer(
-                tuple(DeviceEstimates(n, estimates, answers.measured.get(n)) for n, estimates in found)
+                tuple(
+                    DeviceEstimates(n, estimates, answers.measured.get(n), answers.took[n])
+                    for n, estimates in found
+                )
             )
 
     async def plan(self, caller: Identity, command: PlanCommand) -> PlanAnswer:
@@ -162,6 +165,7 @@ class EdgeTraining:
                 loss=report.loss,
                 estimates=report.estimates,
                 measured=answers.measured.get(n),
+                seconds=answers.took[n],
             )
             for n, report in answers.values.items()
         )

@@ -4,6 +4,8 @@ Form and ranges are checked while decoding (`protocol.device_requests`), the cal
 an upload is compared with the order it answers, and its update is unpacked and looked at.
 """
 
+import math
+
 from cfel.deployment.payloads import read_vector
 from cfel.deployment.plausible_models import check_update
 from cfel.deployment.protocol.device_requests import UploadRequest
@@ -35,6 +37,9 @@ def verify_upload(
         raise RejectedError(f"upload of round {upload.round}, asked was {asked}")
     if upload.steps > order.tau:
         raise RejectedError(f"steps = {upload.steps}: at most {order.tau} were asked")
+    # Without steps there is no loss, and NaN says so.
+    if not math.isfinite(upload.loss) and (upload.steps or not math.isnan(upload.loss)):
+        raise RejectedError(f"loss = {upload.loss}: must be finite")
     if upload.estimates is not None:
         _check_shares(upload.estimates, kept_entries)
     content, split = upload.content.join(), 4 * order.model.buffers.numel()

@@ -12,7 +12,7 @@ from dataclasses import dataclass, replace
 
 import numpy as np
 
-from cfel.control.scheme import Observation
+from cfel.control.scheme import Observation, Scheme
 from cfel.cost import Ledger, after_edge_round, after_exchange, edge_round_cost
 from cfel.deployment.measurement.meters import RunningRatio
 from cfel.deployment.parameters import DeploymentParameters
@@ -69,6 +69,13 @@ def choose_accounting(
 ) -> SimulationParameters:
     """Makes budgets count realised costs where conditions are measured."""
     return replace(simulation, accounting="realised") if deployment.measures else simulation
+
+
+def describe_limits(scheme: Scheme, deployment: DeploymentParameters) -> str:
+    """What a deployment cannot carry out of its scheme's plans, in words; empty if nothing."""
+    if not (deployment.measures and scheme.plans_clocks):
+        return ""
+    return "planned at full clocks: with measured conditions, clocks cannot be slowed down"
 
 
 def collect_measurements(

@@ -46,11 +46,19 @@ class Command(Request[Answer], Generic[Answer], frozen=True):
 
 
 class DeviceEstimates(msgspec.Struct, frozen=True):
-    """One device's σ² and G², and its measurements."""
+    """One device's σ² and G², and its measurements.
+
+    Attributes:
+        device: its number.
+        estimates: what it found.
+        measured: its measurements, where conditions are measured.
+        seconds: from the order to the answer, by the edge server's clock; 0 if unknown.
+    """
 
     device: Count
     estimates: Estimates
     measured: MeasurementReport | None = None
+    seconds: Amount = 0.0
 
     def __post_init__(self) -> None:
         check_estimates(self.estimates)
@@ -85,6 +93,7 @@ class DeviceResult(msgspec.Struct, frozen=True):
         loss: mean training loss; NaN without steps.
         estimates: its newest, or None.
         measured: its measurements, where conditions are measured.
+        seconds: from the order to the upload, by the edge server's clock; 0 if unknown.
     """
 
     device: Count
@@ -96,6 +105,7 @@ class DeviceResult(msgspec.Struct, frozen=True):
     loss: float
     estimates: Estimates | None
     measured: MeasurementReport | None = None
+    seconds: Amount = 0.0
 
     def __post_init__(self) -> None:
         if self.estimates is not None:

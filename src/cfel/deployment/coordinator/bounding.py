@@ -1,0 +1,61 @@
+"""Bounds the measurements in edge servers' answers; the rules are in `measurement.plausibility`."""
+
+from collections.abc import Mapping
+from typing import TypeVar
+
+import msgspec
+
+from cfel.deployment.coordinator.control_state import CoordinatorState
+from cfel.deployment.measurement.plausibility import ObservedWork, bound_reports
+from cfel.deployment.protocol.coordinator_requests import (
+    DeviceEstimates,
+    DeviceResult,
+    EstimateAnswer,
+    PlanAnswer,
+)
+from cfel.deployment.protocol.device_requests import MeasurementReport
+from cfel.system import Conditions
+from cfel.world import World
+
+Answer = TypeVar("Answer", EstimateAnswer, PlanAnswer)
+
+
+def bound_answers(
+    world: World, usual: Conditions, state: CoordinatorState, answers: Mapping[int, Answer], spread: float
+) -> tuple[dict[int, Answer], list[tuple[int, str]]]:
+    """Bounds what devices measured, before anything is planned or counted with it.
+
+    Args:
+        world: what is run.
+        usual: each device's usual figures in the experiment's model.
+        state: with the previous reports.
+        answers: as edge servers gave them, by edge server.
+        spread: how far a figure may be from its reference.
+
+    Returns:
+        The answers with bounded measurements, and which device reported what that was implausible.
+    """
+    if state.measured is None:
+        return dict(answers), []
+    found = [each for answer in answers.values() for each in answer.devices]
+    fresh = {each.device: each.measured for each in found if each.measured is not None}
+    observed = {each.device: _observe_work(world, each) for each in found}
+    now = world.setting.conditions(*state.at[:2])
+    bounded, reasons = bound_reports(fresh, state.measured.devices, observed, usual, now, spread)
+    return {edge: _replace_reports(answer, bounded) for edge, answer in answers.items()}, reasons
+
+
+def _replace_reports(answer: Answer, reports: Mapping[int, MeasurementReport]) -> Answer:
+    devices = tuple(
+        msgspec.structs.replace(each, measured=reports.get(each.device)) for each in answer.devices
+    )
+    return msgspec.structs.replace(answer, devices=devices)
+
+
+def _observe_work(world: World, found: DeviceEstimates | DeviceResult) -> ObservedWork:
+    """What the edge server saw of a device's work."""
+    gradients, setting = world.local.fresh_batches, world.setting
+    if isinstance(found, DeviceEstimates):
+        return ObservedWork(found.seconds, gradients, gradients, 0.0)
+    share = found.wire_bits * setting.charged_share / setting.model_bits if setting.model_bits else 0.0
+    return ObservedWork(found.seconds, found.steps, found.steps + gradients, share)

@@ -95,7 +95,7 @@ def test_a_file_that_is_too_large_is_not_read(tmp_path: Path) -> None:
         read_bytes(tmp_path / "sparse", max_bytes=10)
 
 
-def test_linked_directories_are_refused(tmp_path: Path) -> None:
+def test_linked_directories_are_rejected(tmp_path: Path) -> None:
     (tmp_path / "elsewhere").mkdir()
     (tmp_path / "figures").symlink_to(tmp_path / "elsewhere")
     (tmp_path / "dangling").symlink_to(tmp_path / "nowhere")

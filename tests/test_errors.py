@@ -36,7 +36,7 @@ def test_failures_are_not_wrong_input(kind: type[Exception]) -> None:
 
 
 def test_a_run_directory_fails_as_storage_does() -> None:
-    """One `except` covers a refusing disk and a damaged run."""
+    """One `except` covers a failing disk and a damaged run."""
     assert issubclass(errors.RunDirectoryError, errors.StorageError)
     assert not issubclass(errors.StorageError, errors.RunDirectoryError)
 

@@ -40,8 +40,8 @@ _REASONS = (
 )
 
 
-def reason(error: OSError) -> str:
-    """Why the operating system refused, in words that help the user."""
+def explain_os_error(error: OSError) -> str:
+    """Why the operating system failed, in words that help the user."""
     for numbers, words in _REASONS:
         if error.errno in numbers:
             return words
@@ -59,7 +59,7 @@ def translate_os_errors(verb: str, path: Path) -> Iterator[None]:
     try:
         yield
     except OSError as error:
-        raise StorageError(f"cannot {verb} {path}: {reason(error)}") from error
+        raise StorageError(f"cannot {verb} {path}: {explain_os_error(error)}") from error
 
 
 @contextmanager
@@ -110,7 +110,7 @@ def replacing(path: Path, *, private: bool = False) -> Iterator[Path]:
         private: whether only this user may read it.
 
     Raises:
-        StorageError: the system refused; the old content is still there, and no temporary file is left.
+        StorageError: the file cannot be written; its old content is kept, and no temporary file is left.
     """
     temporary = path.with_name(f".{path.name[:_MAX_NAME]}.{secrets.token_hex(8)}{_SUFFIX}")
     with translate_os_errors("write", path):
@@ -135,7 +135,7 @@ def replace_file(path: Path, *content: bytes | memoryview, private: bool = False
         private: whether only this user may read it.
 
     Raises:
-        StorageError: the system refused; the old content is still there, and no temporary file is left.
+        StorageError: the file cannot be written; its old content is kept, and no temporary file is left.
     """
     with replacing(path, private=private) as temporary, temporary.open("wb") as file:
         file.writelines(content)
@@ -185,7 +185,7 @@ def open_log(path: Path) -> TextIO:
     """Opens a text file to append to; only this user may read it, and it must not be a link.
 
     Raises:
-        StorageError: it is no regular file, or the system refused.
+        StorageError: it is not a regular file, or cannot be read.
     """
     flags = os.O_WRONLY | os.O_CREAT | os.O_APPEND | os.O_NOFOLLOW | os.O_NONBLOCK | os.O_CLOEXEC
     with translate_os_errors("write", path):
@@ -210,14 +210,14 @@ def _check_regular(verb: str, path: Path, descriptor: int) -> int:
 
 
 def make_directory(path: Path, *, private: bool = False) -> None:
-    """Makes a directory inside one that exists, unless it is there; a link in its place is refused.
+    """Makes a directory inside one that exists, unless it is there; a link in its place is rejected.
 
     Args:
         path: the directory.
         private: whether only this user may look into it, if it is made here.
 
     Raises:
-        StorageError: it is a link or a file, or the system refused.
+        StorageError: it is a link or a file, or cannot be made.
     """
     check_directory(path)
     with translate_os_errors("create", path):

@@ -35,7 +35,7 @@ class CfelError(Exception):
     """Root of the tree."""
 
 
-def reason(error: Exception) -> str:
+def describe_error(error: Exception) -> str:
     """An exception's message, without the number and the path that an `OSError` adds."""
     return (error.strerror if isinstance(error, OSError) else None) or str(error)
 

@@ -25,15 +25,15 @@ class CodePolicy:
     """Whether names may stand for code from outside the package.
 
     Attributes:
-        refusal: why only built-in names work, and what to do about it; empty where any name does.
+        reason: why only built-in names work, and what to do about it; empty where any name does.
     """
 
-    refusal: str
+    reason: str
 
     def check(self, kind: str, name: str) -> None:
         """Raises an `InputError` if this name, which is not built in, must not be loaded."""
-        if self.refusal:
-            raise InputError(f"{kind}: {show(name)} is not built in, and {self.refusal}")
+        if self.reason:
+            raise InputError(f"{kind}: {show(name)} is not built in, and {self.reason}")
 
 
 ANY_CODE = CodePolicy("")

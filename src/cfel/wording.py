@@ -22,7 +22,7 @@ def show(value: object) -> str:
     try:
         text = repr(value)
     except (ValueError, RecursionError):
-        # Python refuses to write out whole numbers of thousands of digits.
+        # Python does not write out whole numbers of thousands of digits.
         return f"a huge {type(value).__name__}"
     return shorten(text)
 

@@ -25,10 +25,10 @@ class Answer:
     @property
     def document(self) -> Any:
         """Standard output as JSON; anything beside the document makes this fail."""
-        return json.loads(self.out, parse_constant=_refuse)
+        return json.loads(self.out, parse_constant=_reject)
 
 
-def _refuse(word: str) -> None:
+def _reject(word: str) -> None:
     raise ValueError(word)
 
 

@@ -125,8 +125,8 @@ def test_theory_of_a_run(run: Run, tmp_path: Path) -> None:
     assert "4 edge rounds in 2 logged rounds" in answer.out
     assert "violated in 2 of 2 rounds: by the plans in 2" in answer.out
     assert max(map(len, answer.out.splitlines())) <= 80
-    refused = run("theory", path, "--set", "rounds.edge=1")
-    assert (refused.code, refused.out) == (2, "")
+    rejected = run("theory", path, "--set", "rounds.edge=1")
+    assert (rejected.code, rejected.out) == (2, "")
 
 
 def test_theory_when_the_condition_holds(run: Run, write: Write) -> None:
@@ -148,7 +148,7 @@ def test_theory_when_the_condition_holds(run: Run, write: Write) -> None:
         (["--set", "scheme.name=hcf"], "scheme: unknown 'hcf'; did you mean 'hcef'?"),
     ],
 )
-def test_theory_refuses(run: Run, write: Write, options: list[object], message: str) -> None:
+def test_theory_rejects(run: Run, write: Write, options: list[object], message: str) -> None:
     answer = run("theory", write("e.toml", "rounds.edge = 1\n"), *options)
     assert (answer.code, answer.out) == (2, "")
     assert message in answer.err

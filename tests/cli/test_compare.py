@@ -100,7 +100,7 @@ def test_compare_resumes(run: Run, compared: Path, tmp_path: Path) -> None:
         (["--set", "rounds.glbal=1"], "[rounds]: unknown 'glbal'"),
     ],
 )
-def test_compare_refuses_at_once(run: Run, tmp_path: Path, options: list[str], message: str) -> None:
+def test_compare_rejects_at_once(run: Run, tmp_path: Path, options: list[str], message: str) -> None:
     """Before the first run begins, whichever part is wrong."""
     answer = run("compare", TINY, "--out", tmp_path / "table", *options)
     assert (answer.code, answer.out) == (2, "")

@@ -21,7 +21,7 @@ EXAMPLE = Path(__file__).parents[2] / "examples" / "tiny.toml"
 @pytest.mark.usefixtures("no_figures")
 @pytest.mark.timeout(240)
 def test_up_and_status(run: Run, tmp_path: Path) -> None:
-    """A whole federation, a refusal to run over it, and the silence afterwards."""
+    """A whole federation, no second run over it, and the silence afterwards."""
     out = tmp_path / "run"
     short = ("--set", "rounds.global=1", "--set", "deployment.election_seconds=1.5", "--json")
     answer = run("up", EXAMPLE, "--out", out, *short)
@@ -82,14 +82,14 @@ def test_certs_that_exist_are_left_alone(run: Run, tmp_path: Path) -> None:
 @pytest.mark.parametrize("option", ["--renew", "--revoke"])
 def test_renewing_and_revoking_make_nothing_new(run: Run, tmp_path: Path, option: str) -> None:
     out = tmp_path / "certificates"
-    refused = run("certs", "--out", out, option, "device-0")
-    assert (refused.code, out.exists()) == (1, False)
-    assert "holds no certificate authority" in refused.err
+    rejected = run("certs", "--out", out, option, "device-0")
+    assert (rejected.code, out.exists()) == (1, False)
+    assert "holds no certificate authority" in rejected.err
     assert run("certs", "--out", out, "--devices", 1).code == 0
     before = sorted(out.iterdir())
-    refused = run("certs", "--out", out, option, "device-9")
-    assert (refused.code, sorted(out.iterdir())) == (2, before)
-    assert "device-9: " in refused.err
+    rejected = run("certs", "--out", out, option, "device-9")
+    assert (rejected.code, sorted(out.iterdir())) == (2, before)
+    assert "device-9: " in rejected.err
 
 
 def test_who_is_revoked_and_renewed_at_once_has_a_good_certificate(run: Run, tmp_path: Path) -> None:
@@ -101,9 +101,9 @@ def test_who_is_revoked_and_renewed_at_once_has_a_good_certificate(run: Run, tmp
 
 @pytest.mark.parametrize("hours", ["inf", "0", "1e9", "a"])
 def test_lifetimes_that_cannot_be(run: Run, tmp_path: Path, hours: str) -> None:
-    refused = run("certs", "--out", tmp_path / "c", "--devices", 1, "--hours", hours)
-    assert (refused.code, (tmp_path / "c").exists()) == (2, False)
-    assert f"argument --hours: '{hours}': must be a number" in refused.err
+    rejected = run("certs", "--out", tmp_path / "c", "--devices", 1, "--hours", hours)
+    assert (rejected.code, (tmp_path / "c").exists()) == (2, False)
+    assert f"argument --hours: '{hours}': must be a number" in rejected.err
 
 
 def test_node_files(tmp_path: Path) -> None:

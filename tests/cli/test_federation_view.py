@@ -48,7 +48,7 @@ def status(states: tuple[str, str]) -> Status:
         term=7,
         coordinator="edge-1",
         clusters=(ClusterStatus(cluster=0, size=2, devices=devices), ClusterStatus(cluster=1)),
-        refused=(("too large", 4),),
+        rejected=(("too large", 4),),
     )
 
 

@@ -1,4 +1,4 @@
-"""Directories that somebody else sent: they run no code, write to no other file and are refused by name."""
+"""Directories that somebody else sent: they run no code, write to no other file and are rejected by name."""
 
 import os
 import re
@@ -259,7 +259,7 @@ def test_models_are_for_their_owner(finished: Path) -> None:
         ('name="a\\u001b[31mb"', "name = 'a\\x1b[31mb': must not contain control characters"),
     ],
 )
-def test_huge_numbers_are_refused(run: Run, change: str, message: str) -> None:
+def test_huge_numbers_are_rejected(run: Run, change: str, message: str) -> None:
     answer = run("theory", TINY, "--set", change)
     assert answer.code == 2
     assert message in answer.err

@@ -1,4 +1,4 @@
-"""What `cfel plan` refuses: the message names the file, the place, the value and what is allowed."""
+"""What `cfel plan` rejects: the message names the file, the place, the value and what is allowed."""
 
 import json
 import os
@@ -17,7 +17,7 @@ DEVICE: dict[str, Any] = {"mu": 1, "alpha": 1, "nu": 1, "power": 1, "cluster": 0
 COLUMNS: dict[str, Any] = {key: [value] * 2 for key, value in DEVICE.items()}
 
 
-def refused(run: Run, file: Path, *options: object) -> str:
+def rejected(run: Run, file: Path, *options: object) -> str:
     """The message without the folder and the word in front; nothing may be on standard output."""
     answer = run("plan", file, *options)
     assert (answer.code, answer.out) == (2, "")
@@ -59,7 +59,7 @@ def refused(run: Run, file: Path, *options: object) -> str:
     ],
 )
 def test_tables(run: Run, write: Write, text: str, message: str) -> None:
-    assert refused(run, write("f.csv", text)) == message
+    assert rejected(run, write("f.csv", text)) == message
 
 
 def list_of(**changed: Any) -> dict[str, Any]:
@@ -121,36 +121,36 @@ def list_of(**changed: Any) -> dict[str, Any]:
     ],
 )
 def test_documents(run: Run, write: Write, document: object, message: str) -> None:
-    assert refused(run, write("f.json", json.dumps(document))) == f"f.json: {message}"
+    assert rejected(run, write("f.json", json.dumps(document))) == f"f.json: {message}"
 
 
 def test_unknown_keys_name_the_nearest(run: Run, write: Write) -> None:
-    message = refused(run, write("f.json", json.dumps({**list_of(), "time_cp": 5})))
+    message = rejected(run, write("f.json", json.dumps({**list_of(), "time_cp": 5})))
     assert message.startswith("f.json: top level: unknown 'time_cp'; did you mean 'time_cap'? (allowed: ")
-    message = refused(run, write("f.json", json.dumps({"devices": {**COLUMNS, "powr": [1, 1]}})))
+    message = rejected(run, write("f.json", json.dumps({"devices": {**COLUMNS, "powr": [1, 1]}})))
     assert message.startswith("f.json: devices: unknown 'powr'; did you mean 'power'? (allowed: alpha, ")
 
 
 def test_parquet(run: Run, tmp_path: Path) -> None:
     file = tmp_path / "f.parquet"
     pa_parquet.write_table(pa.table({**COLUMNS, "nu": [1.0, float("nan")]}), file)
-    assert refused(run, file) == "f.parquet, row 2, column 'nu': nan: must be a finite number ≥ 0"
+    assert rejected(run, file) == "f.parquet, row 2, column 'nu': nan: must be a finite number ≥ 0"
     pa_parquet.write_table(pa.table({key: COLUMNS[key] for key in ("mu", "nu", "power", "cluster")}), file)
-    assert refused(run, file).startswith("f.parquet: column 'alpha' is missing")
+    assert rejected(run, file).startswith("f.parquet: column 'alpha' is missing")
     pa_parquet.write_table(pa.table(COLUMNS).slice(0, 0), file)
-    assert refused(run, file) == "f.parquet: has a heading but no rows; must have at least 1"
+    assert rejected(run, file) == "f.parquet: has a heading but no rows; must have at least 1"
 
 
 @pytest.mark.parametrize("text", ["", "{", "[" * 100_000])
 def test_bad_json(run: Run, write: Write, text: str) -> None:
-    assert refused(run, write("f.json", text)).startswith("f.json: cannot be read: ")
+    assert rejected(run, write("f.json", text)).startswith("f.json: cannot be read: ")
 
 
 @pytest.mark.parametrize("name", ["f.csv", "f.json", "f.parquet", "folder"])
 def test_no_file_or_a_folder(run: Run, tmp_path: Path, name: str) -> None:
-    assert refused(run, tmp_path / name).startswith(f"{name}: cannot be read: ")
+    assert rejected(run, tmp_path / name).startswith(f"{name}: cannot be read: ")
     (tmp_path / name).mkdir()
-    message = refused(run, tmp_path / name)
+    message = rejected(run, tmp_path / name)
     assert message.startswith(f"{name}: cannot be read: ")
     assert "directory" in message
 
@@ -175,11 +175,11 @@ def test_no_file_or_a_folder(run: Run, tmp_path: Path, name: str) -> None:
     ],
 )
 def test_options_that_do_not_go(run: Run, one: Path, options: list[object], message: str) -> None:
-    assert refused(run, one, *options) == message
+    assert rejected(run, one, *options) == message
 
 
 def test_an_experiment_in_place_of_a_fleet(run: Run, write: Write) -> None:
-    message = refused(run, write("f.toml", "seed = 1"))
+    message = rejected(run, write("f.toml", "seed = 1"))
     assert message == "f.toml: is not a table of devices: must be .csv, .parquet or .json"
 
 
@@ -187,10 +187,10 @@ def test_an_option_against_the_file(run: Run, write: Write) -> None:
     """What is wrong is the option, for the second device; what the file says is not blamed."""
     file = write("f.csv", f"{HEAD},rho_max\n1,1,1,1,0,1\n1,1,1,1,0,0.2\n")
     assert (
-        refused(run, file, "--rho-min", 0.5) == "--rho-min = 0.5: must be ≤ rho_max, which is 0.2 (device 1)"
+        rejected(run, file, "--rho-min", 0.5) == "--rho-min = 0.5: must be ≤ rho_max, which is 0.2 (device 1)"
     )
     negative = write("g.json", json.dumps({**list_of(), "g2": -1}))
-    assert refused(run, negative, "--sigma2", 1) == "g.json: g2 = -1: must be a finite number ≥ 0"
+    assert rejected(run, negative, "--sigma2", 1) == "g.json: g2 = -1: must be a finite number ≥ 0"
 
 
 def test_clusters_beyond_the_devices(run: Run, write: Write) -> None:
@@ -202,7 +202,7 @@ def test_clusters_beyond_the_devices(run: Run, write: Write) -> None:
 
 
 def test_a_table_that_cannot_be_written(run: Run, one: Path, tmp_path: Path) -> None:
-    assert refused(run, one, "--csv", tmp_path).startswith(f"{tmp_path}: cannot be written: ")
+    assert rejected(run, one, "--csv", tmp_path).startswith(f"{tmp_path}: cannot be written: ")
 
 
 @pytest.mark.parametrize(
@@ -229,14 +229,14 @@ def test_wrong_usage(run: Run, one: Path, options: list[str], message: str) -> N
 
 def test_a_pipe_is_not_waited_for(run: Run, tmp_path: Path) -> None:
     os.mkfifo(tmp_path / "devices.csv")
-    assert refused(run, tmp_path / "devices.csv") == "devices.csv: cannot be read: it is not a regular file"
+    assert rejected(run, tmp_path / "devices.csv") == "devices.csv: cannot be read: it is not a regular file"
 
 
 def test_a_small_table_that_would_take_gigabytes(run: Run, tmp_path: Path) -> None:
     """Thirty million equal devices, and a few with names of a megabyte."""
     columns = {name: pa.repeat(1.0, 30_000_000) for name in ("mu", "alpha", "nu", "power")}
     pq.write_table(pa.table({**columns, "cluster": pa.repeat("a", 30_000_000)}), tmp_path / "d.parquet")
-    assert "d.parquet: its 30,000,000 rows would take more than" in refused(run, tmp_path / "d.parquet")
+    assert "d.parquet: its 30,000,000 rows would take more than" in rejected(run, tmp_path / "d.parquet")
     columns = {name: pa.repeat(1.0, 1000) for name in ("mu", "alpha", "nu", "power")}
     pq.write_table(pa.table({**columns, "cluster": pa.repeat("a" * 10**6, 1000)}), tmp_path / "d.parquet")
-    assert "column 'cluster': has a text of more than 10,000 bytes" in refused(run, tmp_path / "d.parquet")
+    assert "column 'cluster': has a text of more than 10,000 bytes" in rejected(run, tmp_path / "d.parquet")

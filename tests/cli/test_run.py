@@ -86,7 +86,7 @@ def test_one_document(run: Run, tmp_path: Path) -> None:
 
 @pytest.mark.usefixtures("no_figures")
 def test_a_run_in_the_way(run: Run, done: Path, tmp_path: Path) -> None:
-    """Left as it is without --resume; with it, nothing is left to do; another experiment is refused."""
+    """Left as it is without --resume; with it, nothing is left to do; another experiment is rejected."""
     out = shutil.copytree(done, tmp_path / "run")
     log = (out / "rounds.jsonl").read_bytes()
     answer = run("run", TINY, "--out", out, *SHORT)

@@ -1,4 +1,4 @@
-"""`cfel watch`: serves until Ctrl-C, and refuses what it must."""
+"""`cfel watch`: serves until Ctrl-C, and rejects what it must."""
 
 import json
 import os
@@ -41,12 +41,12 @@ def test_it_serves_until_interrupted(tmp_path: Path) -> None:
     assert (process.returncode, errors) == (0, "")
 
 
-def test_it_refuses(run: Run, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_it_rejects(run: Run, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.delenv("CFEL_DASHBOARD_TOKEN", raising=False)
     answer = run("watch", tmp_path / "none")
     assert (answer.code, answer.out) == (1, "")
     assert "none is not a directory" in answer.err
-    answer = run("watch", tmp_path, "--host", "0.0.0.0")  # noqa: S104 — refused
+    answer = run("watch", tmp_path, "--host", "0.0.0.0")  # noqa: S104 — rejected
     assert (answer.code, answer.out) == (2, "")
     assert "needs a token" in answer.err
     monkeypatch.setenv("CFEL_DASHBOARD_TOKEN", "short")

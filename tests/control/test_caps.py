@@ -75,7 +75,7 @@ def test_what_one_round_saves_the_later_ones_may_spend() -> None:
 
 
 @pytest.mark.parametrize(("global_round", "edge_round"), [(4, 0), (0, 5), (-1, 0), (0, -1)])
-def test_round_outside_the_run_is_refused(global_round: int, edge_round: int) -> None:
+def test_round_outside_the_run_is_rejected(global_round: int, edge_round: int) -> None:
     with pytest.raises(InputError, match=r"must lie within \(0, 0\) … \(3, 4\)"):
         round_caps(Budget(), open_ledger(1), ROUNDS, global_round, edge_round, np.zeros(1))
 

@@ -47,7 +47,7 @@ def test_what_survives_an_exchange() -> None:
     assert Gossip(reach="everybody").survives(0.8) == 0
 
 
-def test_refuses_nonsense() -> None:
+def test_rejects_nonsense() -> None:
     with pytest.raises(InputError, match=r"gossip\.steps = 0"):
         Gossip(steps=0)
     with pytest.raises(InputError, match=r"'size'.*samples"):

@@ -1,4 +1,4 @@
-"""A round problem refuses bad numbers and says which, where and what is allowed."""
+"""A round problem rejects bad numbers and says which, where and what is allowed."""
 
 from typing import Any
 

@@ -1,4 +1,4 @@
-"""A solution proves itself: a plan over a limit is refused, the rest is computed again."""
+"""A solution proves itself: a plan over a limit is rejected, the rest is computed again."""
 
 from dataclasses import replace
 
@@ -21,25 +21,25 @@ def prove_uniform(problem: RoundProblem, rho: float, theta: float) -> Solution:
     )
 
 
-def test_plan_over_a_time_cap_is_refused() -> None:
+def test_plan_over_a_time_cap_is_rejected() -> None:
     problem = paper_problem(0, CIFAR, devices=4, energy_cap=np.inf)
     with pytest.raises(SolverDefectError, match="seconds"):
         prove_uniform(problem, 1.0, 1.0)
 
 
-def test_plan_over_the_energy_cap_is_refused() -> None:
+def test_plan_over_the_energy_cap_is_rejected() -> None:
     problem = paper_problem(0, CIFAR, devices=4, time_cap=np.inf)
     with pytest.raises(SolverDefectError, match="joules"):
         prove_uniform(problem, 1.0, 1.0)
 
 
-def test_plan_over_a_battery_is_refused() -> None:
+def test_plan_over_a_battery_is_rejected() -> None:
     problem = paper_problem(0, CIFAR, devices=2, share=2.0, battery=np.array([np.inf, 1.0]))
     with pytest.raises(SolverDefectError, match=r"battery of .* at entry 1"):
         prove_uniform(problem, 1.0, 1.0)
 
 
-def test_plan_that_is_not_a_number_is_refused() -> None:
+def test_plan_that_is_not_a_number_is_rejected() -> None:
     with pytest.raises(SolverDefectError):
         prove_uniform(paper_problem(0, CIFAR, devices=2, share=2.0), np.nan, 1.0)
 

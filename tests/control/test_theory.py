@@ -103,7 +103,7 @@ def test_thin_backhaul_asks_for_smaller_steps() -> None:
     assert limits == sorted(limits, reverse=True)
 
 
-def test_no_plans_are_refused() -> None:
+def test_no_plans_are_rejected() -> None:
     with pytest.raises(InputError, match="at least one edge round"):
         theorem_1(LANDSCAPE, ROUNDS, 0.0, [])
 
@@ -118,7 +118,7 @@ def test_no_plans_are_refused() -> None:
         ("g2", np.inf),
     ],
 )
-def test_bad_landscape_is_refused(field: str, value: float) -> None:
+def test_bad_landscape_is_rejected(field: str, value: float) -> None:
     fields = {
         name: getattr(LANDSCAPE, name)
         for name in ("smoothness", "initial_gap", "sigma2", "g2", "learning_rate")

@@ -51,7 +51,7 @@ def test_json_changes_nothing(ledger: Ledger) -> None:
     assert Ledger.from_dict(json.loads(json.dumps(ledger.to_dict()))) == ledger
 
 
-def test_bad_ledgers_are_refused() -> None:
+def test_bad_ledgers_are_rejected() -> None:
     good = open_ledger(2).to_dict()
     with pytest.raises(InputError, match="ledger: unknown 'second'; did you mean 'seconds'"):
         Ledger.from_dict({**good, "second": 1.0})

@@ -74,7 +74,7 @@ class Page:
         return answer
 
     def _note(self, event: dict[str, Any]) -> None:
-        """Remembers uncaught errors and what the browser refused, a violated policy among it."""
+        """Remembers uncaught errors and what the browser blocked, a violated policy among it."""
         if event.get("method") == "Runtime.exceptionThrown":
             self.complaints.append(str(event["params"]["exceptionDetails"]))
         if event.get("method") == "Log.entryAdded" and event["params"]["entry"]["level"] == "error":

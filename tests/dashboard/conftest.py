@@ -88,7 +88,7 @@ def federation(done: int = 12, clusters: int = 8, each: int = 8, rounds: int = 4
             )
             for number in range(1, done + 1)
         ),
-        refused=(("not finite", 3), ("wrong round", 11), (EVIL, 1)),
+        rejected=(("not finite", 3), ("wrong round", 11), (EVIL, 1)),
         elections=(
             ElectionEvent(unix_seconds=1_790_000_000.0, term=1, kind="elected", node="edge-5"),
             ElectionEvent(unix_seconds=1_790_000_100.0, term=3, kind="no-majority", node="edge-1"),

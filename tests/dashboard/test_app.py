@@ -167,7 +167,7 @@ def test_hosts_that_are_served(host: str, scene: Scene) -> None:
 @pytest.mark.parametrize(
     "host", ["evil.example", "127.0.0.1.evil.example", "localhost.evil.example", "", "a b"]
 )
-def test_rebound_names_are_refused(address: str, host: str) -> None:
+def test_rebound_names_are_rejected(address: str, host: str) -> None:
     for path in ("/", "/status.json", "/events", "/healthz"):
         answer = ask(address, path, Host=host)
         assert (answer.code, "harbour" in answer.text) == (421, False)
@@ -226,7 +226,7 @@ def test_the_login_is_closed_without_a_token(address: str) -> None:
 @pytest.mark.parametrize(
     "token", ["", "short", "with space in the middle", "übermäßig-lange-token", "a" * 20 + "\n"]
 )
-def test_tokens_that_are_refused(scene: Scene, token: str) -> None:
+def test_tokens_that_are_rejected(scene: Scene, token: str) -> None:
     with pytest.raises(InputError, match="dashboard token: ") as caught:
         dashboard_app(scene.now, 1.0, token)
     assert not token or token not in str(caught.value)

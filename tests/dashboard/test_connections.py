@@ -149,13 +149,13 @@ def test_without_descriptors_it_waits(
     async def play() -> int:
         calls = 0
 
-        async def refuse(_: socket.socket) -> tuple[socket.socket, object]:
+        async def reject(_: socket.socket) -> tuple[socket.socket, object]:
             nonlocal calls
             calls += 1
             raise OSError(errno.EMFILE, "Too many open files")
 
         loop = asyncio.get_running_loop()
-        monkeypatch.setattr(loop, "sock_accept", refuse)
+        monkeypatch.setattr(loop, "sock_accept", reject)
         with socket.create_server(("127.0.0.1", 0)) as listener:
             task = asyncio.create_task(Connections(listener, asyncio.Protocol, None, 8).run())
             await asyncio.sleep(0.3)

@@ -30,7 +30,7 @@ async def enter(host: str, port: int = 0, token: str | None = None, **more: Path
         return address
 
 
-@pytest.mark.parametrize("host", ["0.0.0.0", "::", "192.0.2.1"])  # noqa: S104 — refused
+@pytest.mark.parametrize("host", ["0.0.0.0", "::", "192.0.2.1"])  # noqa: S104 — rejected
 def test_beyond_loopback_a_token_is_needed(host: str) -> None:
     with pytest.raises(InputError, match="can be reached from other machines and needs a token"):
         asyncio.run(enter(host))

@@ -229,7 +229,7 @@ async def opened(certificates: Path, **limits: Any) -> AsyncIterator[OpenServer]
 
 
 @pytest.mark.parametrize("name", KINDS)
-def test_refused_counted_and_nobody_else_notices(certificates: Path, name: str) -> None:
+def test_rejected_counted_and_nobody_else_notices(certificates: Path, name: str) -> None:
     kind = KINDS[name]
 
     async def play() -> None:
@@ -252,7 +252,7 @@ def test_refused_counted_and_nobody_else_notices(certificates: Path, name: str) 
 
 
 def test_replay_and_claims_to_be_somebody_else(certificates: Path) -> None:
-    """A copy in the round is acknowledged and not used; after it, refused. The certificate says who sends."""
+    """A copy in the round is acknowledged and not used; later, rejected. The certificate says who sends."""
     posing = header(device=5)
 
     async def play() -> None:
@@ -297,7 +297,7 @@ def test_slow_loris_is_cut_off_and_a_slow_link_is_not(certificates: Path) -> Non
     asyncio.run(play())
 
 
-def test_whoever_dies_in_the_middle_is_not_counted_as_refused(certificates: Path) -> None:
+def test_whoever_dies_in_the_middle_is_not_counted_as_rejected(certificates: Path) -> None:
     async def cut_off() -> AsyncIterator[bytes]:
         yield FIRST
         await asyncio.sleep(15)
@@ -317,7 +317,7 @@ def test_whoever_dies_in_the_middle_is_not_counted_as_refused(certificates: Path
 
 
 def test_a_flood_is_told_to_come_later_and_others_are_served(certificates: Path) -> None:
-    """5 calls a second, 10 at once: of 50 within some seconds many are refused, and all of these counted."""
+    """5 calls a second, 10 at once: of 50 within some seconds many are rejected, and all of these counted."""
 
     async def play() -> None:
         async with opened(certificates, calls_per_second=5.0) as server:

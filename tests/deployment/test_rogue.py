@@ -1,4 +1,4 @@
-"""A device that misbehaves with a valid certificate: refused, counted, left out; the others go on."""
+"""A device that misbehaves with a valid certificate: rejected, counted, left out; the others go on."""
 
 import asyncio
 from dataclasses import replace
@@ -82,9 +82,9 @@ def test_rubbish_costs_the_others_nothing(tmp_path: Path, quarantine_after: int)
             rogue.cancel()
             return federation.records(), federation.edges[2].devices.rejected[5]
 
-    lines, refused = asyncio.run(play())
+    lines, rejected = asyncio.run(play())
     assert [line.devices_taking_part for line in lines] == [5] * 4
-    assert refused == (quarantine_after or 5)
+    assert rejected == (quarantine_after or 5)
     assert all(line.wall_seconds < 60 for line in lines)
     assert reasons
 

@@ -306,7 +306,7 @@ CLASSES = 'fleet.conditions = {kind = "classes", flops_per_sample = 1.0, '
         ("rounds =", "cannot be read: Invalid value"),
     ],
 )
-def test_refused_with_key_and_value(tmp_path: Path, text: str, message: str) -> None:
+def test_rejected_with_key_and_value(tmp_path: Path, text: str, message: str) -> None:
     with pytest.raises(ExperimentError) as caught:
         loaded(tmp_path, text)
     assert str(caught.value).startswith(f"{tmp_path / 'experiment.toml'}: ")

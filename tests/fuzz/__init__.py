@@ -1,1 +1,1 @@
-"""Fuzzing: run directories and wire messages, changed at random until something is not refused by name."""
+"""Fuzzing: run directories and wire messages, changed at random until something is not rejected by name."""

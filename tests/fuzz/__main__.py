@@ -1,4 +1,4 @@
-"""`make fuzz`: makes cases until its time is up, and prints what was not refused by name.
+"""`make fuzz`: makes cases until its time is up, and prints what was not rejected by name.
 
 python -m tests.fuzz --seconds 60            bounded, as in CI
 python -m tests.fuzz --seconds 0             until Ctrl-C

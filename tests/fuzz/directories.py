@@ -1,4 +1,4 @@
-"""Run directories with one file changed: every command on them succeeds, or refuses with one message."""
+"""Run directories with one file changed: every command on them succeeds, or rejects with one message."""
 
 import base64
 import hashlib

@@ -1,4 +1,4 @@
-"""Device tables, changed at random: `cfel plan` plans for them or refuses them with one message."""
+"""Device tables, changed at random: `cfel plan` plans for them or rejects them with one message."""
 
 import io
 import json

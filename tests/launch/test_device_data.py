@@ -128,7 +128,7 @@ def test_samples_that_cannot_be_read(tmp_path: Path) -> None:
         ("(torch.zeros(3, 1, 8, 8, dtype=torch.uint8), torch.zeros(2, dtype=torch.int64))", "3 train inputs"),
     ],
 )
-def test_what_does_not_fit_is_refused(
+def test_what_does_not_fit_is_rejected(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, given: str, reason: str
 ) -> None:
     name = f"wrong_{zlib.crc32(given.encode())}"

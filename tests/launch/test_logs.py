@@ -50,11 +50,11 @@ def fail() -> None:
 
 def test_a_peer_cannot_forge_lines_nor_reach_the_terminal() -> None:
     logger, written = a_logger(Clock(), TextLines())
-    logger.warning("refused: %s", FORGED)
+    logger.warning("rejected: %s", FORGED)
     log_failure(logger)
     lines = written.getvalue().splitlines()
     assert [line for line in lines if not line.startswith("    ")] == [lines[0], lines[1]]
-    assert lines[0].endswith(r"refused: x\n2026-01-01 00:00:00,000 INFO cfel: all is well\x1b[2J\ud800")
+    assert lines[0].endswith(r"rejected: x\n2026-01-01 00:00:00,000 INFO cfel: all is well\x1b[2J\ud800")
     assert "\x1b" not in written.getvalue()
     written.getvalue().encode()
 
@@ -62,7 +62,7 @@ def test_a_peer_cannot_forge_lines_nor_reach_the_terminal() -> None:
 def test_json_lines() -> None:
     logger, written = a_logger(Clock(), JsonLines())
     logger.info("round %d", 3)
-    logger.warning("refused: %s", FORGED)
+    logger.warning("rejected: %s", FORGED)
     log_failure(logger)
     documents = [json.loads(line) for line in written.getvalue().splitlines()]
     assert [each["level"] for each in documents] == ["info", "warning", "error"]

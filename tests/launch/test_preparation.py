@@ -52,7 +52,7 @@ def test_ipv6(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize("name", ["nodes", "certificates", "nodes/edge-1", "nodes/device-0"])
-def test_a_linked_directory_is_refused(tmp_path: Path, name: str) -> None:
+def test_a_linked_directory_is_rejected(tmp_path: Path, name: str) -> None:
     """As in a directory that somebody else sent, and that is resumed."""
     (tmp_path / "elsewhere").mkdir()
     (tmp_path / "run" / name).parent.mkdir(parents=True)

@@ -245,14 +245,14 @@ def test_of_two_devices_the_shorter_update_is_the_measure() -> None:
     assert made.parameters.tolist() == [1.5, 2.0]
 
 
-def test_what_does_not_fit_is_refused() -> None:
-    refused: tuple[tuple[dict[str, Any], str], ...] = (
+def test_what_does_not_fit_is_rejected() -> None:
+    rejected: tuple[tuple[dict[str, Any], str], ...] = (
         ({"kind": "medain"}, "did you mean 'median'"),
         ({"trim": 0.5}, "less than 0.5"),
         ({"trim": -0.1}, "aggregation.trim"),
         ({"clip": 0.0}, "aggregation.clip"),
     )
-    for bad, complaint in refused:
+    for bad, complaint in rejected:
         with pytest.raises(InputError, match=complaint):
             AggregationParameters(**bad)
     odd = replace(FIVE[2], update=SparseUpdate(9, torch.tensor([1], dtype=torch.int32), torch.ones(1)))

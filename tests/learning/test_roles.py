@@ -299,7 +299,7 @@ def test_aggregation_does_not_depend_on_the_order_of_arrival() -> None:
     assert len(digests) == 1
 
 
-def test_aggregation_refuses_what_does_not_fit() -> None:
+def test_aggregation_rejects_what_does_not_fit() -> None:
     with pytest.raises(InputError, match="report of device 3: 4 entries, the model has 5"):
         edge_aggregate(FlatModel(torch.ones(5), torch.zeros(0)), [_report(3, [1.0, 1.0])])
     with pytest.raises(InputError, match="device 3 must have a positive number, got nan"):
@@ -349,7 +349,7 @@ def test_gossip_keeps_the_weighted_mean_and_contracts_by_zeta(sizes: list[int]) 
     assert buffers == pytest.approx(float(pi @ np.arange(5)), rel=1e-5)
 
 
-def test_gossip_refuses_a_matrix_of_another_size() -> None:
+def test_gossip_rejects_a_matrix_of_another_size() -> None:
     with pytest.raises(InputError, match=r"shape \(2, 2\) for 1 edge models"):
         gossip_mix([FlatModel(torch.ones(2), torch.zeros(0))], np.eye(2))
 
@@ -379,7 +379,7 @@ def test_gossip_and_digests_use_no_more_threads_than_workers(
 @pytest.mark.parametrize(
     ("field", "value"), [("rho", 1.2), ("rho", float("nan")), ("theta", 0.0), ("tau", 0)]
 )
-def test_a_bad_order_is_refused(field: str, value: float, order: Make) -> None:
+def test_a_bad_order_is_rejected(field: str, value: float, order: Make) -> None:
     with pytest.raises(InputError, match=f"{field} of device 0"):
         order(FlatModel(torch.ones(2), torch.zeros(0)), **{field: value})
 
@@ -465,7 +465,7 @@ def test_device_names(digits_task: Task, workspace: Build) -> None:
     assert scratch.device.type == ("cuda" if torch.cuda.is_available() else "cpu")
 
 
-def test_a_device_without_samples_is_refused(digits_task: Task) -> None:
+def test_a_device_without_samples_is_rejected(digits_task: Task) -> None:
     with pytest.raises(InputError, match="at least one sample"):
         DeviceData(digits_task.data, np.asarray([], dtype=np.int64))
     with pytest.raises(InputError, match="evaluate_samples"):

@@ -6,7 +6,7 @@ import pytest
 
 from cfel.errors import RunDirectoryError
 from cfel.experiment import experiment_toml
-from cfel.rounds.run_directory import create_run, describe_run, open_run, refuse_other_experiment
+from cfel.rounds.run_directory import create_run, describe_run, open_run, reject_other_experiment
 from cfel.runlog import RunDirectory
 from tests.simulation.drive import tiny
 
@@ -22,9 +22,9 @@ def write(path: Path) -> Path:
 def test_threads_and_ray_may_take_turns(tmp_path: Path) -> None:
     """They compute the same bits; the batched engine does not."""
     path = write(tmp_path / "run")
-    refuse_other_experiment(path, TEXT.replace('engine = "threads"', 'engine = "ray"'))
+    reject_other_experiment(path, TEXT.replace('engine = "threads"', 'engine = "ray"'))
     with pytest.raises(RunDirectoryError, match=r"simulation.engine = 'threads', not 'batched'"):
-        refuse_other_experiment(path, TEXT.replace('engine = "threads"', 'engine = "batched"'))
+        reject_other_experiment(path, TEXT.replace('engine = "threads"', 'engine = "batched"'))
 
 
 @pytest.mark.parametrize("change", ["workers = 7", "checkpoint_every = 9"])
@@ -32,14 +32,14 @@ def test_keys_that_change_no_round_may_differ(tmp_path: Path, change: str) -> No
     key = change.split()[0]
     lines = [change if line.startswith(f"{key} =") else line for line in TEXT.splitlines()]
     assert "\n".join(lines) != TEXT
-    refuse_other_experiment(write(tmp_path / "run"), "\n".join(lines))
+    reject_other_experiment(write(tmp_path / "run"), "\n".join(lines))
 
 
 def test_further_keys_may_differ_where_the_caller_says_so(tmp_path: Path) -> None:
     path, other = write(tmp_path / "run"), TEXT.replace("seed = 0", "seed = 1")
     with pytest.raises(RunDirectoryError, match="seed = 0, not 1"):
-        refuse_other_experiment(path, other)
-    refuse_other_experiment(path, other, ["seed"])
+        reject_other_experiment(path, other)
+    reject_other_experiment(path, other, ["seed"])
 
 
 def test_a_run_is_created_once_and_then_resumed(tmp_path: Path) -> None:

@@ -100,12 +100,12 @@ def test_a_damaged_manifest_is_said(tmp_path: Path) -> None:
         ([[1], [1, 2]], "viewed as"),
     ],
 )
-def test_what_cannot_be_stored_is_refused_at_once(tensor: object, words: str) -> None:
+def test_what_cannot_be_stored_is_rejected_at_once(tensor: object, words: str) -> None:
     with pytest.raises(InputError, match=rf"tensors\['w'\].*{words}"):
         Checkpoint(0, {"w": tensor}, {})  # type: ignore[dict-item]
 
 
-def test_a_state_that_is_not_json_is_refused(tmp_path: Path) -> None:
+def test_a_state_that_is_not_json_is_rejected(tmp_path: Path) -> None:
     with pytest.raises(InputError, match="state: cannot be written as JSON"):
         write_checkpoint(tmp_path, Checkpoint(0, {}, {"a": object()}))
     assert read_checkpoint(tmp_path) is None

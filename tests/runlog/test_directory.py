@@ -1,4 +1,4 @@
-"""The run directory: made, read, gone on with, refused."""
+"""The run directory: made, read, gone on with, rejected."""
 
 import json
 import os
@@ -141,7 +141,7 @@ def test_a_missing_round_is_named(tmp_path: Path, make_run: MakeRun, make_record
         RunDirectory.open(tmp_path).records()
 
 
-def test_a_checkpoint_ahead_of_the_log_is_refused(
+def test_a_checkpoint_ahead_of_the_log_is_rejected(
     tmp_path: Path, make_run: MakeRun, make_record: MakeRecord
 ) -> None:
     """Somebody cut the log by hand: going on would leave a hole, so resume says so and changes nothing."""
@@ -203,7 +203,7 @@ def test_a_failed_checkpoint_does_not_hide_what_went_wrong_before(
         _fail_at_the_last_checkpoint(make_run(tmp_path / "b"), make_record(1), None)
 
 
-def test_two_writers_at_once_are_refused(tmp_path: Path, make_run: MakeRun) -> None:
+def test_two_writers_at_once_are_rejected(tmp_path: Path, make_run: MakeRun) -> None:
     with (
         make_run(tmp_path),
         pytest.raises(RunDirectoryError, match="another process is writing this run"),
@@ -212,7 +212,7 @@ def test_two_writers_at_once_are_refused(tmp_path: Path, make_run: MakeRun) -> N
     RunWriter.resume(tmp_path)[0].close()
 
 
-def test_a_newer_schema_is_refused_with_both_versions(tmp_path: Path, make_run: MakeRun) -> None:
+def test_a_newer_schema_is_rejected_with_both_versions(tmp_path: Path, make_run: MakeRun) -> None:
     make_run(tmp_path).close()
     environment = json.loads((tmp_path / "environment.json").read_text())
     (tmp_path / "environment.json").write_text(json.dumps({**environment, "schema": SCHEMA + 1, "new": 1}))
@@ -246,14 +246,14 @@ def test_what_is_missing_is_named(tmp_path: Path, make_run: MakeRun) -> None:
         RunDirectory.open(tmp_path).plan(7, 8)
 
 
-def test_a_plan_of_another_round_is_refused(
+def test_a_plan_of_another_round_is_rejected(
     tmp_path: Path, make_run: MakeRun, make_record: MakeRecord
 ) -> None:
     with make_run(tmp_path) as writer, pytest.raises(InputError, match=r"plan\.round: 2"):
         writer.append(make_record(1), plan_of(2))
 
 
-def test_columns_of_unequal_length_are_refused() -> None:
+def test_columns_of_unequal_length_are_rejected() -> None:
     columns = {
         name: np.zeros(2) for name in ("edge_round", "device", "cluster", "theta", "mu", "alpha", "nu")
     }
@@ -271,7 +271,7 @@ def test_columns_of_unequal_length_are_refused() -> None:
         ({"seconds_budget": -1.0}, "seconds_budget: -1.0"),
     ],
 )
-def test_a_fleet_that_does_not_fit_together_is_refused(changes: dict[str, object], words: str) -> None:
+def test_a_fleet_that_does_not_fit_together_is_rejected(changes: dict[str, object], words: str) -> None:
     good: dict[str, object] = {"cluster": (0, 1), "edges": ((0, 1),), "mixing": ((0.5, 0.5), (0.5, 0.5))}
     with pytest.raises(InputError, match=words):
         FleetDescription(**{**good, **changes})  # type: ignore[arg-type]

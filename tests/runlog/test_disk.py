@@ -1,4 +1,4 @@
-"""Real refusals of the operating system: a full disk, a read-only device, a file-size limit."""
+"""Real errors of the operating system: a full disk, a read-only device, a file-size limit."""
 
 import itertools
 import resource

@@ -92,13 +92,13 @@ def test_a_bad_value_is_named(
         ('{"round": 1}', "field 'accuracy' is missing"),
     ],
 )
-def test_a_line_that_is_no_record_is_refused(line: str, words: str) -> None:
+def test_a_line_that_is_no_record_is_rejected(line: str, words: str) -> None:
     with pytest.raises(InputError, match=words):
         RoundRecord.from_json_line(line)
 
 
 @pytest.mark.parametrize("name", ["violations", "feasible", "model_sha256"])
-def test_a_field_of_the_wrong_type_is_refused(make_record: Callable[..., RoundRecord], name: str) -> None:
+def test_a_field_of_the_wrong_type_is_rejected(make_record: Callable[..., RoundRecord], name: str) -> None:
     document = {**json.loads(make_record(1).to_json_line()), name: 7}
     with pytest.raises(InputError, match=f"{name}: 7"):
         RoundRecord.from_json_line(json.dumps(document))

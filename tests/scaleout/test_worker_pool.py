@@ -65,10 +65,10 @@ def test_a_job_that_kills_every_worker(fake_ray: "FakeRay") -> None:
 def test_what_a_worker_raises_is_raised_here(fake_ray: "FakeRay", monkeypatch: pytest.MonkeyPatch) -> None:
     from cfel.scaleout.worker import DeviceWorker
 
-    def refuse(*_: object) -> None:
+    def reject(*_: object) -> None:
         raise InputError("theta of device 3")
 
-    monkeypatch.setattr(DeviceWorker, "updates", refuse)
+    monkeypatch.setattr(DeviceWorker, "updates", reject)
     with pytest.raises(InputError, match="theta of device 3"):
         on_ray(REMEMBERING)
     assert fake_ray.calls > 0
@@ -91,7 +91,7 @@ def test_no_room_for_objects(fake_ray: "FakeRay", monkeypatch: pytest.MonkeyPatc
         on_ray(REMEMBERING)
 
 
-def test_other_versions_are_refused(fake_ray: "FakeRay", monkeypatch: pytest.MonkeyPatch) -> None:
+def test_other_versions_are_rejected(fake_ray: "FakeRay", monkeypatch: pytest.MonkeyPatch) -> None:
     from cfel.scaleout.worker import DeviceWorker, WorkerInfo
 
     monkeypatch.setattr(DeviceWorker, "ready", lambda _: WorkerInfo("there", 1, ("cfel 0.0", "torch 1.0")))

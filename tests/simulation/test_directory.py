@@ -1,4 +1,4 @@
-"""Runs in directories: checkpoints, breaking off, going on, and refusing what does not belong together."""
+"""Runs in directories: checkpoints, breaking off, going on, and rejecting what does not belong together."""
 
 import tomllib
 from collections.abc import Callable
@@ -134,7 +134,7 @@ def test_a_directory_is_not_run_over(tmp_path: Path) -> None:
     ],
     ids=str,
 )
-def test_another_experiment_is_refused(tmp_path: Path, change: dict[str, object], words: str) -> None:
+def test_another_experiment_is_rejected(tmp_path: Path, change: dict[str, object], words: str) -> None:
     """Before anything is touched."""
     path = tmp_path / "run"
     with pytest.raises(PowerCutError):
@@ -145,7 +145,7 @@ def test_another_experiment_is_refused(tmp_path: Path, change: dict[str, object]
     assert before == {file: file.read_bytes() for file in path.rglob("*") if file.is_file()}
 
 
-def test_a_damaged_experiment_is_refused(tmp_path: Path) -> None:
+def test_a_damaged_experiment_is_rejected(tmp_path: Path) -> None:
     path = tmp_path / "run"
     run_experiment(tiny(rounds={"global": 1}), path, RunOptions())
     (path / "experiment.toml").write_text("rounds =")

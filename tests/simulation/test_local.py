@@ -190,7 +190,7 @@ def _images(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setitem(sys.modules, "images", module)
 
 
-def test_batch_norm_refuses_to_be_batched() -> None:
+def test_batch_norm_cannot_be_batched() -> None:
     experiment = tiny(
         rounds={"global": 1},
         fleet={"devices": 2, "clusters": 1},

@@ -42,7 +42,7 @@ class _Served:
         gc.collect()
         return gc.isenabled()
 
-    def refuse(self) -> None:
+    def reject(self) -> None:
         """Fails as foreseen."""
         raise InputError("field: 3")
 
@@ -69,7 +69,7 @@ def test_calls_are_made_elsewhere() -> None:
 def test_failures_come_back() -> None:
     child = WorkerProcess(_Served())
     with pytest.raises(InputError, match="field: 3"):
-        child.call("refuse")
+        child.call("reject")
     with pytest.raises(DivergedError, match="it is nan") as caught:
         child.call("diverge")
     assert (caught.value.device, caught.value.edge_round, caught.value.cluster) == (4, 2, None)

@@ -1,4 +1,4 @@
-"""The snapshot: its document, there and back, and what it refuses."""
+"""The snapshot: its document, there and back, and what it rejects."""
 
 import json
 import math
@@ -35,7 +35,7 @@ WHOLE = Status(
     links=(Link(a=0, b=1, weight=0.5, up=False),),
     history=(POINT,),
     curves=(Curve(name="cef", history=(POINT,)),),
-    refused=(("wrong round", 2),),
+    rejected=(("wrong round", 2),),
     elections=(ElectionEvent(unix_seconds=5.0, term=3, kind="elected", node="edge-1"),),
 )
 
@@ -48,9 +48,9 @@ def test_there_and_back() -> None:
 def test_the_document() -> None:
     document = json.loads(WHOLE.to_json())
     assert list(document)[:4] == ["schema", "node", "name", "scheme"]
-    assert document["schema"] == 1
+    assert document["schema"] == 2
     assert document["name"] == "ä <b>"
-    assert document["refused"] == {"wrong round": 2}
+    assert document["rejected"] == {"wrong round": 2}
     assert document["clusters"][0]["devices"][0] == {
         "device": 0,
         "name": "",
@@ -76,11 +76,11 @@ def test_fields_of_a_later_version_are_passed_over() -> None:
         ("[]", "not a status document"),
         ("{}", "not a status document: 'schema'"),
         ("nonsense", "not a status document"),
-        ('{"schema": 2}', "schema: 2, but this cfel reads 1"),
-        ('{"schema": 1, "node": "x"}', "'clusters'"),
+        ('{"schema": 1}', "schema: 1, but this cfel reads 2"),
+        ('{"schema": 2, "node": "x"}', "'clusters'"),
     ],
 )
-def test_other_documents_are_refused(text: str, words: str) -> None:
+def test_other_documents_are_rejected(text: str, words: str) -> None:
     with pytest.raises(InputError, match=words):
         Status.from_json(text)
 
@@ -115,10 +115,10 @@ def test_a_metric_that_diverged_is_unknown() -> None:
         (Status, {"node": "x", "source": "tv"}, "source: unknown 'tv'"),
         (Status, {"node": "x", "round": True}, "round: True is not"),
         (Status, {"node": "x", "seconds": math.nan}, "seconds: nan is not"),
-        (Status, {"node": "x", "refused": (("why", -1),)}, "refused\\['why'\\]: -1 is not"),
+        (Status, {"node": "x", "rejected": (("why", -1),)}, "rejected\\['why'\\]: -1 is not"),
     ],
 )
-def test_what_cannot_be_is_refused(kind: type[Any], values: dict[str, Any], words: str) -> None:
+def test_what_cannot_be_is_rejected(kind: type[Any], values: dict[str, Any], words: str) -> None:
     with pytest.raises(InputError, match=words):
         kind(**values)
 

@@ -31,7 +31,7 @@ def hostile_status() -> Status:
         clusters=(ClusterStatus(cluster=0, node=HOSTILE, size=1, devices=(device,), version=HOSTILE),),
         curves=(Curve(name=HOSTILE),),
         elections=(ElectionEvent(unix_seconds=0.0, term=1, kind="elected", node=HOSTILE),),
-        refused=((HOSTILE, 2), (SAFE, 3)),
+        rejected=((HOSTILE, 2), (SAFE, 3)),
     )
 
 
@@ -39,7 +39,7 @@ def test_the_document_of_any_status_can_be_written_and_read() -> None:
     status = hostile_status()
     document = json.loads(status.to_json())
     assert document["problem"] == document["clusters"][0]["devices"][0]["name"] == SAFE
-    assert document["refused"] == {SAFE: 5}
+    assert document["rejected"] == {SAFE: 5}
     assert Status.from_json(status.to_json()) == status
     assert Status.from_json(json.dumps(document | {"node": "x\ud800"})).node == r"x\ud800"
 

@@ -52,12 +52,12 @@ def test_everybody_can_be_away() -> None:
         ({"away": (7,)}, r"availability\.away\[0\] = 7"),
     ],
 )
-def test_bad_parameters_are_refused(fields: dict[str, object], reason: str) -> None:
+def test_bad_parameters_are_rejected(fields: dict[str, object], reason: str) -> None:
     with pytest.raises(InputError, match=reason):
         Availability(**fields)  # type: ignore[arg-type]
 
 
-def test_unknown_device_is_refused() -> None:
+def test_unknown_device_is_rejected() -> None:
     with pytest.raises(InputError, match=r"availability\.away\[0\]: unknown device 4 \(allowed: 0 to 3\)"):
         Availability(away=((4, 0, 0),)).is_away(0, 9, 4)
 
@@ -69,7 +69,7 @@ def test_battery() -> None:
     assert is_exhausted(battery, spent).tolist() == [False, True, True, False]
 
 
-def test_bad_battery_is_refused() -> None:
+def test_bad_battery_is_rejected() -> None:
     with pytest.raises(InputError, match=r"battery\[1\] = -1\.0"):
         joules_left([1, -1], [0, 0])
     with pytest.raises(InputError, match="spent joules: must have 2 entries, got 1"):

@@ -71,7 +71,7 @@ def test_redraw(redraw: str, next_edge_round: bool, next_global_round: bool) -> 
         ({"redraw": "edge"}, r"conditions\.redraw: unknown 'edge'"),
     ],
 )
-def test_bad_parameters_are_refused(fields: dict[str, object], reason: str) -> None:
+def test_bad_parameters_are_rejected(fields: dict[str, object], reason: str) -> None:
     with pytest.raises(InputError, match=reason):
         RandomConditions(**fields)  # type: ignore[arg-type]
 
@@ -90,7 +90,7 @@ def ones(devices: int) -> np.ndarray[tuple[int], np.dtype[np.float64]]:
         ("available", [1.0, 0.0], "available: must be truth values"),
     ],
 )
-def test_bad_conditions_are_refused(field: str, value: list[float], reason: str) -> None:
+def test_bad_conditions_are_rejected(field: str, value: list[float], reason: str) -> None:
     good = {"mu": ones(2), "alpha": ones(2), "nu": ones(2), "power": ones(2), "available": ones(2) > 0}
     with pytest.raises(InputError, match=reason):
         Conditions(**{**good, field: np.array(value)})

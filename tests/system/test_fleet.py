@@ -88,7 +88,7 @@ def test_trace_is_read_once_and_followed(tmp_path: Path) -> None:
         ({"conditions": HardwareConditions({"iphone-x": 63}, 1e6)}, r"sum to 63, must be 1 \(shares\) or 64"),
     ],
 )
-def test_bad_parameters_are_refused(fields: dict[str, object], reason: str) -> None:
+def test_bad_parameters_are_rejected(fields: dict[str, object], reason: str) -> None:
     with pytest.raises(InputError, match=reason):
         FleetParameters(**fields)  # type: ignore[arg-type]
 

@@ -71,7 +71,7 @@ def test_every_class_of_the_table_says_where_it_comes_from() -> None:
         ({"redraw": "always"}, r"conditions\.redraw: unknown 'always'"),
     ],
 )
-def test_bad_parameters_are_refused(fields: dict[str, object], reason: str) -> None:
+def test_bad_parameters_are_rejected(fields: dict[str, object], reason: str) -> None:
     with pytest.raises(InputError, match=reason):
         HardwareConditions(**{"classes": {"iphone-x": 1}, "flops_per_sample": 1e6, **fields})  # type: ignore[arg-type]
 
@@ -84,7 +84,7 @@ def test_amounts_must_be_shares_or_counts() -> None:
         model.class_of(0, 9)
 
 
-def test_bad_class_is_refused() -> None:
+def test_bad_class_is_rejected() -> None:
     with pytest.raises(
         InputError, match=r"device class 'slow': flops_per_second = 0: must be a finite number > 0"
     ):

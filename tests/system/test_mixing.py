@@ -137,12 +137,12 @@ def test_bias_is_worth_a_warning_only_when_there_is_one() -> None:
         ([[0.0, 1.0], [1.0, 0.0]], r"ζ = 1\.000000, must be < 1"),
     ],
 )
-def test_bad_matrix_is_refused(weights: list[list[float]], reason: str) -> None:
+def test_bad_matrix_is_rejected(weights: list[list[float]], reason: str) -> None:
     with pytest.raises(InputError, match=reason):
         check_mixing(weights, [0.5, 0.5])
 
 
-def test_weight_without_a_link_is_refused() -> None:
+def test_weight_without_a_link_is_rejected() -> None:
     with pytest.raises(
         InputError, match=r"mixing matrix\[0, 2\] = .*: must be 0, the backhaul has no such link"
     ):

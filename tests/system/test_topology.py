@@ -113,7 +113,7 @@ def test_missing_file_is_named(tmp_path: Path) -> None:
         (((0, 1), (1, 2), (2, 3), (3, 3)), "cluster 3 is linked to itself"),
     ],
 )
-def test_bad_graph_is_refused(edges: tuple[tuple[int, int], ...], reason: str) -> None:
+def test_bad_graph_is_rejected(edges: tuple[tuple[int, int], ...], reason: str) -> None:
     with pytest.raises(InputError, match=reason):
         build_graph(TopologyParameters(kind="edges", edges=edges), 4, seed=0)
 
@@ -149,11 +149,11 @@ def test_unknown_kind_names_the_nearest() -> None:
         ({"kind": 3}, r"topology\.kind = 3: must be a name"),
     ],
 )
-def test_bad_parameters_are_refused(fields: dict[str, object], reason: str) -> None:
+def test_bad_parameters_are_rejected(fields: dict[str, object], reason: str) -> None:
     with pytest.raises(InputError, match=reason):
         TopologyParameters(**fields)  # type: ignore[arg-type]
 
 
-def test_no_clusters_is_refused() -> None:
+def test_no_clusters_is_rejected() -> None:
     with pytest.raises(InputError, match="clusters = 0"):
         build_graph(TopologyParameters(), 0, seed=0)

@@ -15,7 +15,7 @@ import numpy as np
 
 from cfel.control import Budget, RoundProblem, Rounds, round_caps
 from cfel.cost import open_ledger
-from cfel.errors import FleetFileError, InputError, reason, unknown_name
+from cfel.errors import FleetFileError, InputError, describe_error, unknown_name
 from cfel.system import read_devices
 
 DEVICE_FIELDS = ("mu", "alpha", "nu", "power", "cluster")
@@ -127,7 +127,7 @@ def _load_document(path: str | Path) -> dict[str, Any]:
     try:
         document = json.loads(Path(path).read_text(encoding="utf-8"))
     except (OSError, UnicodeDecodeError, json.JSONDecodeError, RecursionError) as error:
-        raise FleetFileError(f"{path}: cannot be read: {reason(error)}") from error
+        raise FleetFileError(f"{path}: cannot be read: {describe_error(error)}") from error
     if not isinstance(document, dict):
         raise FleetFileError(f"{path}: must be an object with `devices`, got a {type(document).__name__}")
     return document

@@ -134,7 +134,7 @@ class FederationView:
     def build_table(self) -> Table:
         """One row per edge server."""
         table = new_table(
-            "edge", "phase", "round", "term", "coordinator", "devices", "refused", texts=("phase",)
+            "edge", "phase", "round", "term", "coordinator", "devices", "rejected", texts=("phase",)
         )
         for edge, answer in sorted(self._answers.items()):
             if isinstance(answer, str):
@@ -147,7 +147,7 @@ class FederationView:
                 str(answer.term),
                 escape(answer.coordinator or "?"),
                 _count_devices({edge: answer}),
-                str(sum(number for _, number in answer.refused)),
+                str(sum(number for _, number in answer.rejected)),
             )
         return table
 

@@ -113,7 +113,7 @@ def _shorten_reason(answer: str) -> str:
 
 
 def _build_table(answers: dict[int, Status | str]) -> Table:
-    columns = ("edge", "term", "coordinator", "round", "phase", "devices", "refused", "accuracy", "s", "J")
+    columns = ("edge", "term", "coordinator", "round", "phase", "devices", "rejected", "accuracy", "s", "J")
     table = new_table(*columns)
     table.padding = (0, 1, 0, 0)
     for edge, answer in sorted(answers.items()):
@@ -130,7 +130,7 @@ def _build_table(answers: dict[int, Status | str]) -> Table:
             f"{answer.round}.{answer.edge_round}",
             answer.phase,
             f"{present}/{len(devices)}",
-            str(sum(number for _, number in answer.refused)),
+            str(sum(number for _, number in answer.rejected)),
             "" if accuracy is None else f"{100 * accuracy:.1f} %",
             f"{answer.seconds:,.0f}",
             f"{answer.joules:,.0f}",

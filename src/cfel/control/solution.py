@@ -90,10 +90,10 @@ def prove(
     rho = np.clip(rho, problem.rho_min, problem.rho_max)
     theta = np.clip(theta, problem.theta_min, problem.theta_max)
     seconds, joules = problem.seconds(rho, theta), problem.joules(rho, theta)
-    refuse_excess("seconds", seconds, limits.seconds)
-    refuse_excess("joules", np.array([joules.sum()]), np.array([limits.joules]))
+    reject_excess("seconds", seconds, limits.seconds)
+    reject_excess("joules", np.array([joules.sum()]), np.array([limits.joules]))
     if limits.battery is not None:
-        refuse_excess("battery", joules, limits.battery)
+        reject_excess("battery", joules, limits.battery)
     objective = problem.objective(rho, theta)
     return Solution(
         rho=rho,
@@ -112,7 +112,7 @@ def prove(
     )
 
 
-def refuse_excess(what: str, used: FloatArray, allowed: FloatArray) -> None:
+def reject_excess(what: str, used: FloatArray, allowed: FloatArray) -> None:
     """Raises `SolverDefectError` where a plan uses more than it may, beyond rounding."""
     excess = used > allowed * (1.0 + ROUNDING)
     if excess.any() or np.isnan(used).any():

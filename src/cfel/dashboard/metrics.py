@@ -60,7 +60,7 @@ def _families(status: Status) -> list[Family]:
             "When this node's certificate expires.",
             [({}, status.certificate_expires)],
         ),
-        ("cfel_uploads_refused_total", "counter", "Uploads rejected, by reason.", _rejections(status)),
+        ("cfel_uploads_rejected_total", "counter", "Uploads rejected, by reason.", _rejections(status)),
         (
             "cfel_changed_timestamp_seconds",
             "gauge",
@@ -131,7 +131,7 @@ def _means(status: Status, name: str) -> list[Sample]:
 
 
 def _rejections(status: Status) -> list[Sample]:
-    return [({"reason": reason}, number) for reason, number in status.refused]
+    return [({"reason": reason}, number) for reason, number in status.rejected]
 
 
 def _lines(name: str, kind: str, words: str, samples: list[Sample]) -> Iterator[str]:

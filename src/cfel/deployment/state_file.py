@@ -27,7 +27,7 @@ def save(path: Path, tensors: Mapping[str, NDArray[Any]], state: bytes) -> None:
     """Returns when all of it is on the disk.
 
     Raises:
-        StorageError: the system refused; what was saved before is still there.
+        StorageError: the file cannot be written; what was saved before is still there.
     """
     kept = {"": np.frombuffer(state, dtype=np.uint8)}
     kept |= {name: np.ascontiguousarray(tensor) for name, tensor in tensors.items()}

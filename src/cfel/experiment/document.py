@@ -21,7 +21,7 @@ def parse_section(parameters: type[Parameters], place: str, table: Table) -> Par
     A key is the name of a field, or the `key` in the field's metadata where the file uses another name.
     """
     known = keys_of(parameters)
-    refuse_unknown(place, table, known)
+    reject_unknown(place, table, known)
     for key, entry in known.items():
         needed = entry.default is MISSING and entry.default_factory is MISSING
         if needed and key not in table:
@@ -62,7 +62,7 @@ def resolve_paths(document: Table, folder: Path, places: Sequence[tuple[str, ...
     return document
 
 
-def refuse_unknown(place: str, table: Table, allowed: Sequence[str] | Mapping[str, Any]) -> None:
+def reject_unknown(place: str, table: Table, allowed: Sequence[str] | Mapping[str, Any]) -> None:
     """Raises for the first key that is not allowed, naming the nearest allowed one."""
     for key in table:
         if key not in allowed:

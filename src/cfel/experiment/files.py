@@ -15,7 +15,7 @@ from cfel import validation
 from cfel.control import Rounds, SchemeParameters
 from cfel.deployment.parameters import DeploymentParameters
 from cfel.durable import read_bytes
-from cfel.errors import ExperimentError, InputError, reason, unknown_name
+from cfel.errors import ExperimentError, InputError, describe_error, unknown_name
 from cfel.experiment.document import (
     Table,
     check_table,
@@ -23,7 +23,7 @@ from cfel.experiment.document import (
     merge,
     parse_assignment,
     parse_section,
-    refuse_unknown,
+    reject_unknown,
     resolve_paths,
     to_table,
 )
@@ -87,7 +87,7 @@ def load_experiment(
     try:
         content = Path(path).read_bytes()
     except OSError as error:
-        raise ExperimentError(f"{path}: cannot be read: {reason(error)}") from error
+        raise ExperimentError(f"{path}: cannot be read: {describe_error(error)}") from error
     return _read_experiment(content, path, changes, code)
 
 
@@ -115,7 +115,7 @@ def _read_experiment(
     try:
         document: Table = tomllib.loads(content.decode())
     except (ValueError, RecursionError) as error:
-        raise ExperimentError(f"{path}: cannot be read: {reason(error)}") from error
+        raise ExperimentError(f"{path}: cannot be read: {describe_error(error)}") from error
     document = _apply_changes(resolve_paths(document, Path(path).parent, FILE_NAMES), changes)
     try:
         return parse_experiment(document, code)
@@ -141,17 +141,17 @@ def parse_experiment(document: Table, code: CodePolicy = BUILT_IN_ONLY) -> Exper
         raise ExperimentError(unknown_name("preset", preset, PRESETS))
     given = {key: value for key, value in document.items() if key != "preset"}
     whole = merge(_load_preset(preset), given)
-    refuse_unknown("", whole, ["name", "seed", "preset", *SECTIONS])
+    reject_unknown("", whole, ["name", "seed", "preset", *SECTIONS])
     parts: dict[str, Any] = {key: whole[key] for key in ("name", "seed") if key in whole}
     for name, parameters in SECTIONS.items():
         if name in whole:
             table = check_table(name, whole[name])
-            _refuse_misplaced(name, table)
+            _reject_misplaced(name, table)
             parts[name] = _parse_fleet(table) if name == "fleet" else parse_section(parameters, name, table)
     return Experiment(**parts, code=code)
 
 
-def _refuse_misplaced(name: str, table: Table) -> None:
+def _reject_misplaced(name: str, table: Table) -> None:
     """Raises for a key that is unlike any of this section but known in another, naming that one."""
     known = keys_of(SECTIONS[name])
     for key in table.keys() - known.keys():

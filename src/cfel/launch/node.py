@@ -25,7 +25,7 @@ from cfel.experiment import Experiment, digest_shared_parts, experiment_toml
 from cfel.experiment.files import NODE_KEYS
 from cfel.launch.device_data import load_samples
 from cfel.launch.node_file import NodeFile, read_node
-from cfel.rounds.run_directory import describe_run, refuse_other_experiment
+from cfel.rounds.run_directory import describe_run, reject_other_experiment
 from cfel.status import Status
 from cfel.world import World
 
@@ -73,7 +73,7 @@ def prepare_directory(directory: Path, experiment: Experiment, world: World) -> 
     """
     text = experiment_toml(experiment.resolve(world))
     if (directory / "experiment.toml").exists():
-        refuse_other_experiment(directory, text, [".".join(key) for key in NODE_KEYS])
+        reject_other_experiment(directory, text, [".".join(key) for key in NODE_KEYS])
         return
     with translate_os_errors("create", directory):
         directory.mkdir(mode=0o700, parents=True, exist_ok=True)

@@ -29,7 +29,7 @@ from cfel.deployment.transport.addresses import split_address
 from cfel.durable import read_bytes, replace_file
 from cfel.errors import ExperimentError, InputError, StorageError
 from cfel.experiment import Experiment, load_experiment
-from cfel.experiment.document import refuse_unknown
+from cfel.experiment.document import reject_unknown
 from cfel.launch.logs import LogSettings
 from cfel.plugins import ANY_CODE, import_from
 from cfel.runlog import holds_run
@@ -79,7 +79,7 @@ def read_node(path: Path) -> NodeFile:
     """
     try:
         table: dict[str, Any] = tomllib.loads(read_bytes(path, follow_links=True).decode())
-        refuse_unknown("node", table, (*_NEEDED, *_OPTIONAL, *_LOG_KEYS))
+        reject_unknown("node", table, (*_NEEDED, *_OPTIONAL, *_LOG_KEYS))
         return _parse_table(path.absolute().parent, table)
     except (StorageError, ValueError, RecursionError) as error:
         raise ExperimentError(f"{path}: cannot be used: {error}") from error

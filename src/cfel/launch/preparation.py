@@ -8,7 +8,7 @@ from cfel.deployment.security.certificates import is_revoked, issue, make_author
 from cfel.deployment.security.identity import Identity
 from cfel.deployment.transport.addresses import join_address
 from cfel.durable import check_directory, make_directory
-from cfel.errors import InputError, reason
+from cfel.errors import InputError, describe_error
 from cfel.experiment import Experiment
 from cfel.launch.logs import LogSettings
 from cfel.launch.node_file import NodeFile, write_node
@@ -79,7 +79,7 @@ def find_free_ports(host: str, count: int) -> list[int]:
             each.bind((host, 0))
         return [int(each.getsockname()[1]) for each in sockets]
     except OSError as error:
-        words = f"deployment.host = {host!r}: must be an address of this machine ({reason(error)})"
+        words = f"deployment.host = {host!r}: must be an address of this machine ({describe_error(error)})"
         raise InputError(words) from error
     finally:
         for each in sockets:

@@ -16,7 +16,7 @@ _ARG_START, _ARG_END = 45, 46
 
 
 def name_process(name: str) -> None:
-    """Sets the name of this process; a system that refuses it is left as it is."""
+    """Sets the name of this process; a system that does not allow it is left as it is."""
     if sys.platform != "linux":
         return
     try:

@@ -12,7 +12,7 @@ from statistics import fmean
 import tomli_w
 
 from cfel import validation
-from cfel.errors import InputError, reason
+from cfel.errors import InputError, describe_error
 from cfel.report import Run
 
 LAST_ROUNDS = 3
@@ -29,7 +29,7 @@ def load_rates(file: Path, dataset: str, scale: str) -> dict[str, float]:
     try:
         document = tomllib.loads(file.read_text(encoding="utf-8"))
     except (OSError, UnicodeDecodeError, tomllib.TOMLDecodeError) as error:
-        raise InputError(f"--rates {file}: cannot be read: {reason(error)}") from error
+        raise InputError(f"--rates {file}: cannot be read: {describe_error(error)}") from error
     table = document.get(dataset, {}).get(scale, {})
     return {
         scheme: validation.check_number(f"{file}: {dataset}.{scale}.{scheme}", rate, above=0)

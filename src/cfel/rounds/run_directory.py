@@ -54,7 +54,7 @@ def open_run(
         RunDirectoryError: `path` holds a run and `resume` is not set, or it holds one of another experiment.
     """
     if resume and holds_run(path):
-        refuse_other_experiment(path, experiment_toml)
+        reject_other_experiment(path, experiment_toml)
         return RunWriter.resume(path, experiment_toml=experiment_toml)
     return create_run(path, setting, experiment_toml, command), None
 
@@ -83,7 +83,7 @@ def _now() -> str:
     return time.strftime("%Y-%m-%dT%H:%M:%SZ", time.gmtime())
 
 
-def refuse_other_experiment(path: Path, experiment_toml: str, may_differ: Collection[str] = ()) -> None:
+def reject_other_experiment(path: Path, experiment_toml: str, may_differ: Collection[str] = ()) -> None:
     """Raises unless the run in `path` is of this experiment, up to the keys in `MAY_DIFFER`.
 
     Args:

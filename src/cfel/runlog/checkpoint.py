@@ -119,7 +119,7 @@ def write_checkpoint(directory: Path, checkpoint: Checkpoint, shard_bytes: int =
 
     Raises:
         InputError: the state is not JSON.
-        StorageError: the system refused; the old checkpoint is still there, complete.
+        StorageError: the file cannot be written; the old checkpoint is still there, complete.
     """
     old = _read_manifest(directory)
     generation = old.generation + 1 if old else 0
@@ -157,7 +157,7 @@ def _write_shards(
 
 
 def _save(path: Path, shard: dict[str, NDArray[Any]]) -> None:
-    """Writes without copying a tensor or holding the interpreter lock; a refusal is an `OSError`."""
+    """Writes without copying a tensor or holding the interpreter lock; a failure is an `OSError`."""
     try:
         safetensors.numpy.save_file(shard, path)
     except SafetensorError as error:

@@ -47,7 +47,7 @@ _FLEET = "fleet.json"
 
 def holds_run(path: Path) -> bool:
     """Whether `path` is a run directory (of any schema)."""
-    # Links and pipes count, so that they are refused by name when they are read.
+    # Links and pipes count, so that they are rejected by name when they are read.
     return os.path.lexists(path / _LOG)
 
 
@@ -57,7 +57,7 @@ def write_descriptions(
     """Creates `path` when missing and writes what does not change in the course of a run.
 
     Raises:
-        StorageError: the system refused.
+        StorageError: the files cannot be written.
     """
     with translate_os_errors("create", path):
         path.mkdir(parents=True, exist_ok=True)
@@ -232,7 +232,7 @@ class RunWriter:
 
         Raises:
             InputError: the plan is of another round.
-            StorageError: the round does not follow the last one, or the system refused; everything
+            StorageError: the round does not follow the last one, or the file cannot be written; everything
                 logged before is as it was, and the call may be repeated.
         """
         if plan is not None:

@@ -20,7 +20,7 @@ def parse_json(text: str) -> Any:  # noqa: ANN401 — any value of a JSON docume
         InputError: it is no JSON, or one of the values above.
     """
     try:
-        value = json.loads(text, parse_constant=_refuse)
+        value = json.loads(text, parse_constant=_reject)
         if _SURROGATE.search(text):
             json.dumps(value, ensure_ascii=False).encode()
     except (ValueError, RecursionError) as error:
@@ -28,5 +28,5 @@ def parse_json(text: str) -> Any:  # noqa: ANN401 — any value of a JSON docume
     return value
 
 
-def _refuse(word: str) -> None:
+def _reject(word: str) -> None:
     raise ValueError(f"{word} is not a value of JSON")

@@ -118,7 +118,7 @@ class RoundLog:
         """Adds one line and returns when it is on the disk.
 
         Raises:
-            StorageError: the round does not follow the last one, or the system refused; the log then
+            StorageError: the round does not follow the last one, or the file cannot be written; the log then
                 ends with the last complete line, as before.
         """
         _check_follows(str(self._path), record.round, self.last_round)

@@ -62,12 +62,12 @@ def run_in_directory(
 
     Raises:
         RunDirectoryError: `path` holds a run and `resume` is not set, or it holds one of another experiment;
-            or the system refused to write.
+            or a file cannot be written.
         DivergedError: training diverged; the checkpoint is of the last round in the log.
         KeyboardInterrupt: the run was interrupted; the checkpoint is of the last round in the log.
     """
     if resume and holds_run(path):
-        _refuse_deployment(path)
+        _reject_deployment(path)
     writer, checkpoint = open_run(
         path, world.setting, experiment_toml=experiment_toml, command=command, resume=resume
     )
@@ -131,7 +131,7 @@ def _advice(path: Path, good_rounds: int) -> str:
     )
 
 
-def _refuse_deployment(path: Path) -> None:
+def _reject_deployment(path: Path) -> None:
     """Raises if the run is a federation's, or one of its edge servers': resuming it would cut its log."""
     if (path / "nodes").is_dir() or (path / "ballot.json").exists():
         raise RunDirectoryError(

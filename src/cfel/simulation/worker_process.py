@@ -104,7 +104,7 @@ def _pause_garbage_collection() -> Iterator[None]:
 def _open_wide_pipe() -> tuple[Connection, Connection]:
     """A pipe's ends, reading first. It takes most messages whole, so processes switch less often."""
     reading, writing = multiprocessing.Pipe(duplex=False)
-    # The system may refuse if there are many pipes already; a narrow one works too, only slower.
+    # The system allows no wide pipe if there are many already; a narrow one works too, only slower.
     with suppress(PermissionError):
         fcntl.fcntl(writing.fileno(), fcntl.F_SETPIPE_SZ, PIPE_BYTES)
     return reading, writing

@@ -20,7 +20,7 @@ from cfel.status.parts import (
 )
 from cfel.wording import escape_control
 
-SCHEMA = 1
+SCHEMA = 2
 """Increased when a field changes its meaning or is removed; new fields do not change it."""
 
 PHASES = ("waiting", "planning", "training", "aggregating", "gossip", "evaluating", "finished", "stopped")
@@ -57,7 +57,7 @@ class Status:
         links: the backhaul.
         history: finished rounds.
         curves: other runs to compare with.
-        refused: number of uploads rejected since the start, by reason.
+        rejected: number of uploads rejected since the start, by reason.
         elections: the latest events of the election, oldest first.
         problem: what is wrong; empty when nothing is.
         version: of cfel on this node.
@@ -91,7 +91,7 @@ class Status:
     links: tuple[Link, ...] = ()
     history: tuple[RoundPoint, ...] = ()
     curves: tuple[Curve, ...] = ()
-    refused: tuple[tuple[str, int], ...] = ()
+    rejected: tuple[tuple[str, int], ...] = ()
     elections: tuple[ElectionEvent, ...] = ()
     problem: str = ""
     version: str = ""
@@ -103,7 +103,7 @@ class Status:
     def __post_init__(self) -> None:
         """Checks names and numbers; the parts check themselves."""
         escape_texts(self)
-        object.__setattr__(self, "refused", _sum_reasons(self.refused))
+        object.__setattr__(self, "rejected", _sum_reasons(self.rejected))
         check_name("source", self.source, ("edge", "simulation"))
         check_name("phase", self.phase, PHASES)
         check_name("conditions", self.conditions, ("model", "measured"))
@@ -116,8 +116,8 @@ class Status:
             check_count(name, getattr(self, name))
         for name in ("seconds_budget", "joules_budget", "target", "certificate_expires"):
             check_number(name, getattr(self, name))
-        for reason, number in self.refused:
-            check_count(f"refused[{reason!r}]", number)
+        for reason, number in self.rejected:
+            check_count(f"rejected[{reason!r}]", number)
 
     @property
     def unready(self) -> str:
@@ -130,7 +130,7 @@ class Status:
 
     def to_json(self) -> bytes:
         """The document, which starts with `schema`; strict JSON on one line."""
-        document = {"schema": SCHEMA, **_to_plain(self), "refused": dict(self.refused)}
+        document = {"schema": SCHEMA, **_to_plain(self), "rejected": dict(self.rejected)}
         return json.dumps(document, allow_nan=False, ensure_ascii=False, separators=(",", ":")).encode()
 
     @classmethod
@@ -158,14 +158,14 @@ def thin_history(history: tuple[RoundPoint, ...], most: int) -> tuple[RoundPoint
     return history[(len(history) - 1) % step :: step]
 
 
-def _sum_reasons(refused: tuple[tuple[str, int], ...]) -> tuple[tuple[str, int], ...]:
+def _sum_reasons(rejected: tuple[tuple[str, int], ...]) -> tuple[tuple[str, int], ...]:
     """The counts, with control characters in the reasons spelled out; equal reasons are added."""
-    if all(reason.isprintable() for reason, _ in refused):
-        return refused
+    if all(reason.isprintable() for reason, _ in rejected):
+        return rejected
     counts: dict[str, int] = {}
-    for reason, number in refused:
+    for reason, number in rejected:
         name = escape_control(reason)
-        check_count(f"refused[{name!r}]", number)
+        check_count(f"rejected[{name!r}]", number)
         counts[name] = counts.get(name, 0) + number
     return tuple(counts.items())
 
@@ -192,7 +192,7 @@ def _read_parts(document: Mapping[str, Any]) -> dict[str, Any]:
         "history": _read_each(RoundPoint, document["history"]),
         "curves": _read_each(Curve, curves),
         "elections": _read_each(ElectionEvent, document["elections"]),
-        "refused": tuple((str(reason), number) for reason, number in document["refused"].items()),
+        "rejected": tuple((str(reason), number) for reason, number in document["rejected"].items()),
     }
 
 

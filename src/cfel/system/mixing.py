@@ -185,24 +185,24 @@ def check_mixing(weights: ArrayLike, pi: ArrayLike, graph: "nx.Graph[int] | None
     if matrix.ndim != 2 or matrix.shape[0] != matrix.shape[1]:
         raise InputError(f"mixing matrix: must be square, got shape {matrix.shape}")
     target = _check_distribution(pi, matrix.shape[0])
-    _refuse_entries(matrix, ~np.isfinite(matrix) | (matrix < 0), "must be a finite number ≥ 0")
+    _reject_entries(matrix, ~np.isfinite(matrix) | (matrix < 0), "must be a finite number ≥ 0")
     if graph is not None:
         apart = ~_adjacency(graph) & ~np.eye(len(matrix), dtype=bool)
-        _refuse_entries(matrix, apart & (matrix != 0), "must be 0, the backhaul has no such link")
-    _refuse_sums("row {} sums to {}, must be 1", matrix.sum(axis=1), np.ones(len(matrix)))
-    _refuse_sums("(πW)[{}] = {}, must be π there", target @ matrix, target)
+        _reject_entries(matrix, apart & (matrix != 0), "must be 0, the backhaul has no such link")
+    _reject_sums("row {} sums to {}, must be 1", matrix.sum(axis=1), np.ones(len(matrix)))
+    _reject_sums("(πW)[{}] = {}, must be π there", target @ matrix, target)
     survives = zeta(matrix, target)
     if survives > 1 - 1e-12:
         raise InputError(f"mixing matrix: ζ = {survives:.6f}, must be < 1: some edge servers never agree")
 
 
-def _refuse_entries(matrix: FloatArray, bad: BoolArray, allowed: str) -> None:
+def _reject_entries(matrix: FloatArray, bad: BoolArray, allowed: str) -> None:
     if bad.any():
         row, column = np.argwhere(bad)[0]
         raise InputError(f"mixing matrix[{row}, {column}] = {matrix[row, column]!s}: {allowed}")
 
 
-def _refuse_sums(sentence: str, found: FloatArray, wanted: FloatArray) -> None:
+def _reject_sums(sentence: str, found: FloatArray, wanted: FloatArray) -> None:
     off = np.abs(found - wanted) > TOLERANCE
     if off.any():
         first = int(np.argmax(off))

@@ -19,7 +19,7 @@ import pyarrow.parquet as pa_parquet
 
 from cfel import validation
 from cfel.arrays import BoolArray, FloatArray, IntArray
-from cfel.errors import FleetFileError, InputError, reason
+from cfel.errors import FleetFileError, InputError, describe_error
 from cfel.parquet_size import check_unpacked_size
 
 YES = ("1", "1.0", "true")
@@ -136,7 +136,7 @@ def read_table(
         read = _read_parquet if _is_parquet(file) else _read_csv
         table = read(file, wanted, numbers)
     except (OSError, UnicodeDecodeError, pa.ArrowException, csv.Error) as error:
-        raise FleetFileError(f"{file}: cannot be read: {reason(error)}") from error
+        raise FleetFileError(f"{file}: cannot be read: {describe_error(error)}") from error
     if table.num_rows == 0:
         raise FleetFileError(f"{file}: has a heading but no rows; must have at least 1")
     return Table(file, table)
@@ -172,7 +172,7 @@ def _read_csv(file: Path, wanted: list[str], numbers: Collection[str]) -> pa.Tab
     """Reads numbers straight to float64; if one of them is not a number, looks for it."""
     types = {name: pa.float64() if name.strip() in numbers else pa.string() for name in wanted}
     line, headings = _read_headings(file)
-    # pyarrow refuses a file with a heading only; `read_table` has a better message for that.
+    # pyarrow rejects a file with a heading only; `read_table` has a better message for that.
     if next(islice(_read_records(file), 1, None), None) is None:
         return pa.table({})
     read = pa_csv.ReadOptions(column_names=headings, skip_rows=line)
@@ -206,7 +206,7 @@ def _read_parquet(file: Path, wanted: list[str], numbers: Collection[str]) -> pa
 
 
 def _check_lengths(file: Path, name: str, column: pa.ChunkedArray) -> None:
-    """Refuses texts that are too long to be names."""
+    """Rejects texts that are too long to be names."""
     for chunk in column.chunks:
         values = chunk.dictionary if pa.types.is_dictionary(chunk.type) else chunk
         if pa.types.is_string(values.type) and (pc.max(pc.binary_length(values)).as_py() or 0) > MAX_TEXT:

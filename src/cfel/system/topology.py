@@ -17,7 +17,7 @@ import networkx as nx
 import numpy as np
 
 from cfel import validation
-from cfel.errors import FleetFileError, InputError, reason, unknown_name
+from cfel.errors import FleetFileError, InputError, describe_error, unknown_name
 from cfel.plugins import BUILT_IN_ONLY, CodePolicy, resolve
 from cfel.seeding import make_generator
 
@@ -177,7 +177,7 @@ def read_edges(path: str | Path) -> tuple[tuple[int, int], ...]:
     try:
         lines = Path(path).read_text(encoding="utf-8-sig").splitlines()
     except (OSError, UnicodeDecodeError) as error:
-        raise FleetFileError(f"{path}: cannot be read: {reason(error)}") from error
+        raise FleetFileError(f"{path}: cannot be read: {describe_error(error)}") from error
     rows = [(place, _split_fields(line)) for place, line in enumerate(lines, start=1) if _split_fields(line)]
     if rows and not any(field.lstrip("-").isdigit() for field in rows[0][1]):
         rows = rows[1:]

@@ -289,6 +289,6 @@ def test_scheme_that_cannot_be_loaded_is_named(name: str) -> None:
         ({"on_unreachable": "minimal"}, "did you mean 'minimum'"),
     ],
 )
-def test_bad_parameters_are_refused(fields: dict[str, Any], words: str) -> None:
+def test_bad_parameters_are_rejected(fields: dict[str, Any], words: str) -> None:
     with pytest.raises(InputError, match=words):
         SchemeParameters(**fields)

@@ -205,7 +205,7 @@ def test_start_within_the_limits_is_kept() -> None:
         ((0.5, [0.5, -0.1, 1.0]), r"theta₀\[1\] = -0.1: must lie in \[0, 1\]"),
     ],
 )
-def test_bad_start_is_refused(start: tuple[object, object], words: str) -> None:
+def test_bad_start_is_rejected(start: tuple[object, object], words: str) -> None:
     problem = paper_problem(0, devices=3)
     with pytest.raises(InputError, match=words):
         solve(problem, "alternating", start=start)  # type: ignore[arg-type]

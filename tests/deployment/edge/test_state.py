@@ -125,10 +125,10 @@ def test_the_old_state_stands_until_the_new_one_does(tmp_path: Path, monkeypatch
     disk = _disk(tmp_path)
     disk.save(STATE)
 
-    def refuse(*_: object) -> None:
+    def reject(*_: object) -> None:
         raise StorageError("no space left")
 
-    monkeypatch.setattr("cfel.deployment.state_file.save", refuse)
+    monkeypatch.setattr("cfel.deployment.state_file.save", reject)
     with pytest.raises(StorageError, match="no space"):
         disk.save(replace(STATE, model=_model(3.0), before=_model(4.0)))
     found = _disk(tmp_path).load()

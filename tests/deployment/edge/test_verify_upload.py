@@ -119,7 +119,7 @@ def test_nothing_learned_has_no_loss_and_no_estimates() -> None:
         (patched(INDICES_AT, b"\x00\x00\x00"), "ascending"),
     ],
 )
-def test_refused(message: Message, reason: str) -> None:
+def test_rejected(message: Message, reason: str) -> None:
     with pytest.raises(RejectedError, match=reason):
         verify(message)
 

@@ -205,7 +205,7 @@ def test_a_single_member_elects_itself() -> None:
     assert leads(state, 1e9)
 
 
-def test_messages_of_strangers_and_bad_settings_are_refused() -> None:
+def test_messages_of_strangers_and_bad_settings_are_rejected() -> None:
     for sender in (0, 7):
         with pytest.raises(InputError, match=f"sender: {sender}"):
             step(member(), Received(sender, Heartbeat(1, 0.0)), 10.0, 0.5)
@@ -232,10 +232,10 @@ def test_messages_of_strangers_and_bad_settings_are_refused() -> None:
         (VoteReply, {"term": 1, "asked_at": 0.0, "preliminary": False, "granted": 1}, "granted = 1"),
     ],
 )
-def test_a_message_that_is_none_is_refused_before_it_is_believed(
+def test_a_message_that_is_none_is_rejected_before_it_is_believed(
     kind: Callable[..., Any], fields: dict[str, Any], complaint: str
 ) -> None:
-    """They come off a wire: a fractional term would be written down and be refused at the next start."""
+    """They come off a wire: a fractional term would be written down and be rejected at the next start."""
     with pytest.raises(InputError, match=complaint):
         kind(**fields)
 

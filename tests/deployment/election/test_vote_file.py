@@ -35,7 +35,7 @@ def test_a_first_start_has_an_empty_vote(tmp_path: Path) -> None:
         b'{"version": 1, "member": 1, "term": 1, "voted_for": null}',
     ],
 )
-def test_anything_else_is_refused(tmp_path: Path, content: bytes) -> None:
+def test_anything_else_is_rejected(tmp_path: Path, content: bytes) -> None:
     path = tmp_path / "ballot.json"
     path.write_bytes(content)
     with pytest.raises(StorageError, match="vote"):

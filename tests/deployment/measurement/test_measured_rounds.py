@@ -240,7 +240,7 @@ def test_one_lying_report_does_not_end_the_run(
 
     async def count(federation: Federation) -> None:
         await federation.finished()
-        shown = [dict(node.look().refused) for node in federation.edges.values()]
+        shown = [dict(node.look().rejected) for node in federation.edges.values()]
         counts.append(sum(each.get(reason, 0) for each in shown))
 
     monkeypatch.setattr(device_agent, "make_upload", exaggerate)

@@ -1,4 +1,4 @@
-"""Members with another experiment are refused and told what differs; so is a directory of another one."""
+"""Members with another experiment are rejected and told what differs; so is a directory of another one."""
 
 import asyncio
 from dataclasses import dataclass
@@ -79,7 +79,7 @@ def test_the_same_experiment_is_not_in_the_way() -> None:
         ({"deployment": {"conditions": "measured"}}, "deployment differs"),
     ],
 )
-def test_another_experiment_is_refused_by_what_differs(changes: dict[str, Any], words: str) -> None:
+def test_another_experiment_is_rejected_by_what_differs(changes: dict[str, Any], words: str) -> None:
     other = ExperimentCheck(digest_shared_parts(experiment(**changes)))
     with pytest.raises(NotAdmittedError, match=f"device-2 runs another experiment: {words}"):
         asked(other, ExperimentCheck(digest_shared_parts(experiment())))
@@ -147,7 +147,7 @@ def test_a_directory_is_settled_once(settled: Path) -> None:
     assert (settled / "environment.json").read_bytes() == before
 
 
-def test_a_directory_of_another_experiment_is_refused(settled: Path) -> None:
+def test_a_directory_of_another_experiment_is_rejected(settled: Path) -> None:
     other = deployed({"local": {"learning_rate": 0.123}})
     with pytest.raises(StorageError, match=r"local\.learning_rate = .*, not 0\.123: .*another directory"):
         prepare_directory(settled, other, other.build_world())

@@ -26,9 +26,9 @@ def made(tmp_path: Path) -> Path:
 
 def complaint(directory: Path, now: datetime = NOON) -> str:
     """What the edge server says, without the folder's name."""
-    with pytest.raises(DeploymentError) as refused:
+    with pytest.raises(DeploymentError) as rejected:
         read_credentials(directory, EDGE, now)
-    return str(refused.value).replace(f"{directory}/", "")
+    return str(rejected.value).replace(f"{directory}/", "")
 
 
 def test_good_ones_are_read_as_they_are(made: Path) -> None:

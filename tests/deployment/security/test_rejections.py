@@ -1,4 +1,4 @@
-"""A member that is refused again and again, each time with another long reason, fills no memory."""
+"""A member that is rejected again and again, each time with another long reason, fills no memory."""
 
 from cfel.deployment.security.rejections import (
     MOST_CHARACTERS,

@@ -21,9 +21,9 @@ def test_hosts_and_ports() -> None:
 
 @pytest.mark.parametrize("given", ["edge", "10.0.0.1:", ":7400", "::1:7400", "a:65536", "a:0", "a:b", 7400])
 def test_what_is_no_address(given: object) -> None:
-    with pytest.raises(InputError, match="must be a host and a port") as refused:
+    with pytest.raises(InputError, match="must be a host and a port") as rejected:
         split_address("listen", given)
-    assert str(refused.value).startswith(f"listen = {given!r}: ")
+    assert str(rejected.value).startswith(f"listen = {given!r}: ")
 
 
 def test_free_and_taken(tmp_path: Path) -> None:

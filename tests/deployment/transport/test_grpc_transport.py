@@ -41,22 +41,22 @@ async def _echo(caller: Identity, message: Message) -> Message:
     return Message(f"{caller} {message.header.decode()}".encode(), message.body)
 
 
-Refusals = list[tuple[Identity | None, str, str]]
+Rejections = list[tuple[Identity | None, str, str]]
 
 
 @asynccontextmanager
-async def serving(certificates: Path) -> AsyncIterator[tuple[str, Refusals]]:
-    refusals: Refusals = []
+async def serving(certificates: Path) -> AsyncIterator[tuple[str, Rejections]]:
+    rejections: Rejections = []
     methods = {
         "echo": Method(("device", "edge"), _echo, LIMIT),
         "plan": Method(("edge",), _echo, LIMIT),
     }
     server = GrpcServer(
-        Credentials.read(certificates, EDGE), methods, lambda *refusal: refusals.append(refusal)
+        Credentials.read(certificates, EDGE), methods, lambda *rejection: rejections.append(rejection)
     )
     port = await server.start("127.0.0.1:0")
     try:
-        yield f"127.0.0.1:{port}", refusals
+        yield f"127.0.0.1:{port}", rejections
     finally:
         await server.stop(0)
 
@@ -103,16 +103,16 @@ def test_the_caller_is_who_the_certificate_says(certificates: Path) -> None:
         ("nothing", Message(), "not found"),
     ],
 )
-def test_refused_with_a_reason(certificates: Path, method: str, message: Message, reason: str) -> None:
-    async def play() -> Refusals:
-        async with serving(certificates) as (address, refusals):
+def test_rejected_with_a_reason(certificates: Path, method: str, message: Message, reason: str) -> None:
+    async def play() -> Rejections:
+        async with serving(certificates) as (address, rejections):
             with pytest.raises(RejectedError, match=f"(?i){reason}"):
                 await ask(certificates, DEVICE, address, method, message)
             assert (await ask(certificates, DEVICE, address)).header == b"device-3 "
-            return refusals
+            return rejections
 
-    refusals = asyncio.run(play())
-    assert [who for who, _, _ in refusals] == ([] if method == "nothing" else [DEVICE])
+    rejections = asyncio.run(play())
+    assert [who for who, _, _ in rejections] == ([] if method == "nothing" else [DEVICE])
 
 
 def test_a_stale_term_has_its_own_status_code(certificates: Path) -> None:
@@ -127,7 +127,7 @@ def test_a_stale_term_has_its_own_status_code(certificates: Path) -> None:
     asyncio.run(play())
 
 
-def test_raw_bytes_are_refused(certificates: Path) -> None:
+def test_raw_bytes_are_rejected(certificates: Path) -> None:
     """The bytes of a stranger's program, or of a later version, with a certificate that is all right."""
     credentials = Credentials.read(certificates, DEVICE)
     (good,) = split_message(Message())
@@ -143,10 +143,10 @@ def test_raw_bytes_are_refused(certificates: Path) -> None:
             async with grpc.aio.secure_channel(address, secure, options=options) as channel:
                 for content in (b"\x00" * 100, later, b""):
                     call = channel.stream_stream("/cfel.Federation/echo")(iter([content]), timeout=10)
-                    with pytest.raises(grpc.aio.AioRpcError) as refusal:
+                    with pytest.raises(grpc.aio.AioRpcError) as rejection:
                         _ = [piece async for piece in call]
-                    assert refusal.value.code() == grpc.StatusCode.INVALID_ARGUMENT
-                    details.append(refusal.value.details())
+                    assert rejection.value.code() == grpc.StatusCode.INVALID_ARGUMENT
+                    details.append(rejection.value.details())
         return details
 
     strange, version, nothing = asyncio.run(play())
@@ -205,8 +205,8 @@ def test_a_revocation_reaches_open_connections_and_a_bad_line_fails_nobody(tmp_p
     for member in (EDGE, DEVICE, OTHER):
         issue(tmp_path, member, hours=1)
 
-    async def play() -> Refusals:
-        async with serving(tmp_path) as (address, refusals):
+    async def play() -> Rejections:
+        async with serving(tmp_path) as (address, rejections):
             calls = {
                 who: GrpcClient(Credentials.read(tmp_path, who), {EDGE: address}, LIMIT)
                 for who in (DEVICE, OTHER)
@@ -222,7 +222,7 @@ def test_a_revocation_reaches_open_connections_and_a_bad_line_fails_nobody(tmp_p
                 await calls[DEVICE].send(EDGE, "echo", Message(), 10)
             for each in calls.values():
                 await each.close()
-            return refusals
+            return rejections
 
     assert asyncio.run(play()) == [
         (None, "every call", "revoked.txt, line 2: 'zzz' is not a serial number"),
@@ -230,7 +230,7 @@ def test_a_revocation_reaches_open_connections_and_a_bad_line_fails_nobody(tmp_p
     ]
 
 
-def test_a_certificate_that_names_nobody_is_refused(tmp_path: Path) -> None:
+def test_a_certificate_that_names_nobody_is_rejected(tmp_path: Path) -> None:
     """Signed by the authority, but for somebody who is no member."""
     make_authority(tmp_path)
     for member in (EDGE, DEVICE):
@@ -249,11 +249,11 @@ def test_a_certificate_that_names_nobody_is_refused(tmp_path: Path) -> None:
     )
     (tmp_path / "device-3.pem").write_bytes(nobody.public_bytes(serialization.Encoding.PEM))
 
-    async def play() -> Refusals:
-        async with serving(tmp_path) as (address, refusals):
+    async def play() -> Rejections:
+        async with serving(tmp_path) as (address, rejections):
             with pytest.raises(RejectedError, match="names no role and number"):
                 await ask(tmp_path, DEVICE, address)
-            return refusals
+            return rejections
 
     assert asyncio.run(play()) == [(None, "echo", "the certificate names no role and number")]
 

@@ -23,7 +23,7 @@ def network(faults: LinkFaults | None = None, seed: int = 1) -> tuple[MemoryNetw
         value = int(message.header)
         seen.append((asyncio.get_running_loop().time(), value))
         if value == 13:
-            raise RejectedError("13 is refused")
+            raise RejectedError("13 is rejected")
         if value == 99:
             raise ZeroDivisionError
         return Message(str(value + caller.number).encode(), Body.hash(message.body.join()[::-1]))
@@ -42,9 +42,9 @@ def test_a_call_is_answered() -> None:
     assert (answer.header, answer.body.join()) == (b"7", b"cba")
 
 
-def test_refusals_are_those_of_the_real_transport() -> None:
+def test_rejections_are_those_of_the_real_transport() -> None:
     made, seen = network()
-    with pytest.raises(RejectedError, match="13 is refused"):
+    with pytest.raises(RejectedError, match="13 is rejected"):
         run_virtually(call(made, 13))
     with pytest.raises(RejectedError, match="not for a edge"):
         run_virtually(call(made, 1, own=OTHER))
@@ -130,7 +130,7 @@ def test_a_schedule_follows_from_its_seed_and_reorders() -> None:
     assert len(set(values)) < 40
 
 
-def test_impossible_faults_are_refused() -> None:
+def test_impossible_faults_are_rejected() -> None:
     with pytest.raises(InputError, match="drop"):
         LinkFaults(drop=1.5)
     with pytest.raises(InputError, match="seconds"):

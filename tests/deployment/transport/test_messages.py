@@ -1,4 +1,4 @@
-"""Messages: whole, or refused with a reason."""
+"""Messages: whole, or rejected with a reason."""
 
 import asyncio
 import hashlib

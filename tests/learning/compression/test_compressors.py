@@ -67,7 +67,7 @@ def test_adding_with_a_weight(kind: str) -> None:
 
 @pytest.mark.parametrize("kind", KINDS)
 @pytest.mark.parametrize("theta", [0.0, -0.1, 1.1, math.nan])
-def test_a_share_out_of_range_is_refused(kind: str, theta: float) -> None:
+def test_a_share_out_of_range_is_rejected(kind: str, theta: float) -> None:
     if kind == "none":
         return
     with pytest.raises(InputError, match="theta"):
@@ -183,7 +183,7 @@ def test_the_wire_carries_what_is_counted(kind: str, theta: float, size: int) ->
 
 
 @pytest.mark.parametrize("kind", KINDS)
-def test_torn_or_foreign_bytes_are_refused(kind: str) -> None:
+def test_torn_or_foreign_bytes_are_rejected(kind: str) -> None:
     content = pack_update(compressor(kind)(vector(300), 0.1, 11))
     for bad in (b"", content[:5], content[:-5], content + b"12345", b"\xff" + content[1:]):
         with pytest.raises(InputError, match="update"):
@@ -192,7 +192,7 @@ def test_torn_or_foreign_bytes_are_refused(kind: str) -> None:
 
 @pytest.mark.parametrize("kind", KINDS)
 @pytest.mark.parametrize("theta", [0.01, 0.1, 0.5, 1.0])
-def test_a_byte_too_many_or_too_few_is_refused(kind: str, theta: float) -> None:
+def test_a_byte_too_many_or_too_few_is_rejected(kind: str, theta: float) -> None:
     """Also behind a bitmap, where the bits beyond the last entry have no meaning."""
     content = pack_update(compressor(kind)(vector(301), theta, 11))
     for bad in (content + b"\0", content + b"\xff", content[:-1]):
@@ -214,7 +214,7 @@ def test_unpacking_takes_a_few_times_the_memory_of_the_bytes(kind: str) -> None:
     assert peak < 12 * len(content) + 8 * 2**20
 
 
-def test_indices_out_of_order_are_refused() -> None:
+def test_indices_out_of_order_are_rejected() -> None:
     bad = SparseUpdate(1000, torch.tensor([5, 3], dtype=torch.int32), torch.ones(2))
     with pytest.raises(InputError, match="ascending"):
         unpack_update(pack_update(bad))

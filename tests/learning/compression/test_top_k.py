@@ -66,7 +66,7 @@ def test_a_sample_that_misleads_does_not_change_the_answer() -> None:
 @pytest.mark.parametrize("bad", [np.nan, np.inf, -np.inf])
 @pytest.mark.parametrize("size", [10, 100_000])
 @pytest.mark.parametrize("k", [0, 3, 10])
-def test_what_is_not_a_number_is_refused(bad: float, size: int, k: int) -> None:
+def test_what_is_not_a_number_is_rejected(bad: float, size: int, k: int) -> None:
     vector = np.ones(size, dtype=np.float32)
     vector[7] = bad
     with pytest.raises(InputError, match="entry 7 is"):

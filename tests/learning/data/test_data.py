@@ -155,11 +155,11 @@ class _Malicious:
 
 
 @pytest.mark.parametrize("protocol", [0, 2, 4])
-def test_a_malicious_pickle_is_refused_and_does_nothing(tmp_path: Path, protocol: int) -> None:
+def test_a_malicious_pickle_is_rejected_and_does_nothing(tmp_path: Path, protocol: int) -> None:
     trace, file = tmp_path / "trace", tmp_path / "data_batch_1"
     fields = {b"labels": [1], b"data": _Malicious(trace)}
     file.write_bytes(pickle.dumps(fields, protocol=protocol))
-    with pytest.raises(InputError, match=r"data_batch_1: refused: it refers to (posix|nt|os)\.system"):
+    with pytest.raises(InputError, match=r"data_batch_1: rejected: it refers to (posix|nt|os)\.system"):
         read_python_batch(file)
     assert not trace.exists()
 
@@ -175,11 +175,11 @@ def test_a_malicious_pickle_is_refused_and_does_nothing(tmp_path: Path, protocol
         (pickle.dumps({b"labels": [1], b"data": np.zeros((1, 3072), np.float32)}), "samples × 3072"),
         (pickle.dumps({b"labels": ["x"], b"data": np.zeros((1, 3072), np.uint8)}), "integers"),
         (pickle.dumps({b"labels": [1, 2], b"data": np.zeros((1, 3072), np.uint8)}), "1 images and 2 labels"),
-        (pickle.dumps(np.array([os.system], dtype=object)), "refused"),
-        (pickle.dumps(getattr), "refused"),
+        (pickle.dumps(np.array([os.system], dtype=object)), "rejected"),
+        (pickle.dumps(getattr), "rejected"),
     ],
 )
-def test_other_pickles_are_refused_in_words(tmp_path: Path, content: bytes, message: str) -> None:
+def test_other_pickles_are_rejected_in_words(tmp_path: Path, content: bytes, message: str) -> None:
     (tmp_path / "batch").write_bytes(content)
     with pytest.raises(InputError, match=message):
         read_python_batch(tmp_path / "batch")

@@ -28,14 +28,14 @@ def _silent() -> None:
 def _offline(monkeypatch: pytest.MonkeyPatch) -> None:
     """Any access to the hub fails at once."""
 
-    def refuse(name: str, *_: object, **__: object) -> None:
+    def reject(name: str, *_: object, **__: object) -> None:
         raise ConnectionError(f"Couldn't reach {name!r} on the Hub")
 
     local = datasets.load_dataset
     monkeypatch.setattr(
         datasets,
         "load_dataset",
-        lambda name, *a, **k: (local if Path(name).is_dir() else refuse)(name, *a, **k),
+        lambda name, *a, **k: (local if Path(name).is_dir() else reject)(name, *a, **k),
     )
 
 

@@ -95,7 +95,7 @@ def test_no_devices_and_no_iterations(
     assert report.steps == 0
 
 
-def test_what_cannot_run_side_by_side_is_refused(
+def test_what_cannot_run_side_by_side_is_rejected(
     digits_task: Task, norm_task: Task, workspace: Build, order: Make, spread: Spread
 ) -> None:
     with pytest.raises(InputError, match="batch-norm"):

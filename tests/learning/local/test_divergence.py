@@ -31,7 +31,7 @@ LOCAL = LocalParameters(learning_rate=0.5)
         (None, [], torch.tensor([math.inf, -math.inf]), "the update holds entries that are not finite"),
     ],
 )
-def test_what_is_refused(
+def test_what_is_rejected(
     estimates: Estimates | None, losses: list[float], difference: Tensor, words: str
 ) -> None:
     with pytest.raises(DivergedError, match=words) as caught:

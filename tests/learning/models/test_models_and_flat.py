@@ -32,7 +32,7 @@ def test_parameter_counts(name: str, shape: tuple[int, ...], classes: int, count
     assert module(torch.zeros(2, *shape)).shape == (2, classes)
 
 
-def test_an_image_model_refuses_what_is_no_image() -> None:
+def test_an_image_model_rejects_what_is_no_image() -> None:
     with pytest.raises(InputError, match=r"resnet20.*\(64,\)"):
         model_builder("resnet20")((64,), 10)
 
@@ -109,7 +109,7 @@ class _Tied(nn.Module):
         (nn.Sequential(nn.Linear(2, 2), nn.Dropout(0.5)), "dropout"),
     ],
 )
-def test_what_cannot_be_trained_reproducibly_is_refused(module: nn.Module, message: str) -> None:
+def test_what_cannot_be_trained_reproducibly_is_rejected(module: nn.Module, message: str) -> None:
     with pytest.raises(InputError, match=message):
         FlatModule(module)
 
@@ -132,7 +132,7 @@ def test_a_saved_model_comes_back_and_loads_into_plain_torch(norm_task: Task, tm
     assert [file.name for file in tmp_path.iterdir() if file.suffix == ".part"] == []
 
 
-def test_a_model_of_another_shape_is_refused_by_name(
+def test_a_model_of_another_shape_is_rejected_by_name(
     digits_task: Task, norm_task: Task, tmp_path: Path
 ) -> None:
     path = tmp_path / "model.safetensors"

@@ -13,7 +13,7 @@ import numpy as np
 from cfel.arrays import FloatArray
 from cfel.control.grid.theta_grid import Objective, ThetaGrid
 from cfel.control.problem import RoundProblem
-from cfel.control.solution import refuse_excess
+from cfel.control.solution import reject_excess
 from cfel.control.solver.dual_search import Bracket, search_energy_price
 from cfel.control.solver.feasible_limits import Limits, find_feasible_limits
 from cfel.control.solver.priced_fleet import Choices
@@ -102,10 +102,10 @@ def _prove(
     theta, speed = grid.objective.theta[choice], grid.speed(choice, rho)
     seconds = rho * problem.tau * problem.mu / speed + theta * problem.nu
     joules = rho * problem.tau * problem.alpha * speed**2 + theta * problem.power * problem.nu
-    refuse_excess("seconds", seconds, limits.seconds)
-    refuse_excess("joules", np.array([joules.sum()]), np.array([limits.joules]))
+    reject_excess("seconds", seconds, limits.seconds)
+    reject_excess("joules", np.array([joules.sum()]), np.array([limits.joules]))
     if limits.battery is not None:
-        refuse_excess("battery", joules, limits.battery)
+        reject_excess("battery", joules, limits.battery)
     objective = float(grid.objective.costs(choice, rho).sum())
     return GridSolution(
         rho,

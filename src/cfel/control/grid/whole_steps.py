@@ -21,7 +21,7 @@ import numpy as np
 from cfel.arrays import FloatArray, IndexArray
 from cfel.control.grid.step_grid import StepGrid, StepTable
 from cfel.control.problem import RoundProblem
-from cfel.control.solution import refuse_excess
+from cfel.control.solution import reject_excess
 from cfel.control.solver.dual_search import search_energy_price
 from cfel.control.solver.feasible_limits import Limits, find_feasible_limits
 from cfel.system.clock import clock_energy
@@ -168,10 +168,10 @@ def _prove(problem: RoundProblem, limits: Limits, grid: StepGrid, plan: _Plan) -
     seconds = steps * problem.mu / speed + theta * problem.nu
     share = clock_energy(speed, problem.clock_static, problem.clock_exponent)
     joules = steps * problem.alpha * share + theta * problem.power * problem.nu
-    refuse_excess("seconds", seconds, limits.seconds)
-    refuse_excess("joules", np.array([joules.sum()]), np.array([limits.joules]))
+    reject_excess("seconds", seconds, limits.seconds)
+    reject_excess("joules", np.array([joules.sum()]), np.array([limits.joules]))
     if limits.battery is not None:
-        refuse_excess("battery", joules, limits.battery)
+        reject_excess("battery", joules, limits.battery)
     return StepSolution(
         steps / problem.tau,
         theta,

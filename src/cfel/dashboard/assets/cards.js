@@ -149,7 +149,7 @@ function drawElections(status) {
   show("elections", ".note", events.length ? "" : "No election yet.");
 }
 function drawRejected(status) {
-  const reasons = Object.entries(status.refused).sort((a, b) => b[1] - a[1]), most = Math.max(1, ...reasons.map(reason => reason[1]));
+  const reasons = Object.entries(status.rejected).sort((a, b) => b[1] - a[1]), most = Math.max(1, ...reasons.map(reason => reason[1]));
   show("rejected", ".bars", ...reasons.map(([reason, count]) => bar(reason, count / most, count.toLocaleString("en"), "over")));
   show("rejected", ".note", reasons.length ? `${plural(reasons.reduce((sum, reason) => sum + reason[1], 0), "upload")} rejected since the start.` : "None since the start.");
 }

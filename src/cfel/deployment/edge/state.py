@@ -112,7 +112,7 @@ class EdgeDisk:
         """Makes the state durable.
 
         Raises:
-            StorageError: the system refused; what was saved before is still there.
+            StorageError: the file cannot be written; what was saved before is still there.
         """
         names = (self._keep(state.model), self._keep(state.before))
         reports, used = dict(state.reports), dict(state.used)

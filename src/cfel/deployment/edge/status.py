@@ -96,7 +96,7 @@ def snapshot(
             for a, b in world.setting.backhaul.edges
         ),
         history=thin_history(tuple(_point(record) for record in records), MOST_ROUNDS),
-        refused=tuple(sorted(rejections.items())),
+        rejected=tuple(sorted(rejections.items())),
         elections=tuple(member.events),
         problem=others.problem,
         version=__version__,

@@ -13,7 +13,7 @@ from cryptography.hazmat.primitives.asymmetric.types import CertificatePublicKey
 from cryptography.hazmat.primitives.serialization import Encoding, PublicFormat, load_pem_private_key
 
 from cfel.deployment.security.identity import Identity, read_identity
-from cfel.errors import DeploymentError, NotAdmittedError, RejectedError, reason
+from cfel.errors import DeploymentError, NotAdmittedError, RejectedError, describe_error
 
 
 def read_credentials(
@@ -64,7 +64,7 @@ def _read(path: Path) -> bytes:
             f"{path} does not exist: copy it from the directory in which `cfel certs` made it"
         ) from error
     except OSError as error:
-        raise DeploymentError(f"cannot read {path}: {reason(error)}") from error
+        raise DeploymentError(f"cannot read {path}: {describe_error(error)}") from error
 
 
 def _parse_certificate(path: Path, content: bytes) -> x509.Certificate:

@@ -4,7 +4,7 @@ import errno
 import re
 import socket
 
-from cfel.errors import DeploymentError, InputError, reason
+from cfel.errors import DeploymentError, InputError, describe_error
 
 _ADDRESS = re.compile(r"(\[[0-9A-Fa-f:.]+\]|[^\s:/\[\]]+):([0-9]{1,5})")
 
@@ -40,17 +40,18 @@ def check_free(address: str) -> None:
     try:
         found = socket.getaddrinfo(host.strip("[]"), int(port), type=socket.SOCK_STREAM)
     except OSError as error:
-        raise DeploymentError(f"cannot listen on {address}: {reason(error)}") from error
-    refusals = [refusal for family, *_, place in found if (refusal := _refusal(family, place)) is not None]
-    taken = [each for each in refusals if each.errno == errno.EADDRINUSE]
+        raise DeploymentError(f"cannot listen on {address}: {describe_error(error)}") from error
+    tried = [_find_bind_error(family, place) for family, *_, place in found]
+    errors = [error for error in tried if error is not None]
+    taken = [each for each in errors if each.errno == errno.EADDRINUSE]
     if taken:
         raise DeploymentError(f"cannot listen on {address}: the address is in use by another process")
     # A name may stand for several addresses, some of them of a protocol that this machine does not speak.
-    if len(refusals) == len(found):
-        raise DeploymentError(f"cannot listen on {address}: {reason(refusals[0])}")
+    if len(errors) == len(found):
+        raise DeploymentError(f"cannot listen on {address}: {describe_error(errors[0])}")
 
 
-def _refusal(family: int, place: object) -> OSError | None:
+def _find_bind_error(family: int, place: object) -> OSError | None:
     try:
         with socket.socket(family, socket.SOCK_STREAM) as trial:
             trial.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)

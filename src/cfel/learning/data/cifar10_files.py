@@ -105,5 +105,5 @@ class _BatchUnpickler(pickle.Unpickler):
             ("_codecs", "encode"): _encode_latin1,
         }
         if (module, name) not in known:
-            raise InputError(f"refused: it refers to {module}.{name}, which no CIFAR-10 batch needs")
+            raise InputError(f"rejected: it refers to {module}.{name}, which no CIFAR-10 batch needs")
         return known[module, name]

@@ -40,6 +40,7 @@ class Network:
         double: share of calls that arrive twice.
         delay_seconds: the longest a call is under way.
         cut: pairs of members that do not reach each other.
+        frozen: members that do not answer, and whose own calls stay open: only time shows that they are gone.
         on_call: told of every call before it is delivered.
     """
 
@@ -47,6 +48,7 @@ class Network:
     double: float = 0.0
     delay_seconds: float = 0.0
     cut: set[frozenset[Identity]] = field(default_factory=set)
+    frozen: set[Identity] = field(default_factory=set)
     on_call: Callable[[Identity, Identity, str], None] = lambda _from, _to, _method: None
     members: dict[Identity, dict[str, Method]] = field(default_factory=dict)
     under_way: dict[Identity, set["asyncio.Task[Message]"]] = field(default_factory=dict)
@@ -56,6 +58,8 @@ class Network:
         """Brings a call to its receiver and the answer back, if nothing happens to them."""
         self.on_call(caller, to, method)
         await asyncio.sleep(self.chance.uniform(0, self.delay_seconds))
+        while self.frozen & {caller, to}:
+            await asyncio.sleep(0.01)
         lost = self.chance.random() < self.drop
         if lost or to not in self.members or frozenset((caller, to)) in self.cut:
             raise UnreachableError(f"{to}, {method}: nobody answers")

@@ -2,13 +2,16 @@
 
 import asyncio
 from pathlib import Path
+from time import monotonic
 from typing import Any
 
 import numpy as np
+import pytest
 
 from cfel.deployment.coordinator.partial_mixing import mixing_rows
 from cfel.deployment.security.identity import Identity
 from cfel.experiment import Experiment
+from cfel.rounds.records import mean_metric
 from cfel.runlog import RoundRecord
 from cfel.runlog.plans import read_plan
 from tests.deployment.conftest import deployed
@@ -60,6 +63,55 @@ def test_edge_server_that_is_lost_is_left_out_of_gossip(tmp_path: Path) -> None:
     assert lines[3].devices_taking_part == 4
     assert lines[3].model_sha256 != lines[2].model_sha256
     assert lines[3].slowest_cluster != lost
+
+
+@pytest.mark.parametrize(
+    ("leads", "silent"), [(False, False), (True, True)], ids=["killed follower", "frozen coordinator"]
+)
+def test_edge_server_gone_for_good_holds_up_the_others_once(
+    tmp_path: Path, leads: bool, silent: bool
+) -> None:
+    """The deadlines are minutes long; after `gone_seconds` the others plan and gossip without it."""
+    experiment = deployed(
+        {"rounds": {"global": 6, "edge": 2}},
+        round_seconds=300.0,
+        gossip_seconds=300.0,
+        gone_seconds=3.0,
+        linger_seconds=0.0,
+    )
+
+    async def play() -> tuple[list[RoundRecord], int, float]:
+        network = Network()
+        async with Federation(experiment, tmp_path, network) as federation:
+            federation.start()
+            await _logged(federation, 1)
+            gone = federation.coordinator()
+            assert gone is not None
+            gone = gone if leads else (gone + 1) % 3
+            began = monotonic()
+            if silent:
+                network.frozen.add(Identity("edge", gone))
+            else:
+                await federation.kill(Identity("edge", gone))
+            alive = (gone + 1) % 3
+            await _logged(federation, 6, at=alive)
+            seconds = monotonic() - began
+            network.frozen.clear()
+            return list(federation.edges[alive].server.log.records), gone, seconds
+
+    lines, gone, seconds = asyncio.run(play())
+    assert [line.round for line in lines] == [1, 2, 3, 4, 5, 6]
+    assert seconds < 60  # one wait for a deadline would take longer, even on a slow machine
+    cluster = deployed().build_world().setting.fleet.cluster
+    last = [read_plan(tmp_path / f"edge-{(gone + 1) % 3}", number) for number in (4, 5, 6)]
+    assert all(set(cluster[table.device]) == {0, 1, 2} - {gone} for table in last)
+
+
+def test_accuracy_is_the_mean_of_the_edge_models_that_are_there() -> None:
+    """Clusters of two devices each, metrics 0.2, 0.4 and 0.9."""
+    setting = deployed().build_world().setting
+    assert mean_metric(setting, (0.2, 0.4, 0.9)) == pytest.approx(0.5)
+    assert mean_metric(setting, (0.2, 0.4, 0.9), {0, 1}) == pytest.approx(0.3)
 
 
 def test_mean_model_is_evaluated_without_a_lost_edge_server(tmp_path: Path) -> None:

@@ -20,7 +20,8 @@ class DeploymentParameters:
             with the latter, budgets count real seconds.
         join_seconds: how long the first round waits for devices that have not joined yet.
         round_seconds: an edge server closes an edge round after this long, with what has arrived.
-        gone_seconds: it does not wait for a device that has been disconnected for this long.
+        gone_seconds: nobody waits for a device that has been disconnected for this long, or for an edge
+            server that has been silent for it.
         gossip_seconds: an edge server that misses a gossip step by this much is left out of it.
         election_seconds: silence after which the coordinator counts as dead; other waits follow it.
         time_scale: real seconds per virtual second that devices take, to emulate the fleet; 0 for no waiting.

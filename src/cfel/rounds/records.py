@@ -1,7 +1,7 @@
 """From the edge rounds of a global round to its line of the log and its table of plans."""
 
 import math
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Collection, Sequence
 
 import numpy as np
 
@@ -94,9 +94,19 @@ def _speeds(outcome: EdgeRoundOutcome) -> np.ndarray:
     return np.ones_like(outcome.plan.rho) if speed is None else speed
 
 
-def mean_metric(setting: Setting, metrics: Sequence[float]) -> float:
-    """The edge models' metrics, in cluster order, averaged over devices."""
-    shares = setting.fleet.sizes / setting.fleet.devices
+def mean_metric(setting: Setting, metrics: Sequence[float], clusters: Collection[int] | None = None) -> float:
+    """The edge models' metrics, averaged over devices.
+
+    Args:
+        setting: the clusters' sizes.
+        metrics: in cluster order.
+        clusters: those whose edge server is there; None, or none of them, for all.
+    """
+    sizes = setting.fleet.sizes
+    if clusters:
+        there = np.isin(np.arange(len(sizes)), list(clusters))
+        sizes = np.where(there, sizes, 0)
+    shares = sizes / sizes.sum()
     return math.fsum(float(share) * metric for share, metric in zip(shares, metrics, strict=True))
 
 

@@ -36,6 +36,22 @@ def test_silence_makes_suspect_and_then_lost() -> None:
     assert contacts.lost() == [1]
 
 
+def test_silence_beyond_gone_seconds_and_two_questions_makes_gone() -> None:
+    """Asked every 2 s, so after 4 s at the earliest; never heard of counts from the start, oneself never."""
+    clock = Clock()
+    contacts = PeerContacts([1, 2], 2.0, clock)
+    clock.seconds = 3.0
+    contacts.note(Identity("edge", 1))
+    assert [contacts.is_gone(i, 1.0) for i in range(3)] == [False, False, False]
+    clock.seconds = 4.5
+    assert [contacts.is_gone(i, 1.0) for i in range(3)] == [False, False, True]
+    assert not contacts.is_gone(2, 10.0)
+    clock.seconds = 13.5
+    assert [contacts.is_gone(i, 10.0) for i in range(3)] == [False, True, True]
+    contacts.note(Identity("edge", 1))
+    assert not contacts.is_gone(1, 10.0)
+
+
 def test_status_shows_who_is_lost_and_what_devices_of_others_do(tmp_path: Path) -> None:
     """Edge server 2 is killed before the first round: the others say so, of its devices too."""
 

@@ -13,6 +13,7 @@ from dataclasses import replace
 
 import numpy as np
 
+from cfel.arrays import BoolArray
 from cfel.deployment.compute_thread import ComputeThread
 from cfel.deployment.coordinator.bounding import Answer, bound_answers
 from cfel.deployment.coordinator.control_state import CoordinatorState, initial_coordinator_state
@@ -58,6 +59,7 @@ class Coordinator:
         still_leads: whether it still may act.
         number: the edge server that it runs on.
         on_rejection: called for devices with implausible estimates or measurements.
+        is_gone: whether an edge server has been silent for too long to wait for it.
     """
 
     def __init__(
@@ -71,14 +73,17 @@ class Coordinator:
         still_leads: Callable[[], bool],
         number: int,
         on_rejection: OnRejection,
+        is_gone: Callable[[int], bool],
     ) -> None:
         self._on_rejection = on_rejection
         self._world, self._simulation, self._deployment = world, simulation, deployment
         self._compute, self._number = compute, number
         self._edges = TermCalls(
-            term, world.setting.fleet.clusters, calls, still_leads, deployment.gossip_seconds
+            term, world.setting.fleet.clusters, calls, still_leads, deployment.gossip_seconds, is_gone
         )
         self._usual = usual_conditions(world.setting)
+        # Clusters whose models were evaluated after the last gossip step.
+        self._evaluated: set[int] = set()
         self._counted_at = time.monotonic()
 
     async def lead(self) -> None:
@@ -96,7 +101,8 @@ class Coordinator:
                 state = await self._gossip_within_round(state)
             else:
                 state, over = await self._end_global_round(state)
-        await self._edges.ask_once(FarewellRequest(tuple(sorted(self._edges.missing))), QUICK_SECONDS)
+        missing = sorted(set(range(self._world.setting.fleet.clusters)).difference(self._edges.present()))
+        await self._edges.ask_once(FarewellRequest(tuple(missing)), QUICK_SECONDS)
 
     async def _take_over(self) -> CoordinatorState:
         """The newest state that any edge server knows; before the first round, waits for all to join."""
@@ -127,6 +133,7 @@ class Coordinator:
         state = await self._wait_for_devices(state, set(np.flatnonzero(conditions.available).tolist()))
         absent = np.zeros(setting.fleet.devices, dtype=bool)
         absent[list(state.absent)] = True
+        absent |= self._without_edge_server()
         conditions = conditions.without(absent)
         available = tuple(conditions.available.tolist())
         if needs_estimates(self._world.local.estimator, state.estimates):
@@ -161,7 +168,8 @@ class Coordinator:
 
         If other devices are connected, the round passes without any device, as in the simulator.
         """
-        if not available or not available <= set(state.absent):
+        absent = {*state.absent, *np.flatnonzero(self._without_edge_server()).tolist()}
+        if not available or not available <= absent:
             return state
         connected: set[int] = set()
         while not connected:
@@ -169,6 +177,10 @@ class Coordinator:
             connected = {n for each in answers.values() for n in each.connected}
             await asyncio.sleep(0 if connected else TRY_AGAIN_SECONDS)
         return replace(state, absent=tuple(n for n in state.absent if n not in connected))
+
+    def _without_edge_server(self) -> BoolArray:
+        """Per device, whether its edge server is gone."""
+        return np.isin(self._world.setting.fleet.cluster, self._edges.find_gone())
 
     def _since_last_count(self) -> float:
         """Seconds since the previous call; their sum leaves no time out."""
@@ -236,6 +248,7 @@ class Coordinator:
         rows = settled[0] if settled else mixing_rows(setting.backhaul, got, at_once=at_once)
         command = MixCommand(term, state.at, rows, evaluates, state)
         answers = await self._edges.command(command, seconds, only=present)
+        self._evaluated = {i for i, each in answers.items() if each.metric is not None}
         digests, metrics = list(state.digests), list(state.metrics)
         for i, each in answers.items():
             digests[i] = each.digest
@@ -245,7 +258,7 @@ class Coordinator:
 
     async def _find_accuracy(self, state: CoordinatorState) -> float:
         if self._simulation.evaluate_on == "edge":
-            return mean_metric(self._world.setting, state.metrics)
+            return mean_metric(self._world.setting, state.metrics, self._evaluated)
         seconds, own = self._deployment.gossip_seconds, self._number
         answers = await self._edges.ask_once(MeanMetricRequest(), seconds, only=[own])
         if not answers:

@@ -5,7 +5,7 @@ import logging
 import time
 from collections.abc import Callable, Iterable
 
-from cfel.deployment.protocol.calls import Answer, Calls, Request
+from cfel.deployment.protocol.calls import Answer, Calls, Request, give_up_if
 from cfel.deployment.protocol.coordinator_requests import Command
 from cfel.deployment.security.identity import Identity
 from cfel.errors import DeploymentError, NotAdmittedError, RejectedError, StaleTermError, UnreachableError
@@ -28,6 +28,7 @@ class TermCalls:
         calls: how they are reached.
         still_leads: whether the caller may still act.
         grace_seconds: what an edge server may itself wait for others, beyond any deadline.
+        is_gone: whether an edge server has been silent for too long to wait for it.
 
     Attributes:
         term: as given.
@@ -35,8 +36,15 @@ class TermCalls:
     """
 
     def __init__(
-        self, term: int, clusters: int, calls: Calls, still_leads: Callable[[], bool], grace_seconds: float
+        self,
+        term: int,
+        clusters: int,
+        calls: Calls,
+        still_leads: Callable[[], bool],
+        grace_seconds: float,
+        is_gone: Callable[[int], bool] = lambda _: False,
     ) -> None:
+        self._is_gone = is_gone
         self.term, self._calls, self._still_leads = term, calls, still_leads
         self._edges, self._grace_seconds = range(clusters), grace_seconds
         self.missing: set[int] = set()
@@ -44,15 +52,20 @@ class TermCalls:
         self._silent: set[int] = set()
 
     def present(self) -> tuple[int, ...]:
-        """Edge servers that are not missing."""
-        return tuple(i for i in self._edges if i not in self.missing)
+        """Edge servers that are neither missing nor gone."""
+        return tuple(i for i in self._edges if i not in self.missing and not self._is_gone(i))
+
+    def find_gone(self) -> list[int]:
+        """Edge servers that have been silent for too long to wait for them."""
+        return [i for i in self._edges if self._is_gone(i)]
 
     async def command(
         self, command: Command[Answer], seconds: float, only: Iterable[int] | None = None
     ) -> dict[int, Answer]:
         """Calls edge servers until each has answered or the deadline is over; returns the answers.
 
-        One that missed a deadline is called only once from then on, until it answers again.
+        One that missed a deadline is called only once from then on, until it answers again; one that is gone
+        is not called until it is heard of again.
         """
         # What an edge server itself waits for others comes on top.
         deadline = time.monotonic() + seconds + self._grace_seconds
@@ -65,13 +78,15 @@ class TermCalls:
             self._check_term()
             left = max(deadline - time.monotonic(), QUICK_SECONDS)
             try:
-                answer = await self._calls.call(Identity("edge", edge), command, left)
+                call = self._calls.call(Identity("edge", edge), command, left)
+                answer = await give_up_if(lambda: self._is_gone(edge), "is gone", call)
             except (UnreachableError, StaleTermError) as error:
                 # A stale term counts only if the election says so, too: one edge server may not have heard of
                 # this term yet, or lie.
                 self._check_term()
-                if edge in self.missing or time.monotonic() > deadline:
-                    _LOG.warning("%s: edge server %d is left out: %s", command.method, edge, error)
+                if edge in self.missing or self._is_gone(edge) or time.monotonic() > deadline:
+                    level = logging.DEBUG if edge in self.missing else logging.WARNING
+                    _LOG.log(level, "%s: edge server %d is left out: %s", command.method, edge, error)
                     self.missing.add(edge)
                     return None
                 await asyncio.sleep(TRY_AGAIN_SECONDS)

@@ -2,6 +2,7 @@
 
 import asyncio
 import logging
+from collections.abc import Callable
 
 from cfel.deployment.compute_thread import ComputeThread
 from cfel.deployment.coordinator.coordinator import Coordinator
@@ -31,6 +32,7 @@ class CoordinatorRole:
         simulation: accounts, evaluation, when to stop.
         deployment: deadlines.
         on_rejection: called for devices whose estimates are not believed.
+        is_gone: whether an edge server has been silent for too long to wait for it.
     """
 
     def __init__(
@@ -42,8 +44,9 @@ class CoordinatorRole:
         simulation: SimulationParameters,
         deployment: DeploymentParameters,
         on_rejection: OnRejection,
+        is_gone: Callable[[int], bool],
     ) -> None:
-        self._on_rejection = on_rejection
+        self._on_rejection, self._is_gone = on_rejection, is_gone
         self._server, self._calls, self._compute = server, calls, compute
         self._world, self._simulation, self._deployment = world, simulation, deployment
         self._task: asyncio.Task[None] | None = None
@@ -85,6 +88,7 @@ class CoordinatorRole:
             still_leads,
             self._server.number,
             self._on_rejection,
+            self._is_gone,
         )
         while not still_leads():
             # Elected, but not yet answered by a majority.

@@ -9,6 +9,7 @@
 A position (l, r, s) counts global rounds, edge rounds and gossip steps (`positions`).
 """
 
+from collections.abc import Callable
 from dataclasses import replace
 from pathlib import Path
 
@@ -46,6 +47,7 @@ class EdgeServer:
         gossip_seconds: how long to try to fetch a neighbour's model.
         faults: where faults of other edge servers are noted.
         leadership: who may command.
+        is_gone: whether an edge server has been silent for too long to wait for it.
 
     Attributes:
         log: its log.
@@ -66,9 +68,10 @@ class EdgeServer:
         gossip_seconds: float,
         faults: PeerFaults,
         leadership: Leadership,
+        is_gone: Callable[[int], bool],
     ) -> None:
         self.number, self._devices = number, devices
-        self._neighbours = NeighbourModels(calls, world.start, gossip_seconds, faults)
+        self._neighbours = NeighbourModels(calls, world.start, gossip_seconds, faults, is_gone)
         self.progress = EdgeProgress(world, number, directory, devices, self._neighbours, compute, leadership)
         self.log = EdgeLog(directory, number, self.progress, calls, compute, gossip_seconds)
         self.training = EdgeTraining(world, self.progress, devices, compute)

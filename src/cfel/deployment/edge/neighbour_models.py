@@ -13,7 +13,7 @@ from cfel.deployment.edge.peer_faults import PeerFaults
 from cfel.deployment.payloads import model_size, read_model
 from cfel.deployment.plausible_models import check_model
 from cfel.deployment.positions import Position
-from cfel.deployment.protocol.calls import Calls
+from cfel.deployment.protocol.calls import Calls, give_up_if
 from cfel.deployment.protocol.peer_requests import PeerModelRequest
 from cfel.deployment.security.identity import Identity
 from cfel.deployment.transfer.parts import PEER_PART_SECONDS, Download, InvalidBodyError, PartSize
@@ -39,9 +39,18 @@ class NeighbourModels:
         like: any model of the experiment, for its shape.
         seconds: how long to try for one gossip step.
         faults: where invalid models are noted.
+        is_gone: whether an edge server has been silent for too long to wait for it.
     """
 
-    def __init__(self, calls: Calls, like: FlatModel, seconds: float, faults: PeerFaults) -> None:
+    def __init__(
+        self,
+        calls: Calls,
+        like: FlatModel,
+        seconds: float,
+        faults: PeerFaults,
+        is_gone: Callable[[int], bool] = lambda _: False,
+    ) -> None:
+        self._is_gone = is_gone
         self._calls, self._like, self._seconds, self._faults = calls, like, seconds, faults
         self._term, self._at = 0, (0, 0, 0)
         self._models: dict[int, FlatModel] = {}
@@ -93,6 +102,8 @@ class NeighbourModels:
                 return
             except (UnreachableError, RejectedError) as error:
                 _LOG.info("no model of edge server %d yet: %s", number, error)
+                if self._is_gone(number):
+                    return
                 await asyncio.sleep(_TRY_AGAIN_SECONDS)
                 continue
             try:
@@ -120,7 +131,8 @@ class NeighbourModels:
         async def ask(offset: int, most_bytes: int) -> Body:
             check_wanted()
             request = PeerModelRequest(at, download.sha256 or None, offset, most_bytes)
-            answer = await self._calls.call(Identity("edge", number), request, self._seconds)
+            call = self._calls.call(Identity("edge", number), request, self._seconds)
+            answer = await give_up_if(lambda: self._is_gone(number), f"edge-{number} is gone", call)
             if offset == 0:
                 download.sha256, download.position = answer.sha256, answer.position
             return answer.model
@@ -159,7 +171,7 @@ class NeighbourModels:
                 _LOG.warning("edge server %d is left out of the mean: %s", number, error)
                 return None
 
-        asked = list(numbers)
+        asked = [number for number in numbers if not self._is_gone(number)]
         found = await asyncio.gather(*(ask(number) for number in asked))
         return {i: model for i, model in zip(asked, found, strict=True) if model is not None}
 
@@ -169,7 +181,7 @@ class NeighbourModels:
         Raises:
             RejectedError: none of them can be reached.
         """
-        for number in candidates:
+        for number in sorted(candidates, key=self._is_gone):
             try:
                 at, model = await self.fetch_present(number)
             except (UnreachableError, RejectedError) as error:

@@ -86,6 +86,10 @@ class EdgeNode:
         calls = WatchedCalls(calls, self._contacts)
         everywhere = LocalCalls(self.identity, calls, self.endpoints)
         models = EncodedModels()
+
+        def is_gone(other: int) -> bool:
+            return self._contacts.is_gone(other, deployment.gone_seconds)
+
         self._faults = PeerFaults(time.monotonic)
         self.devices = DeviceService(
             tuple(np.flatnonzero(world.setting.fleet.cluster == number).tolist()),
@@ -108,9 +112,10 @@ class EdgeNode:
             deployment.gossip_seconds,
             self._faults,
             Leadership(self._find_leader, 2 * deployment.election_seconds, self._on_command_fault),
+            is_gone,
         )
         self._role = CoordinatorRole(
-            self.server, everywhere, self._compute, world, simulation, deployment, self.on_rejection
+            self.server, everywhere, self._compute, world, simulation, deployment, self.on_rejection, is_gone
         )
         self.member = Member(
             number,

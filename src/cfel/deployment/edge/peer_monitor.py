@@ -23,6 +23,8 @@ from cfel.errors import DeploymentError, RejectedError, UnreachableError
 _LOG = logging.getLogger(__name__)
 # All in intervals at which the others are asked: when one counts as suspect, and as lost,
 _ALIVE, _LOST = 2.5, 5.0
+# how long one must be silent at least until the others continue without it,
+_LEAST_GONE = 2.0
 # how long without a command until an edge server believes that the others have finished,
 _IDLE = 4.0
 # and how long a federation may be without a coordinator or a device before that is reported.
@@ -56,10 +58,21 @@ class PeerContacts:
         if number not in self._heard:
             return "alive"
         at = self._heard[number]
-        silence = (self._now() - (self._began if at is None else at)) / self.interval_seconds
+        silence = self._silence(number) / self.interval_seconds
         if silence > _LOST:
             return "lost"
         return "alive" if at is not None and silence <= _ALIVE else "suspect"
+
+    def is_gone(self, number: int, gone_seconds: float) -> bool:
+        """Whether the others should continue without an edge server."""
+        if number not in self._heard:
+            return False
+        # One that was asked only twice since it was last heard of may just have been slow.
+        return self._silence(number) > max(gone_seconds, _LEAST_GONE * self.interval_seconds)
+
+    def _silence(self, number: int) -> float:
+        at = self._heard[number]
+        return self._now() - (self._began if at is None else at)
 
     def lost(self) -> list[int]:
         """Edge servers that have been silent for long."""

@@ -4,7 +4,8 @@
 so a caller gets the answer type that belongs to it.
 """
 
-from collections.abc import Awaitable, Callable, Iterable, Mapping
+import asyncio
+from collections.abc import Awaitable, Callable, Coroutine, Iterable, Mapping
 from dataclasses import dataclass
 from typing import Any, ClassVar, Generic, Protocol, TypeVar, get_args
 
@@ -14,8 +15,9 @@ from cfel.deployment.protocol.codec import from_message, to_message
 from cfel.deployment.security.identity import Identity, Role
 from cfel.deployment.transport.grpc_transport import Client, Method
 from cfel.deployment.transport.messages import Message
-from cfel.errors import RejectedError
+from cfel.errors import RejectedError, UnreachableError
 
+_LOOK_SECONDS = 0.1
 Answer = TypeVar("Answer", covariant=True)
 
 
@@ -57,6 +59,23 @@ class Calls(Protocol):
             UnreachableError: the other side could not be reached, or did not answer in time.
         """
         ...
+
+
+async def give_up_if(is_pointless: Callable[[], bool], why: str, call: Coroutine[Any, Any, Answer]) -> Answer:
+    """The answer to a call, unless waiting for it becomes pointless first.
+
+    Raises:
+        UnreachableError: it did.
+    """
+    task = asyncio.ensure_future(call)
+    try:
+        while not task.done():
+            if is_pointless():
+                raise UnreachableError(why)
+            await asyncio.wait([task], timeout=_LOOK_SECONDS)
+        return task.result()
+    finally:
+        task.cancel()
 
 
 @dataclass(frozen=True, slots=True)

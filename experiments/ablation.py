@@ -15,7 +15,7 @@ from statistics import mean
 
 from cfel.report import Run, load_runs, write_summary
 from cfel.report.summary import confidence_half_width
-from cfel.reproduce.landing import land
+from cfel.reproduce.copy_results import copy_results
 from cfel.wording import plural
 
 LAST = 3
@@ -100,7 +100,7 @@ def main(out: Path, place: Path | None) -> None:
     print(f"{plural(len(seeds), 'seed')}; differences in percentage points, with 95 % intervals\n")
     print(format_table(found))
     if place is not None:
-        land(out, place)
+        copy_results(out, place)
 
 
 if __name__ == "__main__":

@@ -15,7 +15,7 @@ from statistics import geometric_mean, mean
 
 from cfel.report import Run, load_runs, write_summary
 from cfel.report.summary import measure
-from cfel.reproduce.landing import land
+from cfel.reproduce.copy_results import copy_results
 
 SCHEMES = ("hcef", "hcef_plus")
 NEEDS = ("seconds_to_target", "joules_to_target")
@@ -68,7 +68,7 @@ def main(out: Path, lowest: float, highest: float, place: Path | None) -> None:
         print(f"| {' | '.join(cells)} |")
     write_summary(out, {"item": "differences", "targets": targets, "gains": document})
     if place is not None:
-        land(out, place)
+        copy_results(out, place)
 
 
 def _format_range(values: Sequence[float]) -> str:

@@ -13,9 +13,9 @@ from cfel.api.runs import RunOptions
 from cfel.cli.reproduce import describe_forecast
 from cfel.control import SCHEMES
 from cfel.report import load_runs
+from cfel.reproduce.copy_results import copy_results
 from cfel.reproduce.forecast import count_rounds_left
 from cfel.reproduce.items import ReproductionRequest, plan_runs
-from cfel.reproduce.landing import land
 from cfel.reproduce.reproduction import execute_runs, write_results
 from cfel.runlog import WALL_CLOCK_FIELDS
 from tests.cli.conftest import Run
@@ -154,8 +154,8 @@ def _timeless(line: str) -> dict[str, object]:
 
 def test_what_is_landed_names_no_path(finished: Path, tmp_path: Path) -> None:
     """Logs, experiments, environments, summary and figures; a report can be drawn of them."""
-    place = tmp_path / "landed"
-    files = land(finished, place)
+    place = tmp_path / "copied"
+    files = copy_results(finished, place)
     assert {
         "summary.json",
         "rounds.jsonl",
@@ -176,9 +176,9 @@ def test_what_is_landed_names_no_path(finished: Path, tmp_path: Path) -> None:
         "data.path=DATA",
         "PATH",
     ]
-    landed, source = load_runs(place)[0], load_runs(finished)[0]
-    assert landed.records == source.records
-    assert tomllib.loads(landed.experiment_toml)["data"]["path"] == "DATA"
+    copied, source = load_runs(place)[0], load_runs(finished)[0]
+    assert copied.records == source.records
+    assert tomllib.loads(copied.experiment_toml)["data"]["path"] == "DATA"
 
 
 def test_reports_on_what_is_there(run: Run, data: dict[str, Path], finished: Path) -> None:

@@ -1,4 +1,4 @@
-"""`cfel reproduce --report-only`: tables, summaries and landing, from logs written by hand."""
+"""`cfel reproduce --report-only`: tables, summaries and copies, from logs written by hand."""
 
 import json
 import tomllib
@@ -8,9 +8,9 @@ import pytest
 
 from cfel.cli.reproduce import describe_forecast
 from cfel.report import load_runs
+from cfel.reproduce.copy_results import copy_results
 from cfel.reproduce.forecast import count_rounds_left
 from cfel.reproduce.items import PlannedRun, ReproductionRequest, load_base_experiment
-from cfel.reproduce.landing import land
 from tests.cli.conftest import Answer, Run
 from tests.report.conftest import record, write_run
 
@@ -126,12 +126,12 @@ def test_rates(run: Run, tmp_path: Path) -> None:
 
 @pytest.mark.usefixtures("no_figures")
 def test_landed_runs_are_the_runs(run: Run, tmp_path: Path) -> None:
-    out, place = write(tmp_path / "out"), tmp_path / "landed"
+    out, place = write(tmp_path / "out"), tmp_path / "copied"
     answer = reproduce(run, "table1", out, "--land", place)
     files = [path for path in place.rglob("*") if path.is_file()]
     assert f"copied {len(files)} files to {place}" in answer.out
     assert [each.records for each in load_runs(place)] == [each.records for each in load_runs(out)]
-    assert land(out, place) == land(out, place)
+    assert copy_results(out, place) == copy_results(out, place)
     assert all(str(tmp_path).encode() not in file.read_bytes() for file in files)
 
 

@@ -66,7 +66,7 @@ def test_bad_ledgers_are_rejected() -> None:
 def test_cluster_counts_must_agree() -> None:
     with pytest.raises(InputError, match=r"cost\.seconds: must have 2 entries, got 3"):
         after_edge_round(open_ledger(2), edge_round([1, 1, 1], 0))
-    with pytest.raises(InputError, match="backhaul_seconds: must have 2 entries, got 1"):
+    with pytest.raises(InputError, match="exchange_seconds: must have 2 entries, got 1"):
         after_global_round(open_ledger(2), [1])
 
 

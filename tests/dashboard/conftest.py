@@ -15,15 +15,15 @@ from cfel.dashboard import Dashboard, dashboard_app, serve
 from cfel.status import ClusterStatus, DeviceStatus, ElectionEvent, Link, RoundPoint, Status
 
 EVIL = "<img src=x onerror=\"document.title='owned'\"><script>document.title='owned'</script>"
-STATES = ("done", "training", "done", "uploading", "done", "done", "late", "away")
+STATES = ("done", "training", "done", "uploading", "done", "done", "late", "absent")
 
 
 def device(number: int, done: int) -> DeviceStatus:
     """Slower with its number; what it is asked for moves with the round."""
     state = STATES[(number + done) % len(STATES)]
     name = EVIL if number == 3 else f"cam-{number:02d}"
-    if state == "away":
-        return DeviceStatus(device=number, name=name, state="away")
+    if state == "absent":
+        return DeviceStatus(device=number, name=name, state="absent")
     wave = 0.5 + 0.45 * math.sin(number + 0.3 * done)
     slow = 1 + number % 7
     return DeviceStatus(

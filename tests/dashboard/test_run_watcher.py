@@ -58,7 +58,7 @@ def test_a_run_as_it_grows(tmp_path: Path) -> None:
         assert (status.round, status.seconds, status.joules, status.straggler) == (2, 10.0, 20.0, 2)
         assert (status.seconds_budget, status.joules_budget, status.target) == (1000.0, 100.0, 0.9)
         devices = [device for cluster in status.clusters for device in cluster.devices]
-        assert [device.state for device in devices] == ["done", "done", "done", "away"]
+        assert [device.state for device in devices] == ["done", "done", "done", "absent"]
         assert [device.seconds for device in devices] == [3.0, 4.0, 5.0, None]
         assert devices[1].rho == pytest.approx(0.2)
         assert (devices[1].theta, devices[1].mu, devices[1].nu) == (1.0, 2.0, 2.0)
@@ -144,7 +144,7 @@ def test_many_devices_and_a_round_without_any(tmp_path: Path, monkeypatch: pytes
         writer.append(record(1, 0.5, 10.0, 20.0), plan(1, [], [], []))
     clusters = RunWatcher(tmp_path).snapshot().clusters
     assert [[device.device for device in cluster.devices] for cluster in clusters] == [[0, 1], [5, 6]]
-    assert {device.state for cluster in clusters for device in cluster.devices} == {"away"}
+    assert {device.state for cluster in clusters for device in cluster.devices} == {"absent"}
     assert [cluster.rho_mean for cluster in clusters] == [None, None]
 
 

@@ -16,14 +16,14 @@ def test_the_landed_runs_make_a_table(
 ) -> None:
     out = tmp_path / "out"
     shutil.copytree(ROOT / "results" / "ablation-cifar10", out)
-    monkeypatch.setattr(sys, "argv", [str(SCRIPT), str(out), str(tmp_path / "landed")])
+    monkeypatch.setattr(sys, "argv", [str(SCRIPT), str(out), str(tmp_path / "copied")])
     runpy.run_path(str(SCRIPT), run_name="__main__")
     lines = capsys.readouterr().out.splitlines()
     (whole,) = [line for line in lines if line.startswith("| `nothing`")]
     (without,) = [line for line in lines if line.startswith("| `dense_gossip`")]
     assert whole.count("±") == 0
     assert without.count("±") == 2
-    assert (tmp_path / "landed" / "summary.json").exists()
+    assert (tmp_path / "copied" / "summary.json").exists()
 
 
 def test_differences_are_taken_seed_by_seed(tmp_path: Path) -> None:

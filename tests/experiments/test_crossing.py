@@ -1,4 +1,4 @@
-"""The README's first table is what the landed logs say, in realised time and interpolated."""
+"""The README's first table is what the copied logs say, in realised time and interpolated."""
 
 import re
 import runpy

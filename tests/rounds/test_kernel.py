@@ -136,7 +136,7 @@ def test_the_scheme_sees_the_account_that_counts_and_what_batteries_hold() -> No
     assert (expected.ledger, realised.ledger) == (control.expected, control.realised)
     assert expected.battery is not None
     assert expected.battery.tolist() == pytest.approx([1.4, 0.0, 4.0])
-    assert expected.backhaul_seconds.tolist() == [2.0, 2.0]
+    assert expected.gossip_seconds_left.tolist() == [2.0, 2.0]
     plan, after = plan_edge_round(world, control, expected)
     assert plan.rho.tolist() == [1.0, 1.0, 0.0]
     assert after.expected is control.expected

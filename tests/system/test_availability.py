@@ -8,12 +8,12 @@ from cfel.system import Availability, is_exhausted, joules_left
 
 
 def test_nobody_is_away_by_default() -> None:
-    assert not Availability().is_away(0, 0, 5).any()
+    assert not Availability().is_absent(0, 0, 5).any()
 
 
 def test_absence_includes_both_ends() -> None:
     away = Availability(away=((1, 2, 3), (0, 3, 3)))
-    found = [away.is_away(0, global_round, 3).tolist() for global_round in range(5)]
+    found = [away.is_absent(0, global_round, 3).tolist() for global_round in range(5)]
     assert found == [
         [False, False, False],
         [False, False, False],
@@ -26,14 +26,14 @@ def test_absence_includes_both_ends() -> None:
 def test_share_away_and_its_key() -> None:
     """10⁵ draws at 0.3: standard deviation 0.0014."""
     away = Availability(away_probability=0.3)
-    first, second = (away.is_away(0, global_round, 100_000) for global_round in (0, 1))
+    first, second = (away.is_absent(0, global_round, 100_000) for global_round in (0, 1))
     assert first.mean() == pytest.approx(0.3, abs=0.008)
     assert (first != second).any()
-    assert np.array_equal(first[:50], away.is_away(0, 0, 50))
+    assert np.array_equal(first[:50], away.is_absent(0, 0, 50))
 
 
 def test_everybody_can_be_away() -> None:
-    assert Availability(away_probability=1.0).is_away(0, 0, 100).all()
+    assert Availability(away_probability=1.0).is_absent(0, 0, 100).all()
 
 
 @pytest.mark.parametrize(
@@ -59,7 +59,7 @@ def test_bad_parameters_are_rejected(fields: dict[str, object], reason: str) -> 
 
 def test_unknown_device_is_rejected() -> None:
     with pytest.raises(InputError, match=r"availability\.away\[0\]: unknown device 4 \(allowed: 0 to 3\)"):
-        Availability(away=((4, 0, 0),)).is_away(0, 9, 4)
+        Availability(away=((4, 0, 0),)).is_absent(0, 9, 4)
 
 
 def test_battery() -> None:

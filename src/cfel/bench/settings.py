@@ -115,8 +115,8 @@ def build_bench_world(setting: BenchSetting) -> World:
     """Builds the world of a setting."""
     data = make_random_data(setting)
     task = Task(data, model_builder(setting.model), augment=augmentation(setting.augment))
-    away = 0.0 if setting.present is None else 1 - setting.present / setting.devices
-    fleet = build_fleet(FleetParameters(setting.devices, setting.clusters, availability=Availability(away)))
+    absent = 0.0 if setting.present is None else 1 - setting.present / setting.devices
+    fleet = build_fleet(FleetParameters(setting.devices, setting.clusters, availability=Availability(absent)))
     backhaul = build_backhaul(TopologyParameters(), fleet.sizes, SEED)
     start = initial_model(task, SEED)
     bits = 32.0 * start.parameters.numel()

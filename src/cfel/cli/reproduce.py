@@ -11,6 +11,7 @@ from cfel.cli.arguments import Commands, add_command, parse_integers, parse_name
 from cfel.cli.output import new_table, print_json, print_table
 from cfel.cli.run import add_run_options, track_runs
 from cfel.report.reproduction import TextTable
+from cfel.reproduce.copy_results import copy_results
 from cfel.reproduce.forecast import count_rounds_left, estimate_seconds, measure_pace
 from cfel.reproduce.items import (
     DATASETS,
@@ -21,7 +22,6 @@ from cfel.reproduce.items import (
     find_experiments,
     plan_runs,
 )
-from cfel.reproduce.landing import land
 from cfel.reproduce.rates import load_rates
 from cfel.reproduce.reproduction import execute_runs, write_results
 from cfel.wording import plural
@@ -79,7 +79,7 @@ def run(arguments: argparse.Namespace) -> int:
     if not arguments.report_only:
         _run_all(request, arguments, out)
     document, shown = write_results(request, out)
-    landed = [] if arguments.land is None else land(out, arguments.land)
+    copied = [] if arguments.land is None else copy_results(out, arguments.land)
     if arguments.json:
         print_json(document)
         return 0
@@ -92,8 +92,8 @@ def run(arguments: argparse.Namespace) -> int:
     if request.item == "rates":
         use = "use it with --rates, or copy it to experiments/rates.toml"
         console.print(f"learning rates: {escape(str(out / 'rates.toml'))} ({use})", soft_wrap=True)
-    if landed:
-        files = plural(len(landed), "file")
+    if copied:
+        files = plural(len(copied), "file")
         console.print(f"copied {files} to {escape(str(arguments.land))}", soft_wrap=True)
     return 0
 

@@ -88,7 +88,7 @@ def round_caps(
     rounds: Rounds,
     global_round: int,
     edge_round: int,
-    backhaul_seconds: FloatArray,
+    gossip_seconds_left: FloatArray,
 ) -> tuple[FloatArray, float]:
     """Seconds per cluster and joules for all devices in edge round r of global round l.
 
@@ -98,13 +98,13 @@ def round_caps(
         rounds: φ, q and τ.
         global_round: l, 0 … φ − 1.
         edge_round: r, 0 … q − 1.
-        backhaul_seconds: what gossip will still take in this global round, per cluster.
+        gossip_seconds_left: what gossip will still take in this global round, per cluster.
     """
     if not (0 <= global_round < rounds.global_rounds and 0 <= edge_round < rounds.edge_rounds):
         last = f"({rounds.global_rounds - 1}, {rounds.edge_rounds - 1})"
         raise InputError(f"round ({global_round}, {edge_round}): must lie within (0, 0) … {last}")
     rounds_left, edge_rounds_left = rounds.global_rounds - global_round, rounds.edge_rounds - edge_round
     elapsed = np.asarray(ledger.elapsed_seconds)
-    seconds = (budget.seconds - ledger.seconds) / rounds_left - elapsed - backhaul_seconds
+    seconds = (budget.seconds - ledger.seconds) / rounds_left - elapsed - gossip_seconds_left
     joules = (budget.joules - ledger.joules) / rounds_left - ledger.elapsed_joules
     return seconds / edge_rounds_left, joules / edge_rounds_left

@@ -97,7 +97,7 @@ def build_problem(
             observation.rounds,
             observation.global_round,
             observation.edge_round,
-            observation.backhaul_seconds,
+            observation.gossip_seconds_left,
         )
     return RoundProblem(
         tau=observation.rounds.local_steps,

@@ -81,7 +81,7 @@ class Observation:
         sigma2, g2: every device's newest estimates of σ² and G².
         ledger: what has been spent.
         budget: what the whole run may spend.
-        backhaul_seconds: per cluster, for all gossip still to come in this global round.
+        gossip_seconds_left: per cluster, for all gossip still to come in this global round.
         battery: joules left in every device, or `None` for mains power.
         kept_energy: share of an update's energy in its largest entries, at the scheme's `kept_energy_at`,
             averaged over devices; `None` before the first reports.
@@ -97,7 +97,7 @@ class Observation:
     g2: FloatArray
     ledger: Ledger
     budget: Budget
-    backhaul_seconds: FloatArray
+    gossip_seconds_left: FloatArray
     battery: FloatArray | None = None
     kept_energy: FloatArray | None = None
     full_clocks: bool = False

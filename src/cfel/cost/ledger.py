@@ -95,13 +95,13 @@ def after_exchange(ledger: Ledger, exchange_seconds: ArrayLike) -> Ledger:
     return Ledger(ledger.seconds, ledger.joules, (latest,) * ledger.clusters, ledger.elapsed_joules)
 
 
-def after_global_round(ledger: Ledger, backhaul_seconds: ArrayLike) -> Ledger:
+def after_global_round(ledger: Ledger, exchange_seconds: ArrayLike) -> Ledger:
     """Returns the ledger after the exchange that ends the global round, ready for the next.
 
     Args:
         ledger: after the last edge round.
-        backhaul_seconds: per cluster.
+        exchange_seconds: per cluster.
     """
-    backhaul = validation.check_floats("backhaul_seconds", backhaul_seconds, length=ledger.clusters, least=0)
-    makespan = float(np.add(ledger.elapsed_seconds, backhaul).max())
+    exchange = validation.check_floats("exchange_seconds", exchange_seconds, length=ledger.clusters, least=0)
+    makespan = float(np.add(ledger.elapsed_seconds, exchange).max())
     return Ledger(ledger.seconds + makespan, ledger.total_joules, (0.0,) * ledger.clusters, 0.0)

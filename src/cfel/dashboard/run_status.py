@@ -172,7 +172,7 @@ def _device_status(number: int, row: int, plan: PlanTable | None) -> DeviceStatu
     if plan is None:
         return DeviceStatus(device=number, name=name, state="idle")
     if row < 0:
-        return DeviceStatus(device=number, name=name, state="away")
+        return DeviceStatus(device=number, name=name, state="absent")
     return DeviceStatus(
         device=number,
         name=name,

@@ -214,8 +214,8 @@ def _parse_fleet(table: Table) -> FleetParameters:
     if "conditions" in parts:
         parts["conditions"] = _parse_conditions(check_table("fleet.conditions", parts["conditions"]))
     if "availability" in parts:
-        away = check_table("fleet.availability", parts["availability"])
-        parts["availability"] = parse_section(Availability, "fleet.availability", away)
+        availability = check_table("fleet.availability", parts["availability"])
+        parts["availability"] = parse_section(Availability, "fleet.availability", availability)
     return parse_section(FleetParameters, "fleet", parts)
 
 

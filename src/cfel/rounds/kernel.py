@@ -142,7 +142,7 @@ def observe(
         g2=estimates.g2,
         ledger=control.ledger(parameters),
         budget=setting.budget,
-        backhaul_seconds=setting.exchange_seconds * exchanges,
+        gossip_seconds_left=setting.exchange_seconds * exchanges,
         battery=None if battery is None else np.maximum(battery - control.spent_joules, 0.0),
         kept_energy=estimates.kept_energy,
     )

@@ -11,7 +11,7 @@ from typing import Any
 from cfel.errors import InputError, unknown_name
 from cfel.wording import escape_control
 
-DEVICE_STATES = ("idle", "training", "uploading", "done", "late", "away", "lost", "quarantined")
+DEVICE_STATES = ("idle", "training", "uploading", "done", "late", "absent", "lost", "quarantined")
 EDGE_STATES = ("alive", "suspect", "lost")
 ELECTION_KINDS = ("campaign", "elected", "follows", "stepped-down", "no-majority")
 

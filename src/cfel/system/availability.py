@@ -39,18 +39,16 @@ class Availability:
                     f"availability.away[{i}]: unknown device {device} (allowed: 0 to {devices - 1})"
                 )
 
-    def is_away(self, seed: int, global_round: int, devices: int) -> BoolArray:
+    def is_absent(self, seed: int, global_round: int, devices: int) -> BoolArray:
         """Whether each device misses this global round."""
         self.check_devices(devices)
-        away = np.zeros(devices, dtype=bool)
+        absent = np.zeros(devices, dtype=bool)
         # Streams are keyed by purpose, so leaving out this draw does not shift any other.
         if self.away_probability > 0:
-            away = (
-                draw_uniforms(seed, "availability", (global_round,), devices, 1)[:, 0] < self.away_probability
-            )
-        absent = [device for device, first, last in self.away if first <= global_round <= last]
-        away[absent] = True
-        return away
+            drawn = draw_uniforms(seed, "availability", (global_round,), devices, 1)[:, 0]
+            absent = drawn < self.away_probability
+        absent[[device for device, first, last in self.away if first <= global_round <= last]] = True
+        return absent
 
 
 def _check_absence(index: int, triple: object) -> tuple[int, int, int]:

@@ -54,10 +54,10 @@ class Conditions:
         """Number of devices, present or not."""
         return self.mu.size
 
-    def without(self, away: ArrayLike) -> "Conditions":
-        """Returns the same conditions with the devices marked in `away` absent as well."""
-        absent = validation.check_booleans("away", away, length=self.devices)
-        return replace(self, available=self.available & ~absent)
+    def without(self, absent: ArrayLike) -> "Conditions":
+        """Returns the same conditions without the devices marked in `absent`."""
+        marked = validation.check_booleans("absent", absent, length=self.devices)
+        return replace(self, available=self.available & ~marked)
 
 
 class ConditionModel(Protocol):

@@ -111,10 +111,10 @@ class Fleet:
         validation.check_number("model_bits", model_bits, least=0)
         found = self.model.conditions(seed, global_round, edge_round, self.devices, model_bits)
         # Absence is drawn per global round: a device does not come and go within one.
-        away = self.availability.is_away(seed, global_round, self.devices)
+        absent = self.availability.is_absent(seed, global_round, self.devices)
         if self.battery_joules is not None and spent_joules is not None:
-            away = away | is_exhausted(self.battery_joules, spent_joules)
-        return found.without(away) if away.any() else found
+            absent = absent | is_exhausted(self.battery_joules, spent_joules)
+        return found.without(absent) if absent.any() else found
 
 
 def build_fleet(parameters: FleetParameters) -> Fleet:

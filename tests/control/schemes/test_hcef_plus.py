@@ -21,7 +21,7 @@ def plan(seen: Observation, **options: Any) -> RoundPlan:
 
 
 def caps(seen: Observation) -> tuple[np.ndarray, float]:
-    return round_caps(seen.budget, seen.ledger, seen.rounds, 0, 0, seen.backhaul_seconds)
+    return round_caps(seen.budget, seen.ledger, seen.rounds, 0, 0, seen.gossip_seconds_left)
 
 
 def spent(seen: Observation, made: RoundPlan) -> tuple[np.ndarray, float]:

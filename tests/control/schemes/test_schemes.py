@@ -48,7 +48,7 @@ def observation(share: float = 0.6, away: tuple[int, ...] = (), **fields: Any) -
             share * edge_rounds * float(full_seconds(fleet).max()),
             share * edge_rounds * float(full_joules(fleet).sum()),
         ),
-        "backhaul_seconds": np.full(CLUSTERS, 0.2),
+        "gossip_seconds_left": np.full(CLUSTERS, 0.2),
     }
     return Observation(**(given | fields))
 
@@ -77,7 +77,7 @@ def test_hcef_solves_p2_within_the_caps_of_the_round() -> None:
     """σ² and G² are the means of 0.1 … 0.3 and 1.5 … 0.5: 0.2 and 1."""
     seen = observation()
     made = plan("hcef", seen)
-    caps, energy = round_caps(seen.budget, seen.ledger, ROUNDS, 0, 0, seen.backhaul_seconds)
+    caps, energy = round_caps(seen.budget, seen.ledger, ROUNDS, 0, 0, seen.gossip_seconds_left)
     at = seen.conditions
     exact = solve(
         RoundProblem(

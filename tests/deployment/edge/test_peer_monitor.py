@@ -71,7 +71,7 @@ def test_status_shows_who_is_lost_and_what_devices_of_others_do(tmp_path: Path) 
             await until("its loss is seen", lambda: states(0) == states(1) == ["alive", "alive", "lost"])
             await until("it is said", lambda: bool(node[0].look().problem))
             seen = node[0].look()
-            assert [device.state for device in seen.clusters[2].devices] == ["away", "away"]
+            assert [device.state for device in seen.clusters[2].devices] == ["absent", "absent"]
             assert seen.problem == "not in touch: edge-2; the others continue without"
             assert seen.majority
             assert seen.unready == ""

@@ -99,7 +99,7 @@ def plan(
         g2=np.ones(DEVICES),
         ledger=ledger or open_ledger(2),
         budget=Budget(29 * 9.0, 29 * 80.0),
-        backhaul_seconds=np.zeros(2),
+        gossip_seconds_left=np.zeros(2),
         full_clocks=True,
     )
     scheme = build_scheme(SchemeParameters(name))

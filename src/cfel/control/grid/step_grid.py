@@ -71,7 +71,7 @@ class StepGrid:
     rows: tuple[FloatArray, ...] | None = None
 
     @classmethod
-    def of(
+    def from_problem(
         cls, problem: RoundProblem, table: StepTable, seconds: FloatArray, battery: FloatArray | None
     ) -> "StepGrid":
         """The devices of a round."""

@@ -94,7 +94,7 @@ def solve_whole_steps(
         time_weight: a in (0, 1); None to use the caps up.
     """
     limits = find_feasible_limits(problem)
-    grid = StepGrid.of(problem, table, limits.seconds, limits.battery)
+    grid = StepGrid.from_problem(problem, table, limits.seconds, limits.battery)
     if limits.forced:
         least = grid.spend_least()
         plan = _Plan(least.choice, least.objective, least.joules, least.objective)

@@ -80,7 +80,7 @@ class Options:
         validation.check_whole("scheme.options.gossip_steps", self.gossip_steps, least=1)
 
     @classmethod
-    def of(cls, given: Mapping[str, Any]) -> "Options":
+    def from_table(cls, given: Mapping[str, Any]) -> "Options":
         """Reads the options of an experiment file."""
         for name in given:
             if name not in cls.__slots__:
@@ -90,7 +90,7 @@ class Options:
 
 def hcef_plus(parameters: SchemeParameters) -> Scheme:
     """Solves the progress problem in every edge round."""
-    options = Options.of(parameters.options)
+    options = Options.from_table(parameters.options)
     theta = _list_theta(parameters.theta_min)
     bounds = Bounds(rho=(parameters.rho_min, 1.0), theta=(float(theta[0]), 1.0))
 

@@ -31,7 +31,7 @@ SAMPLE = 8192
 MARGIN = 4.0 / SAMPLE**0.5
 
 
-class PriceTaker(Protocol):
+class PriceResponder(Protocol):
     """Devices that respond to a price of energy: a `PricedFleet`, a `ThetaGrid` or a `StepGrid`."""
 
     @property
@@ -68,7 +68,7 @@ class Bracket:
         return min(self.over.price, self.under.price)
 
 
-def search_energy_price(fleet: PriceTaker, energy_cap: float, guess: float | None = None) -> Bracket:
+def search_energy_price(fleet: PriceResponder, energy_cap: float, guess: float | None = None) -> Bracket:
     """Searches the price of energy at which the fleet's response meets the cap.
 
     Args:
@@ -98,7 +98,7 @@ def search_energy_price(fleet: PriceTaker, energy_cap: float, guess: float | Non
     return Bracket(over, under, min(bound, estimate))
 
 
-def _find_start(fleet: PriceTaker, energy_cap: float, guess: float | None) -> tuple[Response, Response]:
+def _find_start(fleet: PriceResponder, energy_cap: float, guess: float | None) -> tuple[Response, Response]:
     """Two responses to start from; if the first needs no more than the cap, it is the optimum.
 
     A large fleet is priced by a sample first: the responses a little below and above a good guess nearly

@@ -1,6 +1,6 @@
 // The cards: each function draws one from the snapshot and keeps no state.
 const COLOUR_OF = {
-  idle: "grey", training: "time", uploading: "violet", done: "good", late: "warn", away: "grey", lost: "bad",
+  idle: "grey", training: "time", uploading: "violet", done: "good", late: "warn", absent: "grey", lost: "bad",
   quarantined: "bad", alive: "good", suspect: "warn",
 };
 const ELECTION_WORDS = {

@@ -31,7 +31,7 @@ _IDLE = 4.0
 _VACANT = 5.0
 _NO_COORDINATOR = "no coordinator: a majority is in touch, but nobody has been elected"
 _NO_DEVICE = "no device: none is in touch; nothing is lost, the run continues when one is there"
-_ABSENT = ("away", "lost", "quarantined")
+_ABSENT = ("absent", "lost", "quarantined")
 
 
 class PeerContacts:
@@ -157,14 +157,14 @@ class PeerMonitor:
         return HelloAnswer(self._server.log.finished.is_set(), self._own_devices.states(), __version__)
 
     def devices(self) -> dict[int, str]:
-        """What the devices of all edge servers are doing, as far as known; "away" where theirs is lost."""
+        """What the devices of all edge servers are doing, as far as known; "absent" where theirs is lost."""
         found: dict[int, str] = {}
         for number, states in self._devices.items():
             # After the end, the others stop one by one; what they reported last stays true.
             if self._server.log.finished.is_set() or number in self.over:
                 found |= {n: state if state in _ABSENT else "done" for n, state in states.items()}
             elif self._contacts.state(number) == "lost":
-                found |= dict.fromkeys(states, "away")
+                found |= dict.fromkeys(states, "absent")
             else:
                 found |= states
         return found | self._own_devices.states()

@@ -114,12 +114,12 @@ def reserve_overhead(
     """Reserves the measured time that the rest of this global round will take beyond devices' work."""
     first, edge_rounds = observation.edge_round, observation.rounds.edge_rounds
     # Until the first exchange has been measured, the model's time stands in.
-    gossip = observation.backhaul_seconds
+    gossip = observation.gossip_seconds_left
     if measurements.exchange.value is not None:
         exchanges = world.setting.scheme.gossip.exchanges_from(first, edge_rounds)
         gossip = np.full(observation.clusters, exchanges * measurements.exchange.value)
     overhead = (edge_rounds - first) * (measurements.overhead.value or 0.0)
-    return replace(observation, backhaul_seconds=gossip + overhead)
+    return replace(observation, gossip_seconds_left=gossip + overhead)
 
 
 def apply_measured_costs(

@@ -29,7 +29,7 @@ _ABSOLUTE = re.compile(r"(?<![\w./…])(?:[A-Za-z]:|…)?[/\\][^\s\"',;=]*")
 _FILES = ("rounds.jsonl", "fleet.json")
 
 
-def land(out: Path, place: Path) -> list[Path]:
+def copy_results(out: Path, place: Path) -> list[Path]:
     """Copies the results of a reproduced item.
 
     Args:

@@ -5,17 +5,18 @@ its edge server knows that it is there, and an order reaches it at once. No arit
 are checked in `verify_upload`.
 """
 
-import asyncio
 import logging
 import secrets
 from collections.abc import Callable, Mapping
 from functools import partial
 from typing import Any
 
+from cfel.deployment.change_signal import ChangeSignal
 from cfel.deployment.compute_thread import ComputeThread
 from cfel.deployment.edge.open_round import Assignment, DeviceAnswers, Kind, OpenRound
 from cfel.deployment.edge.verify_upload import verify_upload
 from cfel.deployment.health.presence import DevicePresence
+from cfel.deployment.health.round_waits import RoundWaits
 from cfel.deployment.parameters import DeploymentParameters
 from cfel.deployment.payloads import EncodedModel, EncodedModels, most_upload_bytes
 from cfel.deployment.protocol.calls import Endpoint, serve
@@ -86,9 +87,10 @@ class DeviceService:
         self._model: EncodedModel | None = None
         self._announced = ""
         self.presence = DevicePresence(devices, parameters.gone_seconds, now)
+        self._waits = RoundWaits(self.presence, parameters, now)
         self._over = False
         self._informed: set[int] = set()
-        self._changed = asyncio.Condition()
+        self._changed = ChangeSignal()
 
     def endpoints(self) -> list[Endpoint]:
         """What devices may call."""
@@ -104,6 +106,11 @@ class DeviceService:
     def connected(self) -> list[int]:
         """Devices that are there."""
         return self.presence.connected()
+
+    def plannable(self) -> list[int]:
+        """Connected devices to plan the next round with: neither in quarantine nor late again and again."""
+        found = self.connected()
+        return [n for n in found if not (self._is_quarantined(n) or self._waits.is_left_out(n))]
 
     def states(self) -> dict[int, str]:
         """What each device is doing, in the words of `cfel.status`."""
@@ -151,15 +158,15 @@ class DeviceService:
         if self._round.waiting:
             return  # the next order was faster
         self._model, self._announced = encoded, self._make_serial()
-        await self._notify()
+        await self._changed.notify()
 
     async def finish(self, seconds: float) -> None:
         """Lets every device know that the experiment is over; waits for those that are connected."""
         self._over = True
-        await self._notify()
+        await self._changed.notify()
         deadline = self._now() + seconds
         while set(self.connected()) - self._informed and self._now() < deadline:
-            await self._wait_for_change(_LOOK_SECONDS)
+            await self._changed.wait(_LOOK_SECONDS)
 
     async def _collect(
         self, kind: Kind, orders: Mapping[int, DeviceOrder], used: Mapping[int, Round]
@@ -168,21 +175,18 @@ class DeviceService:
         self._parts.clear()
         model = next(iter(orders.values())).model if orders else self._start
         self._model = await self._models.get(model)
+        self._waits.begin(kind, orders)
         for device, order in orders.items():
             if not self._is_quarantined(device):
                 self._round.waiting[device] = Assignment(self._make_serial(), order, used.get(device))
         self._announced = ""
-        await self._notify()
-        deadline = self._now() + self._parameters.round_seconds
-        while self._is_worth_waiting(deadline):
-            await self._wait_for_change(_LOOK_SECONDS)
+        await self._changed.notify()
+        while self._waits.is_worth_waiting(self._round.waiting):
+            await self._changed.wait(_LOOK_SECONDS)
         if self._round.waiting:
             _LOG.warning("%s: nothing in time from devices %s", kind, sorted(self._round.waiting))
+        self._waits.end(self._round.waiting)
         return self._round.close(self._now())
-
-    def _is_worth_waiting(self, deadline: float) -> bool:
-        there = (not self.presence.is_gone(n) for n in self._round.waiting)
-        return self._now() < deadline and any(there)
 
     async def next(
         self, caller: Identity, request: NextRequest
@@ -195,7 +199,7 @@ class DeviceService:
                 news = self._find_news(device, request.known)
                 if news is not None:
                     return news
-                await self._wait_for_change(deadline - self._now())
+                await self._changed.wait(deadline - self._now())
             return NoOrder()
 
     def _find_news(self, device: int, known: str) -> ExperimentOver | NextModel | IssuedOrder | None:
@@ -215,7 +219,7 @@ class DeviceService:
 
     async def model(self, caller: Identity, request: ModelRequest) -> ModelAnswer:
         """Returns a part of the model of the present order."""
-        self._check_own(caller)
+        self._waits.note_progress(self._check_own(caller))
         if self._model is None or request.sha256 != self._model.sha256:
             raise RejectedError("this model is not needed any more")
         return ModelAnswer(await self._model.part(request.offset, request.most_bytes))
@@ -252,6 +256,7 @@ class DeviceService:
     def _find_upload(self, caller: Identity, sent: Round) -> tuple[int, Assignment | None]:
         """The caller's number and its order; None if its upload was accepted already."""
         device = self._check_own(caller)
+        self._waits.note_upload(device, sent)
         if self._is_quarantined(device):
             raise RejectedError(f"in quarantine after {self.rejected[device]} rejected uploads")
         if self._round.holds(device, "update", sent):
@@ -272,11 +277,12 @@ class DeviceService:
         """Counts a rejection, and stops waiting: a device that sends this once would send it again."""
         self.rejected[device] += 1
         if self._round.drop(device, assignment):
-            await self._notify()
+            await self._changed.notify()
 
     async def _accept(self, device: int, value: object, sent: EstimatesRequest | UploadRequest) -> None:
+        self._waits.note_answer(device)
         self._round.accept(device, value, sent.measured if self._parameters.measures else None, self._now())
-        await self._notify()
+        await self._changed.notify()
 
     def _check_own(self, caller: Identity) -> int:
         if caller.number not in self.presence:
@@ -286,15 +292,3 @@ class DeviceService:
     def _make_serial(self) -> str:
         self._count += 1
         return f"{self._boot}-{self._count}"
-
-    async def _notify(self) -> None:
-        async with self._changed:
-            self._changed.notify_all()
-
-    async def _wait_for_change(self, seconds: float) -> None:
-        async with self._changed:
-            try:
-                async with asyncio.timeout(seconds):
-                    await self._changed.wait()
-            except TimeoutError:
-                return

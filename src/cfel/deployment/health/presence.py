@@ -14,6 +14,8 @@ LEAST_GRACE_SECONDS = 3.0
 """A device counts as lost after `gone_seconds`, but not sooner than this."""
 DOUBLED_TIMES, DOUBLED_SECONDS = 3, 60.0
 """So many overlapping requests in so many seconds: a restart causes one, a second process many."""
+# A device that was absent for longer lost its connection, or was restarted.
+_BETWEEN_REQUESTS_SECONDS = 1.0
 
 _LOG = logging.getLogger(__name__)
 
@@ -33,6 +35,7 @@ class DevicePresence:
         self._left_at: dict[int, float] = dict.fromkeys(devices, now())
         self._overlaps: dict[int, deque[float]] = {n: deque(maxlen=DOUBLED_TIMES) for n in devices}
         self._versions: dict[int, str] = {}
+        self._back_at: dict[int, float] = dict.fromkeys(devices, now())
 
     def __contains__(self, device: int) -> bool:
         """Whether it is a device of this edge server."""
@@ -41,6 +44,8 @@ class DevicePresence:
     @contextmanager
     def hold_request(self, device: int, version: str) -> Iterator[None]:
         """Counts a request as open until the context ends."""
+        if self._silent_seconds(device) > _BETWEEN_REQUESTS_SECONDS:
+            self._back_at[device] = self._now()
         self._open[device] += 1
         self._versions[device] = version
         if self._open[device] > 1:
@@ -56,6 +61,10 @@ class DevicePresence:
     def connected(self) -> list[int]:
         """Devices with an open request."""
         return [device for device, count in self._open.items() if count]
+
+    def back_at(self, device: int) -> float:
+        """When it was last back after an absence: what it was doing then, it may have to begin again."""
+        return self._back_at[device]
 
     def is_gone(self, device: int) -> bool:
         """Whether a round need not wait for it any more."""

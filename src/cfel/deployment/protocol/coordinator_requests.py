@@ -117,7 +117,7 @@ class PlanAnswer(msgspec.Struct, frozen=True):
 
     Attributes:
         devices: those whose uploads went into the model.
-        connected: devices that are there.
+        connected: devices that are there, and that the next round may be planned with.
         seconds: how long the edge server waited for its devices, by its own clock.
     """
 

@@ -9,7 +9,7 @@ from dataclasses import dataclass, field
 from cfel.control.setting import Setting
 from cfel.learning.aggregation import AggregationParameters
 from cfel.learning.compression.compressors import Compressor
-from cfel.learning.local.sgd import LocalParameters
+from cfel.learning.local.sgd import TrainingParameters
 from cfel.learning.models.flat import FlatModel
 from cfel.learning.task import DeviceData, Task
 
@@ -22,7 +22,7 @@ class World:
         setting: who, how long, under which scheme and budgets; all that plans and costs depend on.
         task: what is learned.
         data: what each device holds, by device id.
-        local: how devices train.
+        training: how devices train.
         compress: how uploads are compressed.
         start: the model every edge server begins with.
         aggregation: how an edge server makes one update of many.
@@ -31,7 +31,7 @@ class World:
     setting: Setting
     task: Task
     data: tuple[DeviceData, ...]
-    local: LocalParameters
+    training: TrainingParameters
     compress: Compressor
     start: FlatModel
     aggregation: AggregationParameters = field(default_factory=AggregationParameters)

@@ -10,7 +10,7 @@ from cfel.learning.compression.compressors import compressor
 from cfel.learning.data import digits, synthetic
 from cfel.learning.data.partition import PartitionParameters, partition
 from cfel.learning.device_messages import DeviceOrder, DeviceReport
-from cfel.learning.local.sgd import LocalParameters
+from cfel.learning.local.sgd import LocalParameters, TrainingParameters
 from cfel.learning.local.workspace import Workspace
 from cfel.learning.models.builders import model_builder
 from cfel.learning.models.flat import FlatModel
@@ -64,8 +64,11 @@ def spread() -> Spread:
 
 @pytest.fixture(scope="session")
 def workspace() -> Build:
-    def build(task: Task, kind: str = "topk", **local: object) -> Workspace:
-        return Workspace(task, LocalParameters(**local), compressor(kind))  # type: ignore[arg-type]
+    def build(
+        task: Task, kind: str = "topk", batch: int = 50, error_feedback: bool = False, **local: object
+    ) -> Workspace:
+        training = TrainingParameters(LocalParameters(**local), batch, error_feedback)  # type: ignore[arg-type]
+        return Workspace(task, training, compressor(kind))
 
     return build
 

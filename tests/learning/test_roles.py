@@ -461,7 +461,7 @@ def test_preparing_twice_is_fine() -> None:
 
 
 def test_device_names(digits_task: Task, workspace: Build) -> None:
-    scratch = Workspace(digits_task, workspace(digits_task).local, workspace(digits_task).compress, "auto")
+    scratch = Workspace(digits_task, workspace(digits_task).training, workspace(digits_task).compress, "auto")
     assert scratch.device.type == ("cuda" if torch.cuda.is_available() else "cpu")
 
 

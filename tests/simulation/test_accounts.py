@@ -108,7 +108,7 @@ def test_devices_that_are_away_get_no_order() -> None:
     experiment = tiny(fleet=away, local={"estimator": "fresh"})
     world, executor, before, after, outcome = edge_round(experiment)
     assert [order.device for order in executor.orders] == [0, 2, 3]
-    workspace = Workspace(world.task, world.local, world.compress)
+    workspace = Workspace(world.task, world.training, world.compress)
     report, _ = device_update(executor.orders[0], world.data[0], before.devices[0], workspace)
     alone = before.models[0].parameters.clone()
     report.update.add_to(alone, 1.0)

@@ -20,7 +20,7 @@ def test_on_every_edge_model() -> None:
     experiment = tiny(fleet={"clusters": [3, 2, 1]}, topology={"kind": "line"}, rounds={"global": 1})
     world = experiment.build_world()
     outcome = outcomes(experiment, world)[0]
-    workspace = Workspace(world.task, world.local, world.compress)
+    workspace = Workspace(world.task, world.training, world.compress)
     found = [evaluate(model, workspace).metric for model in outcome.state.models]
     assert outcome.record.accuracy == pytest.approx(found[0] / 2 + found[1] / 3 + found[2] / 6)
     assert len(set(found)) > 1
@@ -30,7 +30,7 @@ def test_on_the_mean_model() -> None:
     experiment = tiny(rounds={"global": 1}, simulation={"evaluate_on": "mean"})
     world = experiment.build_world()
     outcome = outcomes(experiment, world)[0]
-    workspace = Workspace(world.task, world.local, world.compress)
+    workspace = Workspace(world.task, world.training, world.compress)
     mean = mean_model(world.setting.fleet.sizes, dict(enumerate(outcome.state.models)))
     assert outcome.record.accuracy == evaluate(mean, workspace).metric
 

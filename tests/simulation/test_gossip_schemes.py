@@ -45,7 +45,7 @@ def test_fedavg_counts_samples() -> None:
         state = initial_state(world)
         after, _ = run_edge_round(world, executor, parameters, state, 0)
     mixed = gossip_mix(after.models, world.setting.backhaul.weights)[0]
-    workspace = Workspace(world.task, world.local, world.compress)
+    workspace = Workspace(world.task, world.training, world.compress)
     held = np.array([data.samples for data in world.data], dtype=np.float64)
     assert len(set(held.tolist())) > 1
     wanted = world.start.parameters.double()
@@ -121,7 +121,7 @@ def test_sd_feel_weighs_devices_by_samples() -> None:
     with Listening(world, experiment) as executor:
         before = initial_state(world)
         after, _ = run_edge_round(world, executor, experiment.resolve(world).simulation, before, 0)
-    workspace = Workspace(world.task, world.local, world.compress)
+    workspace = Workspace(world.task, world.training, world.compress)
     reports = [
         device_update(order, world.data[order.device], before.devices[order.device], workspace)[0]
         for order in executor.orders[:2]

@@ -9,10 +9,11 @@ from tests.simulation.drive import column, outcomes, timeless, tiny
 PLUS = {"scheme": {"name": "hcef_plus"}, "budget": {"share_of_cef": 0.6}}
 
 
-def test_habits_reach_the_devices() -> None:
-    local = tiny(PLUS).build_world().local
-    assert (local.steps, local.error_feedback, len(local.kept_energy_at)) == ("systematic", True, 12)
-    assert tiny().build_world().local.steps == "bernoulli"
+def test_overrides_reach_the_devices() -> None:
+    training = tiny(PLUS).build_world().training
+    local = training.local
+    assert (local.steps, training.error_feedback, len(local.kept_energy_at)) == ("systematic", True, 12)
+    assert tiny().build_world().training.local.steps == "bernoulli"
 
 
 def test_clocks_are_charged_and_written_down() -> None:

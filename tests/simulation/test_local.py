@@ -40,7 +40,7 @@ def test_fresh_estimates_are_made_at_the_edge_model() -> None:
         state = initial_state(world)
         for edge_round in range(2):
             state, outcome = run_edge_round(world, executor, parameters, state, edge_round)
-    workspace = Workspace(world.task, world.local, world.compress)
+    workspace = Workspace(world.task, world.training, world.compress)
     expected = [device_estimate(order, world.data[order.device], workspace) for order in executor.orders[6:]]
     assert [each.estimates for each in state.devices] == expected
     assert outcome.plan.sigma2 == pytest.approx(np.mean([each.sigma2 for each in expected if each]))

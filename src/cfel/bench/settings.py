@@ -15,7 +15,7 @@ from cfel.cost import backhaul_seconds
 from cfel.learning.compression.compressors import compressor
 from cfel.learning.data.augment import augmentation
 from cfel.learning.data.dataset import DataSet, Normalisation
-from cfel.learning.local.sgd import LocalParameters, MomentumState
+from cfel.learning.local.sgd import LocalParameters, MomentumState, TrainingParameters
 from cfel.learning.models.builders import model_builder
 from cfel.learning.task import DeviceData, Task, initial_model
 from cfel.rounds.parameters import SimulationParameters, choose_engine
@@ -133,7 +133,9 @@ def build_bench_world(setting: BenchSetting) -> World:
         ),
         task=task,
         data=tuple(DeviceData(data, own) for own in shares),
-        local=LocalParameters(batch=setting.batch, momentum_state=setting.momentum_state, learning_rate=0.01),
+        training=TrainingParameters(
+            LocalParameters(momentum_state=setting.momentum_state, learning_rate=0.01), setting.batch
+        ),
         compress=compressor("topk"),
         start=start,
     )

@@ -30,10 +30,8 @@ def parse_section(parameters: type[Parameters], place: str, table: Table) -> Par
 
 
 def keys_of(parameters: Any) -> dict[str, Field[Any]]:  # noqa: ANN401 — a dataclass or an instance of one
-    """The fields of parameters by their keys in the file, without those that come from another section."""
-    # A field with a `section` in its metadata is read from there: the user finds `batch` in [data].
-    own = (entry for entry in fields(parameters) if "section" not in entry.metadata)
-    return {entry.metadata.get("key", entry.name): entry for entry in own}
+    """The fields of parameters by their keys in the file."""
+    return {entry.metadata.get("key", entry.name): entry for entry in fields(parameters)}
 
 
 def _freeze(value: object) -> object:

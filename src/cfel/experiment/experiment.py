@@ -27,7 +27,7 @@ from cfel.learning.data import SHAPES, load
 from cfel.learning.data.augment import augmentation
 from cfel.learning.data.held_out import hold_out
 from cfel.learning.data.partition import partition
-from cfel.learning.local.sgd import LocalParameters
+from cfel.learning.local.sgd import LocalParameters, TrainingParameters
 from cfel.learning.models.builders import BUILTIN as MODELS
 from cfel.learning.models.builders import model_builder
 from cfel.learning.models.flat import FlatModel
@@ -152,23 +152,22 @@ class Experiment:
             setting=setting,
             task=task,
             data=tuple(DeviceData(data, indices) for indices in shares),
-            local=self._combine_local(setting.scheme.device_overrides),
+            training=self._build_training(setting.scheme.device_overrides),
             compress=compressor(self.compression.kind, self.code),
             start=start,
             aggregation=self.aggregation,
         )
 
-    def _combine_local(self, overrides: DeviceOverrides) -> LocalParameters:
-        """How devices train; what the scheme asks of them goes before the experiment's own choices."""
-        feedback = (
-            self.compression.error_feedback if overrides.error_feedback is None else overrides.error_feedback
-        )
-        return replace(
+    def _build_training(self, overrides: DeviceOverrides) -> TrainingParameters:
+        """How devices train; what the scheme asks of them overrides the file."""
+        local = replace(
             self.local,
-            batch=self.data.batch,
-            error_feedback=feedback,
             steps=overrides.steps or self.local.steps,
             kept_energy_at=overrides.kept_energy_at or self.local.kept_energy_at,
+        )
+        feedback = overrides.error_feedback
+        return TrainingParameters(
+            local, self.data.batch, self.compression.error_feedback if feedback is None else feedback
         )
 
     def resolve(self, world: World) -> "Experiment":

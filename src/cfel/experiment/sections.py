@@ -85,7 +85,7 @@ class CompressionParameters:
 
     Attributes:
         kind: a built-in compressor, an entry point's name, or "module:function".
-        error_feedback: do devices keep what compression dropped, and add it to their next upload?
+        error_feedback: whether devices keep what compression drops and add it to their next update.
     """
 
     kind: str = "topk"

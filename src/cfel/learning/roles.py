@@ -46,7 +46,7 @@ def device_estimate(order: DeviceOrder, data: DeviceData, workspace: Workspace) 
     scatter: Scatter | None = None
     # `Scatter` takes one gradient at a time, so that K of them need no memory of their own.
     for _ in range(local.fresh_batches):
-        rows = draw_batches(data.samples, local.batch, 1, draw)
+        rows = draw_batches(data.samples, workspace.training.batch, 1, draw)
         (batch,) = workspace.load_batches(data, rows, [lambda: draw])
         gradient, _ = workspace.compute_gradient(*batch)
         if scatter is None:
@@ -153,7 +153,7 @@ def finish_update(
     return report, DeviceState(
         momentum if local.momentum_state == "keep" else None,
         _compute_residual(difference, update, state.residual if give_up_state else None)
-        if local.error_feedback
+        if workspace.training.error_feedback
         else None,
         estimates,
     )
@@ -182,7 +182,7 @@ def _train(
     local = workspace.local
     taken = choose_iterations(local.steps, order.rho, order.tau, order.stream("steps"))
     # All τ batches, also of skipped iterations: schemes that differ in ρ then see the same batches.
-    batches = draw_batches(data.samples, local.batch, order.tau, order.stream("batches"))
+    batches = draw_batches(data.samples, workspace.training.batch, order.tau, order.stream("batches"))
     buffers = [] if momentum is None else workspace.flat.views(momentum)
     estimates: Estimates | None = None
     losses: list[float] = []

@@ -25,11 +25,6 @@ class CheckpointWriter:
         self._thread = ThreadPoolExecutor(max_workers=1, thread_name_prefix="checkpoint")
         self._pending: Future[None] | None = None
 
-    @property
-    def busy(self) -> bool:
-        """Whether a write is in progress; `submit` would wait for it."""
-        return self._pending is not None and not self._pending.done()
-
     def submit(self, checkpoint: Checkpoint, *, copy: bool = True) -> None:
         """Starts a write and returns; waits first for the previous write to end.
 

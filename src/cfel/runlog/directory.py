@@ -222,11 +222,6 @@ class RunWriter:
         """The last logged round; None before the first."""
         return self._log.last_round
 
-    @property
-    def checkpoint_busy(self) -> bool:
-        """Whether a checkpoint is still being written; saving another one would wait for it."""
-        return self._checkpoints.busy
-
     def append(self, record: RoundRecord, plan: PlanTable | None = None) -> None:
         """Logs a round; when this returns, the round survives a power cut.
 

@@ -45,8 +45,9 @@ class RayExecutor:
         self.busy_seconds = 0.0
         # By id of the model, which is kept as well: an id is unique only while its object lives.
         self._stored: dict[int, tuple[FlatModel, Any]] = {}
-        keeps_momentum = world.local.momentum > 0 and world.local.momentum_state == "keep"
-        vectors = 1 + keeps_momentum + world.local.error_feedback
+        local = world.training.local
+        keeps_momentum = local.momentum > 0 and local.momentum_state == "keep"
+        vectors = 1 + keeps_momentum + world.training.error_feedback
         self._most = largest_group(world.start.parameters.numel(), vectors)
         with ExitStack() as stack:
             stack.enter_context(connect(address, parameters.workers))

@@ -25,7 +25,7 @@ from cfel.learning.compression.compressors import Compressor
 from cfel.learning.device_messages import DeviceOrder, DeviceState
 from cfel.learning.evaluate import Evaluation, evaluate
 from cfel.learning.local.estimates import Estimates
-from cfel.learning.local.sgd import LocalParameters
+from cfel.learning.local.sgd import TrainingParameters
 from cfel.learning.local.workspace import Workspace
 from cfel.learning.models.flat import FlatModel
 from cfel.learning.roles import device_estimate, device_update
@@ -67,14 +67,14 @@ class DeviceContext:
     """The parts of a World that devices need; put into the object store once.
 
     Attributes:
-        seed, task, local, compress: the World's.
+        seed, task, training, compress: the World's.
         indices: the samples of all devices in one array, as thousands of small ones load slowly.
         starts: where the samples of each device start in it, and the end.
     """
 
     seed: int
     task: Task
-    local: LocalParameters
+    training: TrainingParameters
     compress: Compressor
     indices: IntArray
     starts: IntArray
@@ -84,7 +84,7 @@ class DeviceContext:
         """The parts that devices need."""
         starts = np.cumsum([0, *(own.samples for own in world.data)])
         indices = np.concatenate([own.indices for own in world.data])
-        return cls(world.setting.seed, world.task, world.local, world.compress, indices, starts)
+        return cls(world.setting.seed, world.task, world.training, world.compress, indices, starts)
 
     def data(self, device: int) -> DeviceData:
         """What one device holds."""
@@ -107,7 +107,9 @@ class DeviceWorker:
         prepare_thread()
         send_tensors_as_arrays()
         self._context: DeviceContext = ray.get(context[0])
-        self._workspace = Workspace(self._context.task, self._context.local, self._context.compress, device)
+        self._workspace = Workspace(
+            self._context.task, self._context.training, self._context.compress, device
+        )
 
     def ready(self) -> WorkerInfo:
         """Returns as soon as the worker has started."""

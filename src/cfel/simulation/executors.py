@@ -89,7 +89,7 @@ class LocalWorker:
     def __init__(self, world: World, parameters: SimulationParameters) -> None:
         self._world = world
         self._batched = parameters.engine == "batched"
-        self._workspace = Workspace(world.task, world.local, world.compress, parameters.device)
+        self._workspace = Workspace(world.task, world.training, world.compress, parameters.device)
 
     def estimate(self, order: DeviceOrder) -> Estimates:
         """See `Worker`."""

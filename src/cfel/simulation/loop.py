@@ -123,7 +123,7 @@ def _estimate(
     world: World, executor: Executor, state: RunState, conditions: Conditions, edge_round: int
 ) -> RunState:
     """The state with fresh estimates where they are needed."""
-    if not needs_estimates(world.local.estimator, state.estimates):
+    if not needs_estimates(world.training.local.estimator, state.estimates):
         return state
     available = np.flatnonzero(conditions.available).tolist()
     orders = [_make_order(world, state, edge_round, n, 1.0, 1.0) for n in available]

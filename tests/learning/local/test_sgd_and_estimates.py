@@ -20,7 +20,13 @@ from cfel.learning.local.estimates import (
     stack_estimates,
     unstack_estimates,
 )
-from cfel.learning.local.sgd import LocalParameters, apply_momentum_step, choose_iterations, draw_batches
+from cfel.learning.local.sgd import (
+    LocalParameters,
+    TrainingParameters,
+    apply_momentum_step,
+    choose_iterations,
+    draw_batches,
+)
 from cfel.learning.local.workspace import Workspace
 from cfel.learning.models.flat import FlatModel
 from cfel.learning.roles import device_estimate, device_update
@@ -95,7 +101,6 @@ def test_steps_equal_torch_sgd_whatever_the_strides(momentum: float, decay: floa
     ("field", "value"),
     [
         ("learning_rate", 0.0),
-        ("batch", 0),
         ("momentum", 1.0),
         ("weight_decay", -1.0),
         ("fresh_batches", 1),
@@ -108,6 +113,11 @@ def test_steps_equal_torch_sgd_whatever_the_strides(momentum: float, decay: floa
 def test_bad_local_parameters_are_named(field: str, value: object) -> None:
     with pytest.raises(InputError, match=f"local.{field}"):
         LocalParameters(**{field: value})  # type: ignore[arg-type]
+
+
+def test_a_batch_has_a_sample() -> None:
+    with pytest.raises(InputError, match=r"data\.batch = 0"):
+        TrainingParameters(batch=0)
 
 
 class _Centre(nn.Module):
@@ -155,7 +165,8 @@ def _quadratic(layered: bool) -> tuple[Task, float, float]:
 @pytest.mark.parametrize("estimator", ["reuse", "fresh"])
 def test_estimates_are_unbiased_on_a_quadratic(layered: bool, batch: int, estimator: str) -> None:
     task, scatter, g2 = _quadratic(layered)
-    workspace = Workspace(task, LocalParameters(batch=batch, estimator=estimator), compressor("none"))  # type: ignore[arg-type]
+    training = TrainingParameters(LocalParameters(estimator=estimator), batch)  # type: ignore[arg-type]
+    workspace = Workspace(task, training, compressor("none"))
     data = DeviceData(task.data, np.arange(SAMPLES))
     zero = FlatModel(torch.zeros(SIZE), torch.zeros(0))
     found: list[Estimates] = []

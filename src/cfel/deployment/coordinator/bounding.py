@@ -54,7 +54,7 @@ def _replace_reports(answer: Answer, reports: Mapping[int, MeasurementReport]) -
 
 def _observe_work(world: World, found: DeviceEstimates | DeviceResult) -> ObservedWork:
     """What the edge server saw of a device's work."""
-    gradients, setting = world.local.fresh_batches, world.setting
+    gradients, setting = world.training.local.fresh_batches, world.setting
     if isinstance(found, DeviceEstimates):
         return ObservedWork(found.seconds, gradients, gradients, 0.0)
     share = found.wire_bits * setting.charged_share / setting.model_bits if setting.model_bits else 0.0

@@ -136,7 +136,7 @@ class Coordinator:
         absent |= self._without_edge_server()
         conditions = conditions.without(absent)
         available = tuple(conditions.available.tolist())
-        if needs_estimates(self._world.local.estimator, state.estimates):
+        if needs_estimates(self._world.training.local.estimator, state.estimates):
             command = EstimateCommand(self._edges.term, state.at, available)
             answers = await self._edges.command(command, self._deployment.round_seconds)
             state = add_estimates(state, self._bound(state, answers).values())

@@ -84,7 +84,7 @@ class DeviceAgent:
         self._meter = SelfMeasurement(
             world, number, now, energy, self._memory.measured, enabled=parameters.measures
         )
-        self._workspace = Workspace(world.task, world.local, world.compress)
+        self._workspace = Workspace(world.task, world.training, world.compress)
         self._orders: asyncio.Queue[NextModel | IssuedOrder] = asyncio.Queue()
         self._newest = ""
         self._ahead: tuple[str, FlatModel] | None = None
@@ -167,7 +167,7 @@ class DeviceAgent:
     async def _train(self, asked: IssuedOrder) -> Sent:
         order = await self._complete_order(asked)
         memory = self._memory
-        if self._world.local.error_feedback:
+        if self._world.training.error_feedback:
             memory = return_unused(memory, asked.used)
         begin = self._meter.begin()
         report, state = await self._compute.run(

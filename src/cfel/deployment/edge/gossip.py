@@ -143,7 +143,7 @@ class EdgeGossip:
         """The metric of a model on the test set; to be called in the compute thread."""
         if self._workspace is None:
             world = self._world
-            self._workspace = Workspace(world.task, world.local, world.compress)
+            self._workspace = Workspace(world.task, world.training, world.compress)
         samples = self._simulation.evaluate_samples or None
         return evaluate(model, self._workspace, samples, self._world.setting.seed).metric
 

@@ -97,7 +97,7 @@ class EdgeNode:
             deployment,
             self._compute,
             time.monotonic,
-            len(world.local.kept_energy_at),
+            len(world.training.local.kept_energy_at),
             models,
         )
         self.server = EdgeServer(

@@ -71,7 +71,7 @@ class SelfMeasurement:
     def finish_estimates(self, order: DeviceOrder, since: Mark) -> MeasurementReport | None:
         """Ends the measurement of estimates; returns the report to send with them, if any."""
         # Each gradient of an estimate costs about as much as one local step.
-        seconds, joules = self._meter.add_training(since, self._world.local.fresh_batches)
+        seconds, joules = self._meter.add_training(since, self._world.training.local.fresh_batches)
         if not self._enabled:
             return None
         # The upload's report replaces this one, so it also carries the energy of the estimates.

@@ -29,7 +29,6 @@ from cfel.learning.compression.compressors import (
 from cfel.learning.compression.projection import BlockRotation
 
 _HEADER = struct.Struct("<B I I I")
-HEADER_BITS = 8 * _HEADER.size
 # Numbers unpacked at once; of any width they fill whole bytes.
 _BLOCK = 8192
 _DENSE, _BITMAP, _PACKED, _SAMPLED, _ROTATED, _QUANTISED = range(6)

@@ -102,13 +102,13 @@ def _load_momenta(states: Sequence[DeviceState], start: Tensor, workspace: Works
 def _draw_schedule(
     orders: Sequence[DeviceOrder], data: Sequence[DeviceData], workspace: Workspace
 ) -> _Schedule:
-    local, tau = workspace.local, orders[0].tau
-    sizes = np.minimum(local.batch, [own.samples for own in data])
+    local, batch, tau = workspace.local, workspace.training.batch, orders[0].tau
+    sizes = np.minimum(batch, [own.samples for own in data])
     rows = np.empty((len(orders), tau, int(sizes.max())), dtype=np.int64)
     taken = np.empty((len(orders), tau), dtype=np.bool_)
     for n, (order, own) in enumerate(zip(orders, data, strict=True)):
         taken[n] = choose_iterations(local.steps, order.rho, tau, order.stream("steps"))
-        places = own.indices[draw_batches(own.samples, local.batch, tau, order.stream("batches"))]
+        places = own.indices[draw_batches(own.samples, batch, tau, order.stream("batches"))]
         rows[n, :, : sizes[n]] = places
         # Padding. Its samples get weight zero, so any valid sample will do.
         rows[n, :, sizes[n] :] = places[:, :1]

@@ -25,11 +25,10 @@ Estimator = Literal["reuse", "fresh"]
 
 @dataclass(frozen=True, slots=True)
 class LocalParameters:
-    """How a device trains.
+    """The experiment file's `[local]`: the steps of a device and its estimates.
 
     Attributes:
         learning_rate: η > 0.
-        batch: samples in a mini-batch, ≥ 1; a device with fewer samples uses all of them in each.
         momentum: in [0, 1).
         momentum_state: whether the buffer is kept across edge rounds, or starts at zero in each.
         weight_decay: added to the gradient as weight_decay · x, ≥ 0.
@@ -37,24 +36,20 @@ class LocalParameters:
             them, evenly spread, with the same mean; whole runs the whole number nearest to ρτ, evenly spread.
         estimator: σ² and G² from the first step's two halves (reuse) or from extra batches (fresh).
         fresh_batches: K ≥ 2, batches of a fresh estimate.
-        error_feedback: whether the device keeps what compression drops and adds it to the next update.
         kept_energy_at: shares θ at which a report includes the energy of the largest entries; may be empty.
     """
 
     learning_rate: float = 0.05
-    batch: int = field(default=50, metadata={"section": "data"})
     momentum: float = 0.9
     momentum_state: MomentumState = "keep"
     weight_decay: float = 0.0
     steps: StepRule = "bernoulli"
     estimator: Estimator = "reuse"
     fresh_batches: int = 2
-    error_feedback: bool = field(default=False, metadata={"section": "compression"})
     kept_energy_at: tuple[float, ...] = ()
 
     def __post_init__(self) -> None:
         validation.check_number("local.learning_rate", self.learning_rate, above=0)
-        validation.check_whole("local.batch", self.batch, least=1)
         validation.check_number("local.momentum", self.momentum, least=0, below=1)
         validation.check_number("local.weight_decay", self.weight_decay, least=0)
         validation.check_whole("local.fresh_batches", self.fresh_batches, least=2)
@@ -63,6 +58,24 @@ class LocalParameters:
         for name, kind in (("momentum_state", MomentumState), ("steps", StepRule), ("estimator", Estimator)):
             if getattr(self, name) not in get_args(kind):
                 raise InputError(unknown_name(f"local.{name}", getattr(self, name), get_args(kind)))
+
+
+@dataclass(frozen=True, slots=True)
+class TrainingParameters:
+    """How a device trains: all that several sections of the experiment file and the scheme say about it.
+
+    Attributes:
+        local: its steps and estimates.
+        batch: samples in a mini-batch, ≥ 1; a device with fewer samples uses all of them in each.
+        error_feedback: whether the device keeps what compression drops and adds it to the next update.
+    """
+
+    local: LocalParameters = field(default_factory=LocalParameters)
+    batch: int = 50
+    error_feedback: bool = False
+
+    def __post_init__(self) -> None:
+        validation.check_whole("data.batch", self.batch, least=1)
 
 
 def choose_iterations(rule: StepRule, rho: float, tau: int, draw: np.random.Generator) -> BoolArray:

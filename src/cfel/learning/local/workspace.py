@@ -13,7 +13,7 @@ from torch import Tensor, nn
 from cfel.arrays import IntArray
 from cfel.errors import InputError
 from cfel.learning.compression.compressors import Compressor
-from cfel.learning.local.sgd import LocalParameters
+from cfel.learning.local.sgd import TrainingParameters
 from cfel.learning.task import DeviceData, Task
 
 # Batches loaded at a time; eight of CIFAR-10's fit into a core's cache.
@@ -25,14 +25,17 @@ class Workspace:
 
     Args:
         task: what is learned.
-        local: how devices train.
+        training: how devices train.
         compress: the compressor of uploads.
         device: "cpu", "cuda", ..., or "auto" for a GPU where torch finds one.
     """
 
-    def __init__(self, task: Task, local: LocalParameters, compress: Compressor, device: str = "cpu") -> None:
+    def __init__(
+        self, task: Task, training: TrainingParameters, compress: Compressor, device: str = "cpu"
+    ) -> None:
         self.task = task
-        self.local = local
+        self.training = training
+        self.local = training.local
         self.compress = compress
         self.device = choose_device(device)
         self.flat = task.build(self.device)

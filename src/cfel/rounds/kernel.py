@@ -16,6 +16,7 @@ from typing import NamedTuple
 import numpy as np
 
 from cfel.arrays import FloatArray
+from cfel.control.horizon import limit_to_budget
 from cfel.control.scheme import Observation, RoundPlan, State
 from cfel.control.setting import Setting
 from cfel.cost import (
@@ -151,8 +152,8 @@ def observe(
 def plan_edge_round(
     setting: Setting, control: ControlState, observation: Observation
 ) -> tuple[RoundPlan, ControlState]:
-    """The scheme's plan, and the control with the scheme's next state."""
-    plan, scheme = setting.scheme.plan(control.scheme, observation)
+    """The scheme's plan, for the rounds that the budget allows, and the control with its next state."""
+    plan, scheme = setting.scheme.plan(control.scheme, limit_to_budget(observation))
     return plan, replace(control, scheme=scheme)
 
 

@@ -1,0 +1,60 @@
+"""How many rounds a budget allows, for runs that end when it is used up (`rounds.stop = "budget"`).
+
+Caps share what is left of a budget among the rounds that are left. In such a run `rounds.global` is only an
+upper limit, often a generous one. Shared among all of it, a budget leaves next to nothing for each round:
+every plan is at its lower bounds, and the run still ends long before that limit. So no round is planned with
+less than a share of what full work (ρ = θ = 1) would cost in it.
+"""
+
+from dataclasses import replace
+
+import numpy as np
+
+from cfel.arrays import FloatArray
+from cfel.control.scheme import Observation
+from cfel.cost.device import device_joules, device_seconds
+
+LEAST_SHARE = 0.2
+"""A third of what the paper's budgets leave to a round; docs/design.md has the measurements behind it."""
+
+
+def limit_to_budget(observation: Observation) -> Observation:
+    """The observation with the rounds that the budget allows; unchanged if it does not end the run."""
+    rounds = observation.rounds
+    if rounds.stop != "budget" or not observation.conditions.available.any():
+        return observation
+    left = rounds.global_rounds - observation.global_round
+    allowed = _count_rounds(observation)
+    if allowed >= left:
+        return observation
+    last = observation.global_round + max(1, int(allowed))
+    return replace(observation, rounds=replace(rounds, global_rounds=last))
+
+
+def _count_rounds(observation: Observation) -> float:
+    """How often the budget left covers this global round, its rest at the least share of full work."""
+    budget, ledger = observation.budget, observation.ledger
+    edge_rounds_left = observation.rounds.edge_rounds - observation.edge_round
+    share = LEAST_SHARE * edge_rounds_left
+    slowest, joules = _full_work(observation)
+    elapsed = np.asarray(ledger.elapsed_seconds)
+    seconds = float((elapsed + share * slowest + observation.backhaul_seconds).max())
+    joules = ledger.elapsed_joules + share * joules
+    return min(
+        _divide(budget.seconds - ledger.seconds, seconds), _divide(budget.joules - ledger.joules, joules)
+    )
+
+
+def _full_work(observation: Observation) -> tuple[FloatArray, float]:
+    """Seconds of the slowest device of each cluster, and joules of all, in an edge round of full work."""
+    now, present = observation.conditions, observation.conditions.available
+    tau = observation.rounds.local_steps
+    seconds = device_seconds(1.0, 1.0, tau, now.mu, now.nu)
+    joules = device_joules(1.0, 1.0, tau, now.alpha, now.nu, now.power)
+    slowest = np.zeros(observation.clusters)
+    np.maximum.at(slowest, observation.cluster[present], seconds[present])
+    return slowest, float(joules[present].sum())
+
+
+def _divide(left: float, cost: float) -> float:
+    return left / cost if cost > 0 else np.inf

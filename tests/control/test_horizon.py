@@ -1,0 +1,105 @@
+"""Rounds that a budget allows, against numbers worked out by hand, and in whole runs."""
+
+from dataclasses import replace
+
+import numpy as np
+import pytest
+
+from cfel.control import Budget, Rounds, SchemeParameters, build_scheme
+from cfel.control.caps import round_caps
+from cfel.control.horizon import LEAST_SHARE, limit_to_budget
+from cfel.control.scheme import Observation
+from cfel.cost import Ledger
+from cfel.experiment import preset_experiment
+from cfel.rounds.dry_run import dry_run
+from cfel.system import Conditions
+
+# Full work of τ = 10 steps takes 20 s and 30 s, and 6 J each; a fifth of it 6 s and 2.4 J in all.
+CONDITIONS = Conditions(
+    mu=np.array([1.0, 2.0, 3.0]),
+    alpha=np.array([0.5, 0.5, 1.0]),
+    nu=np.array([10.0, 10.0, 20.0]),
+    power=np.array([0.1, 0.1, 0.2]),
+    available=np.array([True, True, False]),
+)
+
+
+def observation(rounds: Rounds, budget: Budget, at: int = 0, spent: float = 0.0) -> Observation:
+    """Devices 0 and 1 in cluster 0, an absent one in cluster 1; an exchange takes 2 s."""
+    return Observation(
+        global_round=at,
+        edge_round=0,
+        rounds=rounds,
+        conditions=CONDITIONS,
+        cluster=np.array([0, 0, 1]),
+        sigma2=np.ones(3),
+        g2=np.ones(3),
+        ledger=Ledger(spent, 0.0, (0.0, 0.0), 0.0),
+        budget=budget,
+        backhaul_seconds=np.array([2.0, 2.0]),
+    )
+
+
+@pytest.mark.parametrize(
+    ("budget", "at", "spent", "last"),
+    [
+        (Budget(seconds=80.0), 0, 0.0, 10),  # 80 s at 6 s of work and 2 s of gossip
+        (Budget(seconds=80.0), 4, 40.0, 9),  # half of it is left, in round 4
+        (Budget(seconds=80.0, joules=12.1), 0, 0.0, 5),  # energy runs out first, at 2.4 J
+        (Budget(seconds=81.0), 7, 78.0, 8),  # less than one round is left: this one is the last
+        (Budget(seconds=79.0), 7, 80.0, 8),  # more than all of it was used
+        (Budget(), 0, 0.0, 1000),
+    ],
+)
+def test_rounds_are_those_that_the_budget_covers(budget: Budget, at: int, spent: float, last: int) -> None:
+    seen = observation(Rounds(1000, 1, 10, stop="budget"), budget, at, spent)
+    assert limit_to_budget(seen).rounds == Rounds(last, 1, 10, stop="budget")
+
+
+def test_caps_leave_a_share_of_full_work() -> None:
+    seen = limit_to_budget(observation(Rounds(1000, 1, 10, stop="budget"), Budget(seconds=80.0)))
+    seconds, _ = round_caps(seen.budget, seen.ledger, seen.rounds, 0, 0, seen.backhaul_seconds)
+    assert seconds[0] == pytest.approx(LEAST_SHARE * 30)
+
+
+@pytest.mark.parametrize("stop", ["rounds", "target"])
+def test_other_runs_are_planned_to_their_last_round(stop: str) -> None:
+    seen = observation(Rounds(1000, 1, 10, stop=stop, target=0.5), Budget(seconds=80.0))
+    assert limit_to_budget(seen) is seen
+
+
+def test_fewer_rounds_than_the_budget_allows_stay_as_they_are() -> None:
+    seen = observation(Rounds(9, 1, 10, stop="budget"), Budget(seconds=80.0))
+    assert limit_to_budget(seen) is seen
+
+
+def test_a_round_without_devices_is_planned_as_before() -> None:
+    seen = observation(Rounds(1000, 1, 10, stop="budget"), Budget(seconds=80.0))
+    nobody = replace(CONDITIONS, available=np.zeros(3, dtype=bool))
+    alone = replace(seen, conditions=nobody)
+    assert limit_to_budget(alone) is alone
+
+
+@pytest.mark.parametrize("scheme", ["hcef", "hcef_plus"])
+def test_a_generous_limit_of_rounds_does_not_starve_the_plans(scheme: str) -> None:
+    """With a budget for ten rounds of full work and a limit of 400: about fifty rounds, above the floor."""
+    setting = (
+        preset_experiment("demo", ["fleet.devices=8", "fleet.clusters=2", "rounds.edge=2"])
+        .build_world()
+        .setting
+    )
+    full = replace(setting, scheme=build_scheme(SchemeParameters(name="cef")), budget=Budget())
+    *_, tenth = dry_run(replace(full, rounds=replace(full.rounds, global_rounds=10)))
+    run = replace(
+        setting,
+        rounds=replace(setting.rounds, global_rounds=400, stop="budget"),
+        scheme=build_scheme(SchemeParameters(name=scheme)),
+        budget=Budget(tenth.ledger.seconds, tenth.ledger.joules),
+    )
+    shares: list[float] = []
+    for each in dry_run(run):
+        if each.ledger.seconds >= run.budget.seconds or each.ledger.joules >= run.budget.joules:
+            break
+        shares.append(float(np.mean([plan.rho.mean() for plan in each.plans])))
+    assert 10 < len(shares) < 60
+    assert np.mean(shares) > 0.25

@@ -59,6 +59,8 @@ def device_updates_batched(
     if not orders:
         return []
     _check(orders, data, workspace)
+    # Evaluation, in the same worker, leaves the module in evaluation mode.
+    workspace.flat.module.train()
     start = torch.stack([order.model.parameters for order in orders]).to(workspace.device)
     momentum = _load_momenta(states, start, workspace)
     parameters, estimates, losses = _train(orders, data, start.clone(), momentum, workspace)

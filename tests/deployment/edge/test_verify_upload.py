@@ -103,6 +103,8 @@ def test_nothing_learned_has_no_loss_and_no_estimates() -> None:
         (estimates(kept_energy=[float("nan")]), "numbers from 0 to 1"),
         (estimates(kept_energy=[1.5]), "numbers from 0 to 1"),
         (estimates(kept_energy=[0.5, 0.9]), "2 numbers, 1 were asked"),
+        (header(buffers=0), "buffers = 0: the model has 2"),
+        (header(buffers=2**53), "the model has 2"),
         (body(b""), "buffers: 0 numbers"),
         (body(BODY[:7]), "not a vector"),
         (body(BODY[:8]), "update"),

@@ -42,10 +42,14 @@ def verify_upload(
         raise RejectedError(f"loss = {upload.loss}: must be finite")
     if upload.estimates is not None:
         _check_shares(upload.estimates, kept_entries)
-    content, split = upload.content.join(), 4 * order.model.buffers.numel()
-    buffers = read_vector(content[:split])
-    if buffers.numel() != order.model.buffers.numel():
-        raise RejectedError(f"buffers: {buffers.numel()} numbers, {order.model.buffers.numel()} expected")
+    expected = order.model.buffers.numel()
+    if upload.buffers != expected:
+        raise RejectedError(f"buffers = {upload.buffers}: the model has {expected}")
+    content, split = memoryview(upload.content.join()), 4 * expected
+    # A copy: a view would keep the whole upload in memory until the round ends.
+    buffers = read_vector(bytearray(content[:split]))
+    if buffers.numel() != expected:
+        raise RejectedError(f"buffers: {buffers.numel()} numbers, {expected} expected")
     try:
         update = unpack_update(content[split:], order.model.parameters.numel())
     except InputError as error:

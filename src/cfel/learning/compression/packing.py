@@ -19,6 +19,7 @@ from cfel.arrays import Int32Array, IntArray
 from cfel.errors import InputError
 from cfel.learning.compression.compressors import (
     BUCKET,
+    KEY_BITS,
     DenseUpdate,
     QuantisedUpdate,
     SampledUpdate,
@@ -31,6 +32,7 @@ from cfel.learning.compression.projection import BlockRotation
 _HEADER = struct.Struct("<B I I I")
 # Numbers unpacked at once; of any width they fill whole bytes.
 _BLOCK = 8192
+_KEY_BYTES = KEY_BITS // 8
 _DENSE, _BITMAP, _PACKED, _SAMPLED, _ROTATED, _QUANTISED = range(6)
 
 
@@ -48,7 +50,7 @@ def pack_update(update: Update) -> bytes:
         case SampledUpdate():
             kind = _SAMPLED if update.rotation is None else _ROTATED
             header = _HEADER.pack(kind, update.size, update.values.numel(), 0)
-            return header + update.key.to_bytes(16, "little") + _pack_floats(update.values)
+            return header + update.key.to_bytes(_KEY_BYTES, "little") + _pack_floats(update.values)
         case QuantisedUpdate():
             header = _HEADER.pack(_QUANTISED, update.size, update.scales.numel(), update.bits)
             # Bits hold no sign, so codes are shifted to 0 … 2^bits − 1.
@@ -57,7 +59,7 @@ def pack_update(update: Update) -> bytes:
     raise InputError(f"update: a {type(update).__name__} has no form on the wire")
 
 
-def unpack_update(content: bytes | bytearray, expected_size: int | None = None) -> Update:
+def unpack_update(content: bytes | bytearray | memoryview, expected_size: int | None = None) -> Update:
     """The inverse of `pack_update`.
 
     Args:
@@ -72,24 +74,29 @@ def unpack_update(content: bytes | bytearray, expected_size: int | None = None) 
         # Before the body: a header with a huge d must not make the receiver allocate it.
         if expected_size is not None and size != expected_size:
             raise InputError(f"update: {size} entries, the model has {expected_size}")
-        return _unpack_body(kind, size, count, extra, content[_HEADER.size :])
+        return _unpack_body(kind, size, count, extra, memoryview(content)[_HEADER.size :])
     except (struct.error, ValueError) as error:
         raise InputError(f"update: {len(content)} bytes that are not one ({error})") from error
 
 
-def _unpack_body(kind: int, size: int, count: int, extra: int, body: bytes | bytearray) -> Update:
+def _unpack_body(kind: int, size: int, count: int, extra: int, body: memoryview) -> Update:
+    # Each update has one form only: fields without a meaning are 0.
+    if kind != _QUANTISED and (extra or (kind == _DENSE and count != size)):
+        raise InputError(f"update: {count} values of {size} entries, {extra}")
     if kind == _DENSE:
         return DenseUpdate(_unpack_floats(body, size))
     if kind in (_BITMAP, _PACKED):
         indices = unpack_indices(kind, size, count, body[4 * count :])
         return SparseUpdate(size, torch.from_numpy(indices), _unpack_floats(body[: 4 * count], count))
     if kind in (_SAMPLED, _ROTATED):
-        key = int.from_bytes(body[:16], "little")
+        if len(body) < _KEY_BYTES:
+            raise InputError(f"update: a key of {len(body)} bytes")
+        key = int.from_bytes(body[:_KEY_BYTES], "little")
         rotation = BlockRotation(size, key) if kind == _ROTATED else None
         # Otherwise drawing the places would fail where the update is used.
         if count > (size if rotation is None else rotation.padded):
             raise InputError(f"update: {count} values of {size} entries")
-        return SampledUpdate(size, key, _unpack_floats(body[16:], count), rotation)
+        return SampledUpdate(size, key, _unpack_floats(body[_KEY_BYTES:], count), rotation)
     if kind == _QUANTISED and 2 <= extra <= 16 and count > 0:
         return _unpack_quantised(size, count, extra, body)
     raise InputError(f"update: unknown kind {kind}")
@@ -114,7 +121,7 @@ def pack_indices(indices: Int32Array, size: int) -> tuple[int, bytes]:
     return _PACKED, _pack_bits(indices.astype(np.int64), _index_width(size))
 
 
-def unpack_indices(kind: int, size: int, count: int, body: bytes | bytearray) -> Int32Array:
+def unpack_indices(kind: int, size: int, count: int, body: memoryview) -> Int32Array:
     """The inverse of `pack_indices`, for an update with `count` values.
 
     Raises:
@@ -123,17 +130,18 @@ def unpack_indices(kind: int, size: int, count: int, body: bytes | bytearray) ->
     if kind == _BITMAP:
         if len(body) != -(-size // 8):
             raise InputError(f"update: a bitmap of {len(body)} bytes for {size} entries")
+        _check_padding(body, size)
         mask = np.unpackbits(np.frombuffer(body, dtype=np.uint8), count=size)
         found = np.flatnonzero(mask.view(np.bool_)).astype(np.int32)
     else:
-        found = _unpack_bits(body, count, _index_width(size)).astype(np.int32)
+        found = _unpack_bits(body, count, _index_width(size))
     # Ascending and distinct: `index_add_` of a repeated index would count its value twice.
     if found.size != count or (count and (found[-1] >= size or (np.diff(found) <= 0).any())):
         raise InputError("update: its indices are not ascending, or not as many as its values")
     return found
 
 
-def _unpack_quantised(size: int, buckets: int, bits: int, body: bytes | bytearray) -> QuantisedUpdate:
+def _unpack_quantised(size: int, buckets: int, bits: int, body: memoryview) -> QuantisedUpdate:
     if buckets != -(-size // BUCKET):
         raise InputError(f"update: {buckets} buckets for {size} entries")
     codes = np.zeros(buckets * BUCKET, dtype=np.int16)
@@ -150,7 +158,7 @@ def _pack_floats(values: torch.Tensor) -> bytes:
     return values.numpy().astype("<f4", copy=False).tobytes()
 
 
-def _unpack_floats(content: bytes | bytearray, count: int) -> torch.Tensor:
+def _unpack_floats(content: memoryview, count: int) -> torch.Tensor:
     values = np.frombuffer(content, dtype="<f4")
     if values.size != count:
         raise InputError(f"update: {values.size} values, {count} expected")
@@ -163,11 +171,12 @@ def _pack_bits(numbers: IntArray, width: int) -> bytes:
     return np.packbits(((numbers[:, None] >> places) & 1).astype(np.uint8)).tobytes()
 
 
-def _unpack_bits(content: bytes | bytearray, count: int, width: int) -> IntArray:
+def _unpack_bits(content: memoryview, count: int, width: int) -> Int32Array:
     # The last byte is filled up: fewer than 8 bits may be left over.
     if not 0 <= 8 * len(content) - count * width < 8:
         raise InputError(f"update: {8 * len(content)} bits for {count} numbers of {width}")
-    packed, found = np.frombuffer(content, dtype=np.uint8), np.empty(count, dtype=np.int64)
+    _check_padding(content, count * width)
+    packed, found = np.frombuffer(content, dtype=np.uint8), np.empty(count, dtype=np.int32)
     places = 1 << np.arange(width - 1, -1, -1)
     # Block by block: as digits, all of them would take 64 times the memory of the bytes.
     for start in range(0, count, _BLOCK):
@@ -175,3 +184,9 @@ def _unpack_bits(content: bytes | bytearray, count: int, width: int) -> IntArray
         bits = np.unpackbits(packed[first : first - (-number * width // 8)], count=number * width)
         found[start : start + number] = bits.reshape(number, width) @ places
     return found
+
+
+def _check_padding(content: memoryview, used_bits: int) -> None:
+    """Raises unless the bits that fill up the last byte are 0."""
+    if used_bits % 8 and content[-1] & (0xFF >> used_bits % 8):
+        raise InputError("update: the bits behind its numbers are not 0")

@@ -140,6 +140,13 @@ def check_text(field: str, value: object) -> str:
     return value
 
 
+def check_switch(field: str, value: object) -> bool:
+    """Returns the value if it is true or false."""
+    if not isinstance(value, bool):
+        raise InputError(f"{field} = {value!r}: must be true or false")
+    return value
+
+
 def check_list(field: str, value: object) -> tuple[object, ...]:
     """Returns the entries of a list, of any type."""
     if not isinstance(value, list | tuple):

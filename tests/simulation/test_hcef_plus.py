@@ -1,6 +1,7 @@
 """HCEF+ in the round loop: overrides reach devices, clocks reach the accounts, and a run resumes exactly."""
 
 import numpy as np
+import pytest
 
 from cfel.simulation import PoolExecutor, initial_state, simulate
 from cfel.simulation.state import from_checkpoint, to_checkpoint
@@ -12,7 +13,7 @@ PLUS = {"scheme": {"name": "hcef_plus"}, "budget": {"share_of_cef": 0.6}}
 def test_overrides_reach_the_devices() -> None:
     training = tiny(PLUS).build_world().training
     local = training.local
-    assert (local.steps, training.error_feedback, len(local.kept_energy_at)) == ("systematic", True, 12)
+    assert (local.steps, training.error_feedback, len(local.kept_energy_at)) == ("whole", True, 12)
     assert tiny().build_world().training.local.steps == "bernoulli"
 
 
@@ -50,3 +51,12 @@ def test_the_measured_curve_survives_a_checkpoint() -> None:
         never_stopped = [each.record for each in run]
         resumed = [each.record for each in simulate(world, executor, parameters, state, lambda: 0.0)]
     assert timeless(resumed) == timeless(never_stopped)
+
+
+@pytest.mark.parametrize("scheme", [PLUS["scheme"], {"name": "hcef", "steps": "whole"}])
+def test_what_is_planned_in_whole_steps_is_what_happens(scheme: dict[str, str]) -> None:
+    """Both accounts agree to the last step, so a budget kept in one is kept in the other."""
+    for outcome in outcomes(tiny({**PLUS, "scheme": scheme})):
+        record = outcome.record
+        assert record.seconds_realised == pytest.approx(record.seconds_expected, rel=1e-9)
+        assert record.joules_realised == pytest.approx(record.joules_expected, rel=1e-9)

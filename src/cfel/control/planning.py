@@ -10,12 +10,13 @@ import numpy as np
 
 from cfel.arrays import BoolArray, FloatArray
 from cfel.control.caps import round_caps
-from cfel.control.grid.grid_solver import GridSolution
-from cfel.control.grid.whole_steps import StepSolution
+from cfel.control.grid.step_table import StepTable, list_steps, list_theta, pair_up
+from cfel.control.grid.whole_steps import StepSolution, solve_whole_steps
 from cfel.control.problem import RoundProblem
 from cfel.control.scheme import Observation, RoundPlan, SchemeParameters, make_empty_plan
 from cfel.control.solution import Solution
 from cfel.control.solver.solve import solve
+from cfel.errors import InputError
 
 Bound = float | FloatArray
 
@@ -42,15 +43,42 @@ def plan_round(
     present = observation.conditions.available
     if not present.any():
         return make_empty_plan(len(present))
+    whole = parameters.steps == "whole"
+    if whole:
+        bounds = _round_bounds(bounds, observation.rounds.local_steps)
     problem = build_problem(observation, parameters, bounds, within_budget=within_budget)
+    if whole and (problem.rho_min < problem.rho_max).any():
+        return make_plan(problem, _solve_in_whole_steps(problem), present)
     # Without caps the joint solver is done after one response; Algorithm 3 would only take longer.
     solution = solve(problem, parameters.solver if within_budget else "joint")
     return make_plan(problem, solution, present)
 
 
+def _round_bounds(bounds: Bounds, tau: int) -> Bounds:
+    """The same bounds with ρ in whole steps: at least what the lower bound asks for, and one step."""
+    low = np.maximum(1.0, np.ceil(np.multiply(bounds.rho[0], tau) - 1e-9))
+    high = np.maximum(low, np.floor(np.multiply(bounds.rho[1], tau) + 1e-9))
+    return Bounds(rho=(low / tau, high / tau), theta=bounds.theta)
+
+
+def _solve_in_whole_steps(problem: RoundProblem) -> StepSolution:
+    """P2 on a list of pairs (k, θ), at full clocks."""
+    limits = (problem.rho_min, problem.rho_max, problem.theta_min, problem.theta_max)
+    if any(np.ptp(bound) > 0 for bound in limits):
+        raise InputError('scheme.steps = "whole": needs the same bounds of ρ and θ for all devices')
+    rho_min, rho_max, theta_min, theta_max = (float(bound[0]) for bound in limits)
+    steps = list_steps(rho_min, problem.tau)
+    shares = list_theta(theta_min, theta_max)
+    count, share = pair_up(steps[steps <= rho_max * problem.tau + 1e-9], shares)
+    rho, theta = count / problem.tau, shares[share]
+    noise = problem.noise_weight * (2.0 - theta) * rho * (problem.sigma2 + problem.g2)
+    table = StepTable(count, theta, noise + 3.0 * (1.0 - rho) ** 2 * problem.g2)
+    return solve_whole_steps(problem, table)
+
+
 def make_plan(
     problem: RoundProblem,
-    solution: Solution | GridSolution | StepSolution,
+    solution: Solution | StepSolution,
     present: BoolArray,
     *,
     speed: FloatArray | None = None,
@@ -118,6 +146,8 @@ def build_problem(
         on_unreachable=parameters.on_unreachable,
         battery=_share_battery(observation) if within_budget else None,
         device=np.flatnonzero(present),
+        clock_static=conditions.clock_static[present],
+        clock_exponent=conditions.clock_exponent[present],
     )
 
 

@@ -9,8 +9,8 @@ checkpoint. Schemes live one per file in `schemes/`; this module does not know t
 """
 
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass, field, replace
-from typing import Any
+from dataclasses import dataclass, field
+from typing import Any, Literal
 
 import numpy as np
 
@@ -26,6 +26,11 @@ from cfel.errors import InputError, unknown_name
 from cfel.system.conditions import Conditions
 
 State = Mapping[str, Any]
+Steps = Literal["local", "whole"]
+GossipTime = Literal["scheme", "edge_round", "global_round"]
+
+STEPS = ("local", "whole")
+GOSSIP_TIMES = ("scheme", "edge_round", "global_round")
 
 # With few samples the estimate of G² can be zero or negative; it is kept at this share of σ² at least.
 LEAST_GRADIENT_SHARE = 0.02
@@ -41,6 +46,11 @@ class SchemeParameters:
         solver: "joint" or "alternating" (Algorithm 3).
         noise_weight: w of P2's first term; the paper prints w = 1.
         on_unreachable: what to do about caps that cannot be met, see `RoundProblem`.
+        steps: "whole" plans a whole number of steps for every device, so that what is planned is what
+            happens; "local" leaves it to `[local] steps` how devices take a share ρ of the steps.
+        gossip: when edge servers exchange models, "edge_round" or "global_round"; "scheme": as the scheme
+            says.
+        slow_clocks: devices that would wait for others run at a slower clock, for less energy.
         options: further settings of a particular scheme.
     """
 
@@ -50,6 +60,9 @@ class SchemeParameters:
     solver: Method = "joint"
     noise_weight: float = 1.0
     on_unreachable: Unreachable = "stretch"
+    steps: Steps = "local"
+    gossip: GossipTime = "scheme"
+    slow_clocks: bool = False
     options: Mapping[str, Any] = field(default_factory=dict)
 
     def __post_init__(self) -> None:
@@ -61,6 +74,10 @@ class SchemeParameters:
         validation.check_number("scheme.noise_weight", self.noise_weight, least=0)
         if self.solver not in METHODS:
             raise InputError(unknown_name("scheme.solver", self.solver, METHODS))
+        for field_name, allowed in (("steps", STEPS), ("gossip", GOSSIP_TIMES)):
+            if getattr(self, field_name) not in allowed:
+                raise InputError(unknown_name(f"scheme.{field_name}", getattr(self, field_name), allowed))
+        validation.check_switch("scheme.slow_clocks", self.slow_clocks)
         if self.on_unreachable not in UNREACHABLE:
             raise InputError(unknown_name("scheme.on_unreachable", self.on_unreachable, UNREACHABLE))
 
@@ -140,10 +157,8 @@ class RoundPlan:
     speed: FloatArray | None = None
 
     def apply_speed(self, conditions: Conditions) -> Conditions:
-        """The conditions at the plan's clocks: a step takes 1/s of the time and s² of the energy."""
-        if self.speed is None:
-            return conditions
-        return replace(conditions, mu=conditions.mu / self.speed, alpha=conditions.alpha * self.speed**2)
+        """The conditions at the plan's clocks."""
+        return conditions if self.speed is None else conditions.at_clock(self.speed)
 
 
 @dataclass(frozen=True, slots=True)

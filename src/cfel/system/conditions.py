@@ -15,6 +15,7 @@ from cfel import validation
 from cfel.arrays import BoolArray, FloatArray
 from cfel.errors import InputError, unknown_name
 from cfel.seeding import draw_uniforms
+from cfel.system.clock import PAPER_EXPONENT, clock_energy
 
 REDRAWS = ("edge_round", "global_round", "never")
 """How often conditions change."""
@@ -30,6 +31,8 @@ class Conditions:
         nu: seconds to upload one full model, ≥ 0.
         power: watts of the radio while sending, ≥ 0.
         available: whether the device takes part.
+        clock_static, clock_exponent: what a slower clock saves, see `clock.clock_energy`; one number stands
+            for all devices.
     """
 
     mu: FloatArray
@@ -37,6 +40,8 @@ class Conditions:
     nu: FloatArray
     power: FloatArray
     available: BoolArray
+    clock_static: FloatArray = 0.0  # type: ignore[assignment]
+    clock_exponent: FloatArray = PAPER_EXPONENT  # type: ignore[assignment]
 
     def __post_init__(self) -> None:
         mu = validation.check_floats("mu", self.mu, above=0)
@@ -45,6 +50,9 @@ class Conditions:
             object.__setattr__(
                 self, field, validation.check_floats(field, getattr(self, field), length=mu.size, least=0)
             )
+        for field, most in (("clock_static", 1.0), ("clock_exponent", None)):
+            curve = np.broadcast_to(np.asarray(getattr(self, field), dtype=np.float64), mu.shape)
+            object.__setattr__(self, field, validation.check_floats(field, curve, least=0, most=most))
         object.__setattr__(
             self, "available", validation.check_booleans("available", self.available, length=mu.size)
         )
@@ -53,6 +61,11 @@ class Conditions:
     def devices(self) -> int:
         """Number of devices, present or not."""
         return self.mu.size
+
+    def at_clock(self, speed: FloatArray) -> "Conditions":
+        """Returns the same conditions at slower clocks: a step takes longer, and less energy."""
+        saved = clock_energy(speed, self.clock_static, self.clock_exponent)
+        return replace(self, mu=self.mu / speed, alpha=self.alpha * saved)
 
     def without(self, absent: ArrayLike) -> "Conditions":
         """Returns the same conditions without the devices marked in `absent`."""
@@ -105,6 +118,8 @@ class RandomConditions:
         channel_mean: mean of the channel gain h.
         channel_floor: least h; 0 is the paper's model as printed, in which a single upload can take hours.
         noise_watts: noise power N0.
+        clock_static: share of a step's energy that a slower clock does not save, in [0, 1]; 0 in the paper.
+        clock_exponent: γ ≥ 0 of the rest, which falls with the clock as s^γ; 2 in the paper.
         redraw: "edge_round" (the paper), "global_round" or "never".
     """
 
@@ -116,6 +131,8 @@ class RandomConditions:
     channel_mean: float = 1.0
     channel_floor: float = 0.01
     noise_watts: float = 0.01
+    clock_static: float = 0.0
+    clock_exponent: float = PAPER_EXPONENT
     redraw: str = "edge_round"
 
     def __post_init__(self) -> None:
@@ -124,8 +141,9 @@ class RandomConditions:
             object.__setattr__(self, field, pair)
         for field in ("seconds_gigahertz", "channel_mean", "noise_watts"):
             validation.check_number(f"conditions.{field}", getattr(self, field), above=0)
-        for field in ("alpha_joules", "channel_floor"):
+        for field in ("alpha_joules", "channel_floor", "clock_exponent"):
             validation.check_number(f"conditions.{field}", getattr(self, field), least=0)
+        validation.check_number("conditions.clock_static", self.clock_static, least=0, most=1)
         check_redraw("conditions.redraw", self.redraw)
 
     def conditions(
@@ -144,6 +162,8 @@ class RandomConditions:
             nu=model_bits / rate,
             power=watts,
             available=np.ones(devices, dtype=bool),
+            clock_static=np.full(devices, self.clock_static),
+            clock_exponent=np.full(devices, self.clock_exponent),
         )
 
     def _bits_per_second(self, megahertz: FloatArray, watts: FloatArray, draws: FloatArray) -> FloatArray:

@@ -9,7 +9,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from cfel.control import RoundProblem
-from cfel.control.grid.step_grid import StepTable
+from cfel.control.grid.step_table import StepTable
 from cfel.control.grid.whole_steps import StepSolution, solve_whole_steps
 from cfel.system.clock import clock_energy
 

@@ -7,12 +7,13 @@ import numpy as np
 import pytest
 
 from cfel.control import Observation, RoundPlan, SchemeParameters, build_scheme, round_caps
-from cfel.control.schemes.hcef_plus import LIST
+from cfel.control.grid.step_table import THETA_LIST as LIST
+from cfel.control.schemes.hcef_plus import SWITCHES
 from cfel.cost import device_joules, device_seconds
 from cfel.errors import InputError
 from tests.control.schemes.test_schemes import DEVICES, ROUNDS, observation
 
-OFF = dict.fromkeys(("progress", "curve", "error_feedback", "systematic", "frequency", "dense_gossip"), False)
+OFF = dict.fromkeys(SWITCHES, False)
 
 
 def plan(seen: Observation, **options: Any) -> RoundPlan:
@@ -59,7 +60,8 @@ def test_with_everything_off_it_is_p2_on_a_list() -> None:
     made = plan(seen, **OFF)
     scale = made.sigma2 + made.g2
     assert made.objective * scale >= hcef.lower_bound * (1 - 1e-9)
-    assert made.objective * scale <= hcef.objective * 1.02
+    # Twelve devices in whole steps of a fifth each cannot use an energy cap up to the last joule.
+    assert made.objective * scale <= hcef.objective * 1.05
     assert made.speed is not None
     assert (made.speed == 1.0).all()
 
@@ -87,7 +89,7 @@ def test_without_frequency_clocks_are_full_and_progress_is_less() -> None:
 def test_habits_and_gossip_follow_the_switches() -> None:
     on = build_scheme(SchemeParameters(name="hcef_plus"))
     off = build_scheme(SchemeParameters(name="hcef_plus", options=OFF))
-    assert on.device_overrides.steps == "systematic"
+    assert on.device_overrides.steps == "whole"
     assert on.device_overrides.error_feedback
     assert on.device_overrides.kept_energy_at == LIST
     assert on.gossip.every_edge_round
@@ -117,10 +119,10 @@ def test_bad_options_are_named(options: dict[str, Any], words: str) -> None:
         build_scheme(SchemeParameters(name="hcef_plus", options=options))
 
 
-def test_whole_steps_keep_both_caps_and_need_no_more_than_they_are_worth() -> None:
-    """With caps to spare, the plan in whole steps leaves some of both unused; the other one fills them."""
+def test_caps_are_limits_not_targets() -> None:
+    """With caps to spare the plan leaves some of both unused; without `efficiency` it fills them."""
     seen = observation(share=2.0)
-    whole, filled = plan(seen, whole_steps=True), plan(seen)
+    whole, filled = plan(seen), plan(seen, efficiency=False)
     steps = whole.rho * ROUNDS.local_steps
     assert np.array_equal(steps, np.round(steps))
     assert whole.feasible

@@ -1,5 +1,5 @@
-"""The problem of HCEF+: θ from a list, clocks that may slow down, and steps that may have to be whole.
+"""Plans in whole steps: for every device a step count and a share θ from a list, and a clock to match.
 
-`theta_grid.py` and `grid_solver.py` leave ρ free; `step_grid.py` and `whole_steps.py` choose whole steps.
-Both search the price of energy as P2 does (`control/solver/dual_search.py`) and prove a gap for their list.
+`step_table.py` is the list, `step_grid.py` what it costs each device, `whole_steps.py` the choice.
+The price of energy is searched as for P2 (`control/solver/dual_search.py`); the gap is proven for the list.
 """

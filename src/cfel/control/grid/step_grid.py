@@ -16,6 +16,7 @@ from dataclasses import dataclass, replace
 import numpy as np
 
 from cfel.arrays import FloatArray, IndexArray
+from cfel.control.grid.step_table import StepTable
 from cfel.control.problem import RoundProblem
 from cfel.control.solver.feasible_limits import SLACK
 from cfel.control.solver.priced_fleet import BLOCK, Response
@@ -27,23 +28,6 @@ _PER_DEVICE = (
 )
 # Up to this many energies (devices × pairs) are kept between responses; more are computed anew every time.
 MOST_KEPT = 4_000_000
-
-
-@dataclass(frozen=True, slots=True, eq=False)
-class StepTable:
-    """The pairs (k, θ) to choose from, the same for all devices.
-
-    Attributes:
-        steps: k of every pair; the first pair has the fewest steps and the smallest θ.
-        theta: θ of every pair.
-        cost: objective of every pair, to be made small; negative where a pair is progress.
-        least_speed: smallest share of its clock that a device may run at, in (0, 1]; 1 for fixed clocks.
-    """
-
-    steps: FloatArray
-    theta: FloatArray
-    cost: FloatArray
-    least_speed: float = 1.0
 
 
 @dataclass(frozen=True, slots=True, eq=False)

@@ -19,7 +19,8 @@ from dataclasses import dataclass
 import numpy as np
 
 from cfel.arrays import FloatArray, IndexArray
-from cfel.control.grid.step_grid import StepGrid, StepTable
+from cfel.control.grid.step_grid import StepGrid
+from cfel.control.grid.step_table import StepTable
 from cfel.control.problem import RoundProblem
 from cfel.control.solution import reject_excess
 from cfel.control.solver.dual_search import search_energy_price

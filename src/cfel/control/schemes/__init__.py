@@ -15,6 +15,7 @@ from cfel.control.schemes.hier_fedavg import hier_fedavg
 from cfel.control.schemes.mll_sgd import mll_sgd
 from cfel.control.schemes.p_fedavg import p_fedavg
 from cfel.control.schemes.sd_feel import sd_feel
+from cfel.control.variants import apply_variants
 from cfel.plugins import BUILT_IN_ONLY, CodePolicy, resolve
 
 SCHEMES: Mapping[str, SchemeBuilder] = MappingProxyType(
@@ -37,4 +38,6 @@ def build_scheme(parameters: SchemeParameters, code: CodePolicy = BUILT_IN_ONLY)
     """Builds the scheme that the parameters name: built in, an entry point, or "module:function"."""
     builder: SchemeBuilder = resolve("scheme", parameters.name, SCHEMES, ("parameters",), code=code)
     scheme = builder(parameters)
-    return scheme if parameters.name in SCHEMES else check_scheme(parameters.name, scheme)
+    if parameters.name not in SCHEMES:
+        scheme = check_scheme(parameters.name, scheme)
+    return apply_variants(scheme, parameters)

@@ -8,8 +8,8 @@ with two responses, one over the cap and one under it:
 * the tangents at the responses seen so far, read off at the cap, are lower bounds on every plan within it;
 * the chord between the two responses, read off at the cap, is what mixing them would give at best.
 
-The search ends when bound and chord meet. It needs no plan within the cap; `joint`, `grid_solver` and
-`whole_steps` make one.
+The search ends when bound and chord meet. It needs no plan within the cap; `joint` and `whole_steps`
+make one.
 """
 
 from dataclasses import dataclass
@@ -32,7 +32,7 @@ MARGIN = 4.0 / SAMPLE**0.5
 
 
 class PriceResponder(Protocol):
-    """Devices that respond to a price of energy: a `PricedFleet`, a `ThetaGrid` or a `StepGrid`."""
+    """Devices that respond to a price of energy: a `PricedFleet` or a `StepGrid`."""
 
     @property
     def size(self) -> int:

@@ -22,7 +22,7 @@ from cfel.control.solver.segment_limits import DeviceTerms, build_segments
 BLOCK = 4096
 
 Choices = NDArray[np.int8]
-"""Per device, the index of the segment (in a `PricedFleet`) or of the θ (in a `ThetaGrid`) it is on."""
+"""Per device, the index of the segment (in a `PricedFleet`) or of the pair (in a `StepGrid`) it is on."""
 
 
 @dataclass(frozen=True, slots=True, eq=False)

@@ -1,0 +1,82 @@
+"""Variants of schemes: whole steps, gossip times, slower clocks for devices that would wait."""
+
+from dataclasses import replace
+from typing import Any
+
+import numpy as np
+import pytest
+
+from cfel.control import SchemeParameters, build_scheme, round_caps
+from cfel.errors import InputError
+from tests.control.schemes.test_schemes import DEVICES, ROUNDS, observation, plan
+
+TAU = ROUNDS.local_steps
+
+
+@pytest.mark.parametrize("name", ["hcef", "cef", "cef_f", "cef_c", "mll_sgd", "hcef_plus"])
+def test_with_whole_steps_every_plan_is_a_whole_number_of_steps(name: str) -> None:
+    made = plan(name, observation(), steps="whole")
+    steps = made.rho * TAU
+    assert np.allclose(steps, np.round(steps), atol=1e-12)
+    assert (steps >= 1).all()
+    assert build_scheme(SchemeParameters(name=name, steps="whole")).device_overrides.steps == "whole"
+
+
+@pytest.mark.parametrize("name", ["hcef", "cef_f"])
+def test_whole_steps_keep_within_the_caps_and_near_the_optimum(name: str) -> None:
+    """Twelve devices in fifths: the objective is a few percent above that of the continuous problem."""
+    seen = observation()
+    whole, free = plan(name, seen, steps="whole"), plan(name, seen)
+    time_cap, energy_cap = round_caps(seen.budget, seen.ledger, ROUNDS, 0, 0, seen.backhaul_seconds)
+    now = seen.conditions
+    seconds = whole.rho * TAU * now.mu + whole.theta * now.nu
+    joules = whole.rho * TAU * now.alpha + whole.theta * now.nu * now.power
+    assert (seconds <= time_cap[seen.cluster] * (1 + 1e-8)).all()
+    assert joules.sum() <= energy_cap * (1 + 1e-8)
+    assert free.lower_bound * (1 - 1e-9) <= whole.objective <= free.objective * 1.06
+
+
+def test_mll_sgd_takes_at_least_the_steps_of_its_rule() -> None:
+    drawn, whole = plan("mll_sgd", observation()), plan("mll_sgd", observation(), steps="whole")
+    assert np.array_equal(whole.rho, np.ceil(drawn.rho * TAU - 1e-9) / TAU)
+
+
+def test_gossip_can_be_moved_for_any_scheme() -> None:
+    def is_dense(name: str, **changes: Any) -> bool:
+        return build_scheme(SchemeParameters(name=name, **changes)).gossip.every_edge_round
+
+    assert not is_dense("hcef")
+    assert is_dense("hcef", gossip="edge_round")
+    assert not is_dense("hcef_plus", gossip="global_round")
+
+
+@pytest.mark.parametrize("gossip", ["global_round", "edge_round"])
+def test_slower_clocks_delay_nobody_and_save_energy(gossip: str) -> None:
+    """CEF's early finishers end with the slowest of their cluster, or of all clusters that wait together."""
+    seen = observation()
+    made = plan("cef", seen, slow_clocks=True, gossip=gossip)
+    assert made.speed is not None
+    full, slow = seen.conditions, made.apply_speed(seen.conditions)
+    before, after = (TAU * now.mu + now.nu for now in (full, slow))
+    for group in [range(DEVICES)] if gossip == "edge_round" else [range(c, DEVICES, 3) for c in range(3)]:
+        assert after[group].max() == pytest.approx(before[group].max())
+    assert slow.alpha.sum() < 0.8 * full.alpha.sum()
+    assert (made.speed >= 0.5).all()
+
+
+def test_clocks_that_cannot_be_set_stay_as_they_are() -> None:
+    made = plan("cef", replace(observation(), full_clocks=True), slow_clocks=True)
+    assert made.speed is None
+
+
+@pytest.mark.parametrize(
+    ("fields", "words"),
+    [
+        ({"steps": "halves"}, r"scheme.steps.*halves.*local, whole"),
+        ({"gossip": "never"}, r"scheme.gossip.*never"),
+        ({"slow_clocks": 1}, r"scheme.slow_clocks = 1: must be true or false"),
+    ],
+)
+def test_bad_variants_are_named(fields: dict[str, Any], words: str) -> None:
+    with pytest.raises(InputError, match=words):
+        SchemeParameters(**fields)

@@ -5,7 +5,7 @@ set -euo pipefail
 name=$1 data=$2 out=$3 seeds=${4:-0 1 2} rounds=${5:-8}
 cfel=${CFEL:-cfel}
 for seed in $seeds; do
-  for without in nothing progress curve error_feedback systematic frequency dense_gossip; do
+  for without in nothing progress curve error_feedback whole_steps efficiency frequency dense_gossip; do
     option=()
     [ "$without" = nothing ] || option=(--set "scheme.options.$without=false")
     $cfel run "$(dirname "$0")/ablation-$name.toml" --resume --out "$out/without-$without/seed-$seed" \

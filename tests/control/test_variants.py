@@ -27,7 +27,7 @@ def test_whole_steps_keep_within_the_caps_and_near_the_optimum(name: str) -> Non
     """Twelve devices in fifths: the objective is a few percent above that of the continuous problem."""
     seen = observation()
     whole, free = plan(name, seen, steps="whole"), plan(name, seen)
-    time_cap, energy_cap = round_caps(seen.budget, seen.ledger, ROUNDS, 0, 0, seen.backhaul_seconds)
+    time_cap, energy_cap = round_caps(seen.budget, seen.ledger, ROUNDS, 0, 0, seen.gossip_seconds_left)
     now = seen.conditions
     seconds = whole.rho * TAU * now.mu + whole.theta * now.nu
     joules = whole.rho * TAU * now.alpha + whole.theta * now.nu * now.power

@@ -58,7 +58,7 @@ def test_rounds_are_those_that_the_budget_covers(budget: Budget, at: int, spent:
 
 def test_caps_leave_a_share_of_full_work() -> None:
     seen = limit_to_budget(observation(Rounds(1000, 1, 10, stop="budget"), Budget(seconds=80.0)))
-    seconds, _ = round_caps(seen.budget, seen.ledger, seen.rounds, 0, 0, seen.backhaul_seconds)
+    seconds, _ = round_caps(seen.budget, seen.ledger, seen.rounds, 0, 0, seen.gossip_seconds_left)
     assert seconds[0] == pytest.approx(LEAST_SHARE * 30)
 
 

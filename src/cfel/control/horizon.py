@@ -38,7 +38,7 @@ def _count_rounds(observation: Observation) -> float:
     share = LEAST_SHARE * edge_rounds_left
     slowest, joules = _full_work(observation)
     elapsed = np.asarray(ledger.elapsed_seconds)
-    seconds = float((elapsed + share * slowest + observation.backhaul_seconds).max())
+    seconds = float((elapsed + share * slowest + observation.gossip_seconds_left).max())
     joules = ledger.elapsed_joules + share * joules
     return min(
         _divide(budget.seconds - ledger.seconds, seconds), _divide(budget.joules - ledger.joules, joules)

@@ -36,7 +36,7 @@ def observation(rounds: Rounds, budget: Budget, at: int = 0, spent: float = 0.0)
         g2=np.ones(3),
         ledger=Ledger(spent, 0.0, (0.0, 0.0), 0.0),
         budget=budget,
-        backhaul_seconds=np.array([2.0, 2.0]),
+        gossip_seconds_left=np.array([2.0, 2.0]),
     )
 
 

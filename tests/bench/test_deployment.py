@@ -45,7 +45,7 @@ def test_overhead_is_over_training_and_bytes() -> None:
     size = devices * (model_size(world.start) + 1000)
     rounds = [clocked(wall, [1.0, 4.0, *[2.0] * (devices - 2)]) for wall in (99.0, 5.0, 7.0)]
     done = tuple(FinishedEdgeRound(r, (True,) * devices, plan, work, told) for r, told in enumerate(rounds))
-    found = compute_overhead(world, replace(initial_coordinator_state(world), done=done), float(size))
+    found = compute_overhead(world, replace(initial_coordinator_state(world), finished=done), float(size))
     assert (found.wall_seconds, found.training_seconds, found.transfer_seconds) == (6.0, 4.0, 1.0)
     assert found.transferred_bytes == size
     assert found.ratio == pytest.approx(1.2)

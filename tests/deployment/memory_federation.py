@@ -15,7 +15,7 @@ from cfel.deployment.election.state import Heartbeat
 from cfel.deployment.measurement.energy_counters import EnergyCounter
 from cfel.deployment.node import own_data
 from cfel.deployment.protocol.calls import RemoteCalls, to_methods
-from cfel.deployment.protocol.peer_requests import BallotRequest
+from cfel.deployment.protocol.peer_requests import ElectionRequest
 from cfel.deployment.security.identity import Identity
 from cfel.deployment.transport.grpc_transport import Method
 from cfel.deployment.transport.messages import Message, join_message, split_message
@@ -211,7 +211,7 @@ class Federation:
 
 async def claim_term(own: Identity, to: Identity, term: int, network: Network) -> None:
     """Has an edge server believe that `own` leads a term, for as long as a leader may be silent."""
-    await RemoteCalls(MemoryClient(own, network)).call(to, BallotRequest(Heartbeat(term, 0.0)), 5)
+    await RemoteCalls(MemoryClient(own, network)).call(to, ElectionRequest(Heartbeat(term, 0.0)), 5)
 
 
 async def until(what: str, condition: Callable[[], bool]) -> None:

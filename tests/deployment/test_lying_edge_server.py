@@ -18,7 +18,7 @@ from cfel.deployment.protocol.coordinator_requests import (
     MeanMetricRequest,
     PlanCommand,
 )
-from cfel.deployment.protocol.peer_requests import BallotRequest, HelloAnswer
+from cfel.deployment.protocol.peer_requests import ElectionRequest, HelloAnswer
 from cfel.deployment.security.identity import Identity
 from cfel.deployment.transport.messages import Message
 from cfel.errors import RejectedError, StaleTermError
@@ -36,10 +36,10 @@ def lies(federation: Federation) -> list[AnyRequest]:
     return [
         *(FetchCommand(term, (0, 0, 0), (0, 1, 2)) for term in (MOST, *terms)),
         PlanCommand(MOST, (0, 0, 0), state),
-        *(BallotRequest(Heartbeat(term, 0.0)) for term in (MOST, *(term + 1 for term in terms), *terms)),
-        BallotRequest(VoteRequest(MOST, 0.0, preliminary=False)),
-        BallotRequest(VoteRequest(MOST, 0.0, preliminary=True)),
-        BallotRequest(HeartbeatReply(MOST, 0.0)),
+        *(ElectionRequest(Heartbeat(term, 0.0)) for term in (MOST, *(term + 1 for term in terms), *terms)),
+        ElectionRequest(VoteRequest(MOST, 0.0, preliminary=False)),
+        ElectionRequest(VoteRequest(MOST, 0.0, preliminary=True)),
+        ElectionRequest(HeartbeatReply(MOST, 0.0)),
         MeanMetricRequest(),
     ]
 
@@ -72,7 +72,7 @@ def test_a_liar_stops_nobody(tmp_path: Path, simulated: list[dict[str, Any]]) ->
             return timeless(federation.records())
 
     assert asyncio.run(play()) == simulated
-    assert all(load_vote(tmp_path / f"edge-{i}" / "ballot.json", i).term < 2000 for i in range(3))
+    assert all(load_vote(tmp_path / f"edge-{i}" / "vote.json", i).term < 2000 for i in range(3))
     assert any("more than 1000 terms at once" in each for each in problems)
 
 

@@ -97,7 +97,7 @@ def test_rubbish_costs_the_others_nothing(tmp_path: Path, quarantine_after: int)
         ("model", {"sha256": "0" * 64}, "not needed"),
         ("model", {}, "sha256: is missing"),
         ("model", {"sha256": "../../state"}, "sha256 = '../../state'"),
-        ("plan", {"term": 99, "at": [0, 0, 0]}, "not for a device"),
+        ("plan", {"term": 99, "position": [0, 0, 0]}, "not for a device"),
         ("status", {}, "not for a device"),
     ],
 )
@@ -119,12 +119,12 @@ def test_calls_out_of_place(tmp_path: Path, method: str, fields: object, reason:
 @pytest.mark.parametrize(
     ("fields", "error", "reason"),
     [
-        ({"term": 1, "at": [0, 0, 0]}, StaleTermError, "stale term 1"),
-        ({"at": [0, 0, 0]}, RejectedError, "term: is missing"),
-        ({"term": 9, "at": [0, 0]}, RejectedError, r"at = \[0, 0\]"),
-        ({"term": 9, "at": [0, -1, 0]}, RejectedError, r"at\[1\] = -1"),
-        ({"term": 9}, RejectedError, "at: is missing"),
-        ({"term": 9, "at": [0, 0, 0], "available": [True]}, RejectedError, "1 entries for 6 devices"),
+        ({"term": 1, "position": [0, 0, 0]}, StaleTermError, "stale term 1"),
+        ({"position": [0, 0, 0]}, RejectedError, "term: is missing"),
+        ({"term": 9, "position": [0, 0]}, RejectedError, r"position = \[0, 0\]"),
+        ({"term": 9, "position": [0, -1, 0]}, RejectedError, r"position\[1\] = -1"),
+        ({"term": 9}, RejectedError, "position: is missing"),
+        ({"term": 9, "position": [0, 0, 0], "available": [True]}, RejectedError, "1 entries for 6 devices"),
     ],
 )
 def test_commands_out_of_place(

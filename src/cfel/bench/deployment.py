@@ -104,12 +104,12 @@ def compute_overhead(world: World, control: CoordinatorState, bytes_per_second: 
     """The overhead of one global round, from the times that the nodes measured."""
     full = model_size(world.start)
     walls, trainings, sizes = [], [], []
-    for done in control.done[1:]:
-        if done.clocked is None:
+    for finished in control.finished[1:]:
+        if finished.measurements is None:
             raise AssertionError("the benchmark runs with measured conditions")
-        walls.append(done.clocked.seconds)
-        trainings.append(max(each.seconds for each in done.clocked.devices if each is not None))
-        sizes.append(sum(full + -(-work.wire_bits // 8) for work in done.work))
+        walls.append(finished.measurements.seconds)
+        trainings.append(max(each.seconds for each in finished.measurements.devices if each is not None))
+        sizes.append(sum(full + -(-work.wire_bits // 8) for work in finished.work))
     ratios = [
         wall / (training + size / bytes_per_second)
         for wall, training, size in zip(walls, trainings, sizes, strict=True)

@@ -133,7 +133,7 @@ def _advice(path: Path, good_rounds: int) -> str:
 
 def _reject_deployment(path: Path) -> None:
     """Raises if the run is a federation's, or one of its edge servers': resuming it would cut its log."""
-    if (path / "nodes").is_dir() or (path / "ballot.json").exists():
+    if (path / "nodes").is_dir() or (path / "vote.json").exists():
         raise RunDirectoryError(
             f"{path} holds a deployment's run, whose devices keep their own state: "
             "resume it with `cfel up --resume`, or start its nodes again"

@@ -32,7 +32,7 @@ def test_records_follow_the_orders_that_were_carried_out() -> None:
         0: PlanAnswer((result(0, 1.0, 0.1), result(1, 1.0, 0.1)), (0, 1), 1.0),
         1: PlanAnswer((result(2, 0.5, 0.25), result(3, 0.5, 0.25)), (2, 3), 1.0),
     }
-    (done,) = add_edge_round(WORLD, SIMULATION, state(FRESH), answers, 1.0).done
+    (done,) = add_edge_round(WORLD, SIMULATION, state(FRESH), answers, 1.0).finished
     assert done.plan.rho.tolist() == [1.0, 1.0, 0.5, 0.5, 0.5, 0.5]
     assert done.plan.theta.tolist() == [0.1, 0.1, 0.25, 0.25, 0.25, 0.25]
     assert done.plan.speed is None

@@ -14,7 +14,7 @@ from cfel.deployment.election.member import Member
 from cfel.deployment.election.rules import leads, step, wakes_at
 from cfel.deployment.election.state import LeaderChanged, Resign, Role, Tick, Vote, VoteRequest
 from cfel.deployment.protocol.calls import RemoteCalls
-from cfel.deployment.protocol.peer_requests import BallotRequest
+from cfel.deployment.protocol.peer_requests import ElectionRequest
 from cfel.deployment.security.identity import Identity
 from cfel.deployment.transport.memory_transport import MemoryNetwork
 from cfel.errors import StorageError
@@ -79,12 +79,12 @@ def test_a_vote_that_cannot_be_kept_is_not_given_and_ends_the_member(
         raise StorageError(f"cannot write {path}")
 
     monkeypatch.setattr(member_module, "save_vote", no_space)
-    asked = BallotRequest(VoteRequest(9, 1.0, preliminary=False))
+    asked = ElectionRequest(VoteRequest(9, 1.0, preliminary=False))
 
     async def play() -> None:
         own = Identity("edge", 0)
         calls = RemoteCalls(MemoryNetwork(0).client(own))
-        voter = Member(0, 3, 0.01, tmp_path / "ballot.json", calls, lambda *_: None)
+        voter = Member(0, 3, 0.01, tmp_path / "vote.json", calls, lambda *_: None)
         await asyncio.sleep(0.02)
         for _ in range(2):
             with pytest.raises(StorageError):

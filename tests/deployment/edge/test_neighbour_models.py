@@ -32,7 +32,7 @@ class Neighbours:
         """See `Calls`."""
         del seconds
         assert isinstance(request, PeerModelRequest)
-        self.asked.append((to.number, request.at))
+        self.asked.append((to.number, request.position))
         if to.number == 2:
             await self.slow.wait()
         encoded = EncodedModel.encode(MODEL)

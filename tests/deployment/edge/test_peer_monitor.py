@@ -8,7 +8,7 @@ import pytest
 
 from cfel import __version__
 from cfel.deployment.edge.peer_monitor import PeerContacts
-from cfel.deployment.protocol.coordinator_requests import FarewellRequest
+from cfel.deployment.protocol.coordinator_requests import ReleaseRequest
 from cfel.deployment.security.identity import Identity
 from tests.deployment.conftest import deployed
 from tests.deployment.memory_federation import Federation, Network, until
@@ -163,14 +163,14 @@ def test_one_that_has_finished_and_is_started_again_ends_by_itself(tmp_path: Pat
 
 
 def test_nobody_waits_for_itself(tmp_path: Path) -> None:
-    """An edge server that comes back between the last round and the farewell is named there as missing."""
+    """An edge server that comes back between the last round and the release is named there as missing."""
 
     async def play() -> None:
         async with Federation(deployed(), tmp_path) as federation:
             federation.start(*edges(1))
             await until("it is there", lambda: 1 in federation.edges)
             server = federation.edges[1].server
-            await server.log.say_farewell(Identity("edge", 0), FarewellRequest((1, 2)))
+            await server.log.release(Identity("edge", 0), ReleaseRequest((1, 2)))
             assert server.log.awaited == (2,)
 
     asyncio.run(play())

@@ -35,11 +35,11 @@ COORDINATOR = CoordinatorState(
     edge_round=1,
     step=0,
     estimates=(Estimates(1.5, -0.5, (0.9,)), None),
-    done=(),
-    absent=(1,),
+    finished=(),
+    absent_devices=(1,),
     digests=("0" * 64,),
     metrics=(0.5,),
-    began=12.5,
+    started_at=12.5,
     plan=RoundPlan(np.array([0.1]), np.array([0.3]), 1.0, 2.0, 3.0, 2.5, math.inf, False, ("time",)),
     available=(True,),
 )
@@ -47,9 +47,9 @@ START, FIRST, SECOND = _model(0.0), _model(1.0), _model(2.0)
 STATE = EdgeState(
     position=(3, 1, 0),
     model=SECOND,
-    before=FIRST,
+    previous_model=FIRST,
     reports={(3, 0, 0): PlanAnswer((DeviceResult(0, 0.5, 0.1, 1.0, 5, 100, 0.5, None),), (0, 1), 2.5)},
-    used={4: (3, 0)},
+    last_used_rounds={4: (3, 0)},
     gossip=MixAnswer((2, 4, 0), ((0.5, 0.5), (0.5, 0.5)), "0" * 64, None),
     coordinator_state=COORDINATOR,
 )
@@ -71,15 +71,15 @@ def test_nothing_saved_is_the_start(tmp_path: Path) -> None:
     state = _disk(tmp_path).load()
     assert state.position == (0, 0, 0)
     assert state.model is START
-    assert state.before is START
+    assert state.previous_model is START
 
 
 def test_there_and_back(tmp_path: Path) -> None:
     _disk(tmp_path).save(STATE)
     found = _disk(tmp_path).load()
     assert _same(found.model, SECOND)
-    assert _same(found.before, FIRST)
-    for name in ("position", "reports", "used", "gossip"):
+    assert _same(found.previous_model, FIRST)
+    for name in ("position", "reports", "last_used_rounds", "gossip"):
         assert getattr(found, name) == getattr(STATE, name)
     assert encode(found.coordinator_state) == encode(COORDINATOR)
     assert found.coordinator_state is not None
@@ -98,7 +98,7 @@ def test_a_model_is_written_once(tmp_path: Path) -> None:
     back = _disk(tmp_path)
     back.save(replace(back.load(), position=(3, 3, 0)))
     assert _files(tmp_path) == before
-    disk.save(replace(STATE, before=SECOND, model=_model(3.0)))
+    disk.save(replace(STATE, previous_model=SECOND, model=_model(3.0)))
     after = _files(tmp_path)
     kept = SECOND.sha256().hex()
     assert after[kept] == before[kept]
@@ -106,9 +106,9 @@ def test_a_model_is_written_once(tmp_path: Path) -> None:
 
 
 def test_equal_models_share_a_file(tmp_path: Path) -> None:
-    _disk(tmp_path).save(replace(STATE, before=_model(2.0)))
+    _disk(tmp_path).save(replace(STATE, previous_model=_model(2.0)))
     assert len(_files(tmp_path)) == 1
-    assert _same(_disk(tmp_path).load().before, SECOND)
+    assert _same(_disk(tmp_path).load().previous_model, SECOND)
 
 
 def test_what_a_crash_left_is_swept(tmp_path: Path) -> None:
@@ -130,10 +130,10 @@ def test_the_old_state_stands_until_the_new_one_does(tmp_path: Path, monkeypatch
 
     monkeypatch.setattr("cfel.deployment.state_file.save", reject)
     with pytest.raises(StorageError, match="no space"):
-        disk.save(replace(STATE, model=_model(3.0), before=_model(4.0)))
+        disk.save(replace(STATE, model=_model(3.0), previous_model=_model(4.0)))
     found = _disk(tmp_path).load()
     assert _same(found.model, SECOND)
-    assert _same(found.before, FIRST)
+    assert _same(found.previous_model, FIRST)
 
 
 @pytest.mark.parametrize("harm", ["damaged", "does not exist", "another experiment"])

@@ -11,7 +11,7 @@ from cfel.deployment.election import member as member_module
 from cfel.deployment.election.member import Member
 from cfel.deployment.protocol.calls import RemoteCalls, to_methods
 from cfel.deployment.protocol.codec import decode, encode
-from cfel.deployment.protocol.peer_requests import BallotRequest
+from cfel.deployment.protocol.peer_requests import ElectionRequest
 from cfel.deployment.security.identity import Identity
 from cfel.deployment.transport.memory_transport import LinkFaults, MemoryNetwork
 from cfel.errors import RejectedError
@@ -114,7 +114,7 @@ def test_partitions_and_kills_leave_one_leader_per_term(
 
 async def deliver(member: Member, caller: int, message: dict[str, object]) -> None:
     """Hands a member what came over the network."""
-    await member.receive(Identity("edge", caller), decode(encode({"message": message}), BallotRequest))
+    await member.receive(Identity("edge", caller), decode(encode({"message": message}), ElectionRequest))
 
 
 @pytest.mark.parametrize(

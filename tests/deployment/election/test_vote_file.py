@@ -11,7 +11,7 @@ from cfel.errors import StorageError
 
 @pytest.mark.parametrize("vote", [Vote(0), Vote(7), Vote(2**40, 3)])
 def test_a_vote_comes_back(tmp_path: Path, vote: Vote) -> None:
-    path = tmp_path / "ballot.json"
+    path = tmp_path / "vote.json"
     save_vote(path, 3, Vote(1, 1))
     save_vote(path, 3, vote)
     assert load_vote(path, 3) == vote
@@ -19,7 +19,7 @@ def test_a_vote_comes_back(tmp_path: Path, vote: Vote) -> None:
 
 
 def test_a_first_start_has_an_empty_vote(tmp_path: Path) -> None:
-    assert load_vote(tmp_path / "ballot.json", 0) == Vote(0, None)
+    assert load_vote(tmp_path / "vote.json", 0) == Vote(0, None)
 
 
 @pytest.mark.parametrize(
@@ -36,7 +36,7 @@ def test_a_first_start_has_an_empty_vote(tmp_path: Path) -> None:
     ],
 )
 def test_anything_else_is_rejected(tmp_path: Path, content: bytes) -> None:
-    path = tmp_path / "ballot.json"
+    path = tmp_path / "vote.json"
     path.write_bytes(content)
     with pytest.raises(StorageError, match="vote"):
         load_vote(path, 0)
@@ -44,4 +44,4 @@ def test_anything_else_is_rejected(tmp_path: Path, content: bytes) -> None:
 
 def test_a_vote_that_cannot_be_written_is_an_error(tmp_path: Path) -> None:
     with pytest.raises(StorageError, match="cannot write"):
-        save_vote(tmp_path / "missing" / "ballot.json", 0, Vote(1))
+        save_vote(tmp_path / "missing" / "vote.json", 0, Vote(1))

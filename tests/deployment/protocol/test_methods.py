@@ -10,14 +10,14 @@ import pytest
 from cfel.deployment.protocol.calls import AnyRequest, Request, answer_type
 from cfel.deployment.protocol.coordinator_requests import (
     Command,
-    FarewellRequest,
     MeanMetricRequest,
     NewestRequest,
+    ReleaseRequest,
 )
 from cfel.deployment.protocol.methods import METHODS
 
 PAGE = (Path(__file__).parents[3] / "docs" / "protocol.md").read_text(encoding="utf-8")
-OF_THE_COORDINATOR = (NewestRequest, MeanMetricRequest, FarewellRequest)
+OF_THE_COORDINATOR = (NewestRequest, MeanMetricRequest, ReleaseRequest)
 
 
 def callers(request: type[AnyRequest]) -> str:
@@ -43,7 +43,7 @@ def test_the_table_of_methods_is_that_of_the_module() -> None:
 def test_every_field_is_explained(request_type: type[AnyRequest]) -> None:
     """Requests come by keyword or position; a reader finds each field in the docstring."""
     words = request_type.__doc__ or ""
-    own = [name for name in request_type.__struct_fields__ if name not in ("experiment", "term", "at")]
+    own = [name for name in request_type.__struct_fields__ if name not in ("experiment", "term", "position")]
     assert [name for name in own if name not in words] == []
 
 

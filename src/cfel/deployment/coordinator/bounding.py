@@ -40,7 +40,7 @@ def bound_answers(
     found = [each for answer in answers.values() for each in answer.devices]
     fresh = {each.device: each.measured for each in found if each.measured is not None}
     observed = {each.device: _observe_work(world, each) for each in found}
-    now = world.setting.conditions(*state.at[:2])
+    now = world.setting.conditions(*state.position[:2])
     bounded, reasons = bound_reports(fresh, state.measured.devices, observed, usual, now, spread)
     return {edge: _replace_reports(answer, bounded) for edge, answer in answers.items()}, reasons
 

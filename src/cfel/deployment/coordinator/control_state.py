@@ -17,13 +17,13 @@ from cfel.world import World
 
 @dataclass(frozen=True, slots=True, eq=False)
 class FinishedEdgeRound:
-    """A finished edge round: who took part, the plan, what was done, and what clocks measured."""
+    """A finished edge round: who took part, the plan, what was done, and what was measured."""
 
     edge_round: int
     available: tuple[bool, ...]
     plan: RoundPlan
     work: tuple[DeviceWork, ...]
-    clocked: EdgeRoundMeasurements | None = None
+    measurements: EdgeRoundMeasurements | None = None
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -35,10 +35,10 @@ class CoordinatorState:
         edge_round: edge rounds done in this global round.
         step: gossip steps done since the last of them.
         estimates: every device's newest σ² and G².
-        done: finished edge rounds of this global round.
-        absent: devices that missed their last order and were not connected any more.
+        finished: finished edge rounds of this global round.
+        absent_devices: devices that missed their last order and were not connected any more.
         digests, metrics: of every edge model after the last gossip step.
-        began: wall clock at the start of this global round.
+        started_at: wall clock at the start of this global round.
         plan: of the next edge round, once there is one.
         available: who takes part in it.
         measured: what devices and clocks measured, where conditions are measured.
@@ -48,11 +48,11 @@ class CoordinatorState:
     edge_round: int
     step: int
     estimates: tuple[Estimates | None, ...]
-    done: tuple[FinishedEdgeRound, ...]
-    absent: tuple[int, ...]
+    finished: tuple[FinishedEdgeRound, ...]
+    absent_devices: tuple[int, ...]
     digests: tuple[str, ...]
     metrics: tuple[float, ...]
-    began: float
+    started_at: float
     plan: RoundPlan | None = None
     available: tuple[bool, ...] = ()
     measured: FederationMeasurements | None = None
@@ -63,14 +63,14 @@ class CoordinatorState:
                 check_estimates(estimates)
 
     @property
-    def at(self) -> Position:
+    def position(self) -> Position:
         """Where the federation is."""
         return self.control.rounds_done, self.edge_round, self.step
 
     @property
-    def newness(self) -> tuple[Position, bool]:
+    def recency(self) -> tuple[Position, bool]:
         """Later states are larger."""
-        return self.at, self.plan is not None
+        return self.position, self.plan is not None
 
 
 def initial_coordinator_state(world: World, *, measures: bool = False) -> CoordinatorState:
@@ -81,10 +81,10 @@ def initial_coordinator_state(world: World, *, measures: bool = False) -> Coordi
         edge_round=0,
         step=0,
         estimates=(None,) * devices,
-        done=(),
-        absent=(),
+        finished=(),
+        absent_devices=(),
         digests=(world.start.sha256().hex(),) * clusters,
         metrics=(0.0,) * clusters,
-        began=time.time(),
+        started_at=time.time(),
         measured=FederationMeasurements((None,) * devices) if measures else None,
     )

@@ -28,12 +28,12 @@ from cfel.deployment.protocol.calls import Calls
 from cfel.deployment.protocol.coordinator_requests import (
     CloseCommand,
     EstimateCommand,
-    FarewellRequest,
     FetchCommand,
     MeanMetricRequest,
     MixCommand,
     NewestRequest,
     PlanCommand,
+    ReleaseRequest,
 )
 from cfel.deployment.security.identity import Identity
 from cfel.deployment.transport.grpc_transport import OnRejection
@@ -95,14 +95,14 @@ class Coordinator:
         state, over = await self._take_over(), False
         self._counted_at = time.monotonic()
         while not over:
-            if not gossip_is_next(self._world, state.at):
+            if not gossip_is_next(self._world, state.position):
                 state = await self._run_edge_round(state)
-            elif not ends_global_round(self._world, state.at):
+            elif not ends_global_round(self._world, state.position):
                 state = await self._gossip_within_round(state)
             else:
                 state, over = await self._end_global_round(state)
         missing = sorted(set(range(self._world.setting.fleet.clusters)).difference(self._edges.present()))
-        await self._edges.ask_once(FarewellRequest(tuple(missing)), QUICK_SECONDS)
+        await self._edges.ask_once(ReleaseRequest(tuple(missing)), QUICK_SECONDS)
 
     async def _take_over(self) -> CoordinatorState:
         """The newest state that any edge server knows; before the first round, waits for all to join."""
@@ -112,7 +112,7 @@ class Coordinator:
             answers = await self._edges.ask_once(NewestRequest(), QUICK_SECONDS)
             known = [each.state for each in answers.values() if each.state is not None]
             if known and 2 * len(answers) > clusters:
-                return max(known, key=lambda state: state.newness)
+                return max(known, key=lambda state: state.recency)
             joined = sum(len(each.connected) for each in answers.values())
             complete = len(answers) == clusters and joined == self._world.setting.fleet.devices
             overdue = time.monotonic() > deadline and 2 * len(answers) > clusters and joined > 0
@@ -123,7 +123,7 @@ class Coordinator:
     async def _run_edge_round(self, state: CoordinatorState) -> CoordinatorState:
         if state.plan is None:
             state = await self._plan(state)
-        command = PlanCommand(self._edges.term, state.at, state)
+        command = PlanCommand(self._edges.term, state.position, state)
         answers = self._bound(state, await self._edges.command(command, self._deployment.round_seconds))
         return add_edge_round(self._world, self._simulation, state, answers, self._since_last_count())
 
@@ -132,12 +132,12 @@ class Coordinator:
         conditions = setting.conditions(control.rounds_done, state.edge_round, control.spent_joules)
         state = await self._wait_for_devices(state, set(np.flatnonzero(conditions.available).tolist()))
         absent = np.zeros(setting.fleet.devices, dtype=bool)
-        absent[list(state.absent)] = True
+        absent[list(state.absent_devices)] = True
         absent |= self._without_edge_server()
         conditions = conditions.without(absent)
         available = tuple(conditions.available.tolist())
         if needs_estimates(self._world.training.local.estimator, state.estimates):
-            command = EstimateCommand(self._edges.term, state.at, available)
+            command = EstimateCommand(self._edges.term, state.position, available)
             answers = await self._edges.command(command, self._deployment.round_seconds)
             state = add_estimates(state, self._bound(state, answers).values())
         if state.measured is not None:
@@ -168,7 +168,7 @@ class Coordinator:
 
         If other devices are connected, the round passes without any device, as in the simulator.
         """
-        absent = {*state.absent, *np.flatnonzero(self._without_edge_server()).tolist()}
+        absent = {*state.absent_devices, *np.flatnonzero(self._without_edge_server()).tolist()}
         if not available or not available <= absent:
             return state
         connected: set[int] = set()
@@ -176,7 +176,7 @@ class Coordinator:
             answers = await self._edges.ask_once(NewestRequest(), QUICK_SECONDS)
             connected = {n for each in answers.values() for n in each.connected}
             await asyncio.sleep(0 if connected else TRY_AGAIN_SECONDS)
-        return replace(state, absent=tuple(n for n in state.absent if n not in connected))
+        return replace(state, absent_devices=tuple(n for n in state.absent_devices if n not in connected))
 
     def _without_edge_server(self) -> BoolArray:
         """Per device, whether its edge server is gone."""
@@ -199,7 +199,7 @@ class Coordinator:
     async def _gossip_within_round(self, state: CoordinatorState) -> CoordinatorState:
         """A gossip step that does not end the global round."""
         after = replace(await self._gossip(state, evaluates=False), step=state.step + 1)
-        if not ends_exchange(self._world, state.at):
+        if not ends_exchange(self._world, state.position):
             return after
         after, seconds = self._measure_exchange(after)
         return replace(after, control=charge_exchange(self._world.setting, after.control, seconds))
@@ -218,7 +218,8 @@ class Coordinator:
         after, seconds = self._measure_exchange(after)
         control = close_global_round(setting, state.control, seconds)
         edge_rounds = [
-            count_edge_round(world, simulation, state.control.rounds_done, done) for done in state.done
+            count_edge_round(world, simulation, state.control.rounds_done, finished)
+            for finished in state.finished
         ]
         record = make_record(
             setting,
@@ -227,26 +228,30 @@ class Coordinator:
             edge_rounds,
             accuracy=await self._find_accuracy(after) if evaluates else None,
             model_sha256=hashlib.sha256(b"".join(map(bytes.fromhex, after.digests))).hexdigest(),
-            wall_seconds=time.time() - state.began,
+            wall_seconds=time.time() - state.started_at,
         )
         table = make_plan_table(setting, edge_rounds, control.rounds_done)
         over = is_over(setting.rounds, setting.budget, record)
-        command = CloseCommand(self._edges.term, state.at, record, table, over)
+        command = CloseCommand(self._edges.term, state.position, record, table, over)
         await self._edges.command(command, self._deployment.gossip_seconds)
-        return replace(after, control=control, edge_round=0, step=0, done=(), began=time.time()), over
+        return replace(
+            after, control=control, edge_round=0, step=0, finished=(), started_at=time.time()
+        ), over
 
     async def _gossip(self, state: CoordinatorState, evaluates: bool) -> CoordinatorState:
         """One gossip step: all fetch models, then all mix with the weights of those that are there."""
         seconds, term = self._deployment.gossip_seconds, self._edges.term
-        fetched = await self._edges.command(FetchCommand(term, state.at, self._edges.present()), seconds)
-        present = {i: each for i, each in fetched.items() if each.position >= state.at}
+        fetched = await self._edges.command(
+            FetchCommand(term, state.position, self._edges.present()), seconds
+        )
+        present = {i: each for i, each in fetched.items() if each.position >= state.position}
         # If one has mixed already, under the previous coordinator, the others must use the same weights.
-        settled = [each.rows for each in present.values() if each.rows is not None]
+        already_mixed = [each.rows for each in present.values() if each.rows is not None]
         setting = self._world.setting
-        got = {i: each.got for i, each in present.items()}
+        received = {i: each.received_from for i, each in present.items()}
         at_once = setting.scheme.gossip.reach == "everybody"
-        rows = settled[0] if settled else mixing_rows(setting.backhaul, got, at_once=at_once)
-        command = MixCommand(term, state.at, rows, evaluates, state)
+        rows = already_mixed[0] if already_mixed else mixing_rows(setting.backhaul, received, at_once=at_once)
+        command = MixCommand(term, state.position, rows, evaluates, state)
         answers = await self._edges.command(command, seconds, only=present)
         self._evaluated = {i for i, each in answers.items() if each.metric is not None}
         digests, metrics = list(state.digests), list(state.metrics)

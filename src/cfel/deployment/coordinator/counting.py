@@ -59,7 +59,7 @@ def add_edge_round(
     results = sorted(found, key=lambda result: result.device)
     arrived = {result.device for result in results}
     connected = {n for answer in answers.values() for n in answer.connected}
-    asked = np.flatnonzero(state.available).tolist()
+    planned = np.flatnonzero(state.available).tolist()
     finished = FinishedEdgeRound(
         state.edge_round,
         tuple(n in arrived for n in range(world.setting.fleet.devices)),
@@ -68,8 +68,8 @@ def add_edge_round(
     )
     if state.measured is not None:
         cluster_seconds = {i: answer.seconds for i, answer in answers.items()}
-        clocked = collect_measurements(world, _find_reports(results), cluster_seconds, seconds)
-        finished = replace(finished, clocked=clocked)
+        measurements = collect_measurements(world, _find_reports(results), cluster_seconds, seconds)
+        finished = replace(finished, measurements=measurements)
     outcome = count_edge_round(world, simulation, state.control.rounds_done, finished)
     estimates = list(state.estimates)
     for result in results:
@@ -80,19 +80,21 @@ def add_edge_round(
         edge_round=state.edge_round + 1,
         step=0,
         estimates=tuple(estimates),
-        done=(*state.done, finished),
-        absent=tuple(n for n in {*asked, *state.absent} if n not in arrived and n not in connected),
+        finished=(*state.finished, finished),
+        absent_devices=tuple(
+            n for n in {*planned, *state.absent_devices} if n not in arrived and n not in connected
+        ),
         plan=None,
         available=(),
         measured=_add_reports(state, results),
     )
-    if after.measured is None or finished.clocked is None:
+    if after.measured is None or finished.measurements is None:
         return after
-    realised = advance_ledger(state.control.realised, outcome, finished.clocked)
+    realised = advance_ledger(state.control.realised, outcome, finished.measurements)
     return replace(
         after,
         control=replace(after.control, realised=realised),
-        measured=add_overhead(after.measured, outcome, finished.clocked),
+        measured=add_overhead(after.measured, outcome, finished.measurements),
     )
 
 
@@ -128,7 +130,11 @@ def count_edge_round(
     """The costs of a finished edge round, as measured where clocks measured it."""
     conditions = world.setting.conditions(global_round, finished.edge_round)
     conditions = replace(conditions, available=np.array(finished.available))
-    if finished.clocked is not None:
-        conditions = apply_reports(finished.clocked.devices, conditions)
+    if finished.measurements is not None:
+        conditions = apply_reports(finished.measurements.devices, conditions)
     outcome = count_costs(world.setting, parameters, conditions, finished.plan, finished.work)
-    return outcome if finished.clocked is None else apply_measured_costs(world, outcome, finished.clocked)
+    return (
+        outcome
+        if finished.measurements is None
+        else apply_measured_costs(world, outcome, finished.measurements)
+    )

@@ -10,7 +10,7 @@ from cfel.system.mixing import live_metropolis_weights
 
 
 def mixing_rows(
-    backhaul: Backhaul, got: Mapping[int, Collection[int]], *, at_once: bool = False
+    backhaul: Backhaul, received: Mapping[int, Collection[int]], *, at_once: bool = False
 ) -> MixingRows:
     """The mixing matrix, row by row.
 
@@ -19,24 +19,24 @@ def mixing_rows(
 
     Args:
         backhaul: graph and weights of the experiment.
-        got: whose models each edge server has; without those that are missing.
+        received: whose models each edge server has; without those that are missing.
         at_once: all average over all, whatever the links.
     """
     if at_once:
-        return _rows_at_once(backhaul, got)
+        return _rows_at_once(backhaul, received)
     graph = backhaul.graph.copy()
     for a, b in list(graph.edges):
-        if a not in got or b not in got or b not in got[a] or a not in got[b]:
+        if a not in received or b not in received or b not in received[a] or a not in received[b]:
             graph.remove_edge(a, b)
-    if len(got) == backhaul.clusters and graph.number_of_edges() == backhaul.graph.number_of_edges():
+    if len(received) == backhaul.clusters and graph.number_of_edges() == backhaul.graph.number_of_edges():
         return tuple(tuple(row.tolist()) for row in backhaul.weights)
-    live = np.array([i in got for i in range(backhaul.clusters)])
+    live = np.array([i in received for i in range(backhaul.clusters)])
     return tuple(tuple(row.tolist()) for row in live_metropolis_weights(graph, backhaul.target, live))
 
 
-def _rows_at_once(backhaul: Backhaul, got: Mapping[int, Collection[int]]) -> MixingRows:
+def _rows_at_once(backhaul: Backhaul, received: Mapping[int, Collection[int]]) -> MixingRows:
     """A group whose members have each other's models shares their mean; the others keep their own."""
-    live = _find_group(got)
+    live = _find_group(received)
     if len(live) == backhaul.clusters:
         return tuple(tuple(row.tolist()) for row in backhaul.weights)
     rows = np.eye(backhaul.clusters)
@@ -46,21 +46,21 @@ def _rows_at_once(backhaul: Backhaul, got: Mapping[int, Collection[int]]) -> Mix
     return tuple(tuple(row.tolist()) for row in rows)
 
 
-def _find_group(got: Mapping[int, Collection[int]]) -> list[int]:
+def _find_group(received: Mapping[int, Collection[int]]) -> list[int]:
     """Leaves out, one by one, the edge server with the most links where a model is missing.
 
     So one whose model nobody accepts is left out, and not those that reject it. Of two that lack only each
     other's models the one that lacks more goes.
     """
-    group = list(got)
+    group = list(received)
 
     def lacks(i: int, j: int) -> bool:
-        return i != j and j not in got[i]
+        return i != j and j not in received[i]
 
-    def badness(i: int) -> tuple[int, int, int]:
+    def count_missing(i: int) -> tuple[int, int, int]:
         broken = sum(lacks(i, j) or lacks(j, i) for j in group)
         return broken, sum(lacks(i, j) for j in group), i
 
-    while group and badness(worst := max(group, key=badness))[0]:
+    while group and count_missing(worst := max(group, key=count_missing))[0]:
         group.remove(worst)
     return sorted(group)

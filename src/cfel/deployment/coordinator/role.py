@@ -65,7 +65,7 @@ class CoordinatorRole:
         return self._failure if self._server.state.position == self._failed_at else ""
 
     async def wait_for_end(self) -> None:
-        """Returns when the coordinator, if it runs here, has said farewell to all edge servers."""
+        """Returns when the coordinator, if it runs here, has released all edge servers."""
         if self._task is not None:
             await asyncio.wait([self._task])
 

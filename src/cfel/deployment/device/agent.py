@@ -146,45 +146,45 @@ class DeviceAgent:
             except RejectedError as error:
                 _LOG.warning("order %s given up: %s", order.serial, error)
 
-    async def _estimate(self, asked: IssuedOrder) -> None:
-        order = await self._complete_order(asked)
+    async def _estimate(self, issued: IssuedOrder) -> None:
+        order = await self._complete_order(issued)
         before, begin = self._memory.state, self._meter.begin()
         fresh = await self._compute.run(lambda: device_estimate(order, self._data, self._workspace))
         measured = self._meter.finish_estimates(order, begin)
         state = replace(before, estimates=refresh_estimates(before.estimates, fresh))
         await self._remember(Memory(state, self._memory.sent))
-        await self._send(asked, EstimatesRequest(asked.round, fresh, measured))
+        await self._send(issued, EstimatesRequest(issued.round, fresh, measured))
 
-    async def _update(self, asked: IssuedOrder) -> None:
+    async def _update(self, issued: IssuedOrder) -> None:
         sent = self._memory.sent
-        if sent is None or sent.key != order_key(asked):
-            sent = await self._train(asked)
-        await self._send(asked, sent.upload)
-        global_round, edge_round = asked.round
+        if sent is None or sent.key != order_key(issued):
+            sent = await self._train(issued)
+        await self._send(issued, sent.upload)
+        global_round, edge_round = issued.round
         steps, size = sent.upload.steps, len(sent.upload.content)
         _LOG.info("round %d.%d: %d steps, %d bytes sent", global_round + 1, edge_round + 1, steps, size)
 
-    async def _train(self, asked: IssuedOrder) -> Sent:
-        order = await self._complete_order(asked)
+    async def _train(self, issued: IssuedOrder) -> Sent:
+        order = await self._complete_order(issued)
         memory = self._memory
         if self._world.training.error_feedback:
-            memory = return_unused(memory, asked.used)
+            memory = return_unused(memory, issued.last_used_round)
         begin = self._meter.begin()
         report, state = await self._compute.run(
             lambda: device_update(order, self._data, memory.state, self._workspace)
         )
-        await self._emulate(asked.round, begin, steps=report.steps)
+        await self._emulate(issued.round, begin, steps=report.steps)
         measured = self._meter.finish_training(order, begin, report.steps)
-        sent = Sent(order_key(asked), make_upload(report, order, measured))
+        sent = Sent(order_key(issued), make_upload(report, order, measured))
         await self._remember(Memory(state, sent))
         return sent
 
-    async def _send(self, asked: IssuedOrder, request: EstimatesRequest | UploadRequest) -> None:
+    async def _send(self, issued: IssuedOrder, request: EstimatesRequest | UploadRequest) -> None:
         """Sends until it is answered; only the attempt that was answered counts as the time it took."""
-        theta = asked.theta if isinstance(request, UploadRequest) else 0.0
-        while asked.serial == self._newest:
+        theta = issued.theta if isinstance(request, UploadRequest) else 0.0
+        while issued.serial == self._newest:
             begin = self._meter.begin()
-            await self._emulate(asked.round, begin, theta=theta)
+            await self._emulate(issued.round, begin, theta=theta)
             sent_bytes = await self._link.try_send(request)
             if sent_bytes is not None:
                 self._meter.finish_call(begin, 8 * sent_bytes)
@@ -201,17 +201,19 @@ class DeviceAgent:
         left = seconds * self._parameters.time_scale - (self._now() - begin.seconds)
         await asyncio.sleep(max(0.0, left))
 
-    async def _complete_order(self, asked: IssuedOrder) -> DeviceOrder:
+    async def _complete_order(self, issued: IssuedOrder) -> DeviceOrder:
         """The order with its model."""
         ahead, self._ahead = self._ahead, None
-        if ahead is None or ahead[0] != asked.model_sha256:
-            ahead = await self._fetch_model(asked)
-        return make_order(self._world.setting, *asked.round, self._number, asked.rho, asked.theta, ahead[1])
+        if ahead is None or ahead[0] != issued.model_sha256:
+            ahead = await self._fetch_model(issued)
+        return make_order(
+            self._world.setting, *issued.round, self._number, issued.rho, issued.theta, ahead[1]
+        )
 
-    async def _fetch_model(self, asked: NextModel | IssuedOrder) -> tuple[str, FlatModel]:
+    async def _fetch_model(self, issued: NextModel | IssuedOrder) -> tuple[str, FlatModel]:
         """The model that is named, and its digest; tries until the order is no longer the newest."""
-        sha256 = asked.model_sha256
-        return sha256, await self._link.fetch_model(sha256, lambda: asked.serial == self._newest)
+        sha256 = issued.model_sha256
+        return sha256, await self._link.fetch_model(sha256, lambda: issued.serial == self._newest)
 
     async def _remember(self, memory: Memory) -> None:
         memory = replace(memory, measured=self._meter.known)

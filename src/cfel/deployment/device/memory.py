@@ -79,15 +79,15 @@ def reserve_directory(directory: Path) -> Iterator[None]:
         os.close(descriptor)
 
 
-def return_unused(memory: Memory, used: Round | None) -> Memory:
+def return_unused(memory: Memory, last_used_round: Round | None) -> Memory:
     """The memory with the last upload back in the residual, unless its edge server used it.
 
     Args:
         memory: as it is.
-        used: round of the last upload that the edge server used.
+        last_used_round: round of the last upload that the edge server used.
     """
     sent, residual = memory.sent, memory.state.residual
-    if sent is None or residual is None or sent.upload.round == used:
+    if sent is None or residual is None or sent.upload.round == last_used_round:
         return memory
     returned, buffers = residual.clone(), 4 * sent.upload.buffers
     unpack_update(sent.upload.content.join()[buffers:], returned.numel()).add_to(returned, 1.0)

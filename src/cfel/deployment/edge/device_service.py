@@ -137,15 +137,15 @@ class DeviceService:
         return await self._collect("estimate", orders, {})
 
     async def collect_reports(
-        self, orders: Mapping[int, DeviceOrder], used: Mapping[int, Round]
+        self, orders: Mapping[int, DeviceOrder], last_used_rounds: Mapping[int, Round]
     ) -> DeviceAnswers[DeviceReport]:
         """Asks devices for updates, and waits for them.
 
         Args:
             orders: by device.
-            used: round of each device's last upload that went into a model.
+            last_used_rounds: round of each device's last upload that went into a model.
         """
-        return await self._collect("update", orders, used)
+        return await self._collect("update", orders, last_used_rounds)
 
     async def announce(self, model: FlatModel) -> None:
         """Names the model of the next order, so that devices fetch it while their edge server is busy.
@@ -169,7 +169,7 @@ class DeviceService:
             await self._changed.wait(_LOOK_SECONDS)
 
     async def _collect(
-        self, kind: Kind, orders: Mapping[int, DeviceOrder], used: Mapping[int, Round]
+        self, kind: Kind, orders: Mapping[int, DeviceOrder], last_used_rounds: Mapping[int, Round]
     ) -> DeviceAnswers[Any]:
         self._round = OpenRound(kind, len(orders), self._now())
         self._parts.clear()
@@ -178,7 +178,9 @@ class DeviceService:
         self._waits.begin(kind, orders)
         for device, order in orders.items():
             if not self._is_quarantined(device):
-                self._round.waiting[device] = Assignment(self._make_serial(), order, used.get(device))
+                self._round.waiting[device] = Assignment(
+                    self._make_serial(), order, last_used_rounds.get(device)
+                )
         self._announced = ""
         await self._changed.notify()
         while self._waits.is_worth_waiting(self._round.waiting):
@@ -212,9 +214,15 @@ class DeviceService:
             return None
         if assignment is None:
             return NextModel(serial, self._model.sha256)
-        order, used = assignment.order, assignment.used
+        order = assignment.order
         return IssuedOrder(
-            self._round.kind, serial, assignment.round, order.rho, order.theta, self._model.sha256, used
+            self._round.kind,
+            serial,
+            assignment.round,
+            order.rho,
+            order.theta,
+            self._model.sha256,
+            assignment.last_used_round,
         )
 
     async def model(self, caller: Identity, request: ModelRequest) -> ModelAnswer:

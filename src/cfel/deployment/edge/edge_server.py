@@ -111,7 +111,7 @@ class EdgeServer:
         end, model = await self._neighbours.fetch_present(number)
         async with self.progress.busy:
             if end[0] - self.state.position[0] > 1:
-                await self.progress.save(replace(self.state, position=end, model=model, before=model))
+                await self.progress.save(replace(self.state, position=end, model=model, previous_model=model))
             elif self.state.position < end:
                 await self.progress.save(replace(self.state, position=end))
         await self.log.adopt_end(missed, end[0])

@@ -81,20 +81,20 @@ class EdgeGossip:
     async def fetch(self, caller: Identity, command: FetchCommand) -> FetchAnswer:
         """Fetches others' models for a gossip step."""
         await self._progress.admit(caller, command)
-        state, at = self._progress.state, command.at
+        state, at = self._progress.state, command.position
         if state.gossip is not None and state.has_mixed(at):
             return FetchAnswer(state.position, (), state.gossip.rows)
         if at < state.position:
             return FetchAnswer(state.position, (), None)  # a late copy: it has gone on since
         self._progress.phase = "gossip"
-        wanted = [j for j in self._progress.partners if j in command.live]
+        wanted = [j for j in self._progress.partners if j in command.present]
         models = await self._neighbours.fetch(command.term, at, wanted, state.model)
         return FetchAnswer(self._progress.state.position, tuple(sorted(models)), None)
 
     async def mix(self, caller: Identity, command: MixCommand) -> MixAnswer:
         """Averages its model with others', or returns the stored answer if it has done so."""
         await self._progress.admit(caller, command)
-        at = command.at
+        at = command.position
         weights = self._own_weights(command.rows)
         fetched: dict[int, FlatModel] = {}
         if not self._progress.state.has_mixed(at):
@@ -113,7 +113,7 @@ class EdgeGossip:
                 state,
                 position=after_gossip_step(self._world, at),
                 model=mixed,
-                before=state.model,
+                previous_model=state.model,
                 gossip=answer,
                 coordinator_state=command.state,
             )
@@ -137,7 +137,7 @@ class EdgeGossip:
         if not mixed.is_finite():
             raise RejectedError("the average of these models is not finite")
         metric = self._evaluate(mixed) if command.evaluate else None
-        return mixed, MixAnswer(command.at, command.rows, mixed.sha256().hex(), metric)
+        return mixed, MixAnswer(command.position, command.rows, mixed.sha256().hex(), metric)
 
     def _evaluate(self, model: FlatModel) -> float:
         """The metric of a model on the test set; to be called in the compute thread."""
@@ -151,7 +151,7 @@ class EdgeGossip:
         """Returns a part of its model before a gossip step, or of the present one if no step is named."""
         del caller
         state = self._progress.state
-        encoded = await self._models.get(self._choose_model(request.at))
+        encoded = await self._models.get(self._choose_model(request.position))
         if request.sha256 not in (None, encoded.sha256):
             raise RejectedError(f"is at {state.position}, and has another model by now")
         part = await encoded.part(request.offset, request.most_bytes)
@@ -162,7 +162,7 @@ class EdgeGossip:
         if at is None or state.position == at:
             return state.model
         if state.has_mixed(at):
-            return state.before
+            return state.previous_model
         raise RejectedError(f"is at {state.position}, has no model of {at}")
 
     async def evaluate_mean(self, caller: Identity, request: MeanMetricRequest) -> MeanMetricAnswer:

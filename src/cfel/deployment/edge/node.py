@@ -32,7 +32,7 @@ from cfel.status import Status
 from cfel.world import World
 
 _LOG = logging.getLogger(__name__)
-_FAREWELL_SECONDS = 5.0
+_DEVICE_END_SECONDS = 5.0
 _LEAST_INTERVAL_SECONDS = 1.0
 _LINGER_LOOK_SECONDS = 0.1
 
@@ -77,7 +77,7 @@ class EdgeNode:
         if self._limits:
             _LOG.warning("%s", self._limits)
         self._shown: Status | None = None
-        self._dismissal_seconds = 2 * deployment.gossip_seconds
+        self._release_seconds = 2 * deployment.gossip_seconds
         self._linger_seconds = deployment.linger_seconds
         self._compute = ComputeThread()
         others = [i for i in range(world.setting.fleet.clusters) if i != number]
@@ -121,7 +121,7 @@ class EdgeNode:
             number,
             world.setting.fleet.clusters,
             deployment.election_seconds,
-            directory / "ballot.json",
+            directory / "vote.json",
             calls,
             self._on_leader,
             self._on_vote_fault,
@@ -146,10 +146,10 @@ class EdgeNode:
                 if companion is not None:
                     beside.append(group.create_task(companion(self.look)))
                 await log.finished.wait()
-                await self.devices.finish(_FAREWELL_SECONDS)
+                await self.devices.finish(_DEVICE_END_SECONDS)
                 # The coordinator needs its vote until all edge servers know of the end.
                 await self._role.wait_for_end()
-                await _wait_at_most(self._dismissal_seconds, "not dismissed", log.dismissed.wait())
+                await _wait_at_most(self._release_seconds, "not released", log.released.wait())
                 if log.awaited:
                     missing = f"edge servers {list(log.awaited)} do not know of the end"
                     await _wait_at_most(self._linger_seconds, missing, self._wait_for_awaited())

@@ -18,12 +18,12 @@ class Assignment:
     Attributes:
         serial: tells a new order from one that the device knows.
         order: what is asked.
-        used: round of the device's last upload that went into a model, or None.
+        last_used_round: round of the device's last upload that went into a model, or None.
     """
 
     serial: str
     order: DeviceOrder
-    used: Round | None
+    last_used_round: Round | None
 
     @property
     def round(self) -> Round:
@@ -38,13 +38,13 @@ class DeviceAnswers(Generic[Value]):
     Attributes:
         values: by device, in increasing order.
         measured: their measurements, where conditions are measured.
-        took: seconds from the orders to each answer.
+        answer_seconds: seconds from the orders to each answer.
         seconds: how long the edge server waited for all of them.
     """
 
     values: dict[int, Value]
     measured: dict[int, MeasurementReport]
-    took: dict[int, float]
+    answer_seconds: dict[int, float]
     seconds: float
 
 
@@ -55,22 +55,22 @@ class OpenRound:
     Attributes:
         kind: estimates or updates.
         size: how many devices were asked.
-        began: when, in seconds of a monotonic clock.
+        started_at: when, in seconds of a monotonic clock.
         waiting: orders without an answer.
         answered: orders that were answered.
         values: the answers.
         measured: the measurements that came with them.
-        took: seconds from the orders to each answer.
+        answer_seconds: seconds from the orders to each answer.
     """
 
     kind: Kind = "estimate"
     size: int = 0
-    began: float = 0.0
+    started_at: float = 0.0
     waiting: dict[int, Assignment] = field(default_factory=dict)
     answered: dict[int, Assignment] = field(default_factory=dict)
     values: dict[int, Any] = field(default_factory=dict)
     measured: dict[int, MeasurementReport] = field(default_factory=dict)
-    took: dict[int, float] = field(default_factory=dict)
+    answer_seconds: dict[int, float] = field(default_factory=dict)
 
     def find(self, device: int, kind: Kind, sent: Round) -> Assignment:
         """The order that an answer belongs to.
@@ -93,7 +93,7 @@ class OpenRound:
     def accept(self, device: int, value: object, measured: MeasurementReport | None, now: float) -> None:
         """Keeps an answer that has just arrived."""
         self.answered[device], self.values[device] = self.waiting.pop(device), value
-        self.took[device] = now - self.began
+        self.answer_seconds[device] = now - self.started_at
         if measured is not None:
             self.measured[device] = measured
 
@@ -107,4 +107,6 @@ class OpenRound:
     def close(self, now: float) -> DeviceAnswers[Any]:
         """Ends the round; later answers are rejected."""
         self.waiting = {}
-        return DeviceAnswers(dict(sorted(self.values.items())), self.measured, self.took, now - self.began)
+        return DeviceAnswers(
+            dict(sorted(self.values.items())), self.measured, self.answer_seconds, now - self.started_at
+        )

@@ -94,7 +94,7 @@ class EdgeProgress:
                 await self.save(replace(self.state, position=at))
                 return
             model = await self._neighbours.fetch_any_present(self.partners)
-            await self.save(replace(self.state, position=at, model=model, before=model))
+            await self.save(replace(self.state, position=at, model=model, previous_model=model))
 
     async def advance(self, state: EdgeState) -> None:
         """Takes a step: saves the new state, and lets devices fetch its model if training comes next."""

@@ -13,7 +13,7 @@ import numpy as np
 from cfel.deployment.compute_thread import ComputeThread
 from cfel.deployment.edge.progress import EdgeProgress
 from cfel.deployment.protocol.calls import Calls, Endpoint, serve
-from cfel.deployment.protocol.coordinator_requests import CloseCommand, FarewellRequest
+from cfel.deployment.protocol.coordinator_requests import CloseCommand, ReleaseRequest
 from cfel.deployment.protocol.device_requests import Confirmation
 from cfel.deployment.protocol.peer_requests import RecordsAnswer, RecordsRequest
 from cfel.deployment.security.identity import Identity
@@ -41,8 +41,8 @@ class EdgeLog:
         records: the rounds so far.
         device_costs: seconds and joules of each device in the last edge round, as far as known.
         awaited: edge servers that do not know yet that the experiment is over.
-        finished: the last round is in the log.
-        dismissed: all edge servers know of the end, except those `awaited`.
+        finished: set when the last round is in the log.
+        released: set when all edge servers know of the end, except those `awaited`.
     """
 
     def __init__(
@@ -67,7 +67,7 @@ class EdgeLog:
         self.records = list(read_log(path).records)
         self.device_costs = self._load_costs()
         self.awaited: tuple[int, ...] = ()
-        self.finished, self.dismissed = asyncio.Event(), asyncio.Event()
+        self.finished, self.released = asyncio.Event(), asyncio.Event()
 
     @property
     def last_round(self) -> int:
@@ -79,7 +79,7 @@ class EdgeLog:
         return [
             serve(CloseCommand, self.write_round),
             serve(RecordsRequest, self.find_records),
-            serve(FarewellRequest, self.say_farewell),
+            serve(ReleaseRequest, self.release),
         ]
 
     async def write_round(self, caller: Identity, command: CloseCommand) -> Confirmation:
@@ -108,7 +108,7 @@ class EdgeLog:
         """Takes over the end of the experiment from an edge server that saw it."""
         await self._compute.run(lambda: self._append(missed, last_round))
         _LOG.warning("the experiment ended with round %d while this edge server was missing", last_round)
-        self.dismissed.set()
+        self.released.set()
         self.finished.set()
 
     async def find_records(self, caller: Identity, request: RecordsRequest) -> RecordsAnswer:
@@ -116,12 +116,12 @@ class EdgeLog:
         del caller
         return RecordsAnswer(tuple(each for each in self.records if each.round > request.after))
 
-    async def say_farewell(self, caller: Identity, request: FarewellRequest) -> Confirmation:
-        """All others know that the experiment is over: this edge server may end."""
+    async def release(self, caller: Identity, request: ReleaseRequest) -> Confirmation:
+        """Lets this edge server stop: all others know that the experiment is over."""
         del caller
         # It may itself be listed, if it was missing and has just come back.
         self.awaited = tuple(i for i in request.missing if i != self._number)
-        self.dismissed.set()
+        self.released.set()
         return Confirmation()
 
     def close(self) -> None:

@@ -35,24 +35,24 @@ class EdgeState:
     Attributes:
         position: what comes next.
         model: its model.
-        before: its model before the last gossip step, for neighbours that ask late.
+        previous_model: its model before the last gossip step, for neighbours that ask late.
         reports: its answers about edge rounds of this global round and the one before.
-        used: round of the last upload of each device that went into the model.
+        last_used_rounds: per device, the round of its last upload that went into the model.
         gossip: its answer about the last gossip step, or None.
         coordinator_state: the newest it has seen of a coordinator, or None.
     """
 
     position: Position
     model: FlatModel
-    before: FlatModel
+    previous_model: FlatModel
     reports: Mapping[Position, PlanAnswer] = field(default_factory=dict)
-    used: Mapping[int, Round] = field(default_factory=dict)
+    last_used_rounds: Mapping[int, Round] = field(default_factory=dict)
     gossip: MixAnswer | None = None
     coordinator_state: CoordinatorState | None = None
 
     def has_mixed(self, at: Position) -> bool:
         """Whether the last gossip step was this one."""
-        return self.gossip is not None and self.gossip.at == at
+        return self.gossip is not None and self.gossip.position == at
 
 
 class _Stored(msgspec.Struct, frozen=True):
@@ -61,7 +61,7 @@ class _Stored(msgspec.Struct, frozen=True):
     position: Position
     models: tuple[Digest, Digest]
     reports: dict[Position, PlanAnswer]
-    used: dict[Count, Round]
+    last_used_rounds: dict[Count, Round]
     gossip: MixAnswer | None
     coordinator_state: CoordinatorState | None
 
@@ -97,13 +97,13 @@ class EdgeDisk:
         except RejectedError as error:
             raise StorageError(f"{self._path} was written by another version of cfel: {error}") from error
         self._kept = {name: self._read(name) for name in stored.models}
-        model, before = (self._kept[name] for name in stored.models)
+        model, previous = (self._kept[name] for name in stored.models)
         return EdgeState(
             stored.position,
             model,
-            before,
+            previous,
             stored.reports,
-            stored.used,
+            stored.last_used_rounds,
             stored.gossip,
             stored.coordinator_state,
         )
@@ -114,10 +114,10 @@ class EdgeDisk:
         Raises:
             StorageError: the file cannot be written; what was saved before is still there.
         """
-        names = (self._keep(state.model), self._keep(state.before))
-        reports, used = dict(state.reports), dict(state.used)
+        names = (self._keep(state.model), self._keep(state.previous_model))
+        reports, used_rounds = dict(state.reports), dict(state.last_used_rounds)
         newest = state.coordinator_state
-        stored = _Stored(state.position, names, reports, used, state.gossip, newest)
+        stored = _Stored(state.position, names, reports, used_rounds, state.gossip, newest)
         state_file.save(self._path, {}, encode(stored))
         self._kept = {name: self._kept[name] for name in names}
         # Also those that were written just before a crash.

@@ -61,7 +61,7 @@ class EdgeTraining:
         A successor takes the plan over from here, and so asks the other edge servers for the same.
         """
         known = [*self._states.values(), self._progress.state.coordinator_state]
-        return max((each for each in known if each is not None), key=lambda each: each.newness, default=None)
+        return max((each for each in known if each is not None), key=lambda each: each.recency, default=None)
 
     def endpoints(self) -> list[Endpoint]:
         """What the coordinator may call."""
@@ -71,17 +71,17 @@ class EdgeTraining:
         """Has devices estimate σ² and G² at the edge model."""
         await self._progress.admit(caller, command)
         self._check_length("available", command.available)
-        await self._progress.catch_up(command.at)
+        await self._progress.catch_up(command.position)
         async with self._progress.busy:
-            self._progress.check_position(command.at)
+            self._progress.check_position(command.position)
             self._progress.phase = "planning"
             ones = [1.0] * self._world.setting.fleet.devices
-            orders = self._make_orders(command.at, command.available, ones, ones)
+            orders = self._make_orders(command.position, command.available, ones, ones)
             answers = await self._devices.collect_estimates(orders)
             found = answers.values.items()
             return EstimateAnswer(
                 tuple(
-                    DeviceEstimates(n, estimates, answers.measured.get(n), answers.took[n])
+                    DeviceEstimates(n, estimates, answers.measured.get(n), answers.answer_seconds[n])
                     for n, estimates in found
                 )
             )
@@ -89,7 +89,7 @@ class EdgeTraining:
     async def plan(self, caller: Identity, command: PlanCommand) -> PlanAnswer:
         """Carries out an edge round, waits for the one under way, or returns the stored answer."""
         await self._progress.admit(caller, command)
-        at = command.at
+        at = command.position
         if at not in self.running and at not in self._progress.state.reports:
             await self._progress.catch_up(at)
         if at in self._progress.state.reports:
@@ -107,20 +107,24 @@ class EdgeTraining:
         self.running.pop(at, None)
         self._states.pop(at, None)
 
-    async def _run_edge_round(self, at: Position, asked: CoordinatorState, plan: RoundPlan) -> PlanAnswer:
+    async def _run_edge_round(
+        self, at: Position, coordinator_state: CoordinatorState, plan: RoundPlan
+    ) -> PlanAnswer:
         async with self._progress.busy:
             self._progress.check_position(at)
             self._progress.phase = "training"
             state = self._progress.state
-            orders = self._make_orders(at, asked.available, plan.rho.tolist(), plan.theta.tolist())
-            answers = await self._devices.collect_reports(orders, state.used)
+            orders = self._make_orders(
+                at, coordinator_state.available, plan.rho.tolist(), plan.theta.tolist()
+            )
+            answers = await self._devices.collect_reports(orders, state.last_used_rounds)
             model = await self._aggregate(state.model, list(answers.values.values()))
             if model is None:
                 _LOG.error("the updates of %s do not add up to finite numbers", sorted(answers.values))
                 model, answers = state.model, replace(answers, values={}, measured={})
             results = self._list_results(orders, plan, answers)
             answer = PlanAnswer(results, tuple(self._devices.plannable()), answers.seconds)
-            await self._progress.advance(_after_edge_round(state, at, asked, model, answer))
+            await self._progress.advance(_after_edge_round(state, at, coordinator_state, model, answer))
             return answer
 
     async def _aggregate(self, model: FlatModel, reports: Sequence[DeviceReport]) -> FlatModel | None:
@@ -165,7 +169,7 @@ class EdgeTraining:
                 loss=report.loss,
                 estimates=report.estimates,
                 measured=answers.measured.get(n),
-                seconds=answers.took[n],
+                seconds=answers.answer_seconds[n],
             )
             for n, report in answers.values.items()
         )
@@ -189,16 +193,16 @@ class EdgeTraining:
 
 
 def _after_edge_round(
-    state: EdgeState, at: Position, asked: CoordinatorState, model: FlatModel, answer: PlanAnswer
+    state: EdgeState, at: Position, coordinator_state: CoordinatorState, model: FlatModel, answer: PlanAnswer
 ) -> EdgeState:
     # A successor may ask again for any edge round since the last record.
     recent = {place: report for place, report in state.reports.items() if place[0] >= at[0] - 1}
-    used = {result.device: at[:2] for result in answer.devices}
+    used_rounds = {result.device: at[:2] for result in answer.devices}
     return replace(
         state,
         position=(at[0], at[1] + 1, 0),
         model=model,
         reports={**recent, at: answer},
-        used={**state.used, **used},
-        coordinator_state=asked,
+        last_used_rounds={**state.last_used_rounds, **used_rounds},
+        coordinator_state=coordinator_state,
     )

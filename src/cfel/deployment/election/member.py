@@ -29,7 +29,7 @@ from cfel.deployment.election.state import (
 from cfel.deployment.election.vote_file import load_vote, save_vote
 from cfel.deployment.protocol.calls import Calls, Endpoint, serve
 from cfel.deployment.protocol.device_requests import Confirmation
-from cfel.deployment.protocol.peer_requests import BallotRequest
+from cfel.deployment.protocol.peer_requests import ElectionRequest
 from cfel.deployment.security.identity import Identity
 from cfel.errors import InputError, RejectedError, StorageError, UnreachableError
 from cfel.status import ElectionEvent
@@ -96,7 +96,7 @@ class Member:
 
     def endpoints(self) -> list[Endpoint]:
         """The methods that other members may call."""
-        return [serve(BallotRequest, self.receive)]
+        return [serve(ElectionRequest, self.receive)]
 
     def leads(self) -> bool:
         """Whether this member may act as coordinator now."""
@@ -124,7 +124,7 @@ class Member:
                 self._step(Tick())
         raise self._storage_failure
 
-    async def receive(self, caller: Identity, request: BallotRequest) -> Confirmation:
+    async def receive(self, caller: Identity, request: ElectionRequest) -> Confirmation:
         """Handles a message from another member."""
         try:
             self._step(Received(caller.number, request.message))
@@ -184,7 +184,7 @@ class Member:
 
     async def _send(self, receiver: int, message: ElectionMessage) -> None:
         try:
-            await self._calls.call(Identity("edge", receiver), BallotRequest(message), self._seconds)
+            await self._calls.call(Identity("edge", receiver), ElectionRequest(message), self._seconds)
         except (UnreachableError, RejectedError) as error:
             _LOG.debug("message to edge server %d lost: %s", receiver, error)
 

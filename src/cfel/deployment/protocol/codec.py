@@ -125,7 +125,7 @@ def _describe(error: msgspec.ValidationError, content: bytes) -> str:
 
 
 def _look_up(value: Any, path: str) -> Any:  # noqa: ANN401 — any decoded value
-    """The value at a path as `.control.done[2].work[0]`, or as far as it can be followed."""
+    """The value at a path as `.state.finished[2].work[0]`, or as far as it can be followed."""
     # `[...]` stands for a value of a dictionary whose key is not told.
     for name, place in re.findall(r"\.(\w+)|\[(\d+)\]", path.split("[...]")[0]):
         try:

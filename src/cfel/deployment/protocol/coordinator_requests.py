@@ -42,7 +42,7 @@ class Command(Request[Answer], Generic[Answer], frozen=True):
 
     callers = ("edge",)
     term: Count
-    at: Position
+    position: Position
 
 
 class DeviceEstimates(msgspec.Struct, frozen=True):
@@ -142,12 +142,12 @@ class FetchAnswer(msgspec.Struct, frozen=True):
 
     Attributes:
         position: where it is.
-        got: numbers of the edge servers.
+        received_from: numbers of the edge servers.
         rows: the matrix it has already mixed with, or None.
     """
 
     position: Position
-    got: tuple[Count, ...]
+    received_from: tuple[Count, ...]
     rows: MixingRows | None
 
 
@@ -155,24 +155,24 @@ class FetchCommand(Command[FetchAnswer], frozen=True):
     """Has an edge server fetch its neighbours' models for a gossip step.
 
     Attributes:
-        live: edge servers that are not missing.
+        present: edge servers that are not missing.
     """
 
     method: ClassVar[str] = "fetch"
-    live: tuple[Count, ...]
+    present: tuple[Count, ...]
 
 
 class MixAnswer(msgspec.Struct, frozen=True):
     """What came of a gossip step.
 
     Attributes:
-        at: the step.
+        position: before the step.
         rows: the matrix it mixed with.
         digest: SHA-256 of the new model.
         metric: of the new model on the test set, or None if it was not evaluated.
     """
 
-    at: Position
+    position: Position
     rows: MixingRows
     digest: Digest
     metric: float | None
@@ -221,9 +221,9 @@ class MeanMetricRequest(Request[MeanMetricAnswer], frozen=True):
     callers = ("edge",)
 
 
-class FarewellRequest(Request[Confirmation], frozen=True):
-    """All edge servers know that the experiment is over, except the missing ones."""
+class ReleaseRequest(Request[Confirmation], frozen=True):
+    """Lets an edge server stop: all know that the experiment is over, except the missing ones."""
 
-    method: ClassVar[str] = "farewell"
+    method: ClassVar[str] = "release"
     callers = ("edge",)
     missing: tuple[Count, ...]

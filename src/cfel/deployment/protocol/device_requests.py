@@ -57,7 +57,7 @@ class IssuedOrder(msgspec.Struct, frozen=True, tag="order"):
         rho: share of iterations to take.
         theta: share of a full upload.
         model_sha256: names the model to start from.
-        used: round of the device's last upload that went into a model, or None.
+        last_used_round: round of the device's last upload that went into a model, or None.
     """
 
     kind: Literal["estimate", "update"]
@@ -66,7 +66,7 @@ class IssuedOrder(msgspec.Struct, frozen=True, tag="order"):
     rho: Share
     theta: Annotated[float, msgspec.Meta(gt=0, le=1)]
     model_sha256: Digest
-    used: Round | None
+    last_used_round: Round | None
 
 
 class NextRequest(Request[NoOrder | ExperimentOver | NextModel | IssuedOrder], frozen=True):

@@ -4,12 +4,12 @@ from cfel.deployment.protocol.calls import AnyRequest
 from cfel.deployment.protocol.coordinator_requests import (
     CloseCommand,
     EstimateCommand,
-    FarewellRequest,
     FetchCommand,
     MeanMetricRequest,
     MixCommand,
     NewestRequest,
     PlanCommand,
+    ReleaseRequest,
 )
 from cfel.deployment.protocol.device_requests import (
     EstimatesRequest,
@@ -19,7 +19,7 @@ from cfel.deployment.protocol.device_requests import (
     UploadRequest,
 )
 from cfel.deployment.protocol.peer_requests import (
-    BallotRequest,
+    ElectionRequest,
     HelloRequest,
     PeerModelRequest,
     RecordsRequest,
@@ -41,9 +41,9 @@ METHODS: tuple[type[AnyRequest], ...] = (
     PeerModelRequest,
     RecordsRequest,
     MeanMetricRequest,
-    FarewellRequest,
+    ReleaseRequest,
     HelloRequest,
-    BallotRequest,
+    ElectionRequest,
     StatusRequest,
 )
 """Every remote method, in the order of docs/protocol.md."""

@@ -30,7 +30,7 @@ class PeerModelAnswer(msgspec.Struct, frozen=True):
 
 
 class PeerModelRequest(Request[PeerModelAnswer], frozen=True):
-    """Fetches a part of the model before a gossip step; of the present model without `at`.
+    """Fetches a part of the model before a gossip step; of the present model without `position`.
 
     Attributes:
         sha256: of the model, once it is known from the first part.
@@ -41,7 +41,7 @@ class PeerModelRequest(Request[PeerModelAnswer], frozen=True):
     method: ClassVar[str] = "peer_model"
     callers = ("edge",)
     is_transfer = True
-    at: Position | None = None
+    position: Position | None = None
     sha256: Digest | None = None
     offset: Count = 0
     most_bytes: Positive = MOST_WHOLE
@@ -88,16 +88,16 @@ class HelloRequest(Request[HelloAnswer], frozen=True):
     over: bool
 
 
-class BallotRequest(Request[Confirmation], frozen=True):
+class ElectionRequest(Request[Confirmation], frozen=True):
     """Brings a message of the election."""
 
-    method: ClassVar[str] = "ballot"
+    method: ClassVar[str] = "election"
     callers = ("edge",)
     message: ElectionMessage
 
 
 class StatusAnswer(msgspec.Struct, frozen=True):
-    """What an edge server shows of itself.
+    """An edge server's snapshot, position and role.
 
     Attributes:
         status: its snapshot.

@@ -214,16 +214,7 @@ class DeviceService:
             return None
         if assignment is None:
             return NextModel(serial, self._model.sha256)
-        order = assignment.order
-        return IssuedOrder(
-            self._round.kind,
-            serial,
-            assignment.round,
-            order.rho,
-            order.theta,
-            self._model.sha256,
-            assignment.last_used_round,
-        )
+        return assignment.issue(self._round.kind, self._model.sha256)
 
     async def model(self, caller: Identity, request: ModelRequest) -> ModelAnswer:
         """Returns a part of the model of the present order."""

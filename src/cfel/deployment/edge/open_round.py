@@ -3,7 +3,7 @@
 from dataclasses import dataclass, field
 from typing import Any, Generic, Literal, TypeVar
 
-from cfel.deployment.protocol.device_requests import MeasurementReport, Round
+from cfel.deployment.protocol.device_requests import IssuedOrder, MeasurementReport, Round
 from cfel.errors import RejectedError
 from cfel.learning.device_messages import DeviceOrder
 
@@ -29,6 +29,11 @@ class Assignment:
     def round(self) -> Round:
         """What the order belongs to."""
         return self.order.global_round, self.order.edge_round
+
+    def issue(self, kind: Kind, model_sha256: str) -> IssuedOrder:
+        """The order as it is sent to the device."""
+        rho, theta = self.order.rho, self.order.theta
+        return IssuedOrder(kind, self.serial, self.round, rho, theta, model_sha256, self.last_used_round)
 
 
 @dataclass(frozen=True, slots=True, eq=False)

@@ -1,67 +1,40 @@
-"""Realised time and energy to an accuracy, interpolated between rounds, as a table.
+"""Realised time and energy to an accuracy as a Markdown table, from the logs of a folder.
 
     python experiments/crossing.py DIR TARGET
 
-DIR holds one folder per scheme, as in `results/table1-femnist-full`. A plan of random steps takes longer than
-the controller expects, because a round waits for its slowest device. So the table shows the time that a clock
-would show (realised) first, and the expected time beside it. Between the last round below the target and the
-first at or above it, time and energy are interpolated; otherwise short rounds would have an advantage.
+DIR holds one folder per scheme, as in `results/table1-femnist-full`. `cfel.report.crossing` says how the
+costs at the target are found; with several seeds, gains are geometric means with 95 % intervals.
 """
 
 import sys
-from collections.abc import Mapping, Sequence
-from itertools import pairwise
+from collections.abc import Mapping
 from pathlib import Path
-from typing import NamedTuple
+from typing import Any
 
-from cfel.report import load_runs
-from cfel.runlog import RoundRecord
-
-
-class Crossing(NamedTuple):
-    """What a run had spent when it reached the target."""
-
-    realised_seconds: float
-    expected_seconds: float
-    joules: float
+from cfel.report import load_runs, summarise
 
 
-def find_crossing(rounds: Sequence[RoundRecord], target: float) -> Crossing | None:
-    """What was spent at the target; None for a run that does not reach it after its first round."""
-    for before, after in pairwise(rounds):
-        if (
-            before.accuracy is None
-            or after.accuracy is None
-            or not before.accuracy < target <= after.accuracy
-        ):
+def format_table(document: Mapping[str, Any]) -> str:
+    """The schemes that reached the target with every seed, with their gains over CEF."""
+    lines = ["| Scheme | Time | expected | Energy | Gain over CEF | Seeds |", "|---|---|---|---|---|---|"]
+    for scheme, row in document["schemes"].items():
+        if row["seconds_to_target"] is None:
             continue
-        share = (target - before.accuracy) / (after.accuracy - before.accuracy)
-        pairs = (
-            (before.seconds_realised, after.seconds_realised),
-            (before.seconds_expected, after.seconds_expected),
-            (before.joules_realised, after.joules_realised),
-        )
-        return Crossing(*(low + share * (high - low) for low, high in pairs))
-    return None
-
-
-def format_table(found: Mapping[str, Crossing]) -> str:
-    """The schemes in a Markdown table, with their gains over CEF in realised time and in energy."""
-    reference = found["cef"]
-    lines = ["| Scheme | Time | expected | Energy | Gain over CEF |", "|---|---|---|---|---|"]
-    for scheme, cost in found.items():
-        time, energy = reference.realised_seconds / cost.realised_seconds, reference.joules / cost.joules
-        seconds = [f"{each / 1e4:.2f}·10⁴ s" for each in (cost.realised_seconds, cost.expected_seconds)]
-        gains = f"{time:.2f}×, {energy:.2f}×"
-        lines.append(f"| {scheme} | {seconds[0]} | {seconds[1]} | {cost.joules / 1e3:.1f} kJ | {gains} |")
+        times = [
+            f"{row[name] / 1e4:.2f}·10⁴ s" for name in ("seconds_to_target", "expected_seconds_to_target")
+        ]
+        gains = ", ".join(_format_gain(row, name) for name in ("gain_seconds", "gain_joules"))
+        energy = f"{row['joules_to_target'] / 1e3:.1f} kJ"
+        lines.append(f"| {scheme} | {times[0]} | {times[1]} | {energy} | {gains} | {len(row['per_seed'])} |")
     return "\n".join(lines)
 
 
-def main(directory: Path, target: float) -> None:
-    """Prints the table."""
-    runs = {run.scheme: find_crossing(run.records, target) for run in load_runs(directory)}
-    print(format_table({scheme: cost for scheme, cost in runs.items() if cost is not None}))
+def _format_gain(row: Mapping[str, Any], name: str) -> str:
+    if row[name] is None:
+        return "–"
+    interval = row["interval"][name]
+    return f"{row[name]:.2f}×" + ("" if interval is None else f" ({interval[0]:.2f}–{interval[1]:.2f})")
 
 
 if __name__ == "__main__":
-    main(Path(sys.argv[1]), float(sys.argv[2]))
+    print(format_table(summarise(load_runs(Path(sys.argv[1])), float(sys.argv[2]))))

@@ -99,7 +99,7 @@ def test_numbers_for_people() -> None:
     assert format_joules(9_999.0) == "9,999\N{NO-BREAK SPACE}J"
     assert format_joules(1.5e7) == "15.0\N{NO-BREAK SPACE}MJ"
     assert format_percent(0.7) == "70.0\N{NO-BREAK SPACE}%"
-    assert format_gain(1.888, 0.03) == "1.89 ± 0.03×"
+    assert format_gain(1.888, (1.7, 2.0)) == "1.89× (1.70–2.00)"
 
 
 def test_the_headline_says_who_was_first_and_what_it_gained(

@@ -14,8 +14,8 @@ from cfel.report.reproduction import (
 
 
 def row(seconds: float | None, gain: float | None) -> dict[str, Any]:
-    half = {"gain_seconds": None, "gain_joules": 0.1}
-    return {"seconds_to_target": seconds, "gain_seconds": gain, "gain_joules": gain, "confidence": half}
+    interval = {"gain_seconds": None, "gain_joules": None if gain is None else (gain / 1.1, gain * 1.1)}
+    return {"seconds_to_target": seconds, "gain_seconds": gain, "gain_joules": gain, "interval": interval}
 
 
 def test_the_papers_gains_are_marked() -> None:

@@ -9,7 +9,12 @@ import pytest
 from scipy import stats
 
 from cfel.report import load_runs, summarise, write_summary
-from cfel.report.summary import confidence_half_width, student_quantile
+from cfel.report.summary import (
+    confidence_half_width,
+    geometric_interval,
+    geometric_mean,
+    student_quantile,
+)
 from cfel.runlog import RoundRecord
 
 MakeRun = Callable[..., None]
@@ -49,7 +54,7 @@ def test_means_gains_and_intervals(two_schemes: Path) -> None:
     assert (hcef["seconds_budget"], hcef["joules_budget"]) == (1000.0, 100.0)
     assert hcef["final_accuracy"] == pytest.approx(0.44, abs=1e-15)
     assert hcef["confidence"]["seconds_to_target"] == pytest.approx(127.062, rel=1e-12)
-    assert hcef["confidence"]["gain_seconds"] == 0.0
+    assert hcef["interval"]["gain_seconds"] == pytest.approx((2.0, 2.0))
     assert hcef["per_seed"]["1"]["seconds_to_target"] == 120.0
     assert hcef["per_seed"]["1"]["gain_joules"] == 2.0
     assert hcef["reached"] == 2
@@ -90,6 +95,15 @@ def test_without_target_rounds_or_numbers_there_are_nulls(
     assert document["schemes"]["cef"]["confidence"]["seconds"] is None
     write_summary(tmp_path, document)
     assert json.loads((tmp_path / "summary.json").read_text()) == document
+
+
+def test_gains_are_compared_seed_by_seed() -> None:
+    """Gains of 1 and 4: the geometric mean is 2, and its interval is that of the logarithms 0 and ln 4."""
+    assert geometric_mean([1.0, 4.0]) == pytest.approx(2.0)
+    half = 12.7062 * math.log(4.0) / 2
+    assert geometric_interval([1.0, 4.0]) == pytest.approx((2 * math.exp(-half), 2 * math.exp(half)))
+    assert geometric_mean([1.0, None]) is None
+    assert geometric_interval([2.0]) is None
 
 
 @pytest.mark.parametrize("degrees", [1, 2, 3, 10, 29, 30, 31, 50, 1000])

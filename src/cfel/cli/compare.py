@@ -89,8 +89,8 @@ def print_summary(console: Console, document: Mapping[str, Any]) -> None:
             escape(name) + pad,
             _format_mean(row, "seconds_to_target", "{:,.0f}"),
             _format_mean(row, "joules_to_target", "{:,.1f}", 1e-3),
-            _format_mean(row, "gain_seconds", "{:.2f}×"),
-            _format_mean(row, "gain_joules", "{:.2f}×"),
+            _format_gain(row, "gain_seconds"),
+            _format_gain(row, "gain_joules"),
             _format_mean(row, "final_accuracy", "{:.1f} %", 100),
             _format_share(row["seconds"], row["seconds_budget"]) + pad,
             _format_share(row["joules"], row["joules_budget"]) + pad,
@@ -98,7 +98,7 @@ def print_summary(console: Console, document: Mapping[str, Any]) -> None:
     aim = "the target (none is set)" if target is None else f"{100 * target:g} %"
     print_table(console, f"Time and energy to {aim}, gain over CEF, and budget used at the end", table)
     if several_seeds:
-        console.print("mean over seeds ± half the width of its 95 % confidence interval")
+        console.print("mean over seeds, with its 95 % confidence interval; gains are compared seed by seed")
     if target is not None and all(row["seconds_to_target"] is None for row in rows.values()):
         console.print(f"no scheme reached {aim} with every seed: try a lower --target or more rounds")
 
@@ -110,6 +110,15 @@ def _format_mean(row: Mapping[str, Any], key: str, form: str, factor: float = 1.
     if len(row["per_seed"]) == 1:
         return mean
     return mean + ("\n" if not half else f"\n±{form.format(factor * half)}")
+
+
+def _format_gain(row: Mapping[str, Any], key: str) -> str:
+    """A gain, and with several seeds a second line with the ends of its interval."""
+    value, interval = row[key], row["interval"][key]
+    gain = "–" if value is None else f"{value:.2f}×"
+    if len(row["per_seed"]) == 1:
+        return gain
+    return f"{gain}\n" if interval is None else f"{gain}\n{interval[0]:.2f}–{interval[1]:.2f}"
 
 
 def _format_share(used: float | None, budget: float | None) -> str:

@@ -99,7 +99,7 @@ def _render_subtitle(runs: tuple[Run, ...], target: float | None) -> str:
 def _render_footnote(runs: tuple[Run, ...]) -> str:
     text = "Gain: over CEF, to the target. In brackets: share of the budget. – : not reached, or not known."
     if len({run.seed for run in runs}) > 1:
-        text = f"Mean over seeds ± half the width of its 95 % confidence interval. {text}"
+        text = f"Means over seeds, with 95 % confidence intervals; gains are compared seed by seed. {text}"
     return text
 
 

@@ -71,8 +71,9 @@ def draw_gains(schemes: Mapping[str, Mapping[str, Any]], paper: Marks) -> Figure
 
 def _draw_gain(axes: Axes, place: int, row: Mapping[str, Any], key: str, style: SchemeStyle) -> None:
     if row[key] is not None:
-        half = row["confidence"][key] or 0.0
-        axes.errorbar(row[key], place, xerr=half, color=style.colour, marker="o", capsize=3)
+        low, high = row["interval"][key] or (row[key], row[key])
+        reach = [[row[key] - low], [high - row[key]]]
+        axes.errorbar(row[key], place, xerr=reach, color=style.colour, marker="o", capsize=3)
 
 
 def draw_marked_accuracy(

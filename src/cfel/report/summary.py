@@ -1,7 +1,9 @@
 """The results of every scheme as the content of `summary.json`.
 
 It has means over seeds with 95 % confidence intervals (Student's t), the values of every seed, and gains over
-`cef`. A mean is null if one seed has no value: a mean over the successful seeds alone would be too good.
+`cef`. Gains are compared seed by seed, since both runs then meet the same conditions: their mean is geometric
+and their interval is that of the logarithms. A mean is null if one seed has no value: a mean over the
+successful seeds alone would be too good.
 """
 
 import json
@@ -12,6 +14,7 @@ from statistics import fmean, stdev
 from typing import Any
 
 from cfel.durable import replace_file
+from cfel.report.crossing import find_crossing
 from cfel.report.load import Run, group_by_scheme
 
 REFERENCE = "cef"
@@ -19,6 +22,7 @@ REFERENCE = "cef"
 
 _MEASURED = (
     "seconds_to_target",
+    "expected_seconds_to_target",
     "joules_to_target",
     "final_accuracy",
     "seconds",
@@ -46,15 +50,15 @@ def summarise(runs: Sequence[Run], target: float | None) -> dict[str, Any]:
 
     Returns:
         `{"target": …, "schemes": {scheme: {…}}}`. For each scheme: the mean over seeds of each measured value
-        and the gains over `cef` (ratio of means; above 1 is better); `confidence`, half the width of the 95 %
-        interval of each (null with one seed); `per_seed`, the same values for each seed; `reached`,
-        the number of seeds that reached the target.
+        and the gains over `cef` (geometric mean; above 1 is better); `confidence`, half the width of the 95 %
+        interval of each measured value (null with one seed); `interval`, the ends of that of each gain;
+        `per_seed`, the same values for each seed; `reached`, the number of seeds that reached the target.
+        Times to the target are realised and interpolated (`crossing`).
     """
     measured = {
         scheme: {str(run.seed): measure(run, target) for run in members}
         for scheme, members in group_by_scheme(tuple(runs)).items()
     }
-    means = {scheme: _means(seeds) for scheme, seeds in measured.items()}
     schemes = {}
     for scheme, seeds in measured.items():
         per_seed = {
@@ -62,11 +66,11 @@ def summarise(runs: Sequence[Run], target: float | None) -> dict[str, Any]:
             for seed, values in seeds.items()
         }
         schemes[scheme] = {
-            **means[scheme],
-            # The ratio of means: a mean of ratios would favour seeds in which the reference did badly.
-            **_gains(means.get(REFERENCE, {}), means[scheme]),
+            **_means(seeds),
+            **{gain: geometric_mean(_column(per_seed, gain)) for gain, _ in _GAINS},
             "reached": sum(values["seconds_to_target"] is not None for values in seeds.values()),
-            "confidence": _confidence(per_seed),
+            "confidence": {name: confidence_half_width(_column(seeds, name)) for name in _MEASURED},
+            "interval": {gain: geometric_interval(_column(per_seed, gain)) for gain, _ in _GAINS},
             "per_seed": per_seed,
         }
     return {"target": target, "schemes": schemes}
@@ -78,13 +82,12 @@ def write_summary(path: Path, document: Mapping[str, Any]) -> None:
 
 
 def measure(run: Run, target: float | None) -> dict[str, float | None]:
-    """Measures one run; it reaches the target in the first evaluated round with at least that accuracy."""
+    """Measures one run; costs to the target are realised ones, see `crossing`."""
     evaluated = [record for record in run.records if _finite(record.accuracy) is not None]
-    reached = next((r for r in evaluated if target is not None and (r.accuracy or 0.0) >= target), None)
+    reached = None if target is None else find_crossing(run.records, target)
     last = run.records[-1] if run.records else None
     values = (
-        reached.seconds if reached else None,
-        reached.joules if reached else None,
+        *(reached or (None, None, None)),
         evaluated[-1].accuracy if evaluated else None,
         last.seconds if last else None,
         last.joules if last else None,
@@ -99,7 +102,7 @@ def _finite(value: float | None) -> float | None:
 
 
 def _means(seeds: Mapping[str, Mapping[str, float | None]]) -> dict[str, float | None]:
-    return {name: _mean([values[name] for values in seeds.values()]) for name in _MEASURED}
+    return {name: _mean(_column(seeds, name)) for name in _MEASURED}
 
 
 def _mean(values: Sequence[float | None]) -> float | None:
@@ -117,9 +120,25 @@ def _ratio(reference: float | None, value: float | None) -> float | None:
     return reference / value if reference is not None and value else None
 
 
-def _confidence(per_seed: Mapping[str, Mapping[str, float | None]]) -> dict[str, float | None]:
-    names = (*_MEASURED, *(gain for gain, _ in _GAINS))
-    return {name: confidence_half_width([values[name] for values in per_seed.values()]) for name in names}
+def _column(per_seed: Mapping[str, Mapping[str, float | None]], name: str) -> list[float | None]:
+    return [values[name] for values in per_seed.values()]
+
+
+def geometric_mean(ratios: Sequence[float | None]) -> float | None:
+    """The geometric mean; None if a ratio is missing."""
+    mean = _mean([_log(ratio) for ratio in ratios])
+    return None if mean is None else math.exp(mean)
+
+
+def geometric_interval(ratios: Sequence[float | None]) -> tuple[float, float] | None:
+    """Ends of the 95 % interval of the geometric mean; None for one ratio or a missing one."""
+    logarithms = [_log(ratio) for ratio in ratios]
+    mean, half = _mean(logarithms), confidence_half_width(logarithms)
+    return None if mean is None or half is None else (math.exp(mean - half), math.exp(mean + half))
+
+
+def _log(ratio: float | None) -> float | None:
+    return None if ratio is None else math.log(ratio)
 
 
 def confidence_half_width(values: Sequence[float | None]) -> float | None:

@@ -28,9 +28,10 @@ def format_percent(value: float | None, half_width: float | None = None) -> str:
     return _format_interval(value, half_width, 0.01, "%", digits=1)
 
 
-def format_gain(value: float | None, half_width: float | None = None) -> str:
-    """A gain as a factor."""
-    return _format_interval(value, half_width, 1.0, "×", digits=2)
+def format_gain(value: float | None, interval: tuple[float, float] | None = None) -> str:
+    """A gain as a factor, with the ends of its interval if given."""
+    text = _format_interval(value, None, 1.0, "×", digits=2)
+    return text if value is None or interval is None else f"{text} ({interval[0]:.2f}–{interval[1]:.2f})"
 
 
 def _format_interval(
@@ -75,8 +76,8 @@ def _render_row(style: SchemeStyle, headings: tuple[str, ...], values: Mapping[s
     texts = (
         format_seconds(values["seconds_to_target"], half["seconds_to_target"]),
         format_joules(values["joules_to_target"], half["joules_to_target"]),
-        format_gain(values["gain_seconds"], half["gain_seconds"]),
-        format_gain(values["gain_joules"], half["gain_joules"]),
+        format_gain(values["gain_seconds"], values["interval"]["gain_seconds"]),
+        format_gain(values["gain_joules"], values["interval"]["gain_joules"]),
         format_percent(values["final_accuracy"], half["final_accuracy"]),
         _add_budget_share(format_seconds(values["seconds"]), values["seconds"], values["seconds_budget"]),
         _add_budget_share(format_joules(values["joules"]), values["joules"], values["joules_budget"]),

@@ -10,15 +10,16 @@ NOTHING = "–"
 
 
 def build_comparison_table(document: Mapping[str, Any], paper: PaperValues) -> TextTable:
-    """Time and energy of every scheme beside those of the paper's Table 1.
+    """Time, realised and expected, and energy of every scheme beside those of the paper's Table 1.
 
     The paper's values are for its own target, even if the measured ones are for another target.
     """
-    headings = ("scheme", "10⁴ s", "paper", "kJ", "paper", "acc %")
+    headings = ("scheme", "10⁴ s", "expected", "paper", "kJ", "paper", "acc %")
     rows = tuple(
         (
             name,
             format_number(row["seconds_to_target"], 1e4),
+            format_number(row["expected_seconds_to_target"], 1e4),
             format_number(paper.seconds.get(name), 1e4, digits=1),
             format_number(row["joules_to_target"], 1e3),
             format_number(paper.joules.get(name), 1e3, digits=1),
@@ -118,7 +119,6 @@ def format_number(value: float | None, unit: float = 1.0, digits: int = 2) -> st
 
 
 def format_interval(row: Mapping[str, Any], key: str) -> str:
-    """A mean with half the width of its 95 % confidence interval, if it has one."""
-    half = row["confidence"][key]
-    text = format_number(row[key])
-    return text if row[key] is None or not half else f"{text}±{half:.2f}"
+    """A gain with the ends of its 95 % confidence interval, if it has one."""
+    text, interval = format_number(row[key]), row["interval"][key]
+    return text if interval is None else f"{text} ({interval[0]:.2f}–{interval[1]:.2f})"

@@ -58,7 +58,7 @@ class Options:
     frequency: bool = True
     dense_gossip: bool = True
     evenness: float = 0.25
-    time_weight: float = 0.7
+    time_weight: float = 0.8
     horizon: float = 50.0
     least_speed: float = 0.5
     gossip_steps: int = 2

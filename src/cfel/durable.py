@@ -16,7 +16,7 @@ from contextlib import contextmanager
 from pathlib import Path
 from typing import TextIO
 
-from cfel.errors import RunDirectoryError, StorageError
+from cfel.errors import DiskError, RunDirectoryError, StorageError
 
 MAX_BYTES = 1024**3
 """Size up to which a file is read, where nothing else is said: beyond all logs and tables of real runs."""
@@ -50,7 +50,7 @@ def explain_os_error(error: OSError) -> str:
 
 @contextmanager
 def translate_os_errors(verb: str, path: Path) -> Iterator[None]:
-    """Turns an `OSError` into a `StorageError` that says what failed, on which path, and why.
+    """Turns an `OSError` into a `DiskError` that says what failed, on which path, and why.
 
     Args:
         verb: what is done: "write", "read", "create".
@@ -59,7 +59,7 @@ def translate_os_errors(verb: str, path: Path) -> Iterator[None]:
     try:
         yield
     except OSError as error:
-        raise StorageError(f"cannot {verb} {path}: {explain_os_error(error)}") from error
+        raise DiskError(f"cannot {verb} {path}: {explain_os_error(error)}") from error
 
 
 @contextmanager

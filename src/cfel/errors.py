@@ -5,6 +5,7 @@
     │   ├── FleetFileError      a device table, a trace or an edge list cannot be used
     │   └── ExperimentError     an experiment file cannot be used
     ├── StorageError        a file cannot be written or read, or its content is damaged
+    │   ├── DiskError           the operating system did not read or write; a retry may help
     │   └── RunDirectoryError   a run directory cannot be used or resumed
     │       └── RunBusyError        another process is writing it
     ├── DivergedError       training produced a number that is not finite
@@ -65,6 +66,10 @@ class ExperimentError(InputError):
 
 class StorageError(CfelError):
     """A file cannot be written or read, or its content is damaged; earlier content is kept."""
+
+
+class DiskError(StorageError):
+    """The operating system did not read or write a file, as on a full disk; a retry may help."""
 
 
 class RunDirectoryError(StorageError):

@@ -1,5 +1,6 @@
 """The log of a node: nobody outside fills it or forges its lines."""
 
+import errno
 import io
 import json
 import logging
@@ -9,7 +10,7 @@ import pytest
 
 from cfel.errors import ExperimentError, InputError
 from cfel.launch import logs
-from cfel.launch.logs import JsonLines, LogSettings, RepeatFilter, TextLines, start_logging
+from cfel.launch.logs import JsonLines, LogHandler, LogSettings, RepeatFilter, TextLines, start_logging
 from cfel.launch.node_file import read_node
 
 FORGED = "x\n2026-01-01 00:00:00,000 INFO cfel: all is well\x1b[2J\ud800"
@@ -144,3 +145,41 @@ addresses = ["a:1"]
     path.write_text(needed + 'log_level = "loud"\n')
     with pytest.raises(ExperimentError, match="log_level"):
         read_node(path)
+
+
+class Disk(io.StringIO):
+    """A log file on a disk that may be full."""
+
+    full = False
+
+    def write(self, text: str, /) -> int:
+        """Fails as a full disk does."""
+        if self.full:
+            raise OSError(errno.ENOSPC, "No space left on device")
+        return super().write(text)
+
+
+def test_a_full_disk_loses_lines_and_counts_them(capsys: pytest.CaptureFixture[str]) -> None:
+    """Without room there is neither a line nor a trace."""
+    logger, disk = logging.Logger("test"), Disk()
+    handler = LogHandler(disk)
+    handler.setFormatter(TextLines())
+    logger.addHandler(handler)
+    disk.full = True
+    for number in range(3):
+        logger.info("line %d", number)
+    disk.full = False
+    logger.info("there is room")
+    logger.info("and still is")
+    said = [line.partition("test: ")[2] for line in disk.getvalue().splitlines()]
+    missing = "up to 3 lines of this log are missing: they could not be written"
+    assert said == ["there is room", missing, "and still is"]
+    assert capsys.readouterr().err == ""
+
+
+def test_a_defect_in_a_message_still_shows(capsys: pytest.CaptureFixture[str]) -> None:
+    logger = logging.Logger("test")
+    handler = LogHandler(io.StringIO())
+    logger.addHandler(handler)
+    logger.info("%d rounds", "three")
+    assert "TypeError" in capsys.readouterr().err

@@ -72,6 +72,7 @@ def run(arguments: argparse.Namespace) -> int:
             on_loss=lambda name: view.print_line(
                 f"{name} was rejected; the others continue without it. See {out / 'nodes' / name}.log"
             ),
+            on_problem=lambda problem: view.print_line(f"{problem}; the federation waits for that"),
             log=choose_log_settings(arguments, LogSettings()),
             import_from=(arguments.experiment.absolute().parent, Path().absolute()),
         )

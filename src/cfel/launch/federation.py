@@ -14,6 +14,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 
 from cfel.deployment.edge.state import EdgeDisk
+from cfel.errors import DiskError
 from cfel.experiment import Experiment, experiment_toml
 from cfel.launch.logs import LogSettings
 from cfel.launch.preparation import find_free_ports, prepare_nodes
@@ -32,6 +33,8 @@ from cfel.runlog.plans import plan_path, read_plan
 from cfel.world import World
 
 _POLL_SECONDS = 0.1
+# Between two attempts to write to a disk that is full.
+_DISK_SECONDS = 2.0
 
 
 @dataclass(frozen=True, slots=True)
@@ -45,6 +48,7 @@ class LaunchOptions:
         interrupted: checked all the time; true stops the federation, which may be resumed.
         on_start: called when all processes have been started.
         on_loss: called with the name of every device that is rejected; the others continue.
+        on_problem: called with what cannot be written, once; the federation waits until it can.
         import_from: folders with user-defined code.
         log: how the nodes log.
     """
@@ -55,6 +59,7 @@ class LaunchOptions:
     interrupted: Callable[[], bool] = lambda: False
     on_start: Callable[[Processes], None] = lambda _: None
     on_loss: Callable[[str], None] = lambda _: None
+    on_problem: Callable[[str], None] = lambda _: None
     import_from: tuple[Path, ...] = ()
     log: LogSettings = field(default_factory=LogSettings)
 
@@ -116,6 +121,7 @@ def _wait_until_over(
     options: LaunchOptions,
 ) -> None:
     """Waits until the last round is logged and all processes have ended."""
+    problem = ""
     while not _is_over(world, out):
         if options.interrupted():
             processes.stop()
@@ -125,7 +131,15 @@ def _wait_until_over(
         for name in processes.restart_dead():
             options.on_loss(name)
         time.sleep(_POLL_SECONDS)
-        merge_logs(out, writer, world, options.on_round)
+        try:
+            merge_logs(out, writer, world, options.on_round)
+        except DiskError as error:
+            if not problem:
+                options.on_problem(str(error))
+            problem = str(error)
+            time.sleep(_DISK_SECONDS)
+        else:
+            problem = ""
     processes.wait(STOP_SECONDS)
 
 

@@ -7,12 +7,14 @@ written, as an attacker or a full disk can cause thousands per second. What is l
 
 import json
 import logging
+import sys
 import time
 from collections import OrderedDict
 from collections.abc import Callable
 from dataclasses import dataclass
 from datetime import UTC, datetime
 from pathlib import Path
+from typing import TextIO
 
 from cfel.durable import open_log
 from cfel.errors import InputError, unknown_name
@@ -52,11 +54,35 @@ class LogSettings:
 def start_logging(path: Path | None, settings: LogSettings | None = None) -> None:
     """Sends the log of this process to a file, or to standard error."""
     settings = settings or LogSettings()
-    handler = logging.StreamHandler(None if path is None else open_log(path))
+    handler = LogHandler(None if path is None else open_log(path))
     handler.setFormatter(JsonLines() if settings.format == "json" else TextLines())
     handler.addFilter(RepeatFilter())
     logging.basicConfig(handlers=[handler], level=settings.level.upper(), force=True)
     logging.getLogger("uvicorn").setLevel(logging.WARNING)
+
+
+class LogHandler(logging.StreamHandler[TextIO]):
+    """Writes the log; on a full disk lines are lost, and counted once there is room again."""
+
+    def __init__(self, stream: TextIO | None = None) -> None:
+        super().__init__(stream)
+        self._lost = 0
+
+    def emit(self, record: logging.LogRecord) -> None:
+        """Writes a record."""
+        before = self._lost
+        super().emit(record)
+        if before and self._lost == before:
+            self._lost = 0
+            words = f"up to {before} lines of this log are missing: they could not be written"
+            super().emit(logging.LogRecord(record.name, logging.WARNING, "", 0, words, (), None))
+
+    def handleError(self, record: logging.LogRecord) -> None:  # noqa: N802 — the name in `logging`
+        """Counts a line that the system did not write; `logging` would print a trace for each of them."""
+        if isinstance(sys.exception(), OSError):
+            self._lost += 1
+        else:
+            super().handleError(record)
 
 
 class TextLines(logging.Formatter):

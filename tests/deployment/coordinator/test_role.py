@@ -2,6 +2,7 @@
 
 import asyncio
 import logging
+import time
 from pathlib import Path
 from typing import Any
 
@@ -9,6 +10,7 @@ import pytest
 
 from cfel.deployment.coordinator.control_state import CoordinatorState
 from cfel.deployment.coordinator.coordinator import Coordinator
+from cfel.deployment.disk_writes import DiskHealth
 from cfel.deployment.election import member as member_module
 from cfel.deployment.election.member import Member
 from cfel.deployment.election.rules import leads, step, wakes_at
@@ -17,7 +19,7 @@ from cfel.deployment.protocol.calls import RemoteCalls
 from cfel.deployment.protocol.peer_requests import ElectionRequest
 from cfel.deployment.security.identity import Identity
 from cfel.deployment.transport.memory_transport import MemoryNetwork
-from cfel.errors import StorageError
+from cfel.errors import DiskError
 from tests.deployment.conftest import deployed
 from tests.deployment.election.test_rules import elected
 from tests.deployment.memory_federation import Federation
@@ -70,27 +72,31 @@ def test_an_unexpected_failure_gives_the_office_to_another(
     assert "ZeroDivisionError" in shown[0]
 
 
-def test_a_vote_that_cannot_be_kept_is_not_given_and_ends_the_member(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    """Asked again after the disk failed, it still has not voted; whoever runs it is told."""
+def test_a_vote_that_cannot_be_stored_is_not_given(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Asked again after the disk failed, it still has not voted; once the disk works, it votes."""
 
     def no_space(path: Path, *_: object) -> None:
-        raise StorageError(f"cannot write {path}")
+        raise DiskError(f"cannot write {path}")
 
-    monkeypatch.setattr(member_module, "save_vote", no_space)
     asked = ElectionRequest(VoteRequest(9, 1.0, preliminary=False))
 
     async def play() -> None:
-        own = Identity("edge", 0)
+        own, disk = Identity("edge", 0), DiskHealth(time.monotonic)
         calls = RemoteCalls(MemoryNetwork(0).client(own))
-        voter = Member(0, 3, 0.01, tmp_path / "vote.json", calls, lambda *_: None)
+        path = tmp_path / "vote.json"
+        voter = Member(0, 3, 0.01, path, calls, lambda *_: None, lambda *_: None, disk)
+        running = asyncio.create_task(voter.run())
         await asyncio.sleep(0.02)
-        for _ in range(2):
-            with pytest.raises(StorageError):
+        with monkeypatch.context() as patched:
+            patched.setattr(member_module, "save_vote", no_space)
+            for _ in range(2):
                 await voter.receive(Identity("edge", 1), asked)
-            assert voter.state.vote == Vote()
-        with pytest.raises(StorageError):
-            await voter.run()
+                assert voter.state.vote == Vote()
+            assert "cannot write" in disk.problem
+        await voter.receive(Identity("edge", 1), asked)
+        assert voter.state.vote == Vote(9, 1)
+        assert disk.problem == ""
+        assert not running.done()
+        running.cancel()
 
     asyncio.run(play())

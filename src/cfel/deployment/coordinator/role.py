@@ -7,6 +7,7 @@ from collections.abc import Callable
 from cfel.deployment.compute_thread import ComputeThread
 from cfel.deployment.coordinator.coordinator import Coordinator
 from cfel.deployment.coordinator.edge_calls import DeposedError
+from cfel.deployment.disk_writes import DiskHealth
 from cfel.deployment.edge.edge_server import EdgeServer
 from cfel.deployment.election.member import Member
 from cfel.deployment.parameters import DeploymentParameters
@@ -17,6 +18,8 @@ from cfel.world import World
 
 _LOG = logging.getLogger(__name__)
 _LOOK_SECONDS = 0.01
+_DISK_LOOK_SECONDS = 0.5
+_RESTS_WITHOUT_DISK = 8.0
 # The longest rest after a failure, in election timeouts.
 _MOST_RESTS = 64.0
 
@@ -28,6 +31,7 @@ class CoordinatorRole:
         server: its edge server.
         calls: how to reach all edge servers, its own included.
         compute: where plans are made.
+        disk: whether its edge server can write.
         world: what is run.
         simulation: accounts, evaluation, when to stop.
         deployment: deadlines.
@@ -40,6 +44,7 @@ class CoordinatorRole:
         server: EdgeServer,
         calls: Calls,
         compute: ComputeThread,
+        disk: DiskHealth,
         world: World,
         simulation: SimulationParameters,
         deployment: DeploymentParameters,
@@ -47,9 +52,10 @@ class CoordinatorRole:
         is_gone: Callable[[int], bool],
     ) -> None:
         self._on_rejection, self._is_gone = on_rejection, is_gone
-        self._server, self._calls, self._compute = server, calls, compute
+        self._server, self._calls, self._compute, self._disk = server, calls, compute, disk
         self._world, self._simulation, self._deployment = world, simulation, deployment
         self._task: asyncio.Task[None] | None = None
+        self._watch: asyncio.Task[None] | None = None
         self._failures = 0
         self._failure, self._failed_at = "", server.state.position
 
@@ -57,7 +63,9 @@ class CoordinatorRole:
         """Starts a coordinator if its edge server leads from now on; ends the one of an earlier term."""
         self.leave()
         if leader == self._server.number:
-            self._task = asyncio.get_running_loop().create_task(self._lead(term, member))
+            loop = asyncio.get_running_loop()
+            self._task = loop.create_task(self._lead(term, member))
+            self._watch = loop.create_task(self._watch_disk(term, member))
 
     @property
     def problem(self) -> str:
@@ -71,8 +79,16 @@ class CoordinatorRole:
 
     def leave(self) -> None:
         """Ends the coordinator at once."""
-        if self._task is not None and not self._task.done():
-            self._task.cancel()
+        for task in (self._task, self._watch):
+            if task is not None and not task.done():
+                task.cancel()
+
+    async def _watch_disk(self, term: int, member: Member) -> None:
+        """Leaves the role to another edge server if this one cannot write: its own rounds would stop all."""
+        while not self._disk.is_stuck:
+            await asyncio.sleep(_DISK_LOOK_SECONDS)
+        _LOG.warning("leaves the coordinator's role to another edge server: the disk here takes no writes")
+        member.resign(term, _RESTS_WITHOUT_DISK * self._deployment.election_seconds)
 
     async def _lead(self, term: int, member: Member) -> None:
         def still_leads() -> bool:

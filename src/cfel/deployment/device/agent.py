@@ -17,6 +17,7 @@ from cfel.deployment.compute_thread import ComputeThread
 from cfel.deployment.device.backoff import Backoff
 from cfel.deployment.device.edge_link import EdgeLink
 from cfel.deployment.device.memory import Memory, Sent, load_memory, order_key, return_unused, save_memory
+from cfel.deployment.disk_writes import DiskHealth, DiskWrites
 from cfel.deployment.edge.device_service import POLL_SECONDS
 from cfel.deployment.measurement.energy_counters import EnergyCounter
 from cfel.deployment.measurement.meters import Mark
@@ -79,6 +80,7 @@ class DeviceAgent:
         self._world, self._number, self._data, self._parameters = world, number, data, parameters
         self._calls, self._compute, self._now = calls, compute, now
         self._edge = Identity("edge", int(world.setting.fleet.cluster[number]))
+        self._disk = DiskWrites(compute, DiskHealth(now))
         self._path = directory / "memory.bin"
         self._memory = load_memory(self._path)
         self._meter = SelfMeasurement(
@@ -217,5 +219,5 @@ class DeviceAgent:
 
     async def _remember(self, memory: Memory) -> None:
         memory = replace(memory, measured=self._meter.known)
-        await self._compute.run(lambda: save_memory(self._path, memory))
+        await self._disk.write("memory", lambda: save_memory(self._path, memory))
         self._memory = memory

@@ -14,6 +14,7 @@ from dataclasses import replace
 from pathlib import Path
 
 from cfel.deployment.compute_thread import ComputeThread
+from cfel.deployment.disk_writes import DiskWrites
 from cfel.deployment.edge.device_service import DeviceService
 from cfel.deployment.edge.gossip import EdgeGossip
 from cfel.deployment.edge.neighbour_models import NeighbourModels
@@ -43,6 +44,7 @@ class EdgeServer:
         devices: where its devices get their orders.
         calls: how it reaches other edge servers, and itself.
         compute: where arithmetic is done.
+        disk: what it writes.
         models: where its models are kept encoded.
         gossip_seconds: how long to try to fetch a neighbour's model.
         faults: where faults of other edge servers are noted.
@@ -64,6 +66,7 @@ class EdgeServer:
         devices: DeviceService,
         calls: Calls,
         compute: ComputeThread,
+        disk: DiskWrites,
         models: EncodedModels,
         gossip_seconds: float,
         faults: PeerFaults,
@@ -72,8 +75,8 @@ class EdgeServer:
     ) -> None:
         self.number, self._devices = number, devices
         self._neighbours = NeighbourModels(calls, world.start, gossip_seconds, faults, is_gone)
-        self.progress = EdgeProgress(world, number, directory, devices, self._neighbours, compute, leadership)
-        self.log = EdgeLog(directory, number, self.progress, calls, compute, gossip_seconds)
+        self.progress = EdgeProgress(world, number, directory, devices, self._neighbours, disk, leadership)
+        self.log = EdgeLog(directory, number, self.progress, calls, disk, gossip_seconds)
         self.training = EdgeTraining(world, self.progress, devices, compute)
         self._gossip = EdgeGossip(world, simulation, number, self.progress, self._neighbours, models, compute)
         rounds, budget = world.setting.rounds, world.setting.budget

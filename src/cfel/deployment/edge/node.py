@@ -12,6 +12,7 @@ import numpy as np
 
 from cfel.deployment.compute_thread import ComputeThread
 from cfel.deployment.coordinator.role import CoordinatorRole
+from cfel.deployment.disk_writes import DiskHealth, DiskWrites
 from cfel.deployment.edge.device_service import DeviceService
 from cfel.deployment.edge.edge_server import EdgeServer
 from cfel.deployment.edge.peer_faults import PeerFaults
@@ -80,6 +81,7 @@ class EdgeNode:
         self._release_seconds = 2 * deployment.gossip_seconds
         self._linger_seconds = deployment.linger_seconds
         self._compute = ComputeThread()
+        self._disk = DiskHealth(time.monotonic)
         others = [i for i in range(world.setting.fleet.clusters) if i != number]
         interval_seconds = max(_LEAST_INTERVAL_SECONDS, 2 * deployment.election_seconds)
         self._contacts = PeerContacts(others, interval_seconds, time.monotonic)
@@ -108,6 +110,7 @@ class EdgeNode:
             self.devices,
             everywhere,
             self._compute,
+            DiskWrites(self._compute, self._disk),
             models,
             deployment.gossip_seconds,
             self._faults,
@@ -115,7 +118,15 @@ class EdgeNode:
             is_gone,
         )
         self._role = CoordinatorRole(
-            self.server, everywhere, self._compute, world, simulation, deployment, self.on_rejection, is_gone
+            self.server,
+            everywhere,
+            self._compute,
+            self._disk,
+            world,
+            simulation,
+            deployment,
+            self.on_rejection,
+            is_gone,
         )
         self.member = Member(
             number,
@@ -125,6 +136,7 @@ class EdgeNode:
             calls,
             self._on_leader,
             self._on_vote_fault,
+            self._disk,
         )
         self.monitor = PeerMonitor(
             self.server, self.devices, self.member, calls, self._contacts, time.monotonic
@@ -168,7 +180,14 @@ class EdgeNode:
     def look(self) -> Status:
         """What it shows of itself."""
         expiry = "" if self._validity is None else self._validity.describe()
-        parts = (self.monitor.problem, self._role.problem, self._faults.problem, expiry, self._limits)
+        parts = (
+            self._disk.problem,
+            self.monitor.problem,
+            self._role.problem,
+            self._faults.problem,
+            expiry,
+            self._limits,
+        )
         others = Others(
             self.monitor.devices(),
             self._contacts.state,

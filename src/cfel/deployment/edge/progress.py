@@ -11,7 +11,7 @@ from pathlib import Path
 
 import numpy as np
 
-from cfel.deployment.compute_thread import ComputeThread
+from cfel.deployment.disk_writes import DiskWrites
 from cfel.deployment.edge.device_service import DeviceService
 from cfel.deployment.edge.neighbour_models import NeighbourModels
 from cfel.deployment.edge.state import EdgeDisk, EdgeState
@@ -32,7 +32,7 @@ class EdgeProgress:
         directory: where the state is kept.
         devices: where its devices get their orders.
         neighbours: fetches models of other edge servers.
-        compute: where files are written.
+        disk: what it writes.
         leadership: who may command.
 
     Attributes:
@@ -49,14 +49,14 @@ class EdgeProgress:
         directory: Path,
         devices: DeviceService,
         neighbours: NeighbourModels,
-        compute: ComputeThread,
+        disk: DiskWrites,
         leadership: Leadership,
     ) -> None:
         self._leadership = leadership
         self._world, self._number, self._devices = world, number, devices
-        self._neighbours, self._compute = neighbours, compute
-        self._disk = EdgeDisk(directory, world.start)
-        self.state = self._disk.load()
+        self._neighbours, self._disk = neighbours, disk
+        self._files = EdgeDisk(directory, world.start)
+        self.state = self._files.load()
         self.commanded_at = time.monotonic()
         self.phase = "waiting"
         self.busy = asyncio.Lock()
@@ -103,7 +103,7 @@ class EdgeProgress:
 
     async def save(self, state: EdgeState) -> None:
         """Makes a state durable, and the present one."""
-        await self._compute.run(lambda: self._disk.save(state))
+        await self._disk.write("state", lambda: self._files.save(state))
         self.state = state
 
     async def _announce(self, state: EdgeState) -> None:

@@ -10,7 +10,7 @@ from pathlib import Path
 
 import numpy as np
 
-from cfel.deployment.compute_thread import ComputeThread
+from cfel.deployment.disk_writes import DiskWrites
 from cfel.deployment.edge.progress import EdgeProgress
 from cfel.deployment.protocol.calls import Calls, Endpoint, serve
 from cfel.deployment.protocol.coordinator_requests import CloseCommand, ReleaseRequest
@@ -34,7 +34,7 @@ class EdgeLog:
         number: the edge server.
         progress: whose commands it carries out.
         calls: how it reaches the others.
-        compute: where files are written.
+        disk: what it writes.
         seconds: how long others may take to answer.
 
     Attributes:
@@ -51,11 +51,11 @@ class EdgeLog:
         number: int,
         progress: EdgeProgress,
         calls: Calls,
-        compute: ComputeThread,
+        disk: DiskWrites,
         seconds: float,
     ) -> None:
         self._number, self._progress = number, progress
-        self._calls, self._compute, self._seconds = calls, compute, seconds
+        self._calls, self._disk, self._seconds = calls, disk, seconds
         with translate_os_errors("create", directory):
             directory.mkdir(mode=0o700, parents=True, exist_ok=True)
         make_directory(directory / "plans")
@@ -87,8 +87,8 @@ class EdgeLog:
         await self._progress.admit(caller, command)
         if command.record.round > self.last_round + 1:
             missed = await self.fetch_missed(caller)
-            await self._compute.run(lambda: self._append(missed, command.record.round - 1))
-        await self._compute.run(lambda: self._write(command.record, command.plans))
+            await self._disk.write("log", lambda: self._append(missed, command.record.round - 1))
+        await self._disk.write("log", lambda: self._write(command.record, command.plans))
         _LOG.info("%s", describe_round(self.records[-1]))
         if command.last:
             _LOG.info("the experiment is over")
@@ -106,7 +106,7 @@ class EdgeLog:
 
     async def adopt_end(self, missed: Iterable[RoundRecord], last_round: int) -> None:
         """Takes over the end of the experiment from an edge server that saw it."""
-        await self._compute.run(lambda: self._append(missed, last_round))
+        await self._disk.write("log", lambda: self._append(missed, last_round))
         _LOG.warning("the experiment ended with round %d while this edge server was missing", last_round)
         self.released.set()
         self.finished.set()

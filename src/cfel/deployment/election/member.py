@@ -11,6 +11,7 @@ from collections.abc import Callable
 from pathlib import Path
 from random import SystemRandom
 
+from cfel.deployment.disk_writes import DiskHealth, wait_longer
 from cfel.deployment.election import rules
 from cfel.deployment.election.leadership import OnFault
 from cfel.deployment.election.state import (
@@ -31,7 +32,7 @@ from cfel.deployment.protocol.calls import Calls, Endpoint, serve
 from cfel.deployment.protocol.device_requests import Confirmation
 from cfel.deployment.protocol.peer_requests import ElectionRequest
 from cfel.deployment.security.identity import Identity
-from cfel.errors import InputError, RejectedError, StorageError, UnreachableError
+from cfel.errors import DiskError, InputError, RejectedError, UnreachableError
 from cfel.status import ElectionEvent
 
 _LOG = logging.getLogger(__name__)
@@ -62,6 +63,7 @@ class Member:
         calls: how it reaches the others.
         on_leader: called at every change of the leader.
         on_fault: called with a member that sends a term out of reach, and what it did.
+        disk: where it notes that its vote cannot be stored.
 
     Attributes:
         state: what it knows of the election.
@@ -78,8 +80,9 @@ class Member:
         calls: Calls,
         on_leader: OnLeader,
         on_fault: OnFault = lambda _member, _what: None,
+        disk: DiskHealth | None = None,
     ) -> None:
-        self._on_fault = on_fault
+        self._on_fault, self._disk = on_fault, disk or DiskHealth(time.monotonic)
         self._path, self._calls, self._on_leader = path, calls, on_leader
         # Seeded generators could draw the same waits on every member, and elections would keep tying.
         self._random = SystemRandom()
@@ -92,7 +95,6 @@ class Member:
         self._woken = asyncio.Event()
         # The event loop keeps only weak references to tasks; without this set a send could vanish.
         self._sending: set[asyncio.Task[None]] = set()
-        self._storage_failure: StorageError | None = None
 
     def endpoints(self) -> list[Endpoint]:
         """The methods that other members may call."""
@@ -109,31 +111,26 @@ class Member:
             self._woken.set()
 
     async def run(self) -> None:
-        """Takes part until cancelled.
-
-        Raises:
-            StorageError: its vote cannot be stored; it must not vote any more.
-        """
-        while self._storage_failure is None:
+        """Takes part until cancelled; neither votes nor asks for votes while its vote cannot be stored."""
+        waits = wait_longer()
+        while True:
             self._woken.clear()
             wait = max(0.0, rules.wakes_at(self.state) - _now())
             try:
                 async with asyncio.timeout(wait):
                     await self._woken.wait()
             except TimeoutError:
-                self._step(Tick())
-        raise self._storage_failure
+                if self._try_step(Tick()):
+                    waits = wait_longer()
+                else:
+                    await asyncio.sleep(next(waits))
 
     async def receive(self, caller: Identity, request: ElectionRequest) -> Confirmation:
-        """Handles a message from another member."""
+        """Handles a message from another member; one that cannot be handled is lost, as on the network."""
         try:
-            self._step(Received(caller.number, request.message))
+            self._try_step(Received(caller.number, request.message))
         except InputError as error:
             raise RejectedError(str(error)) from error
-        except StorageError as error:
-            # Raised here it only reaches the caller, so `run` raises it as well.
-            self._storage_failure = error
-            raise
         finally:
             self._woken.set()
         self._check_term(caller, request.message.term)
@@ -145,12 +142,22 @@ class Member:
             self._on_fault(caller.number, what)
             raise RejectedError(f"{caller} {what}: more than {MOST_TERM_JUMP} terms at once")
 
+    def _try_step(self, event: Event) -> bool:
+        """Takes a step; False if its vote could not be stored, so that nothing happened."""
+        try:
+            self._step(event)
+        except DiskError as error:
+            self._disk.note_failure("vote", error)
+            return False
+        return True
+
     def _step(self, event: Event) -> None:
         after, actions = rules.step(self.state, event, _now(), self._random.random())
         for action in actions:
             if isinstance(action, Persist):
                 # Blocks the event loop on purpose: until it returns, nothing may be sent and no vote counts.
                 save_vote(self._path, after.electorate.member, action.vote)
+                self._disk.note_success("vote")
         self.state = after
         for action in actions:
             match action:

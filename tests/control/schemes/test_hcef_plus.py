@@ -120,13 +120,13 @@ def test_bad_options_are_named(options: dict[str, Any], words: str) -> None:
 
 
 def test_caps_are_limits_not_targets() -> None:
-    """With caps to spare the plan leaves some of both unused; without `efficiency` it fills them."""
+    """With caps to spare the plan leaves time unused; without `efficiency` slow clocks fill it."""
     seen = observation(share=2.0)
     whole, filled = plan(seen), plan(seen, efficiency=False)
     steps = whole.rho * ROUNDS.local_steps
     assert np.array_equal(steps, np.round(steps))
     assert whole.feasible
-    assert spent(seen, whole)[1] < spent(seen, filled)[1]
+    assert spent(seen, whole)[0].max() < 0.8 * spent(seen, filled)[0].max()
     time_cap, energy_cap = caps(seen)
     assert (spent(seen, whole)[0] <= time_cap[seen.cluster] * (1 + 1e-8)).all()
     assert spent(seen, whole)[1] <= energy_cap * (1 + 1e-8)

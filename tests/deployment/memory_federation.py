@@ -184,7 +184,9 @@ class Federation:
     def coordinator(self) -> int | None:
         """Who holds the office now."""
         leading = [
-            i for i, node in self.edges.items() if Identity("edge", i) in self._tasks and node.member.leads()
+            i
+            for i, node in self.edges.items()
+            if Identity("edge", i) in self._tasks and node.member.is_leading()
         ]
         return leading[0] if leading else None
 

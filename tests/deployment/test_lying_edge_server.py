@@ -65,7 +65,7 @@ def test_a_liar_stops_nobody(tmp_path: Path, simulated: list[dict[str, Any]]) ->
             for _ in range(3):
                 told = [tell(federation, liar, to, lie) for to in others for lie in lies(federation)]
                 await asyncio.gather(*told)
-            shown = [federation.edges[i].look().problem for i in others]
+            shown = [federation.edges[i].take_snapshot().problem for i in others]
             assert all(f"edge-{liar} sent a command of term" in each for each in shown)
             assert all(f"edge-{liar} shows term {MOST}" in each for each in shown)
             await federation.finished()
@@ -86,7 +86,7 @@ def test_only_the_leader_of_its_term_commands(tmp_path: Path, term: int) -> None
             calls = RemoteCalls(MemoryClient(LIAR, federation.network))
             with pytest.raises(StaleTermError, match=f"term {term}, but (edge-1|nobody) leads term 7"):
                 await calls.call(HONEST, EstimateCommand(term, (0, 0, 0), (True,) * 6), 5)
-            assert f"edge-2 sent a command of term {term}" in federation.edges[0].look().problem
+            assert f"edge-2 sent a command of term {term}" in federation.edges[0].take_snapshot().problem
 
     asyncio.run(play())
 

@@ -21,7 +21,7 @@ def devices(federation: Federation) -> list[Identity]:
 
 
 def is_said(federation: Federation) -> bool:
-    problems = [node.look().problem for node in federation.edges.values()]
+    problems = [node.take_snapshot().problem for node in federation.edges.values()]
     return len(problems) == 3 and all("no device" in problem for problem in problems)
 
 

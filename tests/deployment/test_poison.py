@@ -170,7 +170,7 @@ def test_an_edge_server_with_an_absurd_model_is_left_out_of_gossip(
             )
             federation.start(*(Identity("device", n) for n in range(6)))
             await federation.finished()
-            return federation, [federation.edges[i].look().problem for i in range(2)]
+            return federation, [federation.edges[i].take_snapshot().problem for i in range(2)]
 
     federation, problems = asyncio.run(lie())
     assert len(federation.records()) == 2

@@ -159,7 +159,7 @@ def test_one_absurd_estimate_does_not_rule_the_plans_of_all(
             federation.start()
             await federation.finished()
             counts = [
-                node.rejections.get("its σ² and G² are beyond belief", 0)
+                node.rejections.get("its σ² and G² are not plausible", 0)
                 for node in federation.edges.values()
             ]
             return [line.rho_mean for line in federation.records()], sum(counts)

@@ -16,7 +16,7 @@ import torch
 from cfel.deployment.compute_thread import ComputeThread
 from cfel.deployment.device.agent import DeviceAgent
 from cfel.deployment.device.memory import reserve_directory
-from cfel.deployment.edge.node import Companion, EdgeNode
+from cfel.deployment.edge.node import EdgeNode, ServeStatus
 from cfel.deployment.measurement.energy_counters import EnergyCounter, find_counter
 from cfel.deployment.parameters import DeploymentParameters
 from cfel.deployment.payloads import model_size
@@ -83,7 +83,7 @@ async def run_edge(
     deployment: DeploymentParameters,
     node: Node,
     experiment_check: ExperimentCheck,
-    companion: Companion | None = None,
+    serve_status: ServeStatus | None = None,
 ) -> None:
     """Runs an edge server until the experiment is over or the task is cancelled."""
     number, clusters = node.identity.number, world.setting.fleet.clusters
@@ -108,7 +108,7 @@ async def run_edge(
     _LOG.info("%s of %d listens on port %d", node.identity, world.setting.fleet.clusters, port)
     try:
         async with watch_expiry(validity):
-            await edge.run(companion)
+            await edge.run(serve_status)
     finally:
         await listener.stop(1.0)
         await client.close()

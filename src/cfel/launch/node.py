@@ -14,7 +14,7 @@ from pathlib import Path
 from typing import Any
 
 from cfel.dashboard import dashboard_app, serve
-from cfel.deployment.edge.node import Companion
+from cfel.deployment.edge.node import ServeStatus
 from cfel.deployment.node import run_device, run_edge
 from cfel.deployment.security.experiment_check import ExperimentCheck
 from cfel.deployment.security.node_credentials import read_host_names
@@ -53,10 +53,10 @@ def run_node(path: Path) -> bool:
     prepare_directory(node.directory, experiment, world)
     if node.identity.role == "edge":
         simulation = experiment.resolve(world).simulation
-        companion = None if file.dashboard is None else _make_dashboard(experiment, file)
+        serve_status = None if file.dashboard is None else _make_dashboard(experiment, file)
         return asyncio.run(
             run_until_stopped(
-                run_edge(world, simulation, experiment.deployment, node, experiment_check, companion)
+                run_edge(world, simulation, experiment.deployment, node, experiment_check, serve_status)
             )
         )
     data = None if file.data is None else load_samples(file.data, file.data_path, world)
@@ -80,15 +80,17 @@ def prepare_directory(directory: Path, experiment: Experiment, world: World) -> 
     describe_run(directory, world.setting, text)
 
 
-def _make_dashboard(experiment: Experiment, file: NodeFile) -> Companion:
+def _make_dashboard(experiment: Experiment, file: NodeFile) -> ServeStatus:
     """Returns the coroutine function that serves the dashboard of an edge server."""
     host, port = split_address("dashboard", file.dashboard)
     certificate = file.node.certificates / f"{file.node.identity}.pem"
 
-    async def serve_dashboard(look: Callable[[], Status]) -> None:
+    async def serve_dashboard(take_snapshot: Callable[[], Status]) -> None:
         def add_names() -> Status:
             target = experiment.rounds.target
-            return replace(look(), name=experiment.name, scheme=experiment.scheme.name, target=target)
+            return replace(
+                take_snapshot(), name=experiment.name, scheme=experiment.scheme.name, target=target
+            )
 
         token = os.environ.get(TOKEN_VARIABLE) or None
         names = read_host_names(certificate) if file.dashboard_tls else ()

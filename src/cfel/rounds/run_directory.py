@@ -88,7 +88,7 @@ def reject_other_experiment(path: Path, experiment_toml: str, may_differ: Collec
 
     Args:
         path: the run directory.
-        experiment_toml: what shall run there.
+        experiment_toml: what is to run there.
         may_differ: further keys that may have another value.
 
     Raises:

@@ -8,6 +8,7 @@ from cfel.system.hardware import DEVICE_CLASSES, DeviceClass, HardwareConditions
 from cfel.system.mixing import (
     Backhaul,
     build_backhaul,
+    check_gossip_step,
     check_mixing,
     describe_bias,
     live_metropolis_weights,
@@ -38,6 +39,7 @@ __all__ = [
     "build_backhaul",
     "build_fleet",
     "build_graph",
+    "check_gossip_step",
     "check_mixing",
     "cluster_sizes",
     "describe_bias",

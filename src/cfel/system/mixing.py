@@ -174,7 +174,23 @@ def zeta(weights: ArrayLike, pi: ArrayLike) -> float:
 
 
 def check_mixing(weights: ArrayLike, pi: ArrayLike, graph: "nx.Graph[int] | None" = None) -> None:
-    """Raises an `InputError` unless gossip with W leads all edge servers to the π-weighted mean.
+    """Raises an `InputError` unless repeated gossip with W leads all edge servers to the π-weighted mean.
+
+    Args:
+        weights: W; row i is how edge server i weighs the models it sees.
+        pi: π.
+        graph: if given, W must be zero between edge servers that it does not link.
+    """
+    check_gossip_step(weights, pi, graph)
+    survives = zeta(weights, pi)
+    if survives > 1 - 1e-12:
+        raise InputError(f"mixing matrix: ζ = {survives:.6f}, must be < 1: some edge servers never agree")
+
+
+def check_gossip_step(weights: ArrayLike, pi: ArrayLike, graph: "nx.Graph[int] | None" = None) -> None:
+    """Raises an `InputError` unless one step with W is an average that keeps the π-weighted mean.
+
+    Unlike `check_mixing` it allows steps that some edge servers miss.
 
     Args:
         weights: W; row i is how edge server i weighs the models it sees.
@@ -191,9 +207,6 @@ def check_mixing(weights: ArrayLike, pi: ArrayLike, graph: "nx.Graph[int] | None
         _reject_entries(matrix, apart & (matrix != 0), "must be 0, the backhaul has no such link")
     _reject_sums("row {} sums to {}, must be 1", matrix.sum(axis=1), np.ones(len(matrix)))
     _reject_sums("(πW)[{}] = {}, must be π there", target @ matrix, target)
-    survives = zeta(matrix, target)
-    if survives > 1 - 1e-12:
-        raise InputError(f"mixing matrix: ζ = {survives:.6f}, must be < 1: some edge servers never agree")
 
 
 def _reject_entries(matrix: FloatArray, bad: BoolArray, allowed: str) -> None:

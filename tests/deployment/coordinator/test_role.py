@@ -13,7 +13,7 @@ from cfel.deployment.coordinator.coordinator import Coordinator
 from cfel.deployment.disk_writes import DiskHealth
 from cfel.deployment.election import member as member_module
 from cfel.deployment.election.member import Member
-from cfel.deployment.election.rules import leads, step, wakes_at
+from cfel.deployment.election.rules import is_leading, next_tick_at, step
 from cfel.deployment.election.state import LeaderChanged, Resign, Role, Tick, Vote, VoteRequest
 from cfel.deployment.protocol.calls import RemoteCalls
 from cfel.deployment.protocol.peer_requests import ElectionRequest
@@ -30,8 +30,8 @@ def test_whoever_resigns_rests_and_keeps_its_vote() -> None:
     """Elected at 11 s, it resigns at 12 s for 5 s: no leader, same term and vote, silent until 17 s."""
     after, actions = step(elected(), Resign(5.0), 12.0, 0.5)
     assert actions == (LeaderChanged(1, None),)
-    assert (after.role, after.vote, wakes_at(after)) == (Role.FOLLOWER, Vote(1, 0), 17.0)
-    assert not leads(after, 12.0)
+    assert (after.role, after.vote, next_tick_at(after)) == (Role.FOLLOWER, Vote(1, 0), 17.0)
+    assert not is_leading(after, 12.0)
     assert step(after, Tick(), 16.9, 0.5) == (after, ())
     assert step(after, Resign(5.0), 13.0, 0.5) == (after, ())
 
@@ -61,7 +61,7 @@ def test_an_unexpected_failure_gives_the_office_to_another(
             while not failed:
                 await asyncio.sleep(0.001)
             await asyncio.sleep(0)
-            shown.append(federation.edges[failed[0]].look().problem)
+            shown.append(federation.edges[failed[0]].take_snapshot().problem)
             await federation.finished()
             return timeless(federation.records())
 

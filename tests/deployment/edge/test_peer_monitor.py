@@ -31,9 +31,9 @@ def test_silence_makes_suspect_and_then_lost() -> None:
     clock.seconds = 6.0
     assert contacts.state(1) == "suspect"
     clock.seconds = 10.5
-    assert contacts.lost() == [1, 2]
+    assert contacts.find_lost() == [1, 2]
     contacts.note(Identity("edge", 2))
-    assert contacts.lost() == [1]
+    assert contacts.find_lost() == [1]
 
 
 def test_silence_beyond_gone_seconds_and_two_questions_makes_gone() -> None:
@@ -61,16 +61,16 @@ def test_status_shows_who_is_lost_and_what_devices_of_others_do(tmp_path: Path) 
             node = federation.edges
 
             def states(number: int) -> list[str]:
-                return [cluster.state for cluster in node[number].look().clusters]
+                return [cluster.state for cluster in node[number].take_snapshot().clusters]
 
             await until("all are there", lambda: len(node) == 3 and states(0) == ["alive"] * 3)
-            await until("told", lambda: node[0].look().clusters[2].devices[0].state == "idle")
-            await until("lost", lambda: node[0].look().clusters[2].devices[1].state == "lost")
-            assert node[0].look().majority
+            await until("told", lambda: node[0].take_snapshot().clusters[2].devices[0].state == "idle")
+            await until("lost", lambda: node[0].take_snapshot().clusters[2].devices[1].state == "lost")
+            assert node[0].take_snapshot().majority
             await federation.kill(Identity("edge", 2))
             await until("its loss is seen", lambda: states(0) == states(1) == ["alive", "alive", "lost"])
-            await until("it is said", lambda: bool(node[0].look().problem))
-            seen = node[0].look()
+            await until("it is said", lambda: bool(node[0].take_snapshot().problem))
+            seen = node[0].take_snapshot()
             assert [device.state for device in seen.clusters[2].devices] == ["absent", "absent"]
             assert seen.problem == "not in touch: edge-2; the others continue without"
             assert seen.majority
@@ -97,14 +97,14 @@ def test_without_a_majority_everybody_says_so_and_goes_on_when_it_is_back(
             for gone in edges(1, 2):
                 await federation.kill(gone)
             alone = federation.edges[0]
-            await until("it says so", lambda: "no majority: 1 of 3" in alone.look().problem)
-            assert "edge-1, edge-2" in alone.look().problem
-            assert alone.look().elections[-1].kind == "no-majority"
-            assert alone.look().coordinator is None
-            assert alone.look().majority is False
-            assert alone.look().unready
+            await until("it says so", lambda: "no majority: 1 of 3" in alone.take_snapshot().problem)
+            assert "edge-1, edge-2" in alone.take_snapshot().problem
+            assert alone.take_snapshot().elections[-1].kind == "no-majority"
+            assert alone.take_snapshot().coordinator is None
+            assert alone.take_snapshot().majority is False
+            assert alone.take_snapshot().unready
             federation.start(*edges(1, 2))
-            await until("all is well again", lambda: not alone.look().problem)
+            await until("all is well again", lambda: not alone.take_snapshot().problem)
             await federation.finished()
             return timeless(federation.records())
 
@@ -148,7 +148,7 @@ def test_one_that_has_finished_and_is_started_again_ends_by_itself(tmp_path: Pat
         ) as federation:
             federation.start(*who)
             await federation.finished()
-            seen = federation.edges[0].look()
+            seen = federation.edges[0].take_snapshot()
             assert seen.phase == "finished"
             assert seen.unready == ""
             assert seen.problem == ""

@@ -11,7 +11,7 @@ from dataclasses import dataclass
 from itertools import count
 from random import Random
 
-from cfel.deployment.election.rules import leads, start, step, wakes_at
+from cfel.deployment.election.rules import is_leading, next_tick_at, start, step
 from cfel.deployment.election.state import (
     Action,
     ElectionMessage,
@@ -122,7 +122,7 @@ class World:
     def plan_tick(self, member: int) -> None:
         """The tick its state asks for, void once the state has changed."""
         state = self.states[member]
-        wait = max(0.0, (wakes_at(state) - self.clock(member)) / self.rate[member])
+        wait = max(0.0, (next_tick_at(state) - self.clock(member)) / self.rate[member])
 
         def tick() -> None:
             if self.states.get(member) is state:
@@ -182,9 +182,9 @@ class World:
 
     def check_one_acts(self, member: int) -> None:
         """At most one member may act as leader at one instant, whatever the terms."""
-        if leads(self.states[member], self.clock(member)):
+        if is_leading(self.states[member], self.clock(member)):
             for other, state in self.states.items():
-                if other != member and leads(state, self.clock(other)):
+                if other != member and is_leading(state, self.clock(other)):
                     raise SafetyError(f"{member} and {other} both act as leader at {self.now}")
 
     def plan_upheaval(self) -> None:
@@ -239,4 +239,4 @@ class World:
         leader = next(iter(named))[0]
         if len(named) > 1 or leader is None or leader not in self.states:
             return None
-        return leader if leads(self.states[leader], self.clock(leader)) else None
+        return leader if is_leading(self.states[leader], self.clock(leader)) else None

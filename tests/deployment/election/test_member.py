@@ -65,7 +65,7 @@ class Office:
 
     def acting(self) -> list[int]:
         """Those that may act as coordinator now."""
-        return [number for number, member in self.members.items() if member.leads()]
+        return [number for number, member in self.members.items() if member.is_leading()]
 
     async def led_by(self) -> int:
         """The one that acts, as soon as there is one."""

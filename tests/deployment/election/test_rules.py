@@ -5,7 +5,7 @@ from typing import Any
 
 import pytest
 
-from cfel.deployment.election.rules import leads, start, step, wakes_at
+from cfel.deployment.election.rules import is_leading, next_tick_at, start, step
 from cfel.deployment.election.state import (
     ElectionState,
     Electorate,
@@ -46,7 +46,7 @@ def elected(size: int = 3) -> ElectionState:
 def test_silence_leads_through_a_preliminary_vote_to_office() -> None:
     """Timeout 0.7 s at draw 0: silent until 10.7; then asked without a term, asked with one, elected."""
     quiet = member()
-    assert wakes_at(quiet) == 10.7
+    assert next_tick_at(quiet) == 10.7
     assert step(quiet, Tick(), 10.69, 0.5) == (quiet, ())
 
     asking, actions = step(quiet, Tick(), 10.7, 0.5)
@@ -106,13 +106,13 @@ def test_votes_of_another_election_do_not_count() -> None:
 def test_a_leader_acts_only_once_and_as_long_as_a_majority_answers() -> None:
     """Two others make a majority of five; contact lasts 0.6 s from the sending, not from the answer."""
     state = elected(size=5)
-    assert not leads(state, 11.0)
+    assert not is_leading(state, 11.0)
     state, _ = step(state, Received(1, HeartbeatReply(1, 11.0)), 11.05, 0.5)
-    assert not leads(state, 11.05)
+    assert not is_leading(state, 11.05)
     state, _ = step(state, Received(4, HeartbeatReply(1, 11.0)), 11.3, 0.5)
-    assert leads(state, 11.3)
-    assert leads(state, 11.59)
-    assert not leads(state, 11.61)
+    assert is_leading(state, 11.3)
+    assert is_leading(state, 11.59)
+    assert not is_leading(state, 11.61)
 
     after, actions = step(state, Tick(), 11.61, 0.5)
     assert actions == (LeaderChanged(1, None),)
@@ -121,8 +121,8 @@ def test_a_leader_acts_only_once_and_as_long_as_a_majority_answers() -> None:
 
 def test_a_leader_that_nobody_answers_steps_down() -> None:
     state = elected()
-    while state.role is Role.LEADER and wakes_at(state) < 20:
-        woken_at = wakes_at(state)
+    while state.role is Role.LEADER and next_tick_at(state) < 20:
+        woken_at = next_tick_at(state)
         state, _ = step(state, Tick(), woken_at, 0.5)
     assert woken_at == 11.6
     assert (state.role, state.leader, state.vote) == (Role.FOLLOWER, None, Vote(1, 0))
@@ -202,7 +202,7 @@ def test_an_old_leader_is_told_the_newer_term() -> None:
 def test_a_single_member_elects_itself() -> None:
     state, actions = step(member(size=1), Tick(), 11.0, 0.5)
     assert actions == (Persist(Vote(1, 0)), LeaderChanged(1, 0))
-    assert leads(state, 1e9)
+    assert is_leading(state, 1e9)
 
 
 def test_messages_of_strangers_and_bad_settings_are_rejected() -> None:

@@ -11,10 +11,10 @@ def test_a_device_between_two_requests_is_not_lost() -> None:
     assert 3 in presence
     assert 5 not in presence
     with presence.hold_request(3, "0.1"):
-        assert presence.connected() == [3]
+        assert presence.list_connected() == [3]
         clock.seconds = 60.0
         assert not presence.is_lost(3)
-    assert presence.connected() == []
+    assert presence.list_connected() == []
     clock.seconds = 69.0
     assert not presence.is_lost(3)
     clock.seconds = 71.0

@@ -126,7 +126,7 @@ def test_joules_come_from_the_counter_or_from_the_model(tmp_path: Path) -> None:
     async def look(federation: Federation) -> None:
         while not any((node.server.log.last_round or 0) >= 2 for node in federation.edges.values()):
             await asyncio.sleep(0.01)
-        shown = [node.look() for node in federation.edges.values()]
+        shown = [node.take_snapshot() for node in federation.edges.values()]
         assert {each.conditions for each in shown} == {"measured"}
         sources.extend({device.source for each in shown for c in each.clusters for device in c.devices})
 
@@ -240,7 +240,7 @@ def test_one_lying_report_does_not_end_the_run(
 
     async def count(federation: Federation) -> None:
         await federation.finished()
-        shown = [dict(node.look().rejected) for node in federation.edges.values()]
+        shown = [dict(node.take_snapshot().rejected) for node in federation.edges.values()]
         counts.append(sum(each.get(reason, 0) for each in shown))
 
     monkeypatch.setattr(device_agent, "make_upload", exaggerate)
@@ -258,7 +258,7 @@ def test_clocks_are_neither_planned_nor_charged(tmp_path: Path, caplog: pytest.L
 
     async def look(federation: Federation) -> None:
         await federation.finished()
-        problems.update(node.look().problem for node in federation.edges.values())
+        problems.update(node.take_snapshot().problem for node in federation.edges.values())
 
     experiment = deployed(plus, {"rounds": {"global": 2, "edge": 1}}, conditions="measured", time_scale=SCALE)
     play(experiment, tmp_path, during=look)

@@ -56,7 +56,7 @@ class Coordinator:
         term: its number.
         calls: how it reaches the edge servers, its own included.
         compute: where plans are made.
-        still_leads: whether it still may act.
+        is_leading: whether it still may act.
         number: the edge server that it runs on.
         on_rejection: called for devices with implausible estimates or measurements.
         is_gone: whether an edge server has been silent for too long to wait for it.
@@ -70,7 +70,7 @@ class Coordinator:
         term: int,
         calls: Calls,
         compute: ComputeThread,
-        still_leads: Callable[[], bool],
+        is_leading: Callable[[], bool],
         number: int,
         on_rejection: OnRejection,
         is_gone: Callable[[int], bool],
@@ -79,7 +79,7 @@ class Coordinator:
         self._world, self._simulation, self._deployment = world, simulation, deployment
         self._compute, self._number = compute, number
         self._edges = TermCalls(
-            term, world.setting.fleet.clusters, calls, still_leads, deployment.gossip_seconds, is_gone
+            term, world.setting.fleet.clusters, calls, is_leading, deployment.gossip_seconds, is_gone
         )
         self._usual = usual_conditions(world.setting)
         # Clusters whose models were evaluated after the last gossip step.
@@ -101,7 +101,9 @@ class Coordinator:
                 state = await self._gossip_within_round(state)
             else:
                 state, over = await self._end_global_round(state)
-        missing = sorted(set(range(self._world.setting.fleet.clusters)).difference(self._edges.present()))
+        missing = sorted(
+            set(range(self._world.setting.fleet.clusters)).difference(self._edges.list_present())
+        )
         await self._edges.ask_once(ReleaseRequest(tuple(missing)), QUICK_SECONDS)
 
     async def _take_over(self) -> CoordinatorState:
@@ -143,7 +145,7 @@ class Coordinator:
         if state.measured is not None:
             conditions = apply_reports(state.measured.devices, conditions)
         for device in implausible_devices(state.estimates, conditions.available):
-            self._on_rejection(Identity("device", device), "plan", "its σ² and G² are beyond belief")
+            self._on_rejection(Identity("device", device), "plan", "its σ² and G² are not plausible")
         estimates = combine_estimates(state.estimates, conditions.available)
         observation = observe(setting, self._simulation, control, state.edge_round, conditions, estimates)
         if state.measured is not None:
@@ -242,7 +244,7 @@ class Coordinator:
         """One gossip step: all fetch models, then all mix with the weights of those that are there."""
         seconds, term = self._deployment.gossip_seconds, self._edges.term
         fetched = await self._edges.command(
-            FetchCommand(term, state.position, self._edges.present()), seconds
+            FetchCommand(term, state.position, self._edges.list_present()), seconds
         )
         present = {i: each for i, each in fetched.items() if each.position >= state.position}
         # If one has mixed already, under the previous coordinator, the others must use the same weights.

@@ -1,4 +1,8 @@
-"""What edge servers reported, added to the coordinator's state; pure."""
+"""Adds what edge servers report to the coordinator's state: estimates, finished edge rounds and their costs.
+
+Pure functions from a `CoordinatorState` and answers to the next state. Costs come from `rounds.kernel`,
+as in the simulator, and from `measurement` where devices measure. Nothing is called or awaited here.
+"""
 
 from collections.abc import Iterable, Mapping
 from dataclasses import replace

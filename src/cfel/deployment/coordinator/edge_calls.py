@@ -1,4 +1,8 @@
-"""How a coordinator calls the edge servers, for as long as its term lasts."""
+"""How a coordinator calls the edge servers: retries, deadlines, and who is missing.
+
+Before every call it checks that the term has not ended. Edge servers that do not answer in time are left out.
+What is called, and what the answers mean, is up to `coordinator`.
+"""
 
 import asyncio
 import logging
@@ -26,7 +30,7 @@ class TermCalls:
         term: the coordinator's.
         clusters: how many edge servers there are.
         calls: how they are reached.
-        still_leads: whether the caller may still act.
+        is_leading: whether the caller may still act.
         grace_seconds: what an edge server may itself wait for others, beyond any deadline.
         is_gone: whether an edge server has been silent for too long to wait for it.
 
@@ -40,18 +44,18 @@ class TermCalls:
         term: int,
         clusters: int,
         calls: Calls,
-        still_leads: Callable[[], bool],
+        is_leading: Callable[[], bool],
         grace_seconds: float,
         is_gone: Callable[[int], bool] = lambda _: False,
     ) -> None:
         self._is_gone = is_gone
-        self.term, self._calls, self._still_leads = term, calls, still_leads
+        self.term, self._calls, self._is_leading = term, calls, is_leading
         self._edges, self._grace_seconds = range(clusters), grace_seconds
         self.missing: set[int] = set()
         # Those whose silence has been logged, which is enough while they are asked again and again.
         self._silent: set[int] = set()
 
-    def present(self) -> tuple[int, ...]:
+    def list_present(self) -> tuple[int, ...]:
         """Edge servers that are neither missing nor gone."""
         return tuple(i for i in self._edges if i not in self.missing and not self._is_gone(i))
 
@@ -121,5 +125,5 @@ class TermCalls:
         return {i: each for i, each in zip(edges, answers, strict=True) if each is not None}
 
     def _check_term(self) -> None:
-        if not self._still_leads():
+        if not self._is_leading():
             raise DeposedError(f"term {self.term} is over")

@@ -1,4 +1,7 @@
-"""Gossip weights when edge servers or links are missing in a gossip step."""
+"""Gossip weights for one step, from which edge servers have whose models; some may be missing.
+
+The formulas are in `system.mixing`. Models are fetched and averaged in `edge.gossip`.
+"""
 
 from collections.abc import Collection, Mapping
 
@@ -58,8 +61,8 @@ def _find_group(received: Mapping[int, Collection[int]]) -> list[int]:
         return i != j and j not in received[i]
 
     def count_missing(i: int) -> tuple[int, int, int]:
-        broken = sum(lacks(i, j) or lacks(j, i) for j in group)
-        return broken, sum(lacks(i, j) for j in group), i
+        either = sum(lacks(i, j) or lacks(j, i) for j in group)
+        return either, sum(lacks(i, j) for j in group), i
 
     while group and count_missing(worst := max(group, key=count_missing))[0]:
         group.remove(worst)

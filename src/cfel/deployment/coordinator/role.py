@@ -1,4 +1,8 @@
-"""The coordinator's role at one edge server: taken when it is elected, left when it leads no more."""
+"""The coordinator's role at one edge server: starts a `Coordinator` when elected, ends it with its term.
+
+It also resigns for a while after a coordinator failed, so that another edge server takes over. Who is elected
+is decided in `election`, what a coordinator does in `coordinator`.
+"""
 
 import asyncio
 import logging
@@ -35,7 +39,7 @@ class CoordinatorRole:
         world: what is run.
         simulation: accounts, evaluation, when to stop.
         deployment: deadlines.
-        on_rejection: called for devices whose estimates are not believed.
+        on_rejection: called for devices with implausible estimates or measurements.
         is_gone: whether an edge server has been silent for too long to wait for it.
     """
 
@@ -91,8 +95,8 @@ class CoordinatorRole:
         member.resign(term, _RESTS_WITHOUT_DISK * self._deployment.election_seconds)
 
     async def _lead(self, term: int, member: Member) -> None:
-        def still_leads() -> bool:
-            return member.state.term == term and member.leads()
+        def is_leading() -> bool:
+            return member.state.term == term and member.is_leading()
 
         coordinator = Coordinator(
             self._world,
@@ -101,12 +105,12 @@ class CoordinatorRole:
             term,
             self._calls,
             self._compute,
-            still_leads,
+            is_leading,
             self._server.number,
             self._on_rejection,
             self._is_gone,
         )
-        while not still_leads():
+        while not is_leading():
             # Elected, but not yet answered by a majority.
             await asyncio.sleep(_LOOK_SECONDS)
         try:

@@ -103,13 +103,13 @@ class DeviceService:
             serve(UploadRequest, self.upload, most_bytes, on_invalid=partial(self._reject_form, "update")),
         ]
 
-    def connected(self) -> list[int]:
+    def list_connected(self) -> list[int]:
         """Devices that are there."""
-        return self.presence.connected()
+        return self.presence.list_connected()
 
-    def plannable(self) -> list[int]:
+    def list_plannable(self) -> list[int]:
         """Connected devices to plan the next round with: neither in quarantine nor late again and again."""
-        found = self.connected()
+        found = self.list_connected()
         return [n for n in found if not (self._is_quarantined(n) or self._waits.is_left_out(n))]
 
     def states(self) -> dict[int, str]:
@@ -119,7 +119,7 @@ class DeviceService:
     def _state(self, device: int) -> str:
         if self._is_quarantined(device):
             return "quarantined"
-        # Once it knows of the end, a device has every right to leave.
+        # Once it knows of the end, a device may leave.
         if device in self._informed:
             return "done"
         if self.presence.is_lost(device):
@@ -128,7 +128,7 @@ class DeviceService:
             return "training"
         return "done" if device in self._round.answered else "idle"
 
-    def waited_for(self) -> list[int]:
+    def list_awaited(self) -> list[int]:
         """Devices that the round under way waits for."""
         return sorted(self._round.waiting)
 
@@ -150,7 +150,7 @@ class DeviceService:
     async def announce(self, model: FlatModel) -> None:
         """Names the model of the next order, so that devices fetch it while their edge server is busy.
 
-        Not where only some of them took part in the last round: the others might fetch it for nothing.
+        Not if only some of them took part in the last round: the others would fetch it without need.
         """
         if self._round.size < len(self.devices):
             return
@@ -165,7 +165,7 @@ class DeviceService:
         self._over = True
         await self._changed.notify()
         deadline = self._now() + seconds
-        while set(self.connected()) - self._informed and self._now() < deadline:
+        while set(self.list_connected()) - self._informed and self._now() < deadline:
             await self._changed.wait(_LOOK_SECONDS)
 
     async def _collect(

@@ -101,7 +101,7 @@ class EdgeServer:
     async def newest(self, caller: Identity, request: NewestRequest) -> NewestAnswer:
         """Returns where this server is, and the newest state of a coordinator it has seen."""
         del caller, request
-        connected = tuple(self._devices.connected())
+        connected = tuple(self._devices.list_connected())
         return NewestAnswer(self.state.position, self.training.newest_state, connected)
 
     async def adopt_end(self, number: int) -> None:

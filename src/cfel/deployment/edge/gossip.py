@@ -6,7 +6,6 @@
 The coordinator makes the weights from who has whose model (`coordinator.partial_mixing`).
 """
 
-import math
 from collections.abc import Mapping
 from dataclasses import replace
 
@@ -27,18 +26,15 @@ from cfel.deployment.protocol.coordinator_requests import (
 )
 from cfel.deployment.protocol.peer_requests import PeerModelAnswer, PeerModelRequest
 from cfel.deployment.security.identity import Identity
-from cfel.errors import RejectedError
+from cfel.errors import InputError, RejectedError
 from cfel.learning.evaluate import evaluate
 from cfel.learning.local.workspace import Workspace
 from cfel.learning.models.flat import FlatModel
 from cfel.learning.roles import weighted_model
 from cfel.rounds.edge_models import mean_model
 from cfel.rounds.parameters import SimulationParameters
+from cfel.system import check_gossip_step
 from cfel.world import World
-
-_TOLERANCE = 1e-6
-# Honest weights lie between 0 and 1; this only keeps absurd ones away.
-_LARGEST_WEIGHT = 10.0
 
 
 class EdgeGossip:
@@ -85,7 +81,7 @@ class EdgeGossip:
         if state.gossip is not None and state.has_mixed(at):
             return FetchAnswer(state.position, (), state.gossip.rows)
         if at < state.position:
-            return FetchAnswer(state.position, (), None)  # a late copy: it has gone on since
+            return FetchAnswer(state.position, (), None)  # a late copy of the command: this step is over
         self._progress.phase = "gossip"
         wanted = [j for j in self._progress.partners if j in command.present]
         models = await self._neighbours.fetch(command.term, at, wanted, state.model)
@@ -95,7 +91,7 @@ class EdgeGossip:
         """Averages its model with others', or returns the stored answer if it has done so."""
         await self._progress.admit(caller, command)
         at = command.position
-        weights = self._own_weights(command.rows)
+        weights = self._check_rows(command.rows)
         fetched: dict[int, FlatModel] = {}
         if not self._progress.state.has_mixed(at):
             wanted = [j for j in weights if j != self._number]
@@ -121,14 +117,24 @@ class EdgeGossip:
             self._neighbours.forget()
         return answer
 
-    def _own_weights(self, rows: MixingRows) -> dict[int, float]:
-        clusters = self._world.setting.fleet.clusters
+    def _check_rows(self, rows: MixingRows) -> dict[int, float]:
+        """This edge server's weights, by edge server; those of 0 are left out.
+
+        Raises:
+            RejectedError: the matrix is no gossip step on this backhaul.
+        """
+        clusters, backhaul = self._world.setting.fleet.clusters, self._world.setting.backhaul
+        everybody = self._world.setting.scheme.gossip.reach == "everybody"
+        graph = None if everybody else backhaul.graph
         if len(rows) != clusters or any(len(row) != clusters for row in rows):
             raise RejectedError(f"rows: must be {clusters} rows of {clusters} weights")
-        own = rows[self._number]
-        if abs(math.fsum(own) - 1) > _TOLERANCE or max(map(abs, own)) > _LARGEST_WEIGHT:
-            raise RejectedError(f"rows[{self._number}]: must be weights that sum to 1")
-        return {j: weight for j, weight in enumerate(own) if weight}
+        # The whole matrix, not only this edge server's row: one row alone cannot show that the step keeps the
+        # mean of all models.
+        try:
+            check_gossip_step(rows, backhaul.target, graph)
+        except InputError as error:
+            raise RejectedError(f"rows: {error}") from error
+        return {j: weight for j, weight in enumerate(rows[self._number]) if weight}
 
     def _average(
         self, models: Mapping[int, FlatModel], weights: Mapping[int, float], command: MixCommand

@@ -1,7 +1,7 @@
 """Models of other edge servers: fetched for a gossip step, and kept until it is over.
 
 A model that has another size, is not finite or is absurd is not taken. Its sender is then left out of this
-gossip step (`coordinator.partial_mixing`), and the others go on without it.
+gossip step (`coordinator.partial_mixing`), and the others continue without it.
 """
 
 import asyncio

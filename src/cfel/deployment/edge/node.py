@@ -1,4 +1,10 @@
-"""All parts of an edge server: its devices, its part in the election, the coordinator's role, its monitor."""
+"""An edge server as a whole: builds its parts, connects them, and runs them until the experiment is over.
+
+The parts are its devices (`device_service`), what it does on commands (`edge_server`), its part in the
+election (`election.member`), the coordinator's role while it leads (`coordinator.role`) and its view of the
+others (`peer_monitor`). It decides nothing by itself, and knows neither sockets nor certificates:
+`deployment.node` connects it to the network.
+"""
 
 import asyncio
 import logging
@@ -37,8 +43,8 @@ _DEVICE_END_SECONDS = 5.0
 _LEAST_INTERVAL_SECONDS = 1.0
 _LINGER_LOOK_SECONDS = 0.1
 
-Companion = Callable[[Callable[[], Status]], Coroutine[None, None, None]]
-"""Runs beside an edge server and may look at its snapshot: the dashboard."""
+ServeStatus = Callable[[Callable[[], Status]], Coroutine[None, None, None]]
+"""Serves an edge server's snapshots while it runs: the dashboard."""
 
 
 class EdgeNode:
@@ -68,55 +74,23 @@ class EdgeNode:
         calls: Calls,
         validity: Validity | None = None,
     ) -> None:
-        self._validity = validity
+        self._world, self._deployment, self._validity = world, deployment, validity
         self.identity = Identity("edge", number)
         self.endpoints: dict[type[AnyRequest], Endpoint] = {}
         self.rejections: dict[str, int] = {}
-        self._world = world
-        simulation = choose_accounting(simulation, deployment)
+        self._last_status: Status | None = None
         self._limits = describe_limits(world.setting.scheme, deployment)
         if self._limits:
             _LOG.warning("%s", self._limits)
-        self._shown: Status | None = None
-        self._release_seconds = 2 * deployment.gossip_seconds
-        self._linger_seconds = deployment.linger_seconds
-        self._compute = ComputeThread()
-        self._disk = DiskHealth(time.monotonic)
-        others = [i for i in range(world.setting.fleet.clusters) if i != number]
-        interval_seconds = max(_LEAST_INTERVAL_SECONDS, 2 * deployment.election_seconds)
-        self._contacts = PeerContacts(others, interval_seconds, time.monotonic)
-        calls = WatchedCalls(calls, self._contacts)
-        everywhere = LocalCalls(self.identity, calls, self.endpoints)
-        models = EncodedModels()
-
-        def is_gone(other: int) -> bool:
-            return self._contacts.is_gone(other, deployment.gone_seconds)
-
+        simulation, models = choose_accounting(simulation, deployment), EncodedModels()
+        self._compute, self._disk = ComputeThread(), DiskHealth(time.monotonic)
         self._faults = PeerFaults(time.monotonic)
-        self.devices = DeviceService(
-            tuple(np.flatnonzero(world.setting.fleet.cluster == number).tolist()),
-            world.start,
-            deployment,
-            self._compute,
-            time.monotonic,
-            len(world.training.local.kept_energy_at),
-            models,
-        )
-        self.server = EdgeServer(
-            world,
-            simulation,
-            number,
-            directory,
-            self.devices,
-            everywhere,
-            self._compute,
-            DiskWrites(self._compute, self._disk),
-            models,
-            deployment.gossip_seconds,
-            self._faults,
-            Leadership(self._find_leader, 2 * deployment.election_seconds, self._on_command_fault),
-            is_gone,
-        )
+        self._contacts = self._make_contacts()
+        calls = WatchedCalls(calls, self._contacts)
+        # The coordinator calls its own edge server like any other, only without the network.
+        everywhere = LocalCalls(self.identity, calls, self.endpoints)
+        self.devices = self._make_device_service(models)
+        self.server = self._make_server(simulation, directory, everywhere, models)
         self._role = CoordinatorRole(
             self.server,
             everywhere,
@@ -126,18 +100,9 @@ class EdgeNode:
             simulation,
             deployment,
             self.on_rejection,
-            is_gone,
+            self._is_gone,
         )
-        self.member = Member(
-            number,
-            world.setting.fleet.clusters,
-            deployment.election_seconds,
-            directory / "vote.json",
-            calls,
-            self._on_leader,
-            self._on_vote_fault,
-            self._disk,
-        )
+        self.member = self._make_member(directory, calls)
         self.monitor = PeerMonitor(
             self.server, self.devices, self.member, calls, self._contacts, time.monotonic
         )
@@ -146,25 +111,78 @@ class EdgeNode:
                 self._offer(endpoint)
         self._offer(serve(StatusRequest, self._status))
 
+    def _make_contacts(self) -> PeerContacts:
+        others = [i for i in range(self._world.setting.fleet.clusters) if i != self.identity.number]
+        interval_seconds = max(_LEAST_INTERVAL_SECONDS, 2 * self._deployment.election_seconds)
+        return PeerContacts(others, interval_seconds, time.monotonic)
+
+    def _make_device_service(self, models: EncodedModels) -> DeviceService:
+        own = np.flatnonzero(self._world.setting.fleet.cluster == self.identity.number)
+        return DeviceService(
+            tuple(own.tolist()),
+            self._world.start,
+            self._deployment,
+            self._compute,
+            time.monotonic,
+            len(self._world.training.local.kept_energy_at),
+            models,
+        )
+
+    def _make_server(
+        self, simulation: SimulationParameters, directory: Path, calls: Calls, models: EncodedModels
+    ) -> EdgeServer:
+        # A command may arrive before the first heartbeat of a new leader does.
+        wait_seconds = 2 * self._deployment.election_seconds
+        return EdgeServer(
+            self._world,
+            simulation,
+            self.identity.number,
+            directory,
+            self.devices,
+            calls,
+            self._compute,
+            DiskWrites(self._compute, self._disk),
+            models,
+            self._deployment.gossip_seconds,
+            self._faults,
+            Leadership(self._find_leader, wait_seconds, self._on_command_fault),
+            self._is_gone,
+        )
+
+    def _make_member(self, directory: Path, calls: Calls) -> Member:
+        return Member(
+            self.identity.number,
+            self._world.setting.fleet.clusters,
+            self._deployment.election_seconds,
+            directory / "vote.json",
+            calls,
+            self._on_leader,
+            self._on_vote_fault,
+            self._disk,
+        )
+
+    def _is_gone(self, other: int) -> bool:
+        return self._contacts.is_gone(other, self._deployment.gone_seconds)
+
     def _offer(self, endpoint: Endpoint) -> None:
         self.endpoints[endpoint.request] = self._contacts.watch_endpoint(endpoint)
 
-    async def run(self, companion: Companion | None = None) -> None:
+    async def run(self, serve_status: ServeStatus | None = None) -> None:
         """Takes part until the experiment is over."""
         log = self.server.log
         try:
             async with asyncio.TaskGroup() as group:
                 beside = [group.create_task(self.member.run()), group.create_task(self.monitor.run())]
-                if companion is not None:
-                    beside.append(group.create_task(companion(self.look)))
+                if serve_status is not None:
+                    beside.append(group.create_task(serve_status(self.take_snapshot)))
                 await log.finished.wait()
                 await self.devices.finish(_DEVICE_END_SECONDS)
                 # The coordinator needs its vote until all edge servers know of the end.
                 await self._role.wait_for_end()
-                await _wait_at_most(self._release_seconds, "not released", log.released.wait())
+                await _wait_at_most(2 * self._deployment.gossip_seconds, "not released", log.released.wait())
                 if log.awaited:
                     missing = f"edge servers {list(log.awaited)} do not know of the end"
-                    await _wait_at_most(self._linger_seconds, missing, self._wait_for_awaited())
+                    await _wait_at_most(self._deployment.linger_seconds, missing, self._wait_for_awaited())
                 for task in beside:
                     task.cancel()
         finally:
@@ -177,8 +195,8 @@ class EdgeNode:
         while not self.monitor.over.issuperset(self.server.log.awaited):
             await asyncio.sleep(_LINGER_LOOK_SECONDS)
 
-    def look(self) -> Status:
-        """What it shows of itself."""
+    def take_snapshot(self) -> Status:
+        """Its present state, for `cfel status` and the dashboard."""
         expiry = "" if self._validity is None else self._validity.describe()
         parts = (
             self._disk.problem,
@@ -198,9 +216,9 @@ class EdgeNode:
             self._validity,
         )
         now = snapshot(self._world, self.server, self.member, others, self.rejections)
-        if self._shown is None or replace(self._shown, unix_seconds=0.0) != now:
-            self._shown = replace(now, unix_seconds=time.time())
-        return self._shown
+        if self._last_status is None or replace(self._last_status, unix_seconds=0.0) != now:
+            self._last_status = replace(now, unix_seconds=time.time())
+        return self._last_status
 
     def on_rejection(self, caller: Identity | None, method: str, reason: str) -> None:
         """Counts a call that was rejected."""
@@ -222,7 +240,7 @@ class EdgeNode:
 
     async def _status(self, caller: Identity, request: StatusRequest) -> StatusAnswer:
         del caller, request
-        return StatusAnswer(self.look(), self.server.state.position, self.member.state.role.value)
+        return StatusAnswer(self.take_snapshot(), self.server.state.position, self.member.state.role.value)
 
 
 async def _wait_at_most(seconds: float, otherwise: str, what: Coroutine[None, None, Any]) -> None:

@@ -1,6 +1,6 @@
 """What other edge servers did wrong: invalid models, commands and votes that they may not send.
 
-An edge server goes on without what was wrong; this is how an operator learns of it. Who is merely silent is
+An edge server continues without what was wrong; an operator learns of it here. Who is merely silent is
 not listed here, see `peer_monitor`.
 """
 

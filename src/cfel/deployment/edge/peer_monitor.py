@@ -25,11 +25,11 @@ _LOG = logging.getLogger(__name__)
 _ALIVE, _LOST = 2.5, 5.0
 # how long one must be silent at least until the others continue without it,
 _LEAST_GONE = 2.0
-# how long without a command until an edge server believes that the others have finished,
+# how long without a command until an edge server assumes that the others have finished,
 _IDLE = 4.0
 # and how long a federation may be without a coordinator or a device before that is reported.
-_VACANT = 5.0
-_NO_COORDINATOR = "no coordinator: a majority is in touch, but nobody has been elected"
+_ABSENCE = 5.0
+_NO_COORDINATOR = "no coordinator: a majority is in touch, but none has been elected"
 _NO_DEVICE = "no device: none is in touch; nothing is lost, the run continues when one is there"
 _ABSENT = ("absent", "lost", "quarantined")
 
@@ -45,19 +45,19 @@ class PeerContacts:
 
     def __init__(self, others: Iterable[int], interval_seconds: float, now: Callable[[], float]) -> None:
         self.interval_seconds, self._now = interval_seconds, now
-        self._began = now()
-        self._heard: dict[int, float | None] = dict.fromkeys(others)
+        self._started_at = now()
+        self._heard_at: dict[int, float | None] = dict.fromkeys(others)
 
     def note(self, node: Identity) -> None:
         """Notes a sign of life."""
-        if node.role == "edge" and node.number in self._heard:
-            self._heard[node.number] = self._now()
+        if node.role == "edge" and node.number in self._heard_at:
+            self._heard_at[node.number] = self._now()
 
     def state(self, number: int) -> str:
         """One of `cfel.status.EDGE_STATES`; suspect, too, until it is heard of for the first time."""
-        if number not in self._heard:
+        if number not in self._heard_at:
             return "alive"
-        at = self._heard[number]
+        at = self._heard_at[number]
         silence = self._silence(number) / self.interval_seconds
         if silence > _LOST:
             return "lost"
@@ -65,18 +65,18 @@ class PeerContacts:
 
     def is_gone(self, number: int, gone_seconds: float) -> bool:
         """Whether the others should continue without an edge server."""
-        if number not in self._heard:
+        if number not in self._heard_at:
             return False
         # One that was asked only twice since it was last heard of may just have been slow.
         return self._silence(number) > max(gone_seconds, _LEAST_GONE * self.interval_seconds)
 
     def _silence(self, number: int) -> float:
-        at = self._heard[number]
-        return self._now() - (self._began if at is None else at)
+        at = self._heard_at[number]
+        return self._now() - (self._started_at if at is None else at)
 
-    def lost(self) -> list[int]:
+    def find_lost(self) -> list[int]:
         """Edge servers that have been silent for long."""
-        return [number for number in self._heard if self.state(number) == "lost"]
+        return [number for number in self._heard_at if self.state(number) == "lost"]
 
     def watch_endpoint(self, endpoint: Endpoint) -> Endpoint:
         """An endpoint where each call is a sign of life of its caller."""
@@ -137,11 +137,11 @@ class PeerMonitor:
         self._others = member.state.electorate.others
         self._devices: dict[int, Mapping[int, str]] = {}
         self._rejections: dict[int, str] = {}
-        vacant_seconds = _VACANT * contacts.interval_seconds
-        self._no_coordinator = Absence(vacant_seconds, _NO_COORDINATOR, now)
-        self._no_device = Absence(vacant_seconds, _NO_DEVICE, now)
+        absence_seconds = _ABSENCE * contacts.interval_seconds
+        self._no_coordinator = Absence(absence_seconds, _NO_COORDINATOR, now)
+        self._no_device = Absence(absence_seconds, _NO_DEVICE, now)
         self._stall = Stall(now)
-        self._led_at = now()
+        self._last_led_at = now()
         self.versions: dict[int, str] = {}
         self.problem = ""
         self.over: set[int] = set()
@@ -172,19 +172,19 @@ class PeerMonitor:
     def find_in_touch(self) -> InTouch:
         """Which edge servers are in touch."""
         majority = self._member.state.electorate.majority
-        return InTouch(len(self._others) + 1, majority, tuple(self._contacts.lost()))
+        return InTouch(len(self._others) + 1, majority, tuple(self._contacts.find_lost()))
 
     async def run(self) -> None:
-        """Looks at the others again and again, until cancelled."""
+        """Checks the others at every interval, until cancelled."""
         while True:
-            await self.look()
+            await self.check()
             await asyncio.sleep(self._contacts.interval_seconds)
 
-    async def look(self) -> None:
+    async def check(self) -> None:
         """Asks all others once, and updates `problem`."""
         if self._member.state.leader is not None:
-            self._led_at = self._now()
-        finished = [number for number in await self._greet_all() if self._may_end(number)]
+            self._last_led_at = self._now()
+        finished = [number for number in await self._check_peers() if self._may_end(number)]
         silence = self._now() - self._server.progress.commanded_at
         idle = silence > _IDLE * self._contacts.interval_seconds
         if finished and idle and not self._server.log.finished.is_set():
@@ -192,23 +192,23 @@ class PeerMonitor:
         self._update_problem()
 
     def _may_end(self, number: int) -> bool:
-        """Whether to believe an edge server that the experiment is over.
+        """Whether the experiment is over, as an edge server claims.
 
         While another one leads, it is not: the coordinator is the first to know of the end, and the last to
         leave. That keeps a single edge server from ending the run of all.
         """
         if number not in self.over:
             return False
-        unled = self._now() - self._led_at > _IDLE * self._contacts.interval_seconds
-        return unled or self._member.state.leader == number
+        without_leader = self._now() - self._last_led_at > _IDLE * self._contacts.interval_seconds
+        return without_leader or self._member.state.leader == number
 
-    async def _greet_all(self) -> list[int]:
-        """Those that answered."""
+    async def _check_peers(self) -> list[int]:
+        """Asks all others for a sign of life; returns those that gave one."""
         request = HelloRequest(self._server.log.finished.is_set())
-        answers = await asyncio.gather(*(self._greet(number, request) for number in self._others))
+        answers = await asyncio.gather(*(self._check_peer(number, request) for number in self._others))
         return [number for number, there in zip(self._others, answers, strict=True) if there]
 
-    async def _greet(self, number: int, request: HelloRequest) -> bool:
+    async def _check_peer(self, number: int, request: HelloRequest) -> bool:
         seconds = self._contacts.interval_seconds
         try:
             answer = await self._calls.call(Identity("edge", number), request, seconds)
@@ -232,23 +232,23 @@ class PeerMonitor:
         except DeploymentError as error:
             _LOG.warning("the experiment is over, but edge server %d could not say how: %s", number, error)
             return
-        await self._greet_all()
+        await self._check_peers()
 
     def _update_problem(self) -> None:
         problem = "" if self._server.log.finished.is_set() else self._find_problem()
         if problem.startswith(NO_MAJORITY) and not self.problem.startswith(NO_MAJORITY):
             self._member.add_no_majority_event()
         if problem != self.problem:
-            _LOG.warning("%s", problem or "all is well again")
+            _LOG.warning("%s", problem or "no problem is left")
         self.problem = problem
 
     def _find_problem(self) -> str:
         in_touch = self.find_in_touch()
         is_led = self._member.state.leader is not None
-        is_staffed = any(state not in _ABSENT for state in self.devices().values())
+        has_device = any(state not in _ABSENT for state in self.devices().values())
         # All are asked each time, as they keep track of time.
         no_coordinator = self._no_coordinator.describe(is_there=is_led)
-        no_device = self._no_device.describe(is_there=is_staffed)
+        no_device = self._no_device.describe(is_there=has_device)
         stall = self._find_stall()
         if not in_touch.has_majority:
             causes = [in_touch.describe()]
@@ -262,7 +262,7 @@ class PeerMonitor:
         doing = f"waits for edge-{leader}, the coordinator" if phase == "waiting" else phase
         if leader == self._member.state.electorate.member and phase == "waiting":
             doing = "the coordinator, which is here, waits for other nodes"
-        devices = self._own_devices.waited_for() or [
+        devices = self._own_devices.list_awaited() or [
             n for n, state in self._own_devices.states().items() if state == "lost"
         ]
         words = f"round {position[0] + 1}.{position[1] + 1}, {doing}"

@@ -1,4 +1,4 @@
-"""What an edge server shows of itself: a `Status` for `cfel status` and the dashboard.
+"""The snapshot of an edge server: a `Status` for `cfel status` and the dashboard.
 
 It knows what its own devices are doing; of the others, what their edge servers last reported.
 """

@@ -123,7 +123,7 @@ class EdgeTraining:
                 _LOG.error("the updates of %s do not add up to finite numbers", sorted(answers.values))
                 model, answers = state.model, replace(answers, values={}, measured={})
             results = self._list_results(orders, plan, answers)
-            answer = PlanAnswer(results, tuple(self._devices.plannable()), answers.seconds)
+            answer = PlanAnswer(results, tuple(self._devices.list_plannable()), answers.seconds)
             await self._progress.advance(_after_edge_round(state, at, coordinator_state, model, answer))
             return answer
 

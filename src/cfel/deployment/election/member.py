@@ -100,9 +100,9 @@ class Member:
         """The methods that other members may call."""
         return [serve(ElectionRequest, self.receive)]
 
-    def leads(self) -> bool:
+    def is_leading(self) -> bool:
         """Whether this member may act as coordinator now."""
-        return rules.leads(self.state, _now())
+        return rules.is_leading(self.state, _now())
 
     def resign(self, term: int, rest_seconds: float) -> None:
         """Steps down as leader of `term`, if it still is, and asks for no votes for a while."""
@@ -115,7 +115,7 @@ class Member:
         waits = wait_longer()
         while True:
             self._woken.clear()
-            wait = max(0.0, rules.wakes_at(self.state) - _now())
+            wait = max(0.0, rules.next_tick_at(self.state) - _now())
             try:
                 async with asyncio.timeout(wait):
                     await self._woken.wait()

@@ -10,8 +10,8 @@ order. Only leadership is voted on. There is no replicated log, so votes do not 
 Safe on any network: a term has at most one leader, because each member votes once per term, stores its vote
 on disk, and two majorities share a member. Stable: a member that restarts or was cut off asks with
 preliminary requests first, and others deny them while they hear their leader. If clocks run at the same rate
-within the gap between `contact_seconds` and the lower timeout, `leads` is true for at most one member at a
-time.
+within the gap between `contact_seconds` and the lower timeout, `is_leading` holds for at most one member
+at a time.
 """
 
 from dataclasses import replace
@@ -86,14 +86,14 @@ def step(
     return after, (*_list_changes(state, after), *sends)
 
 
-def wakes_at(state: ElectionState) -> float:
+def next_tick_at(state: ElectionState) -> float:
     """When the next tick is due."""
     if state.role is not Role.LEADER:
         return state.deadline
     return min(state.deadline, lease_end(state))
 
 
-def leads(state: ElectionState, now: float) -> bool:
+def is_leading(state: ElectionState, now: float) -> bool:
     """Whether this member may act as leader now: it was elected, and a majority answered it recently.
 
     Ask before every action: a process that was suspended for a while still has the role, but may not act.
@@ -181,7 +181,7 @@ def _become_candidate(state: ElectionState, now: float, draw: float) -> Transiti
 
 
 def _become_leader(state: ElectionState, now: float) -> Transition:
-    # Nobody has answered yet, so `leads` stays false until a majority answers a heartbeat.
+    # Nobody has answered yet, so `is_leading` stays false until a majority answers a heartbeat.
     nobody = (float("-inf"),) * len(state.electorate.members)
     elected = replace(
         state, role=Role.LEADER, leader=state.electorate.member, asked_at=now, heard_at=now, answered=nobody

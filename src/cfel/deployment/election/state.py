@@ -196,7 +196,7 @@ ElectionMessage = VoteRequest | VoteReply | Heartbeat | HeartbeatReply
 
 @dataclass(frozen=True, slots=True)
 class Tick:
-    """Time has passed; due at `rules.wakes_at`, harmless at any other time."""
+    """Time has passed; due at `rules.next_tick_at`, harmless at any other time."""
 
 
 @dataclass(frozen=True, slots=True)

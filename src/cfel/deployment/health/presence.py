@@ -58,7 +58,7 @@ class DevicePresence:
             self._open[device] -= 1
             self._left_at[device] = self._now()
 
-    def connected(self) -> list[int]:
+    def list_connected(self) -> list[int]:
         """Devices with an open request."""
         return [device for device, count in self._open.items() if count]
 

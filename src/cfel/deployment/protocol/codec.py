@@ -25,7 +25,6 @@ _LARGEST = sys.float_info.max
 # A NaN fails every comparison, so these bounds also reject what is not finite.
 Count = Annotated[int, msgspec.Meta(ge=0, le=MOST_WHOLE)]
 Positive = Annotated[int, msgspec.Meta(ge=1, le=MOST_WHOLE)]
-Finite = Annotated[float, msgspec.Meta(ge=-_LARGEST, le=_LARGEST)]
 Amount = Annotated[float, msgspec.Meta(ge=0, le=_LARGEST)]
 Share = Annotated[float, msgspec.Meta(ge=0, le=1)]
 Version = Annotated[str, msgspec.Meta(max_length=40)]
@@ -58,7 +57,7 @@ def decode(content: bytes, kind: type[Value], body: Body = NO_BODY) -> Value:
     try:
         return msgspec.msgpack.decode(content, type=kind, dec_hook=partial(_decode_special, body))
     except msgspec.ValidationError as error:
-        # Values can be as long as the message; nobody wants to read that much in a log.
+        # Values can be as long as the message; a log line must stay short.
         raise RejectedError(shorten(_describe(error, content), _MAX_REASON)) from error
     except (msgspec.DecodeError, UnicodeDecodeError, RecursionError) as error:
         raise RejectedError(f"not MessagePack: {error}") from error
@@ -126,7 +125,7 @@ def _describe(error: msgspec.ValidationError, content: bytes) -> str:
 
 def _look_up(value: Any, path: str) -> Any:  # noqa: ANN401 — any decoded value
     """The value at a path as `.state.finished[2].work[0]`, or as far as it can be followed."""
-    # `[...]` stands for a value of a dictionary whose key is not told.
+    # `[...]` stands for a value of a dictionary whose key is not known.
     for name, place in re.findall(r"\.(\w+)|\[(\d+)\]", path.split("[...]")[0]):
         try:
             value = value[name or int(place)]

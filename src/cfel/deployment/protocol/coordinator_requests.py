@@ -7,12 +7,12 @@ import msgspec
 from cfel.deployment.coordinator.control_state import CoordinatorState
 from cfel.deployment.positions import Position
 from cfel.deployment.protocol.calls import Answer, Request
-from cfel.deployment.protocol.codec import Amount, Count, Digest, Finite, Share
+from cfel.deployment.protocol.codec import Amount, Count, Digest, Share
 from cfel.deployment.protocol.device_requests import Confirmation, MeasurementReport
 from cfel.learning.local.estimates import Estimates, check_estimates
 from cfel.runlog import PlanTable, RoundRecord
 
-MixingRows = tuple[tuple[Finite, ...], ...]
+MixingRows = tuple[tuple[Share, ...], ...]
 """The mixing matrix of a gossip step, row by row."""
 
 

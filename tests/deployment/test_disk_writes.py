@@ -116,10 +116,10 @@ def test_full_disks_stop_a_federation_for_a_while_and_change_nothing(
             disk.below = {tmp_path / str(Identity("edge", 0))}
             disk.failed = 0
             await until("the edge server tries again", lambda: disk.failed >= 10)
-            shown.append(federation.edges[0].look().problem)
+            shown.append(federation.edges[0].take_snapshot().problem)
             disk.below = set()
             await federation.finished()
-            shown.append(federation.edges[0].look().problem)
+            shown.append(federation.edges[0].take_snapshot().problem)
             return timeless(federation.records())
 
     with caplog.at_level(logging.WARNING):

@@ -14,6 +14,7 @@ from cfel.report import load_runs, summarise, write_report, write_summary
 from cfel.rounds.parameters import SimulationParameters
 from cfel.runlog import RoundRecord
 from cfel.scaleout import connect_cluster, ray_executor
+from cfel.scheme_names import parse_variants
 from cfel.simulation import Executor, PoolExecutor, Watch, run_in_directory
 from cfel.world import World
 
@@ -61,7 +62,8 @@ def compare(
 
     Args:
         experiment: everything except scheme and seed.
-        schemes: their names; gains are computed if "cef" is among them.
+        schemes: their names, also with variants ("hcef+edge_gossip"); gains are computed if "cef" is among
+            them.
         seeds: one run per scheme and seed.
         out: receives `<scheme>/seed-<n>/`, `summary.json` and `report.html`.
         options: how to execute the runs.
@@ -77,17 +79,13 @@ def compare(
         raise InputError("compare: give at least one scheme and one seed")
     # Build all of them before the first one runs: a misspelt scheme should fail now, not hours later.
     experiments = [
-        replace(experiment, seed=seed, scheme=replace(experiment.scheme, name=name))
+        (name, replace(experiment, seed=seed, scheme=replace(experiment.scheme, **parse_variants(name))))
         for name in dict.fromkeys(schemes)
         for seed in dict.fromkeys(seeds)
     ]
     runs = [
-        PlacedRun(
-            f"{one.scheme.name} (seed {one.seed})",
-            one,
-            out / scheme_folder(one.scheme.name) / f"seed-{one.seed}",
-        )
-        for one in experiments
+        PlacedRun(f"{name} (seed {one.seed})", one, out / scheme_folder(name) / f"seed-{one.seed}")
+        for name, one in experiments
     ]
     run_all(runs, out, options)
     aim = experiment.rounds.target if target is None else target

@@ -2,6 +2,7 @@
 
 `[scheme]` has a key for each. They separate what a scheme brings from what these ingredients bring by
 themselves: CEF with slower clocks, or HCEF with gossip after every edge round. HCEF+ has its own switches.
+How variants are named is in `cfel.scheme_names`.
 """
 
 from dataclasses import replace

@@ -5,6 +5,7 @@ directory names are only for people: scheme, seed and target come from each `exp
 """
 
 import tomllib
+from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -14,6 +15,7 @@ from cfel.durable import read_bytes, translate_parse_errors
 from cfel.errors import InputError, RunDirectoryError, StorageError
 from cfel.runlog import Environment, FleetDescription, RoundRecord, RunDirectory, holds_run
 from cfel.runlog.json_text import parse_json
+from cfel.scheme_names import name_variants
 from cfel.wording import show
 
 _ORDER = ("hcef-plus", "hcef", "cef", "cef-c", "cef-f", "mll-sgd")
@@ -61,7 +63,7 @@ def load_run(path: Path) -> Run:
     return Run(
         directory=directory,
         name=_read_text(path, "name", experiment.get("name", path.name)),
-        scheme=_read_text(path, "scheme.name", _read_table(experiment, "scheme").get("name", "scheme")),
+        scheme=_read_scheme(path, _read_table(experiment, "scheme")),
         seed=_read_seed(path, experiment.get("seed", 0)),
         target=_read_target(target),
         records=directory.records(),
@@ -143,6 +145,11 @@ def _read_table(experiment: dict[str, Any], name: str) -> dict[str, Any]:
 def _read_text(path: Path, field: str, value: object) -> str:
     with translate_parse_errors(path / "experiment.toml"):
         return validation.check_text(field, value)
+
+
+def _read_scheme(path: Path, table: Mapping[str, Any]) -> str:
+    """The name of the scheme and of its variants: runs of the same scheme with other variants are others."""
+    return name_variants({**table, "name": _read_text(path, "scheme.name", table.get("name", "scheme"))})
 
 
 def _read_seed(path: Path, seed: object) -> int:

@@ -11,10 +11,10 @@ from pathlib import Path
 
 import cfel
 from cfel.api.runs import scheme_folder
-from cfel.control import SCHEMES
 from cfel.errors import InputError
 from cfel.experiment import Experiment, load_experiment
 from cfel.plugins import ANY_CODE
+from cfel.scheme_names import parse_variants
 
 DATASETS = ("cifar10", "femnist")
 CLASSES = {"cifar10": 10, "femnist": 62}
@@ -25,6 +25,8 @@ PAPER_PERIOD = 5
 """The paper's value of both q and τ, where they are not swept."""
 
 _ORDER = ("cef", "hcef", "hcef_plus", "cef_f", "mll_sgd", "cef_c")
+# What HCEF+ adds to HCEF, one ingredient at a time: gossip in every edge round, slower clocks.
+_INGREDIENTS = ("p_fedavg", "cef+slow_clocks", "hcef+edge_gossip")
 _BUDGETED = ("hcef", "hcef_plus", "cef_f", "cef_c")
 _SHARED_FILES = {"accuracy": "table1", "rates": "table1"}
 
@@ -114,10 +116,15 @@ class ReproductionRequest:
         return Sweep(sweep.key, (sweep.values[0], sweep.values[-1]), sweep.axis)
 
     def select_schemes(self) -> tuple[str, ...]:
-        """The schemes to run; by default the paper's five and HCEF+, and only HCEF for σ² and G²."""
+        """The schemes to run; by default the paper's five and HCEF+, and only HCEF for σ² and G².
+
+        Table 1 also has schemes with single ingredients of HCEF+.
+        """
         if self.schemes is not None:
             return tuple(dict.fromkeys(self.schemes))
-        return ("hcef",) if self.item == "estimates" else tuple(name for name in _ORDER if name in SCHEMES)
+        if self.item == "estimates":
+            return ("hcef",)
+        return (*_ORDER, *_INGREDIENTS) if self.item == "table1" else _ORDER
 
     def select_seeds(self) -> tuple[int, ...]:
         """The seeds to run; by default three where a table shows intervals and runs are short, else one."""
@@ -181,7 +188,7 @@ def _plan_run(
     request: ReproductionRequest, value: float | None, scheme: str, seed: int, rate: float | None
 ) -> PlannedRun:
     changes = [
-        f"scheme.name={json.dumps(scheme)}",
+        *(f"scheme.{key}={json.dumps(value)}" for key, value in parse_variants(scheme).items()),
         f"seed={seed}",
         f"rounds.stop={_choose_stop(request, scheme)}",
     ]
@@ -198,7 +205,7 @@ def _plan_run(
 
 def _choose_stop(request: ReproductionRequest, scheme: str) -> str:
     """Schemes that plan with budgets stop at them, the others after φ rounds."""
-    return request.stop or ("budget" if scheme in _BUDGETED else "rounds")
+    return request.stop or ("budget" if parse_variants(scheme)["name"] in _BUDGETED else "rounds")
 
 
 def _list_sweep_changes(request: ReproductionRequest, value: float) -> list[str]:

@@ -1,0 +1,32 @@
+"""Names of schemes with variants: read, written, and rejected when there is no such variant."""
+
+import pytest
+
+from cfel.errors import InputError
+from cfel.scheme_names import name_variants, parse_variants
+
+
+@pytest.mark.parametrize(
+    ("text", "fields"),
+    [
+        ("cef", {"name": "cef"}),
+        ("cef+slow_clocks", {"name": "cef", "slow_clocks": True}),
+        ("hcef+whole_steps+edge_gossip", {"name": "hcef", "steps": "whole", "gossip": "edge_round"}),
+        ("module:function+edge_gossip", {"name": "module:function", "gossip": "edge_round"}),
+    ],
+)
+def test_names_stand_for_keys_and_back(text: str, fields: dict[str, object]) -> None:
+    assert parse_variants(text) == fields
+    assert name_variants(fields) == text
+
+
+def test_defaults_have_no_name() -> None:
+    table = {"name": "hcef", "steps": "local", "gossip": "scheme", "slow_clocks": False}
+    assert name_variants(table) == "hcef"
+
+
+def test_an_unknown_variant_is_named() -> None:
+    with pytest.raises(
+        InputError, match=r"scheme 'hcef\+slow_clock': variant: unknown 'slow_clock'"
+    ):
+        parse_variants("hcef+slow_clock")

@@ -42,6 +42,7 @@ bench: $(READY)           ## measure the solver, the simulation, the Ray engine 
 	$(BIN)/cfel bench simulation
 	$(BIN)/cfel bench scaleout
 	$(BIN)/cfel bench deployment
+	$(BIN)/cfel bench resilience
 
 $(READY): pyproject.toml constraints.txt
 	$(PYTHON) -m venv $(VENV)

@@ -1,21 +1,30 @@
-"""The experiments of `cfel bench deployment`, with random data.
+"""The experiments of `cfel bench deployment` and `cfel bench resilience`.
 
-Data and scheme are user-defined functions in the experiment file, so that every process finds them.
+Data, models and schemes of their own are user-defined functions in the experiment file, so that every process
+finds them.
 """
 
+import math
 from collections.abc import Mapping
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
-from cfel.bench.settings import LEAF, build_pinned_scheme, make_random_data
+from torch import nn
+
+from cfel.bench.settings import ENDLESS, LEAF, build_pinned_scheme, make_random_data
 from cfel.control.scheme import Scheme, SchemeParameters
 from cfel.experiment import Experiment, parse_experiment
 from cfel.learning.data.dataset import DataSet
+from cfel.learning.models.builders import Perceptron
 from cfel.plugins import ANY_CODE
 
 LEAF_DEVICES = 8
+DEVICES, CLUSTERS = 6, 3
+"""The federation in which nodes are killed, or have a slow link."""
 _MODULE = "cfel.bench.federations"
+# With it, rounds of the small model take about 0.7 s.
+_TIME_SCALE = 0.002
 _LONG_TIMEOUTS: Mapping[str, Any] = {
     # 72 processes on two cores join slowly, and their heartbeats are late.
     "join_seconds": 300.0,
@@ -68,4 +77,47 @@ def build_small_experiment(devices: int, clusters: int, rounds: int) -> Experime
             "simulation": {"checkpoint_every": 0},
             "deployment": _LONG_TIMEOUTS,
         }
+    )
+
+
+def build_megabyte_model(input_shape: tuple[int, ...], classes: int) -> nn.Module:
+    """A perceptron of 249,985 parameters for digits, which take 1.0 MB."""
+    return Perceptron(math.prod(input_shape), classes, hidden=3333)
+
+
+def build_slow_link_experiment(rounds: int, round_seconds: float) -> Experiment:
+    """A model of 1 MB, with deadlines that a slow link can meet."""
+    return _build_faulty_experiment(
+        {
+            "rounds": {"global": rounds, "edge": 1, "local": 2},
+            "model": {"name": f"{_MODULE}:build_megabyte_model"},
+            "deployment": {"round_seconds": round_seconds, "linger_seconds": 0.0},
+        }
+    )
+
+
+def build_kill_experiment() -> Experiment:
+    """A small model and rounds of about 0.7 s without an end, with the default deadlines."""
+    return _build_faulty_experiment(
+        {
+            "rounds": {"global": ENDLESS, "edge": 1, "local": 2},
+            "simulation": {"evaluate_every": ENDLESS, "checkpoint_every": 0},
+            "deployment": {"time_scale": _TIME_SCALE},
+        }
+    )
+
+
+def _build_faulty_experiment(changes: Mapping[str, Any]) -> Experiment:
+    return parse_experiment(
+        {
+            # Without a budget, which would be computed by a dry run of all rounds.
+            "preset": "none",
+            "name": "faults",
+            "fleet": {"devices": DEVICES, "clusters": CLUSTERS},
+            "topology": {"kind": "complete"},
+            "data": {"partition": "iid"},
+            "scheme": {"name": f"{_MODULE}:build_scheme"},
+            **changes,
+        },
+        ANY_CODE,
     )

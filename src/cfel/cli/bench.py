@@ -2,21 +2,27 @@
 
 import argparse
 
-from cfel.cli import bench_deployment, bench_scaleout, bench_simulation, bench_solver
+from cfel.cli import bench_deployment, bench_resilience, bench_scaleout, bench_simulation, bench_solver
 from cfel.cli.arguments import Commands, add_command, add_json_option
 from cfel.errors import InputError
 
 EXAMPLE = """  cfel bench solver
   cfel bench simulation --quick --json
   cfel bench simulation --only small_cnn
-  cfel bench deployment --quick"""
+  cfel bench deployment --quick
+  cfel bench resilience --only coordinator"""
 BENCHES = {
     "deployment": bench_deployment.run,
+    "resilience": bench_resilience.run,
     "scaleout": bench_scaleout.run,
     "simulation": bench_simulation.run,
     "solver": bench_solver.run,
 }
-PARTS = {"deployment": bench_deployment.PARTS, "simulation": bench_simulation.SETTINGS}
+PARTS = {
+    "deployment": bench_deployment.PARTS,
+    "resilience": bench_resilience.PARTS,
+    "simulation": bench_simulation.SETTINGS,
+}
 
 
 def register(commands: Commands) -> None:
@@ -28,8 +34,8 @@ def register(commands: Commands) -> None:
         "--only",
         choices=[part for parts in PARTS.values() for part in parts],
         metavar="PART",
-        help=f"run one part only; simulation: {', '.join(PARTS['simulation'])}; deployment: "
-        f"{', '.join(PARTS['deployment'])}",
+        help="run one part only; "
+        + "; ".join(f"{name}: {', '.join(parts)}" for name, parts in sorted(PARTS.items())),
     )
     add_json_option(parser)
     parser.set_defaults(run=run)

@@ -67,12 +67,23 @@ class Processes:
 
     def pid(self, name: str) -> int:
         """The process id of a node, such as "edge-0"."""
-        (found,) = (each for each in self._processes if each.configuration.stem == name)
-        return found.process.pid or 0
+        return self._find(name).process.pid or 0
 
     def pids(self) -> list[int]:
         """The process ids of all running nodes."""
         return [each.process.pid for each in self._processes if each.process.pid and each.process.is_alive()]
+
+    def kill(self, name: str) -> None:
+        """Kills a node, which stays dead until it is started again."""
+        node = self._find(name)
+        node.over = True
+        node.process.kill()
+        node.process.join()
+
+    def start_again(self, name: str) -> None:
+        """Starts a node that was killed."""
+        node = self._find(name)
+        node.process, node.over = self._start(node.configuration), False
 
     def restart_dead(self) -> list[str]:
         """Restarts processes that have died.
@@ -122,6 +133,10 @@ class Processes:
             if each.process.exitcode is None:
                 each.process.kill()
                 each.process.join()
+
+    def _find(self, name: str) -> _NodeProcess:
+        (found,) = (each for each in self._processes if each.configuration.stem == name)
+        return found
 
     def _start(self, configuration: Path) -> BaseProcess:
         process = self._context.Process(target=_run_process, args=(configuration,), name=configuration.stem)

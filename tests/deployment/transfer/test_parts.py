@@ -78,6 +78,40 @@ def test_a_download_resumes_where_it_broke() -> None:
     assert len(set(asked)) == len(asked) - 2
 
 
+def test_parts_asked_at_once_arrive_in_order_and_none_is_asked_twice() -> None:
+    """Two are under way at any time; the next is asked for before the one before it has arrived."""
+    under_way = most_under_way = 0
+    asked: list[int] = []
+
+    async def ask(offset: int, most_bytes: int) -> Body:
+        nonlocal under_way, most_under_way
+        asked.append(offset)
+        under_way += 1
+        most_under_way = max(most_under_way, under_way)
+        await asyncio.sleep(0)
+        under_way -= 1
+        return Body.hash(CONTENT[offset : offset + most_bytes])
+
+    into = Download(NAME, len(CONTENT))
+    clock = iter(range(1000)).__next__
+    assert asyncio.run(into.complete(ask, PartSize(2.0), clock, at_once=2)) == CONTENT
+    assert most_under_way == 2
+    assert len(set(asked)) == len(asked)
+
+
+def test_a_part_that_arrived_is_kept_when_the_next_one_fails() -> None:
+    async def ask(offset: int, most_bytes: int) -> Body:
+        if offset:
+            raise RejectedError("not wanted any more")
+        await asyncio.sleep(0)
+        return Body.hash(CONTENT[offset : offset + most_bytes])
+
+    into = Download(NAME, len(CONTENT))
+    with pytest.raises(RejectedError, match="not wanted"):
+        asyncio.run(into.complete(ask, PartSize(2.0), iter(range(1000)).__next__, at_once=2))
+    assert into.held_bytes == FIRST_PART_BYTES
+
+
 def test_a_part_of_another_length_is_invalid() -> None:
     with pytest.raises(InvalidBodyError, match="7 bytes at byte 0 of 256000, 32768 were asked"):
         download(lambda _offset, _most: Body.hash(b"1234567"), Download(NAME, len(CONTENT)))

@@ -88,7 +88,8 @@ class DeviceAgent:
         )
         self._workspace = Workspace(world.task, world.training, world.compress)
         self._orders: asyncio.Queue[NextModel | IssuedOrder] = asyncio.Queue()
-        self._newest = ""
+        self._newest = self._newest_model = ""
+        # A model that is here before its order, with its digest.
         self._ahead: tuple[str, FlatModel] | None = None
         draw = make_generator(world.setting.seed, "patience", number).random
         self._asking = Backoff(str(self._edge), now, draw)
@@ -129,7 +130,7 @@ class DeviceAgent:
                 case NoOrder():
                     continue
                 case _:
-                    self._newest = answer.serial
+                    self._newest, self._newest_model = answer.serial, answer.model_sha256
                     self._orders.put_nowait(answer)
 
     async def _work(self) -> None:
@@ -208,14 +209,19 @@ class DeviceAgent:
         ahead, self._ahead = self._ahead, None
         if ahead is None or ahead[0] != issued.model_sha256:
             ahead = await self._fetch_model(issued)
+        is_newest = issued.serial == self._newest
+        if issued.kind == "estimate" or not is_newest:
+            self._ahead = ahead  # the next order starts from the same model
+        if not is_newest:
+            raise RejectedError("a newer order has come")
         return make_order(
             self._world.setting, *issued.round, self._number, issued.rho, issued.theta, ahead[1]
         )
 
     async def _fetch_model(self, issued: NextModel | IssuedOrder) -> tuple[str, FlatModel]:
-        """The model that is named, and its digest; tries until the order is no longer the newest."""
+        """The model that is named, and its digest; tries until the newest order needs another one."""
         sha256 = issued.model_sha256
-        return sha256, await self._link.fetch_model(sha256, lambda: issued.serial == self._newest)
+        return sha256, await self._link.fetch_model(sha256, lambda: sha256 == self._newest_model)
 
     async def _remember(self, memory: Memory) -> None:
         memory = replace(memory, measured=self._meter.known)

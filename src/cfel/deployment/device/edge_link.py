@@ -23,7 +23,7 @@ from cfel.deployment.protocol.device_requests import (
     UploadRequest,
 )
 from cfel.deployment.security.identity import Identity
-from cfel.deployment.transfer.parts import DEVICE_PART_SECONDS, Download, PartSize
+from cfel.deployment.transfer.parts import DEVICE_PART_SECONDS, DEVICE_PARTS_AT_ONCE, Download, PartSize
 from cfel.deployment.transport.messages import NO_BODY, Body
 from cfel.errors import RejectedError, UnreachableError
 from cfel.learning.models.flat import FlatModel
@@ -70,13 +70,13 @@ class EdgeLink:
 
         async def ask(offset: int, most_bytes: int) -> Body:
             if not is_wanted():
-                raise RejectedError("a newer order has come")
+                raise RejectedError("a newer order needs another model")
             part = await self._call(ModelRequest(sha256, offset, most_bytes), most_bytes)
             return part.model
 
         while True:
             try:
-                content = await download.complete(ask, self._down, self._now)
+                content = await download.complete(ask, self._down, self._now, DEVICE_PARTS_AT_ONCE)
             except UnreachableError as error:
                 self._down.shrink()
                 breaks += 1

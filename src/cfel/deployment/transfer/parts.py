@@ -5,8 +5,11 @@ So little is in flight at once, small calls do not wait long behind it, and each
 the other side is alive. Nothing here knows gRPC, and a fast link moves a whole model in one part.
 """
 
+import asyncio
 import hashlib
-from collections.abc import Awaitable, Callable
+from collections import deque
+from collections.abc import Callable, Coroutine
+from typing import Any
 
 from cfel.deployment.transport.messages import Body
 from cfel.errors import RejectedError
@@ -15,11 +18,13 @@ FIRST_PART_BYTES = 32 * 1024
 LEAST_PART_BYTES = 8 * 1024
 MOST_PART_BYTES = 64 * 1024 * 1024
 DEVICE_PART_SECONDS = 2.0
+# While one part arrives, the next is asked for; else the link would be idle for a round trip after each.
+DEVICE_PARTS_AT_ONCE = 2
 # Heartbeats share the backhaul, and must arrive within `election_seconds`.
 PEER_PART_SECONDS = 0.3
 _MOST_GROWTH = 4.0
 
-AskPart = Callable[[int, int], Awaitable[Body]]
+AskPart = Callable[[int, int], Coroutine[Any, Any, Body]]
 """(offset, most bytes) → the next part."""
 
 
@@ -74,19 +79,35 @@ class Download:
         """How much has arrived."""
         return len(self._content)
 
-    async def complete(self, ask: AskPart, part_size: PartSize, clock: Callable[[], float]) -> bytearray:
-        """Asks for the missing parts; returns the whole.
+    async def complete(
+        self, ask: AskPart, part_size: PartSize, clock: Callable[[], float], at_once: int = 1
+    ) -> bytearray:
+        """Asks for the missing parts, some at once; returns the whole.
 
         If asking fails, what has arrived is kept for the next call.
 
         Raises:
             InvalidBodyError: it is not the body that was named; nothing of it is kept.
         """
-        while self.held_bytes < self.size:
-            wanted, began = min(part_size.bytes, self.size - self.held_bytes), clock()
-            part = await ask(self.held_bytes, wanted)
-            part_size.adapt(len(part), clock() - began)
-            self._add(part, wanted)
+        asked: deque[tuple[int, float, asyncio.Task[Body]]] = deque()
+        next_byte, arrived = self.held_bytes, clock()
+        try:
+            while self.held_bytes < self.size:
+                while next_byte < self.size and len(asked) < at_once:
+                    wanted = min(part_size.bytes, self.size - next_byte)
+                    asked.append((wanted, clock(), asyncio.create_task(ask(next_byte, wanted))))
+                    next_byte += wanted
+                wanted, began, answer = asked[0]
+                part = await answer
+                # A part asked for early had the link for itself only after the one before it.
+                began, arrived = max(began, arrived), clock()
+                asked.popleft()
+                part_size.adapt(len(part), arrived - began)
+                self._add(part, wanted)
+        finally:
+            for *_, answer in asked:
+                answer.cancel()
+            await asyncio.gather(*(answer for *_, answer in asked), return_exceptions=True)
         if self._found.hexdigest() != self.sha256:
             self._content, self._found = bytearray(), hashlib.sha256()
             raise InvalidBodyError("the model that arrived is another one")

@@ -37,6 +37,7 @@ class DiskHealth:
         self._now = now
         # What is written apart fails apart: there may be room for a vote, but none for a model.
         self._failing: set[str] = set()
+        # Both start now, so that a fresh node is not stuck before its first write.
         self._since = self._worked_at = now()
         self.problem = ""
 

@@ -1,4 +1,7 @@
-"""The experiment file's `[deployment]`: how edge servers and devices work together on a network."""
+"""The experiment file's `[deployment]`: deadlines, limits and emulation of a federation.
+
+Addresses, certificates and directories are in each node's own file (`launch.node_file`).
+"""
 
 from dataclasses import dataclass
 

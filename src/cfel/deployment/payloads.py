@@ -39,6 +39,7 @@ class EncodedModel:
 
     async def part(self, offset: int, most_bytes: int) -> Body:
         """Some of its bytes, from an offset on."""
+        # The usual case: the whole model, whose digest is known already.
         if offset == 0 and most_bytes >= len(self.body):
             return self.body
         pieces = tuple(_slice_pieces(self.body.parts, offset, most_bytes))
@@ -59,6 +60,7 @@ class EncodedModels:
     """The newest models of an edge server, encoded; one goes to many devices and neighbours."""
 
     def __init__(self) -> None:
+        # Two: the present model, and the one before the last gossip step, for neighbours that ask late.
         self._newest: deque[EncodedModel] = deque(maxlen=2)
         self._busy = asyncio.Lock()
 

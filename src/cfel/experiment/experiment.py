@@ -1,4 +1,7 @@
-"""An experiment as an object, and the World it describes."""
+"""An experiment as an object: one attribute per section of the file, and how it becomes a `World`.
+
+Loads data and builds models and schemes, but runs nothing. Files are read in `files`.
+"""
 
 from collections.abc import Sequence
 from dataclasses import dataclass, field, replace

@@ -1,4 +1,8 @@
-"""Experiment files: presets, reading, and writing one with every default."""
+"""Experiment files: reads one over its preset, checks every key, and writes it with every default.
+
+It knows which section of the file belongs to which dataclass. What the keys mean is checked in those classes,
+TOML in general is handled in `document`, and `experiment` builds what a file describes.
+"""
 
 import hashlib
 import json

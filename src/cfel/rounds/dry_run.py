@@ -62,6 +62,7 @@ def dry_run(setting: Setting, sigma2: float = 1.0, g2: float = 1.0) -> Iterator[
     """
     ones = np.ones(setting.fleet.devices)
     estimates = FleetEstimates(sigma2 * ones, g2 * ones)
+    # The same kernel as in a real run, so that a dry run cannot drift away from what it predicts.
     control = initial_control(setting)
     for _ in range(setting.rounds.global_rounds):
         edge_rounds: list[EdgeRoundOutcome] = []
@@ -93,6 +94,7 @@ def compute_use(setting: Setting, scheme: str = "cef") -> Budget:
     """What a scheme without limits uses over the whole run, on average over its random steps."""
     unlimited = replace(setting, scheme=build_scheme(SchemeParameters(name=scheme)), budget=Budget())
     *_, last = dry_run(unlimited)
+    # A budget of zero would make every later round infeasible, with an error far from its cause.
     if not (last.ledger.seconds > 0 and last.ledger.joules > 0):
         raise InputError(
             f"budget: a share of what {scheme} uses is nothing, as it uses {last.ledger.seconds:g} s and "

@@ -1,4 +1,7 @@
-"""The edge models of a run together: in a checkpoint, and averaged."""
+"""All edge models of a run: as tensors of a checkpoint, read back from one, and averaged into one model.
+
+Gossip is not here: see `learning.roles`.
+"""
 
 from collections.abc import Mapping, Sequence
 
@@ -52,6 +55,7 @@ def read_vector(tensors: Mapping[str, np.ndarray], name: str, size: int) -> torc
     if found is None or found.dtype != np.float32 or found.shape != (size,):
         given = "missing" if found is None else f"{found.dtype} of shape {found.shape}"
         raise InputError(f"tensor {name!r} is {given}; this experiment has {size} float32 numbers")
+    # A copy: tensors of a checkpoint may be read-only views of a file.
     return torch.from_numpy(np.array(found))
 
 

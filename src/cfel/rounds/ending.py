@@ -1,4 +1,8 @@
-"""When a run is over, and which of its rounds are evaluated: decided here for every driver."""
+"""When a run is over, and which of its rounds are evaluated.
+
+Decided here for simulator and coordinator, so that both end after the same round. What `rounds.stop` means is
+documented in docs/experiment.md.
+"""
 
 from cfel.control.caps import Budget, Rounds
 from cfel.control.setting import Setting
@@ -18,6 +22,7 @@ def is_over(rounds: Rounds, budget: Budget, record: RoundRecord) -> bool:
     """
     if record.round >= rounds.global_rounds or _stops_at_budget(rounds, budget, record):
         return True
+    # A round that was not evaluated cannot reach the target; the run continues until one is.
     if rounds.stop != "target" or rounds.target is None or record.accuracy is None:
         return False
     return record.accuracy >= rounds.target

@@ -222,6 +222,7 @@ def charge_edge_round(control: ControlState, outcome: EdgeRoundOutcome) -> Contr
         control,
         expected=after_edge_round(control.expected, outcome.expected),
         realised=after_edge_round(control.realised, outcome.realised),
+        # Per device and not only in total, because each battery runs out on its own.
         spent_joules=control.spent_joules + outcome.joules,
     )
 

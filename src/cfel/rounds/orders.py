@@ -1,4 +1,8 @@
-"""From a plan to what one device is asked, and how much its update counts."""
+"""From a plan to the order of one device, and how much its update counts in its cluster.
+
+Simulator, edge servers and devices make orders here, so that all of them train on the same random streams.
+The plan itself is made in `kernel`.
+"""
 
 from collections.abc import Mapping
 
@@ -31,6 +35,7 @@ def make_order(
 
 def device_weights(setting: Setting, samples: Mapping[int, int]) -> dict[int, float]:
     """The weight of each device within its cluster, from the number of samples it holds."""
+    # The paper weighs devices alike. Schemes that average by samples say so in their `gossip`.
     if setting.scheme.gossip.weights == "equal":
         return dict.fromkeys(samples, 1.0)
     return {device: float(held) for device, held in samples.items()}

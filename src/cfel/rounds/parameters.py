@@ -1,4 +1,7 @@
-"""The parameters of `[simulation]`, and the choice of engine."""
+"""The experiment file's `[simulation]`, and the choice of engine.
+
+The section also has what deployments share with simulations: which account counts, and when to evaluate.
+"""
 
 from dataclasses import dataclass
 

@@ -50,10 +50,13 @@ def make_record(
         loss=math.fsum(losses) / len(losses) if losses else None,
         rho_mean=_mean([plan.rho[who] for plan, who in zip(plans, present, strict=True)]),
         theta_mean=_mean([plan.theta[who] for plan, who in zip(plans, present, strict=True)]),
+        # Those of the last edge round: the next plan starts from them.
         sigma2=plans[-1].sigma2,
         g2=plans[-1].g2,
+        # The worst of the edge rounds: a record must not claim more than each of its plans can prove.
         gap=max(plan.gap for plan in plans),
         feasible=all(plan.feasible for plan in plans),
+        # Each sentence once, however many edge rounds report it.
         violations=tuple(dict.fromkeys(words for plan in plans for words in plan.violations)),
         wire_bytes=_wire_bytes(setting, edge_rounds),
         wall_seconds=wall_seconds,

@@ -1,4 +1,8 @@
-"""How a run directory is created or resumed, for simulations, federations and single edge servers alike."""
+"""Creates or resumes a run directory, for simulations, federations and single edge servers alike.
+
+It decides what a directory says about its run, and whether a run may be resumed with an experiment. Files are
+written by `runlog`.
+"""
 
 import time
 import tomllib
@@ -100,6 +104,7 @@ def reject_other_experiment(path: Path, experiment_toml: str, may_differ: Collec
     now = _flat(tomllib.loads(experiment_toml))
     for key in sorted(then.keys() | now.keys()):
         before, asked = then.get(key), now.get(key)
+        # Deadlines and addresses of a deployment change no model.
         ignored = key in MAY_DIFFER or key in may_differ or key.startswith("deployment.")
         if not ignored and _meaning(key, before) != _meaning(key, asked):
             raise RunDirectoryError(

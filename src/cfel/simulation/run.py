@@ -1,4 +1,7 @@
-"""A simulation with its run directory: started, interrupted, resumed at will."""
+"""A simulation with its run directory: creates or resumes it, appends every round, saves checkpoints.
+
+The rounds themselves are in `loop`; what a directory looks like is up to `runlog`.
+"""
 
 import time
 from collections.abc import Callable

@@ -1,4 +1,7 @@
-"""The state of a simulation after a global round: enough to resume it bit for bit."""
+"""The state of a simulation after a global round, to and from a checkpoint: enough to resume it bit for bit.
+
+It has everything that the loop carries from round to round, and nothing that can be computed again.
+"""
 
 from collections.abc import Mapping
 from dataclasses import dataclass

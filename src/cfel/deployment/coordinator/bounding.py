@@ -1,4 +1,8 @@
-"""Bounds the measurements in edge servers' answers; the rules are in `measurement.plausibility`."""
+"""Bounds the measurements in edge servers' answers, before anything is planned or counted with them.
+
+The rules are in `measurement.plausibility`; here they are applied to the answers of all edge servers at once,
+because a device is compared with all others.
+"""
 
 from collections.abc import Mapping
 from typing import TypeVar

@@ -92,6 +92,7 @@ class Coordinator:
         Raises:
             DeposedError: another coordinator has taken over.
         """
+        # No state of its own: whatever the last coordinator did is known to the edge servers.
         state, over = await self._take_over(), False
         self._counted_at = time.monotonic()
         while not over:
@@ -113,10 +114,12 @@ class Coordinator:
         while True:
             answers = await self._edges.ask_once(NewestRequest(), QUICK_SECONDS)
             known = [each.state for each in answers.values() if each.state is not None]
+            # A minority may not have heard of the newest state.
             if known and 2 * len(answers) > clusters:
                 return max(known, key=lambda state: state.recency)
             joined = sum(len(each.connected) for each in answers.values())
             complete = len(answers) == clusters and joined == self._world.setting.fleet.devices
+            # The first round need not wait for stragglers forever, but needs somebody to work.
             overdue = time.monotonic() > deadline and 2 * len(answers) > clusters and joined > 0
             if not known and (complete or overdue):
                 return initial_coordinator_state(self._world, measures=self._deployment.measures)
@@ -153,6 +156,7 @@ class Coordinator:
             observation = replace(
                 reserve_overhead(self._world, state.measured, observation), full_clocks=True
             )
+        # A plan for a million devices takes seconds; heartbeats must go out meanwhile.
         plan, control = await self._compute.run(lambda: plan_edge_round(setting, control, observation))
         plan = replace(plan, speed=None) if observation.full_clocks else plan
         return replace(state, plan=plan, control=control, available=available)
@@ -246,6 +250,7 @@ class Coordinator:
         fetched = await self._edges.command(
             FetchCommand(term, state.position, self._edges.list_present()), seconds
         )
+        # An edge server that is behind has no model for this step.
         present = {i: each for i, each in fetched.items() if each.position >= state.position}
         # If one has mixed already, under the previous coordinator, the others must use the same weights.
         already_mixed = [each.rows for each in present.values() if each.rows is not None]

@@ -60,6 +60,7 @@ def add_edge_round(
     if state.plan is None:
         raise DeploymentError("an edge round without a plan cannot be counted")
     found = (result for answer in answers.values() for result in answer.devices)
+    # Sums run in the order of devices, never in that of arrival, or the last bit would depend on the network.
     results = sorted(found, key=lambda result: result.device)
     arrived = {result.device for result in results}
     connected = {n for answer in answers.values() for n in answer.connected}
@@ -78,6 +79,7 @@ def add_edge_round(
     estimates = list(state.estimates)
     for result in results:
         estimates[result.device] = result.estimates
+    # The plan is used up; a successor that finds none makes the next one.
     after = replace(
         state,
         control=charge_edge_round(state.control, outcome),
@@ -85,6 +87,8 @@ def add_edge_round(
         step=0,
         estimates=tuple(estimates),
         finished=(*state.finished, finished),
+        # A device that is connected gets another chance; one that is neither there nor answered is planned
+        # without.
         absent_devices=tuple(
             n for n in {*planned, *state.absent_devices} if n not in arrived and n not in connected
         ),

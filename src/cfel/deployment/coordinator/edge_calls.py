@@ -80,6 +80,8 @@ class TermCalls:
     async def _call_until(self, edge: int, command: Command[Answer], deadline: float) -> Answer | None:
         while True:
             self._check_term()
+            # Even past the deadline one short attempt is made: an edge server that has just come back may
+            # have the answer.
             left = max(deadline - time.monotonic(), QUICK_SECONDS)
             try:
                 call = self._calls.call(Identity("edge", edge), command, left)
@@ -97,6 +99,7 @@ class TermCalls:
                 continue
             except RejectedError as error:
                 _LOG.warning("%s: %s", command.method, error)
+                # Asking again does not help: it runs another experiment, or rejects the certificate.
                 if isinstance(error, NotAdmittedError):
                     self.missing.add(edge)
                 return None

@@ -29,8 +29,10 @@ def mixing_rows(
         return _rows_at_once(backhaul, received)
     graph = backhaul.graph.copy()
     for a, b in list(graph.edges):
+        # One way is not enough: the weights are symmetric in what they assume about both ends.
         if a not in received or b not in received or b not in received[a] or a not in received[b]:
             graph.remove_edge(a, b)
+    # The stored matrix, not a computed one, so that a complete step equals the simulator's bit for bit.
     if len(received) == backhaul.clusters and graph.number_of_edges() == backhaul.graph.number_of_edges():
         return tuple(tuple(row.tolist()) for row in backhaul.weights)
     live = np.array([i in received for i in range(backhaul.clusters)])

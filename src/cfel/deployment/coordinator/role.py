@@ -65,6 +65,7 @@ class CoordinatorRole:
 
     def change(self, term: int, leader: int | None, member: Member) -> None:
         """Starts a coordinator if its edge server leads from now on; ends the one of an earlier term."""
+        # A term has one coordinator, and the old one may still be waiting for answers.
         self.leave()
         if leader == self._server.number:
             loop = asyncio.get_running_loop()
@@ -127,6 +128,8 @@ class CoordinatorRole:
     def _give_up(self, term: int, member: Member, error: Exception) -> None:
         """Leaves the role to another edge server; should that fail too, each waits longer."""
         self._failures += 1
+        # Doubled each time, so that a failure that all edge servers share does not turn into an endless
+        # election.
         rest_seconds = self._deployment.election_seconds * min(4.0 * 2**self._failures, _MOST_RESTS)
         self._failure, self._failed_at = (
             f"coordinator of term {term} failed: {error!r}",

@@ -87,10 +87,13 @@ class DeviceAgent:
             world, number, now, energy, self._memory.measured, enabled=parameters.measures
         )
         self._workspace = Workspace(world.task, world.training, world.compress)
+        # Orders wait here while the device works on an earlier one; `_work` skips those that were replaced.
         self._orders: asyncio.Queue[NextModel | IssuedOrder] = asyncio.Queue()
         self._newest = self._newest_model = ""
         # A model that is here before its order, with its digest.
         self._ahead: tuple[str, FlatModel] | None = None
+        # Each device draws its own waits, so that a restarted edge server is not called by all of them at
+        # once.
         draw = make_generator(world.setting.seed, "patience", number).random
         self._asking = Backoff(str(self._edge), now, draw)
         working = Backoff(str(self._edge), now, draw)
@@ -102,6 +105,8 @@ class DeviceAgent:
         Raises:
             RejectedError: its edge server does not admit it any more.
         """
+        # Two tasks: an open request for orders shows the edge server that the device is there while it
+        # trains.
         parts = [asyncio.create_task(self._listen()), asyncio.create_task(self._work())]
         try:
             ended, _ = await asyncio.wait(parts, return_when=asyncio.FIRST_COMPLETED)
@@ -136,6 +141,7 @@ class DeviceAgent:
     async def _work(self) -> None:
         while True:
             order = await self._orders.get()
+            # A newer order has arrived meanwhile, so nobody waits for the answer to this one.
             if order.serial != self._newest:
                 continue
             try:
@@ -160,6 +166,8 @@ class DeviceAgent:
 
     async def _update(self, issued: IssuedOrder) -> None:
         sent = self._memory.sent
+        # The same order again: its edge server lost the answer. Training again would change momentum and
+        # residual twice.
         if sent is None or sent.key != order_key(issued):
             sent = await self._train(issued)
         await self._send(issued, sent.upload)
@@ -179,6 +187,8 @@ class DeviceAgent:
         await self._emulate(issued.round, begin, steps=report.steps)
         measured = self._meter.finish_training(order, begin, report.steps)
         sent = Sent(order_key(issued), make_upload(report, order, measured))
+        # On disk before anything is sent: after a crash the device must not train the same order to other
+        # bits.
         await self._remember(Memory(state, sent))
         return sent
 

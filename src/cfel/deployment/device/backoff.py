@@ -35,6 +35,7 @@ class Backoff:
 
     def next_seconds(self) -> float:
         """How long to wait after one more call without an answer."""
+        # Random, so that devices that lost the same edge server do not come back at the same moment.
         wait = self._wait * (0.5 + 0.5 * self._draw())
         self._wait = min(MOST_SECONDS, GROWTH * self._wait)
         silent = self._now() - self._since

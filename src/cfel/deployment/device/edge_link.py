@@ -102,6 +102,7 @@ class EdgeLink:
         """
         content = request.content if isinstance(request, UploadRequest) else NO_BODY
         sha256 = content.digest.hex()
+        # An upload that broke once continues in parts, even if it would fit into one call.
         resumes = bool(self._broken_upload) and self._broken_upload == sha256
         self._broken_upload = ""
         try:

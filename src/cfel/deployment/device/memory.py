@@ -1,4 +1,8 @@
-"""What a device keeps on its disk across restarts: momentum, residual, estimates and its last upload."""
+"""What a device keeps on its disk across restarts: momentum, residual, estimates and its last upload.
+
+One file, replaced as a whole, so that state and upload always belong together. When it is written is decided
+in `agent`.
+"""
 
 import fcntl
 import os

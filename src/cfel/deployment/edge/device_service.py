@@ -81,6 +81,7 @@ class DeviceService:
         self._kept_entries = kept_entries
         self.rejected: dict[int, int] = dict.fromkeys(devices, 0)
         self._start, self._parameters, self._compute, self._now = start, parameters, compute, now
+        # Serials of an earlier process must not look like known ones to a device.
         self._boot, self._count = secrets.token_hex(4), 0
         self._round = OpenRound()
         self._parts = UploadParts(most_upload_bytes(start), self._find_upload)
@@ -172,6 +173,7 @@ class DeviceService:
         self, kind: Kind, orders: Mapping[int, DeviceOrder], last_used_rounds: Mapping[int, Round]
     ) -> DeviceAnswers[Any]:
         self._round = OpenRound(kind, len(orders), self._now())
+        # Parts of uploads for the last round are of no use in this one.
         self._parts.clear()
         model = next(iter(orders.values())).model if orders else self._start
         self._model = await self._models.get(model)
@@ -258,6 +260,7 @@ class DeviceService:
         self._waits.note_upload(device, sent)
         if self._is_quarantined(device):
             raise RejectedError(f"in quarantine after {self.rejected[device]} rejected uploads")
+        # A repeated upload is confirmed again, so that the device stops sending it.
         if self._round.holds(device, "update", sent):
             return device, None
         return device, self._round.find(device, "update", sent)

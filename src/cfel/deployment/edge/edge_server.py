@@ -113,6 +113,7 @@ class EdgeServer:
         missed = await self.log.fetch_missed(Identity("edge", number))
         end, model = await self._neighbours.fetch_present(number)
         async with self.progress.busy:
+            # Further behind than one global round, its own model is out of date.
             if end[0] - self.state.position[0] > 1:
                 await self.progress.save(replace(self.state, position=end, model=model, previous_model=model))
             elif self.state.position < end:

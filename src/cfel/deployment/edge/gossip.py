@@ -93,6 +93,7 @@ class EdgeGossip:
         at = command.position
         weights = self._check_rows(command.rows)
         fetched: dict[int, FlatModel] = {}
+        # Outside the lock, because fetching may take as long as `gossip_seconds`.
         if not self._progress.state.has_mixed(at):
             wanted = [j for j in weights if j != self._number]
             fetched = await self._neighbours.fetch(command.term, at, wanted, self._progress.state.model)
@@ -114,6 +115,7 @@ class EdgeGossip:
                 coordinator_state=command.state,
             )
             await self._progress.advance(after)
+            # Models of a step are large; none of them is needed again.
             self._neighbours.forget()
         return answer
 
@@ -174,6 +176,7 @@ class EdgeGossip:
     async def evaluate_mean(self, caller: Identity, request: MeanMetricRequest) -> MeanMetricAnswer:
         """Evaluates the mean of all edge models that can be fetched, every device counting alike."""
         del request
+        # It takes seconds and all models, so no other node may ask for it.
         if caller.number != self._number:
             raise RejectedError("an edge server evaluates the mean model for itself only")
         models = await self._neighbours.fetch_all_present(range(self._world.setting.fleet.clusters))

@@ -216,6 +216,7 @@ class EdgeNode:
             self._validity,
         )
         now = snapshot(self._world, self.server, self.member, others, self.rejections)
+        # Readers compare the time of the last change, so it must not move while nothing changes.
         if self._last_status is None or replace(self._last_status, unix_seconds=0.0) != now:
             self._last_status = replace(now, unix_seconds=time.time())
         return self._last_status

@@ -86,6 +86,7 @@ class OpenRound:
         assignment = self.waiting.get(device)
         if assignment is None or self.kind != kind:
             raise RejectedError(f"no {kind} is asked of device {device} now")
+        # An answer to an earlier order that was on its way when the round closed.
         if sent != assignment.round:
             raise RejectedError(f"{kind} of round {sent}, asked was {assignment.round}")
         return assignment

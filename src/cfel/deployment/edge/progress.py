@@ -90,6 +90,7 @@ class EdgeProgress:
         async with self.busy:
             if self.state.position >= at:
                 return
+            # One gossip step behind: the others averaged as if this model had stayed the same.
             if at[0] - self.state.position[0] <= 1:
                 await self.save(replace(self.state, position=at))
                 return
@@ -98,6 +99,7 @@ class EdgeProgress:
 
     async def advance(self, state: EdgeState) -> None:
         """Takes a step: saves the new state, and lets devices fetch its model if training comes next."""
+        # Devices may fetch the model while it is being written: they start no round before the command comes.
         await asyncio.gather(self.save(state), self._announce(state))
         self.phase = "waiting"
 

@@ -63,6 +63,7 @@ class EdgeLog:
         remove_leftovers(directory / "plans")
         self._directory, path = directory, directory / "rounds.jsonl"
         self._file = RoundLog(path)
+        # Cuts off a line that was being written when the process died.
         self._file.truncate(self._file.last_round)
         self.records = list(read_log(path).records)
         self.device_costs = self._load_costs()
@@ -86,6 +87,7 @@ class EdgeLog:
         """Writes a finished global round; fetches rounds that it missed from the coordinator first."""
         await self._progress.admit(caller, command)
         if command.record.round > self.last_round + 1:
+            # Records only: a round that was missed has no plan table here.
             missed = await self.fetch_missed(caller)
             await self._disk.write("log", lambda: self._append(missed, command.record.round - 1))
         await self._disk.write("log", lambda: self._write(command.record, command.plans))
@@ -137,6 +139,7 @@ class EdgeLog:
     def _write(self, record: RoundRecord, plans: PlanTable) -> None:
         """Adds a round and its plans, unless it is there already."""
         if record.round > self.last_round:
+            # The table before the line: a logged round always has its table.
             write_plan(self._directory, plans)
             self._add(record)
             self.device_costs = _find_last_costs(plans)

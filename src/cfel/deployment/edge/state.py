@@ -126,6 +126,7 @@ class EdgeDisk:
                 remove_quietly(path)
 
     def _keep(self, model: FlatModel) -> str:
+        # By identity: hashing a large model again takes longer than the search.
         for name, kept in self._kept.items():
             if kept is model:
                 return name

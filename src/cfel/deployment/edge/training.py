@@ -75,6 +75,7 @@ class EdgeTraining:
         async with self._progress.busy:
             self._progress.check_position(command.position)
             self._progress.phase = "planning"
+            # Orders need a ρ and a θ; an estimate uses neither.
             ones = [1.0] * self._world.setting.fleet.devices
             orders = self._make_orders(command.position, command.available, ones, ones)
             answers = await self._devices.collect_estimates(orders)
@@ -119,6 +120,7 @@ class EdgeTraining:
             )
             answers = await self._devices.collect_reports(orders, state.last_used_rounds)
             model = await self._aggregate(state.model, list(answers.values.values()))
+            # Each update is finite, but their sum is not. The round counts as one without devices.
             if model is None:
                 _LOG.error("the updates of %s do not add up to finite numbers", sorted(answers.values))
                 model, answers = state.model, replace(answers, values={}, measured={})

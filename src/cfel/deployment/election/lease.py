@@ -1,4 +1,7 @@
-"""How long a leader may act without answers, and whether a member hears one or may follow another; pure."""
+"""How long a leader may act without answers, and whether a member hears one or may follow another.
+
+Pure functions of an `ElectionState` and the time, for `rules`.
+"""
 
 from cfel.deployment.election.state import ElectionState, Role
 

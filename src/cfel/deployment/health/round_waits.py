@@ -41,6 +41,7 @@ class RoundWaits:
 
     def is_worth_waiting(self, waiting: Iterable[int]) -> bool:
         """Whether one of these devices may still answer."""
+        # The deadline of the whole round holds even for devices that still make progress.
         in_time = self._now() < self._began + self._round_seconds
         return in_time and any(self._is_expected(device) for device in waiting)
 

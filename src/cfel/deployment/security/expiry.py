@@ -1,4 +1,7 @@
-"""Warns before a node's own certificate expires, as nobody else admits the node after that."""
+"""Warns before a node's own certificate expires, as no other node admits it after that.
+
+Nothing is renewed here; `cfel certs --renew` does that.
+"""
 
 import asyncio
 import logging

@@ -55,12 +55,12 @@ def test_a_plan_for_another_fleet_is_rejected(tmp_path: Path, devices: int) -> N
             calls = RemoteCalls(MemoryClient(OTHER, federation.network))
             state = replace(initial_coordinator_state(federation.world), available=(True,) * 6)
             await claim_term(OTHER, EDGE, 1, federation.network)
-            with pytest.raises(RejectedError, match=r"state\.plan: is missing"):
+            with pytest.raises(RejectedError, match="has no plan of"):
                 await calls.call(EDGE, PlanCommand(1, (0, 0, 0), state), 5)
             rho = np.full(devices, 0.5)
             plan = RoundPlan(rho, rho, 1.0, 1.0, 0.0, 0.0, 0.0, True, ())
             await claim_term(OTHER, EDGE, 1, federation.network)
-            with pytest.raises(RejectedError, match=rf"state\.plan\.rho: {devices} entries for 6 devices"):
+            with pytest.raises(RejectedError, match=rf"state\.plan\.rho.* {devices}"):
                 await calls.call(EDGE, PlanCommand(1, (0, 0, 0), replace(state, plan=plan)), 5)
 
     asyncio.run(play())

@@ -11,6 +11,7 @@ import msgspec
 
 from cfel.deployment.coordinator.control_state import CoordinatorState
 from cfel.deployment.measurement.plausibility import ObservedWork, bound_reports
+from cfel.deployment.parameters import DeploymentParameters
 from cfel.deployment.protocol.coordinator_requests import (
     DeviceEstimates,
     DeviceResult,
@@ -25,7 +26,11 @@ Answer = TypeVar("Answer", EstimateAnswer, PlanAnswer)
 
 
 def bound_answers(
-    world: World, usual: Conditions, state: CoordinatorState, answers: Mapping[int, Answer], spread: float
+    world: World,
+    usual: Conditions,
+    state: CoordinatorState,
+    answers: Mapping[int, Answer],
+    deployment: DeploymentParameters,
 ) -> tuple[dict[int, Answer], list[tuple[int, str]]]:
     """Bounds what devices measured, before anything is planned or counted with it.
 
@@ -34,7 +39,7 @@ def bound_answers(
         usual: each device's usual figures in the experiment's model.
         state: with the previous reports.
         answers: as edge servers gave them, by edge server.
-        spread: how far a figure may be from its reference.
+        deployment: how far a figure may be from its reference, and how long a round may take.
 
     Returns:
         The answers with bounded measurements, and which device reported what that was implausible.
@@ -45,15 +50,22 @@ def bound_answers(
     fresh = {each.device: each.measured for each in found if each.measured is not None}
     observed = {each.device: _observe_work(world, each) for each in found}
     now = world.setting.conditions(*state.position[:2])
-    bounded, reasons = bound_reports(fresh, state.measured.devices, observed, usual, now, spread)
-    return {edge: _replace_reports(answer, bounded) for edge, answer in answers.items()}, reasons
+    bounded, reasons = bound_reports(
+        fresh, state.measured.devices, observed, usual, now, deployment.report_spread
+    )
+    most_seconds = deployment.round_seconds
+    return {edge: _replace_reports(each, bounded, most_seconds) for edge, each in answers.items()}, reasons
 
 
-def _replace_reports(answer: Answer, reports: Mapping[int, MeasurementReport]) -> Answer:
+def _replace_reports(answer: Answer, reports: Mapping[int, MeasurementReport], most_seconds: float) -> Answer:
     devices = tuple(
         msgspec.structs.replace(each, measured=reports.get(each.device)) for each in answer.devices
     )
-    return msgspec.structs.replace(answer, devices=devices)
+    bounded = msgspec.structs.replace(answer, devices=devices)
+    if isinstance(bounded, PlanAnswer):
+        # No edge server waits longer than this for its devices, whatever its clock says.
+        bounded = msgspec.structs.replace(bounded, seconds=min(bounded.seconds, most_seconds))
+    return bounded
 
 
 def _observe_work(world: World, found: DeviceEstimates | DeviceResult) -> ObservedWork:

@@ -163,8 +163,7 @@ class Coordinator:
 
     def _bound(self, state: CoordinatorState, answers: Mapping[int, Answer]) -> dict[int, Answer]:
         """Bounds what devices measured, and counts what was implausible."""
-        spread = self._deployment.report_spread
-        bounded, reasons = bound_answers(self._world, self._usual, state, answers, spread)
+        bounded, reasons = bound_answers(self._world, self._usual, state, answers, self._deployment)
         for device, reason in reasons:
             self._on_rejection(Identity("device", device), "measurements", reason)
         return bounded

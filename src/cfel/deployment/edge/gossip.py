@@ -10,6 +10,7 @@ from collections.abc import Mapping
 from dataclasses import replace
 
 from cfel.deployment.compute_thread import ComputeThread
+from cfel.deployment.coordinator.check_state import check_rows, check_state
 from cfel.deployment.edge.neighbour_models import NeighbourModels
 from cfel.deployment.edge.progress import EdgeProgress
 from cfel.deployment.payloads import EncodedModels
@@ -22,18 +23,16 @@ from cfel.deployment.protocol.coordinator_requests import (
     MeanMetricRequest,
     MixAnswer,
     MixCommand,
-    MixingRows,
 )
 from cfel.deployment.protocol.peer_requests import PeerModelAnswer, PeerModelRequest
 from cfel.deployment.security.identity import Identity
-from cfel.errors import InputError, RejectedError
+from cfel.errors import RejectedError
 from cfel.learning.evaluate import evaluate
 from cfel.learning.local.workspace import Workspace
 from cfel.learning.models.flat import FlatModel
 from cfel.learning.roles import weighted_model
 from cfel.rounds.edge_models import mean_model
 from cfel.rounds.parameters import SimulationParameters
-from cfel.system import check_gossip_step
 from cfel.world import World
 
 
@@ -90,8 +89,10 @@ class EdgeGossip:
     async def mix(self, caller: Identity, command: MixCommand) -> MixAnswer:
         """Averages its model with others', or returns the stored answer if it has done so."""
         await self._progress.admit(caller, command)
+        check_state(self._world, command.state)
         at = command.position
-        weights = self._check_rows(command.rows)
+        check_rows(self._world, command.rows)
+        weights = {j: weight for j, weight in enumerate(command.rows[self._number]) if weight}
         fetched: dict[int, FlatModel] = {}
         # Outside the lock, because fetching may take as long as `gossip_seconds`.
         if not self._progress.state.has_mixed(at):
@@ -118,25 +119,6 @@ class EdgeGossip:
             # Models of a step are large; none of them is needed again.
             self._neighbours.forget()
         return answer
-
-    def _check_rows(self, rows: MixingRows) -> dict[int, float]:
-        """This edge server's weights, by edge server; those of 0 are left out.
-
-        Raises:
-            RejectedError: the matrix is no gossip step on this backhaul.
-        """
-        clusters, backhaul = self._world.setting.fleet.clusters, self._world.setting.backhaul
-        everybody = self._world.setting.scheme.gossip.reach == "everybody"
-        graph = None if everybody else backhaul.graph
-        if len(rows) != clusters or any(len(row) != clusters for row in rows):
-            raise RejectedError(f"rows: must be {clusters} rows of {clusters} weights")
-        # The whole matrix, not only this edge server's row: one row alone cannot show that the step keeps the
-        # mean of all models.
-        try:
-            check_gossip_step(rows, backhaul.target, graph)
-        except InputError as error:
-            raise RejectedError(f"rows: {error}") from error
-        return {j: weight for j, weight in enumerate(rows[self._number]) if weight}
 
     def _average(
         self, models: Mapping[int, FlatModel], weights: Mapping[int, float], command: MixCommand

@@ -17,6 +17,7 @@ from typing import Any
 import numpy as np
 
 from cfel.deployment.compute_thread import ComputeThread
+from cfel.deployment.coordinator.checked_calls import CheckedCalls
 from cfel.deployment.coordinator.role import CoordinatorRole
 from cfel.deployment.disk_writes import DiskHealth, DiskWrites
 from cfel.deployment.edge.device_service import DeviceService
@@ -86,7 +87,7 @@ class EdgeNode:
         self._compute, self._disk = ComputeThread(), DiskHealth(time.monotonic)
         self._faults = PeerFaults(time.monotonic)
         self._contacts = self._make_contacts()
-        calls = WatchedCalls(calls, self._contacts)
+        calls = CheckedCalls(WatchedCalls(calls, self._contacts), world, self._on_wrong_answer)
         # The coordinator calls its own edge server like any other, only without the network.
         everywhere = LocalCalls(self.identity, calls, self.endpoints)
         self.devices = self._make_device_service(models)
@@ -232,6 +233,10 @@ class EdgeNode:
 
     def _on_command_fault(self, number: int, what: str) -> None:
         self._faults.note(number, "command", what)
+
+    def _on_wrong_answer(self, sender: Identity, method: str, reason: str) -> None:
+        self.on_rejection(sender, method, reason)
+        self._faults.note(sender.number, "answer", f"answered {method} with what is not used: {reason}")
 
     def _on_vote_fault(self, number: int, what: str) -> None:
         self._faults.note(number, "vote", what)

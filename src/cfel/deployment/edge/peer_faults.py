@@ -1,4 +1,4 @@
-"""What other edge servers did wrong: invalid models, commands and votes that they may not send.
+"""What other edge servers did wrong: invalid models and answers, commands and votes that they may not send.
 
 An edge server continues without what was wrong; an operator learns of it here. Who is merely silent is
 not listed here, see `peer_monitor`.
@@ -12,7 +12,7 @@ _LOG = logging.getLogger(__name__)
 SHOWN_SECONDS = 300.0
 """How long a fault is shown after it was last seen."""
 
-Fault = Literal["model", "command", "vote"]
+Fault = Literal["model", "command", "vote", "answer"]
 
 
 class PeerFaults:

@@ -11,6 +11,7 @@ from pathlib import Path
 
 import numpy as np
 
+from cfel.deployment.coordinator.check_state import check_position
 from cfel.deployment.disk_writes import DiskWrites
 from cfel.deployment.edge.device_service import DeviceService
 from cfel.deployment.edge.neighbour_models import NeighbourModels
@@ -36,6 +37,7 @@ class EdgeProgress:
         leadership: who may command.
 
     Attributes:
+        world: as given.
         state: where it is.
         commanded_at: when the last command came.
         phase: what it is doing, in the words of `cfel.status`.
@@ -53,7 +55,7 @@ class EdgeProgress:
         leadership: Leadership,
     ) -> None:
         self._leadership = leadership
-        self._world, self._number, self._devices = world, number, devices
+        self.world, self._number, self._devices = world, number, devices
         self._neighbours, self._disk = neighbours, disk
         self._files = EdgeDisk(directory, world.start)
         self.state = self._files.load()
@@ -64,7 +66,7 @@ class EdgeProgress:
     @property
     def partners(self) -> list[int]:
         """Edge servers that it gossips with."""
-        row = self._world.setting.backhaul.weights[self._number]
+        row = self.world.setting.backhaul.weights[self._number]
         return [j for j in np.flatnonzero(row).tolist() if j != self._number]
 
     async def admit(self, caller: Identity, command: Command[object]) -> None:
@@ -72,8 +74,10 @@ class EdgeProgress:
 
         Raises:
             StaleTermError: it does not lead the term of its command.
+            RejectedError: the run has no such position.
         """
         await self._leadership.admit(caller, command.term)
+        check_position(self.world, command.position)
         self.commanded_at = time.monotonic()
 
     def check_position(self, at: Position) -> None:
@@ -109,6 +113,6 @@ class EdgeProgress:
         self.state = state
 
     async def _announce(self, state: EdgeState) -> None:
-        world, at = self._world, state.position
+        world, at = self.world, state.position
         if at[0] < world.setting.rounds.global_rounds and not gossip_is_next(world, at):
             await self._devices.announce(state.model)

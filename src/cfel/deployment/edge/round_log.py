@@ -6,10 +6,12 @@ The files are those of `runlog`; here they are filled over the network, missed r
 import asyncio
 import logging
 from collections.abc import Iterable
+from functools import partial
 from pathlib import Path
 
 import numpy as np
 
+from cfel.deployment.coordinator.checked_calls import check_closing
 from cfel.deployment.disk_writes import DiskWrites
 from cfel.deployment.edge.progress import EdgeProgress
 from cfel.deployment.protocol.calls import Calls, Endpoint, serve
@@ -18,7 +20,7 @@ from cfel.deployment.protocol.device_requests import Confirmation
 from cfel.deployment.protocol.peer_requests import RecordsAnswer, RecordsRequest
 from cfel.deployment.security.identity import Identity
 from cfel.durable import make_directory, remove_leftovers, translate_os_errors
-from cfel.errors import CfelError
+from cfel.errors import CfelError, RejectedError, UnreachableError
 from cfel.runlog import PlanTable, RoundRecord
 from cfel.runlog.log import RoundLog, read_log
 from cfel.runlog.plans import plan_path, read_plan, write_plan
@@ -84,18 +86,32 @@ class EdgeLog:
         ]
 
     async def write_round(self, caller: Identity, command: CloseCommand) -> Confirmation:
-        """Writes a finished global round; fetches rounds that it missed from the coordinator first."""
+        """Writes a finished global round; fetches rounds that it missed first."""
         await self._progress.admit(caller, command)
-        if command.record.round > self.last_round + 1:
-            # Records only: a round that was missed has no plan table here.
-            missed = await self.fetch_missed(caller)
-            await self._disk.write("log", lambda: self._append(missed, command.record.round - 1))
+        check_closing(self._progress.world, command)
+        await self._catch_up(caller, command.record.round - 1)
         await self._disk.write("log", lambda: self._write(command.record, command.plans))
         _LOG.info("%s", describe_round(self.records[-1]))
         if command.last:
             _LOG.info("the experiment is over")
             self.finished.set()
         return Confirmation()
+
+    async def _catch_up(self, caller: Identity, last_round: int) -> None:
+        """Fetches rounds that it missed; the coordinator, which may be itself, may have missed them, too."""
+        others = [Identity("edge", i) for i in range(self._progress.world.setting.fleet.clusters)]
+        for other in sorted(others, key=lambda each: each != caller):
+            if self.last_round >= last_round:
+                return
+            try:
+                missed = () if other.number == self._number else await self.fetch_missed(other)
+            except (RejectedError, UnreachableError) as error:
+                _LOG.warning("no rounds of %s: %s", other, error)
+                continue
+            # Records only: a round that was missed has no plan table here.
+            await self._disk.write("log", partial(self._append, missed, last_round))
+        if self.last_round < last_round:
+            raise RejectedError(f"rounds {self.last_round + 1} to {last_round} are missing")
 
     async def fetch_missed(self, other: Identity) -> tuple[RoundRecord, ...]:
         """Fetches the rounds after its own last one from another edge server.
@@ -133,7 +149,7 @@ class EdgeLog:
     def _append(self, records: Iterable[RoundRecord], most: int) -> None:
         """Adds missed rounds up to one."""
         for record in records:
-            if self.last_round < record.round <= most:
+            if record.round == self.last_round + 1 <= most:
                 self._add(record)
 
     def _write(self, record: RoundRecord, plans: PlanTable) -> None:

@@ -11,6 +11,7 @@ from dataclasses import replace
 
 from cfel.control.scheme import RoundPlan
 from cfel.deployment.compute_thread import ComputeThread
+from cfel.deployment.coordinator.check_state import check_state
 from cfel.deployment.coordinator.control_state import CoordinatorState
 from cfel.deployment.edge.device_service import DeviceService
 from cfel.deployment.edge.open_round import DeviceAnswers
@@ -90,14 +91,13 @@ class EdgeTraining:
     async def plan(self, caller: Identity, command: PlanCommand) -> PlanAnswer:
         """Carries out an edge round, waits for the one under way, or returns the stored answer."""
         await self._progress.admit(caller, command)
-        at = command.position
+        at, plan = command.position, self._check_plan(command)
         if at not in self.running and at not in self._progress.state.reports:
             await self._progress.catch_up(at)
         if at in self._progress.state.reports:
             return self._progress.state.reports[at]
         # Another copy of the command may have begun the round while this one caught up.
         if at not in self.running:
-            plan = self._check_plan(command.state)
             task = asyncio.create_task(self._run_edge_round(at, command.state, plan))
             task.add_done_callback(lambda _: self._forget(at))
             self.running[at], self._states[at] = task, command.state
@@ -176,15 +176,11 @@ class EdgeTraining:
             for n, report in answers.values.items()
         )
 
-    def _check_plan(self, state: CoordinatorState) -> RoundPlan:
-        plan = state.plan
-        if plan is None:
-            raise RejectedError("state.plan: is missing")
-        self._check_length("state.available", state.available)
-        for name in ("rho", "theta", "speed"):
-            values = getattr(plan, name)
-            if values is not None:
-                self._check_length(f"state.plan.{name}", values)
+    def _check_plan(self, command: PlanCommand) -> RoundPlan:
+        check_state(self._world, command.state)
+        plan = command.state.plan
+        if plan is None or command.state.position != command.position:
+            raise RejectedError(f"state: has no plan of {command.position}")
         return plan
 
     def _check_length(self, name: str, values: Sequence[object]) -> None:

@@ -7,6 +7,7 @@ import msgspec
 from cfel.deployment.protocol.calls import Request
 from cfel.deployment.protocol.codec import MOST_WHOLE, Count, Digest, Positive, Share, Version
 from cfel.deployment.transport.messages import Body
+from cfel.errors import InputError
 from cfel.learning.local.estimates import Estimates, check_estimates
 
 MOST_SECONDS = 1e7
@@ -158,6 +159,9 @@ class EstimatesRequest(Request[Confirmation], frozen=True):
 
     def __post_init__(self) -> None:
         check_estimates(self.estimates)
+        # It describes an update, and there is none yet; another length than others' would stop the planner.
+        if self.estimates.kept_energy:
+            raise InputError("estimates.kept_energy: belongs to an upload")
 
 
 class UploadPartAnswer(msgspec.Struct, frozen=True):

@@ -95,7 +95,7 @@ def test_order_and_filter_of_the_devices(page: Page, address: str) -> None:
     known = [float(text) for text in seconds if text != "–"]
     assert known == sorted(known, reverse=True)
     page.value(
-        "const box = document.getElementById('filter'); box.value = 'AWAY';"
+        "const box = document.getElementById('filter'); box.value = 'ABSENT';"
         "box.dispatchEvent(new Event('input'))"
     )
     page.wait("document.querySelectorAll('#devices tbody tr').length", lambda rows: rows == 8)

@@ -81,6 +81,7 @@ def test_numbers() -> None:
         "cfel_round_duration_seconds 0.5",
         "cfel_wire_bytes_total 1000",
         "cfel_certificate_expiry_timestamp_seconds 2000000000.0",
+        "cfel_edges_doubled 0",
         "cfel_devices_doubled 0",
     ):
         assert line in lines
@@ -89,5 +90,5 @@ def test_numbers() -> None:
 
 def test_a_family_is_announced_once_and_before_its_samples() -> None:
     names = re.findall(r"# TYPE (\S+)", metrics_text(federation()))
-    assert len(names) == len(set(names)) == 25
+    assert len(names) == len(set(names)) == 26
     assert EVIL.replace('"', '\\"') in metrics_text(federation())

@@ -42,6 +42,12 @@ def _families(status: Status) -> list[Family]:
         ("cfel_devices", "gauge", "Listed devices, by cluster and state.", _devices(status)),
         ("cfel_cluster_rho_mean", "gauge", "Mean share of local iterations.", _means(status, "rho_mean")),
         ("cfel_cluster_theta_mean", "gauge", "Mean share uploaded.", _means(status, "theta_mean")),
+        (
+            "cfel_edges_doubled",
+            "gauge",
+            "Edge servers that seem to run twice.",
+            [({}, _edges_doubled(status))],
+        ),
         ("cfel_devices_doubled", "gauge", "Devices that seem to run twice.", [({}, _doubled(status))]),
         ("cfel_ready", "gauge", "1 if this node takes part; see /readyz.", [({}, _is_ready(status))]),
         (
@@ -73,6 +79,10 @@ def _families(status: Status) -> list[Family]:
 def _identity(status: Status) -> dict[str, str]:
     known = {"node": status.node, "experiment": status.name, "scheme": status.scheme, "source": status.source}
     return known | {"version": status.version}
+
+
+def _edges_doubled(status: Status) -> int | None:
+    return None if status.source != "edge" else sum(cluster.doubled for cluster in status.clusters)
 
 
 def _doubled(status: Status) -> int | None:

@@ -72,6 +72,7 @@ class ClusterStatus:
         rho_mean: mean of ρ over all devices of the cluster that take part; None when unknown.
         theta_mean: mean of θ likewise.
         version: of cfel on the edge server; empty when it is not known.
+        doubled: whether two processes seem to use its certificate.
     """
 
     cluster: int
@@ -82,6 +83,7 @@ class ClusterStatus:
     rho_mean: float | None = None
     theta_mean: float | None = None
     version: str = ""
+    doubled: bool = False
 
     def __post_init__(self) -> None:
         """Checks the state, the numbers, and that no more devices are listed than exist."""

@@ -8,10 +8,12 @@ import pytest
 
 from cfel import __version__
 from cfel.deployment.edge.peer_monitor import PeerContacts
+from cfel.deployment.protocol.calls import RemoteCalls
 from cfel.deployment.protocol.coordinator_requests import ReleaseRequest
+from cfel.deployment.protocol.peer_requests import HelloRequest
 from cfel.deployment.security.identity import Identity
 from tests.deployment.conftest import deployed
-from tests.deployment.memory_federation import Federation, Network, until
+from tests.deployment.memory_federation import Federation, MemoryClient, Network, until
 from tests.deployment.security.test_limits import Clock
 from tests.simulation.drive import timeless
 
@@ -50,6 +52,22 @@ def test_silence_beyond_gone_seconds_and_two_questions_makes_gone() -> None:
     assert [contacts.is_gone(i, 10.0) for i in range(3)] == [False, True, True]
     contacts.note(Identity("edge", 1))
     assert not contacts.is_gone(1, 10.0)
+
+
+def test_an_edge_server_that_runs_twice_is_noticed(tmp_path: Path) -> None:
+    """Another process with the certificate of edge server 1 greets edge server 0, as the real one does."""
+
+    async def play() -> None:
+        async with Federation(deployed(join_seconds=600.0), tmp_path) as federation:
+            federation.start(*edges(0, 1, 2))
+            await until("all are there", lambda: len(federation.edges) == 3)
+            node, double = federation.edges[0], MemoryClient(Identity("edge", 1), federation.network)
+            while "runs twice: edge-1; stop one" not in node.take_snapshot().problem:
+                await RemoteCalls(double).call(Identity("edge", 0), HelloRequest(False, "another"), 60.0)
+                await asyncio.sleep(0.05)
+            assert [cluster.doubled for cluster in node.take_snapshot().clusters] == [False, True, False]
+
+    asyncio.run(asyncio.wait_for(play(), 120))
 
 
 def test_status_shows_who_is_lost_and_what_devices_of_others_do(tmp_path: Path) -> None:

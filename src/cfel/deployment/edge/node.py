@@ -213,6 +213,7 @@ class EdgeNode:
             "; ".join(each for each in parts if each),
             self.monitor.find_in_touch().has_majority,
             self.monitor.versions,
+            self.monitor.instances,
             self.devices.presence,
             self._validity,
         )

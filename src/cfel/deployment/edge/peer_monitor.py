@@ -6,6 +6,7 @@ and that the experiment ended while its edge server was missing. It commands not
 
 import asyncio
 import logging
+import secrets
 from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass, replace
 from typing import Any
@@ -14,6 +15,7 @@ from cfel import __version__
 from cfel.deployment.edge.device_service import DeviceService
 from cfel.deployment.edge.edge_server import EdgeServer
 from cfel.deployment.election.member import Member
+from cfel.deployment.health.instances import InstanceWatch
 from cfel.deployment.health.problems import NO_MAJORITY, Absence, InTouch, Stall, list_nodes
 from cfel.deployment.protocol.calls import Answer, AnyRequest, Calls, Endpoint, Request, serve
 from cfel.deployment.protocol.peer_requests import HelloAnswer, HelloRequest
@@ -121,6 +123,7 @@ class PeerMonitor:
         problem: what is wrong, in words; empty when nothing is.
         over: edge servers that know that the experiment is over.
         versions: of cfel on other edge servers, as far as known.
+        instances: which processes speak for other edge servers.
     """
 
     def __init__(
@@ -143,6 +146,7 @@ class PeerMonitor:
         self._stall = Stall(now)
         self._last_led_at = now()
         self.versions: dict[int, str] = {}
+        self.instances, self._instance = InstanceWatch(now), secrets.token_hex(8)
         self.problem = ""
         self.over: set[int] = set()
 
@@ -152,9 +156,11 @@ class PeerMonitor:
 
     async def hello(self, caller: Identity, request: HelloRequest) -> HelloAnswer:
         """Answers with a sign of life; both sides say whether they know the experiment to be over."""
+        self.instances.note(caller.number, request.instance)
         if request.over:
             self.over.add(caller.number)
-        return HelloAnswer(self._server.log.finished.is_set(), self._own_devices.states(), __version__)
+        finished, states = self._server.log.finished.is_set(), self._own_devices.states()
+        return HelloAnswer(finished, states, __version__, self._instance)
 
     def devices(self) -> dict[int, str]:
         """What the devices of all edge servers are doing, as far as known; "absent" where theirs is lost."""
@@ -204,7 +210,7 @@ class PeerMonitor:
 
     async def _check_peers(self) -> list[int]:
         """Asks all others for a sign of life; returns those that gave one."""
-        request = HelloRequest(self._server.log.finished.is_set())
+        request = HelloRequest(self._server.log.finished.is_set(), self._instance)
         answers = await asyncio.gather(*(self._check_peer(number, request) for number in self._others))
         return [number for number, there in zip(self._others, answers, strict=True) if there]
 
@@ -222,6 +228,7 @@ class PeerMonitor:
         self._rejections.pop(number, None)
         self._devices[number] = answer.devices
         self.versions[number] = answer.version
+        self.instances.note(number, answer.instance)
         if answer.over:
             self.over.add(number)
         return True
@@ -270,5 +277,10 @@ class PeerMonitor:
 
     def _find_doubled(self) -> str:
         presence = self._own_devices.presence
-        doubled = [n for n in self._own_devices.devices if presence.is_doubled(n)]
-        return f"runs twice, or restarts all the time: {list_nodes('device', doubled)}" if doubled else ""
+        devices = [n for n in self._own_devices.devices if presence.is_doubled(n)]
+        edges = self.instances.find_doubled()
+        parts = (
+            f"runs twice: {list_nodes('edge', edges)}; stop one, or its votes count twice" if edges else "",
+            f"runs twice, or restarts all the time: {list_nodes('device', devices)}" if devices else "",
+        )
+        return "; ".join(part for part in parts if part)

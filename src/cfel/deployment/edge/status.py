@@ -11,6 +11,7 @@ from cfel import __version__
 from cfel.deployment.coordinator.control_state import CoordinatorState
 from cfel.deployment.edge.edge_server import EdgeServer
 from cfel.deployment.election.member import Member
+from cfel.deployment.health.instances import InstanceWatch
 from cfel.deployment.health.presence import DevicePresence
 from cfel.deployment.measurement.measured_rounds import apply_reports
 from cfel.deployment.protocol.coordinator_requests import MixAnswer
@@ -36,6 +37,7 @@ class Others:
         problem: what is wrong, in words; empty when nothing is.
         majority: whether a majority of edge servers is in touch.
         versions: of cfel on other edge servers.
+        instances: which processes speak for other edge servers.
         presence: which devices of this edge server are there.
         validity: of this node's certificate, or None.
     """
@@ -45,6 +47,7 @@ class Others:
     problem: str
     majority: bool
     versions: Mapping[int, str]
+    instances: InstanceWatch
     presence: DevicePresence
     validity: Validity | None
 
@@ -150,6 +153,7 @@ def _clusters(
                 rho_mean=None if plan is None else float(plan.rho[devices].mean()),
                 theta_mean=None if plan is None else float(plan.theta[devices].mean()),
                 version=versions.get(cluster, ""),
+                doubled=others.instances.is_doubled(cluster),
             )
         )
     return tuple(clusters)

@@ -28,6 +28,7 @@ Positive = Annotated[int, msgspec.Meta(ge=1, le=MOST_WHOLE)]
 Amount = Annotated[float, msgspec.Meta(ge=0, le=_LARGEST)]
 Share = Annotated[float, msgspec.Meta(ge=0, le=1)]
 Version = Annotated[str, msgspec.Meta(max_length=40)]
+Instance = Annotated[str, msgspec.Meta(max_length=16)]
 Digest = Annotated[str, msgspec.Meta(pattern="^[0-9a-f]{64}$")]
 
 Value = TypeVar("Value")

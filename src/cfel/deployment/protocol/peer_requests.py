@@ -7,7 +7,7 @@ import msgspec
 from cfel.deployment.election.state import ElectionMessage
 from cfel.deployment.positions import Position
 from cfel.deployment.protocol.calls import Request
-from cfel.deployment.protocol.codec import MOST_WHOLE, Count, Digest, Positive, Version
+from cfel.deployment.protocol.codec import MOST_WHOLE, Count, Digest, Instance, Positive, Version
 from cfel.deployment.protocol.device_requests import Confirmation
 from cfel.deployment.transport.messages import Body
 from cfel.errors import InputError
@@ -68,11 +68,13 @@ class HelloAnswer(msgspec.Struct, frozen=True):
         over: whether it knows that the experiment is over.
         devices: what its devices are doing, in the words of `cfel.status`.
         version: of cfel on it.
+        instance: drawn when its process started.
     """
 
     over: bool
     devices: dict[Count, str]
     version: Version = ""
+    instance: Instance = ""
 
     def __post_init__(self) -> None:
         for device, state in self.devices.items():
@@ -81,11 +83,17 @@ class HelloAnswer(msgspec.Struct, frozen=True):
 
 
 class HelloRequest(Request[HelloAnswer], frozen=True):
-    """Asks for a sign of life; `over` says whether the caller knows that the experiment is over."""
+    """Asks for a sign of life.
+
+    Attributes:
+        over: whether the caller knows that the experiment is over.
+        instance: drawn when the caller's process started.
+    """
 
     method: ClassVar[str] = "hello"
     callers = ("edge",)
     over: bool
+    instance: Instance = ""
 
 
 class ElectionRequest(Request[Confirmation], frozen=True):

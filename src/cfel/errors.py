@@ -88,6 +88,10 @@ class UnreachableError(DeploymentError):
     """Another node did not answer, or not in time; a retry may help."""
 
 
+class SilentEdgeServerError(DeploymentError):
+    """A device's edge server has been silent for so long that the experiment is probably over."""
+
+
 class RejectedError(DeploymentError):
     """A request, a certificate or an upload was rejected; the message says why."""
 

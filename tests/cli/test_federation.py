@@ -7,10 +7,12 @@ from pathlib import Path
 
 import pytest
 
+from cfel.cli import node as node_command
 from cfel.cli import status as status_command
 from cfel.deployment.node import Node
 from cfel.deployment.security.certificates import is_revoked
 from cfel.deployment.security.identity import Identity
+from cfel.errors import SilentEdgeServerError
 from cfel.launch.node_file import NodeFile, read_node, write_node
 from cfel.status import ClusterStatus, DeviceStatus, RoundPoint, Status
 from tests.cli.conftest import Answer, Run, Write
@@ -167,6 +169,22 @@ def test_wrong_node_files(run: Run, write: Write, key: str, value: str, reason: 
 def test_a_devices_file_is_not_for_an_edge_server(run: Run, write: Write) -> None:
     answer = run("edge", "--config", write("node.toml", node_toml(role='"device"')))
     assert (answer.code, "configures device-0" in answer.err) == (2, True)
+
+
+def test_a_device_that_missed_the_end_says_so(
+    run: Run, write: Write, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Exit code 4, which a supervisor can tell from a failure."""
+
+    def give_up(_: Path) -> bool:
+        raise SilentEdgeServerError("edge-0 has not answered for 3601 s: the experiment is probably over")
+
+    monkeypatch.setattr(node_command, "run_node", give_up)
+    answer = run("device", "--config", write("node.toml", node_toml(role='"device"')))
+    assert (answer.code, answer.err) == (
+        4,
+        "ended: edge-0 has not answered for 3601 s: the experiment is probably over\n",
+    )
 
 
 def test_status_of_nothing(run: Run, tmp_path: Path) -> None:

@@ -11,8 +11,11 @@ from rich.markup import escape
 
 from cfel import __version__
 from cfel.cli.arguments import SUMMARIES
-from cfel.errors import CfelError, InputError
+from cfel.errors import CfelError, InputError, SilentEdgeServerError
 from cfel.wording import escape_control
+
+SILENT = 4
+"""Exit code of a device whose edge server has been silent for too long."""
 
 
 def run_command(arguments: Sequence[str]) -> int:
@@ -25,6 +28,9 @@ def run_command(arguments: Sequence[str]) -> int:
     except InputError as error:
         errors.print(f"[bold red]error:[/] {escape(_readable(error))}", soft_wrap=True)
         return 2
+    except SilentEdgeServerError as error:
+        errors.print(f"[bold yellow]ended:[/] {escape(_readable(error))}", soft_wrap=True)
+        return SILENT
     except CfelError as error:
         errors.print(f"[bold red]failed:[/] {escape(_readable(error))}", soft_wrap=True)
         return 1

@@ -33,6 +33,7 @@ class DeploymentParameters:
         clip_norm: an update of larger Euclidean norm is scaled down to it; None for no limit.
         quarantine_after: rejected uploads after which a device is quarantined; 0 for never.
         linger_seconds: a finished edge server waits this long for one that missed the end.
+        give_up_seconds: a device ends when its edge server has been silent for this long; 0 for never.
         host: address that `cfel up` lets edge servers listen on.
         certificate_hours: lifetime of the certificates that `cfel up` makes.
         receive_seconds: time in which a request must arrive, without its body.
@@ -52,6 +53,7 @@ class DeploymentParameters:
     clip_norm: float | None = None
     quarantine_after: int = 10
     linger_seconds: float = 60.0
+    give_up_seconds: float = 3600.0
     host: str = "127.0.0.1"
     certificate_hours: float = 72.0
     receive_seconds: float = 60.0
@@ -69,7 +71,7 @@ class DeploymentParameters:
         connections = ("keepalive_seconds", "keepalive_timeout_seconds")
         for name in (*waits, *rates, *connections):
             validation.check_number(f"deployment.{name}", getattr(self, name), above=0)
-        for name in ("time_scale", "gone_seconds", "linger_seconds"):
+        for name in ("time_scale", "gone_seconds", "linger_seconds", "give_up_seconds"):
             validation.check_number(f"deployment.{name}", getattr(self, name), least=0)
         validation.check_number("deployment.report_spread", self.report_spread, least=1)
         if self.clip_norm is not None:

@@ -18,7 +18,7 @@ from cfel.deployment.security.certificates import issue, make_authority, revoke
 from cfel.deployment.security.identity import Identity
 from cfel.deployment.transport.grpc_transport import Credentials, GrpcClient, GrpcServer, Method
 from cfel.deployment.transport.messages import Body, Message, split_message
-from cfel.errors import DeploymentError, RejectedError, StaleTermError, UnreachableError
+from cfel.errors import DeploymentError, NotAdmittedError, RejectedError, StaleTermError, UnreachableError
 
 EDGE, DEVICE, OTHER = Identity("edge", 0), Identity("device", 3), Identity("device", 4)
 LIMIT = 3 * 1024 * 1024
@@ -251,7 +251,7 @@ def test_a_certificate_that_names_nobody_is_rejected(tmp_path: Path) -> None:
 
     async def play() -> Rejections:
         async with serving(tmp_path) as (address, rejections):
-            with pytest.raises(RejectedError, match="names no role and number"):
+            with pytest.raises(NotAdmittedError, match="names no role and number"):
                 await ask(tmp_path, DEVICE, address)
             return rejections
 

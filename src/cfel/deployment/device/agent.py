@@ -36,7 +36,7 @@ from cfel.deployment.protocol.device_requests import (
     UploadRequest,
 )
 from cfel.deployment.security.identity import Identity
-from cfel.errors import RejectedError, UnreachableError
+from cfel.errors import RejectedError, SilentEdgeServerError, UnreachableError
 from cfel.learning.device_messages import DeviceOrder
 from cfel.learning.local.estimates import refresh_estimates
 from cfel.learning.local.workspace import Workspace
@@ -104,6 +104,7 @@ class DeviceAgent:
 
         Raises:
             RejectedError: its edge server does not admit it any more.
+            SilentEdgeServerError: its edge server has been silent for `give_up_seconds`.
         """
         # Two tasks: an open request for orders shows the edge server that the device is there while it
         # trains.
@@ -125,6 +126,7 @@ class DeviceAgent:
                 answer = await self._calls.call(self._edge, request, POLL_SECONDS + 10)
             except UnreachableError as error:
                 _LOG.info("no answer: %s", error)
+                self._check_silence()
                 await asyncio.sleep(self._asking.next_seconds())
                 continue
             self._asking.reset()
@@ -137,6 +139,15 @@ class DeviceAgent:
                 case _:
                     self._newest, self._newest_model = answer.serial, answer.model_sha256
                     self._orders.put_nowait(answer)
+
+    def _check_silence(self) -> None:
+        """Ends a device that missed the end of the experiment: nobody is left to inform it."""
+        silent, most = self._asking.silent_seconds, self._parameters.give_up_seconds
+        if most and silent > most:
+            raise SilentEdgeServerError(
+                f"{self._edge} has not answered for {silent:.0f} s: the experiment is probably over; "
+                "if it is not, start the device again"
+            )
 
     async def _work(self) -> None:
         while True:

@@ -33,12 +33,17 @@ class Backoff:
             _LOG.warning("%s answers again after %.0f s", self._whom, self._now() - self._since)
         self._wait, self._since, self._loud = FIRST_SECONDS, self._now(), LOUD_SECONDS
 
+    @property
+    def silent_seconds(self) -> float:
+        """How long it has not answered."""
+        return self._now() - self._since
+
     def next_seconds(self) -> float:
         """How long to wait after one more call without an answer."""
         # Random, so that devices that lost the same edge server do not come back at the same moment.
         wait = self._wait * (0.5 + 0.5 * self._draw())
         self._wait = min(MOST_SECONDS, GROWTH * self._wait)
-        silent = self._now() - self._since
+        silent = self.silent_seconds
         if silent >= self._loud:
             self._loud = 2 * silent
             _LOG.warning(

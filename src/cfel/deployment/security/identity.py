@@ -12,7 +12,7 @@ from typing import Literal, get_args
 
 from cryptography import x509
 
-from cfel.errors import InputError, NotAdmittedError, RejectedError, unknown_name
+from cfel.errors import InputError, NotAdmittedError, unknown_name
 
 Role = Literal["edge", "device", "operator"]
 ROLES: tuple[Role, ...] = get_args(Role)
@@ -54,7 +54,7 @@ def read_identity(certificate: x509.Certificate) -> Identity:
     """Reads from a certificate whom it was issued to.
 
     Raises:
-        RejectedError: it names no role and number.
+        NotAdmittedError: it names no role and number.
     """
     try:
         names = certificate.extensions.get_extension_for_class(x509.SubjectAlternativeName).value
@@ -65,7 +65,7 @@ def read_identity(certificate: x509.Certificate) -> Identity:
         found = re.fullmatch(r"cfel://(edge|device|operator)/(\d{1,9})", uri)
         if found:
             return Identity(found[1], int(found[2]))  # type: ignore[arg-type]
-    raise RejectedError("the certificate names no role and number")
+    raise NotAdmittedError("the certificate names no role and number")
 
 
 @dataclass(frozen=True, slots=True)

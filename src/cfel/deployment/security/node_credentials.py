@@ -13,7 +13,7 @@ from cryptography.hazmat.primitives.asymmetric.types import CertificatePublicKey
 from cryptography.hazmat.primitives.serialization import Encoding, PublicFormat, load_pem_private_key
 
 from cfel.deployment.security.identity import Identity, read_identity
-from cfel.errors import DeploymentError, NotAdmittedError, RejectedError, describe_error
+from cfel.errors import DeploymentError, NotAdmittedError, describe_error
 
 
 def read_credentials(
@@ -77,7 +77,7 @@ def _parse_certificate(path: Path, content: bytes) -> x509.Certificate:
 def _check_owner(path: Path, own: x509.Certificate, identity: Identity) -> None:
     try:
         found = read_identity(own)
-    except RejectedError as error:
+    except NotAdmittedError as error:
         raise DeploymentError(f"{path} is not the certificate of {identity}: {error}") from error
     if found != identity:
         raise DeploymentError(f"{path} is the certificate of {found}")

@@ -75,7 +75,7 @@ def test_what_cannot_be_found(name: str, message: str) -> None:
 
 
 @pytest.mark.parametrize("name", ["math:sqrt", "theirs", "no_such_module_anywhere:f"])
-def test_only_built_in_names_unless_somebody_allows_more(monkeypatch: pytest.MonkeyPatch, name: str) -> None:
+def test_only_built_in_names_unless_more_is_allowed(monkeypatch: pytest.MonkeyPatch, name: str) -> None:
     installed(monkeypatch, "math:sqrt")
     monkeypatch.setattr(plugins, "_load", lambda *_: pytest.fail("loaded"))
     with pytest.raises(InputError, match=rf"^scheme: '{name}' is not built in, and only built-in names are"):

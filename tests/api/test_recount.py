@@ -1,4 +1,4 @@
-"""Counting anew: the costs of other conditions with the models of a run, and only where that is right."""
+"""Recounting: the costs of other conditions with the models of a run, and only where that is right."""
 
 from pathlib import Path
 from typing import Any
@@ -20,7 +20,7 @@ def finish_run(path: Path, *changes: Any) -> tuple[RoundRecord, ...]:
     return RunDirectory.open(path).records()
 
 
-def test_cef_counted_anew_is_cef_run_anew(tmp_path: Path) -> None:
+def test_a_recount_of_cef_equals_a_new_run(tmp_path: Path) -> None:
     """The models and accuracies of the run, the seconds and joules of a run under that channel."""
     finish_run(tmp_path / "before", {"scheme": CEF})
     again = {"scheme": CEF, "fleet": {"conditions": {"channel_floor": 0.0}}}

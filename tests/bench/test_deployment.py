@@ -30,10 +30,10 @@ from tests.simulation.drive import tiny
 
 def clocked(wall: float, trainings: list[float]) -> EdgeRoundMeasurements:
     """An edge round in which devices trained so long."""
-    told = tuple(
+    reported = tuple(
         MeasurementReport(1.0, 0.0, 1.0, 0.0, seconds, 0.0, "clock", "model") for seconds in trainings
     )
-    return EdgeRoundMeasurements(wall, (wall,), told)
+    return EdgeRoundMeasurements(wall, (wall,), reported)
 
 
 def test_overhead_is_over_training_and_bytes() -> None:
@@ -44,7 +44,9 @@ def test_overhead_is_over_training_and_bytes() -> None:
     work = tuple(DeviceWork(n, 1, bits, 0.0) for n in range(devices))
     size = devices * (model_size(world.start) + 1000)
     rounds = [clocked(wall, [1.0, 4.0, *[2.0] * (devices - 2)]) for wall in (99.0, 5.0, 7.0)]
-    done = tuple(FinishedEdgeRound(r, (True,) * devices, plan, work, told) for r, told in enumerate(rounds))
+    done = tuple(
+        FinishedEdgeRound(r, (True,) * devices, plan, work, reported) for r, reported in enumerate(rounds)
+    )
     found = compute_overhead(world, replace(initial_coordinator_state(world), finished=done), float(size))
     assert (found.wall_seconds, found.training_seconds, found.transfer_seconds) == (6.0, 4.0, 1.0)
     assert found.transferred_bytes == size

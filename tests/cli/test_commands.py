@@ -81,7 +81,7 @@ def test_interrupted_while_it_loads(run: Run, monkeypatch: pytest.MonkeyPatch) -
     assert (answer.code, answer.out, answer.err) == (130, "", "interrupted\n")
 
 
-def test_nothing_slow_is_loaded_before_ctrl_c_is_heeded() -> None:
+def test_nothing_slow_is_loaded_before_ctrl_c_is_handled() -> None:
     code = "import sys, cfel.cli; sys.exit(len({'numpy', 'rich', 'torch'} & set(sys.modules)))"
     assert subprocess.run([sys.executable, "-c", code], check=False).returncode == 0
 

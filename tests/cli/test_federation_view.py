@@ -1,4 +1,4 @@
-"""What `cfel up` shows while a federation works, and how it stops and goes on."""
+"""What `cfel up` shows while a federation works, and how it stops and resumes."""
 
 import io
 import shlex
@@ -116,7 +116,7 @@ def test_a_table_in_a_terminal() -> None:
         assert words in shown
 
 
-def test_what_is_wrong_is_said_when_it_changes() -> None:
+def test_problems_are_logged_when_they_change() -> None:
     out = io.StringIO()
     good = status(("training", "idle"))
     alone, nobody = replace(good, problem="no majority: [1 of 3]"), replace(good, problem="nobody elected")
@@ -130,7 +130,7 @@ def test_what_is_wrong_is_said_when_it_changes() -> None:
     ]
 
 
-def test_the_command_to_go_on_has_the_changes() -> None:
+def test_the_command_to_resume_has_the_changes() -> None:
     changes = ["rounds.global=3", 'scheme.options={ "frequency" = false }']
     given = Namespace(experiment=Path("a b.toml"), set=changes, json=False)
     words = shlex.split(_resume_command(given, Path("runs/x")))
@@ -158,9 +158,11 @@ def test_interrupted_by_the_keyboard_and_resumed(tmp_path: Path) -> None:
     while time.monotonic() < deadline and not (log.exists() and log.read_text()):
         time.sleep(0.1)
     first.send_signal(signal.SIGINT)
-    _, told = first.communicate(timeout=60)
-    assert first.returncode == 130, told
-    (hint,) = (line for line in told.splitlines() if line.startswith("all processes stopped; to resume: "))
+    _, reported = first.communicate(timeout=60)
+    assert first.returncode == 130, reported
+    (hint,) = (
+        line for line in reported.splitlines() if line.startswith("all processes stopped; to resume: ")
+    )
     assert 1 <= len(read_log(log).records) < 3
     advised = [*command[:2], *shlex.split(hint.partition(": ")[2])]
     again = subprocess.run(advised, check=False, capture_output=True, text=True)

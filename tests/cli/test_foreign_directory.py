@@ -95,7 +95,7 @@ def test_nor_that_of_a_folder_without_a_run(run: Run, foreign: Path, key: str, n
 
 
 @pytest.mark.parametrize("name", [f"{MODULE}:build", "hf:some/name"])
-def test_data_is_not_fetched_by_foreign_code(run: Run, foreign: Path, tmp_path: Path, name: str) -> None:
+def test_data_is_not_fetched_by_code_from_outside(run: Run, foreign: Path, tmp_path: Path, name: str) -> None:
     name_code(foreign, "data", "name", name)
     answer = run("export", foreign, "--to", tmp_path / "model.safetensors")
     assert answer.code == 2

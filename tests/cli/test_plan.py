@@ -131,7 +131,7 @@ def test_few_rows_say_that_there_are_more(run: Run, fleet: Path) -> None:
     assert run("plan", fleet, "--rows", 0).code == 0
 
 
-def test_caps_out_of_reach_are_told_not_rejected(run: Run, fleet: Path) -> None:
+def test_caps_out_of_reach_are_reported_not_rejected(run: Run, fleet: Path) -> None:
     """roof-7 needs 0.1 · 5 · 144.5 + 0.01 · 6.9 = 72.319 s at the least."""
     answer = run("plan", fleet, "--time-cap", 1, "--energy-cap", 1)
     words = " ".join(answer.out.split())

@@ -130,8 +130,8 @@ def test_accuracy_shows_the_runs_of_table1(run: Run, data: dict[str, Path], fini
     assert max(map(len, again.out.splitlines()[:-1])) <= 80
 
 
-def test_goes_on_where_it_stopped(data: dict[str, Path], out: Path) -> None:
-    """Interrupted after its first round, then gone on with: the same log as without."""
+def test_it_resumes_where_it_stopped(data: dict[str, Path], out: Path) -> None:
+    """Interrupted after its first round, then resumed: the same log as without."""
     request = ReproductionRequest("table1", "cifar10", data["cifar10"], "smoke", ("cef", "hcef"))
     runs = plan_runs(request, {})
     with pytest.raises(KeyboardInterrupt):

@@ -137,7 +137,7 @@ def test_wrong_usage(run: Run, tmp_path: Path) -> None:
 
 
 @pytest.mark.usefixtures("no_figures")
-def test_a_run_that_can_go_on(run: Run, tmp_path: Path) -> None:
+def test_a_run_that_can_be_resumed(run: Run, tmp_path: Path) -> None:
     """It stopped at its target. A message says so and how to continue; then it continues."""
     out = tmp_path / "r"
     early = ("--set", "rounds.stop=target", "--set", "rounds.target=0.01")

@@ -34,7 +34,7 @@ def test_several_steps_are_all_charged() -> None:
     assert gossip.models_sent(clusters=4, links=5) == 30
 
 
-def test_everybody_takes_a_way_up_and_one_down() -> None:
+def test_reaching_everybody_takes_two_transfers() -> None:
     gossip = Gossip(reach="everybody")
     assert gossip.exchange_seconds(np.array([0.2, 0.2])).tolist() == [0.4, 0.4]
     assert gossip.models_sent(clusters=4, links=5) == 8

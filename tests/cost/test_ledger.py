@@ -71,7 +71,7 @@ def test_cluster_counts_must_agree() -> None:
 
 
 def test_clocks_meet_at_an_exchange() -> None:
-    """Cluster 0 is at 5 s and needs 2 for the exchange, cluster 1 is at 3 s and needs 6: both go on at 9."""
+    """Cluster 0 is at 5 s and needs 2 for the exchange, cluster 1 is at 3 s and needs 6: both start at 9."""
     ledger = Ledger(100.0, 50.0, (5.0, 3.0), 7.0)
     assert after_exchange(ledger, [2, 6]) == Ledger(100.0, 50.0, (9.0, 9.0), 7.0)
     with pytest.raises(InputError, match="exchange_seconds: must have 2 entries, got 1"):

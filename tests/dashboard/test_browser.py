@@ -31,7 +31,7 @@ def page(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Page]:
         yield found
 
 
-def test_it_follows_the_state_and_complains_of_nothing(page: Page, address: str, scene: Scene) -> None:
+def test_it_follows_the_state_without_errors(page: Page, address: str, scene: Scene) -> None:
     page.leave()
     page.look(1280, 900)
     page.open(address)
@@ -101,7 +101,7 @@ def test_order_and_filter_of_the_devices(page: Page, address: str) -> None:
     page.wait("document.querySelectorAll('#devices tbody tr').length", lambda rows: rows == 8)
 
 
-def test_a_lost_connection_is_told(page: Page, scene: Scene) -> None:
+def test_a_lost_connection_is_reported(page: Page, scene: Scene) -> None:
     page.look(1280, 900)
     with served(lambda: dashboard_app(scene.now, 0.05)) as address:
         page.open(address)

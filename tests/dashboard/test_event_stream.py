@@ -166,7 +166,7 @@ def test_a_sign_of_life_when_nothing_happens(monkeypatch: pytest.MonkeyPatch) ->
     assert others == [None, None]
 
 
-def test_looking_now_and_then_tells_only_of_changes() -> None:
+def test_polling_reports_only_changes() -> None:
     async def play() -> list[int]:
         state = Counted()
         feed = SnapshotFeed(state, 0.01)

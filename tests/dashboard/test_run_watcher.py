@@ -111,7 +111,7 @@ def test_a_comparison_shows_the_newest_and_the_others_curves(tmp_path: Path) -> 
     assert watcher.snapshot().scheme == "hcef"
 
 
-def test_damage_is_told_and_forgotten_when_it_is_mended(tmp_path: Path) -> None:
+def test_damage_is_reported_until_it_is_repaired(tmp_path: Path) -> None:
     write_run(tmp_path, "hcef", 0, [record(1, 0.5, 1.0, 1.0)])
     watcher = RunWatcher(tmp_path)
     log = tmp_path / "rounds.jsonl"

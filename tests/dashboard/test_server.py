@@ -67,7 +67,7 @@ def test_certificates_go_in_pairs(tmp_path: Path) -> None:
 
 
 def test_it_stops_with_a_reader_hanging_on() -> None:
-    """The loop goes on, signals are nobody's but ours, and the port is free again."""
+    """The loop continues, signals are nobody's but ours, and the port is free again."""
 
     async def play() -> tuple[bytes, int]:
         before = signal.getsignal(signal.SIGINT)

@@ -41,7 +41,7 @@ class Network:
         delay_seconds: the longest a call is under way.
         cut: pairs of members that do not reach each other.
         frozen: members that do not answer, and whose own calls stay open: only time shows that they are gone.
-        on_call: told of every call before it is delivered.
+        on_call: called for every call before it is delivered.
     """
 
     drop: float = 0.0
@@ -182,7 +182,7 @@ class Federation:
         await asyncio.wait([task])
 
     def coordinator(self) -> int | None:
-        """Who holds the office now."""
+        """The coordinator now."""
         leading = [
             i
             for i, node in self.edges.items()
@@ -194,7 +194,7 @@ class Federation:
         """Returns when every member that is alive has ended by itself."""
         done, _ = await asyncio.wait(self._tasks.values(), timeout=seconds)
         pending = [str(member) for member, task in self._tasks.items() if not task.done()]
-        assert not pending, f"{pending} go on after {seconds} s"
+        assert not pending, f"{pending} still run after {seconds} s"
         for task in done:
             task.result()
 

@@ -99,7 +99,7 @@ def test_nothing_is_named_where_only_some_took_part(asked: tuple[int, ...]) -> N
     asyncio.run(play())
 
 
-def test_a_device_in_quarantine_is_told_nothing() -> None:
+def test_a_device_in_quarantine_gets_no_orders() -> None:
     async def play() -> None:
         async with serving() as at:
             await after_a_round(at, *DEVICES)
@@ -145,7 +145,7 @@ def test_a_late_announcement_does_not_disturb_an_order() -> None:
 def test_every_model_is_fetched_once(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """Three global rounds of two edge rounds, six devices: 36 orders; estimates use the first one's model."""
     fetched: list[str] = []
-    told: list[str] = []
+    reported: list[str] = []
     call = RemoteCalls.call
 
     async def watch(self: RemoteCalls, to: Identity, request: Request[Answer], seconds: float) -> Answer:
@@ -154,9 +154,9 @@ def test_every_model_is_fetched_once(tmp_path: Path, monkeypatch: pytest.MonkeyP
         answer = await call(self, to, request, seconds)
         match answer:
             case IssuedOrder():
-                told.append(answer.kind)
+                reported.append(answer.kind)
             case NextModel():
-                told.append("next model")
+                reported.append("next model")
         return answer
 
     monkeypatch.setattr(RemoteCalls, "call", watch)
@@ -169,6 +169,6 @@ def test_every_model_is_fetched_once(tmp_path: Path, monkeypatch: pytest.MonkeyP
 
     assert asyncio.run(play()) == 3
     assert len(fetched) == 36
-    assert told.count("update") == 36
+    assert reported.count("update") == 36
     # After the first edge round of each global round and between global rounds; a busy device may miss one.
-    assert 15 <= told.count("next model") <= 30
+    assert 15 <= reported.count("next model") <= 30

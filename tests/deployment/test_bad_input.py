@@ -85,7 +85,7 @@ def wire(message: Message) -> list[bytes]:
 
 
 def content(message: Message, reason: str) -> Kind:
-    """A whole message with a bad content: whoever sends it is not waited for in this round."""
+    """A whole message with a bad content: its sender is not waited for in this round."""
     return Kind(wire(message), reason, again=False)
 
 
@@ -251,7 +251,7 @@ def test_rejected_counted_and_nobody_else_notices(certificates: Path, name: str)
     asyncio.run(play())
 
 
-def test_replay_and_claims_to_be_somebody_else(certificates: Path) -> None:
+def test_replays_and_impersonation(certificates: Path) -> None:
     """A copy in the round is acknowledged and not used; later, rejected. The certificate says who sends."""
     posing = header(device=5)
 
@@ -297,7 +297,7 @@ def test_slow_loris_is_cut_off_and_a_slow_link_is_not(certificates: Path) -> Non
     asyncio.run(play())
 
 
-def test_whoever_dies_in_the_middle_is_not_counted_as_rejected(certificates: Path) -> None:
+def test_a_device_that_dies_while_sending_is_not_counted_as_rejected(certificates: Path) -> None:
     async def cut_off() -> AsyncIterator[bytes]:
         yield FIRST
         await asyncio.sleep(15)
@@ -316,7 +316,7 @@ def test_whoever_dies_in_the_middle_is_not_counted_as_rejected(certificates: Pat
     asyncio.run(play())
 
 
-def test_a_flood_is_told_to_come_later_and_others_are_served(certificates: Path) -> None:
+def test_a_flood_is_asked_to_retry_later_and_others_are_served(certificates: Path) -> None:
     """5 calls a second, 10 at once: of 50 within some seconds many are rejected, and all of these counted."""
 
     async def play() -> None:
@@ -331,7 +331,7 @@ def test_a_flood_is_told_to_come_later_and_others_are_served(certificates: Path)
     asyncio.run(play())
 
 
-def test_a_fault_of_the_servers_own_is_logged_and_not_the_end_of_it(
+def test_an_error_in_the_server_is_logged_and_does_not_stop_it(
     certificates: Path, caplog: pytest.LogCaptureFixture
 ) -> None:
     async def play() -> None:

@@ -63,7 +63,7 @@ class Tormentor(threading.Thread):
         self.failure: Exception | None = None
 
     def run(self) -> None:
-        """Looks until it is told to stop."""
+        """Looks until it is stopped."""
         try:
             asyncio.run(self._watch(read_node(self._out / "nodes" / "operator-0.toml").node))
         except Exception as error:  # noqa: BLE001 — shown by the test, which runs in another thread
@@ -112,7 +112,7 @@ def tormented(
 
 
 def leader(seen: Snapshots) -> int | None:
-    """The edge server that holds the newest office."""
+    """The coordinator of the newest term."""
     found = [(each.status.term or 0, number) for number, each in seen.items() if each.role == "leader"]
     return max(found)[1] if found else None
 
@@ -138,7 +138,7 @@ class KillCoordinator:
         self.killed = (time.time(), term)
 
     def empty_seconds(self, out: Path) -> float:
-        """How long the office was empty, by the nodes' own logs: looking on would cost more than it tells."""
+        """How long there was no coordinator, by the nodes' own logs: polling would disturb it."""
         assert self.killed is not None, f"no coordinator was seen {self.phase}"
         at, term = self.killed
         return min(elected for found, elected in elections(out) if found > term) - at
@@ -168,13 +168,13 @@ def slowly(clusters: int, *changes: Mapping[str, Any], **deployment: Any) -> Exp
 
 
 def check_kill(clusters: int, phase: str, out: Path) -> None:
-    """The office is filled again, and the outcome is that of a run without any kill."""
+    """Another coordinator is elected, and the outcome is that of a run without any kill."""
     fresh = {"local": {"estimator": "fresh" if phase == "planning" else "reuse"}}
     experiment, kill = slowly(clusters, fresh), KillCoordinator(phase)
     found = timeless(tormented(experiment, out, kill))
     seconds = kill.empty_seconds(out)
-    assert seconds < 10, "the office stayed empty"
-    LOG.info("%s, %d edge servers: office empty for %.2f s", phase, clusters, seconds)
+    assert seconds < 10, "no coordinator was elected"
+    LOG.info("%s, %d edge servers: no coordinator for %.2f s", phase, clusters, seconds)
     assert found == timeless(records(experiment))
 
 
@@ -197,7 +197,7 @@ def test_kill_of_the_coordinator_among_more(tmp_path: Path, phase: str, clusters
 
 
 class FreezeCoordinator:
-    """Stops the coordinator in a training phase and lets it go on once another one leads."""
+    """Stops the coordinator in a training phase and lets it continue once another one leads."""
 
     def __init__(self) -> None:
         self.frozen: tuple[int, int, int] | None = None
@@ -234,7 +234,7 @@ def test_a_frozen_coordinator_is_replaced_and_does_not_depose_its_successor(tmp_
 
 
 class Freeze:
-    """Stops a device in the second round, and lets it go on when the others are two rounds further."""
+    """Stops a device in the second round, and lets it continue when the others are two rounds further."""
 
     def __init__(self, name: str) -> None:
         self.name = name
@@ -332,7 +332,7 @@ class FreezeMajority:
 
 
 def test_without_a_majority_nothing_is_lost(tmp_path: Path) -> None:
-    """The two that are left say so and wait; the run goes on when the others are back, to the same bits."""
+    """The two that are left report it; the run continues when the others are back, to the same bits."""
     freeze, experiment = (
         FreezeMajority(),
         slowly(5, round_seconds=60.0, gossip_seconds=30.0, gone_seconds=40.0),
@@ -375,7 +375,7 @@ def test_everything_at_once(tmp_path: Path) -> None:
 
 
 def resume(process: int) -> None:
-    """Lets a stopped process go on, if it is still there."""
+    """Lets a stopped process continue, if it is still there."""
     try:
         os.kill(process, signal.SIGCONT)
     except ProcessLookupError:

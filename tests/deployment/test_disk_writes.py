@@ -1,4 +1,4 @@
-"""A disk that takes no writes: nodes wait, say so once, and go on as if nothing had been."""
+"""A disk that takes no writes: nodes wait, say so once, and continue as if nothing had happened."""
 
 import asyncio
 import errno

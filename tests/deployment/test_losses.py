@@ -1,4 +1,4 @@
-"""Members that go and do not come back in time: the others go on, with the right weights."""
+"""Members that go and do not come back in time: the others continue, with the right weights."""
 
 import asyncio
 from pathlib import Path
@@ -158,7 +158,7 @@ def test_edge_server_away_for_long_catches_up_from_a_neighbour(tmp_path: Path) -
 
 
 def test_partition_heals_without_two_coordinators_in_one_term(tmp_path: Path) -> None:
-    """Edge server 2 is cut off with its devices; the others go on, and it finds back into the same log."""
+    """Edge server 2 is cut off with its devices; the others continue, and it catches up to the same log."""
     experiment = deployed({"rounds": {"global": 6, "edge": 1}}, round_seconds=0.8, gossip_seconds=0.4)
 
     async def play() -> tuple[list[RoundRecord], dict[int, set[int]]]:

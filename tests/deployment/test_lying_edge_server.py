@@ -63,8 +63,8 @@ def test_a_liar_stops_nobody(tmp_path: Path, simulated: list[dict[str, Any]]) ->
             liar, *_ = (i for i in range(3) if i != federation.coordinator())
             others = [i for i in range(3) if i != liar]
             for _ in range(3):
-                told = [tell(federation, liar, to, lie) for to in others for lie in lies(federation)]
-                await asyncio.gather(*told)
+                reported = [tell(federation, liar, to, lie) for to in others for lie in lies(federation)]
+                await asyncio.gather(*reported)
             shown = [federation.edges[i].take_snapshot().problem for i in others]
             assert all(f"edge-{liar} sent a command of term" in each for each in shown)
             assert all(f"edge-{liar} shows term {MOST}" in each for each in shown)

@@ -133,7 +133,7 @@ def rounds_done(out: Path, edge: int) -> int:
 
 
 def test_the_coordinator_is_cut_off_and_joined_again(hosts: Hosts, tmp_path: Path) -> None:
-    """The others elect another and go on; the old one follows when it is back; the run ends for all."""
+    """The others elect another and continue; the old one follows when it is back; the run ends for all."""
     processes = [started(hosts, configuration) for configuration in configured(tmp_path)]
     try:
         until("a round is done", lambda: any(rounds_done(tmp_path, i) for i in range(EDGES)))
@@ -144,7 +144,7 @@ def test_the_coordinator_is_cut_off_and_joined_again(hosts: Hosts, tmp_path: Pat
         until("the others have elected", lambda: all(leaders(tmp_path, i)[-1][0] > term for i in others))
         until("the old one steps down", lambda: leaders(tmp_path, old)[-1][1] is None)
         before = rounds_done(tmp_path, others[0])
-        until("the others go on", lambda: rounds_done(tmp_path, others[0]) > before)
+        until("the others continue", lambda: rounds_done(tmp_path, others[0]) > before)
         assert all(leader != old for i in others for each, leader in leaders(tmp_path, i) if each > term)
         hosts.plug(old)
         until("all are done", lambda: all(process.poll() is not None for process in processes))

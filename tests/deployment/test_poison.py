@@ -1,4 +1,4 @@
-"""Absurd models with a valid certificate, from a device or an edge server: the others go on as without it."""
+"""Absurd models with a valid certificate, from a device or an edge server: no effect on the others."""
 
 import asyncio
 from collections.abc import Callable

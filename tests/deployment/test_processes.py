@@ -97,7 +97,7 @@ def test_interrupted_and_resumed(tmp_path: Path, simulated: list[dict[str, Any]]
 
 
 @pytest.mark.long
-def test_a_revoked_device_is_turned_away_and_the_others_go_on(tmp_path: Path) -> None:
+def test_a_revoked_device_is_rejected_and_the_others_continue(tmp_path: Path) -> None:
     """Interrupted afterwards and resumed: it stays outside, though everybody else gets a new certificate."""
     experiment = deployed({"rounds": {"global": 5}}, election_seconds=1.0, gone_seconds=1.0)
     out, lost, rounds = tmp_path / "run", list[str](), list[RoundRecord]()

@@ -1,4 +1,4 @@
-"""A device that misbehaves with a valid certificate: rejected, counted, left out; the others go on."""
+"""A device that misbehaves with a valid certificate: rejected, counted, left out; the others continue."""
 
 import asyncio
 from dataclasses import replace

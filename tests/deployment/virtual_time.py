@@ -16,7 +16,7 @@ class _Jumping(selectors.DefaultSelector):
         self.passed = 0.0
 
     def select(self, timeout: float | None = None) -> list[tuple[selectors.SelectorKey, int]]:
-        """What is ready now; if nothing is, the clock has gone on."""
+        """What is ready now; if nothing is, the clock has advanced."""
         ready = super().select(0)
         if not ready and timeout is None:
             raise RuntimeError("everybody waits for something that nobody will do")

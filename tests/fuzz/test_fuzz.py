@@ -1,4 +1,4 @@
-"""What fuzzing once found, and a few seconds more of it. `make fuzz` goes on for as long as wanted."""
+"""What fuzzing once found, and a few seconds more of it. `make fuzz` runs for as long as you like."""
 
 import random
 from pathlib import Path

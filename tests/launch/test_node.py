@@ -29,16 +29,16 @@ async def together(*errors: Exception) -> None:
                 group.create_task(fail(error))
 
 
-def test_of_a_group_of_tasks_the_foreseen_error_is_told() -> None:
-    with pytest.raises(DashboardError, match="taken") as told:
+def test_the_expected_error_of_a_group_of_tasks_is_reported() -> None:
+    with pytest.raises(DashboardError, match="taken") as reported:
         asyncio.run(run_until_stopped(together(DashboardError("taken"))))
-    assert told.value.__suppress_context__
+    assert reported.value.__suppress_context__
 
 
-def test_a_defect_is_told_whole() -> None:
-    with pytest.raises(ExceptionGroup) as told:
+def test_a_defect_is_reported_with_its_trace() -> None:
+    with pytest.raises(ExceptionGroup) as reported:
         asyncio.run(run_until_stopped(together(DashboardError("taken"), ZeroDivisionError())))
-    assert told.group_contains(ZeroDivisionError)
+    assert reported.group_contains(ZeroDivisionError)
 
 
 def test_a_node_that_the_experiment_does_not_have(tmp_path: Path) -> None:

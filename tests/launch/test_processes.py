@@ -20,7 +20,7 @@ def ended(**codes: int | None) -> Processes:
     return processes
 
 
-def test_a_device_that_is_turned_away_is_told_once() -> None:
+def test_a_rejected_device_logs_the_reason_once() -> None:
     processes = ended(edge_0=None, device_0=3, device_1=None)
     assert processes.restart_dead() == ["device-0"]
     assert processes.restart_dead() == []
@@ -36,7 +36,7 @@ def test_without_any_device_it_ends() -> None:
         ended(edge_0=None, device_0=3, device_1=3).restart_dead()
 
 
-def test_devices_that_went_home_are_no_loss() -> None:
+def test_devices_that_left_after_the_end_are_not_lost() -> None:
     assert ended(edge_0=0, device_0=3, device_1=0).restart_dead() == ["device-0"]
 
 

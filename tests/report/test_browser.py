@@ -1,4 +1,4 @@
-"""The page in a real browser, headless: nothing sticks out sideways, on a desk and on a phone."""
+"""The page in a real browser, headless: nothing overflows sideways, on a desktop and on a phone."""
 
 import re
 import shutil

@@ -36,7 +36,7 @@ def test_a_scheme_from_outside_comes_last(tmp_path: Path, make_run: MakeRun) -> 
     assert [run.scheme for run in load_runs(tmp_path)] == ["hcef", "cef", "alpha", "mine:build"]
 
 
-def test_a_directory_without_runs_is_said(tmp_path: Path) -> None:
+def test_a_directory_without_runs_is_reported(tmp_path: Path) -> None:
     with pytest.raises(RunDirectoryError, match="holds no run, and neither do the directories below it"):
         load_runs(tmp_path)
 
@@ -49,7 +49,7 @@ def test_two_runs_of_one_scheme_and_seed_are_named(tmp_path: Path, make_run: Mak
 
 
 @pytest.mark.parametrize(("text", "words"), [("seed =", "is damaged"), ('seed = "x"', "seed: 'x'")])
-def test_a_damaged_experiment_is_said(tmp_path: Path, make_run: MakeRun, text: str, words: str) -> None:
+def test_a_damaged_experiment_is_reported(tmp_path: Path, make_run: MakeRun, text: str, words: str) -> None:
     make_run(tmp_path, "cef", 0, [])
     (tmp_path / "experiment.toml").write_text(text)
     with pytest.raises(RunDirectoryError, match=words):

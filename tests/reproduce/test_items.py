@@ -84,7 +84,7 @@ def test_settings_of_q_and_tau_have_equally_much_to_do(item: str, field: str) ->
     assert [each.global_rounds for each in rounds] == [100, 50, 33, 25, 20]
 
 
-def test_budgets_are_made_anew_for_every_setting() -> None:
+def test_every_setting_gets_its_own_budgets() -> None:
     """A share of CEF's use in that setting; with τ = 2 there are five times the uploads of τ = 10."""
     runs = planned("tau", "femnist", schemes=("hcef",))
     budgets = []

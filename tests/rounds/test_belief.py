@@ -84,7 +84,7 @@ def test_only_devices_that_take_part_are_compared() -> None:
     assert noise_ratio(sigma2[present], g2[present]) == pytest.approx(3.0, rel=0.01)
 
 
-def test_two_that_contradict_each_other_are_both_believed() -> None:
+def test_of_two_that_contradict_each_other_neither_is_bounded() -> None:
     assert implausible_devices((Estimates(1.0, 1.0), Estimates(100.0, 1.0))) == []
 
 

@@ -100,7 +100,7 @@ def test_batteries_are_overdrawn_only_by_lower_bounds_and_never_silently(charge:
     assert (left < charge).all()
 
 
-def test_run_goes_on_through_a_round_without_anybody() -> None:
+def test_a_run_continues_through_a_round_without_devices() -> None:
     """In global round 1 of 3 everybody is away: only gossip takes time."""
     away = tuple((device, 1, 1) for device in range(4))
     where = setting(

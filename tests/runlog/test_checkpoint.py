@@ -43,7 +43,7 @@ def test_a_checkpoint_comes_back_bit_for_bit(
         assert (found.dtype, found.shape, found.tobytes()) == (array.dtype, array.shape, array.tobytes())
 
 
-def test_no_checkpoint_is_none(tmp_path: Path) -> None:
+def test_without_a_checkpoint_the_answer_is_none(tmp_path: Path) -> None:
     assert read_checkpoint(tmp_path) is None
 
 
@@ -86,7 +86,7 @@ def test_a_damaged_file_is_named(tmp_path: Path, name: str) -> None:
         read_checkpoint(tmp_path)
 
 
-def test_a_damaged_manifest_is_said(tmp_path: Path) -> None:
+def test_a_damaged_manifest_is_reported(tmp_path: Path) -> None:
     (tmp_path / "manifest.json").write_text('{"generation": 1')
     with pytest.raises(RunDirectoryError, match=r"manifest\.json is damaged"):
         read_checkpoint(tmp_path)

@@ -1,4 +1,4 @@
-"""The run directory: made, read, gone on with, rejected."""
+"""Run directories: created, read, resumed and rejected."""
 
 import json
 import os
@@ -95,10 +95,10 @@ def test_resume_without_a_checkpoint_starts_over(
     assert RunDirectory.open(tmp_path).plan_rounds() == ()
 
 
-def test_a_torn_last_line_is_passed_over_and_then_cut(
+def test_an_incomplete_last_line_is_skipped_and_then_removed(
     tmp_path: Path, make_run: MakeRun, make_record: MakeRecord
 ) -> None:
-    """A reader leaves the 20 torn bytes alone; the next writer removes them before it appends."""
+    """A reader leaves the 20 incomplete bytes alone; the next writer removes them before it appends."""
     with make_run(tmp_path) as writer:
         writer.append(make_record(1))
         writer.save_checkpoint(Checkpoint(1, {}, {}))
@@ -144,7 +144,7 @@ def test_a_missing_round_is_named(tmp_path: Path, make_run: MakeRun, make_record
 def test_a_checkpoint_ahead_of_the_log_is_rejected(
     tmp_path: Path, make_run: MakeRun, make_record: MakeRecord
 ) -> None:
-    """Somebody cut the log by hand: going on would leave a hole, so resume says so and changes nothing."""
+    """Somebody cut the log by hand: resuming would leave a gap, so it is rejected."""
     with make_run(tmp_path) as writer:
         writer.append(make_record(1))
         with pytest.raises(InputError, match="the log ends with 1"):
@@ -182,7 +182,7 @@ def test_a_checkpoint_without_its_log_is_not_overwritten(
 
 
 def _fail_at_the_last_checkpoint(writer: RunWriter, record: RoundRecord, error: Exception | None) -> None:
-    """Replaces the checkpoint directory by a file, saves a checkpoint, and ends as told."""
+    """Replaces the checkpoint directory by a file, saves a checkpoint, and exits as requested."""
     with writer:
         writer.append(record)
         (writer.path / "checkpoint").rmdir()
@@ -223,7 +223,7 @@ def test_a_newer_schema_is_rejected_with_both_versions(tmp_path: Path, make_run:
 
 
 @pytest.mark.parametrize("text", ["", "[]", "{}", '{"schema": 1}'])
-def test_a_damaged_environment_is_said(tmp_path: Path, make_run: MakeRun, text: str) -> None:
+def test_a_damaged_environment_is_reported(tmp_path: Path, make_run: MakeRun, text: str) -> None:
     make_run(tmp_path).close()
     (tmp_path / "environment.json").write_text(text)
     with pytest.raises(RunDirectoryError, match=r"environment\.json is damaged"):

@@ -85,7 +85,7 @@ def test_a_full_disk_cannot_start_a_run(small_disk: Path, make_run: MakeRun) -> 
         make_run(small_disk / "run")
 
 
-def test_a_read_only_device_can_be_read_but_not_gone_on_with(
+def test_a_run_on_a_read_only_device_can_be_read_but_not_resumed(
     small_disk: Path, make_run: MakeRun, make_record: MakeRecord
 ) -> None:
     with make_run(small_disk / "run") as writer:

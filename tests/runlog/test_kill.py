@@ -88,7 +88,7 @@ def check_whole(path: Path) -> int:
 
 @pytest.mark.timeout(300)
 @pytest.mark.parametrize("kills", [12, pytest.param(24, marks=pytest.mark.long)])
-def test_a_killed_run_is_whole_and_goes_on(tmp_path: Path, kills: int) -> None:
+def test_a_killed_run_is_consistent_and_resumes(tmp_path: Path, kills: int) -> None:
     """After n rounds every entry is 1 + … + n = n(n+1)/2, in the log, the state and all four shards."""
     random = np.random.default_rng(0)
     rounds: list[int] = []

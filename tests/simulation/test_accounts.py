@@ -121,7 +121,7 @@ def test_devices_that_are_away_get_no_order() -> None:
     assert outcome.expected.seconds[2] == 0
 
 
-def test_everybody_comes_back() -> None:
+def test_all_nodes_come_back() -> None:
     away = {"availability": {"away": [[1, 0, 0], [4, 0, 1], [5, 0, 1]]}}
     found = outcomes(tiny(fleet=away))
     assert [set(each.plans.device) for each in found] == [{0, 2, 3}, {0, 1, 2, 3}, {0, 1, 2, 3, 4, 5}]
@@ -129,8 +129,8 @@ def test_everybody_comes_back() -> None:
 
 
 @pytest.mark.parametrize("scheme", SCHEMES)
-def test_a_round_without_anybody(scheme: str) -> None:
-    """Gossip goes on, nothing else: no loss, no straggler, no energy, and the time of the backhaul."""
+def test_a_round_without_devices(scheme: str) -> None:
+    """Gossip continues, nothing else: no loss, no straggler, no energy, and the time of the backhaul."""
     away = {"availability": {"away": [[n, 1, 1] for n in range(6)]}}
     experiment = tiny(fleet=away, scheme={"name": scheme})
     world = experiment.build_world()

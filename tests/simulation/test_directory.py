@@ -1,4 +1,4 @@
-"""Runs in directories: checkpoints, breaking off, going on, and rejecting what does not belong together."""
+"""Runs in directories: checkpoints, interruption, resuming, and rejecting what does not belong together."""
 
 import tomllib
 from collections.abc import Callable
@@ -83,13 +83,13 @@ def test_being_asked_to_stop_too_late(tmp_path: Path) -> None:
     assert len(run_experiment(experiment, tmp_path / "run", RunOptions(interrupted=lambda: True))) == 1
 
 
-def test_going_on_with_a_finished_run_changes_nothing(tmp_path: Path) -> None:
-    path, told = tmp_path / "run", []
-    options = RunOptions(on_round=lambda _, record: told.append(record.round))
+def test_resuming_a_finished_run_changes_nothing(tmp_path: Path) -> None:
+    path, reported = tmp_path / "run", []
+    options = RunOptions(on_round=lambda _, record: reported.append(record.round))
     first = run_experiment(tiny(), path, options)
     again = run_experiment(tiny(), path, replace(options, resume=True))
     assert again == first
-    assert told == [1, 2, 3]
+    assert reported == [1, 2, 3]
 
 
 @pytest.mark.parametrize("rounds", [{"stop": "target", "target": 0.2}, {"stop": "budget"}], ids=str)
@@ -102,7 +102,7 @@ def test_a_run_that_ended_early_stays_ended(tmp_path: Path, rounds: dict[str, ob
     assert run_experiment(experiment, path, RunOptions(resume=True)) == first
 
 
-def test_a_run_that_ended_at_its_target_can_go_on(tmp_path: Path) -> None:
+def test_a_run_that_ended_at_its_target_can_be_resumed(tmp_path: Path) -> None:
     """Only when it ends is another matter; the directory then says so, and equals a run never stopped."""
     early = tiny(rounds={"stop": "target", "target": 0.2}, scheme={"name": "cef"})
     path = tmp_path / "run"

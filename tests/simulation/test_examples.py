@@ -103,7 +103,7 @@ def test_the_tiny_example_is_as_promised(tmp_path: Path) -> None:
 
 
 def test_turns_are_taken() -> None:
-    """Even devices first; the turn goes on across rounds, as the state does."""
+    """Even devices first; the turn continues across rounds, as the state does."""
     found = outcomes(example("custom_scheme"))
     tables = [each.plans for each in found]
     place = 2 * np.repeat(np.arange(4), 12) + column(tables, "edge_round")

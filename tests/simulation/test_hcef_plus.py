@@ -45,9 +45,9 @@ def test_the_measured_curve_survives_a_checkpoint() -> None:
         run = simulate(world, executor, parameters, initial_state(world), lambda: 0.0)
         known = next(run).state
         state = from_checkpoint(to_checkpoint(known), world)
-        told = [each.kept_energy for each in state.estimates if each is not None]
-        assert told == [each.kept_energy for each in known.estimates if each is not None]
-        assert all(len(each) == 12 for each in told)
+        reported = [each.kept_energy for each in state.estimates if each is not None]
+        assert reported == [each.kept_energy for each in known.estimates if each is not None]
+        assert all(len(each) == 12 for each in reported)
         never_stopped = [each.record for each in run]
         resumed = [each.record for each in simulate(world, executor, parameters, state, lambda: 0.0)]
     assert timeless(resumed) == timeless(never_stopped)

@@ -22,7 +22,7 @@ from tests.simulation.drive import Listening, column, outcomes, records, timeles
 
 
 def test_estimates_are_reused_but_for_the_first() -> None:
-    """The first plan rests on a fresh estimate; later ones on what the steps told by the way."""
+    """The first plan rests on a fresh estimate; later ones on what the steps yield."""
     reuse, fresh = (records(tiny(local={"estimator": kind})) for kind in ("reuse", "fresh"))
     assert all(line.sigma2 > 0 and line.g2 > 0 for line in (*reuse, *fresh))
     assert [line.sigma2 for line in reuse] != [line.sigma2 for line in fresh]

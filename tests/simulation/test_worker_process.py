@@ -79,7 +79,7 @@ def test_failures_come_back() -> None:
     child.close()
 
 
-def test_a_lost_child_is_told_of() -> None:
+def test_a_lost_child_is_reported() -> None:
     child = WorkerProcess(_Served())
     os.kill(child.call("add", 0, 0)[2], signal.SIGKILL)
     with pytest.raises(WorkerError, match="exit code -9"):
@@ -89,30 +89,30 @@ def test_a_lost_child_is_told_of() -> None:
 class _Leaving:
     """Garbage that only the cyclic collector finds, and that tells which process threw it away."""
 
-    def __init__(self, told: Path) -> None:
-        self.told = told
+    def __init__(self, reported: Path) -> None:
+        self.reported = reported
         self.itself = self
 
     def __del__(self) -> None:
-        with self.told.open("a") as file:
+        with self.reported.open("a") as file:
             file.write(f"{os.getpid()}\n")
 
 
 def test_a_childs_garbage_is_its_own(tmp_path: Path) -> None:
     """What the parent threw away before the fork is not finalised a second time in the child."""
-    told = tmp_path / "told"
+    reported = tmp_path / "reported"
     gc.disable()
     try:
-        _Leaving(told)
+        _Leaving(reported)
         child = WorkerProcess(_Served())
         assert not gc.isenabled()
     finally:
         gc.enable()
     assert child.call("collect")
     child.close()
-    assert not told.exists()
+    assert not reported.exists()
     gc.collect()
-    assert told.read_text().split() == [str(os.getpid())]
+    assert reported.read_text().split() == [str(os.getpid())]
 
 
 def test_children_do_not_outlive_a_killed_parent() -> None:

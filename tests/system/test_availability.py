@@ -7,7 +7,7 @@ from cfel.errors import InputError
 from cfel.system import Availability, is_exhausted, joules_left
 
 
-def test_nobody_is_away_by_default() -> None:
+def test_no_device_is_absent_by_default() -> None:
     assert not Availability().is_absent(0, 0, 5).any()
 
 
@@ -32,7 +32,7 @@ def test_share_away_and_its_key() -> None:
     assert np.array_equal(first[:50], away.is_absent(0, 0, 50))
 
 
-def test_everybody_can_be_away() -> None:
+def test_all_devices_can_be_absent() -> None:
     assert Availability(away_probability=1.0).is_absent(0, 0, 100).all()
 
 

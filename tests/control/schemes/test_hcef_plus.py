@@ -86,7 +86,7 @@ def test_without_frequency_clocks_are_full_and_progress_is_less() -> None:
     assert free.objective < fixed.objective
 
 
-def test_habits_and_gossip_follow_the_switches() -> None:
+def test_overrides_and_gossip_follow_the_switches() -> None:
     on = build_scheme(SchemeParameters(name="hcef_plus"))
     off = build_scheme(SchemeParameters(name="hcef_plus", options=OFF))
     assert on.device_overrides.steps == "whole"
@@ -99,7 +99,7 @@ def test_habits_and_gossip_follow_the_switches() -> None:
     assert not off.gossip.every_edge_round
 
 
-def test_devices_that_are_away_do_nothing() -> None:
+def test_devices_that_are_absent_do_nothing() -> None:
     made = plan(observation(away=(0, 5)))
     assert made.rho[[0, 5]].tolist() == made.theta[[0, 5]].tolist() == [0.0, 0.0]
     assert plan(observation(away=tuple(range(DEVICES)))).rho.tolist() == [0.0] * DEVICES

@@ -189,7 +189,7 @@ def test_absent_devices_do_nothing(name: str) -> None:
 
 
 @pytest.mark.parametrize("name", SCHEMES)
-def test_round_without_anybody(name: str) -> None:
+def test_round_without_any_device(name: str) -> None:
     made = plan(name, observation(away=tuple(range(DEVICES))))
     assert made.rho.tolist() == made.theta.tolist() == [0.0] * DEVICES
     assert (made.objective, made.gap, made.feasible, made.violations) == (0.0, 0.0, True, ())

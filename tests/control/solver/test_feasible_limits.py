@@ -123,7 +123,7 @@ def test_devices_are_called_by_the_names_they_were_given() -> None:
     assert solve(named).violations == (words,)
 
 
-def test_every_reason_is_said() -> None:
+def test_every_reason_is_reported() -> None:
     solution = solve(problem(time_cap=-1.0, energy_cap=-1.0, battery=np.zeros(4)))
     text = " ".join(solution.violations)
     assert len(solution.violations) == 7

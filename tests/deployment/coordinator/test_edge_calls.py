@@ -58,6 +58,6 @@ def test_an_edge_server_that_does_not_answer_in_time_is_missing() -> None:
     assert command({2: UnreachableError("nobody answers")}) == ([0, 1], {2})
 
 
-def test_a_coordinator_that_leads_no_more_commands_nothing() -> None:
+def test_a_coordinator_whose_term_is_over_commands_nothing() -> None:
     with pytest.raises(DeposedError, match="term 3 is over"):
         command({}, leads=False)

@@ -1,4 +1,4 @@
-"""A coordinator that fails: said in the log, out of office, and another one does its work."""
+"""A coordinator that fails: the log says why, it resigns, and another edge server takes over."""
 
 import asyncio
 import logging
@@ -26,7 +26,7 @@ from tests.deployment.memory_federation import Federation
 from tests.simulation.drive import timeless
 
 
-def test_whoever_resigns_rests_and_keeps_its_vote() -> None:
+def test_a_member_that_resigns_pauses_and_keeps_its_vote() -> None:
     """Elected at 11 s, it resigns at 12 s for 5 s: no leader, same term and vote, silent until 17 s."""
     after, actions = step(elected(), Resign(5.0), 12.0, 0.5)
     assert actions == (LeaderChanged(1, None),)
@@ -36,7 +36,7 @@ def test_whoever_resigns_rests_and_keeps_its_vote() -> None:
     assert step(after, Resign(5.0), 13.0, 0.5) == (after, ())
 
 
-def test_an_unexpected_failure_gives_the_office_to_another(
+def test_after_an_unexpected_failure_another_edge_server_leads(
     tmp_path: Path,
     simulated: list[dict[str, Any]],
     monkeypatch: pytest.MonkeyPatch,

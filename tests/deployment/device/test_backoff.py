@@ -7,7 +7,7 @@ import pytest
 from cfel.deployment.device.backoff import MOST_SECONDS, Backoff
 
 
-def test_waits_grow_up_to_a_limit_and_begin_anew() -> None:
+def test_waits_grow_up_to_a_limit_and_start_again() -> None:
     """0.3 s and half as much more each time, up to 5 s; half of it at least, all of it at most."""
     longest = Backoff("edge-0", lambda: 0.0, lambda: 1.0)
     assert [longest.next_seconds() for _ in range(3)] == pytest.approx([0.3, 0.45, 0.675])
@@ -17,7 +17,7 @@ def test_waits_grow_up_to_a_limit_and_begin_anew() -> None:
     assert Backoff("edge-0", lambda: 0.0, lambda: 0.0).next_seconds() == pytest.approx(0.15)
 
 
-def test_a_long_silence_is_said_once_each_time_it_doubles(caplog: pytest.LogCaptureFixture) -> None:
+def test_a_long_silence_is_logged_each_time_it_doubles(caplog: pytest.LogCaptureFixture) -> None:
     now = 0.0
     backoff = Backoff("edge-0", lambda: now, lambda: 0.5)
     with caplog.at_level(logging.WARNING):

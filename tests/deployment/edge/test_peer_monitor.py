@@ -82,7 +82,7 @@ def test_status_shows_who_is_lost_and_what_devices_of_others_do(tmp_path: Path) 
                 return [cluster.state for cluster in node[number].take_snapshot().clusters]
 
             await until("all are there", lambda: len(node) == 3 and states(0) == ["alive"] * 3)
-            await until("told", lambda: node[0].take_snapshot().clusters[2].devices[0].state == "idle")
+            await until("reported", lambda: node[0].take_snapshot().clusters[2].devices[0].state == "idle")
             await until("lost", lambda: node[0].take_snapshot().clusters[2].devices[1].state == "lost")
             assert node[0].take_snapshot().majority
             await federation.kill(Identity("edge", 2))
@@ -99,7 +99,7 @@ def test_status_shows_who_is_lost_and_what_devices_of_others_do(tmp_path: Path) 
     asyncio.run(play())
 
 
-def test_without_a_majority_everybody_says_so_and_goes_on_when_it_is_back(
+def test_without_a_majority_all_report_it_and_continue_when_it_is_back(
     tmp_path: Path, simulated: list[dict[str, Any]]
 ) -> None:
     """Two of three are killed in round 2; the third waits and says why; all end as if nothing had been."""

@@ -1,7 +1,7 @@
 """A simulated network of election members: every fault a real one has, from one seed, in virtual time.
 
 Members have clocks of their own (offset and rate), are killed between any two actions, come back with what
-they made durable, stand still for a while and give the office up; links drop, delay, double, reorder and
+they made durable, stand still for a while and resign; links drop, delay, double, reorder and
 break, in one direction or both. What must always hold is checked at every step.
 """
 

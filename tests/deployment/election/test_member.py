@@ -18,7 +18,7 @@ from cfel.errors import RejectedError
 from tests.deployment.virtual_time import run_virtually
 
 
-class Office:
+class VirtualElection:
     """Edge servers that elect, and who led which term as they saw it."""
 
     def __init__(self, size: int, seed: int, directory: Path) -> None:
@@ -84,32 +84,32 @@ def test_partitions_and_kills_leave_one_leader_per_term(
     chance = Random(size)  # noqa: S311 (repeatable chance is the point)
     monkeypatch.setattr(member_module, "SystemRandom", lambda: chance)
 
-    async def scenario() -> Office:
-        office = Office(size, size, tmp_path)
+    async def scenario() -> VirtualElection:
+        electorate = VirtualElection(size, size, tmp_path)
         for number in range(size):
-            office.start(number)
+            electorate.start(number)
         for _ in range(3):
-            old = await office.led_by()
+            old = await electorate.led_by()
             others = [number for number in range(size) if number != old]
-            office.part({old, *chance.sample(others, (size - 1) // 2 - 1)})
+            electorate.part({old, *chance.sample(others, (size - 1) // 2 - 1)})
             await asyncio.sleep(3.0)
-            new = await office.led_by()
+            new = await electorate.led_by()
             assert new != old
-            office.network.heal()
+            electorate.network.heal()
             await asyncio.sleep(1.0)
-            killed = await office.led_by()
-            office.kill(killed)
-            assert await office.led_by() != killed
-            office.start(killed)
+            killed = await electorate.led_by()
+            electorate.kill(killed)
+            assert await electorate.led_by() != killed
+            electorate.start(killed)
             await asyncio.sleep(1.0)
         for number in range(size):
-            office.kill(number)
-        return office
+            electorate.kill(number)
+        return electorate
 
-    office = run_virtually(scenario())
-    assert office.network.failures == []
-    assert len(office.leaders) >= 6
-    assert all(len(leaders) == 1 for leaders in office.leaders.values())
+    electorate = run_virtually(scenario())
+    assert electorate.network.failures == []
+    assert len(electorate.leaders) >= 6
+    assert all(len(leaders) == 1 for leaders in electorate.leaders.values())
 
 
 async def deliver(member: Member, caller: int, message: dict[str, object]) -> None:
@@ -131,15 +131,15 @@ async def deliver(member: Member, caller: int, message: dict[str, object]) -> No
 def test_what_is_no_message_of_an_election_is_rejected(
     caller: int, message: dict[str, object], reason: str, tmp_path: Path
 ) -> None:
-    async def scenario() -> Office:
-        office = Office(3, 0, tmp_path)
-        office.start(0)
-        before = office.members[0].state
+    async def scenario() -> VirtualElection:
+        electorate = VirtualElection(3, 0, tmp_path)
+        electorate.start(0)
+        before = electorate.members[0].state
         with pytest.raises(RejectedError, match=reason):
-            await deliver(office.members[0], caller, message)
-        assert office.members[0].state is before
-        office.kill(0)
-        return office
+            await deliver(electorate.members[0], caller, message)
+        assert electorate.members[0].state is before
+        electorate.kill(0)
+        return electorate
 
     run_virtually(scenario())
     assert not (tmp_path / "0.json").exists()

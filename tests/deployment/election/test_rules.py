@@ -43,7 +43,7 @@ def elected(size: int = 3) -> ElectionState:
     return state
 
 
-def test_silence_leads_through_a_preliminary_vote_to_office() -> None:
+def test_silence_leads_through_a_preliminary_vote_to_an_election() -> None:
     """Timeout 0.7 s at draw 0: silent until 10.7; then asked without a term, asked with one, elected."""
     quiet = member()
     assert next_tick_at(quiet) == 10.7
@@ -191,7 +191,7 @@ def test_a_member_that_was_absent_for_very_long_comes_back() -> None:
     assert step(state, Received(3, Heartbeat(7000, 0.1)), 12.1, 0.5)[0].leader == 3
 
 
-def test_an_old_leader_is_told_the_newer_term() -> None:
+def test_an_old_leader_learns_of_the_newer_term() -> None:
     state = member(1, vote=Vote(5, 2))
     assert step(state, Received(0, Heartbeat(4, 1.5)), 10.1, 0.5) == (
         state,
@@ -205,7 +205,7 @@ def test_a_single_member_elects_itself() -> None:
     assert is_leading(state, 1e9)
 
 
-def test_messages_of_strangers_and_bad_settings_are_rejected() -> None:
+def test_messages_of_unknown_members_and_bad_settings_are_rejected() -> None:
     for sender in (0, 7):
         with pytest.raises(InputError, match=f"sender: {sender}"):
             step(member(), Received(sender, Heartbeat(1, 0.0)), 10.0, 0.5)
@@ -232,7 +232,7 @@ def test_messages_of_strangers_and_bad_settings_are_rejected() -> None:
         (VoteReply, {"term": 1, "asked_at": 0.0, "preliminary": False, "granted": 1}, "granted = 1"),
     ],
 )
-def test_a_message_that_is_none_is_rejected_before_it_is_believed(
+def test_an_invalid_message_is_rejected_before_it_changes_anything(
     kind: Callable[..., Any], fields: dict[str, Any], complaint: str
 ) -> None:
     """They come off a wire: a fractional term would be written down and be rejected at the next start."""

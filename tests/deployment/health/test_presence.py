@@ -41,7 +41,7 @@ def test_the_grace_period_is_not_shorter_than_a_reconnection() -> None:
     assert not presence.is_lost(0)
 
 
-def test_a_second_process_is_told_from_a_restart() -> None:
+def test_a_second_process_differs_from_a_restart() -> None:
     """One overlap is a restart; three within a minute are two processes; a minute later it is forgotten."""
     clock = Clock()
     presence = DevicePresence((0,), 10.0, clock)

@@ -35,7 +35,7 @@ from tests.deployment.memory_federation import Federation
 SCALE = 3e-4
 """A step of the emulated devices takes 20 to 45 ms."""
 NO_LIMIT: Mapping[str, Any] = {"seconds": math.inf, "joules": math.inf}
-TOLD = {
+REPORTED = {
     "mu": 0.5,
     "alpha": 2.0,
     "nu": 3.0,
@@ -78,7 +78,7 @@ def play(
 
 
 def table(directory: Path, number: int) -> PlanTable:
-    """A round's plans, from whoever wrote them down."""
+    """A round's plans, from the edge server that wrote them."""
     (path, *_) = directory.glob(f"edge-*/plans/round-{number:05d}.parquet")
     return read_plan(path.parents[1], number)
 
@@ -179,7 +179,7 @@ def test_a_coordinator_that_dies_takes_no_measurement_along(tmp_path: Path) -> N
 )
 def test_bad_measurements_are_rejected_by_name(change: Mapping[str, Any], reason: str) -> None:
     with pytest.raises(RejectedError, match=reason):
-        received({**TOLD, **change})
+        received({**REPORTED, **change})
 
 
 def received(measured: object) -> MeasurementReport | None:
@@ -190,15 +190,15 @@ def received(measured: object) -> MeasurementReport | None:
 
 def test_measurements_are_whole_or_absent() -> None:
     assert received(None) is None
-    assert received(TOLD) == MeasurementReport(**TOLD)  # type: ignore[arg-type]
+    assert received(REPORTED) == MeasurementReport(**REPORTED)  # type: ignore[arg-type]
     with pytest.raises(RejectedError, match=r"measured\.nu: is missing"):
-        received({name: value for name, value in TOLD.items() if name != "nu"})
+        received({name: value for name, value in REPORTED.items() if name != "nu"})
     with pytest.raises(RejectedError, match=r"measured = \[1, 2\]"):
         received([1, 2])
 
 
 def test_a_bad_measurement_costs_only_its_sender(tmp_path: Path) -> None:
-    """Device 5 claims that its steps take no time: its uploads are rejected, and the others go on."""
+    """Device 5 claims that its steps take no time: its uploads are rejected, and the others continue."""
 
     async def spoil(federation: Federation) -> None:
         while Identity("edge", 2) not in federation.network.members:
@@ -235,8 +235,8 @@ def test_one_lying_report_does_not_end_the_run(
     counts: list[int] = []
 
     def exaggerate(report: DeviceReport, order: DeviceOrder, measured: MeasurementReport) -> UploadRequest:
-        told = msgspec.structs.replace(measured, **lie) if order.device == 5 else measured
-        return make_upload(report, order, told)
+        reported = msgspec.structs.replace(measured, **lie) if order.device == 5 else measured
+        return make_upload(report, order, reported)
 
     async def count(federation: Federation) -> None:
         await federation.finished()
@@ -274,7 +274,7 @@ def test_measurements_survive_the_disk_and_the_wire(tmp_path: Path) -> None:
     assert load_memory(tmp_path / "memory.bin").measured == known
     control = initial_coordinator_state(deployed().build_world(), measures=True)
     assert control.measured is not None
-    told = (MeasurementReport(**TOLD), *control.measured.devices[1:])  # type: ignore[arg-type]
-    measured = FederationMeasurements(told, RunningRatio(1.0, 2.0), RunningRatio(3.0, 4.0))
+    reported = (MeasurementReport(**REPORTED), *control.measured.devices[1:])  # type: ignore[arg-type]
+    measured = FederationMeasurements(reported, RunningRatio(1.0, 2.0), RunningRatio(3.0, 4.0))
     again = decode(encode(replace(control, measured=measured)), CoordinatorState)
     assert again.measured == measured

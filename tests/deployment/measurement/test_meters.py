@@ -56,7 +56,7 @@ def test_packages_and_memory_are_counted_once(tmp_path: Path) -> None:
     assert found.joules(2.0) == 0.0
 
 
-def test_a_counter_that_turned_over_goes_on(tmp_path: Path) -> None:
+def test_a_counter_that_wrapped_around_continues(tmp_path: Path) -> None:
     """From 0.9 J through the turn at 1 J to 0.2 J: 0.3 J."""
     package = zone(tmp_path, "intel-rapl:0", "package-0", 900_000)
     found = counter(tmp_path)

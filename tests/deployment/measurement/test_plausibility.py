@@ -166,7 +166,7 @@ def test_no_lie_is_charged_more_than_its_share(field: str, size: float) -> None:
         ({"joules": 1e9}, ROUND_JOULES),
     ],
 )
-def test_what_is_bounded_is_said(changes: Mapping[str, float], reason: str) -> None:
+def test_bounded_figures_are_reported(changes: Mapping[str, float], reason: str) -> None:
     assert bound(changes)[1] == [(LIAR, reason)]
 
 
@@ -179,7 +179,7 @@ def test_honest_reports_pass_unchanged() -> None:
     assert all(reports[n] == REPORTS[n] for n in range(1, LIAR))
 
 
-def test_a_slow_device_is_believed_by_the_clock() -> None:
+def test_a_slow_device_is_confirmed_by_the_clock() -> None:
     """Fifty times slower than all others, in steps and uploads: its edge server did wait for it."""
     slow = {"mu": 50.0, "nu": 150.0, "seconds": 500.0}
     fresh = {**REPORTS, LIAR: msgspec.structs.replace(REPORTS[LIAR], **slow)}
@@ -200,7 +200,7 @@ def test_the_model_knows_of_classes() -> None:
     assert bound({"alpha": 5000.0}, usual)[1] == [(LIAR, STEP_JOULES)]
 
 
-def test_numbers_of_the_model_are_believed_where_the_model_holds() -> None:
+def test_figures_of_the_model_pass_where_the_model_holds() -> None:
     """A bad channel in this round makes an upload 30 times as long; only in this round, for this device."""
     usual = modelled(mu=np.ones(DEVICES), alpha=2 * np.ones(DEVICES), nu=3 * np.ones(DEVICES))
     now = replace(usual, nu=np.where(np.arange(DEVICES) == LIAR, 90.0, 3.0))

@@ -1,4 +1,4 @@
-"""Members with another experiment are rejected and told what differs; so is a directory of another one."""
+"""Members with another experiment are rejected with what differs; so is a directory of another one."""
 
 import asyncio
 from dataclasses import dataclass

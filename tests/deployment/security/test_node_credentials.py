@@ -36,7 +36,7 @@ def test_good_ones_are_read_as_they_are(made: Path) -> None:
     assert read_credentials(made, EDGE, NOON) == tuple((made / name).read_bytes() for name in files)
 
 
-def test_somebody_elses(made: Path) -> None:
+def test_the_file_of_another_member(made: Path) -> None:
     (made / "edge-0.pem").write_bytes((made / "device-0.pem").read_bytes())
     assert complaint(made) == "edge-0.pem is the certificate of device-0"
     (made / "edge-0.pem").write_bytes((made / "authority.pem").read_bytes())
@@ -67,7 +67,7 @@ def test_dates(made: Path) -> None:
     assert "authority.pem expired" in complaint(made, NOON + timedelta(days=AUTHORITY_DAYS + 1))
 
 
-def test_a_federation_goes_on_without_a_device_whose_certificate_expired(made: Path) -> None:
+def test_a_federation_continues_without_a_device_whose_certificate_expired(made: Path) -> None:
     """Which is how it takes a `RejectedError`; other errors end it."""
     with pytest.raises(RejectedError):
         read_credentials(made, DEVICE, NOON + timedelta(hours=2))

@@ -1,4 +1,4 @@
-"""The list of revoked certificates, with faults: whoever was revoked stays out, and it is said why."""
+"""The list of revoked certificates, with faults: revoked ones stay revoked, and the reason is logged."""
 
 import os
 from datetime import UTC, datetime, timedelta
@@ -30,7 +30,7 @@ def test_a_bad_line_is_named_and_the_last_good_list_stays(tmp_path: Path) -> Non
     assert len(problems) == 1
 
 
-def test_a_list_that_is_gone_or_binary_or_a_folder_lets_nobody_in_again(tmp_path: Path) -> None:
+def test_a_missing_or_invalid_list_readmits_no_certificate(tmp_path: Path) -> None:
     problems: list[str] = []
     path = tmp_path / "revoked.txt"
     path.write_text("ab\n")

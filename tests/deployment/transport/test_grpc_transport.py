@@ -155,7 +155,7 @@ def test_raw_bytes_are_rejected(certificates: Path) -> None:
     assert "not the start of a message" in nothing
 
 
-def test_strangers_expired_and_revoked_certificates_do_not_get_in(certificates: Path, tmp_path: Path) -> None:
+def test_unknown_expired_and_revoked_certificates_are_rejected(certificates: Path, tmp_path: Path) -> None:
     stranger = tmp_path / "stranger"
     make_authority(stranger)
     issue(stranger, DEVICE, hours=1)
@@ -199,7 +199,7 @@ def test_keys_are_for_their_owner_only_and_missing_ones_named(certificates: Path
         Credentials.read(certificates, Identity("edge", 7))
 
 
-def test_a_revocation_reaches_open_connections_and_a_bad_line_fails_nobody(tmp_path: Path) -> None:
+def test_a_revocation_reaches_open_connections_and_a_bad_line_rejects_no_other_node(tmp_path: Path) -> None:
     """Both devices keep their connections; the list gets a bad line besides, which is said once."""
     make_authority(tmp_path)
     for member in (EDGE, DEVICE, OTHER):
@@ -259,7 +259,7 @@ def test_a_certificate_that_names_nobody_is_rejected(tmp_path: Path) -> None:
 
 
 @pytest.mark.long
-def test_whoever_connects_and_says_nothing_is_hung_up_on(certificates: Path) -> None:
+def test_a_silent_connection_is_closed(certificates: Path) -> None:
     """No handshake within 10 s; others are served meanwhile."""
 
     async def play() -> bytes:

@@ -85,7 +85,7 @@ def test_a_way_back_that_is_cut_loses_the_answer_but_not_the_deed() -> None:
     assert len(seen) == 1
 
 
-def test_everything_is_lost_doubled_or_late_as_told() -> None:
+def test_messages_are_lost_doubled_or_late_as_requested() -> None:
     made, seen = network(LinkFaults(drop=1.0))
     with pytest.raises(UnreachableError):
         run_virtually(call(made, 1))

@@ -185,7 +185,7 @@ def test_the_wire_carries_what_is_counted(kind: str, theta: float, size: int) ->
 
 
 @pytest.mark.parametrize("kind", KINDS)
-def test_torn_or_foreign_bytes_are_rejected(kind: str) -> None:
+def test_incomplete_or_unknown_bytes_are_rejected(kind: str) -> None:
     content = pack_update(compressor(kind)(vector(300), 0.1, 11))
     for bad in (b"", content[:5], content[:-5], content + b"12345", b"\xff" + content[1:]):
         with pytest.raises(InputError, match="update"):

@@ -156,7 +156,7 @@ def test_what_a_data_set_does_not_have(tmp_path: Path, options: str, message: st
     assert message in str(caught.value)
 
 
-def test_columns_that_cannot_be_told(tmp_path: Path) -> None:
+def test_columns_that_are_ambiguous(tmp_path: Path) -> None:
     twice = written(4)
     twice.add_column("other", [0, 1, 0, 1]).cast_column(
         "other", datasets.ClassLabel(num_classes=2)

@@ -10,6 +10,7 @@
     │       └── RunBusyError        another process is writing it
     ├── DivergedError       training produced a number that is not finite
     ├── DeploymentError     a federation cannot be started or resumed
+    │   ├── CredentialsError    a certificate, key or authority is missing or wrong; names the file
     │   ├── UnreachableError    another node did not answer (in time)
     │   └── RejectedError       a request was rejected; says why
     │       ├── StaleTermError      its term is over: another coordinator has been elected
@@ -82,6 +83,10 @@ class RunBusyError(RunDirectoryError):
 
 class DeploymentError(CfelError):
     """A federation cannot be started or resumed."""
+
+
+class CredentialsError(DeploymentError):
+    """A certificate, key or authority is missing or not what it should be; the message names the file."""
 
 
 class UnreachableError(DeploymentError):

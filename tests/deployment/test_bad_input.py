@@ -30,8 +30,10 @@ from cfel.deployment.protocol.device_requests import (
     NextRequest,
 )
 from cfel.deployment.security.certificates import issue, make_authority
+from cfel.deployment.security.credentials import Credentials
 from cfel.deployment.security.identity import Identity
-from cfel.deployment.transport.grpc_transport import Credentials, GrpcClient, GrpcServer
+from cfel.deployment.transport.grpc_client import GrpcClient
+from cfel.deployment.transport.grpc_transport import GrpcServer
 from cfel.deployment.transport.messages import MOST_HEADER_BYTES, Body, Message, split_message
 from cfel.errors import RejectedError
 from cfel.learning.compression.compressors import DenseUpdate

@@ -22,8 +22,9 @@ import pytest
 from cfel.deployment.node import Node
 from cfel.deployment.protocol.calls import RemoteCalls
 from cfel.deployment.protocol.peer_requests import StatusAnswer, StatusRequest
+from cfel.deployment.security.credentials import Credentials
 from cfel.deployment.security.identity import Identity
-from cfel.deployment.transport.grpc_transport import Credentials, GrpcClient
+from cfel.deployment.transport.grpc_client import GrpcClient
 from cfel.experiment import Experiment
 from cfel.launch.federation import LaunchOptions, launch_federation
 from cfel.launch.node_file import read_node

@@ -15,9 +15,10 @@ from pathlib import Path
 from cfel.bench.link_shaper import Link, Relay, shape
 from cfel.deployment.protocol.calls import RemoteCalls
 from cfel.deployment.protocol.peer_requests import StatusAnswer, StatusRequest
+from cfel.deployment.security.credentials import Credentials
 from cfel.deployment.security.identity import Identity
 from cfel.deployment.transport.addresses import split_address
-from cfel.deployment.transport.grpc_transport import Credentials, GrpcClient
+from cfel.deployment.transport.grpc_client import GrpcClient
 from cfel.errors import DeploymentError
 from cfel.experiment import Experiment, experiment_toml
 from cfel.launch.node_file import read_node, write_node

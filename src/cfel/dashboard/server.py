@@ -21,6 +21,7 @@ from cfel.dashboard.access_control import is_address
 from cfel.dashboard.app import Dashboard
 from cfel.dashboard.connections import Connections, most_connections
 from cfel.dashboard.event_stream import DISCONNECT
+from cfel.dashboard.tls_files import follow_files
 from cfel.errors import DashboardError, InputError
 
 _MOST_HEADER_BYTES = 16 * 1024
@@ -43,7 +44,7 @@ async def serve(
         app: made by `dashboard_app`.
         host: address or name to listen on.
         port: 0 takes any free port.
-        certificate: PEM file; with `key`, the dashboard uses TLS.
+        certificate: PEM file; with `key`, the dashboard uses TLS. Both are read again when they change.
         key: PEM file.
 
     Yields:
@@ -59,16 +60,18 @@ async def serve(
     connections = Connections(listener, server.make_protocol, server.config.ssl, most_connections())
     try:
         task = asyncio.create_task(server.serve(sockets=[]))
-        accepting = None
+        beside: list[asyncio.Task[None]] = []
         try:
             await _wait_until_started(server, task)
             address = _address(listener, server.config.is_ssl)
-            accepting = asyncio.create_task(connections.run())
+            beside.append(asyncio.create_task(connections.run()))
+            if server.config.ssl is not None and certificate is not None and key is not None:
+                beside.append(asyncio.create_task(follow_files(server.config.ssl, certificate, key)))
             yield address
         finally:
-            if accepting is not None:
-                accepting.cancel()
-                await asyncio.gather(accepting, return_exceptions=True)
+            for each in beside:
+                each.cancel()
+            await asyncio.gather(*beside, return_exceptions=True)
             listener.close()
             # Open event streams would keep uvicorn from stopping.
             app.close()

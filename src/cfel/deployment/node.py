@@ -23,15 +23,17 @@ from cfel.deployment.payloads import model_size
 from cfel.deployment.protocol.calls import RemoteCalls, to_methods
 from cfel.deployment.protocol.methods import TRANSFER_METHODS
 from cfel.deployment.protocol.peer_requests import StatusRequest
+from cfel.deployment.security.credentials import CredentialFiles, Credentials
 from cfel.deployment.security.experiment_check import ExperimentCheck
-from cfel.deployment.security.expiry import Validity, watch_expiry
+from cfel.deployment.security.expiry import watch_expiry
 from cfel.deployment.security.identity import Identity
 from cfel.deployment.transport.connections import (
     control_connections,
     device_connections,
     transfer_connections,
 )
-from cfel.deployment.transport.grpc_transport import Credentials, GrpcClient, GrpcServer
+from cfel.deployment.transport.grpc_client import GrpcClient
+from cfel.deployment.transport.grpc_transport import GrpcServer
 from cfel.errors import DeploymentError, InputError
 from cfel.learning.task import DeviceData
 from cfel.rounds.parameters import SimulationParameters
@@ -90,7 +92,7 @@ async def run_edge(
     if number >= clusters:
         raise InputError(f"{node.identity}: the experiment has edge servers 0 to {clusters - 1}")
     _check_addresses(node, clusters)
-    credentials = Credentials.read(node.certificates, node.identity)
+    credentials = CredentialFiles(node.certificates, node.identity)
     client = GrpcClient(
         credentials,
         node.peers(),
@@ -100,14 +102,13 @@ async def run_edge(
         TRANSFER_METHODS,
     )
     calls = experiment_check.add_to_calls(RemoteCalls(client))
-    validity = Validity.read(credentials.certificate)
-    edge = EdgeNode(world, simulation, deployment, number, node.directory, calls, validity)
+    edge = EdgeNode(world, simulation, deployment, number, node.directory, calls, credentials)
     endpoints = experiment_check.check_endpoints(edge.endpoints.values())
     listener = GrpcServer(credentials, to_methods(endpoints), edge.on_rejection, deployment)
     port = await listener.start(node.listen or node.addresses[number])
     _LOG.info("%s of %d listens on port %d", node.identity, world.setting.fleet.clusters, port)
     try:
-        async with watch_expiry(validity):
+        async with watch_expiry(lambda: credentials.validity):
             await edge.run(serve_status)
     finally:
         await listener.stop(1.0)
@@ -155,7 +156,7 @@ async def _run_device(
     experiment_check: ExperimentCheck,
     data: DeviceData,
 ) -> None:
-    credentials = Credentials.read(node.certificates, node.identity)
+    credentials = CredentialFiles(node.certificates, node.identity)
     kept = device_connections(deployment)
     client = GrpcClient(credentials, node.peers(), model_size(world.start), kept, kept, TRANSFER_METHODS)
     compute = ComputeThread()
@@ -171,7 +172,7 @@ async def _run_device(
         node.counter() if deployment.measures else None,
     )
     try:
-        async with watch_expiry(Validity.read(credentials.certificate)):
+        async with watch_expiry(lambda: credentials.validity):
             await agent.run()
     finally:
         await client.close()

@@ -28,7 +28,7 @@ def test_it_warns_days_before(tmp_path: Path) -> None:
     words = validity.describe(BEGIN + timedelta(days=23.1))
     assert words == (
         "the certificate of edge-0 expires on 2030-01-31 00:00 UTC: renew it with "
-        "`cfel certs --renew edge-0`, copy it to this node and restart it"
+        "`cfel certs --renew edge-0` and copy it to this node; no restart is needed"
     )
     assert "edge-0 expired on" in validity.describe(BEGIN + timedelta(days=31))
 
@@ -44,7 +44,7 @@ def test_the_log_says_so(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> No
     validity = make(tmp_path, 72)
 
     async def play(at: datetime) -> None:
-        async with watch_expiry(validity, lambda: at):
+        async with watch_expiry(lambda: validity, lambda: at):
             await asyncio.sleep(0.01)
 
     with caplog.at_level(logging.WARNING):

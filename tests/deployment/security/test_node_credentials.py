@@ -6,9 +6,9 @@ from pathlib import Path
 import pytest
 
 from cfel.deployment.security.certificates import AUTHORITY_DAYS, issue, make_authority
+from cfel.deployment.security.credentials import Credentials
 from cfel.deployment.security.identity import Identity
 from cfel.deployment.security.node_credentials import read_credentials
-from cfel.deployment.transport.grpc_transport import Credentials
 from cfel.errors import DeploymentError, RejectedError
 
 EDGE, DEVICE = Identity("edge", 0), Identity("device", 0)

@@ -7,9 +7,10 @@ from pathlib import Path
 import pytest
 
 from cfel.deployment.security.certificates import issue, make_authority
+from cfel.deployment.security.credentials import Credentials
 from cfel.deployment.security.identity import Identity
 from cfel.deployment.transport.addresses import check_free, split_address
-from cfel.deployment.transport.grpc_transport import Credentials, GrpcServer
+from cfel.deployment.transport.grpc_transport import GrpcServer
 from cfel.errors import DeploymentError, InputError
 
 

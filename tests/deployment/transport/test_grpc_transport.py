@@ -2,6 +2,7 @@
 
 import asyncio
 import socket
+import ssl
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
 from datetime import UTC, datetime, timedelta
@@ -14,9 +15,12 @@ from cryptography import x509
 from cryptography.hazmat.primitives import hashes, serialization
 from cryptography.hazmat.primitives.asymmetric import ec
 
+from cfel.deployment.security import credentials as credentials_module
 from cfel.deployment.security.certificates import issue, make_authority, revoke
-from cfel.deployment.security.identity import Identity
-from cfel.deployment.transport.grpc_transport import Credentials, GrpcClient, GrpcServer, Method
+from cfel.deployment.security.credentials import CredentialFiles, Credentials
+from cfel.deployment.security.identity import Authenticator, ExpiredError, Identity
+from cfel.deployment.transport.grpc_client import GrpcClient
+from cfel.deployment.transport.grpc_transport import GrpcServer, Method
 from cfel.deployment.transport.messages import Body, Message, split_message
 from cfel.errors import DeploymentError, NotAdmittedError, RejectedError, StaleTermError, UnreachableError
 
@@ -273,3 +277,83 @@ def test_a_silent_connection_is_closed(certificates: Path) -> None:
             return left
 
     assert asyncio.run(play()) == b""
+
+
+def serial_of_server(certificates: Path, address: str) -> int:
+    """The serial number of the certificate that a new connection is shown."""
+    context = ssl.create_default_context(cafile=certificates / "authority.pem")
+    context.load_cert_chain(certificates / f"{OTHER}.pem", certificates / f"{OTHER}.key")
+    context.set_alpn_protocols(["h2"])
+    host, _, port = address.rpartition(":")
+    with (
+        socket.create_connection((host, int(port)), timeout=10) as plain,
+        context.wrap_socket(plain, server_hostname=EDGE.host) as secure,
+    ):
+        shown = secure.getpeercert(binary_form=True)
+    assert shown is not None
+    return x509.load_der_x509_certificate(shown).serial_number
+
+
+def test_renewed_certificates_are_used_without_a_restart(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Both sides; a call that is under way when the client changes its connection is not lost."""
+    monkeypatch.setattr(credentials_module, "LOOK_SECONDS", 0.0)
+    make_authority(tmp_path)
+    for member in (EDGE, DEVICE, OTHER):
+        issue(tmp_path, member, hours=1)
+    begun, finish = asyncio.Event(), asyncio.Event()
+
+    async def wait(caller: Identity, message: Message) -> Message:
+        del caller
+        begun.set()
+        await finish.wait()
+        return message
+
+    async def play() -> None:
+        server = GrpcServer(
+            CredentialFiles(tmp_path, EDGE),
+            {"echo": Method(("device",), _echo), "wait": Method(("device",), wait)},
+            lambda *_: None,
+        )
+        address = f"127.0.0.1:{await server.start('127.0.0.1:0')}"
+        client = GrpcClient(CredentialFiles(tmp_path, DEVICE), {EDGE: address}, LIMIT)
+        hello = Message(b"hello")
+        try:
+            await client.send(EDGE, "echo", hello, 10)
+            first = await asyncio.to_thread(serial_of_server, tmp_path, address)
+            under_way = asyncio.create_task(client.send(EDGE, "wait", hello, 30))
+            await begun.wait()
+            revoke(tmp_path, DEVICE)
+            renewed = issue(tmp_path, EDGE, hours=1)
+            issue(tmp_path, DEVICE, hours=1)
+            answer = await client.send(EDGE, "echo", hello, 10)
+            assert answer.header == f"{DEVICE} hello".encode()
+            assert await asyncio.to_thread(serial_of_server, tmp_path, address) == renewed != first
+            finish.set()
+            assert (await under_way).header == b"hello"
+        finally:
+            await client.close()
+            await server.stop(0)
+
+    asyncio.run(play())
+
+
+def test_an_expired_caller_may_try_again(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Its certificate may be renewed at any moment, so expiry ends no device."""
+    make_authority(tmp_path)
+    for member in (EDGE, DEVICE):
+        issue(tmp_path, member, hours=1)
+
+    def find_nobody(_self: object, _certificate: bytes) -> Identity:
+        raise ExpiredError("the certificate of device-3 expired")
+
+    monkeypatch.setattr(Authenticator, "identify", find_nobody)
+
+    async def play() -> None:
+        async with serving(tmp_path) as (address, rejections):
+            with pytest.raises(UnreachableError, match="device-3 expired"):
+                await ask(tmp_path, DEVICE, address)
+            assert [reason for _, _, reason in rejections] == ["the certificate of device-3 expired"]
+
+    asyncio.run(play())

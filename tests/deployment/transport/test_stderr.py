@@ -11,7 +11,8 @@ import asyncio, tempfile
 from pathlib import Path
 from cfel.deployment.security.certificates import issue, make_authority
 from cfel.deployment.security.identity import Identity
-from cfel.deployment.transport.grpc_transport import Credentials, GrpcServer
+from cfel.deployment.security.credentials import Credentials
+from cfel.deployment.transport.grpc_transport import GrpcServer
 
 async def main():
     with tempfile.TemporaryDirectory() as name:

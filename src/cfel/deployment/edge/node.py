@@ -32,7 +32,7 @@ from cfel.deployment.parameters import DeploymentParameters
 from cfel.deployment.payloads import EncodedModels
 from cfel.deployment.protocol.calls import AnyRequest, Calls, Endpoint, LocalCalls, serve
 from cfel.deployment.protocol.peer_requests import StatusAnswer, StatusRequest
-from cfel.deployment.security.expiry import Validity
+from cfel.deployment.security.credentials import CredentialFiles
 from cfel.deployment.security.identity import Identity
 from cfel.deployment.security.rejections import count_rejection, should_log
 from cfel.rounds.parameters import SimulationParameters
@@ -58,7 +58,7 @@ class EdgeNode:
         number: its cluster.
         directory: where it keeps what it must not forget.
         calls: how it reaches other edge servers.
-        validity: of its certificate, if it has one.
+        credentials: its certificate, if it has one.
 
     Attributes:
         endpoints: what it offers to other nodes.
@@ -73,9 +73,9 @@ class EdgeNode:
         number: int,
         directory: Path,
         calls: Calls,
-        validity: Validity | None = None,
+        credentials: CredentialFiles | None = None,
     ) -> None:
-        self._world, self._deployment, self._validity = world, deployment, validity
+        self._world, self._deployment, self._credentials = world, deployment, credentials
         self.identity = Identity("edge", number)
         self.endpoints: dict[type[AnyRequest], Endpoint] = {}
         self.rejections: dict[str, int] = {}
@@ -198,13 +198,15 @@ class EdgeNode:
 
     def take_snapshot(self) -> Status:
         """Its present state, for `cfel status` and the dashboard."""
-        expiry = "" if self._validity is None else self._validity.describe()
+        credentials = self._credentials
+        validity = None if credentials is None else credentials.validity
         parts = (
             self._disk.problem,
             self.monitor.problem,
             self._role.problem,
             self._faults.problem,
-            expiry,
+            "" if validity is None else validity.describe(),
+            "" if credentials is None else credentials.problem,
             self._limits,
         )
         others = Others(
@@ -215,7 +217,7 @@ class EdgeNode:
             self.monitor.versions,
             self.monitor.instances,
             self.devices.presence,
-            self._validity,
+            validity,
         )
         now = snapshot(self._world, self.server, self.member, others, self.rejections)
         # Readers compare the time of the last change, so it must not move while nothing changes.

@@ -17,7 +17,7 @@ from cfel.deployment.security.identity import Identity, read_identity
 MOST_NOTICE = timedelta(days=7)
 """Warnings begin so long before the end, or in the last quarter of a shorter lifetime."""
 SHARE_OF_LIFETIME = 4
-REPEAT_SECONDS = 6 * 3600.0
+REPEAT = timedelta(hours=6)
 _CHECK_SECONDS = 60.0
 _LOG = logging.getLogger(__name__)
 
@@ -46,25 +46,34 @@ class Validity:
         verb = "expired" if now > self.end else "expires"
         return (
             f"the certificate of {self.identity} {verb} on {self.end:%Y-%m-%d %H:%M} UTC: renew it with "
-            f"`cfel certs --renew {self.identity}`, copy it to this node and restart it"
+            f"`cfel certs --renew {self.identity}` and copy it to this node; no restart is needed"
         )
 
 
 @asynccontextmanager
 async def watch_expiry(
-    validity: Validity, now: Callable[[], datetime] = lambda: datetime.now(UTC)
+    find_validity: Callable[[], Validity], now: Callable[[], datetime] = lambda: datetime.now(UTC)
 ) -> AsyncIterator[None]:
-    """Logs the warning once it is due, again and again, until the block ends."""
-    task = asyncio.create_task(_log_expiry(validity, now))
+    """Logs the warning once it is due, again and again, until the block ends.
+
+    Args:
+        find_validity: of the certificate in use, which may be renewed.
+        now: the time of day.
+    """
+    task = asyncio.create_task(_log_expiry(find_validity, now))
     try:
         yield
     finally:
         task.cancel()
 
 
-async def _log_expiry(validity: Validity, now: Callable[[], datetime]) -> None:
+async def _log_expiry(find_validity: Callable[[], Validity], now: Callable[[], datetime]) -> None:
+    said, said_at = "", now()
     while True:
-        warning = validity.describe(now())
-        if warning:
+        warning = find_validity().describe(now())
+        is_due = warning != said or now() - said_at > REPEAT
+        if warning and is_due:
             _LOG.warning("%s", warning)
-        await asyncio.sleep(REPEAT_SECONDS if warning else _CHECK_SECONDS)
+            said_at = now()
+        said = warning
+        await asyncio.sleep(_CHECK_SECONDS)

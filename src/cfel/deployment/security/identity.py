@@ -12,7 +12,7 @@ from typing import Literal, get_args
 
 from cryptography import x509
 
-from cfel.errors import InputError, NotAdmittedError, unknown_name
+from cfel.errors import InputError, NotAdmittedError, RejectedError, unknown_name
 
 Role = Literal["edge", "device", "operator"]
 ROLES: tuple[Role, ...] = get_args(Role)
@@ -68,6 +68,10 @@ def read_identity(certificate: x509.Certificate) -> Identity:
     raise NotAdmittedError("the certificate names no role and number")
 
 
+class ExpiredError(RejectedError):
+    """The caller's certificate has expired; a new one is admitted again."""
+
+
 @dataclass(frozen=True, slots=True)
 class _CertificateFacts:
     """What a call needs to know of a certificate."""
@@ -97,7 +101,8 @@ class Authenticator:
         """Returns who calls.
 
         Raises:
-            NotAdmittedError: the certificate names no node, has expired, or was revoked.
+            NotAdmittedError: the certificate names no node, or was revoked.
+            ExpiredError: it has expired.
         """
         # Parsing is slow compared with a call; only certificates signed by the authority get here.
         if certificate_pem not in self._known:
@@ -109,7 +114,7 @@ class Authenticator:
         if known.serial in self._revoked:
             raise NotAdmittedError(f"the certificate of {known.identity} was revoked")
         if self._now() > known.expires:
-            raise NotAdmittedError(
+            raise ExpiredError(
                 f"the certificate of {known.identity} expired at {known.expires:%Y-%m-%d %H:%M} UTC"
             )
         return known.identity

@@ -13,7 +13,7 @@ from cryptography.hazmat.primitives.asymmetric.types import CertificatePublicKey
 from cryptography.hazmat.primitives.serialization import Encoding, PublicFormat, load_pem_private_key
 
 from cfel.deployment.security.identity import Identity, read_identity
-from cfel.errors import DeploymentError, NotAdmittedError, describe_error
+from cfel.errors import CredentialsError, DeploymentError, NotAdmittedError, describe_error
 
 
 def read_credentials(
@@ -27,10 +27,11 @@ def read_credentials(
         now: the time of day; by default the current time.
 
     Raises:
-        DeploymentError: one of them is missing or is not what it should be; names the file.
-        NotAdmittedError: the certificate or its authority has expired, or is not valid yet.
+        CredentialsError: one of them is missing or is not what it should be; names the file.
+        NotAdmittedError: the certificate or its authority has expired.
+        DeploymentError: one of them is not valid yet, by this machine's clock.
     """
-    paths = (directory / "authority.pem", directory / f"{identity}.pem", directory / f"{identity}.key")
+    paths = credential_paths(directory, identity)
     authority, certificate, key = (_read(path) for path in paths)
     issuer, own = _parse_certificate(paths[0], authority), _parse_certificate(paths[1], certificate)
     _check_owner(paths[1], own, identity)
@@ -42,11 +43,16 @@ def read_credentials(
     return authority, certificate, key
 
 
+def credential_paths(directory: Path, identity: Identity) -> tuple[Path, Path, Path]:
+    """Where the authority's certificate, the node's certificate and its key are."""
+    return directory / "authority.pem", directory / f"{identity}.pem", directory / f"{identity}.key"
+
+
 def read_host_names(path: Path) -> tuple[str, ...]:
     """The host names in a certificate, besides IP addresses.
 
     Raises:
-        DeploymentError: it cannot be read.
+        CredentialsError: it cannot be read.
     """
     certificate = _parse_certificate(path, _read(path))
     try:
@@ -60,36 +66,36 @@ def _read(path: Path) -> bytes:
     try:
         return path.read_bytes()
     except FileNotFoundError as error:
-        raise DeploymentError(
+        raise CredentialsError(
             f"{path} does not exist: copy it from the directory in which `cfel certs` made it"
         ) from error
     except OSError as error:
-        raise DeploymentError(f"cannot read {path}: {describe_error(error)}") from error
+        raise CredentialsError(f"cannot read {path}: {describe_error(error)}") from error
 
 
 def _parse_certificate(path: Path, content: bytes) -> x509.Certificate:
     try:
         return x509.load_pem_x509_certificate(content)
     except ValueError as error:
-        raise DeploymentError(f"{path} is not a certificate") from error
+        raise CredentialsError(f"{path} is not a certificate") from error
 
 
 def _check_owner(path: Path, own: x509.Certificate, identity: Identity) -> None:
     try:
         found = read_identity(own)
     except NotAdmittedError as error:
-        raise DeploymentError(f"{path} is not the certificate of {identity}: {error}") from error
+        raise CredentialsError(f"{path} is not the certificate of {identity}: {error}") from error
     if found != identity:
-        raise DeploymentError(f"{path} is the certificate of {found}")
+        raise CredentialsError(f"{path} is the certificate of {found}")
 
 
 def _check_key(path: Path, content: bytes, certificate: Path, own: x509.Certificate) -> None:
     try:
         key = load_pem_private_key(content, None)
     except (ValueError, TypeError, UnsupportedAlgorithm) as error:
-        raise DeploymentError(f"{path} is not a key that `cfel certs` made") from error
+        raise CredentialsError(f"{path} is not a key that `cfel certs` made") from error
     if _encode(key.public_key()) != _encode(own.public_key()):
-        raise DeploymentError(f"{path} does not belong to {certificate}")
+        raise CredentialsError(f"{path} does not belong to {certificate}")
 
 
 def _encode(key: CertificatePublicKeyTypes | PublicKeyTypes) -> bytes:
@@ -100,7 +106,7 @@ def _check_issuer(path: Path, own: x509.Certificate, authority: Path, issuer: x5
     try:
         own.verify_directly_issued_by(issuer)
     except (ValueError, TypeError, InvalidSignature) as error:
-        raise DeploymentError(f"{path} was not issued by {authority}") from error
+        raise CredentialsError(f"{path} was not issued by {authority}") from error
 
 
 def _check_dates(path: Path, certificate: x509.Certificate, now: datetime, advice: str) -> None:
@@ -108,7 +114,8 @@ def _check_dates(path: Path, certificate: x509.Certificate, now: datetime, advic
     if now > end:
         raise NotAdmittedError(f"{path} expired on {end:%Y-%m-%d %H:%M} UTC: {advice}")
     if now < begin:
-        raise NotAdmittedError(
+        # A clock may be wrong for a while after the start of a machine, so this may pass.
+        raise DeploymentError(
             f"{path} is not valid before {begin:%Y-%m-%d %H:%M} UTC, and this machine's clock shows "
             f"{now:%Y-%m-%d %H:%M} UTC"
         )

@@ -1,33 +1,30 @@
-"""Messages between nodes over gRPC, with certificates on both sides.
+"""Messages between nodes over gRPC, with certificates on both sides: the server, and what both sides share.
 
 A node is called by identity and method with a message and answers with one, or the call fails with a reason.
-`Client` is what `protocol.calls` builds on; a test may put memory in its place. Nothing here knows what the
-messages mean.
+`Client` is what `protocol.calls` builds on; a test may put memory in its place. `grpc_client` is the real
+one. Nothing here knows what the messages mean.
 """
 
 import asyncio
 import logging
-from collections.abc import AsyncIterator, Awaitable, Callable, Collection, Mapping
+from collections.abc import AsyncIterator, Awaitable, Callable, Mapping
 from contextlib import ExitStack
 from dataclasses import dataclass
-from pathlib import Path
 from typing import Any, Protocol
 
 import grpc
 import grpc.aio
 
 from cfel.deployment.parameters import DeploymentParameters
-from cfel.deployment.security.certificates import REVOKED
-from cfel.deployment.security.identity import Authenticator, Identity, Role
+from cfel.deployment.security.credentials import Credentials, CredentialSource
+from cfel.deployment.security.identity import Authenticator, ExpiredError, Identity, Role
 from cfel.deployment.security.limits import AdmittedCall, BusyError, RateLimiter, TooSlowError
-from cfel.deployment.security.node_credentials import read_credentials
 from cfel.deployment.security.rejections import shorten
 from cfel.deployment.security.revocations import Revocations
 from cfel.deployment.transport.addresses import check_free
-from cfel.deployment.transport.connections import ConnectionParameters, device_connections
+from cfel.deployment.transport.connections import device_connections
 from cfel.deployment.transport.messages import Message, join_message, split_message
-from cfel.errors import DeploymentError, NotAdmittedError, RejectedError, StaleTermError, UnreachableError
-from cfel.wording import escape_control
+from cfel.errors import DeploymentError, NotAdmittedError, RejectedError, StaleTermError
 
 _LOG = logging.getLogger(__name__)
 
@@ -38,19 +35,14 @@ OnRejection = Callable[[Identity | None, str, str], None]
 """Called with every rejection: the caller (if known), the method and the reason."""
 
 # From the special to the general: the first that fits an error is its code.
-_CODES: tuple[tuple[type[RejectedError], grpc.StatusCode], ...] = (
+CODES: tuple[tuple[type[RejectedError], grpc.StatusCode], ...] = (
     (BusyError, grpc.StatusCode.RESOURCE_EXHAUSTED),
+    (ExpiredError, grpc.StatusCode.UNAUTHENTICATED),
     (StaleTermError, grpc.StatusCode.FAILED_PRECONDITION),
     (NotAdmittedError, grpc.StatusCode.PERMISSION_DENIED),
     (RejectedError, grpc.StatusCode.INVALID_ARGUMENT),
 )
-# A busy server is worth another try, so its caller sees it as one that did not answer.
-_ERRORS: Mapping[grpc.StatusCode, type[DeploymentError]] = {
-    **{code: kind for kind, code in _CODES},
-    grpc.StatusCode.RESOURCE_EXHAUSTED: UnreachableError,
-    grpc.StatusCode.UNIMPLEMENTED: RejectedError,
-}
-_SERVICE = "cfel.Federation"
+SERVICE = "cfel.Federation"
 FINISH_SECONDS = 5.0
 _MOMENT_SECONDS = 0.02
 
@@ -83,30 +75,11 @@ class Method:
     most_bytes: int = 0
 
 
-@dataclass(frozen=True, slots=True)
-class Credentials:
-    """A node's certificate, key and authority."""
-
-    authority: bytes
-    certificate: bytes
-    key: bytes
-    revoked: Path
-
-    @classmethod
-    def read(cls, directory: Path, identity: Identity) -> "Credentials":
-        """Reads those that `cfel certs` wrote to a directory.
-
-        Raises:
-            DeploymentError: one of them is missing, or they do not belong to the node or to each other.
-        """
-        return cls(*read_credentials(directory, identity), directory / REVOKED)
-
-
 class GrpcServer:
     """Serves methods to nodes with a certificate of the same authority.
 
     Args:
-        credentials: the server's own.
+        credentials: the server's own; new handshakes follow when they change.
         methods: by name.
         on_rejection: called with every rejection.
         parameters: how slowly a request may arrive, and how much one node may ask at once.
@@ -114,14 +87,14 @@ class GrpcServer:
 
     def __init__(
         self,
-        credentials: Credentials,
+        credentials: CredentialSource,
         methods: Mapping[str, Method],
         on_rejection: OnRejection,
         parameters: DeploymentParameters | None = None,
     ) -> None:
-        self._credentials = credentials
+        self._credentials, self._served = credentials, credentials.current()
         revocations = Revocations(
-            credentials.revoked, lambda problem: on_rejection(None, "every call", problem)
+            self._served.revoked, lambda problem: on_rejection(None, "every call", problem)
         )
         self._authenticator = Authenticator(revocations)
         self._on_rejection = on_rejection
@@ -133,14 +106,13 @@ class GrpcServer:
             name: grpc.stream_stream_rpc_method_handler(self._serve(name, method))
             for name, method in methods.items()
         }
-        self._server.add_generic_rpc_handlers((grpc.method_handlers_generic_handler(_SERVICE, handlers),))
+        self._server.add_generic_rpc_handlers((grpc.method_handlers_generic_handler(SERVICE, handlers),))
 
     async def start(self, address: str) -> int:
         """Listens; returns the port."""
         check_free(address)
-        pair = (self._credentials.key, self._credentials.certificate)
-        secure = grpc.ssl_server_credentials(
-            [pair], root_certificates=self._credentials.authority, require_client_auth=True
+        secure = grpc.dynamic_ssl_server_credentials(
+            _configure(self._served), self._find_configuration, require_client_authentication=True
         )
         try:
             port: int = self._server.add_secure_port(address, secure)
@@ -148,6 +120,14 @@ class GrpcServer:
             raise DeploymentError(f"cannot listen on {address}: {error}") from error
         await self._server.start()
         return port
+
+    def _find_configuration(self) -> grpc.ServerCertificateConfiguration | None:
+        """What a new handshake uses; None for the same as before. Called by threads of gRPC."""
+        found = self._credentials.current()
+        if found is self._served:
+            return None
+        self._served = found
+        return _configure(found)
 
     async def stop(self, grace_seconds: float) -> None:
         """Accepts no new calls, and ends open ones after a while."""
@@ -208,11 +188,16 @@ class GrpcServer:
         self._on_rejection(caller, name, reason)
         if not isinstance(error, BusyError | TooSlowError):
             await _drain(requests)
-        await context.abort(next(code for kind, code in _CODES if isinstance(error, kind)), reason)
+        await context.abort(next(code for kind, code in CODES if isinstance(error, kind)), reason)
 
     def _identify(self, context: Any) -> Identity:  # noqa: ANN401
         (certificate,) = context.auth_context()["x509_pem_cert"]
         return self._authenticator.identify(certificate)
+
+
+def _configure(credentials: Credentials) -> grpc.ServerCertificateConfiguration:
+    pair = (credentials.key, credentials.certificate)
+    return grpc.ssl_server_certificate_configuration([pair], root_certificates=credentials.authority)
 
 
 async def _drain(requests: AsyncIterator[bytes]) -> None:
@@ -228,61 +213,3 @@ async def _drain(requests: AsyncIterator[bytes]) -> None:
 def _admit(caller: Identity, name: str, method: Method) -> None:
     if caller.role not in method.roles:
         raise RejectedError(f"{name!r} is not for a {caller.role}")
-
-
-class GrpcClient:
-    """Sends messages to servers by identity; see `Client`.
-
-    Models and uploads have a connection of their own: on a slow link, small calls would wait behind them in
-    the buffers of a shared one.
-
-    Args:
-        credentials: the caller's own.
-        addresses: "host:port" of every server.
-        most_bytes: largest body of an answer.
-        control: how connections for small calls are kept; by default as those of a device.
-        transfer: how connections for large bodies are kept; by default as those for small calls.
-        transfer_methods: methods with large bodies.
-    """
-
-    def __init__(
-        self,
-        credentials: Credentials,
-        addresses: Mapping[Identity, str],
-        most_bytes: int,
-        control: ConnectionParameters | None = None,
-        transfer: ConnectionParameters | None = None,
-        transfer_methods: Collection[str] = (),
-    ) -> None:
-        self._most_bytes, self._transfer_methods = most_bytes, transfer_methods
-        secure = grpc.ssl_channel_credentials(credentials.authority, credentials.key, credentials.certificate)
-        control = control or device_connections(DeploymentParameters())
-
-        def connect(kept: ConnectionParameters) -> dict[Identity, Any]:
-            # A channel connects when it is first used.
-            return {
-                to: grpc.aio.secure_channel(
-                    address,
-                    secure,
-                    options=(*kept.client_options(), ("grpc.ssl_target_name_override", to.host)),
-                )
-                for to, address in addresses.items()
-            }
-
-        self._control, self._transfer = connect(control), connect(transfer or control)
-
-    async def send(self, to: Identity, method: str, message: Message, seconds: float) -> Message:
-        """See `Client`."""
-        try:
-            channels = self._transfer if method in self._transfer_methods else self._control
-            ask = channels[to].stream_stream(f"/{_SERVICE}/{method}")
-            return await join_message(ask(split_message(message), timeout=seconds), self._most_bytes)
-        except grpc.aio.AioRpcError as error:
-            kind = _ERRORS.get(error.code(), UnreachableError)
-            # The details are the words of another node, and end up in logs and on terminals.
-            raise kind(f"{to}, {method}: {escape_control(error.details() or '')}") from error
-
-    async def close(self) -> None:
-        """Closes all connections."""
-        for channel in (*self._control.values(), *self._transfer.values()):
-            await channel.close()

@@ -16,7 +16,7 @@ def test_the_default_is_the_papers() -> None:
     """One step with the neighbours at the end of a global round."""
     gossip = Gossip()
     assert gossip.exchange_seconds(np.array([0.2, 0.3])).tolist() == [0.2, 0.3]
-    assert [gossip.exchanges_from(r, 3) for r in range(3)] == [1, 1, 1]
+    assert [gossip.count_exchanges(r, 3) for r in range(3)] == [1, 1, 1]
     assert not any(gossip.is_due_within(r, 3) for r in range(3))
     assert gossip.models_sent(clusters=4, links=4) == 8
 
@@ -24,7 +24,7 @@ def test_the_default_is_the_papers() -> None:
 def test_after_every_edge_round() -> None:
     """With q = 3: exchanges after rounds 0 and 1, and the one that ends the global round."""
     gossip = Gossip(every_edge_round=True)
-    assert [gossip.exchanges_from(r, 3) for r in range(3)] == [3, 2, 1]
+    assert [gossip.count_exchanges(r, 3) for r in range(3)] == [3, 2, 1]
     assert [gossip.is_due_within(r, 3) for r in range(3)] == [True, True, False]
 
 
@@ -42,9 +42,9 @@ def test_reaching_everybody_takes_two_transfers() -> None:
 
 
 def test_what_survives_an_exchange() -> None:
-    assert Gossip().survives(0.8) == 0.8
-    assert Gossip(steps=3).survives(0.5) == 0.125
-    assert Gossip(reach="everybody").survives(0.8) == 0
+    assert Gossip().compute_contraction(0.8) == 0.8
+    assert Gossip(steps=3).compute_contraction(0.5) == 0.125
+    assert Gossip(reach="everybody").compute_contraction(0.8) == 0
 
 
 def test_rejects_nonsense() -> None:

@@ -5,7 +5,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from cfel.cost import NOBODY, EdgeRoundCost, cluster_seconds, edge_round_cost, global_round_cost
+from cfel.cost import NO_DEVICE, EdgeRoundCost, cluster_seconds, edge_round_cost, global_round_cost
 from cfel.errors import InputError
 
 
@@ -17,7 +17,7 @@ def test_edge_round_names_the_slowest_device() -> None:
     """Cluster 0: device 1 takes 9 s; 1 is empty; in cluster 2 devices 2 and 3 tie, the first is named."""
     cost = edge_round_cost([3, 9, 5, 5], [1, 2, 3, 4], [0, 0, 2, 2], 3)
     assert cost.seconds.tolist() == [9, 0, 5]
-    assert cost.slowest_device.tolist() == [1, NOBODY, 2]
+    assert cost.slowest_device.tolist() == [1, NO_DEVICE, 2]
     assert cost.joules == 10
 
 
@@ -26,7 +26,7 @@ def test_absent_devices_cost_nothing() -> None:
     present = np.array([True, False, False, False])
     cost = edge_round_cost([3, 9, 5, 5], [1, 2, 3, 4], [0, 0, 1, 1], 2, present)
     assert cost.seconds.tolist() == [3, 0]
-    assert cost.slowest_device.tolist() == [0, NOBODY]
+    assert cost.slowest_device.tolist() == [0, NO_DEVICE]
     assert cost.joules == 1
 
 
@@ -53,8 +53,8 @@ def test_straggler_is_who_was_waited_for_longest_in_all() -> None:
 
 
 def test_nobody_causes_a_round_without_devices() -> None:
-    cost = global_round_cost([edge_round([0, 0], [NOBODY, NOBODY], 0)], [1, 2])
-    assert (cost.seconds, cost.slowest_cluster, cost.straggler) == (2, 1, NOBODY)
+    cost = global_round_cost([edge_round([0, 0], [NO_DEVICE, NO_DEVICE], 0)], [1, 2])
+    assert (cost.seconds, cost.slowest_cluster, cost.straggler) == (2, 1, NO_DEVICE)
 
 
 @given(
@@ -69,7 +69,7 @@ def test_agrees_with_a_plain_loop(devices: list[tuple[float, float, int, bool]])
     cost = edge_round_cost(seconds, joules, cluster, 5, np.array(present))
     for i in range(5):
         members = [n for n in range(len(devices)) if cluster[n] == i and present[n]]
-        slowest = max(members, key=lambda n: (seconds[n], -n), default=NOBODY)
+        slowest = max(members, key=lambda n: (seconds[n], -n), default=NO_DEVICE)
         assert cost.slowest_device[i] == slowest
         assert cost.seconds[i] == (seconds[slowest] if members else 0)
     assert cost.joules == pytest.approx(sum(joules[n] for n in range(len(devices)) if present[n]))

@@ -4,6 +4,7 @@ A run is sent as the text of its experiment and the path of its directory. Data 
 on every machine. The directory must be on storage shared by all machines, unless there is only this one.
 """
 
+import math
 import time
 import tomllib
 from collections.abc import Callable, Sequence
@@ -16,12 +17,15 @@ from cfel.errors import RunBusyError
 from cfel.experiment import Experiment, experiment_toml, parse_experiment
 from cfel.plugins import ANY_CODE
 from cfel.runlog import RunDirectory, holds_run
-from cfel.scaleout.work_split import whole_runs_are_better
 from cfel.simulation import PoolExecutor, Watch, run_in_directory
 
 # How long a run waits for an earlier process to release its directory: after a network failure that process
 # may still be alive and hold the lock.
 BUSY_SECONDS = 60.0
+# Speed of a worker when runs are split by device, relative to a worker that has a whole run to itself: for
+# models whose steps take tens of milliseconds, and for models whose steps take less time than a message.
+LARGE_MODEL_EFFICIENCY = 0.9
+SMALL_MODEL_EFFICIENCY = 0.3
 
 
 @dataclass(frozen=True, slots=True)
@@ -43,6 +47,22 @@ def prefer_whole_runs(runs: Sequence[PlacedRun]) -> bool:
     cores = cluster_cores()
     workers = min(cores, first.simulation.workers) if first.simulation.workers else cores
     return whole_runs_are_better(len(runs), workers, first.fleet.devices, small)
+
+
+def whole_runs_are_better(runs: int, workers: int, devices: int, small_model: bool) -> bool:
+    """Whether running whole runs side by side, each on one worker, is faster than one run at a time on all.
+
+    In units of one run on one worker, whole runs take ⌈runs / workers⌉. Runs split by device take
+    runs / (efficiency · min(workers, devices)), as at most one worker per device is busy.
+
+    Args:
+        runs: how many there are.
+        workers: cores of the cluster.
+        devices: in each run.
+        small_model: whether a local step takes less time than a message.
+    """
+    efficiency = SMALL_MODEL_EFFICIENCY if small_model else LARGE_MODEL_EFFICIENCY
+    return math.ceil(runs / workers) <= runs / (efficiency * min(workers, devices))
 
 
 def run_on_cluster(runs: Sequence[PlacedRun], folder: Path, options: RunOptions) -> None:

@@ -74,6 +74,7 @@ def read_problem(
         raise FleetFileError(f"{path}: is not a table of devices: must be .csv, .parquet or .json")
     is_json = Path(path).suffix.lower() == ".json"
     fields, device_names, cluster_names = _read_json(path) if is_json else _read_device_table(path)
+    # Options override the file, the file overrides the defaults.
     given = {**DEFAULTS, **fields, **options}
     if length is not None:
         given |= length.compute_caps(len(cluster_names))

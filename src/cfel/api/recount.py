@@ -15,7 +15,7 @@ from pathlib import Path
 import numpy as np
 
 from cfel.control.setting import Setting
-from cfel.cost.rounds import NOBODY
+from cfel.cost.rounds import NO_DEVICE
 from cfel.errors import InputError
 from cfel.experiment import Experiment, experiment_toml, load_directory_experiment
 from cfel.plugins import BUILT_IN_ONLY, CodePolicy
@@ -115,6 +115,6 @@ def _recount_round(record: RoundRecord, found: DryRunRound) -> RoundRecord:
         joules_expected=joules,
         seconds_realised=seconds,
         joules_realised=joules,
-        straggler=None if found.cost.straggler == NOBODY else found.cost.straggler,
+        straggler=None if found.cost.straggler == NO_DEVICE else found.cost.straggler,
         slowest_cluster=found.cost.slowest_cluster,
     )

@@ -45,6 +45,7 @@ def run_experiment(
 def _open_executor(
     world: World, parameters: SimulationParameters, options: RunOptions
 ) -> AbstractContextManager[Executor]:
+    # Ray is imported only here, as it is optional and takes seconds to load.
     if parameters.engine == "ray":
         return ray_executor(world, parameters, options.ray_address)
     return PoolExecutor(world, parameters)

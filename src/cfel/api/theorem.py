@@ -92,7 +92,7 @@ class TheoremReport:
     def to_dict(self) -> dict[str, Any]:
         """Returns plain values, including the bound's total."""
         document = asdict(self)
-        document["source"] = "logged" if self.rounds else "rehearsed"
+        document["source"] = "logged" if self.rounds else "dry run"
         document["violating_rounds"] = self.violating_rounds if self.rounds else None
         document["bound"]["total"] = self.bound.total
         return document
@@ -141,7 +141,7 @@ def _make_landscape(experiment: Experiment, assumed: Assumptions, sigma2: float,
 def _report_experiment(experiment: Experiment, assumed: Assumptions) -> TheoremReport:
     landscape = _make_landscape(experiment, assumed, ASSUMED, ASSUMED)
     setting = experiment.build_setting()
-    survives = setting.scheme.gossip.survives(setting.backhaul.zeta)
+    survives = setting.scheme.gossip.compute_contraction(setting.backhaul.zeta)
     rounds = dry_run(setting, landscape.sigma2, landscape.g2)
     plans = [
         (plan.rho[now.available], plan.theta[now.available])
@@ -166,7 +166,7 @@ def _report_run(path: Path, assumed: Assumptions, code: CodePolicy) -> TheoremRe
     if not records:
         raise InputError(f"{path}: the run has finished no round yet, so there are no plans to look at")
     scheme, fleet = build_scheme(experiment.scheme, experiment.code), run.fleet()
-    survives = scheme.gossip.survives(_compute_zeta(experiment, fleet))
+    survives = scheme.gossip.compute_contraction(_compute_zeta(experiment, fleet))
     lengths = _count_between_gossip(experiment.rounds, scheme)
     means = (float(np.mean([getattr(each, name) for each in records])) for name in ("sigma2", "g2"))
     landscape = _make_landscape(experiment, assumed, *means)

@@ -159,7 +159,7 @@ def measure_scale(sizes: Sequence[int], repeats: int, setting: BenchSetting = SM
     return [Scale(devices, cost) for devices, cost in least.items()]
 
 
-def paces_as_document(paces: Sequence[Pace]) -> dict[str, Any]:
+def make_document(paces: Sequence[Pace]) -> dict[str, Any]:
     """The speeds of all settings as plain values."""
     return {"paces": [asdict(pace) | {"bare_milliseconds": dict(pace.bare_milliseconds)} for pace in paces]}
 
@@ -168,7 +168,7 @@ def as_document(
     paces: Sequence[Pace], scales: Sequence[Scale], start_seconds: float, peak_bytes: int
 ) -> dict[str, Any]:
     """The results as plain values."""
-    return paces_as_document(paces) | {
+    return make_document(paces) | {
         "cost_per_device_step": [asdict(scale) for scale in scales],
         "start_seconds_beyond_torch": start_seconds,
         "peak_bytes_of_10000_devices": peak_bytes,

@@ -12,9 +12,9 @@ from cfel.bench.simulation import (
     Pace,
     Scale,
     as_document,
+    make_document,
     measure_pace,
     measure_scale,
-    paces_as_document,
 )
 from cfel.cli.output import new_table, print_json, print_table
 
@@ -31,7 +31,7 @@ def run(arguments: argparse.Namespace) -> int:
         paces.append(measure_pace(setting, repeats, steps))
     if arguments.only is not None:
         if arguments.json:
-            print_json(paces_as_document(paces))
+            print_json(make_document(paces))
         else:
             _print_paces(Console(highlight=False), paces)
         return 0

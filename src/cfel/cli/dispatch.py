@@ -26,13 +26,13 @@ def run_command(arguments: Sequence[str]) -> int:
         code = int(parsed.run(parsed))
         sys.stdout.flush()
     except InputError as error:
-        errors.print(f"[bold red]error:[/] {escape(_readable(error))}", soft_wrap=True)
+        errors.print(f"[bold red]error:[/] {escape(_make_printable(error))}", soft_wrap=True)
         return 2
     except SilentEdgeServerError as error:
-        errors.print(f"[bold yellow]ended:[/] {escape(_readable(error))}", soft_wrap=True)
+        errors.print(f"[bold yellow]ended:[/] {escape(_make_printable(error))}", soft_wrap=True)
         return SILENT
     except CfelError as error:
-        errors.print(f"[bold red]failed:[/] {escape(_readable(error))}", soft_wrap=True)
+        errors.print(f"[bold red]failed:[/] {escape(_make_printable(error))}", soft_wrap=True)
         return 1
     except BrokenPipeError:
         # The reader of our output has ended. Without this, flushing the buffer at exit would fail once more.
@@ -41,7 +41,7 @@ def run_command(arguments: Sequence[str]) -> int:
     return code
 
 
-def _readable(error: CfelError) -> str:
+def _make_printable(error: CfelError) -> str:
     """The message without control characters: part of it may come from a file or from a peer."""
     return "\n".join(map(escape_control, str(error).split("\n")))
 

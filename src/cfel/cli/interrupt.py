@@ -26,6 +26,7 @@ def defer_interrupt(notify: Callable[[str], None], notice: str = NOTICE) -> Iter
 
     def remember(_number: int, _frame: FrameType | None) -> None:
         nonlocal pressed
+        # The user does not want to wait for the round to end.
         if pressed:
             raise KeyboardInterrupt
         pressed = True

@@ -79,6 +79,7 @@ def register(commands: Commands) -> None:
 def run(arguments: argparse.Namespace) -> int:
     """Solves the problem and prints the plan."""
     named = read_problem(arguments.fleet, _read_options(arguments), _read_length(arguments))
+    # The joint solver has no start, and a silently ignored option would mislead.
     if arguments.start is not None and arguments.method != "alternating":
         raise InputError("--start: only with --method alternating")
     start = None if arguments.start is None else (arguments.start, 1.0)
@@ -175,6 +176,7 @@ def _print_devices(console: Console, named: NamedProblem, solution: Solution, ro
             str(limits[device]),
         )
     _print_some(console, "Devices", table, named.problem.devices)
+    # For all devices, also those that the table leaves out.
     words, counts = np.unique(limits, return_counts=True)
     for word, number in zip(words, counts, strict=True):
         console.print(f"  [dim]{number:>9,} × {word}: {MEANING[str(word)]}[/]")

@@ -66,6 +66,7 @@ def add_run_options(parser: argparse.ArgumentParser) -> None:
 
 def read_experiment(arguments: argparse.Namespace) -> Experiment:
     """Loads the experiment and applies --set and --engine; user-defined code is imported from its folder."""
+    # User-defined parts usually lie beside the experiment that names them.
     import_from(arguments.experiment.parent)
     experiment = replace_engine(
         load_experiment(arguments.experiment, arguments.set, ANY_CODE), arguments.engine

@@ -66,7 +66,7 @@ def register(commands: Commands) -> None:
 
 
 def run(arguments: argparse.Namespace) -> int:
-    """Rehearses the experiment, or reads the run, and prints the bound."""
+    """Makes a dry run of the experiment, or reads the run, and prints the bound."""
     assumed = Assumptions(
         smoothness=arguments.smoothness,
         initial_gap=arguments.initial_gap,

@@ -7,10 +7,9 @@ This package works on numbers only: no tensors, no files, no clock. How P2 is so
 """
 
 from cfel.control.caps import Budget, Rounds, round_caps
-from cfel.control.device_overrides import DeviceOverrides
 from cfel.control.gossip import Gossip
 from cfel.control.problem import RoundProblem
-from cfel.control.scheme import Observation, RoundPlan, Scheme, SchemeParameters
+from cfel.control.scheme import DeviceOverrides, Observation, RoundPlan, Scheme, SchemeParameters
 from cfel.control.schemes import SCHEMES, build_scheme
 from cfel.control.setting import Setting
 from cfel.control.solution import Solution, SolverDefectError

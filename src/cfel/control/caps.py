@@ -74,6 +74,7 @@ class Budget:
     joules: float = np.inf
 
     def __post_init__(self) -> None:
+        # Zero is not allowed: it would mean that no round may run, and is usually a mistake for "no limit".
         validation.check_number("budget.seconds", self.seconds, above=0, finite=False)
         validation.check_number("budget.joules", self.joules, above=0, finite=False)
 
@@ -103,6 +104,8 @@ def round_caps(
     if not (0 <= global_round < rounds.global_rounds and 0 <= edge_round < rounds.edge_rounds):
         last = f"({rounds.global_rounds - 1}, {rounds.edge_rounds - 1})"
         raise InputError(f"round ({global_round}, {edge_round}): must lie within (0, 0) … {last}")
+    # What is left is shared evenly: an overspent round lowers the caps of all that follow, not only of the
+    # next.
     rounds_left, edge_rounds_left = rounds.global_rounds - global_round, rounds.edge_rounds - edge_round
     elapsed = np.asarray(ledger.elapsed_seconds)
     seconds = (budget.seconds - ledger.seconds) / rounds_left - elapsed - gossip_seconds_left

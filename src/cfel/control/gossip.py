@@ -57,20 +57,22 @@ class Gossip:
         trips = TRIPS_TO_EVERYBODY if self.reach == "everybody" else self.steps
         return np.asarray(backhaul_seconds * trips)
 
-    def exchanges_from(self, edge_round: int, edge_rounds: int) -> int:
+    def count_exchanges(self, edge_round: int, edge_rounds: int) -> int:
         """Exchanges in a global round from this edge round (counted from 0) on."""
+        # The exchange that ends the global round is always one of them.
         return edge_rounds - edge_round if self.every_edge_round else 1
 
     def is_due_within(self, edge_round: int, edge_rounds: int) -> bool:
         """Whether an exchange follows this edge round, other than the one that ends the global round."""
         return self.every_edge_round and edge_round + 1 < edge_rounds
 
-    def survives(self, zeta: float) -> float:
+    def compute_contraction(self, zeta: float) -> float:
         """Share of disagreement that survives one exchange, where ζ survives one gossip step."""
         return 0.0 if self.reach == "everybody" else float(zeta**self.steps)
 
     def models_sent(self, clusters: int, links: int) -> int:
         """Full models on the wire at one exchange, both directions counted."""
         if self.reach == "everybody":
+            # A single edge server has nobody to exchange models with.
             return TRIPS_TO_EVERYBODY * clusters if clusters > 1 else 0
         return 2 * links * self.steps

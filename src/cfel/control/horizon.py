@@ -27,6 +27,7 @@ def limit_to_budget(observation: Observation) -> Observation:
     allowed = _count_rounds(observation)
     if allowed >= left:
         return observation
+    # This round is under way, so it counts even if the budget does not cover it.
     last = observation.global_round + max(1, int(allowed))
     return replace(observation, rounds=replace(rounds, global_rounds=last))
 

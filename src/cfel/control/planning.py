@@ -47,6 +47,8 @@ def plan_round(
     if whole:
         bounds = _round_bounds(bounds, observation.rounds.local_steps)
     problem = build_problem(observation, parameters, bounds, within_budget=within_budget)
+    # With ρ pinned there is nothing to round, and the exact solver also chooses θ between the entries of a
+    # list.
     if whole and (problem.rho_min < problem.rho_max).any():
         return make_plan(problem, _solve_in_whole_steps(problem), present)
     # Without caps the joint solver is done after one response; Algorithm 3 would only take longer.
@@ -145,6 +147,8 @@ def build_problem(
         noise_weight=parameters.noise_weight,
         on_unreachable=parameters.on_unreachable,
         battery=_share_battery(observation) if within_budget else None,
+        # The solver sees only devices that take part; messages must still name them by their number in the
+        # fleet.
         device=np.flatnonzero(present),
         clock_static=conditions.clock_static[present],
         clock_exponent=conditions.clock_exponent[present],
@@ -155,6 +159,7 @@ def _share_battery(observation: Observation) -> FloatArray | None:
     """What each present device may use of its battery now, so that it lasts to the end of the run."""
     if observation.battery is None:
         return None
+    # Evenly over the rest of the run, as the budgets are: a device must not be empty before the last round.
     left = observation.rounds.edge_rounds_left(observation.global_round, observation.edge_round)
     return np.asarray(observation.battery[observation.conditions.available] / left)
 

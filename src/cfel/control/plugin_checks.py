@@ -52,6 +52,7 @@ def _check_state(what: str, state: object) -> None:
     if not isinstance(state, Mapping):
         raise InputError(f"{what} returned a {type(state).__name__} as its state, not a mapping")
     try:
+        # A state that cannot be stored would be noticed only at the first checkpoint, or by a successor.
         json.dumps(dict(state))
     except (TypeError, ValueError) as error:
         raise InputError(f"{what} returned a state that is not made of plain JSON values: {error}") from error

@@ -17,7 +17,6 @@ import numpy as np
 from cfel import validation
 from cfel.arrays import FloatArray, IndexArray
 from cfel.control.caps import Budget, Rounds
-from cfel.control.device_overrides import DeviceOverrides
 from cfel.control.gossip import Gossip
 from cfel.control.problem import UNREACHABLE, Unreachable
 from cfel.control.solver.solve import METHODS, Method
@@ -129,6 +128,7 @@ class Observation:
         present = self.conditions.available
         if not present.any():
             return 0.0, 0.0
+        # Estimates of a variance are unbiased and may be negative where it is small.
         sigma2 = max(0.0, float(self.sigma2[present].mean()))
         return sigma2, max(float(self.g2[present].mean()), LEAST_GRADIENT_SHARE * sigma2)
 
@@ -159,6 +159,24 @@ class RoundPlan:
     def apply_speed(self, conditions: Conditions) -> Conditions:
         """The conditions at the plan's clocks."""
         return conditions if self.speed is None else conditions.at_clock(self.speed)
+
+
+@dataclass(frozen=True, slots=True)
+class DeviceOverrides:
+    """What a scheme asks of devices beyond ρ and θ: how they step, what they keep, what they measure.
+
+    Takes precedence over the experiment file, so that every scheme of a comparison trains the way it is meant
+    to. A field left at `None` keeps the experiment's setting.
+
+    Attributes:
+        steps: "bernoulli", "systematic" or "whole"; None keeps the experiment's.
+        error_feedback: whether devices keep what compression dropped; None keeps the experiment's.
+        kept_energy_at: shares θ at which every report states how much energy the largest entries carry.
+    """
+
+    steps: Literal["bernoulli", "systematic", "whole"] | None = None
+    error_feedback: bool | None = None
+    kept_energy_at: tuple[float, ...] = ()
 
 
 @dataclass(frozen=True, slots=True)

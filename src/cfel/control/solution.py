@@ -87,6 +87,7 @@ def prove(
     Raises:
         SolverDefectError: the plan breaks a limit.
     """
+    # Rounding may leave a variable outside its bounds by a last bit.
     rho = np.clip(rho, problem.rho_min, problem.rho_max)
     theta = np.clip(theta, problem.theta_min, problem.theta_max)
     seconds, joules = problem.seconds(rho, theta), problem.joules(rho, theta)
@@ -99,6 +100,7 @@ def prove(
         rho=rho,
         theta=theta,
         objective=objective,
+        # Both are rounded, so the bound may end up above the objective it bounds.
         lower_bound=min(lower_bound, objective),
         feasible=not limits.violations,
         violations=limits.violations,
@@ -115,6 +117,7 @@ def prove(
 def reject_excess(what: str, used: FloatArray, allowed: FloatArray) -> None:
     """Raises `SolverDefectError` where a plan uses more than it may, beyond rounding."""
     excess = used > allowed * (1.0 + ROUNDING)
+    # A NaN exceeds nothing, so it has to be looked for.
     if excess.any() or np.isnan(used).any():
         first = int(np.argmax(excess))
         raise SolverDefectError(f"plan uses {used[first]!r} {what} of {allowed[first]!r} at entry {first}")

@@ -32,6 +32,7 @@ def apply_variants(scheme: Scheme, parameters: SchemeParameters) -> Scheme:
 def _slow_early_finishers(scheme: Scheme) -> Scheme:
     def plan(state: State, observation: Observation) -> tuple[RoundPlan, State]:
         full, state = scheme.plan(state, observation)
+        # The scheme chose clocks itself, or nothing sets clocks on these devices.
         if observation.full_clocks or full.speed is not None:
             return full, state
         return replace(full, speed=_match_slowest(observation, full, scheme.gossip.every_edge_round)), state

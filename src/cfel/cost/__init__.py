@@ -4,7 +4,7 @@ from cfel.cost.backhaul import PAPER_BITS_PER_SECOND, backhaul_seconds
 from cfel.cost.device import device_joules, device_seconds, realised_joules, realised_seconds
 from cfel.cost.ledger import Ledger, after_edge_round, after_exchange, after_global_round, open_ledger
 from cfel.cost.rounds import (
-    NOBODY,
+    NO_DEVICE,
     EdgeRoundCost,
     GlobalRoundCost,
     cluster_seconds,
@@ -13,7 +13,7 @@ from cfel.cost.rounds import (
 )
 
 __all__ = [
-    "NOBODY",
+    "NO_DEVICE",
     "PAPER_BITS_PER_SECOND",
     "EdgeRoundCost",
     "GlobalRoundCost",

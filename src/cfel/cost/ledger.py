@@ -64,6 +64,7 @@ class Ledger:
         for name in fields:
             if name not in allowed:
                 raise InputError(unknown_name("ledger", name, allowed))
+        # No defaults: a ledger that lost a field would let the next round use what is spent already.
         for name in allowed:
             if name not in fields:
                 raise InputError(f"ledger.{name}: is missing")

@@ -16,7 +16,7 @@ from cfel import validation
 from cfel.arrays import BoolArray, FloatArray, IntArray
 from cfel.errors import InputError
 
-NOBODY = -1
+NO_DEVICE = -1
 """In place of a device where none took part."""
 
 
@@ -26,7 +26,7 @@ class EdgeRoundCost:
 
     Attributes:
         seconds: per cluster, that of its slowest device; 0 if none took part.
-        slowest_device: per cluster, the device that took longest (the first of several), or `NOBODY`.
+        slowest_device: per cluster, the device that took longest (the first of several), or `NO_DEVICE`.
         joules: of all devices together.
     """
 
@@ -43,7 +43,7 @@ class GlobalRoundCost:
         seconds: the makespan, that of the slowest cluster with its backhaul.
         cluster_seconds: per cluster, edge rounds and backhaul together, without waiting for others.
         slowest_cluster: the first of those that took longest.
-        straggler: the device that the slowest cluster waited for longest, over its edge rounds, or `NOBODY`.
+        straggler: the device that the slowest cluster waited for longest, in all edge rounds, or `NO_DEVICE`.
         joules: of all devices together.
     """
 
@@ -89,6 +89,7 @@ def edge_round_cost(
     present = np.ones(seconds.size, dtype=bool) if available is None else available
     member = _check_members(cluster, seconds.size, clusters)
     slowest = cluster_seconds(np.where(present, seconds, 0.0), member, clusters)
+    # The first of several, so that simulator and deployment name the same straggler.
     first = _find_first_device(present & (seconds == slowest[member]), member, clusters)
     return EdgeRoundCost(slowest, first, float(np.where(present, joules, 0.0).sum()))
 
@@ -122,16 +123,16 @@ def _find_straggler(edge_rounds: Sequence[EdgeRoundCost], cluster: int) -> int:
     waited: dict[int, float] = {}
     for cost in edge_rounds:
         device = int(cost.slowest_device[cluster])
-        if device != NOBODY:
+        if device != NO_DEVICE:
             waited[device] = waited.get(device, 0.0) + float(cost.seconds[cluster])
-    return min(waited, key=lambda device: (-waited[device], device), default=NOBODY)
+    return min(waited, key=lambda device: (-waited[device], device), default=NO_DEVICE)
 
 
 def _find_first_device(chosen: BoolArray, member: IntArray, clusters: int) -> IntArray:
     devices = np.flatnonzero(chosen)
     first = np.full(clusters, member.size, dtype=np.int64)
     np.minimum.at(first, member[devices], devices)
-    return np.where(first == member.size, NOBODY, first)
+    return np.where(first == member.size, NO_DEVICE, first)
 
 
 def _check_members(cluster: ArrayLike, devices: int, clusters: int) -> IntArray:

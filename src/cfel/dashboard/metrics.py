@@ -48,7 +48,7 @@ def _families(status: Status) -> list[Family]:
             "Edge servers that seem to run twice.",
             [({}, _edges_doubled(status))],
         ),
-        ("cfel_devices_doubled", "gauge", "Devices that seem to run twice.", [({}, _doubled(status))]),
+        ("cfel_devices_doubled", "gauge", "Devices that seem to run twice.", [({}, _list_doubled(status))]),
         ("cfel_ready", "gauge", "1 if this node takes part; see /readyz.", [({}, _is_ready(status))]),
         (
             "cfel_problem",
@@ -85,7 +85,7 @@ def _edges_doubled(status: Status) -> int | None:
     return None if status.source != "edge" else sum(cluster.doubled for cluster in status.clusters)
 
 
-def _doubled(status: Status) -> int | None:
+def _list_doubled(status: Status) -> int | None:
     if status.source != "edge":
         return None
     return sum(device.doubled for cluster in status.clusters for device in cluster.devices)

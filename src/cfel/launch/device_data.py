@@ -39,6 +39,7 @@ def load_samples(name: str, path: Path | None, world: World) -> DeviceData:
     _check_part(f"{what}: inputs", inputs, like.train_inputs)
     _check_part(f"{what}: targets", targets, like.train_targets)
     _check_classes(what, targets, like.classes)
+    # The test set stays the experiment's, so that accuracy means the same for every device.
     data = replace(like, name=name, train_inputs=inputs, train_targets=targets, train_writers=None)
     check_task(what, replace(world.task, data=data))
     return DeviceData(data, np.arange(len(inputs)))

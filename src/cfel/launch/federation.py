@@ -104,6 +104,7 @@ def merge_logs(
             found |= {each.round: each for each in read_log(node / "rounds.jsonl").records}
     while (number := (writer.last_round or 0) + 1) in found:
         tables = [node for node in logs if plan_path(node, number).exists()]
+        # Rounds are appended without gaps: one that no edge server has logged yet stops the merge here.
         writer.append(found[number], read_plan(tables[0], number) if tables else None)
         on_round(found[number])
 
@@ -148,6 +149,7 @@ def _save_models(world: World, out: Path, writer: RunWriter) -> None:
     states = [
         EdgeDisk(out / "nodes" / f"edge-{i}", world.start).load() for i in range(world.setting.fleet.clusters)
     ]
+    # In the middle of a round the models belong to no line of the log, and an export would be misleading.
     if writer.last_round is None or any(state.position != (writer.last_round, 0, 0) for state in states):
         return
     tensors = edge_tensors([state.model for state in states])

@@ -58,6 +58,7 @@ def start_logging(path: Path | None, settings: LogSettings | None = None) -> Non
     handler.setFormatter(JsonLines() if settings.format == "json" else TextLines())
     handler.addFilter(RepeatFilter())
     logging.basicConfig(handlers=[handler], level=settings.level.upper(), force=True)
+    # It would log every request to the dashboard.
     logging.getLogger("uvicorn").setLevel(logging.WARNING)
 
 
@@ -123,7 +124,7 @@ def _trace(formatter: logging.Formatter, record: logging.LogRecord) -> list[str]
 class _Window:
     """When something was last written, how often since its window began, and how often it was left out."""
 
-    began: float
+    started_at: float
     written: int = 1
     left_out: int = 0
 
@@ -150,6 +151,7 @@ class RepeatFilter(logging.Filter):
         same = self._count((record.name, record.levelno, message), 1)
         if same is None:
             return False
+        # Counted after the same message, so that repetitions do not use up the room for different ones.
         similar = self._count((record.name, record.levelno), MOST_WARNINGS)
         if similar is None:
             return False
@@ -163,7 +165,7 @@ class RepeatFilter(logging.Filter):
         now, window = self._now(), self._windows.get(key)
         if window is not None:
             self._windows.move_to_end(key)
-        if window is not None and now - window.began < QUIET_SECONDS:
+        if window is not None and now - window.started_at < QUIET_SECONDS:
             if window.written >= most:
                 window.left_out += 1
                 return None

@@ -50,6 +50,7 @@ def run_node(path: Path) -> bool:
     node, experiment_check = file.node, ExperimentCheck(digest_shared_parts(experiment))
     if node.identity.role == "operator":
         raise InputError(f"{path}: an operator runs no node")
+    # Before any connection is made: a directory of another experiment must not join this one.
     prepare_directory(node.directory, experiment, world)
     if node.identity.role == "edge":
         simulation = experiment.resolve(world).simulation
@@ -112,6 +113,7 @@ async def run_until_stopped(work: Any) -> bool:  # noqa: ANN401 — a coroutine
     loop = asyncio.get_running_loop()
     task = asyncio.ensure_future(work)
     for number in (signal.SIGTERM, signal.SIGINT):
+        # `cfel up` handles Ctrl-C for all its nodes; a node that died by itself would be restarted.
         if signal.getsignal(number) is not signal.SIG_IGN:
             loop.add_signal_handler(number, task.cancel)
     parent = multiprocessing.parent_process()

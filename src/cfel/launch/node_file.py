@@ -168,6 +168,7 @@ def write_node(path: Path, file: NodeFile) -> None:
         "addresses": list(node.addresses),
         "import_from": [str(folder) for folder in file.import_from],
     }
+    # Defaults are left out, so that a file shows what is special about its node.
     if node.energy != "auto":
         table["energy"] = node.energy
     if node.listen is not None:

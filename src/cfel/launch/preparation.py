@@ -38,6 +38,7 @@ def prepare_nodes(
     clusters = world.setting.fleet.clusters
     addresses = _find_addresses(deployment.host, clusters)
     loopback = LOOPBACK_V6 if ":" in deployment.host else LOOPBACK
+    # On loopback, whatever the federation's host is: without a token nobody else may see it.
     dashboards = _find_addresses(loopback, clusters)
     identities = [
         *(Identity("edge", i) for i in range(world.setting.fleet.clusters)),

@@ -87,6 +87,7 @@ def aggregate(
         return model
     devices = sorted(weights)
     expected = _check_senders(reports, devices)
+    # Not collected in a list: with a million devices the reports would not fit into memory.
     if parameters.kind == "mean":
         return add_updates(model, expected, weights_of(devices, weights))
     return robust_aggregate(model, list(expected), weights, parameters)

@@ -188,6 +188,7 @@ def _train(
     losses: list[float] = []
     streams = [partial(order.stream, "augmentation", int(each)) for each in np.flatnonzero(taken)]
     for inputs, targets in workspace.load_batches(data, batches[taken], streams):
+        # A batch of one sample has no halves to compare.
         if not losses and local.estimator == "reuse" and len(targets) > 1:
             gradient, loss, estimates = compute_gradient_and_estimates(
                 inputs, targets, data.samples, workspace
@@ -209,6 +210,7 @@ def edge_aggregate(
         reports: of the devices that took part, in any order; with none the model stays the same.
         weights: by device id, > 0, scaled here to sum to 1 over those that took part; None means all equal.
     """
+    # Floating-point sums depend on their order, and reports arrive in any.
     ordered = sorted(reports, key=lambda report: report.device)
     if not ordered:
         return model
@@ -229,6 +231,7 @@ def add_updates(model: FlatModel, reports: Iterable[DeviceReport], weights: Sequ
     for report, weight in zip(reports, weights, strict=True):
         check_fits(model, report)
         report.update.add_to(parameters, weight / total)
+        # Batch-norm statistics are averaged as they are: they are values, not differences.
         buffers.add_(report.buffers, alpha=weight / total)
     return FlatModel(parameters, buffers)
 

@@ -132,7 +132,7 @@ def observe(
         estimates: the newest of every device.
     """
     battery = setting.fleet.battery_joules
-    exchanges = setting.scheme.gossip.exchanges_from(edge_round, setting.rounds.edge_rounds)
+    exchanges = setting.scheme.gossip.count_exchanges(edge_round, setting.rounds.edge_rounds)
     return Observation(
         global_round=control.rounds_done,
         edge_round=edge_round,

@@ -6,7 +6,7 @@ from collections.abc import Callable, Collection, Sequence
 import numpy as np
 
 from cfel.control.setting import Setting
-from cfel.cost.rounds import NOBODY
+from cfel.cost.rounds import NO_DEVICE
 from cfel.rounds.kernel import ControlState, EdgeRoundOutcome, count_global_round
 from cfel.rounds.parameters import SimulationParameters
 from cfel.runlog import PlanTable, RoundRecord
@@ -61,7 +61,7 @@ def make_record(
         wire_bytes=_wire_bytes(setting, edge_rounds),
         wall_seconds=wall_seconds,
         model_sha256=model_sha256,
-        straggler=None if total.straggler == NOBODY else total.straggler,
+        straggler=None if total.straggler == NO_DEVICE else total.straggler,
         slowest_cluster=total.slowest_cluster,
         devices_taking_part=int(np.logical_or.reduce(present).sum()),
     )
@@ -122,6 +122,6 @@ def _wire_bytes(setting: Setting, edge_rounds: Sequence[EdgeRoundOutcome]) -> in
     """Uploads, and the full models that edge servers exchange."""
     uploads = sum(float(each.wire_bits.sum()) for each in edge_rounds)
     gossip = setting.scheme.gossip
-    exchanges = gossip.exchanges_from(0, len(edge_rounds))
+    exchanges = gossip.count_exchanges(0, len(edge_rounds))
     models = exchanges * gossip.models_sent(setting.backhaul.clusters, len(setting.backhaul.edges))
     return math.ceil((uploads + models * setting.model_bits) / 8)

@@ -61,6 +61,7 @@ def _parse_line(path: Path, number: int, line: bytes, previous_round: int | None
         record = RoundRecord.from_json_line(line.decode())
     except (InputError, UnicodeDecodeError) as error:
         raise RunDirectoryError(f"{path}, line {number}: {error}; the file was left as it is") from error
+    # A gap means that lines were lost; counting on would hide it.
     _check_follows(f"{path}, line {number}", record.round, previous_round)
     return record
 

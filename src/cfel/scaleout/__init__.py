@@ -4,7 +4,6 @@ Ray is an optional extra. This module can be imported without it. Use the functi
 modules: they report how to install Ray, and set a token before Ray is imported. Results do not depend on
 where they are computed: they equal the `threads` engine's, bit for bit.
 
-    work_split   devices or whole runs: how to distribute a comparison
     cluster      joins a cluster, or starts one on this machine
     executor     the round loop's executor
     worker_pool  starts workers, gives them jobs, repeats the jobs of lost workers

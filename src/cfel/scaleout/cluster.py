@@ -68,15 +68,15 @@ def start_nodes(nodes: int, cores: int) -> Iterator[str]:
 
 def cluster_cores() -> int:
     """Cores of all living machines; at least one."""
-    return max(1, int(sum(node["Resources"].get("CPU", 0) for node in living_nodes())))
+    return max(1, int(sum(node["Resources"].get("CPU", 0) for node in list_live_nodes())))
 
 
 def cluster_gpus() -> float:
     """GPUs of all living machines."""
-    return float(sum(node["Resources"].get("GPU", 0) for node in living_nodes()))
+    return float(sum(node["Resources"].get("GPU", 0) for node in list_live_nodes()))
 
 
-def living_nodes() -> list[dict[str, Any]]:
+def list_live_nodes() -> list[dict[str, Any]]:
     """Ray's description of every living machine."""
     return [node for node in ray.nodes() if node["Alive"]]
 

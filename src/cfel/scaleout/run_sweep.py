@@ -19,7 +19,7 @@ from ray.exceptions import RayTaskError, TaskUnschedulableError
 from ray.util.scheduling_strategies import NodeAffinitySchedulingStrategy
 
 from cfel.errors import ScaleoutError
-from cfel.scaleout.cluster import living_nodes
+from cfel.scaleout.cluster import list_live_nodes
 from cfel.scaleout.worker import VERSIONS, extend_search_path
 from cfel.scaleout.worker_pool import START_SECONDS, WORKER_LOST, unwrap_error
 
@@ -120,7 +120,7 @@ class RunSweep:
 
     def _update_machines(self) -> None:
         """Adds machines that have joined and are usable; removes those that are gone."""
-        nodes = {str(node["NodeID"]): node for node in living_nodes()}
+        nodes = {str(node["NodeID"]): node for node in list_live_nodes()}
         for name in self._free_cores.keys() - nodes.keys():
             self.callbacks.notify(f"machine {name[:8]} is lost; its runs resume elsewhere")
             del self._free_cores[name]

@@ -101,6 +101,7 @@ class LocalWorker:
         data = [self._world.data[order.device] for order in orders]
         if self._batched:
             return device_updates_batched(orders, data, states, self._workspace)
+        # The loop keeps only the new states, so the old ones may be overwritten.
         each = zip(orders, data, states, strict=True)
         return [device_update(*one, self._workspace, give_up_state=True) for one in each]
 
@@ -158,8 +159,10 @@ class PoolExecutor:
         local = [LocalWorker(world, parameters) for _ in range(count)]
         self._processes: list[ProcessWorker] = []
         small = world.start.parameters.numel() <= MOST_FORKED_PARAMETERS
+        # A forked child cannot use a GPU that its parent has initialised.
         if count > 1 and small and parameters.device == "cpu" and can_fork():
             for worker in local:
+                # Before any thread is started: a fork copies locks in whatever state other threads hold them.
                 self._processes.append(ProcessWorker(worker, self._processes))
         self._idle: SimpleQueue[Worker] = SimpleQueue()
         for each in self._processes or local:
@@ -215,6 +218,7 @@ class PoolExecutor:
             while waiting:
                 yield waiting.popleft().result()
         finally:
+            # The consumer stopped early, after an error; what has not begun is not needed.
             for future in waiting:
                 future.cancel()
 

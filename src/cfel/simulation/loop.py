@@ -65,6 +65,7 @@ def simulate(
             if setting.scheme.gossip.is_due_within(edge_round, setting.rounds.edge_rounds):
                 control = charge_exchange(setting, state.control)
                 state = replace(state, control=control, models=_exchange(world, parameters, state.models))
+        # Charged before the models are mixed: whether this round is evaluated depends on what it used.
         control = close_global_round(setting, state.control)
         state = replace(state, control=control, models=_exchange(world, parameters, state.models))
         record = make_record(

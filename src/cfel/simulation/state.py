@@ -81,6 +81,7 @@ def to_checkpoint(state: RunState) -> Checkpoint:
 def from_checkpoint(checkpoint: Checkpoint, world: World) -> RunState:
     """The state that `to_checkpoint` wrote."""
     tensors, values = checkpoint.tensors, checkpoint.state
+    # Only a simulation stores all devices' estimates in one checkpoint.
     if "estimates" not in tensors:
         raise RunDirectoryError("the run is a deployment's: its devices keep their own state, see `cfel up`")
     control = ControlState(

@@ -56,6 +56,7 @@ class WorkerProcess:
     def __init__(self, served: object, siblings: "Sequence[WorkerProcess]" = ()) -> None:
         context = multiprocessing.get_context("fork")
         (orders, self._orders), (self._results, results) = _open_wide_pipe(), _open_wide_pipe()
+        # A child that kept a sibling's pipe open would keep the sibling alive after the parent has ended.
         older = [end for sibling in siblings for end in (sibling._orders, sibling._results)]
         ends = [self._orders, self._results, *older]
         self._process = context.Process(target=_serve, args=(served, orders, results, ends), daemon=True)
@@ -135,6 +136,7 @@ def _serve(served: object, orders: Connection, results: Connection, others: Sequ
 def _call(method: Callable[..., object], arguments: tuple[object, ...]) -> bytes:
     try:
         return pack((True, method(*arguments)))
+    # Expected errors keep their type; anything else may not be picklable, so its trace is sent as text.
     except CfelError as error:
         return pack((False, error))
     except Exception:  # noqa: BLE001 — it is raised again where the call was made

@@ -51,6 +51,7 @@ class Conditions:
                 self, field, validation.check_floats(field, getattr(self, field), length=mu.size, least=0)
             )
         for field, most in (("clock_static", 1.0), ("clock_exponent", None)):
+            # One number may stand for all devices.
             curve = np.broadcast_to(np.asarray(getattr(self, field), dtype=np.float64), mu.shape)
             object.__setattr__(self, field, validation.check_floats(field, curve, least=0, most=most))
         object.__setattr__(

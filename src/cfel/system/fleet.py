@@ -114,6 +114,7 @@ class Fleet:
         absent = self.availability.is_absent(seed, global_round, self.devices)
         if self.battery_joules is not None and spent_joules is not None:
             absent = absent | is_exhausted(self.battery_joules, spent_joules)
+        # The usual case returns the model's own arrays, without a copy.
         return found.without(absent) if absent.any() else found
 
 

@@ -168,6 +168,7 @@ def zeta(weights: ArrayLike, pi: ArrayLike) -> float:
     root = np.sqrt(_check_distribution(pi, matrix.shape[0]))
     # This has W's eigenvalues, and is symmetric where W is reversible, as Metropolis–Hastings weights are.
     rest = root[:, None] * matrix / root[None, :] - np.outer(root, root)
+    # The symmetric solver is faster and its eigenvalues are real, but not all weights are reversible.
     symmetric = np.allclose(rest, rest.T, rtol=0, atol=TOLERANCE)
     values = np.linalg.eigvalsh((rest + rest.T) / 2) if symmetric else np.linalg.eigvals(rest)
     return float(np.abs(values).max())

@@ -77,7 +77,7 @@ class Table:
             raise self.error(column, row, validation.describe_range(above=above, least=least, most=most))
         return validation.make_read_only(array)
 
-    def wholes(self, column: str) -> IntArray:
+    def integers(self, column: str) -> IntArray:
         """A column of whole numbers ≥ 0."""
         array = self.floats(column, least=0, most=2**53)
         odd = array != np.round(array)
@@ -93,7 +93,7 @@ class Table:
             raise self.error(column, int(np.argmin(filled)), "a number or a name")
         return texts
 
-    def truths(self, column: str) -> BoolArray:
+    def booleans(self, column: str) -> BoolArray:
         """A column of 1 or 0, true or false, read as text."""
         texts = pc.utf8_lower(self.texts(column))
         yes, no = (pc.is_in(texts, pa.array(words)).to_numpy(zero_copy_only=False) for words in (YES, NO))

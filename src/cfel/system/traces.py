@@ -85,7 +85,7 @@ def read_trace(path: str | Path) -> TraceConditions:
         FleetFileError: names file, line, column and value of the first thing that is wrong.
     """
     table = read_table(path, REQUIRED, (*REQUIRED, "round", "edge_round"), ("available",))
-    keys = [table.wholes(name) if table.has(name) else None for name in ("round", "edge_round", "device")]
+    keys = [table.integers(name) if table.has(name) else None for name in ("round", "edge_round", "device")]
     whole = [np.zeros(table.rows, dtype=np.int64) if key is None else key for key in keys]
     shape = (int(whole[0].max()) + 1, int(whole[1].max()) + 1, int(whole[2].max()) + 1)
     order = _sort_rows(table, whole, shape)
@@ -125,4 +125,4 @@ def _describe_gap(ordered: list[IntArray], shape: tuple[int, int, int]) -> str:
 def _read_available(table: Table, order: IntArray) -> BoolArray:
     if not table.has("available"):
         return np.ones(table.rows, dtype=bool)
-    return table.truths("available")[order]
+    return table.booleans("available")[order]

@@ -19,7 +19,7 @@ OWN, LEADER = Identity("edge", 0), Identity("edge", 1)
 
 
 @dataclass
-class Others:
+class KnownNodes:
     """Edge servers with these rounds in their logs; the others are silent."""
 
     rounds: dict[int, tuple[int, ...]]
@@ -41,7 +41,7 @@ def close_round_3(directory: Path, rounds: dict[int, tuple[int, ...]]) -> list[i
             federation.start(OWN)
             await until("it is there", lambda: OWN in federation.network.members)
             log = federation.edges[0].server.log
-            log._calls = Others(rounds)
+            log._calls = KnownNodes(rounds)
             await claim_term(LEADER, OWN, 1, federation.network)
             command = CloseCommand(1, (2, 0, 0), replace(RECORD, round=3), table(round=3), False)
             await log.write_round(LEADER, command)

@@ -21,13 +21,19 @@ import numpy as np
 
 from cfel import validation
 from cfel.arrays import FloatArray
-from cfel.control.device_overrides import DeviceOverrides
 from cfel.control.gossip import Gossip
 from cfel.control.grid.step_table import StepTable, list_steps, list_theta, pair_up
 from cfel.control.grid.whole_steps import solve_whole_steps
 from cfel.control.planning import Bounds, build_problem, make_plan
 from cfel.control.problem import RoundProblem
-from cfel.control.scheme import Observation, RoundPlan, Scheme, SchemeParameters, make_empty_plan
+from cfel.control.scheme import (
+    DeviceOverrides,
+    Observation,
+    RoundPlan,
+    Scheme,
+    SchemeParameters,
+    make_empty_plan,
+)
 from cfel.errors import InputError, unknown_name
 
 SWITCHES = (

@@ -24,7 +24,7 @@ from cfel.deployment.edge.device_service import DeviceService
 from cfel.deployment.edge.edge_server import EdgeServer
 from cfel.deployment.edge.peer_faults import PeerFaults
 from cfel.deployment.edge.peer_monitor import PeerContacts, PeerMonitor, WatchedCalls
-from cfel.deployment.edge.status import Others, snapshot
+from cfel.deployment.edge.status import KnownNodes, snapshot
 from cfel.deployment.election.leadership import Leadership
 from cfel.deployment.election.member import Member
 from cfel.deployment.measurement.measured_rounds import choose_accounting, describe_limits
@@ -209,7 +209,7 @@ class EdgeNode:
             "" if credentials is None else credentials.problem,
             self._limits,
         )
-        others = Others(
+        others = KnownNodes(
             self.monitor.devices(),
             self._contacts.state,
             "; ".join(each for each in parts if each),

@@ -28,7 +28,7 @@ MOST_ROUNDS = 400
 
 
 @dataclass(frozen=True, slots=True)
-class Others:
+class KnownNodes:
     """What an edge server knows of all nodes.
 
     Attributes:
@@ -56,7 +56,7 @@ def snapshot(
     world: World,
     server: EdgeServer,
     member: Member,
-    others: Others,
+    others: KnownNodes,
     rejections: Mapping[str, int],
 ) -> Status:
     """The present state of an edge server; the caller adds since when.
@@ -94,7 +94,7 @@ def snapshot(
                 a=a,
                 b=b,
                 weight=float(world.setting.backhaul.weights[a, b]),
-                up=_went_over(state.gossip, a, b),
+                up=_is_used(state.gossip, a, b),
             )
             for a, b in world.setting.backhaul.edges
         ),
@@ -116,7 +116,7 @@ def _is_within_a_round(server: EdgeServer) -> bool:
 
 
 def _clusters(
-    world: World, server: EdgeServer, others: Others, control: CoordinatorState | None
+    world: World, server: EdgeServer, others: KnownNodes, control: CoordinatorState | None
 ) -> tuple[ClusterStatus, ...]:
     plan = None if control is None else control.plan
     states = others.devices
@@ -175,7 +175,7 @@ def _source(report: MeasurementReport | None) -> str:
     return "" if report is None else report.sources
 
 
-def _went_over(gossip: MixAnswer | None, a: int, b: int) -> bool:
+def _is_used(gossip: MixAnswer | None, a: int, b: int) -> bool:
     """Whether the last gossip step went over a link."""
     return gossip is None or bool(gossip.rows[a][b])
 

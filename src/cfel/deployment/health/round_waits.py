@@ -28,7 +28,7 @@ class RoundWaits:
         # Emulated devices take the times of the fleet, which may differ a lot from round to round.
         least_seconds = parameters.round_seconds if parameters.time_scale else parameters.gone_seconds
         self._lateness = Lateness(parameters.round_seconds, least_seconds)
-        self._kind, self._began = "", now()
+        self._kind, self._started_at = "", now()
         self._orders: Mapping[int, DeviceOrder] = {}
         self._taken: dict[int, float] = {}
         self._missing: set[int] = set()
@@ -36,13 +36,13 @@ class RoundWaits:
 
     def begin(self, kind: str, orders: Mapping[int, DeviceOrder]) -> None:
         """A round begins: devices can see their orders."""
-        self._kind, self._orders, self._began = kind, orders, self._now()
+        self._kind, self._orders, self._started_at = kind, orders, self._now()
         self._taken, self._missing, self._progress_at = {}, set(), {}
 
     def is_worth_waiting(self, waiting: Iterable[int]) -> bool:
         """Whether one of these devices may still answer."""
         # The deadline of the whole round holds even for devices that still make progress.
-        in_time = self._now() < self._began + self._round_seconds
+        in_time = self._now() < self._started_at + self._round_seconds
         return in_time and any(self._is_expected(device) for device in waiting)
 
     def _is_expected(self, device: int) -> bool:
@@ -50,7 +50,7 @@ class RoundWaits:
             return False
         taken = list(self._taken.values())
         seconds = self._lateness.find_deadline(device, self._kind, self._orders[device], taken)
-        progress_at = self._progress_at.get(device, self._began)
+        progress_at = self._progress_at.get(device, self._started_at)
         return self._now() < max(progress_at, self._presence.back_at(device)) + seconds
 
     def note_progress(self, device: int) -> None:
@@ -59,7 +59,7 @@ class RoundWaits:
 
     def note_answer(self, device: int) -> None:
         """Notes that a device answered in time."""
-        seconds = self._taken[device] = self._now() - self._began
+        seconds = self._taken[device] = self._now() - self._started_at
         self._lateness.note_answer(device, self._kind, self._orders[device], seconds, late=False)
 
     def note_upload(self, device: int, sent: tuple[int, int]) -> None:
@@ -70,7 +70,7 @@ class RoundWaits:
         order = self._orders[device]
         if sent == (order.global_round, order.edge_round):
             self._missing.discard(device)
-            seconds = self._now() - self._began
+            seconds = self._now() - self._started_at
             self._lateness.note_answer(device, self._kind, order, seconds, late=True)
 
     def end(self, waiting: Iterable[int]) -> None:

@@ -150,19 +150,19 @@ def _find_zones(powercap: Path) -> Iterator[Path]:
 
 
 def _make_battery_counter(battery: Path) -> EnergyCounter | None:
-    def while_discharging(reading: Callable[[], float | None]) -> Callable[[], float | None]:
+    def read_while_discharging(reading: Callable[[], float | None]) -> Callable[[], float | None]:
         return lambda: reading() if _read_text(battery / "status") == "Discharging" else None
 
     if _read_micro(battery / "power_now") is not None:
         return PowerCounter(
-            "battery power", while_discharging(lambda: _magnitude(_read_micro(battery / "power_now")))
+            "battery power", read_while_discharging(lambda: _magnitude(_read_micro(battery / "power_now")))
         )
     pair = (battery / "voltage_now", battery / "current_now")
     if all(_read_micro(path) is not None for path in pair):
-        return PowerCounter("battery power", while_discharging(lambda: _magnitude(_product(pair))))
+        return PowerCounter("battery power", read_while_discharging(lambda: _magnitude(_product(pair))))
     if _read_micro(battery / "energy_now") is not None:
         left = battery / "energy_now"
-        return ChargeCounter(while_discharging(lambda: _scale(_JOULES_PER_WATT_HOUR, _read_micro(left))))
+        return ChargeCounter(read_while_discharging(lambda: _scale(_JOULES_PER_WATT_HOUR, _read_micro(left))))
     return None
 
 

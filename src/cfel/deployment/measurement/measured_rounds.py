@@ -116,7 +116,7 @@ def reserve_overhead(
     # Until the first exchange has been measured, the model's time stands in.
     gossip = observation.gossip_seconds_left
     if measurements.exchange.value is not None:
-        exchanges = world.setting.scheme.gossip.exchanges_from(first, edge_rounds)
+        exchanges = world.setting.scheme.gossip.count_exchanges(first, edge_rounds)
         gossip = np.full(observation.clusters, exchanges * measurements.exchange.value)
     overhead = (edge_rounds - first) * (measurements.overhead.value or 0.0)
     return replace(observation, gossip_seconds_left=gossip + overhead)

@@ -93,6 +93,7 @@ def lay_out_slots(named: Iterable[tuple[str, Tensor]]) -> tuple[Slot, ...]:
     """Lays out the named tensors one after another, the largest first."""
     laid: list[Slot] = []
     start = 0
+    # The sort is stable, so tensors of equal size keep the module's order on every machine.
     for name, value in sorted(named, key=lambda pair: -pair[1].numel()):
         laid.append(Slot(name, tuple(value.shape), start, start + value.numel()))
         start += value.numel()

@@ -38,7 +38,7 @@ def backhaul_seconds(
     seconds = np.zeros(len(graph))
     for ends in graph.edges:
         for node in ends:
-            # A server sends to all neighbours at the same time, so its slowest link counts.
+            # An edge server sends to all neighbours at the same time, so its slowest link counts.
             seconds[node] = max(seconds[node], bits / _find_rate(bits_per_second, ends))
     return seconds
 

@@ -93,6 +93,7 @@ def parse_assignment(change: str) -> Table:
     try:
         return tomllib.loads(f"{name} = {text}")
     except tomllib.TOMLDecodeError:
+        # So that `--set scheme.name=cef` works without quotes that a shell would take away.
         quoted = text.strip().replace("\\", "\\\\").replace('"', '\\"')
         try:
             return tomllib.loads(f'{name} = "{quoted}"')

@@ -85,6 +85,7 @@ class Experiment:
             model_builder(self.model.name, self.code)
         compressor(self.compression.kind, self.code)
         chooses = self.scheme.name in CHOOSING_THETA and self.scheme.theta_min < 1
+        # It would be charged for a share θ, but send everything.
         if self.compression.kind == "none" and chooses:
             reason = f"scheme {self.scheme.name!r} chooses how much is sent, and is charged for that"
             raise InputError(f"compression.kind = 'none': {reason}; choose a compressor")
@@ -149,6 +150,7 @@ class Experiment:
         setting = replace(
             setting,
             backhaul=weight_backhaul(setting, [len(indices) for indices in shares]),
+            # Uploads are charged as for `charged_parameters`, though the model that trains may be smaller.
             charged_share=setting.model_bits / (32.0 * size),
         )
         return World(

@@ -120,6 +120,7 @@ def _read_experiment(
         document: Table = tomllib.loads(content.decode())
     except (ValueError, RecursionError) as error:
         raise ExperimentError(f"{path}: cannot be read: {describe_error(error)}") from error
+    # In this order: paths in the file are relative to the file, those in --set to the current folder.
     document = _apply_changes(resolve_paths(document, Path(path).parent, FILE_NAMES), changes)
     try:
         return parse_experiment(document, code)
@@ -160,6 +161,7 @@ def _reject_misplaced(name: str, table: Table) -> None:
     known = keys_of(SECTIONS[name])
     for key in table.keys() - known.keys():
         homes = [other for other, parameters in SECTIONS.items() if key in keys_of(parameters)]
+        # A key that resembles one of this section is more likely misspelt than misplaced.
         if len(homes) == 1 and not get_close_matches(key, known):
             raise ExperimentError(f"{name}.{key}: belongs in [{homes[0]}]")
 
@@ -177,6 +179,7 @@ def digest_shared_parts(experiment: Experiment) -> dict[str, str]:
     Paths may differ from host to host, and so may the way in which a node does its work.
     """
     document = tomllib.loads(experiment_toml(experiment))
+    # Deadlines and limits may differ from node to node; where conditions come from changes the plans.
     document["deployment"] = {"conditions": document["deployment"]["conditions"]}
     for *path, key in NODE_KEYS:
         table = document

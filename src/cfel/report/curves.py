@@ -192,6 +192,7 @@ def _format_x_axis(axes: Axes, label: str) -> None:
 def _build_curves(
     groups: Mapping[str, tuple[Run, ...]], styles: Mapping[str, SchemeStyle], x: Value, y: Value
 ) -> list[Curve]:
+    # A scheme without a single value gets no line.
     found = (build_curve(styles[scheme], runs, x, y) for scheme, runs in groups.items())
     return [line for line in found if line is not None]
 
@@ -253,6 +254,7 @@ def draw_estimates(groups: Mapping[str, tuple[Run, ...]], styles: Mapping[str, S
         axes.set_yscale("log")
         axes.grid(visible=True, which="minor", color=GRID, linewidth=0.3)
         low, high = min(line.low.min() for line in curves), max(line.high.max() for line in curves)
+        # Room above and below, in the proportions of a logarithmic axis.
         axes.set_ylim(low / 1.25, high * 1.25)
         _use_plain_labels(axes, high / low)
         axes.set_xlim(0.0, max(line.x.max() for line in curves) * 1.02 or 1.0)

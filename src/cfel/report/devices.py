@@ -25,6 +25,7 @@ def draw_decisions(run: Run) -> Figure | None:
         return None
     # One table at a time: those of a large fleet do not fit into memory together.
     means = [_average_shares(run, number) for number in rounds]
+    # Devices of a cluster share a cap, so they are shown next to each other.
     order = np.argsort(run.fleet.cluster, kind="stable")
     figure, all_axes = new_figure(2, 2.9)
     for axes, name, title in zip(
@@ -78,6 +79,7 @@ def _draw_heat_map(axes: Axes, table: FloatArray, rounds: Sequence[int], run: Ru
     axes.xaxis.set_major_locator(MaxNLocator(6, integer=True))
     sizes = np.bincount(run.fleet.cluster, minlength=run.fleet.clusters)
     ends = np.cumsum(sizes)
+    # More labels would overlap.
     if run.fleet.clusters <= 16:
         axes.set_yticks(ends - sizes / 2 - 0.5, [str(number) for number in range(run.fleet.clusters)])
         axes.hlines(ends[:-1] - 0.5, *axes.get_xlim(), color=SURFACE, linewidth=0.8)
@@ -120,6 +122,7 @@ def _draw_bars(axes: Axes, shares: Sequence[tuple[str, float]], style: SchemeSty
     colours = [GRID if label.endswith("others") else style.colour for label in labels]
     bars = axes.barh(labels, values, color=colours, height=0.7)
     axes.bar_label(bars, [f"{value:.0%}" for value in values], padding=3, color=MUTED)
+    # The most frequent one on top.
     axes.invert_yaxis()
     axes.set_xlim(0.0, max(values) * 1.15)
     axes.xaxis.set_major_formatter(PercentFormatter(1.0, decimals=0))

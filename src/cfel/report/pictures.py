@@ -132,6 +132,7 @@ def _list_overall_figures(groups: _Groups, styles: _Styles) -> Iterator[FigureSp
 
 def _list_scheme_figures(groups: _Groups, styles: _Styles) -> Iterator[FigureSpec]:
     for number, (scheme, runs) in enumerate(groups.items()):
+        # One seed as an example: plans of several seeds cannot be averaged device by device.
         run, label = runs[0], styles[scheme].label
         yield FigureSpec(
             f"decisions-{number}",

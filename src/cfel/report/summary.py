@@ -107,6 +107,7 @@ def _means(seeds: Mapping[str, Mapping[str, float | None]]) -> dict[str, float |
 
 def _mean(values: Sequence[float | None]) -> float | None:
     present = [value for value in values if value is not None]
+    # A seed that missed the target is the slowest, not one to leave out.
     return fmean(present) if present and len(present) == len(values) else None
 
 

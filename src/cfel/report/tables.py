@@ -43,6 +43,7 @@ def _format_interval(
     text = f"{value / size:,.{places}f}"
     if half_width:
         text += f" ± {half_width / size:,.{places}f}"
+    # A number must not be separated from its unit at the end of a line.
     return f"{text}{unit}" if unit == "×" else f"{text}{_NO_BREAK}{unit}"
 
 

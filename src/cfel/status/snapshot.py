@@ -142,6 +142,8 @@ class Status:
         """
         try:
             document = json.loads(text)
+            # Checked first, so that the message is about the version and not about the first field that
+            # differs.
             if document["schema"] != SCHEMA:
                 raise InputError(f"schema: {document['schema']!r}, but this cfel reads {SCHEMA}")
             return cls(**_arguments(cls, document) | _read_parts(document))
@@ -160,6 +162,7 @@ def thin_history(history: tuple[RoundPoint, ...], most: int) -> tuple[RoundPoint
 
 def _sum_reasons(rejected: tuple[tuple[str, int], ...]) -> tuple[tuple[str, int], ...]:
     """The counts, with control characters in the reasons spelled out; equal reasons are added."""
+    # The usual case: nothing to spell out, and no two reasons that become equal.
     if all(reason.isprintable() for reason, _ in rejected):
         return rejected
     counts: dict[str, int] = {}
@@ -192,6 +195,7 @@ def _read_parts(document: Mapping[str, Any]) -> dict[str, Any]:
         "history": _read_each(RoundPoint, document["history"]),
         "curves": _read_each(Curve, curves),
         "elections": _read_each(ElectionEvent, document["elections"]),
+        # JSON has an object here, for readers; a frozen snapshot needs pairs.
         "rejected": tuple((str(reason), number) for reason, number in document["rejected"].items()),
     }
 

@@ -1,7 +1,7 @@
 """Gossip weights on a backhaul graph: the matrix W, what it averages towards (π), and how fast (ζ).
 
 Edge server i replaces its model y_i by Σ_j W_ij y_j, so rows of W sum to 1; the paper's H is Wᵀ. π is the
-stationary distribution, πW = π: repeated gossip brings every server to Σ_j π_j y_j.
+stationary distribution, πW = π: repeated gossip brings every edge server to Σ_j π_j y_j.
 """
 
 from dataclasses import dataclass
@@ -122,7 +122,7 @@ def metropolis_weights(graph: "nx.Graph[int]", pi: ArrayLike) -> FloatArray:
     """
     target = _check_distribution(pi, graph.number_of_nodes())
     adjacency = _adjacency(graph)
-    # Counting the server itself keeps the diagonal positive, so that gossip cannot oscillate.
+    # Counting the edge server itself keeps the diagonal positive, so that gossip cannot oscillate.
     places = adjacency.sum(axis=1) + 1
     pull = target / places
     weights = np.where(adjacency, np.minimum(1 / places[:, None], pull[None, :] / target[:, None]), 0.0)

@@ -95,7 +95,7 @@ def test_partitions_and_kills_leave_one_leader_per_term(
             await asyncio.sleep(3.0)
             new = await electorate.led_by()
             assert new != old
-            electorate.network.heal()
+            electorate.network.restore_links()
             await asyncio.sleep(1.0)
             killed = await electorate.led_by()
             electorate.kill(killed)

@@ -71,7 +71,7 @@ def test_a_killed_member_is_noticed_at_once_a_cut_one_when_time_is_up() -> None:
             with pytest.raises(UnreachableError):
                 await call(made, 1)
             waits.append(asyncio.get_running_loop().time() - begin)
-            made.heal()
+            made.restore_links()
         return waits
 
     assert run_virtually(scenario()) == [5.0, 0.0]

@@ -64,7 +64,7 @@ class EdgeProgress:
         self.busy = asyncio.Lock()
 
     @property
-    def partners(self) -> list[int]:
+    def gossip_neighbours(self) -> list[int]:
         """Edge servers that it gossips with."""
         row = self.world.setting.backhaul.weights[self._number]
         return [j for j in np.flatnonzero(row).tolist() if j != self._number]
@@ -98,7 +98,7 @@ class EdgeProgress:
             if at[0] - self.state.position[0] <= 1:
                 await self.save(replace(self.state, position=at))
                 return
-            model = await self._neighbours.fetch_any_present(self.partners)
+            model = await self._neighbours.fetch_any_present(self.gossip_neighbours)
             await self.save(replace(self.state, position=at, model=model, previous_model=model))
 
     async def advance(self, state: EdgeState) -> None:

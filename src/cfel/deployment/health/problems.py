@@ -79,7 +79,8 @@ class Stall:
     def __init__(self, now: Callable[[], float]) -> None:
         self._now = now
         self._step: Hashable = None
-        self._began, self._began_clock = now(), datetime.now(UTC)
+        # Durations by the monotonic clock, the time of day only for the message.
+        self._started_at, self._started_clock = now(), datetime.now(UTC)
         self._durations: deque[float] = deque(maxlen=_RECENT_STEPS)
 
     def describe(self, step: Hashable, words: str, waited_for: Sequence[int]) -> str:
@@ -93,13 +94,13 @@ class Stall:
         now = self._now()
         if step != self._step:
             if self._step is not None:
-                self._durations.append(now - self._began)
-            self._step, self._began, self._began_clock = step, now, datetime.now(UTC)
+                self._durations.append(now - self._started_at)
+            self._step, self._started_at, self._started_clock = step, now, datetime.now(UTC)
         usual = STALL_FACTOR * max(self._durations, default=0.0)
-        if now - self._began <= max(LEAST_STALL_SECONDS, usual):
+        if now - self._started_at <= max(LEAST_STALL_SECONDS, usual):
             return ""
         devices = f", waits for {list_nodes('device', waited_for)}" if waited_for else ""
-        return f"no progress since {self._began_clock:%H:%M:%S} UTC: {words}{devices}"
+        return f"no progress since {self._started_clock:%H:%M:%S} UTC: {words}{devices}"
 
 
 def list_nodes(role: str, numbers: Sequence[int]) -> str:

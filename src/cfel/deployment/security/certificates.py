@@ -85,6 +85,7 @@ def issue(
             key.public_key(),
             x509.random_serial_number(),
         )
+        # A node whose clock is behind must be able to use it at once.
         .not_valid_before(begin - SKEW)
         .not_valid_after(begin + timedelta(hours=hours))
         .add_extension(x509.BasicConstraints(ca=False, path_length=None), critical=True)
@@ -144,6 +145,7 @@ def _load_authority(directory: Path) -> tuple[x509.Certificate, ec.EllipticCurve
 def _names(identity: Identity, hosts: Sequence[str]) -> x509.SubjectAlternativeName:
     names: list[x509.GeneralName] = [x509.UniformResourceIdentifier(identity.uri)]
     if identity.role == "edge":
+        # Callers expect this name, whatever the address: they check who answers, not where.
         names.append(x509.DNSName(identity.host))
     for host in hosts:
         try:
@@ -155,6 +157,7 @@ def _names(identity: Identity, hosts: Sequence[str]) -> x509.SubjectAlternativeN
 
 def _purposes(identity: Identity) -> list[x509.ObjectIdentifier]:
     client, server = ExtendedKeyUsageOID.CLIENT_AUTH, ExtendedKeyUsageOID.SERVER_AUTH
+    # A stolen certificate of a device cannot be used to pose as a server.
     return [client, server] if identity.role == "edge" else [client]
 
 

@@ -62,6 +62,7 @@ def read_identity(certificate: x509.Certificate) -> Identity:
     except x509.ExtensionNotFound:
         uris = []
     for uri in uris:
+        # Digits are limited, so that a number fits everywhere it is used.
         found = re.fullmatch(r"cfel://(edge|device|operator)/(\d{1,9})", uri)
         if found:
             return Identity(found[1], int(found[2]))  # type: ignore[arg-type]
@@ -113,6 +114,7 @@ class Authenticator:
         known = self._known[certificate_pem]
         if known.serial in self._revoked:
             raise NotAdmittedError(f"the certificate of {known.identity} was revoked")
+        # Connections outlive the handshake that checked the certificate.
         if self._now() > known.expires:
             raise ExpiredError(
                 f"the certificate of {known.identity} expired at {known.expires:%Y-%m-%d %H:%M} UTC"

@@ -68,6 +68,7 @@ class RateLimiter:
             BusyError: the caller makes too many calls.
         """
         quota = self._quotas.setdefault(caller, CallerQuota(self._most_tokens, self._now()))
+        # Taken even if the call is rejected below: rejecting costs time, too.
         self._take_token(quota)
         if quota.open_calls >= MOST_OPEN_CALLS:
             raise BusyError(f"more than {MOST_OPEN_CALLS} calls at a time")

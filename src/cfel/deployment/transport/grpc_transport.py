@@ -141,6 +141,7 @@ class GrpcServer:
                 try:
                     caller = self._identify(context)
                     admitted = until_the_end.enter_context(self._rate_limiter.admit(caller))
+                    # After the quota, so that calls that are not allowed count as well.
                     _admit(caller, name, method)
                     message = await self._receive(requests, method.most_bytes, admitted)
                     answer = await method.handle(caller, message)

@@ -85,11 +85,11 @@ class MemoryNetwork:
         """Nothing passes from `sender` to `receiver`; the way back stays open."""
         self._broken.add((sender, receiver))
 
-    def heal(self) -> None:
+    def restore_links(self) -> None:
         """All links are whole again."""
         self._broken.clear()
 
-    def fates(self, sender: Identity, receiver: Identity) -> list[float]:
+    def draw_deliveries(self, sender: Identity, receiver: Identity) -> list[float]:
         """Seconds until each copy of the next message on a link arrives; none if it is lost."""
         link = (sender, receiver)
         self._sent[link] += 1
@@ -97,12 +97,12 @@ class MemoryNetwork:
         draw = make_generator(self.seed, "memory transport", *numbers)
         # Always the same draws in the same order, whatever the faults are at the moment.
         lost, double = draw.random(2) < (self.faults.drop, self.faults.double)
-        takes = [self._takes(*draw.random(2).tolist()) for _ in range(2)]
+        takes = [self._draw_seconds(*draw.random(2).tolist()) for _ in range(2)]
         if lost or link in self._broken:
             return []
         return takes[: 1 + bool(double)]
 
-    def _takes(self, late: float, share: float) -> float:
+    def _draw_seconds(self, late: float, share: float) -> float:
         low, high = self.faults.seconds
         return low + share * ((self.faults.late_seconds if late < self.faults.late else high) - low)
 
@@ -132,10 +132,11 @@ class MemoryClient:
 
     async def send(self, to: Identity, method: str, message: Message, seconds: float) -> Message:
         """See `Client`; a lost message is noticed when the time is up, as on a network."""
+        # Fails at once for a node that was killed, as a closed port does.
         self.network.method(self.own, to, method)
         answer: asyncio.Future[Message] = asyncio.get_running_loop().create_future()
         wire = list(split_message(message))
-        for delay in self.network.fates(self.own, to):
+        for delay in self.network.draw_deliveries(self.own, to):
             self.network.start(asyncio.create_task(self._carry(to, method, wire, delay, answer)))
         try:
             async with asyncio.timeout(seconds):
@@ -161,7 +162,7 @@ class MemoryClient:
         except Exception as error:  # noqa: BLE001 — a server survives what its handlers raise; kept for the test
             self.network.failures.append(error)
             outcome = UnreachableError(f"{to}, {name}: {error!r}")
-        for seconds in self.network.fates(to, self.own):
+        for seconds in self.network.draw_deliveries(to, self.own):
             await asyncio.sleep(seconds)
             _settle(answer, outcome)
 

@@ -1,6 +1,6 @@
 """Realised time and energy to an accuracy as a Markdown table, from the logs of a folder.
 
-    python experiments/crossing.py DIR TARGET
+    python experiments/crossing.py DIR TARGET [SEED ...]
 
 DIR holds one folder per scheme, as in `results/table1-femnist-full`. `cfel.report.crossing` says how the
 costs at the target are found; with several seeds, gains are geometric means with 95 % intervals.
@@ -37,4 +37,6 @@ def _format_gain(row: Mapping[str, Any], name: str) -> str:
 
 
 if __name__ == "__main__":
-    print(format_table(summarise(load_runs(Path(sys.argv[1])), float(sys.argv[2]))))
+    directory, target, *seeds = sys.argv[1:]
+    runs = [run for run in load_runs(Path(directory)) if not seeds or str(run.seed) in seeds]
+    print(format_table(summarise(runs, float(target))))

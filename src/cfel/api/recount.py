@@ -1,4 +1,4 @@
-"""Counts a finished run anew under other conditions, without training again.
+"""Counts a finished run again under other conditions, without training again.
 
 Where a scheme asks the same of every device whatever it costs, as CEF does, its models do not depend on the
 conditions: the same accuracies cost other seconds and joules. So its log can be combined with the costs of a
@@ -37,7 +37,7 @@ def recount(
     """Writes a run directory with the models of one run and the costs of other conditions.
 
     Args:
-        directory: the run to count anew.
+        directory: the run to recount.
         out: where to write; must not hold a run.
         changes: assignments like "fleet.conditions.channel_floor=0".
         code: whether names in the directory may refer to code from outside the package.

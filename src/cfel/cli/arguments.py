@@ -17,7 +17,7 @@ SUMMARIES = {
     "compare": "simulate several schemes under the same conditions",
     "watch": "serve a live dashboard of a run or a comparison",
     "reproduce": "reproduce a table or figure of the paper",
-    "recount": "count a finished run anew under other conditions",
+    "recount": "recount a finished run under other conditions",
     "report": "write the HTML report of a run or a comparison",
     "up": "run an experiment as real processes on this machine",
     "edge": "run one edge server of a federation",

@@ -1,4 +1,4 @@
-"""`cfel recount`: counts a finished run anew under other conditions, without training again."""
+"""`cfel recount`: counts a finished run again under other conditions, without training again."""
 
 import argparse
 import sys
@@ -47,7 +47,7 @@ def run(arguments: argparse.Namespace) -> int:
         return 0
     console = Console(highlight=False)
     console.print(
-        f"{arguments.out}: {plural(len(records), 'round')} counted anew, "
+        f"{arguments.out}: {plural(len(records), 'round')} recounted, "
         f"{last.seconds:,.0f} s and {last.joules:,.0f} J in all",
         soft_wrap=True,
         markup=False,

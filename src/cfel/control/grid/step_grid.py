@@ -26,7 +26,7 @@ _PER_DEVICE = (
     *("step_seconds", "step_joules", "upload_seconds", "upload_joules"),
     *("clock_static", "clock_exponent", "seconds", "battery"),
 )
-# Up to this many energies (devices × pairs) are kept between responses; more are computed anew every time.
+# Up to this many energies (devices × pairs) are kept between responses; more are computed again every time.
 MOST_KEPT = 4_000_000
 
 

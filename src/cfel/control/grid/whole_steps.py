@@ -163,7 +163,7 @@ def _fill_cap(grid: StepGrid, energy_cap: float) -> _Plan:
 
 
 def _prove(problem: RoundProblem, limits: Limits, grid: StepGrid, plan: _Plan) -> StepSolution:
-    """The solution, its costs computed anew and checked against every limit."""
+    """The solution, its costs computed again and checked against every limit."""
     steps, theta = grid.table.steps[plan.pair], grid.table.theta[plan.pair]
     speed = grid.speed(plan.pair)
     seconds = steps * problem.mu / speed + theta * problem.nu

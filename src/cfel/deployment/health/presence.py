@@ -1,7 +1,7 @@
 """Which devices of an edge server are there: connected, between two requests, or lost.
 
-A device keeps a request open at nearly all times. Between two requests, and while its connection is made
-anew, it is not connected for a moment; only after a grace period does it count as lost. What devices are
+A device keeps a request open at nearly all times. Between two requests, and while its connection is opened
+again, it is not connected for a moment; only after a grace period does it count as lost. What devices are
 asked is up to `edge.device_service`.
 """
 

@@ -91,7 +91,7 @@ class _Range:
 def usual_conditions(setting: Setting) -> Conditions:
     """Each device's usual figures in the experiment's model: medians over some rounds.
 
-    A single round says little about a device where conditions are drawn anew every round.
+    A single round says little about a device where conditions are drawn again in every round.
     """
     rounds = range(min(_MOST_ROUNDS, setting.rounds.global_rounds))
     seen = [setting.conditions(number, 0) for number in rounds]

@@ -14,7 +14,7 @@ Options = tuple[tuple[str, int], ...]
 DEVICE_CONNECT_SECONDS = 15.0
 EDGE_CONNECT_SECONDS = 5.0
 # An edge server whose control connection does not answer for this many election timeouts is not a member
-# that could vote in time, so the connection is made anew.
+# that could vote in time, so the connection is opened again.
 _ELECTION_TIMEOUTS = 1.5
 
 
@@ -54,7 +54,7 @@ class ConnectionParameters:
             ("grpc.http2.max_ping_strikes", 0),
             ("grpc.so_reuseport", 0),
             ("grpc.server_handshake_timeout_ms", _milliseconds(DEVICE_CONNECT_SECONDS)),
-            # Connections are made anew every hour, so that callers check the server's certificate again, too.
+            # Connections are renewed every hour, so that callers check the server's certificate again, too.
             ("grpc.max_connection_age_ms", 3_600_000),
             ("grpc.max_concurrent_streams", MOST_OPEN_CALLS),
         )

@@ -188,7 +188,7 @@ def test_estimates_are_unbiased_on_a_quadratic(layered: bool, batch: int, estima
     ("sigma2", "g2", "finite"), [(1.0, -1.0, True), (math.nan, 0.0, False), (0.0, math.inf, False)]
 )
 def test_estimates_know_whether_they_are_finite(sigma2: float, g2: float, finite: bool) -> None:
-    assert Estimates(sigma2, g2).finite is finite
+    assert Estimates(sigma2, g2).is_finite is finite
 
 
 @pytest.mark.parametrize(("sigma2", "g2"), [(math.nan, 0.0), (1.0, math.inf), (-1.0, 1.0)])

@@ -38,6 +38,7 @@ def build_scheme(parameters: SchemeParameters, code: CodePolicy = BUILT_IN_ONLY)
     """Builds the scheme that the parameters name: built in, an entry point, or "module:function"."""
     builder: SchemeBuilder = resolve("scheme", parameters.name, SCHEMES, ("parameters",), code=code)
     scheme = builder(parameters)
+    # Built-in schemes are covered by tests, and a check of every plan takes time.
     if parameters.name not in SCHEMES:
         scheme = check_scheme(parameters.name, scheme)
     return apply_variants(scheme, parameters)

@@ -126,6 +126,8 @@ def hcef_plus(parameters: SchemeParameters) -> Scheme:
 def _contraction(theta: FloatArray, kept: FloatArray | None) -> FloatArray:
     """κ(θ), rising to 1; a guess before anything is measured."""
     curve = theta**PRIOR if kept is None else kept
+    # Top-k keeps at least the share θ of the energy, and more entries never keep less; noise may say
+    # otherwise.
     return np.maximum(np.maximum.accumulate(np.clip(curve, 0.0, 1.0)), theta)
 
 

@@ -26,6 +26,7 @@ def mll_sgd(parameters: SchemeParameters) -> Scheme:
 
 def _relative_speed(observation: Observation) -> FloatArray:
     mu, present = observation.conditions.mu, observation.conditions.available
+    # Absent devices may be faster than all that are present.
     return np.asarray(np.minimum(1.0, mu[present].min(initial=np.inf) / mu))
 
 

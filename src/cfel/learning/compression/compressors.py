@@ -154,6 +154,7 @@ def index_bits(size: int, kept: int) -> int:
     """Bits that say which `kept` of `size` entries are sent; none if all are."""
     if kept == size:
         return 0
+    # A bitmap is shorter from about one entry in log₂ d on.
     return min(size, kept * max(1, (size - 1).bit_length()))
 
 

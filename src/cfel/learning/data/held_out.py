@@ -35,6 +35,7 @@ def hold_out(
     Raises:
         InputError: no device has a sample to spare.
     """
+    # A stream of its own, so that holding out changes no other draw of the run.
     draw = make_generator(seed, "held out")
     labels = _class_labels(data)
     taken = [_draw_evenly(indices, labels, share, draw) for indices in shares]

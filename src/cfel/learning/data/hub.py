@@ -134,6 +134,7 @@ def _import_datasets(wanted: HubName) -> Any:  # noqa: ANN401 — a module that 
 
 def _choose_splits(wanted: HubName, splits: dict[str, Any]) -> tuple[str, str | None]:
     train = wanted.options.get("train", "train" if "train" in splits else next(iter(splits)))
+    # Data sets on the hub name their splits differently.
     likely = next((name for name in ("test", "validation", "valid") if name in splits), None)
     test = wanted.options.get("test", likely)
     for name in (train, test):

@@ -96,6 +96,7 @@ def partition_dirichlet(
     Devices with fewer than `least` samples then get random spare samples of the others. Drawing again until
     all devices are large enough, as is often done, may never end.
     """
+    # One owner per sample, whatever the number of devices: lists per device would be slow for ten thousand.
     owner = np.empty(len(labels), dtype=np.int64)
     for label in np.unique(labels):
         own = draw.permutation(np.flatnonzero(labels == label))

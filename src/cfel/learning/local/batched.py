@@ -74,6 +74,7 @@ def device_updates_batched(
             state,
             workspace,
             difference=differences[n],
+            # A row of the matrix would keep the whole matrix in memory.
             momentum=None if momenta is None else momenta[n].clone(),
             buffers=buffers,
             estimates=estimates[n],
@@ -198,6 +199,7 @@ def _compute_losses(
     so it takes the samples of all rows as one batch.
     """
     slots = workspace.flat.parameter_slots
+    # Leaves are views of the matrix, so that no parameter is copied.
     leaves = [slot.rows(parameters.detach()).requires_grad_() for slot in slots]
 
     def scores(own: tuple[Tensor, ...], own_inputs: Tensor) -> Tensor:
@@ -265,4 +267,5 @@ def _step(
     if chosen is None:
         parameters.add_(gradient, alpha=-local.learning_rate)
     else:
+        # Only the rows of devices that took this iteration.
         parameters.index_add_(0, chosen, gradient, alpha=-local.learning_rate)

@@ -52,7 +52,7 @@ def _not_finite(
     for number, loss in enumerate(losses, start=1):
         if not math.isfinite(loss):
             return f"the loss of local step {number} is {loss}"
-    if estimates is not None and not estimates.finite:
+    if estimates is not None and not estimates.is_finite:
         return f"the estimates are σ² = {estimates.sigma2:g}, G² = {estimates.g2:g}"
     # The sum is cheaper than checking each entry. It may overflow without any entry being infinite.
     if difference is not None and not torch.isfinite(difference.sum()) and not _all_finite(difference):

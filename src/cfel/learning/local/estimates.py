@@ -43,7 +43,7 @@ class Estimates:
     kept_energy: tuple[float, ...] = ()
 
     @property
-    def finite(self) -> bool:
+    def is_finite(self) -> bool:
         """Whether both are finite numbers."""
         return math.isfinite(self.sigma2) and math.isfinite(self.g2)
 
@@ -54,7 +54,7 @@ def check_estimates(estimates: Estimates) -> Estimates:
     Raises:
         InputError: they are not finite, or σ² is negative.
     """
-    if not (estimates.finite and estimates.sigma2 >= 0):
+    if not (estimates.is_finite and estimates.sigma2 >= 0):
         raise InputError(
             f"estimates: sigma2 = {estimates.sigma2}, g2 = {estimates.g2}; has the training diverged?"
         )
@@ -81,6 +81,7 @@ def stack_estimates(estimates: Sequence[Estimates | None]) -> dict[str, FloatArr
     curves = [() if each is None else each.kept_energy for each in estimates]
     width = max((len(curve) for curve in curves), default=0)
     if width:
+        # A row of NaN stands for a device without a curve; arrays have no gaps.
         arrays["kept_energy"] = np.array([curve or (math.nan,) * width for curve in curves], dtype=np.float64)
     return arrays
 
@@ -124,6 +125,7 @@ class Scatter:
 
 def squared_norm(gradient: list[Tensor]) -> float:
     """‖g‖² of a gradient given as a list of tensors."""
+    # Norms per tensor in float32, their squares in float64: fast, and without losing the small tensors.
     parts = torch.stack([torch.linalg.vector_norm(part) for part in gradient])
     return float(parts.to(torch.float64).square().sum())
 
@@ -143,5 +145,6 @@ def estimate_from_halves(scatter: float, mean_squared: float, batch: int, sample
         batch: B, samples in the batch, at least 2.
         samples: n, samples of the device, at least B.
     """
+    # The last factor corrects for drawing without replacement: a batch of all samples has no noise.
     sigma2 = scatter / batch * (1 - batch / samples)
     return Estimates(sigma2, mean_squared - sigma2)

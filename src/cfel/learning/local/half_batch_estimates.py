@@ -73,6 +73,7 @@ def _compute_in_one_pass(
         place for layer in layers if isinstance(layer, nn.Linear) for place in workspace.find_places(layer)
     ]
     wanted = [*(leaves[place] for place in dense), *(call.outputs for call in calls)]
+    # Convolution weights are not asked for: their gradient is computed per half below.
     found = torch.autograd.grad(loss, wanted)
     gradient = dict(zip(dense, found[: len(dense)], strict=True))
     batch, half = len(targets), len(targets) // 2
@@ -115,6 +116,7 @@ def _record_forward(inputs: Tensor, workspace: Workspace) -> tuple[list[_Call], 
         outputs: Tensor = workspace.flat.module(inputs)
     finally:
         for hook in hooks:
+            # Also after an error, or the next forward pass would be recorded twice.
             hook.remove()
     return calls, outputs
 

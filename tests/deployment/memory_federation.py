@@ -74,7 +74,10 @@ class Network:
         offered = self.members[to][method]
         if caller.role not in offered.roles:
             raise RejectedError(f"{method!r} is not for a {caller.role}")
-        came = await join_message(_as_stream(message), offered.most_bytes)
+        most_header_bytes = offered.most_header_bytes
+        came = await join_message(
+            _as_stream(message), offered.most_bytes, most_header_bytes=most_header_bytes
+        )
         task = asyncio.ensure_future(offered.handle(caller, came))
         self.under_way.setdefault(to, set()).add(task)
         try:

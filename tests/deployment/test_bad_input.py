@@ -34,7 +34,7 @@ from cfel.deployment.security.credentials import Credentials
 from cfel.deployment.security.identity import Identity
 from cfel.deployment.transport.grpc_client import GrpcClient
 from cfel.deployment.transport.grpc_transport import GrpcServer
-from cfel.deployment.transport.messages import MOST_HEADER_BYTES, Body, Message, split_message
+from cfel.deployment.transport.messages import SMALL_HEADER_BYTES, Body, Message, split_message
 from cfel.errors import RejectedError
 from cfel.learning.compression.compressors import DenseUpdate
 from cfel.learning.local.estimates import Estimates
@@ -117,10 +117,10 @@ KINDS = {
     "more bytes than announced": Kind([FIRST, BODY, b"more"], "more than the"),
     "damaged on the way": Kind([FIRST, bytes(reversed(BODY))], "SHA-256"),
     "header that is not MessagePack": Kind(with_header(b"\xc1"), "not MessagePack"),
-    "header nested without end": Kind(with_header(b"\x91" * 100_000), "header = "),
+    "header nested without end": Kind(with_header(b"\x91" * 60_000), "header = "),
     "header that is no object": Kind(with_header(b"\x93\x01\x02\x03"), "Expected `object`, got `array`"),
     "oversized body": Kind([started(10, "<Q", 2**40), BODY], "too large"),
-    "oversized header": Kind([started(6, "<I", MOST_HEADER_BYTES + 1), BODY], "too large"),
+    "oversized header": Kind([started(6, "<I", SMALL_HEADER_BYTES + 1), BODY], "too large"),
     "body where none belongs": Kind(
         wire(Message(encode(NextRequest("")), Body.hash(b"body"))), "too large", "next"
     ),

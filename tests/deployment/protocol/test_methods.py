@@ -7,7 +7,7 @@ from typing import get_args
 
 import pytest
 
-from cfel.deployment.protocol.calls import AnyRequest, Request, answer_type
+from cfel.deployment.protocol.calls import AnyRequest, Request, answer_type, serve
 from cfel.deployment.protocol.coordinator_requests import (
     Command,
     MeanMetricRequest,
@@ -15,6 +15,7 @@ from cfel.deployment.protocol.coordinator_requests import (
     ReleaseRequest,
 )
 from cfel.deployment.protocol.methods import METHODS
+from cfel.deployment.security.identity import Identity
 
 PAGE = (Path(__file__).parents[3] / "docs" / "protocol.md").read_text(encoding="utf-8")
 OF_THE_COORDINATOR = (NewestRequest, MeanMetricRequest, ReleaseRequest)
@@ -54,3 +55,14 @@ def test_every_request_is_listed_once() -> None:
 
     assert leaves(Request) == set(METHODS)
     assert len({each.method for each in METHODS}) == len(METHODS)
+
+
+@pytest.mark.parametrize("request_type", METHODS)
+def test_only_edge_servers_may_send_large_headers(request_type: type[AnyRequest]) -> None:
+    """Decoding a header takes the event loop's time: megabytes a second of them stopped an edge server."""
+
+    async def handle(caller: Identity, request: AnyRequest) -> None:
+        del caller, request
+
+    method = serve(request_type, handle).to_method()
+    assert (method.most_header_bytes > 64 * 1024) == (set(method.roles) == {"edge"})

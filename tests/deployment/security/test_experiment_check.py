@@ -159,3 +159,16 @@ def test_a_node_may_do_its_work_otherwise(settled: Path) -> None:
         settled, deployed({"simulation": {"engine": "batched", "workers": 7}}), deployed().build_world()
     )
     assert (settled / "experiment.toml").read_bytes() == before
+
+
+def test_a_flood_of_parts_is_not_listed() -> None:
+    """A device may name as many as a message holds; each of them in a reason would keep the node busy."""
+
+    async def play() -> None:
+        (endpoint,) = ExperimentCheck({"model": "a"}).check_endpoints([serve(ModelRequest, answer_model)])
+        with pytest.raises(NotAdmittedError, match="another experiment: it names 5000 parts"):
+            await endpoint.handle(
+                DEVICE, ModelRequest("0" * 64, experiment=dict.fromkeys(map(str, range(5000)), ""))
+            )
+
+    asyncio.run(play())

@@ -64,6 +64,7 @@ GOOD = list(split_message(Message(b"header", Body.hash(b"body"))))
         ([GOOD[0]], "cut short: 0 of 4"),
         ([GOOD[0], b"bod"], "cut short: 3 of 4"),
         ([GOOD[0], b"body", b"more"], "more than the 4"),
+        ([GOOD[0], b"bo", b"", b"dy"], "an empty piece"),
         ([GOOD[0], b"bodz"], "SHA-256"),
         ([GOOD[0] + b" ", GOOD[1]], "header of 7 bytes, 6 were announced"),
         (list(split_message(Message(b"", Body.hash(b"x" * 101)))), "too large"),

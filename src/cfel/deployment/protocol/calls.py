@@ -14,7 +14,7 @@ import msgspec
 from cfel.deployment.protocol.codec import from_message, to_message
 from cfel.deployment.security.identity import Identity, Role
 from cfel.deployment.transport.grpc_transport import Client, Method
-from cfel.deployment.transport.messages import Message
+from cfel.deployment.transport.messages import MOST_HEADER_BYTES, SMALL_HEADER_BYTES, Message
 from cfel.errors import RejectedError, UnreachableError
 
 _LOOK_SECONDS = 0.1
@@ -125,7 +125,9 @@ class Endpoint:
                 raise
             return to_message(await self.handle(caller, request))
 
-        return Method(self.request.callers, handle, self.most_bytes)
+        callers = self.request.callers
+        most_header_bytes = MOST_HEADER_BYTES if callers == ("edge",) else SMALL_HEADER_BYTES
+        return Method(callers, handle, self.most_bytes, most_header_bytes)
 
 
 Endpoints = Mapping[type[AnyRequest], Endpoint]

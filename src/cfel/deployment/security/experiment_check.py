@@ -13,6 +13,9 @@ from cfel.deployment.protocol.calls import Answer, AnyRequest, Calls, Endpoint, 
 from cfel.deployment.security.identity import Identity
 from cfel.errors import NotAdmittedError
 
+# No experiment has more; others are not worth sorting.
+_MOST_PARTS = 100
+
 
 @dataclass(frozen=True, slots=True)
 class ExperimentCheck:
@@ -44,6 +47,8 @@ class ExperimentCheck:
     def _describe_difference(self, named: Mapping[str, str]) -> str:
         if not named:
             return "it does not say which"
+        if len(named) > _MOST_PARTS:
+            return f"it names {len(named)} parts"
         everything = sorted(self.parts.keys() | named.keys())
         names = [name for name in everything if self.parts.get(name) != named.get(name)]
         return f"{', '.join(names)} differ" if len(names) > 1 else f"{names[0]} differs"

@@ -23,7 +23,7 @@ from cfel.deployment.security.rejections import shorten
 from cfel.deployment.security.revocations import Revocations
 from cfel.deployment.transport.addresses import check_free
 from cfel.deployment.transport.connections import device_connections
-from cfel.deployment.transport.messages import Message, join_message, split_message
+from cfel.deployment.transport.messages import MOST_HEADER_BYTES, Message, join_message, split_message
 from cfel.errors import DeploymentError, NotAdmittedError, RejectedError, StaleTermError
 
 _LOG = logging.getLogger(__name__)
@@ -68,11 +68,13 @@ class Method:
         roles: who may call it.
         handle: what it does.
         most_bytes: largest body it accepts.
+        most_header_bytes: largest header it accepts.
     """
 
     roles: tuple[Role, ...]
     handle: Handler
     most_bytes: int = 0
+    most_header_bytes: int = MOST_HEADER_BYTES
 
 
 class GrpcServer:
@@ -143,7 +145,7 @@ class GrpcServer:
                     admitted = until_the_end.enter_context(self._rate_limiter.admit(caller))
                     # After the quota, so that calls that are not allowed count as well.
                     _admit(caller, name, method)
-                    message = await self._receive(requests, method.most_bytes, admitted)
+                    message = await self._receive(requests, method, admitted)
                     answer = await method.handle(caller, message)
                 except RejectedError as error:
                     await self._reject(context, requests, (caller, name, error))
@@ -157,7 +159,7 @@ class GrpcServer:
         return serve
 
     async def _receive(
-        self, requests: AsyncIterator[bytes], most_bytes: int, admitted: AdmittedCall
+        self, requests: AsyncIterator[bytes], method: Method, admitted: AdmittedCall
     ) -> Message:
         """Receives a whole request; the larger its body, the longer it may take."""
         parameters = self._parameters
@@ -170,7 +172,7 @@ class GrpcServer:
 
         try:
             async with asyncio.timeout(parameters.receive_seconds) as limit:
-                return await join_message(requests, most_bytes, extend)
+                return await join_message(requests, method.most_bytes, extend, method.most_header_bytes)
         except TimeoutError as error:
             raise TooSlowError("the request came too slowly") from error
 

@@ -19,6 +19,9 @@ PROTOCOL_VERSION = 4
 """Version of frames and of all requests and answers; both ends must have the same."""
 
 MOST_HEADER_BYTES = 3 * 1024 * 1024
+"""Between edge servers, whose commands carry the state of the whole fleet."""
+SMALL_HEADER_BYTES = 64 * 1024
+"""From devices and operators: decoding megabytes would keep an edge server from its other callers."""
 _MAGIC = b"CFEL"
 _START = struct.Struct("<4s H I Q 32s")
 
@@ -91,7 +94,10 @@ def split_message(message: Message) -> Iterator[bytes]:
 
 
 async def join_message(
-    received: AsyncIterable[bytes], most_bytes: int, on_size: Callable[[int], None] = lambda _: None
+    received: AsyncIterable[bytes],
+    most_bytes: int,
+    on_size: Callable[[int], None] = lambda _: None,
+    most_header_bytes: int = MOST_HEADER_BYTES,
 ) -> Message:
     """Joins the pieces that `split_message` made.
 
@@ -99,33 +105,34 @@ async def join_message(
         received: the pieces, in order.
         most_bytes: largest body to accept.
         on_size: called with the announced size of the body before the body is read; may reject it.
+        most_header_bytes: largest header to accept.
 
     Raises:
         RejectedError: it is not a message, damaged, too large, or of another version.
     """
     header: bytes | None = None
-    parts: list[bytes] = []
-    got, length, digest, found = 0, 0, b"", hashlib.sha256()
+    content, length, digest, found = bytearray(), 0, b"", hashlib.sha256()
     async for piece in received:
         if header is None:
-            header, length, digest = _read_start(piece, most_bytes)
+            header, length, digest = _read_start(piece, most_bytes, most_header_bytes)
             on_size(length)
             continue
-        got += len(piece)
-        if got > length:
+        if not piece:
+            raise RejectedError("an empty piece")  # they could go on for ever
+        if len(content) + len(piece) > length:
             raise RejectedError(f"more than the {length} bytes announced")
-        parts.append(piece)
+        content += piece
         found.update(piece)
     if header is None:
         raise RejectedError("an empty message")
-    if got != length:
-        raise RejectedError(f"cut short: {got} of {length} bytes")
+    if len(content) != length:
+        raise RejectedError(f"cut short: {len(content)} of {length} bytes")
     if found.digest() != digest:
         raise RejectedError("damaged: the SHA-256 of its body is another")
-    return Message(header, Body(digest, (bytearray().join(parts),)))
+    return Message(header, Body(digest, (content,)))
 
 
-def _read_start(piece: bytes, most_bytes: int) -> tuple[bytes, int, bytes]:
+def _read_start(piece: bytes, most_bytes: int, most_header_bytes: int) -> tuple[bytes, int, bytes]:
     if len(piece) < _START.size:
         raise RejectedError(f"{len(piece)} bytes that are not the start of a message")
     magic, version, header_bytes, length, digest = _START.unpack_from(piece)
@@ -133,8 +140,9 @@ def _read_start(piece: bytes, most_bytes: int) -> tuple[bytes, int, bytes]:
         raise RejectedError("not a message of cfel")
     if version != PROTOCOL_VERSION:
         raise RejectedError(f"protocol version {version}, this node speaks only {PROTOCOL_VERSION}")
-    if header_bytes > MOST_HEADER_BYTES or length > most_bytes:
-        raise RejectedError(f"too large: {header_bytes} + {length} bytes, at most {most_bytes} are accepted")
+    if header_bytes > most_header_bytes or length > most_bytes:
+        most = f"{most_header_bytes} + {most_bytes}"
+        raise RejectedError(f"too large: {header_bytes} + {length} bytes, at most {most} are accepted")
     if len(piece) != _START.size + header_bytes:
         raise RejectedError(f"header of {len(piece) - _START.size} bytes, {header_bytes} were announced")
     return piece[_START.size :], length, digest

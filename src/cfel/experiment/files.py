@@ -37,6 +37,7 @@ from cfel.learning.aggregation import AggregationParameters
 from cfel.learning.local.sgd import LocalParameters
 from cfel.plugins import BUILT_IN_ONLY, CodePolicy
 from cfel.rounds.parameters import SimulationParameters
+from cfel.runlog.toml_text import parse_toml
 from cfel.system import (
     Availability,
     DeviceClass,
@@ -117,8 +118,8 @@ def _read_experiment(
     content: bytes, path: str | Path, changes: Sequence[str], code: CodePolicy
 ) -> Experiment:
     try:
-        document: Table = tomllib.loads(content.decode())
-    except (ValueError, RecursionError) as error:
+        document: Table = parse_toml(content.decode())
+    except ValueError as error:
         raise ExperimentError(f"{path}: cannot be read: {describe_error(error)}") from error
     # In this order: paths in the file are relative to the file, those in --set to the current folder.
     document = _apply_changes(resolve_paths(document, Path(path).parent, FILE_NAMES), changes)

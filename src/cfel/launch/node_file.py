@@ -15,7 +15,6 @@ and `data_path`, its argument. For all: `import_from`, folders with user-defined
 `log_format`. `docs/deploy.md` explains them. This module reads and writes the file; `node` runs it.
 """
 
-import tomllib
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -33,6 +32,7 @@ from cfel.experiment.document import reject_unknown
 from cfel.launch.logs import LogSettings
 from cfel.plugins import ANY_CODE, import_from
 from cfel.runlog import holds_run
+from cfel.runlog.toml_text import parse_toml
 
 _NEEDED = ("role", "number", "experiment", "certificates", "directory", "addresses")
 _OPTIONAL = ("listen", "dashboard", "dashboard_tls", "import_from", "energy", "data", "data_path")
@@ -78,10 +78,10 @@ def read_node(path: Path) -> NodeFile:
         ExperimentError: it cannot be read, or a key is missing, unknown or not allowed.
     """
     try:
-        table: dict[str, Any] = tomllib.loads(read_bytes(path, follow_links=True).decode())
+        table: dict[str, Any] = parse_toml(read_bytes(path, follow_links=True).decode())
         reject_unknown("node", table, (*_NEEDED, *_OPTIONAL, *_LOG_KEYS))
         return _parse_table(path.absolute().parent, table)
-    except (StorageError, ValueError, RecursionError) as error:
+    except (StorageError, ValueError) as error:
         raise ExperimentError(f"{path}: cannot be used: {error}") from error
 
 

@@ -4,7 +4,6 @@
 directory names are only for people: scheme, seed and target come from each `experiment.toml`.
 """
 
-import tomllib
 from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
@@ -15,6 +14,7 @@ from cfel.durable import read_bytes, translate_parse_errors
 from cfel.errors import InputError, RunDirectoryError, StorageError
 from cfel.runlog import Environment, FleetDescription, RoundRecord, RunDirectory, holds_run
 from cfel.runlog.json_text import parse_json
+from cfel.runlog.toml_text import parse_toml
 from cfel.scheme_names import name_variants
 from cfel.wording import show
 
@@ -134,7 +134,7 @@ def _read_target(value: object) -> float | None:
 
 def _parse_experiment(path: Path, text: str) -> dict[str, Any]:
     with translate_parse_errors(path / "experiment.toml"):
-        return tomllib.loads(text)
+        return parse_toml(text)
 
 
 def _read_table(experiment: dict[str, Any], name: str) -> dict[str, Any]:

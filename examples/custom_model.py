@@ -3,9 +3,8 @@
     cfel run examples/tiny.toml --set model.name=custom_model:residual
 
 A model is a function that takes the shape of one sample and the number of classes. It returns a torch module
-that maps a batch of float32 samples to scores. The module must not draw random numbers while training (no
-dropout: runs could not be repeated) or share parameters between layers. A model without batch norm can train
-many devices at once, with `--engine batched`.
+that maps a batch of float32 samples to scores. Any layer will do: docs/models.md says what is trained, sent
+and charged. A model without batch norm and dropout can train many devices at once, with `--engine batched`.
 """
 
 import math

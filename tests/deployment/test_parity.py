@@ -55,6 +55,22 @@ def test_every_use_of_the_backhaul(tmp_path: Path, scheme: str) -> None:
     assert asyncio.run(play()) == timeless(records(experiment))
 
 
+@pytest.mark.parametrize("name", ["dropout", "batch_norm_of_values", "low_rank"])
+def test_user_defined_models(tmp_path: Path, name: str) -> None:
+    """Random draws, statistics and frozen parameters: the devices of one process share torch's generator."""
+    experiment = deployed(
+        {"model": {"name": f"tests.architectures:{name}"}, "rounds": {"global": 2}, "data": {"batch": 10}}
+    )
+
+    async def play() -> list[dict[str, Any]]:
+        async with Federation(experiment, tmp_path) as federation:
+            federation.start()
+            await federation.finished()
+            return timeless(federation.records())
+
+    assert asyncio.run(play()) == timeless(records(experiment))
+
+
 @pytest.mark.long  # each lost call takes its whole time limit
 def test_lost_doubled_and_delayed_messages_change_nothing(
     tmp_path: Path, simulated: list[dict[str, Any]]

@@ -47,7 +47,16 @@ def example(name: str, engine: str = "threads") -> Experiment:
 
 
 def test_there_is_one_of_each() -> None:
-    parts = ("compressor", "data", "model", "scheme", "task_next_character", "task_regression", "topology")
+    parts = (
+        "compressor",
+        "data",
+        "lora",
+        "model",
+        "scheme",
+        "task_next_character",
+        "task_regression",
+        "topology",
+    )
     assert [f"custom_{part}" for part in parts] == CUSTOM
 
 
@@ -63,6 +72,7 @@ def test_an_example_is_a_page(name: str) -> None:
     [
         ("custom_compressor", 0.5),
         ("custom_data", 0.6),
+        ("custom_lora", 0.5),
         ("custom_model", 0.6),
         ("custom_scheme", 0.4),
         ("custom_task_next_character", 0.3),
@@ -125,6 +135,14 @@ def test_a_bit_an_entry() -> None:
     """Six devices, two edge rounds of 4,810 bits and a float; full models over three links both ways."""
     line = records(example("custom_compressor"))[-1]
     assert line.wire_bytes == (12 * (4810 + 32) + 6 * 32 * 4810) // 8
+
+
+def test_adapters_are_all_that_is_sent() -> None:
+    """Two of rank 2, between 16 and 32 numbers, and a layer of 16 · 4 + 4; full models over three links."""
+    experiment = replace_rounds(example("custom_lora"))
+    world = experiment.build_world()
+    assert world.setting.model_bits == 32 * (2 * 2 * (16 + 32) + 68)
+    assert outcomes(experiment, world)[0].state.models[0].parameters.numel() == 260
 
 
 def test_the_wheel() -> None:

@@ -11,6 +11,7 @@ from cfel.api.run_options import OnRound, RunOptions
 from cfel.errors import InputError
 from cfel.experiment import Experiment, experiment_toml
 from cfel.report import load_runs, summarise, write_report, write_summary
+from cfel.rounds.engine_choice import choose_engine
 from cfel.rounds.parameters import SimulationParameters
 from cfel.runlog import RoundRecord
 from cfel.scaleout import connect_cluster, ray_executor
@@ -26,7 +27,10 @@ def run_experiment(
 ) -> list[RoundRecord]:
     """Simulates one experiment in one run directory and returns the records of all its rounds."""
     world = experiment.build_world()
-    resolved = experiment.resolve(world)
+    choice = choose_engine(experiment.simulation.engine, world)
+    resolved = replace(experiment, simulation=replace(experiment.simulation, engine=choice.engine))
+    if choice.notice is not None:
+        options.notify(choice.notice)
     on_round = options.on_round
     progress = None if on_round is None else lambda record: on_round(name or experiment.name, record)
     with _open_executor(world, resolved.simulation, options) as executor:
@@ -111,8 +115,10 @@ def run_all(runs: Sequence[PlacedRun], out: Path, options: RunOptions) -> None:
         if on_ray and prefer_whole_runs(runs):
             run_on_cluster(runs, out, options)
             return
-        for run in runs:
-            run_experiment(run.experiment, run.directory, options, run.name)
+        for number, run in enumerate(runs):
+            # All have the same model, so one notice about it is enough.
+            quiet = replace(options, notify=lambda _: None) if number else options
+            run_experiment(run.experiment, run.directory, quiet, run.name)
 
 
 def scheme_folder(scheme: str) -> str:

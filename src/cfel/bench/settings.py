@@ -18,7 +18,8 @@ from cfel.learning.data.dataset import DataSet, Normalisation
 from cfel.learning.local.sgd import LocalParameters, MomentumState, TrainingParameters
 from cfel.learning.models.builders import model_builder
 from cfel.learning.task import DeviceData, Task, initial_model
-from cfel.rounds.parameters import SimulationParameters, choose_engine
+from cfel.rounds.engine_choice import choose_engine
+from cfel.rounds.parameters import SimulationParameters
 from cfel.seeding import make_generator
 from cfel.system import Availability, FleetParameters, TopologyParameters, build_backhaul, build_fleet
 from cfel.world import World
@@ -143,6 +144,5 @@ def build_bench_world(setting: BenchSetting) -> World:
 
 def build_bench_parameters(setting: BenchSetting, world: World) -> SimulationParameters:
     """Parameters without checkpoints and evaluation, and with the engine that this model gets by default."""
-    buffers = world.start.buffers.numel() > 0
-    engine = choose_engine(setting.engine, world.start.parameters.numel(), buffers)
+    engine = choose_engine(setting.engine, world).engine
     return SimulationParameters(engine=engine, evaluate_every=ENDLESS, checkpoint_every=0)

@@ -33,12 +33,13 @@ from cfel.learning.data.partition import partition
 from cfel.learning.local.sgd import LocalParameters, TrainingParameters
 from cfel.learning.models.builders import BUILTIN as MODELS
 from cfel.learning.models.builders import model_builder
-from cfel.learning.models.flat import FlatModel
+from cfel.learning.models.flat import FlatModule
 from cfel.learning.models.safetensors_files import load_model
-from cfel.learning.task import DeviceData, Task, check_task, count_parameters, initial_model, load_custom_task
+from cfel.learning.task import DeviceData, Task, check_batches, check_task, count_parameters, load_custom_task
 from cfel.plugins import BUILT_IN_ONLY, CodePolicy
 from cfel.rounds.dry_run import compute_use
-from cfel.rounds.parameters import SimulationParameters, choose_engine
+from cfel.rounds.engine_choice import choose_engine
+from cfel.rounds.parameters import SimulationParameters
 from cfel.system import (
     Backhaul,
     FleetParameters,
@@ -112,7 +113,7 @@ class Experiment:
         return replace(setting, budget=self._compute_budget(setting))
 
     def count_parameters(self) -> int:
-        """Counts the model's parameters, unless the file states their number."""
+        """Counts the model's trained parameters, unless the file states their number."""
         if self.model.parameters is not None:
             return self.model.parameters
         # The shape of a built-in data set is known, so that planning works before its files are there.
@@ -129,10 +130,10 @@ class Experiment:
     def load_task(self) -> Task:
         """What is learned; loads the data."""
         if self.data.task is not None:
-            return load_custom_task(self.data.task, self.data.folder(), self.code)
+            return replace(load_custom_task(self.data.task, self.data.folder(), self.code), seed=self.seed)
         data = load(self.data.name, self.data.folder(), self.code)
         model = model_builder(self.model.name, self.code)
-        task = Task(data, model, augment=augmentation(self.data.augment, self.code))
+        task = Task(data, model, augment=augmentation(self.data.augment, self.code), seed=self.seed)
         if not (self.model.name in MODELS and self.data.name in DATA_SETS):
             check_task(f"data {self.data.name!r} with model {self.model.name!r}", task)
         return task
@@ -144,7 +145,9 @@ class Experiment:
         if self.data.held_out:
             data, shares = hold_out(data, shares, self.data.held_out, self.seed)
         task = replace(task, data=data)
-        start = self._build_start(task)
+        flat = self._build_start(task)
+        check_batches(flat, self.data.batch, [len(indices) for indices in shares])
+        start = flat.read()
         size = start.parameters.numel()
         setting = self._build_setting(self.model.charged_parameters or size)
         setting = replace(
@@ -177,14 +180,15 @@ class Experiment:
 
     def resolve(self, world: World) -> "Experiment":
         """The experiment with the engine chosen."""
-        size, has_buffers = world.start.parameters.numel(), world.start.buffers.numel() > 0
-        engine = choose_engine(self.simulation.engine, size, has_buffers)
+        engine = choose_engine(self.simulation.engine, world).engine
         return replace(self, simulation=replace(self.simulation, engine=engine))
 
-    def _build_start(self, task: Task) -> FlatModel:
-        if self.model.init is None:
-            return initial_model(task, self.seed)
-        return load_model(Path(self.model.init), task.build())
+    def _build_start(self, task: Task) -> FlatModule:
+        """The module with the values that every edge server starts from."""
+        flat = task.build()
+        if self.model.init is not None:
+            load_model(Path(self.model.init), flat)
+        return flat
 
 
 def weight_backhaul(setting: Setting, samples: Sequence[int]) -> Backhaul:

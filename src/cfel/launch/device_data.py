@@ -14,7 +14,7 @@ import torch
 from torch import Tensor
 
 from cfel.errors import InputError
-from cfel.learning.task import DeviceData, check_task
+from cfel.learning.task import DeviceData, check_batches, check_task
 from cfel.plugins import ANY_CODE, resolve
 from cfel.world import World
 
@@ -41,7 +41,9 @@ def load_samples(name: str, path: Path | None, world: World) -> DeviceData:
     _check_classes(what, targets, like.classes)
     # The test set stays the experiment's, so that accuracy means the same for every device.
     data = replace(like, name=name, train_inputs=inputs, train_targets=targets, train_writers=None)
-    check_task(what, replace(world.task, data=data))
+    task = replace(world.task, data=data)
+    check_task(what, task)
+    check_batches(task.build(), world.training.batch, [len(inputs)])
     return DeviceData(data, np.arange(len(inputs)))
 
 

@@ -51,9 +51,9 @@ class DeviceOrder:
         """The device's random stream in this edge round, for one purpose and, if given, one iteration."""
         return make_generator(self.seed, purpose, self.global_round, self.edge_round, self.device, *index)
 
-    def key(self, purpose: str) -> int:
-        """The key of the stream for one purpose."""
-        return make_key(self.seed, purpose, self.global_round, self.edge_round, self.device)
+    def key(self, purpose: str, *index: int) -> int:
+        """The key of the stream for one purpose and, if given, one iteration."""
+        return make_key(self.seed, purpose, self.global_round, self.edge_round, self.device, *index)
 
 
 @dataclass(frozen=True, slots=True)

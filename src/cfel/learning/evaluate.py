@@ -10,7 +10,7 @@ import torch
 from cfel.errors import InputError
 from cfel.learning.local.workspace import Workspace
 from cfel.learning.models.flat import FlatModel
-from cfel.seeding import make_generator
+from cfel.seeding import make_generator, make_key
 
 _BATCH = 500
 
@@ -51,7 +51,7 @@ def evaluate(model: FlatModel, workspace: Workspace, samples: int | None = None,
     flat.load(model)
     flat.module.eval()
     metric = loss = 0.0
-    with torch.no_grad():
+    with torch.no_grad(), workspace.seed_model(lambda: make_key(seed, "model in evaluation")):
         for part in torch.split(places, _BATCH):
             inputs = data.scale(data.test_inputs.index_select(0, part).to(workspace.device))
             targets = data.test_targets.index_select(0, part).to(workspace.device)

@@ -14,9 +14,7 @@ Other rules than the mean are in `aggregation`.
 import math
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import replace
-from functools import partial
 
-import numpy as np
 import torch
 from torch import Tensor
 
@@ -26,9 +24,8 @@ from cfel.learning.compression.compressors import Update
 from cfel.learning.compression.top_k import measure_kept_energy
 from cfel.learning.device_messages import DeviceOrder, DeviceReport, DeviceState
 from cfel.learning.local.divergence import raise_if_diverged
-from cfel.learning.local.estimates import Estimates, Scatter, estimate_from_batches
-from cfel.learning.local.half_batch_estimates import compute_gradient_and_estimates
-from cfel.learning.local.sgd import apply_momentum_step, choose_iterations, draw_batches
+from cfel.learning.local.estimates import Estimates
+from cfel.learning.local.training import estimate_from_fresh_batches, train
 from cfel.learning.local.workspace import Workspace
 from cfel.learning.models.flat import FlatModel
 from cfel.learning.task import DeviceData
@@ -42,20 +39,8 @@ def device_estimate(order: DeviceOrder, data: DeviceData, workspace: Workspace) 
     """
     workspace.flat.load(order.model)
     workspace.flat.module.train()
-    local, draw = workspace.local, order.stream("fresh batches")
-    scatter: Scatter | None = None
-    # `Scatter` takes one gradient at a time, so that K of them need no memory of their own.
-    for _ in range(local.fresh_batches):
-        rows = draw_batches(data.samples, workspace.training.batch, 1, draw)
-        (batch,) = workspace.load_batches(data, rows, [lambda: draw])
-        gradient, _ = workspace.compute_gradient(*batch)
-        if scatter is None:
-            scatter = Scatter(gradient)
-        else:
-            scatter.add(gradient)
-    assert scatter is not None  # noqa: S101 — fresh_batches ≥ 2
-    estimates = estimate_from_batches(scatter, local.fresh_batches)
-    raise_if_diverged(order, local, estimates)
+    estimates = estimate_from_fresh_batches(order, data, workspace)
+    raise_if_diverged(order, workspace.local, estimates)
     return estimates
 
 
@@ -83,7 +68,7 @@ def device_update(
     flat.load(order.model)
     flat.module.train()
     momentum = _load_momentum(state, workspace, give_up_state)
-    estimates, losses = _train(order, data, momentum, workspace)
+    estimates, losses = train(order, data, momentum, workspace)
     # In place: the workspace loads another model before it is used again.
     difference = flat.parameters.sub_(order.model.parameters.to(workspace.device)).cpu()
     return finish_update(
@@ -173,31 +158,6 @@ def _compute_residual(difference: Tensor, update: Update, memory: Tensor | None)
     residual = difference.clone() if memory is None else memory.copy_(difference)
     update.add_to(residual, -1.0)
     return residual
-
-
-def _train(
-    order: DeviceOrder, data: DeviceData, momentum: Tensor | None, workspace: Workspace
-) -> tuple[Estimates | None, list[float]]:
-    """Runs the chosen iterations; with `estimator = "reuse"` the first one also yields the estimates."""
-    local = workspace.local
-    taken = choose_iterations(local.steps, order.rho, order.tau, order.stream("steps"))
-    # All τ batches, also of skipped iterations: schemes that differ in ρ then see the same batches.
-    batches = draw_batches(data.samples, workspace.training.batch, order.tau, order.stream("batches"))
-    buffers = [] if momentum is None else workspace.flat.views(momentum)
-    estimates: Estimates | None = None
-    losses: list[float] = []
-    streams = [partial(order.stream, "augmentation", int(each)) for each in np.flatnonzero(taken)]
-    for inputs, targets in workspace.load_batches(data, batches[taken], streams):
-        # A batch of one sample has no halves to compare.
-        if not losses and local.estimator == "reuse" and len(targets) > 1:
-            gradient, loss, estimates = compute_gradient_and_estimates(
-                inputs, targets, data.samples, workspace
-            )
-        else:
-            gradient, loss = workspace.compute_gradient(inputs, targets)
-        apply_momentum_step(workspace.flat.leaves, gradient, buffers, local)
-        losses.append(loss)
-    return estimates, losses
 
 
 def edge_aggregate(

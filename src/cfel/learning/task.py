@@ -6,10 +6,9 @@ the like, a user-defined function ("module:function") builds another `Task`. Los
 itself is in `local`, the work of a device in a round in `roles`.
 """
 
-from collections.abc import Callable
-from dataclasses import dataclass
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, replace
 from pathlib import Path
-from threading import Lock
 from typing import TypeAlias
 
 import numpy as np
@@ -17,15 +16,15 @@ import torch
 import torch.nn.functional as F  # noqa: N812
 from torch import Tensor, nn
 
-from cfel.errors import InputError
+from cfel.errors import CfelError, InputError
 from cfel.learning.data.augment import Augmentation
 from cfel.learning.data.dataset import DataSet
+from cfel.learning.models.behaviour import observe_behaviour
 from cfel.learning.models.builders import ModelBuilder
 from cfel.learning.models.flat import FlatModel, FlatModule
+from cfel.learning.torch_generator import seed_generator
 from cfel.plugins import BUILT_IN_ONLY, CodePolicy, check_result, resolve
 from cfel.seeding import make_key
-
-_GLOBAL_GENERATOR = Lock()
 
 PerSample: TypeAlias = Callable[[Tensor, Tensor], Tensor]
 """(outputs, targets) of a batch → one float per sample."""
@@ -51,6 +50,7 @@ class Task:
         loss: per sample, differentiable.
         metric: per sample; reports call its mean accuracy, so larger must be better.
         augment: changes a training batch, or None.
+        seed: of the module's first values; an experiment sets its own seed.
     """
 
     data: DataSet
@@ -58,21 +58,29 @@ class Task:
     loss: PerSample = cross_entropy
     metric: PerSample = accuracy
     augment: Augmentation | None = None
+    seed: int = 0
 
     def build(self, device: torch.device | str = "cpu") -> FlatModule:
-        """Builds a module of this task with unspecified values; load a model before use."""
-        return FlatModule(_build_module(self.model, self.data.input_shape, self.data.classes, 0), device)
+        """Builds a module of this task with its first values; a function of the task alone."""
+        module = _build_module(self.model, self.data.input_shape, self.data.classes, self.seed)
+        return FlatModule(module, device, observe_behaviour(module, self.load_two_samples()[0]))
+
+    def load_two_samples(self) -> tuple[Tensor, Tensor]:
+        """Inputs and targets of the first and the last training sample, to try parts on."""
+        places = torch.tensor([0, len(self.data.train_targets) - 1])
+        inputs = self.data.train_inputs.index_select(0, places)
+        return self.data.scale(inputs), self.data.train_targets.index_select(0, places)
 
 
 def initial_model(task: Task, seed: int) -> FlatModel:
     """The model every edge server starts from; a function of the task and the seed alone."""
-    stream = make_key(seed, "initial model")
-    return FlatModule(_build_module(task.model, task.data.input_shape, task.data.classes, stream)).read()
+    return replace(task, seed=seed).build().read()
 
 
 def count_parameters(model: ModelBuilder, input_shape: tuple[int, ...], classes: int) -> int:
-    """Builds the model and counts its parameters; no data is needed."""
-    return sum(values.numel() for values in _build_module(model, input_shape, classes, 0).parameters())
+    """Builds the model and counts its trained parameters; no data is needed."""
+    module = _build_module(model, input_shape, classes, 0)
+    return sum(values.numel() for values in module.parameters() if values.requires_grad)
 
 
 def load_custom_task(name: str, path: Path | None = None, code: CodePolicy = BUILT_IN_ONLY) -> Task:
@@ -87,20 +95,56 @@ def check_task(what: str, task: Task) -> None:
     """Runs two samples through model, loss and metric, to find parts that do not fit before training.
 
     Raises:
-        InputError: a part fails, or loss or metric do not return one number per sample.
+        InputError: a part fails, loss or metric do not return one number per sample, or nothing is trained.
     """
-    # Evaluation mode: two samples are too few for batch-norm statistics.
-    module, data = task.build().module.eval(), task.data
-    inputs, targets = data.scale(data.train_inputs[:2]), data.train_targets[:2]
+    inputs, targets = task.load_two_samples()
     part = "model"
     try:
-        with torch.no_grad():
-            outputs = module(inputs)
+        flat = task.build()
+        with seed_generator(0):
+            outputs = flat.module.train()(inputs)
             for part, function in (("loss", task.loss), ("metric", task.metric)):
-                _check_per_sample(f"{what}: {part}", function(outputs, targets), len(targets))
-    except (RuntimeError, TypeError, IndexError, AttributeError) as error:
+                found = function(outputs, targets)
+                _check_per_sample(f"{what}: {part}", found, len(targets))
+                if part == "loss":
+                    _check_gradient(what, found, flat)
+            part = "model"
+            flat.module.eval()(inputs)
+    except CfelError:
+        raise
+    except Exception as error:
         shape = tuple(inputs.shape)
         raise InputError(f"{what}: its {part} fails on a batch of shape {shape}: {error}") from error
+
+
+def _check_gradient(what: str, losses: Tensor, flat: FlatModule) -> None:
+    if not losses.requires_grad:
+        raise InputError(
+            f"{what}: its loss does not depend on a trained parameter; train one that the outputs depend on, "
+            "and compute them without detach() and no_grad()"
+        )
+    torch.autograd.grad(losses.mean(), flat.leaves, materialize_grads=True)
+
+
+def check_batches(flat: FlatModule, batch: int, samples: Sequence[int]) -> None:
+    """Checks that the model can be trained on every device's batches.
+
+    Args:
+        flat: the model.
+        batch: samples in a mini-batch; a device with fewer uses all of them.
+        samples: of each device.
+
+    Raises:
+        InputError: a device's batches are too small for the model.
+    """
+    least = flat.behaviour.least_batch
+    if min(batch, *samples) >= least:
+        return
+    whose = "data.batch = 1" if batch < least else f"device {int(np.argmin(samples))} has one sample"
+    raise InputError(
+        f"model: it cannot be trained on one sample (batch norm), but {whose}; give every device at least "
+        "two, or use group norm or layer norm"
+    )
 
 
 def _check_per_sample(what: str, values: object, samples: int) -> None:
@@ -110,12 +154,14 @@ def _check_per_sample(what: str, values: object, samples: int) -> None:
 
 
 def _build_module(model: ModelBuilder, input_shape: tuple[int, ...], classes: int, seed: int) -> nn.Module:
-    # Layers draw from torch's global generator: build one module at a time, then restore the generator.
-    with _GLOBAL_GENERATOR, torch.random.fork_rng(devices=[]):
-        torch.manual_seed(seed % 2**63)
+    with seed_generator(make_key(seed, "initial model")):
         module = model(input_shape, classes)
     if not isinstance(module, nn.Module):
         raise InputError(f"model: the builder returned a {type(module).__name__}, not a torch module")
+    if any(isinstance(each, nn.UninitializedParameter) for each in module.parameters()):
+        raise InputError(
+            "model: a lazy layer has no shape yet; call the module on one batch where it is built"
+        )
     return module
 
 

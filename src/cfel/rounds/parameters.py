@@ -1,4 +1,4 @@
-"""The experiment file's `[simulation]`, and the choice of engine.
+"""The experiment file's `[simulation]`.
 
 The section also has what deployments share with simulations: which account counts, and when to evaluate.
 """
@@ -12,10 +12,6 @@ ENGINES = ("auto", "threads", "batched", "ray")
 ACCOUNTS = ("expected", "realised")
 UPLOADS = ("share", "wire")
 PROBES = ("edge", "mean")
-
-# Up to this many parameters, starting an operation costs more than carrying it out, so devices train faster
-# side by side than one after the other: five times for 5,000, 1.5 times for 50,000, no gain for 130,000.
-MOST_BATCHED_PARAMETERS = 60_000
 
 
 @dataclass(frozen=True, slots=True)
@@ -63,16 +59,3 @@ class SimulationParameters:
         ):
             validation.check_whole(f"simulation.{field}", getattr(self, field), least=least)
         validation.check_text("simulation.device", self.device)
-
-
-def choose_engine(engine: str, parameters: int, has_buffers: bool) -> str:
-    """The engine with "auto" resolved: by the model alone, so that an experiment always runs the same way.
-
-    Args:
-        engine: as asked for.
-        parameters: d, of the model.
-        has_buffers: whether the model has batch-norm statistics, which cannot be trained side by side.
-    """
-    if engine != "auto":
-        return engine
-    return "batched" if parameters <= MOST_BATCHED_PARAMETERS and not has_buffers else "threads"

@@ -14,9 +14,11 @@ from queue import SimpleQueue
 from types import TracebackType
 from typing import Protocol, Self, TypeVar, cast
 
+from cfel.errors import InputError
 from cfel.learning.device_messages import DeviceOrder, DeviceReport, DeviceState
 from cfel.learning.evaluate import Evaluation, evaluate
 from cfel.learning.local.batched import device_updates_batched
+from cfel.learning.local.batched_trial import find_obstacle
 from cfel.learning.local.estimates import Estimates
 from cfel.learning.local.workspace import Workspace
 from cfel.learning.models.flat import FlatModel
@@ -91,6 +93,11 @@ class LocalWorker:
         self._batched = parameters.engine == "batched"
         self._workspace = Workspace(world.task, world.training, world.compress, parameters.device)
 
+    @property
+    def is_random(self) -> bool:
+        """Whether the model draws random numbers."""
+        return self._workspace.flat.behaviour.is_random
+
     def estimate(self, order: DeviceOrder) -> Estimates:
         """See `Worker`."""
         return device_estimate(order, self._world.data[order.device], self._workspace)
@@ -156,11 +163,15 @@ class PoolExecutor:
         count = parameters.workers or os.cpu_count() or 1
         self._count, self._ahead = count, count * (1 + AHEAD)
         self._batched = parameters.engine == "batched"
+        if self._batched:
+            _reject_obstacle(world, parameters)
         local = [LocalWorker(world, parameters) for _ in range(count)]
         self._processes: list[ProcessWorker] = []
         small = world.start.parameters.numel() <= MOST_FORKED_PARAMETERS
+        # A process has one generator of torch, so threads would wait for each other to draw from it.
+        apart = small or local[0].is_random
         # A forked child cannot use a GPU that its parent has initialised.
-        if count > 1 and small and parameters.device == "cpu" and can_fork():
+        if count > 1 and apart and parameters.device == "cpu" and can_fork():
             for worker in local:
                 # Before any thread is started: a fork copies locks in whatever state other threads hold them.
                 self._processes.append(ProcessWorker(worker, self._processes))
@@ -227,3 +238,9 @@ class PoolExecutor:
         if self._batched:
             return (jobs[start : start + BATCHED_DEVICES] for start in range(0, len(jobs), BATCHED_DEVICES))
         return group_jobs(jobs, self._count, MOST_AT_ONCE if self._processes else 1)
+
+
+def _reject_obstacle(world: World, parameters: SimulationParameters) -> None:
+    obstacle = find_obstacle(world.task, world.training, world.start, world.data[0], parameters.device)
+    if obstacle is not None:
+        raise InputError(f"engine 'batched' cannot train this model: {obstacle}; use --engine threads")

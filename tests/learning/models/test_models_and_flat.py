@@ -93,23 +93,14 @@ def test_model_sha256_depends_on_order_and_on_every_bit(digits_task: Task) -> No
     assert len(digests) == 4
 
 
-class _Tied(nn.Module):
-    def __init__(self) -> None:
-        super().__init__()
-        self.one, self.two = nn.Linear(3, 3), nn.Linear(3, 3)
-        self.two.weight = self.one.weight
-
-
 @pytest.mark.parametrize(
     ("module", "message"),
     [
         (nn.Linear(2, 2).double(), "float64"),
-        (_Tied(), "shared"),
         (nn.ReLU(), "no parameters"),
-        (nn.Sequential(nn.Linear(2, 2), nn.Dropout(0.5)), "dropout"),
     ],
 )
-def test_what_cannot_be_trained_reproducibly_is_rejected(module: nn.Module, message: str) -> None:
+def test_what_cannot_be_trained_is_rejected(module: nn.Module, message: str) -> None:
     with pytest.raises(InputError, match=message):
         FlatModule(module)
 

@@ -3,7 +3,8 @@
 With a small model, most of a device's time is the overhead of starting operations. Here the models of all
 devices are the rows of one matrix, and each iteration computes all gradients in one batched forward and
 backward pass. Random streams, step rules, estimates and compression are those of `roles`, device by device.
-Models with floating buffers (batch norm) are not supported: padding a batch would change their statistics.
+Models with statistics (batch norm) are not supported, as padding a batch would change them; nor are models
+that draw random numbers, as what one device draws would depend on the others.
 """
 
 from collections.abc import Sequence
@@ -87,6 +88,8 @@ def device_updates_batched(
 def _check(orders: Sequence[DeviceOrder], data: Sequence[DeviceData], workspace: Workspace) -> None:
     if workspace.flat.buffers.numel():
         raise InputError("batched: models with batch-norm statistics cannot be trained side by side")
+    if workspace.flat.behaviour.is_random:
+        raise InputError("batched: models that draw random numbers cannot be trained side by side")
     if len({order.tau for order in orders}) > 1 or len({id(own.data) for own in data}) > 1:
         raise InputError("batched: the devices of a group need the same tau and the same data set")
 
@@ -218,7 +221,7 @@ def _compute_gradients(
     """Every row's gradient (rows × d) and loss, its samples weighted by their shares."""
     leaves, losses = _compute_losses(parameters, inputs, targets, workspace)
     weighted = losses * shares
-    found = torch.autograd.grad(weighted.sum(), leaves)
+    found = torch.autograd.grad(weighted.sum(), leaves, materialize_grads=True)
     gradient = torch.empty_like(parameters)
     for slot, part in zip(workspace.flat.parameter_slots, found, strict=True):
         slot.rows(gradient).copy_(part)

@@ -74,7 +74,7 @@ def _compute_in_one_pass(
     ]
     wanted = [*(leaves[place] for place in dense), *(call.outputs for call in calls)]
     # Convolution weights are not asked for: their gradient is computed per half below.
-    found = torch.autograd.grad(loss, wanted)
+    found = torch.autograd.grad(loss, wanted, materialize_grads=True)
     gradient = dict(zip(dense, found[: len(dense)], strict=True))
     batch, half = len(targets), len(targets) // 2
     products = torch.zeros(2, 2, dtype=torch.float64, device=loss.device)

@@ -5,6 +5,7 @@ the next: every function that uses it loads a model first.
 """
 
 from collections.abc import Callable, Iterator, Sequence
+from contextlib import AbstractContextManager, nullcontext
 
 import numpy as np
 import torch
@@ -15,6 +16,7 @@ from cfel.errors import InputError
 from cfel.learning.compression.compressors import Compressor
 from cfel.learning.local.sgd import TrainingParameters
 from cfel.learning.task import DeviceData, Task
+from cfel.learning.torch_generator import seed_generator
 
 # Batches loaded at a time; eight of CIFAR-10's fit into a core's cache.
 BATCHES_AT_ONCE = 8
@@ -28,6 +30,11 @@ class Workspace:
         training: how devices train.
         compress: the compressor of uploads.
         device: "cpu", "cuda", ..., or "auto" for a GPU where torch finds one.
+
+    Attributes:
+        flat: the module and its vectors.
+        layers: its plain dense and convolution layers.
+        is_layered: whether these hold all trained parameters, each in one layer only.
     """
 
     def __init__(
@@ -39,25 +46,46 @@ class Workspace:
         self.compress = compress
         self.device = choose_device(device)
         self.flat = task.build(self.device)
-        self.layers = [
-            layer for layer in self.flat.module.modules() if isinstance(layer, nn.Linear | nn.Conv2d)
-        ]
         self._places = {id(leaf): place for place, leaf in enumerate(self.flat.leaves)}
+        self.layers = [layer for layer in self.flat.module.modules() if self._is_plain_layer(layer)]
+        self.is_layered = self._find_whether_layered()
 
-    @property
-    def is_layered(self) -> bool:
-        """Whether dense and convolution layers hold all parameters."""
-        return sum(len(self.find_places(layer)) for layer in self.layers) == len(self.flat.leaves)
+    def _find_whether_layered(self) -> bool:
+        """Whether plain dense and convolution layers hold all trained parameters, each in one layer only."""
+        named = self.flat.module.named_parameters(remove_duplicate=False)
+        uses = sorted(self._places[id(each)] for _, each in named if each.requires_grad)
+        held = sorted(place for layer in self.layers for place in self.find_places(layer))
+        return uses == held == list(range(len(self.flat.leaves)))
+
+    def _is_plain_layer(self, layer: nn.Module) -> bool:
+        """Whether it is a dense or convolution layer as torch has it, with all its parameters trained."""
+        own = dict(layer.named_parameters(recurse=False))
+        return (
+            # A subclass may compute anything, and so may hooks (weight norm).
+            type(layer) in (nn.Linear, nn.Conv2d)
+            and not (layer._forward_pre_hooks or layer._forward_hooks)
+            and "weight" in own
+            and own.keys() <= {"weight", "bias"}
+            and all(id(each) in self._places for each in own.values())
+        )
 
     def find_places(self, layer: nn.Module) -> list[int]:
-        """Positions of a layer's parameters, weight first, among the module's parameters."""
+        """Positions of a layer's parameters, weight first, among the module's trained parameters."""
         return [self._places[id(each)] for each in layer.parameters(recurse=False)]
+
+    def seed_model(self, key: Callable[[], int]) -> AbstractContextManager[None]:
+        """Seeds torch's generator for a block that calls the model, if the model draws from it.
+
+        Args:
+            key: returns the key of the stream.
+        """
+        return seed_generator(key(), self.device) if self.flat.behaviour.is_random else nullcontext()
 
     def compute_gradient(self, inputs: Tensor, targets: Tensor) -> tuple[list[Tensor], float]:
         """Computes the gradient of a batch's mean loss, one tensor per parameter, and the loss."""
         loss = self.task.loss(self.flat.module(inputs), targets).mean()
-        gradient = torch.autograd.grad(loss, self.flat.leaves)
-        return list(gradient), float(loss.detach())
+        gradient = torch.autograd.grad(loss, self.flat.leaves, materialize_grads=True)
+        return [part.to_dense() if part.is_sparse else part for part in gradient], float(loss.detach())
 
     def load_batches(
         self,

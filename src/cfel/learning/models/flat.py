@@ -1,8 +1,12 @@
-"""A module as one flat vector of parameters and one of floating buffers.
+"""A module as one flat vector of trained parameters and one of statistics.
 
 `FlatModule` owns the two vectors and a module whose parameters and buffers are views of them, so loading a
 model is one copy per vector. `FlatModel` is the model itself: a plain pair of vectors, which the roles
 exchange. There is no optimiser and no data here.
+
+Only what training changes is in the vectors, is sent and is charged: parameters that require a gradient, each
+once even if several layers share it, and the floating buffers that training changes (batch-norm statistics).
+All else (frozen parameters, tables of positions, counters) keeps the values that the builder gave it.
 
 Tensors are stored from the largest to the smallest, so that the large ones start at a multiple of 64 bytes,
 as fast kernels prefer. Four-dimensional ones (convolution kernels) are stored channels-last, for the same
@@ -17,6 +21,7 @@ import torch
 from torch import Tensor, nn
 
 from cfel.errors import InputError
+from cfel.learning.models.behaviour import Behaviour
 from cfel.learning.worker_threads import map_in_threads
 
 
@@ -26,7 +31,7 @@ class FlatModel:
 
     Attributes:
         parameters: float32 vector of d trained numbers.
-        buffers: float32 vector of the floating buffers (batch-norm statistics); may be empty.
+        buffers: float32 vector of the buffers that training changes (batch-norm statistics); may be empty.
     """
 
     parameters: Tensor
@@ -101,40 +106,56 @@ def lay_out_slots(named: Iterable[tuple[str, Tensor]]) -> tuple[Slot, ...]:
 
 
 class FlatModule:
-    """A module, and the two vectors that its parameters and buffers are views of.
+    """A module, and the two vectors that its trained parameters and its statistics are views of.
 
     Args:
-        module: any module with float32 parameters; it changes, and belongs to the FlatModule from now on.
+        module: any module with trained parameters; it changes, and belongs to the FlatModule from now on.
         device: torch device of the vectors.
+        behaviour: what the module was seen doing.
 
     Attributes:
         parameters: the parameter vector; writing to it changes the module.
-        buffers: the vector of floating buffers.
-        leaves: the module's parameters in slot order, to differentiate by.
+        buffers: the vector of statistics.
+        leaves: the module's trained parameters in slot order, to differentiate by.
+        behaviour: as given.
 
     Raises:
-        InputError: the module cannot be trained reproducibly: another dtype, shared parameters, or a layer
-            that draws from torch's global generator.
+        InputError: nothing in the module is trained, or not in float32.
     """
 
-    def __init__(self, module: nn.Module, device: torch.device | str = "cpu") -> None:
-        _check_module(module)
+    def __init__(
+        self, module: nn.Module, device: torch.device | str = "cpu", behaviour: Behaviour | None = None
+    ) -> None:
+        self.behaviour = behaviour or Behaviour()
+        trained, statistics = _find_trained(module), _find_statistics(module, self.behaviour)
         self.module = module.to(device)
-        self.parameter_slots = lay_out_slots(module.named_parameters())
-        self.buffer_slots = lay_out_slots((n, b) for n, b in module.named_buffers() if b.is_floating_point())
+        self.parameter_slots = lay_out_slots(trained)
+        self.buffer_slots = lay_out_slots(statistics)
         self.parameters = _new_vector(self.parameter_slots, torch.device(device))
         self.buffers = _new_vector(self.buffer_slots, torch.device(device))
         parameters, buffers = dict(module.named_parameters()), dict(module.named_buffers())
         _make_views(self.parameter_slots, self.parameters, parameters)
         _make_views(self.buffer_slots, self.buffers, buffers)
         self.leaves = tuple(parameters[slot.name] for slot in self.parameter_slots)
+        known = {slot.name for slot in (*self.parameter_slots, *self.buffer_slots)}
+        # Counters and the like start anew with every model, or one device would leave them to the next.
+        self._others = [(each, each.clone()) for name, each in buffers.items() if name not in known]
 
     def load(self, model: FlatModel) -> None:
-        """Loads a model's values: one copy per vector."""
+        """Loads a model's values: one copy per vector; all other buffers get their first values back."""
         self._check_size("parameters", model.parameters, self.parameters)
         self._check_size("buffers", model.buffers, self.buffers)
         self.parameters.copy_(model.parameters)
         self.buffers.copy_(model.buffers)
+        for buffer, first in self._others:
+            buffer.copy_(first)
+
+    def read_fixed(self) -> dict[str, Tensor]:
+        """What is not in the vectors, by name: frozen parameters, and other buffers that are saved."""
+        known = {slot.name for slot in (*self.parameter_slots, *self.buffer_slots)}
+        saved = self.module.state_dict()
+        fixed = [*self.module.named_parameters(), *self.module.named_buffers()]
+        return {name: each.detach() for name, each in fixed if name not in known and name in saved}
 
     def read(self) -> FlatModel:
         """Copies the present values, to the CPU."""
@@ -161,20 +182,29 @@ def _make_views(laid: tuple[Slot, ...], vector: Tensor, tensors: Mapping[str, Te
         tensors[slot.name].data = view
 
 
-def _check_module(module: nn.Module) -> None:
-    for name, value in [*module.named_parameters(), *module.named_buffers()]:
-        # Integer buffers (batch norm counts its batches) are neither trained nor sent.
-        if value.is_floating_point() and value.dtype != torch.float32:
-            raise InputError(f"model: {name} is {value.dtype}, only float32 can be trained")
-    count = sum(1 for _ in module.named_parameters(remove_duplicate=False))
-    if count != sum(1 for _ in module.named_parameters()):
-        raise InputError("model: parameters shared between layers are not supported")
-    if count == 0:
-        raise InputError("model: it has no parameters to train")
-    # Other random layers would break repeatability as well, but dropout is the one that people use.
-    for name, layer in module.named_modules():
-        if isinstance(layer, nn.modules.dropout._DropoutNd) and layer.p > 0:
+def _find_trained(module: nn.Module) -> list[tuple[str, Tensor]]:
+    """The parameters that require a gradient, each once."""
+    trained: list[tuple[str, Tensor]] = [
+        (name, each) for name, each in module.named_parameters() if each.requires_grad
+    ]
+    if not trained:
+        frozen = " (all are frozen: requires_grad is False)" if any(True for _ in module.parameters()) else ""
+        raise InputError(f"model: it has no parameters to train{frozen}")
+    return _check_dtype(trained)
+
+
+def _find_statistics(module: nn.Module, behaviour: Behaviour) -> list[tuple[str, Tensor]]:
+    """The floating buffers that training changes; all floating ones if that is not known."""
+    floating = [(name, each) for name, each in module.named_buffers() if each.is_floating_point()]
+    names = behaviour.statistics
+    return _check_dtype(floating if names is None else [each for each in floating if each[0] in names])
+
+
+def _check_dtype(named: list[tuple[str, Tensor]]) -> list[tuple[str, Tensor]]:
+    for name, value in named:
+        if value.dtype != torch.float32:
             raise InputError(
-                f"model: layer {name!r} is dropout, which draws from torch's global generator; "
-                "runs could not be repeated bit for bit (remove it)"
+                f"model: {name} is {value.dtype}, only float32 can be trained; freeze it or convert it "
+                "with .float()"
             )
+    return named

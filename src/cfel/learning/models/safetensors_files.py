@@ -1,12 +1,13 @@
 """Models as safetensors files, with the names and shapes of the torch module.
 
-A file holds one tensor per parameter and floating buffer under its name in the module, so that it loads into
-the plain torch module with `load_state_dict(strict=False)`. Nothing is pickled. Checkpoints of a run are in
-`runlog`.
+A file holds one tensor per parameter and buffer, trained or not, under its name in the module, so that it
+loads into the plain torch module with `load_state_dict(strict=False)`. Nothing is pickled. Checkpoints of a
+run are in `runlog`.
 """
 
 from pathlib import Path
 
+import torch
 from safetensors import SafetensorError
 from safetensors.torch import load, save_file
 from torch import Tensor
@@ -17,9 +18,11 @@ from cfel.learning.models.flat import FlatModel, FlatModule, Slot
 
 
 def named_tensors(model: FlatModel, flat: FlatModule) -> dict[str, Tensor]:
-    """A model's parameters and buffers by name, contiguous."""
+    """A model's parameters and buffers by name, contiguous; frozen ones as the module has them."""
     parts = ((flat.parameter_slots, model.parameters), (flat.buffer_slots, model.buffers))
-    return {slot.name: slot.view(vector).contiguous() for slots, vector in parts for slot in slots}
+    named = {slot.name: slot.view(vector).contiguous() for slots, vector in parts for slot in slots}
+    # Copied, as the format does not allow tensors that share memory.
+    return named | {name: each.clone() for name, each in flat.read_fixed().items()}
 
 
 def save_model(path: Path, model: FlatModel, flat: FlatModule) -> None:
@@ -56,10 +59,17 @@ def load_model(path: Path, flat: FlatModule) -> FlatModel:
         raise InputError(str(error)) from error
     except (SafetensorError, ValueError, KeyError, RuntimeError) as error:
         raise InputError(f"{path}: cannot be read as safetensors: {error}") from error
-    known = {slot.name for slot in (*flat.parameter_slots, *flat.buffer_slots)}
+    fixed = flat.read_fixed()
+    known = {slot.name for slot in (*flat.parameter_slots, *flat.buffer_slots)} | fixed.keys()
     unknown = sorted(n for n, t in tensors.items() if n not in known and t.is_floating_point())
     if unknown:
         raise InputError(f"{path}: tensor {unknown[0]!r} is not part of the model")
+    for name, value in fixed.items():
+        if value.is_floating_point() and name in tensors and not torch.equal(tensors[name], value.cpu()):
+            raise InputError(
+                f"{path}: tensor {name!r} is frozen and differs from the model's; load the frozen ones where "
+                "the model is built"
+            )
     for slots, vector in ((flat.parameter_slots, flat.parameters), (flat.buffer_slots, flat.buffers)):
         for slot in slots:
             slot.view(vector).copy_(_find_tensor(tensors, slot, path))

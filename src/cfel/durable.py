@@ -149,6 +149,15 @@ def remove_quietly(path: Path) -> None:
         return
 
 
+def set_aside(path: Path) -> Path:
+    """Renames a file that cannot be used, so that somebody can look at it; returns its new path."""
+    aside = path.with_name(f"{path.name}.damaged")
+    with translate_os_errors("rename", path):
+        path.replace(aside)
+        sync_directory(path.parent)
+    return aside
+
+
 def remove_leftovers(directory: Path) -> None:
     """Removes what writers left that were killed; only for the one process that writes to `directory`."""
     for path in directory.glob(f".*{_SUFFIX}"):

@@ -5,6 +5,7 @@
     │   ├── FleetFileError      a device table, a trace or an edge list cannot be used
     │   └── ExperimentError     an experiment file cannot be used
     ├── StorageError        a file cannot be written or read, or its content is damaged
+    │   ├── DamagedError        a file is not what was written, or is missing; there is nothing to retry
     │   ├── DiskError           the operating system did not read or write; a retry may help
     │   └── RunDirectoryError   a run directory cannot be used or resumed
     │       └── RunBusyError        another process is writing it
@@ -67,6 +68,10 @@ class ExperimentError(InputError):
 
 class StorageError(CfelError):
     """A file cannot be written or read, or its content is damaged; earlier content is kept."""
+
+
+class DamagedError(StorageError):
+    """The content of a file is not what was written to it, or the file is missing."""
 
 
 class DiskError(StorageError):

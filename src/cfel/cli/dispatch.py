@@ -3,7 +3,7 @@
 import argparse
 import os
 import sys
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from importlib import import_module
 
 from rich.console import Console
@@ -11,11 +11,8 @@ from rich.markup import escape
 
 from cfel import __version__
 from cfel.cli.arguments import SUMMARIES
-from cfel.errors import CfelError, InputError, SilentEdgeServerError
+from cfel.errors import CfelError, InputError
 from cfel.wording import escape_control
-
-SILENT = 4
-"""Exit code of a device whose edge server has been silent for too long."""
 
 
 def run_command(arguments: Sequence[str]) -> int:
@@ -25,20 +22,21 @@ def run_command(arguments: Sequence[str]) -> int:
     try:
         code = int(parsed.run(parsed))
         sys.stdout.flush()
-    except InputError as error:
-        errors.print(f"[bold red]error:[/] {escape(_make_printable(error))}", soft_wrap=True)
-        return 2
-    except SilentEdgeServerError as error:
-        errors.print(f"[bold yellow]ended:[/] {escape(_make_printable(error))}", soft_wrap=True)
-        return SILENT
     except CfelError as error:
-        errors.print(f"[bold red]failed:[/] {escape(_make_printable(error))}", soft_wrap=True)
-        return 1
+        word = "error" if isinstance(error, InputError) else "failed"
+        errors.print(f"[bold red]{word}:[/] {escape(_make_printable(error))}", soft_wrap=True)
+        # Nodes have more exit codes than other commands, for those who supervise them.
+        choose: Callable[[CfelError], int] = getattr(parsed, "choose_exit_code", _choose_exit_code)
+        return choose(error)
     except BrokenPipeError:
         # The reader of our output has ended. Without this, flushing the buffer at exit would fail once more.
         os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
         return 1
     return code
+
+
+def _choose_exit_code(error: CfelError) -> int:
+    return 2 if isinstance(error, InputError) else 1
 
 
 def _make_printable(error: CfelError) -> str:

@@ -16,6 +16,7 @@ from rich.text import Text
 
 from cfel.cli.output import new_table
 from cfel.deployment.node import Node, ask_status
+from cfel.errors import DeploymentError
 from cfel.runlog import RoundRecord
 from cfel.status import Status
 from cfel.wording import plural
@@ -46,6 +47,7 @@ class FederationView:
         self._problems: dict[int, str] = {}
         self._last: RoundRecord | None = None
         self._started: tuple[float, int] | None = None
+        self._blind = ""
         self._over = threading.Event()
         self._watcher: threading.Thread | None = None
         self._live = Live(console=self._console, get_renderable=self._render, refresh_per_second=4)
@@ -156,7 +158,13 @@ class FederationView:
 
     def _poll(self, operator: Node) -> None:
         while not self._over.wait(POLL_SECONDS):
-            self.update(asyncio.run(ask_status(operator, POLL_SECONDS)))
+            try:
+                self.update(asyncio.run(ask_status(operator, POLL_SECONDS)))
+            except DeploymentError as error:
+                # As with an expired certificate of the operator; the federation continues without being seen.
+                if str(error) != self._blind:
+                    self.print_line(f"the status cannot be asked for: {error}")
+                self._blind = str(error)
 
 
 def _count_devices(answers: Answers) -> str:

@@ -5,6 +5,7 @@ from pathlib import Path
 
 from cfel.cli.arguments import Commands, add_command
 from cfel.errors import InputError
+from cfel.launch.exit_codes import choose_exit_code
 from cfel.launch.logs import FORMATS, LEVELS, LogSettings, start_logging
 from cfel.launch.node import run_node
 from cfel.launch.node_file import read_node
@@ -22,7 +23,7 @@ def register_node(commands: Commands, role: str, example: str) -> None:
     )
     parser.add_argument("--log", type=Path, metavar="FILE", help="log file (default: standard error)")
     add_log_options(parser)
-    parser.set_defaults(run=run, role=role)
+    parser.set_defaults(run=run, role=role, choose_exit_code=choose_exit_code)
 
 
 def add_log_options(parser: argparse.ArgumentParser) -> None:

@@ -17,7 +17,7 @@ import safetensors.numpy
 from numpy.typing import NDArray
 
 from cfel.durable import read_bytes, replace_file, translate_parse_errors
-from cfel.errors import StorageError
+from cfel.errors import DamagedError
 
 _DIGEST_BYTES = 32
 _DTYPES = {"<f4": "F32", "<f8": "F64", "<i4": "I32", "<i8": "I64", "|u1": "U8"}
@@ -68,14 +68,14 @@ def load(path: Path) -> tuple[dict[str, NDArray[Any]], bytes] | None:
     """What was saved last; None if nothing ever was.
 
     Raises:
-        StorageError: the file is damaged.
+        DamagedError: the file is not what was written.
     """
     if not path.exists():
         return None
     whole = read_bytes(path, max_bytes=None)
     digest, content = whole[:_DIGEST_BYTES], whole[_DIGEST_BYTES:]
     if hashlib.sha256(content).digest() != digest:
-        raise StorageError(f"{path} is damaged: its SHA-256 is not the one it was written with")
+        raise DamagedError(f"{path} is damaged: its SHA-256 is not the one it was written with")
     with translate_parse_errors(path):
         tensors = safetensors.numpy.load(content)
         state = tensors.pop("").tobytes()

@@ -14,7 +14,8 @@ from multiprocessing.context import ForkServerContext
 from multiprocessing.process import BaseProcess
 from pathlib import Path
 
-from cfel.errors import CfelError, DeploymentError, InputError, NotAdmittedError
+from cfel.errors import CfelError, DeploymentError
+from cfel.launch.exit_codes import DAMAGED, INVALID, REJECTED, choose_exit_code
 from cfel.launch.logs import LogSettings, start_logging
 from cfel.launch.node import run_node
 from cfel.launch.node_file import read_node
@@ -22,8 +23,6 @@ from cfel.launch.process_name import name_process
 
 STOP_SECONDS = 10.0
 MOST_RESTARTS = 20
-# 1 means "failed, a restart may help" and 2 "wrong input", as on the command line.
-_REJECTED = 3
 
 _LOG = logging.getLogger(__name__)
 
@@ -41,7 +40,7 @@ class _NodeProcess:
 
     @property
     def is_rejected(self) -> bool:
-        return self.process.exitcode == _REJECTED
+        return self.process.exitcode == REJECTED
 
 
 class Processes:
@@ -101,10 +100,10 @@ class Processes:
                 continue
             if code == 0:
                 each.over = True
-            elif code == _REJECTED and each.is_device:
+            elif code == REJECTED and each.is_device:
                 each.over = True
                 rejected.append(each.configuration.stem)
-            elif code in (2, _REJECTED) or each.restarts >= MOST_RESTARTS:
+            elif code in (INVALID, REJECTED, DAMAGED) or each.restarts >= MOST_RESTARTS:
                 log = each.configuration.with_suffix(".log")
                 raise DeploymentError(f"{each.configuration.stem} ended with code {code}, see {log}")
             else:
@@ -154,7 +153,7 @@ def _run_process(configuration: Path) -> None:
         run_node(configuration)
     except CfelError as error:
         _LOG.error("%s", error)
-        raise SystemExit(_exit_code(error)) from error
+        raise SystemExit(choose_exit_code(error)) from error
     except Exception:  # noqa: BLE001 — any failure must be in the node's log before the process ends
         _LOG.exception("the node failed")
         raise SystemExit(1) from None
@@ -166,9 +165,3 @@ def _read_log_settings(configuration: Path) -> LogSettings:
         return read_node(configuration).log
     except CfelError:
         return LogSettings()
-
-
-def _exit_code(error: CfelError) -> int:
-    if isinstance(error, NotAdmittedError):
-        return _REJECTED
-    return 2 if isinstance(error, InputError) else 1

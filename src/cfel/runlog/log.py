@@ -10,7 +10,7 @@ import os
 from dataclasses import dataclass
 from pathlib import Path
 
-from cfel.durable import read_bytes, translate_os_errors
+from cfel.durable import read_bytes, replace_file, translate_os_errors
 from cfel.errors import InputError, RunBusyError, RunDirectoryError, StorageError
 from cfel.runlog.record import RoundRecord
 
@@ -69,6 +69,29 @@ def _parse_line(path: Path, number: int, line: bytes, previous_round: int | None
 def _check_follows(where: str, this_round: int, previous_round: int | None) -> None:
     if previous_round is not None and this_round != previous_round + 1:
         raise RunDirectoryError(f"{where}: round {this_round} cannot follow round {previous_round}")
+
+
+def has_rounds(directory: Path) -> bool:
+    """Whether a directory has a log that is not empty."""
+    path = directory / "rounds.jsonl"
+    return path.exists() and path.stat().st_size > 0
+
+
+def cut_damaged_log(path: Path) -> Path:
+    """Cuts a log before its first line that is no record, and keeps a copy of all of it; returns its path."""
+    whole = read_bytes(path)
+    records: list[RoundRecord] = []
+    good = 0
+    for number, line in enumerate(whole.split(b"\n")[:-1], start=1):
+        try:
+            records.append(_parse_line(path, number, line, records[-1].round if records else None))
+        except RunDirectoryError:
+            break
+        good += len(line) + 1
+    copy = path.with_name(f"{path.name}.damaged")
+    replace_file(copy, whole)
+    replace_file(path, whole[:good])
+    return copy
 
 
 class RoundLog:

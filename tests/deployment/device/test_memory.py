@@ -14,7 +14,7 @@ from cfel.deployment.device.memory import (
     save_memory,
 )
 from cfel.deployment.payloads import make_upload
-from cfel.errors import RunBusyError, StorageError
+from cfel.errors import RunBusyError
 from cfel.learning.compression.compressors import SparseUpdate
 from cfel.learning.device_messages import DeviceOrder, DeviceReport, DeviceState
 from cfel.learning.local.estimates import Estimates
@@ -58,14 +58,15 @@ def test_there_and_back(tmp_path: Path) -> None:
     assert load_memory(path).state == DeviceState()
 
 
-def test_a_damaged_file_is_not_used(tmp_path: Path) -> None:
+def test_a_damaged_file_is_set_aside(tmp_path: Path) -> None:
     path = tmp_path / "memory.bin"
     save_memory(path, Memory(STATE, SENT))
     content = bytearray(path.read_bytes())
     content[-1] ^= 1
     path.write_bytes(content)
-    with pytest.raises(StorageError, match="damaged"):
-        load_memory(path)
+    assert load_memory(path).state == DeviceState()
+    assert (tmp_path / "memory.bin.damaged").read_bytes() == content
+    assert not path.exists()
 
 
 def test_an_unused_upload_returns_to_the_residual() -> None:

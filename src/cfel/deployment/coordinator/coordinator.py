@@ -121,7 +121,9 @@ class Coordinator:
             complete = len(answers) == clusters and joined == self._world.setting.fleet.devices
             # The first round need not wait for stragglers forever, but needs somebody to work.
             overdue = time.monotonic() > deadline and 2 * len(answers) > clusters and joined > 0
-            if not known and (complete or overdue):
+            # The run has begun if one of them has lost its state; those that know more may come yet.
+            has_begun = any(each.is_lost for each in answers.values())
+            if not known and not has_begun and (complete or overdue):
                 return initial_coordinator_state(self._world, measures=self._deployment.measures)
             await asyncio.sleep(TRY_AGAIN_SECONDS)
 

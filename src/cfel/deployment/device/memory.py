@@ -5,6 +5,7 @@ in `agent`.
 """
 
 import fcntl
+import logging
 import os
 from collections.abc import Iterator
 from contextlib import contextmanager
@@ -22,11 +23,13 @@ from cfel.deployment.measurement.meters import Measurements
 from cfel.deployment.protocol.codec import decode, encode
 from cfel.deployment.protocol.device_requests import IssuedOrder, Round, UploadRequest
 from cfel.deployment.transport.messages import Body
-from cfel.durable import remove_leftovers, translate_os_errors
-from cfel.errors import RejectedError, RunBusyError, StorageError
+from cfel.durable import remove_leftovers, set_aside, translate_os_errors
+from cfel.errors import DamagedError, RejectedError, RunBusyError, StorageError
 from cfel.learning.compression.packing import unpack_update
 from cfel.learning.device_messages import DeviceState
 from cfel.learning.local.estimates import Estimates
+
+_LOG = logging.getLogger(__name__)
 
 Key = tuple[Round, str, float, float]
 """(global and edge round, SHA-256 of the model, ρ, θ): the same order has the same key."""
@@ -112,12 +115,19 @@ def save_memory(path: Path, memory: Memory) -> None:
 
 
 def load_memory(path: Path) -> Memory:
-    """The memory saved last; an empty one for a new device.
+    """The memory saved last; an empty one for a new device, and for one whose file is damaged.
+
+    What is lost then are momentum, residual and the newest estimates: the device learns on without them.
 
     Raises:
-        StorageError: the file is damaged, or of another version.
+        StorageError: the file is of another version.
     """
-    found = state_file.load(path)
+    try:
+        found = state_file.load(path)
+    except DamagedError as error:
+        aside = set_aside(path)
+        _LOG.warning("%s; continues without what it remembered, the file is kept as %s", error, aside)
+        return Memory()
     if found is None:
         return Memory()
     tensors, content = found

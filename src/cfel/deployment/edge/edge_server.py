@@ -102,7 +102,9 @@ class EdgeServer:
         """Returns where this server is, and the newest state of a coordinator it has seen."""
         del caller, request
         connected = tuple(self._devices.list_connected())
-        return NewestAnswer(self.state.position, self.training.newest_state, connected)
+        return NewestAnswer(
+            self.state.position, self.training.newest_state, connected, bool(self.progress.loss)
+        )
 
     async def adopt_end(self, number: int) -> None:
         """Takes over the end of the experiment from another edge server: its log and, if needed, its model.
@@ -114,7 +116,7 @@ class EdgeServer:
         end, model = await self._neighbours.fetch_present(number)
         async with self.progress.busy:
             # Further behind than one global round, its own model is out of date.
-            if end[0] - self.state.position[0] > 1:
+            if self.progress.loss or end[0] - self.state.position[0] > 1:
                 await self.progress.save(replace(self.state, position=end, model=model, previous_model=model))
             elif self.state.position < end:
                 await self.progress.save(replace(self.state, position=end))

@@ -140,6 +140,8 @@ class EdgeGossip:
     async def give_model(self, caller: Identity, request: PeerModelRequest) -> PeerModelAnswer:
         """Returns a part of its model before a gossip step, or of the present one if no step is named."""
         del caller
+        if self._progress.loss:
+            raise RejectedError("has lost its state, and has no model yet")
         state = self._progress.state
         encoded = await self._models.get(self._choose_model(request.position))
         if request.sha256 not in (None, encoded.sha256):

@@ -202,6 +202,8 @@ class EdgeNode:
         validity = None if credentials is None else credentials.validity
         parts = (
             self._disk.problem,
+            self.server.progress.loss,
+            self.member.problem,
             self.monitor.problem,
             self._role.problem,
             self._faults.problem,

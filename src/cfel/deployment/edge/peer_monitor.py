@@ -160,7 +160,7 @@ class PeerMonitor:
         if request.over:
             self.over.add(caller.number)
         finished, states = self._server.log.finished.is_set(), self._own_devices.states()
-        return HelloAnswer(finished, states, __version__, self._instance)
+        return HelloAnswer(finished, states, __version__, self._instance, self._member.state.term)
 
     def devices(self) -> dict[int, str]:
         """What the devices of all edge servers are doing, as far as known; "absent" where theirs is lost."""
@@ -228,6 +228,7 @@ class PeerMonitor:
         self._rejections.pop(number, None)
         self._devices[number] = answer.devices
         self.versions[number] = answer.version
+        self._member.note_term(number, answer.term)
         self.instances.note(number, answer.instance)
         if answer.over:
             self.over.add(number)

@@ -5,6 +5,7 @@ A state is on the disk before anything is answered about it. What the commands d
 """
 
 import asyncio
+import logging
 import time
 from dataclasses import replace
 from pathlib import Path
@@ -20,8 +21,18 @@ from cfel.deployment.election.leadership import Leadership
 from cfel.deployment.positions import Position, gossip_is_next
 from cfel.deployment.protocol.coordinator_requests import Command
 from cfel.deployment.security.identity import Identity
-from cfel.errors import RejectedError
+from cfel.errors import DamagedError, RejectedError
 from cfel.world import World
+
+_LOG = logging.getLogger(__name__)
+_FROM_OTHERS = (
+    "It takes part again with the model of another edge server, in the next round. If all of them have lost "
+    "theirs, restore one directory from a backup, or delete them all to begin the experiment anew"
+)
+_NO_OTHERS = (
+    "There is no other edge server to take it from: restore {0} from a backup, or delete it to begin the "
+    "experiment anew"
+)
 
 
 class EdgeProgress:
@@ -41,6 +52,7 @@ class EdgeProgress:
         state: where it is.
         commanded_at: when the last command came.
         phase: what it is doing, in the words of `cfel.status`.
+        loss: how it lost its state, in words, until it has taken one from another edge server; else empty.
         busy: held by the command that is carried out.
     """
 
@@ -58,10 +70,22 @@ class EdgeProgress:
         self.world, self._number, self._devices = world, number, devices
         self._neighbours, self._disk = neighbours, disk
         self._files = EdgeDisk(directory, world.start)
-        self.state = self._files.load()
+        self.loss = ""
+        self.state = self._load(directory)
         self.commanded_at = time.monotonic()
         self.phase = "waiting"
         self.busy = asyncio.Lock()
+
+    def _load(self, directory: Path) -> EdgeState:
+        """The state saved last; one that is damaged is taken from another edge server, if there is one."""
+        try:
+            return self._files.load()
+        except DamagedError as error:
+            if self.world.setting.fleet.clusters == 1:
+                raise DamagedError(f"{error}. {_NO_OTHERS.format(directory)}") from error
+            self.loss = f"{error}. {_FROM_OTHERS}"
+            _LOG.error("%s", self.loss)
+            return self._files.begin_anew()
 
     @property
     def gossip_neighbours(self) -> list[int]:
@@ -95,7 +119,7 @@ class EdgeProgress:
             if self.state.position >= at:
                 return
             # One gossip step behind: the others averaged as if this model had stayed the same.
-            if at[0] - self.state.position[0] <= 1:
+            if not self.loss and at[0] - self.state.position[0] <= 1:
                 await self.save(replace(self.state, position=at))
                 return
             model = await self._neighbours.fetch_any_present(self.gossip_neighbours)
@@ -111,6 +135,9 @@ class EdgeProgress:
         """Makes a state durable, and the present one."""
         await self._disk.write("state", lambda: self._files.save(state))
         self.state = state
+        if self.loss:
+            _LOG.warning("has a state again, at %s", state.position)
+        self.loss = ""
 
     async def _announce(self, state: EdgeState) -> None:
         world, at = self.world, state.position

@@ -20,9 +20,16 @@ from cfel.deployment.protocol.device_requests import Confirmation
 from cfel.deployment.protocol.peer_requests import RecordsAnswer, RecordsRequest
 from cfel.deployment.security.identity import Identity
 from cfel.durable import make_directory, remove_leftovers, translate_os_errors
-from cfel.errors import CfelError, RejectedError, UnreachableError
+from cfel.errors import (
+    CfelError,
+    DamagedError,
+    RejectedError,
+    RunBusyError,
+    RunDirectoryError,
+    UnreachableError,
+)
 from cfel.runlog import PlanTable, RoundRecord
-from cfel.runlog.log import RoundLog, read_log
+from cfel.runlog.log import RoundLog, cut_damaged_log, read_log
 from cfel.runlog.plans import plan_path, read_plan, write_plan
 
 _LOG = logging.getLogger(__name__)
@@ -64,13 +71,27 @@ class EdgeLog:
         remove_leftovers(directory)
         remove_leftovers(directory / "plans")
         self._directory, path = directory, directory / "rounds.jsonl"
-        self._file = RoundLog(path)
+        self._file = self._open(path)
         # Cuts off a line that was being written when the process died.
         self._file.truncate(self._file.last_round)
         self.records = list(read_log(path).records)
         self.device_costs = self._load_costs()
         self.awaited: tuple[int, ...] = ()
         self.finished, self.released = asyncio.Event(), asyncio.Event()
+
+    def _open(self, path: Path) -> RoundLog:
+        """The log; damaged lines are cut off and fetched from another edge server, if there is one."""
+        try:
+            return RoundLog(path)
+        except RunBusyError:
+            raise
+        except RunDirectoryError as error:
+            if self._progress.world.setting.fleet.clusters == 1:
+                words = "There is no other edge server to take its rounds from: restore it from a backup"
+                raise DamagedError(f"{error}. {words}") from error
+            copy = cut_damaged_log(path)
+            _LOG.error("%s. Its rounds are fetched from other edge servers; the old log is %s", error, copy)
+            return RoundLog(path)
 
     @property
     def last_round(self) -> int:

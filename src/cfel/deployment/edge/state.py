@@ -21,9 +21,10 @@ from cfel.deployment.positions import Position
 from cfel.deployment.protocol.codec import Count, Digest, decode, encode
 from cfel.deployment.protocol.coordinator_requests import MixAnswer, PlanAnswer
 from cfel.deployment.protocol.device_requests import Round
-from cfel.durable import check_directory, make_directory, read_bytes, remove_quietly, replace_file
-from cfel.errors import RejectedError, StorageError
+from cfel.durable import check_directory, make_directory, read_bytes, remove_quietly, replace_file, set_aside
+from cfel.errors import DamagedError, RejectedError, StorageError
 from cfel.learning.models.flat import FlatModel
+from cfel.runlog.log import has_rounds
 
 _STATE = "state.bin"
 
@@ -87,10 +88,13 @@ class EdgeDisk:
         """The state saved last, or the one before the first round.
 
         Raises:
-            StorageError: it is damaged, or of another experiment or version.
+            DamagedError: it is not what was saved,.
+            StorageError: it is of another experiment or version.
         """
         found = state_file.load(self._path)
         if found is None:
+            if has_rounds(self._path.parent):
+                raise DamagedError(f"{self._path} does not exist, but rounds were logged")
             return EdgeState((0, 0, 0), self._start, self._start)
         try:
             stored = decode(found[1], _Stored)
@@ -107,6 +111,13 @@ class EdgeDisk:
             stored.gossip,
             stored.coordinator_state,
         )
+
+    def begin_anew(self) -> EdgeState:
+        """The state before the first round; a state that cannot be used is set aside."""
+        if self._path.exists():
+            set_aside(self._path)
+        self._kept = {}
+        return EdgeState((0, 0, 0), self._start, self._start)
 
     def save(self, state: EdgeState) -> None:
         """Makes the state durable.
@@ -140,9 +151,11 @@ class EdgeDisk:
     def _read(self, name: str) -> FlatModel:
         check_directory(self._models)
         path = self._models / name
+        if not path.exists():
+            raise DamagedError(f"{path} does not exist, but {self._path} names it")
         content = read_bytes(path, max_bytes=None)
         if hashlib.sha256(content).hexdigest() != name:
-            raise StorageError(f"{path} is damaged: its SHA-256 is not its name")
+            raise DamagedError(f"{path} is damaged: its SHA-256 is not its name")
         try:
             return read_model(content, self._start)
         except RejectedError as error:

@@ -14,9 +14,11 @@ from random import SystemRandom
 from cfel.deployment.disk_writes import DiskHealth, wait_longer
 from cfel.deployment.election import rules
 from cfel.deployment.election.leadership import OnFault
+from cfel.deployment.election.recovery import VoteRecovery
 from cfel.deployment.election.state import (
     MOST_TERM_JUMP,
     ElectionMessage,
+    ElectionState,
     Electorate,
     Event,
     LeaderChanged,
@@ -26,13 +28,14 @@ from cfel.deployment.election.state import (
     Send,
     Tick,
     Timing,
+    Vote,
 )
 from cfel.deployment.election.vote_file import load_vote, save_vote
 from cfel.deployment.protocol.calls import Calls, Endpoint, serve
 from cfel.deployment.protocol.device_requests import Confirmation
 from cfel.deployment.protocol.peer_requests import ElectionRequest
 from cfel.deployment.security.identity import Identity
-from cfel.errors import DiskError, InputError, RejectedError, UnreachableError
+from cfel.errors import DamagedError, DiskError, InputError, RejectedError, UnreachableError
 from cfel.status import ElectionEvent
 
 _LOG = logging.getLogger(__name__)
@@ -88,13 +91,48 @@ class Member:
         self._random = SystemRandom()
         self._seconds = election_seconds
         electorate = Electorate(number, tuple(range(members)), scale_timing(election_seconds))
-        vote = load_vote(path, number)
-        self.state = rules.start(electorate, vote, _now(), self._random.random())
+        self._recovery: VoteRecovery | None = None
+        self.state = self._start(electorate, self._load_vote(electorate))
         self.events: deque[ElectionEvent] = deque(maxlen=MOST_EVENTS)
         self.leader_changes = 0
         self._woken = asyncio.Event()
         # The event loop keeps only weak references to tasks; without this set a send could vanish.
         self._sending: set[asyncio.Task[None]] = set()
+
+    def _load_vote(self, electorate: Electorate) -> Vote:
+        try:
+            return load_vote(self._path, electorate.member)
+        except DamagedError as error:
+            if not electorate.others:
+                # Nobody else can have been elected, and this member leads again in the next term.
+                _LOG.error("%s; as there is no other member, it begins with an empty vote", error)
+                return Vote()
+            self._recovery = VoteRecovery(electorate, str(error))
+            _LOG.error("%s", self.problem)
+            return Vote()
+
+    def _start(self, electorate: Electorate, vote: Vote) -> ElectionState:
+        return rules.start(electorate, vote, _now(), self._random.random())
+
+    @property
+    def problem(self) -> str:
+        """Why it takes no part in elections; empty if it does."""
+        return "" if self._recovery is None else self._recovery.describe()
+
+    def note_term(self, member: int, term: int) -> None:
+        """Another member has shown its term; matters only to a member that has lost its vote."""
+        vote = None if self._recovery is None else self._recovery.note_term(member, term)
+        if vote is None:
+            return
+        try:
+            save_vote(self._path, self.state.electorate.member, vote)
+        except DiskError as error:
+            self._disk.note_failure("vote", error)
+            return
+        self._disk.note_success("vote")
+        self._recovery, self.state = None, self._start(self.state.electorate, vote)
+        _LOG.warning("takes part in elections again, after term %d", vote.term)
+        self._woken.set()
 
     def endpoints(self) -> list[Endpoint]:
         """The methods that other members may call."""
@@ -115,6 +153,9 @@ class Member:
         waits = wait_longer()
         while True:
             self._woken.clear()
+            if self._recovery is not None:
+                await self._woken.wait()
+                continue
             wait = max(0.0, rules.next_tick_at(self.state) - _now())
             try:
                 async with asyncio.timeout(wait):
@@ -127,6 +168,8 @@ class Member:
 
     async def receive(self, caller: Identity, request: ElectionRequest) -> Confirmation:
         """Handles a message from another member; one that cannot be handled is lost, as on the network."""
+        if self._recovery is not None:
+            return Confirmation()
         try:
             self._try_step(Received(caller.number, request.message))
         except InputError as error:

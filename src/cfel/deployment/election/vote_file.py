@@ -1,8 +1,8 @@
 """Where a member's vote is stored: term and vote, on disk before any other member learns of them.
 
 One small JSON file, replaced in one step. Without it a member could vote twice in a term. So a file that is
-damaged or belongs to another member is an error, never an empty vote. Only a missing file means a first
-start.
+damaged or belongs to another member is an error, never an empty vote (`recovery` says how a member gets over
+a damaged one). Only a missing file means a first start.
 """
 
 import json
@@ -10,7 +10,7 @@ from pathlib import Path
 
 from cfel.deployment.election.state import Vote
 from cfel.durable import read_bytes, replace_file
-from cfel.errors import InputError, StorageError
+from cfel.errors import DamagedError, InputError, StorageError
 
 _VERSION = 1
 
@@ -29,22 +29,23 @@ def load_vote(path: Path, member: int) -> Vote:
     """The vote last saved, or an empty one on the very first start.
 
     Raises:
-        StorageError: the file cannot be read, holds no vote, or belongs to another member.
+        DamagedError: the file holds no vote.
+        StorageError: it cannot be read, or belongs to another member.
     """
     if not path.exists():
         return Vote()
     try:
         content = json.loads(read_bytes(path))
     except (ValueError, RecursionError) as error:
-        raise StorageError(f"{path}: not a vote: {error}") from error
+        raise DamagedError(f"{path}: not a vote: {error}") from error
     if not _is_well_formed(content):
-        raise StorageError(f"{path}: not a vote of version {_VERSION}: {content!r}")
+        raise DamagedError(f"{path}: not a vote of version {_VERSION}: {content!r}")
     if content["member"] != member:
         raise StorageError(f"{path}: the vote of member {content['member']}, not of {member}")
     try:
         return Vote(content["term"], content["voted_for"])
     except InputError as error:
-        raise StorageError(f"{path}: {error}") from error
+        raise DamagedError(f"{path}: {error}") from error
 
 
 def _is_well_formed(content: object) -> bool:

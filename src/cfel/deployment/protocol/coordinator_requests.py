@@ -23,11 +23,13 @@ class NewestAnswer(msgspec.Struct, frozen=True):
         position: what comes next.
         state: the newest of a coordinator that it has seen, or None before the first plan.
         connected: its devices that are there.
+        is_lost: whether it has lost its state, so that the run began though it knows nothing of it.
     """
 
     position: Position
     state: CoordinatorState | None
     connected: tuple[Count, ...]
+    is_lost: bool = False
 
 
 class NewestRequest(Request[NewestAnswer], frozen=True):

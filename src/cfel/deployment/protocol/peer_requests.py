@@ -69,12 +69,14 @@ class HelloAnswer(msgspec.Struct, frozen=True):
         devices: what its devices are doing, in the words of `cfel.status`.
         version: of cfel on it.
         instance: drawn when its process started.
+        term: the newest that it knows.
     """
 
     over: bool
     devices: dict[Count, str]
     version: Version = ""
     instance: Instance = ""
+    term: Count = 0
 
     def __post_init__(self) -> None:
         for device, state in self.devices.items():

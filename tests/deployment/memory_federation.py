@@ -41,6 +41,7 @@ class Network:
         delay_seconds: the longest a call is under way.
         cut: pairs of members that do not reach each other.
         frozen: members that do not answer, and whose own calls stay open: only time shows that they are gone.
+        blocked: members that no calls reach, though theirs reach others, as behind a firewall.
         on_call: called for every call before it is delivered.
     """
 
@@ -49,6 +50,7 @@ class Network:
     delay_seconds: float = 0.0
     cut: set[frozenset[Identity]] = field(default_factory=set)
     frozen: set[Identity] = field(default_factory=set)
+    blocked: set[Identity] = field(default_factory=set)
     on_call: Callable[[Identity, Identity, str], None] = lambda _from, _to, _method: None
     members: dict[Identity, dict[str, Method]] = field(default_factory=dict)
     under_way: dict[Identity, set["asyncio.Task[Message]"]] = field(default_factory=dict)
@@ -61,7 +63,7 @@ class Network:
         while self.frozen & {caller, to}:
             await asyncio.sleep(0.01)
         lost = self.chance.random() < self.drop
-        if lost or to not in self.members or frozenset((caller, to)) in self.cut:
+        if lost or to in self.blocked or to not in self.members or frozenset((caller, to)) in self.cut:
             raise UnreachableError(f"{to}, {method}: nobody answers")
         if self.chance.random() < self.double:
             await self._handled(caller, to, method, message)

@@ -65,18 +65,14 @@ def test_edge_server_that_is_lost_is_left_out_of_gossip(tmp_path: Path) -> None:
     assert lines[3].slowest_cluster != lost
 
 
-@pytest.mark.parametrize(
-    ("leads", "silent"), [(False, False), (True, True)], ids=["killed follower", "frozen coordinator"]
-)
-def test_edge_server_gone_for_good_holds_up_the_others_once(
-    tmp_path: Path, leads: bool, silent: bool
-) -> None:
+@pytest.mark.parametrize(("leads", "fault"), [(False, "killed"), (True, "frozen"), (False, "blocked")])
+def test_edge_server_gone_for_good_holds_up_the_others_once(tmp_path: Path, leads: bool, fault: str) -> None:
     """The deadlines are minutes long; after `gone_seconds` the others plan and gossip without it."""
     experiment = deployed(
         {"rounds": {"global": 6, "edge": 2}},
         round_seconds=300.0,
         gossip_seconds=300.0,
-        gone_seconds=3.0,
+        gone_seconds=4.0,
         linger_seconds=0.0,
     )
 
@@ -89,10 +85,10 @@ def test_edge_server_gone_for_good_holds_up_the_others_once(
             assert gone is not None
             gone = gone if leads else (gone + 1) % 3
             began = monotonic()
-            if silent:
-                network.frozen.add(Identity("edge", gone))
-            else:
+            if fault == "killed":
                 await federation.kill(Identity("edge", gone))
+            else:
+                (network.frozen if fault == "frozen" else network.blocked).add(Identity("edge", gone))
             alive = (gone + 1) % 3
             await _logged(federation, 6, at=alive)
             seconds = monotonic() - began
@@ -104,7 +100,8 @@ def test_edge_server_gone_for_good_holds_up_the_others_once(
     assert seconds < 60  # one wait for a deadline would take longer, even on a slow machine
     cluster = deployed().build_world().setting.fleet.cluster
     last = [read_plan(tmp_path / f"edge-{(gone + 1) % 3}", number) for number in (4, 5, 6)]
-    assert all(set(cluster[table.device]) == {0, 1, 2} - {gone} for table in last)
+    # On a busy machine, another one may seem gone for a moment, too.
+    assert not any(gone in cluster[table.device] for table in last)
 
 
 def test_accuracy_is_the_mean_of_the_edge_models_that_are_there() -> None:

@@ -7,51 +7,17 @@ from typing import Any
 import pytest
 
 from cfel import __version__
-from cfel.deployment.edge.peer_monitor import PeerContacts
 from cfel.deployment.protocol.calls import RemoteCalls
 from cfel.deployment.protocol.coordinator_requests import ReleaseRequest
 from cfel.deployment.protocol.peer_requests import HelloRequest
 from cfel.deployment.security.identity import Identity
 from tests.deployment.conftest import deployed
 from tests.deployment.memory_federation import Federation, MemoryClient, Network, until
-from tests.deployment.security.test_limits import Clock
 from tests.simulation.drive import timeless
 
 
 def edges(*numbers: int) -> list[Identity]:
     return [Identity("edge", number) for number in numbers]
-
-
-def test_silence_makes_suspect_and_then_lost() -> None:
-    """Asked every 2 s: suspect until first heard of and beyond 5 s of silence, lost beyond 10 s."""
-    clock = Clock()
-    contacts = PeerContacts([1, 2], 2.0, clock)
-    assert [contacts.state(i) for i in range(3)] == ["alive", "suspect", "suspect"]
-    contacts.note(Identity("edge", 1))
-    contacts.note(Identity("device", 2))
-    assert [contacts.state(i) for i in range(3)] == ["alive", "alive", "suspect"]
-    clock.seconds = 6.0
-    assert contacts.state(1) == "suspect"
-    clock.seconds = 10.5
-    assert contacts.find_lost() == [1, 2]
-    contacts.note(Identity("edge", 2))
-    assert contacts.find_lost() == [1]
-
-
-def test_silence_beyond_gone_seconds_and_two_questions_makes_gone() -> None:
-    """Asked every 2 s, so after 4 s at the earliest; never heard of counts from the start, oneself never."""
-    clock = Clock()
-    contacts = PeerContacts([1, 2], 2.0, clock)
-    clock.seconds = 3.0
-    contacts.note(Identity("edge", 1))
-    assert [contacts.is_gone(i, 1.0) for i in range(3)] == [False, False, False]
-    clock.seconds = 4.5
-    assert [contacts.is_gone(i, 1.0) for i in range(3)] == [False, False, True]
-    assert not contacts.is_gone(2, 10.0)
-    clock.seconds = 13.5
-    assert [contacts.is_gone(i, 10.0) for i in range(3)] == [False, True, True]
-    contacts.note(Identity("edge", 1))
-    assert not contacts.is_gone(1, 10.0)
 
 
 def test_an_edge_server_that_runs_twice_is_noticed(tmp_path: Path) -> None:

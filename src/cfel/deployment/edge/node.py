@@ -23,10 +23,11 @@ from cfel.deployment.disk_writes import DiskHealth, DiskWrites
 from cfel.deployment.edge.device_service import DeviceService
 from cfel.deployment.edge.edge_server import EdgeServer
 from cfel.deployment.edge.peer_faults import PeerFaults
-from cfel.deployment.edge.peer_monitor import PeerContacts, PeerMonitor, WatchedCalls
+from cfel.deployment.edge.peer_monitor import PeerMonitor
 from cfel.deployment.edge.status import KnownNodes, snapshot
 from cfel.deployment.election.leadership import Leadership
 from cfel.deployment.election.member import Member
+from cfel.deployment.health.contacts import PeerContacts, WatchedCalls
 from cfel.deployment.measurement.measured_rounds import choose_accounting, describe_limits
 from cfel.deployment.parameters import DeploymentParameters
 from cfel.deployment.payloads import EncodedModels

@@ -7,105 +7,36 @@ and that the experiment ended while its edge server was missing. It commands not
 import asyncio
 import logging
 import secrets
-from collections.abc import Callable, Iterable, Mapping
-from dataclasses import dataclass, replace
-from typing import Any
+from collections.abc import Callable, Mapping
 
 from cfel import __version__
 from cfel.deployment.edge.device_service import DeviceService
 from cfel.deployment.edge.edge_server import EdgeServer
 from cfel.deployment.election.member import Member
+from cfel.deployment.health.contacts import PeerContacts
 from cfel.deployment.health.instances import InstanceWatch
-from cfel.deployment.health.problems import NO_MAJORITY, Absence, InTouch, Stall, list_nodes
-from cfel.deployment.protocol.calls import Answer, AnyRequest, Calls, Endpoint, Request, serve
+from cfel.deployment.health.problems import (
+    NO_MAJORITY,
+    Absence,
+    InTouch,
+    Stall,
+    describe_unreachable,
+    list_nodes,
+)
+from cfel.deployment.protocol.calls import Calls, Endpoint, serve
 from cfel.deployment.protocol.peer_requests import HelloAnswer, HelloRequest
 from cfel.deployment.security.identity import Identity
 from cfel.errors import DeploymentError, RejectedError, UnreachableError
 
 _LOG = logging.getLogger(__name__)
-# All in intervals at which the others are asked: when one counts as suspect, and as lost,
-_ALIVE, _LOST = 2.5, 5.0
-# how long one must be silent at least until the others continue without it,
-_LEAST_GONE = 2.0
-# how long without a command until an edge server assumes that the others have finished,
+# In intervals at which the others are asked: how long without a command until an edge server assumes that the
+# others have finished,
 _IDLE = 4.0
 # and how long a federation may be without a coordinator or a device before that is reported.
 _ABSENCE = 5.0
 _NO_COORDINATOR = "no coordinator: a majority is in touch, but none has been elected"
 _NO_DEVICE = "no device: none is in touch; nothing is lost, the run continues when one is there"
 _ABSENT = ("absent", "lost", "quarantined")
-
-
-class PeerContacts:
-    """When each other edge server was last heard of, in whatever call.
-
-    Args:
-        others: their numbers.
-        interval_seconds: how often each of them is asked for a sign of life.
-        now: a monotonic clock.
-    """
-
-    def __init__(self, others: Iterable[int], interval_seconds: float, now: Callable[[], float]) -> None:
-        self.interval_seconds, self._now = interval_seconds, now
-        self._started_at = now()
-        self._heard_at: dict[int, float | None] = dict.fromkeys(others)
-
-    def note(self, node: Identity) -> None:
-        """Notes a sign of life."""
-        if node.role == "edge" and node.number in self._heard_at:
-            self._heard_at[node.number] = self._now()
-
-    def state(self, number: int) -> str:
-        """One of `cfel.status.EDGE_STATES`; suspect, too, until it is heard of for the first time."""
-        if number not in self._heard_at:
-            return "alive"
-        at = self._heard_at[number]
-        silence = self._silence(number) / self.interval_seconds
-        if silence > _LOST:
-            return "lost"
-        return "alive" if at is not None and silence <= _ALIVE else "suspect"
-
-    def is_gone(self, number: int, gone_seconds: float) -> bool:
-        """Whether the others should continue without an edge server."""
-        if number not in self._heard_at:
-            return False
-        # One that was asked only twice since it was last heard of may just have been slow.
-        return self._silence(number) > max(gone_seconds, _LEAST_GONE * self.interval_seconds)
-
-    def _silence(self, number: int) -> float:
-        at = self._heard_at[number]
-        return self._now() - (self._started_at if at is None else at)
-
-    def find_lost(self) -> list[int]:
-        """Edge servers that have been silent for long."""
-        return [number for number in self._heard_at if self.state(number) == "lost"]
-
-    def watch_endpoint(self, endpoint: Endpoint) -> Endpoint:
-        """An endpoint where each call is a sign of life of its caller."""
-
-        async def handle(caller: Identity, request: AnyRequest) -> Any:  # noqa: ANN401 — any answer
-            self.note(caller)
-            return await endpoint.handle(caller, request)
-
-        return replace(endpoint, handle=handle)
-
-
-@dataclass(frozen=True, slots=True)
-class WatchedCalls:
-    """Calls where each answer, a rejection too, is a sign of life."""
-
-    calls: Calls
-    contacts: PeerContacts
-
-    async def call(self, to: Identity, request: Request[Answer], seconds: float) -> Answer:
-        """See `Calls`."""
-        try:
-            answer = await self.calls.call(to, request, seconds)
-        except RejectedError:
-            self.contacts.note(to)
-            raise
-        self.contacts.note(to)
-        return answer
 
 
 class PeerMonitor:
@@ -258,10 +189,9 @@ class PeerMonitor:
         no_coordinator = self._no_coordinator.describe(is_there=is_led)
         no_device = self._no_device.describe(is_there=has_device)
         stall = self._find_stall()
-        if not in_touch.has_majority:
-            causes = [in_touch.describe()]
-        else:
-            causes = [in_touch.describe(), no_coordinator or no_device or stall]
+        causes = [in_touch.describe(), describe_unreachable(self._contacts.find_unreachable())]
+        if in_touch.has_majority:
+            causes.append(no_coordinator or no_device or stall)
         rejections = (reason for _, reason in sorted(self._rejections.items()))
         return "; ".join(each for each in (*causes, self._find_doubled(), *rejections) if each)
 

@@ -49,6 +49,13 @@ class InTouch:
         return f"not in touch: {silent}; the others continue without" if self.lost else ""
 
 
+def describe_unreachable(numbers: Sequence[int]) -> str:
+    """What is wrong with edge servers that call this one, but do not answer it."""
+    if not numbers:
+        return ""
+    return f"not reachable, though in touch: {list_nodes('edge', numbers)}; check address and firewall"
+
+
 class Absence:
     """Something that may be missing for a while before it is a problem.
 

@@ -22,6 +22,7 @@ MAX_BYTES = 1024**3
 """Size up to which a file is read, where nothing else is said: beyond all logs and tables of real runs."""
 
 _SUFFIX = ".tmp"
+# A parser may quote the whole file in its error.
 _MAX_WORDS = 300
 # Leaves room for what a temporary name adds; file systems allow 255 bytes.
 _MAX_NAME = 50

@@ -32,6 +32,7 @@ class CodePolicy:
 
     def check(self, kind: str, name: str) -> None:
         """Raises an `InputError` if this name, which is not built in, must not be loaded."""
+        # An empty reason means that any code may be loaded.
         if self.reason:
             raise InputError(f"{kind}: {show(name)} is not built in, and {self.reason}")
 

@@ -74,6 +74,7 @@ def load(path: Path) -> tuple[dict[str, NDArray[Any]], bytes] | None:
         return None
     whole = read_bytes(path, max_bytes=None)
     digest, content = whole[:_DIGEST_BYTES], whole[_DIGEST_BYTES:]
+    # The rename is atomic, but a disk may still return bytes that were never written.
     if hashlib.sha256(content).digest() != digest:
         raise DamagedError(f"{path} is damaged: its SHA-256 is not the one it was written with")
     with translate_parse_errors(path):

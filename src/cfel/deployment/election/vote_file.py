@@ -40,6 +40,7 @@ def load_vote(path: Path, member: int) -> Vote:
         raise DamagedError(f"{path}: not a vote: {error}") from error
     if not _is_well_formed(content):
         raise DamagedError(f"{path}: not a vote of version {_VERSION}: {content!r}")
+    # A directory that was copied from another edge server would give that one's vote away.
     if content["member"] != member:
         raise StorageError(f"{path}: the vote of member {content['member']}, not of {member}")
     try:

@@ -114,6 +114,7 @@ class ChargeCounter:
         before, self._last = self._last, left
         if left is None or before is None:
             return None
+        # A battery that is charged meanwhile shows no use, not a negative one.
         return max(0.0, before - left)
 
 

@@ -143,6 +143,7 @@ def apply_measured_costs(
     cost = edge_round_cost(
         seconds, joules, world.setting.fleet.cluster, world.setting.fleet.clusters, present
     )
+    # What an edge server waited by its own clock; 0 for one that did not answer.
     known = np.array(measured.cluster_seconds)
     cost = replace(cost, seconds=np.where(known > 0, known, cost.seconds))
     return replace(outcome, seconds=seconds, joules=joules, realised=cost)
@@ -151,6 +152,7 @@ def apply_measured_costs(
 def advance_ledger(ledger: Ledger, outcome: EdgeRoundOutcome, measured: EdgeRoundMeasurements) -> Ledger:
     """Adds an edge round to the ledger; all clusters have spent the time the coordinator measured."""
     after = after_edge_round(ledger, outcome.realised)
+    # By the coordinator's clock, so that calls, planning and gossip between edge rounds are charged as well.
     spent = max(ledger.elapsed_seconds) + measured.seconds
     rest = max(0.0, spent - max(after.elapsed_seconds))
     return after_exchange(after, np.full(ledger.clusters, rest))

@@ -165,6 +165,7 @@ class DeviceMeter:
     def add_call(self, since: Mark) -> None:
         """Adds a call without a body that was answered since `begin`."""
         seconds, _ = self._elapsed(since)
+        # The shortest one: anything beyond it was waiting, not the call itself.
         least = self.measured.call_seconds
         self.measured = replace(self.measured, call_seconds=seconds if least is None else min(least, seconds))
 

@@ -121,6 +121,8 @@ def bound_reports(
     Returns:
         The bounded reports, and which device reported what that was implausible.
     """
+    # Also devices that did not report now: the more there are to compare with, the less one can shift the
+    # median.
     newest = [fresh.get(device, before) for device, before in enumerate(known)]
     ranges = {name: _find_range(name, newest, usual, now, spread) for name in _FIELDS}
     reports, reasons = {}, []
@@ -204,11 +206,13 @@ def _find_range(
     low = np.minimum(alike, scale * reference) / spread
     high = np.maximum(alike, scale * reference) * spread
     least = np.minimum(_least_of_others(values, counted), reference * _least_of_others(ratios, counted))
+    # Only where the model describes these machines may a figure be taken from it unchanged.
     agrees = 1 / spread <= scale <= spread
     return _Range(low, high, least, getattr(now, name) if agrees else np.full(devices, np.nan))
 
 
 def _least_of_others(values: FloatArray, counted: BoolArray) -> FloatArray:
+    # A device is compared with the others, so the fastest one with the second fastest.
     first, second = np.partition(values[counted], 1)[:2]
     least: FloatArray = np.where(counted & (values == first), second, first)
     return least

@@ -5,17 +5,18 @@
     coordinator   the coordinator is killed again and again: how long is there none?
 
 All processes run on one machine: three edge servers with two devices each. The slow link is a relay in user
-space (`link_shaper`). Seconds are what the nodes themselves recorded.
+space (`link_shaper`).
 """
 
 import asyncio
 import random
 import statistics
+import time
 from collections.abc import Callable, Sequence
 from dataclasses import asdict, dataclass
 from typing import Any
 
-from cfel.bench.federations import build_kill_experiment, build_slow_link_experiment
+from cfel.bench.federations import CLUSTERS, build_kill_experiment, build_slow_link_experiment
 from cfel.bench.link_shaper import Link
 from cfel.bench.live_federation import LiveFederation, Looks, start_federation
 from cfel.deployment.payloads import model_size
@@ -28,7 +29,7 @@ MAX_VACANCY = 2.0
 # Rounds before the kill, which show how long a round usually takes, and after it.
 _ROUNDS_BEFORE, _ROUNDS_AFTER = 6, 8
 _SLOW_DEVICE = 0
-_POLL_SECONDS = 0.2
+_POLL_SECONDS = 0.05
 
 
 @dataclass(frozen=True, slots=True)
@@ -116,18 +117,43 @@ async def measure_gone(*, coordinated: bool) -> GoneServer:
     """
     experiment = build_kill_experiment()
     async with start_federation(experiment, experiment.build_world()) as federation:
-        looks = await federation.look_until(
-            f"{_ROUNDS_BEFORE} rounds are done", lambda looks: _is_settled(looks, _ROUNDS_BEFORE)
-        )
-        leader = _find_leader(looks)
-        killed = leader if coordinated else (leader + 1) % len(looks)
-        alive = (leader + 2) % len(looks)
+        leader = None
+        # A coordinator that is replaced meanwhile would spoil the comparison.
+        while leader is None or leader != await _wait_for_leader(federation):
+            leader = await _wait_for_leader(federation)
+            watch = _RoundWatch(federation, (leader + 2) % CLUSTERS)
+            before = await watch.time_rounds(_ROUNDS_BEFORE)
+        killed = leader if coordinated else (leader + 1) % CLUSTERS
         await federation.kill(f"edge-{killed}")
-        done = len(federation.read_records(alive))
-        while len(records := federation.read_records(alive)) < done + _ROUNDS_AFTER:
+        after = await watch.time_rounds(_ROUNDS_AFTER)
+    return compute_loss(before, after, experiment.deployment.gone_seconds, coordinated)
+
+
+async def _wait_for_leader(federation: LiveFederation) -> int:
+    looks = await federation.look_until("all edge servers agree on a coordinator", _is_settled)
+    return _find_leader(looks)
+
+
+class _RoundWatch:
+    """Takes the time from each new line in an edge server's log to the next.
+
+    Records have a duration, too, but it leaves out what a successor waits before it repeats the last step.
+    """
+
+    def __init__(self, federation: LiveFederation, edge: int) -> None:
+        self._federation, self._edge = federation, edge
+        self._seen, self._seen_at = len(federation.read_records(edge)), time.monotonic()
+
+    async def time_rounds(self, rounds: int) -> list[float]:
+        """The durations of the next rounds."""
+        found: list[float] = []
+        while len(found) < rounds:
             await asyncio.sleep(_POLL_SECONDS)
-    seconds = [record.wall_seconds for record in records]
-    return compute_loss(seconds[1:done], seconds[done:], experiment.deployment.gone_seconds, coordinated)
+            logged, now = len(self._federation.read_records(self._edge)), time.monotonic()
+            if logged > self._seen:
+                found += [(now - self._seen_at) / (logged - self._seen)] * (logged - self._seen)
+                self._seen, self._seen_at = logged, now
+        return found
 
 
 def compute_loss(
@@ -183,16 +209,14 @@ async def _wait_for_election(federation: LiveFederation, term: int) -> list[floa
     return find(await federation.look_until("another one is elected", lambda looks: bool(find(looks))))
 
 
-def _is_settled(looks: Looks, rounds: int = 1) -> bool:
-    """Whether all edge servers have done so many rounds, and one leads whom all know."""
+def _is_settled(looks: Looks) -> bool:
+    """Whether all edge servers have done a round, and one leads whom all know."""
     if not looks or len(looks) < len(next(iter(looks.values())).status.clusters):
         return False
     leads = [number for number, each in looks.items() if each.role == "leader"]
     known = {each.status.coordinator for each in looks.values()}
     done = min(each.position[0] for each in looks.values())
-    return (
-        len(leads) == 1 and known == {f"edge-{leads[0]}"} and len(set(_terms(looks))) == 1 and done >= rounds
-    )
+    return len(leads) == 1 and known == {f"edge-{leads[0]}"} and len(set(_terms(looks))) == 1 and done >= 1
 
 
 def _find_leader(looks: Looks) -> int:

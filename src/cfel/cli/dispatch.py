@@ -11,7 +11,7 @@ from rich.markup import escape
 
 from cfel import __version__
 from cfel.cli.arguments import SUMMARIES
-from cfel.errors import CfelError, InputError
+from cfel.errors import CfelError, InputError, SilentEdgeServerError
 from cfel.wording import escape_control
 
 
@@ -23,8 +23,7 @@ def run_command(arguments: Sequence[str]) -> int:
         code = int(parsed.run(parsed))
         sys.stdout.flush()
     except CfelError as error:
-        word = "error" if isinstance(error, InputError) else "failed"
-        errors.print(f"[bold red]{word}:[/] {escape(_make_printable(error))}", soft_wrap=True)
+        errors.print(f"{_choose_word(error)} {escape(_make_printable(error))}", soft_wrap=True)
         # Nodes have more exit codes than other commands, for those who supervise them.
         choose: Callable[[CfelError], int] = getattr(parsed, "choose_exit_code", _choose_exit_code)
         return choose(error)
@@ -33,6 +32,12 @@ def run_command(arguments: Sequence[str]) -> int:
         os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
         return 1
     return code
+
+
+def _choose_word(error: CfelError) -> str:
+    if isinstance(error, SilentEdgeServerError):
+        return "[bold yellow]ended:[/]"
+    return f"[bold red]{'error' if isinstance(error, InputError) else 'failed'}:[/]"
 
 
 def _choose_exit_code(error: CfelError) -> int:

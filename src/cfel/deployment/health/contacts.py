@@ -32,10 +32,14 @@ class PeerContacts:
         self._started_at = now()
         self._heard_at: dict[int, float | None] = dict.fromkeys(others)
         self._answered_at = dict.fromkeys(self._heard_at, self._started_at)
+        # Since when each has been in touch without a break.
+        self._there_since = dict.fromkeys(self._heard_at, self._started_at)
 
     def note(self, node: Identity) -> None:
         """Notes a sign of life."""
         if node.role == "edge" and node.number in self._heard_at:
+            if self.state(node.number) != "alive":
+                self._there_since[node.number] = self._now()
             self._heard_at[node.number] = self._now()
 
     def note_answer(self, node: Identity) -> None:
@@ -67,8 +71,10 @@ class PeerContacts:
 
     def find_unreachable(self) -> list[int]:
         """Edge servers that call, but have not answered for long."""
+        # One that has just been started calls before it is asked for the first time.
         since = self._now() - _LOST * self.interval_seconds
-        return [i for i, at in self._answered_at.items() if at < since and self.state(i) == "alive"]
+        alive = [i for i in self._answered_at if self.state(i) == "alive"]
+        return [i for i in alive if max(self._answered_at[i], self._there_since[i]) < since]
 
     def _silence(self, number: int) -> float:
         at = self._heard_at[number]

@@ -1,8 +1,12 @@
 """User-defined models run as they are, and every engine trains them as `threads` does."""
 
+from dataclasses import replace
+from pathlib import Path
+
 import numpy as np
 import pytest
 
+from cfel.api.runs import RunOptions, run_experiment
 from cfel.errors import InputError
 from cfel.experiment import Experiment
 from tests.simulation.drive import outcomes, parameters_of, records, timeless, tiny
@@ -53,6 +57,19 @@ def test_auto_tries_one_step_and_falls_back(name: str) -> None:
     assert experiment.resolve(world).simulation.engine == "threads"
     with pytest.raises(InputError, match=r"'batched' cannot train this model: .*; use --engine threads"):
         records(with_model(name, "batched"))
+
+
+def test_the_notice_is_one_line(tmp_path: Path) -> None:
+    said: list[str] = []
+    experiment = replace_rounds(with_model("dropout", "auto"))
+    run_experiment(experiment, tmp_path / "run", RunOptions(notify=said.append))
+    expected = "engine: threads, as the model cannot be batched: it draws random numbers (dropout)"
+    assert said == [expected]
+    assert 'engine = "threads"' in (tmp_path / "run" / "experiment.toml").read_text(encoding="utf-8")
+
+
+def replace_rounds(experiment: Experiment) -> Experiment:
+    return replace(experiment, rounds=replace(experiment.rounds, global_rounds=1))
 
 
 @pytest.mark.parametrize("name", BATCHED)

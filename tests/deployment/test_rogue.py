@@ -146,12 +146,12 @@ def test_commands_out_of_place(
 def test_one_absurd_estimate_does_not_rule_the_plans_of_all(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """Device 5 tells σ² = 10³⁰⁰ in every upload: not believed, counted, and nobody is asked for less."""
+    """Device 5 tells σ² = 10⁹⁰ in every upload: not believed, counted, and nobody is asked for less."""
     experiment = deployed({"rounds": {"global": 3, "edge": 1}, "local": {"estimator": "reuse"}})
 
     def lie(report: DeviceReport, order: DeviceOrder, measured: MeasurementReport | None) -> UploadRequest:
         if order.device == 5:
-            report = replace(report, estimates=Estimates(1e300, 1.0))
+            report = replace(report, estimates=Estimates(1e90, 1.0))
         return make_upload(report, order, measured)
 
     async def play(directory: Path) -> tuple[list[float], int]:
@@ -171,6 +171,27 @@ def test_one_absurd_estimate_does_not_rule_the_plans_of_all(
     assert swayed[0] == honest[0]
     assert swayed[1] == pytest.approx(honest[1], rel=0.01)
     assert swayed[2] > 0.2
+
+
+@pytest.mark.parametrize("loss", [1.7e308, -1.7e308])
+def test_losses_near_the_largest_float_do_not_stop_the_run(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, loss: float
+) -> None:
+    """Two of them in one global round add up to more than a float can hold."""
+
+    def lie(report: DeviceReport, order: DeviceOrder, measured: MeasurementReport | None) -> UploadRequest:
+        return make_upload(replace(report, loss=loss) if order.device == 5 else report, order, measured)
+
+    async def play() -> list[RoundRecord]:
+        async with Federation(deployed({"rounds": {"global": 1, "edge": 6}}), tmp_path) as federation:
+            federation.start()
+            await federation.finished()
+            return federation.records()
+
+    monkeypatch.setattr(device_agent, "make_upload", lie)
+    (line,) = asyncio.run(play())
+    assert line.loss is not None
+    assert abs(line.loss) < 100
 
 
 def test_emulation_takes_the_fleets_time(tmp_path: Path) -> None:

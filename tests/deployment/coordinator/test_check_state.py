@@ -81,6 +81,7 @@ def test_honest_states_fit(state: CoordinatorState) -> None:
         (finished(work=(DeviceWork(-1, 1, 1, 0.5),)), r"work\.device = -1"),
         (finished(work=(DeviceWork(0, 10**6, 1, 0.5),)), r"work\.steps"),
         (finished(work=(DeviceWork(0, 1, -1, 0.5),)), r"work\.wire_bits"),
+        (finished(work=(DeviceWork(0, 1, 1, 1.7e308),)), "loss"),
         (finished(measurements=replace(MEASURED, seconds=np.inf)), r"measurements\.seconds"),
         (finished(measurements=replace(MEASURED, cluster_seconds=(1.0,))), "cluster_seconds"),
         (finished(measurements=replace(MEASURED, devices=())), r"measurements\.devices"),

@@ -12,7 +12,7 @@ from cfel.deployment.coordinator.control_state import CoordinatorState, Finished
 from cfel.deployment.measurement.measured_rounds import EdgeRoundMeasurements, FederationMeasurements
 from cfel.deployment.positions import Position, gossip_steps
 from cfel.errors import InputError, RejectedError
-from cfel.learning.local.estimates import Estimates
+from cfel.learning.local.estimates import Estimates, check_loss
 from cfel.system.mixing import check_gossip_step
 from cfel.world import World
 
@@ -112,6 +112,7 @@ def _check_finished(world: World, finished: FinishedEdgeRound) -> None:
         validation.check_whole("finished.work.device", work.device, least=0, most=fleet.devices - 1)
         validation.check_whole("finished.work.steps", work.steps, least=0, most=rounds.local_steps)
         validation.check_whole("finished.work.wire_bits", work.wire_bits, least=0)
+        check_loss(work.loss, work.steps)
     if finished.measurements is not None:
         _check_edge_round(finished.measurements, fleet.clusters, fleet.devices)
 

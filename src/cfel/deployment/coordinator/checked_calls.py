@@ -4,7 +4,6 @@ The codec has checked types and ranges. An edge server speaks for its own device
 not fit is not used, and its sender is left out as if it had rejected the call.
 """
 
-import math
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
 
@@ -30,6 +29,7 @@ from cfel.deployment.protocol.coordinator_requests import (
 from cfel.deployment.protocol.peer_requests import HelloAnswer, PeerModelAnswer, RecordsAnswer
 from cfel.deployment.security.identity import Identity
 from cfel.errors import InputError, RejectedError
+from cfel.learning.local.estimates import check_loss
 from cfel.world import World
 
 OnRejection = Callable[[Identity, str, str], None]
@@ -145,7 +145,5 @@ def _check_result(world: World, result: DeviceResult) -> None:
     validation.check_whole("steps", result.steps, least=0, most=world.setting.rounds.local_steps)
     validation.check_whole("wire_bits", result.wire_bits, least=0, most=most_bits)
     validation.check_number("speed", result.speed, least=LEAST_SPEED)
-    # Without steps there is no loss, and NaN says so.
-    if not math.isfinite(result.loss) and (result.steps or not math.isnan(result.loss)):
-        raise InputError(f"loss = {result.loss}: must be finite")
+    check_loss(result.loss, result.steps)
     check_kept_energy(result.estimates, len(world.training.local.kept_energy_at))

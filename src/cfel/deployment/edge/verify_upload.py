@@ -4,8 +4,6 @@ Form and ranges are checked while decoding (`protocol.device_requests`), the cal
 an upload is compared with the order it answers, and its update is unpacked and looked at.
 """
 
-import math
-
 from cfel.deployment.payloads import read_vector
 from cfel.deployment.plausible_models import check_update
 from cfel.deployment.protocol.device_requests import UploadRequest
@@ -14,7 +12,7 @@ from cfel.learning.clipping import ScaledUpdate, update_norm
 from cfel.learning.compression.compressors import Update
 from cfel.learning.compression.packing import unpack_update
 from cfel.learning.device_messages import DeviceOrder, DeviceReport
-from cfel.learning.local.estimates import Estimates
+from cfel.learning.local.estimates import Estimates, check_loss
 
 
 def verify_upload(
@@ -37,9 +35,6 @@ def verify_upload(
         raise RejectedError(f"upload of round {upload.round}, asked was {asked}")
     if upload.steps > order.tau:
         raise RejectedError(f"steps = {upload.steps}: at most {order.tau} were asked")
-    # Without steps there is no loss, and NaN says so.
-    if not math.isfinite(upload.loss) and (upload.steps or not math.isnan(upload.loss)):
-        raise RejectedError(f"loss = {upload.loss}: must be finite")
     if upload.estimates is not None:
         _check_shares(upload.estimates, kept_entries)
     expected = order.model.buffers.numel()
@@ -51,6 +46,7 @@ def verify_upload(
     if buffers.numel() != expected:
         raise RejectedError(f"buffers: {buffers.numel()} numbers, {expected} expected")
     try:
+        check_loss(upload.loss, upload.steps)
         update = unpack_update(content[split:], order.model.parameters.numel())
     except InputError as error:
         raise RejectedError(str(error)) from error

@@ -27,6 +27,9 @@ from torch import Tensor
 from cfel.arrays import FloatArray
 from cfel.errors import InputError
 
+MOST_REPORTED = 1e100
+"""Losses and squared norms of float32 models stay far below; sums of larger numbers may overflow."""
+
 
 @dataclass(frozen=True, slots=True)
 class Estimates:
@@ -52,13 +55,24 @@ def check_estimates(estimates: Estimates) -> Estimates:
     """The same estimates, if they are possible; for those read from a file or received from a device.
 
     Raises:
-        InputError: they are not finite, or σ² is negative.
+        InputError: they are not finite or absurdly large, or σ² is negative.
     """
-    if not (estimates.is_finite and estimates.sigma2 >= 0):
+    # A NaN fails both comparisons.
+    if not (0 <= estimates.sigma2 <= MOST_REPORTED and abs(estimates.g2) <= MOST_REPORTED):
         raise InputError(
             f"estimates: sigma2 = {estimates.sigma2}, g2 = {estimates.g2}; has the training diverged?"
         )
     return estimates
+
+
+def check_loss(loss: float, steps: int) -> None:
+    """Checks the mean loss that a device reports over some steps; without steps, NaN says that there is none.
+
+    Raises:
+        InputError: it is not finite, or absurdly large.
+    """
+    if not abs(loss) <= MOST_REPORTED and (steps or not math.isnan(loss)):
+        raise InputError(f"loss = {loss}: must be finite, and at most {MOST_REPORTED:g}")
 
 
 def refresh_estimates(before: Estimates | None, fresh: Estimates) -> Estimates:

@@ -14,9 +14,9 @@ from cfel.experiment import preset_experiment
 from cfel.rounds.dry_run import dry_run
 from cfel.system import Conditions
 
-# Full work of τ = 10 steps takes 20 s and 30 s, and 6 J each; a fifth of it 6 s and 2.4 J in all.
+# Full work of τ = 10 steps takes both present devices 30 s and 6 J; 0.3 of it is 9 s, and 3.6 J in all.
 CONDITIONS = Conditions(
-    mu=np.array([1.0, 2.0, 3.0]),
+    mu=np.array([2.0, 2.0, 3.0]),
     alpha=np.array([0.5, 0.5, 1.0]),
     nu=np.array([10.0, 10.0, 20.0]),
     power=np.array([0.1, 0.1, 0.2]),
@@ -43,9 +43,9 @@ def observation(rounds: Rounds, budget: Budget, at: int = 0, spent: float = 0.0)
 @pytest.mark.parametrize(
     ("budget", "at", "spent", "last"),
     [
-        (Budget(seconds=80.0), 0, 0.0, 10),  # 80 s at 6 s of work and 2 s of gossip
-        (Budget(seconds=80.0), 4, 40.0, 9),  # half of it is left, in round 4
-        (Budget(seconds=80.0, joules=12.1), 0, 0.0, 5),  # energy runs out first, at 2.4 J
+        (Budget(seconds=110.5), 0, 0.0, 10),  # 110 s at 9 s of work and 2 s of gossip
+        (Budget(seconds=110.5), 4, 55.0, 9),  # half of it is left, in round 4
+        (Budget(seconds=110.5, joules=18.1), 0, 0.0, 5),  # energy runs out first, at 3.6 J
         (Budget(seconds=81.0), 7, 78.0, 8),  # less than one round is left: this one is the last
         (Budget(seconds=79.0), 7, 80.0, 8),  # more than all of it was used
         (Budget(), 0, 0.0, 1000),
@@ -57,9 +57,32 @@ def test_rounds_are_those_that_the_budget_covers(budget: Budget, at: int, spent:
 
 
 def test_caps_leave_a_share_of_full_work() -> None:
-    seen = limit_to_budget(observation(Rounds(1000, 1, 10, stop="budget"), Budget(seconds=80.0)))
+    seen = limit_to_budget(observation(Rounds(1000, 1, 10, stop="budget"), Budget(seconds=110.0)))
     seconds, _ = round_caps(seen.budget, seen.ledger, seen.rounds, 0, 0, seen.gossip_seconds_left)
     assert seconds[0] == pytest.approx(LEAST_SHARE * 30)
+
+
+def test_a_deep_fade_of_one_device_grants_a_round_no_more() -> None:
+    """With the paper's channel and budgets, no round is granted more than its share of what is left."""
+    setting = preset_experiment(
+        "paper-femnist", ["rounds.stop=budget", "scheme.name=hcef", "model.parameters=6603710"]
+    ).build_setting()
+    changed = 0
+    for global_round in range(setting.rounds.global_rounds):
+        seen = Observation(
+            global_round=global_round,
+            edge_round=0,
+            rounds=setting.rounds,
+            conditions=setting.conditions(global_round, 0, np.zeros(64)),
+            cluster=setting.fleet.cluster,
+            sigma2=np.ones(64),
+            g2=np.ones(64),
+            ledger=Ledger(setting.budget.seconds * global_round / 40, 0.0, (0.0,) * 8, 0.0),
+            budget=setting.budget,
+            gossip_seconds_left=setting.exchange_seconds,
+        )
+        changed += limit_to_budget(seen) is not seen
+    assert changed == 0
 
 
 @pytest.mark.parametrize("stop", ["rounds", "target"])
@@ -69,7 +92,7 @@ def test_other_runs_are_planned_to_their_last_round(stop: str) -> None:
 
 
 def test_fewer_rounds_than_the_budget_allows_stay_as_they_are() -> None:
-    seen = observation(Rounds(9, 1, 10, stop="budget"), Budget(seconds=80.0))
+    seen = observation(Rounds(7, 1, 10, stop="budget"), Budget(seconds=80.0))
     assert limit_to_budget(seen) is seen
 
 

@@ -99,7 +99,7 @@ def test_without_a_majority_all_report_it_and_continue_when_it_is_back(
 def test_an_edge_server_that_comes_after_the_end_learns_of_it(tmp_path: Path, missed: str) -> None:
     """It was away from round 1 (or 3) on; the others wait for it; it gets log and model, and ends."""
     experiment = deployed(
-        {"rounds": {"global": 4, "edge": 1}}, round_seconds=0.8, gossip_seconds=0.4, linger_seconds=50.0
+        {"rounds": {"global": 4, "edge": 1}}, round_seconds=2.0, gossip_seconds=1.5, linger_seconds=50.0
     )
 
     async def play() -> None:

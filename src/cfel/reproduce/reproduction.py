@@ -205,7 +205,8 @@ def _list_paper_figures(
         return  # the paper's points would be at another accuracy
     for key, values in (("seconds", paper.seconds), ("joules", paper.joules)):
         marks = {name: (value, paper.target) for name, value in values.items()}
-        draw = partial(draw_marked_accuracy, runs, partial(read_field, key), key, target, marks)
+        realised, label = partial(read_field, f"{key}_realised"), f"{key}, realised"
+        draw = partial(draw_marked_accuracy, runs, realised, label, target, marks)
         yield FigureSpec(
             f"paper-{key}",
             f"Accuracy over {'time' if key == 'seconds' else 'energy'}, with the paper's points",

@@ -21,6 +21,8 @@ from cfel.bench.simulation import Pace, Scale, as_document, measure_pace, measur
 from cfel.cli import bench_simulation as command
 from cfel.cli import main
 
+pytestmark = pytest.mark.long
+
 TINY = replace(PERCEPTRON, devices=6, clusters=2, samples=10, batch=5, local_steps=2, edge_rounds=2)
 
 

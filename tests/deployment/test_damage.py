@@ -14,6 +14,8 @@ from tests.deployment.conftest import deployed
 from tests.deployment.memory_federation import Federation, until
 from tests.simulation.drive import timeless
 
+pytestmark = pytest.mark.long
+
 HURT = Identity("edge", 1)
 ROUNDS = {"rounds": {"global": 4}}
 

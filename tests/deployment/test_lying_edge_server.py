@@ -91,6 +91,7 @@ def test_only_the_leader_of_its_term_commands(tmp_path: Path, term: int) -> None
     asyncio.run(play())
 
 
+@pytest.mark.long
 def test_the_run_is_not_over_because_one_edge_server_says_so(tmp_path: Path) -> None:
     """Devices take longer than an edge server waits for commands before it asks whether all is over."""
     experiment = deployed({"rounds": {"global": 1, "edge": 1}}, time_scale=3e-2)

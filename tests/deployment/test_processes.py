@@ -22,7 +22,7 @@ from cfel.status import Status
 from tests.deployment.conftest import deployed
 from tests.simulation.drive import records, timeless
 
-pytestmark = pytest.mark.timeout(240)
+pytestmark = [pytest.mark.timeout(240), pytest.mark.long]
 
 
 def run(out: Path, options: LaunchOptions, time_scale: float = 0.0) -> list[dict[str, Any]]:

@@ -35,6 +35,7 @@ def a_few(path: Path, count: int = 20) -> None:
 
 
 @pytest.mark.timeout(240)
+@pytest.mark.long
 def test_runs_as_a_process(tmp_path: Path) -> None:
     """Two edge servers, a device of the experiment and one with 20 samples that nobody else can read."""
     pytest.importorskip("grpc")

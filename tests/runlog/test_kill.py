@@ -21,6 +21,8 @@ from pathlib import Path
 import numpy as np
 from cfel.runlog import *
 
+pytestmark = pytest.mark.long
+
 path = Path(sys.argv[1])
 if holds_run(path):
     writer, checkpoint = RunWriter.resume(path, shard_bytes=30_000)

@@ -5,6 +5,8 @@ import pytest
 from cfel.simulation import initial_state, simulate
 from tests.simulation.drive import records, timeless, tiny
 
+pytestmark = pytest.mark.long
+
 pytest.importorskip("ray", reason="Ray is not installed")
 
 

@@ -11,6 +11,8 @@ from cfel.errors import InputError
 from cfel.experiment import Experiment
 from tests.simulation.drive import outcomes, parameters_of, records, timeless, tiny
 
+pytestmark = pytest.mark.long
+
 RANDOM = (
     "dropout",
     "functional_dropout",

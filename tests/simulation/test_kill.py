@@ -14,6 +14,8 @@ from cfel.experiment import load_experiment
 from cfel.runlog import RoundRecord, RunDirectory, holds_run
 from tests.simulation.drive import timeless
 
+pytestmark = pytest.mark.long
+
 ROUNDS = 20
 CHANGES = [
     f"rounds.global={ROUNDS}",

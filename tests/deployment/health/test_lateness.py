@@ -18,6 +18,8 @@ from cfel.runlog import RoundRecord
 from tests.deployment.conftest import deployed
 from tests.deployment.memory_federation import Federation, MemoryClient
 
+pytestmark = pytest.mark.long
+
 MODEL = FlatModel(torch.zeros(1), torch.zeros(0))
 SILENT, EDGE = Identity("device", 5), Identity("edge", 2)
 

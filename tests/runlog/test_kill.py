@@ -12,6 +12,8 @@ import pytest
 
 from cfel.runlog import RunDirectory, RunWriter, holds_run
 
+pytestmark = pytest.mark.long
+
 ROUNDS = 9
 
 # Every round adds its number to a vector of 100 kB in four shards, so that a wrong or mixed checkpoint shows.
@@ -20,8 +22,6 @@ import sys
 from pathlib import Path
 import numpy as np
 from cfel.runlog import *
-
-pytestmark = pytest.mark.long
 
 path = Path(sys.argv[1])
 if holds_run(path):

@@ -44,7 +44,14 @@ def test_what_is_printed(capsys: pytest.CaptureFixture[str], monkeypatch: pytest
     monkeypatch.setattr(command, "measure_vacancies", measure)
     assert main(["bench", "resilience"]) == 0
     text = capsys.readouterr().out
-    assert "7 of 8" in text
+    headings, row = (text.splitlines()[at] for at in (1, 2))
+    for heading, value in (
+        ("sent MB", "1.20"),
+        ("deadline s", "60"),
+        ("took part", "7 of 8"),
+        ("goal", "all"),
+    ):
+        assert headings.index(heading) + len(heading) == row.index(value) + len(value)
     assert text.count("10.40") == 4
     assert all(word in text for word in ("the coordinator", "another edge server", "≤ 13"))
     assert " ".join(text.splitlines()[-2].split()) == "100 0.80 < 1.0 1.90 < 2"

@@ -24,5 +24,8 @@ def test_a_process_gets_a_name() -> None:
 
 
 def test_elsewhere_nothing_happens(monkeypatch: pytest.MonkeyPatch) -> None:
+    own = Path("/proc/self/comm")
+    before = own.read_text() if own.exists() else ""
     monkeypatch.setattr("sys.platform", "plan9")
     process_name.name_process("cfel device-12")
+    assert (own.read_text() if own.exists() else "") == before

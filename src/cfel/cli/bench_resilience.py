@@ -60,7 +60,8 @@ def _print_results(
 ) -> None:
     if links:
         table = new_table(
-            "model MB", "deadline s", "link alone s", "round s", "slowest s", "took part", "goal"
+            *("model MB", "sent MB", "link alone s", "round s", "slowest s", "deadline s"),
+            *("took part", "goal"),
         )
         for link in links:
             table.add_row(

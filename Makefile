@@ -4,7 +4,7 @@ VENV   ?= .venv
 BIN    := $(VENV)/bin
 READY  := $(VENV)/.ready
 
-.PHONY: demo test test-long test-faults chaos-quick chaos test-slow fuzz check bench clean
+.PHONY: demo test test-long test-faults chaos-quick chaos test-slow fuzz check bench docs docs-links clean
 
 demo: $(READY)            ## run the main job
 	$(BIN)/cfel demo
@@ -43,6 +43,16 @@ bench: $(READY)           ## measure the solver, the simulation, the Ray engine 
 	$(BIN)/cfel bench scaleout
 	$(BIN)/cfel bench deployment
 	$(BIN)/cfel bench resilience
+
+docs: $(VENV)/.docs        ## the documentation site, in build/docs; needs no network
+	$(BIN)/sphinx-build -W --keep-going -q -d build/doctrees docs build/docs
+
+docs-links: $(VENV)/.docs  ## also follow the links that lead to other sites
+	$(BIN)/sphinx-build -b linkcheck -q -d build/doctrees docs build/links
+
+$(VENV)/.docs: $(READY)
+	$(BIN)/pip install --quiet --disable-pip-version-check -c constraints.txt -e '.[docs]'
+	touch $(VENV)/.docs
 
 $(READY): pyproject.toml constraints.txt
 	$(PYTHON) -m venv $(VENV)

@@ -3,8 +3,8 @@
     cfel run examples/tiny.toml --set model.name=custom_model:residual
 
 A model is a function that takes the shape of one sample and the number of classes. It returns a torch module
-that maps a batch of float32 samples to scores. Any layer will do: docs/models.md says what is trained, sent
-and charged. A model without batch norm and dropout can train many devices at once, with `--engine batched`.
+that maps a batch of float32 samples to scores. Any layer will do: docs/guides/models.md says what is trained,
+sent and charged. A model without batch norm and dropout can train many devices at once: `--engine batched`.
 """
 
 import math

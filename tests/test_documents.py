@@ -9,9 +9,8 @@ from pathlib import Path
 import pytest
 
 ROOT = Path(__file__).parents[1]
-PAGES = sorted(
-    path for folder in (".", "docs", "results", "experiments") for path in (ROOT / folder).glob("*.md")
-)
+FOLDERS = ("*.md", "docs/**/*.md", "results/*.md", "experiments/*.md")
+PAGES = sorted(path for places in FOLDERS for path in ROOT.glob(places))
 SOURCE = ROOT / "src" / "cfel"
 MAP = (ROOT / "docs" / "paper-map.md").read_text(encoding="utf-8")
 ARCHITECTURE = (ROOT / "docs" / "architecture.md").read_text(encoding="utf-8")

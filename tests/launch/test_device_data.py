@@ -85,8 +85,8 @@ def test_all_samples_are_the_devices(tmp_path: Path) -> None:
 
 
 def test_the_file_of_the_documents_fits(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """The lines in docs/deploy.md that make a `samples.npz`, and the range they speak of."""
-    page = (EXAMPLES.parent / "docs" / "deploy.md").read_text(encoding="utf-8")
+    """The lines in docs/guides/deploy.md that make a `samples.npz`, and the range they speak of."""
+    page = (EXAMPLES.parent / "docs" / "guides" / "deploy.md").read_text(encoding="utf-8")
     (lines,) = (code for code in re.findall(r"```python\n(.*?)```", page, re.DOTALL) if "savez" in code)
     monkeypatch.chdir(tmp_path)
     exec(lines, {})  # noqa: S102 — our own document

@@ -19,7 +19,7 @@ def register_node(commands: Commands, role: str, example: str) -> None:
         type=Path,
         required=True,
         metavar="NODE.toml",
-        help="configuration of the node; see docs/deploy.md",
+        help="configuration of the node; see docs/guides/deploy.md",
     )
     parser.add_argument("--log", type=Path, metavar="FILE", help="log file (default: standard error)")
     add_log_options(parser)

@@ -48,7 +48,7 @@ def add_experiment_argument(parser: argparse.ArgumentParser) -> None:
         "experiment",
         type=Path,
         metavar="EXPERIMENT.toml",
-        help="the experiment; see docs/experiment.md for its keys",
+        help="the experiment; see docs/reference/experiment.md for its keys",
     )
 
 

@@ -1,4 +1,4 @@
-"""Exit codes of a node, so that a supervisor knows whether to start it again; docs/deploy.md lists them."""
+"""Exit codes of a node, which tell a supervisor whether to restart it; docs/guides/deploy.md lists them."""
 
 from cfel.errors import (
     CfelError,

@@ -8,11 +8,11 @@
     addresses = ["10.0.0.1:7400", "10.0.0.2:7400", "10.0.0.3:7400"]
 
 Optional for edge servers: `listen`, the address to listen on if it differs from the one others use;
-`dashboard`, the address to serve the dashboard on (beyond loopback it needs a token, see docs/dashboard.md);
-`dashboard_tls`, true to serve it with the edge server's own certificate.
+`dashboard`, the address to serve the dashboard on (beyond loopback it needs a token, see
+docs/guides/dashboard.md); `dashboard_tls`, true to serve it with the edge server's own certificate.
 For devices that measure: `energy`. For devices with their own samples: `data`, a function that returns them,
 and `data_path`, its argument. For all: `import_from`, folders with user-defined code; `log_level` and
-`log_format`. `docs/deploy.md` explains them. This module reads and writes the file; `node` runs it.
+`log_format`. `docs/guides/deploy.md` explains them. This module reads and writes the file; `node` runs it.
 """
 
 from collections.abc import Mapping

@@ -1,7 +1,7 @@
 """When a run is over, and which of its rounds are evaluated.
 
 Decided here for simulator and coordinator, so that both end after the same round. What `rounds.stop` means is
-documented in docs/experiment.md.
+documented in docs/reference/experiment.md.
 """
 
 from cfel.control.caps import Budget, Rounds

@@ -1,6 +1,6 @@
 """Joining a Ray cluster, or starting one on this machine while a command runs.
 
-Ray runs code for everyone who reaches its ports, and listens on every interface: see docs/scale.md.
+Ray runs code for everyone who reaches its ports, and listens on every interface: see docs/guides/scale.md.
 `cfel.scaleout.prepare` does what must happen before Ray is imported.
 """
 

@@ -3,7 +3,7 @@
 An edge server builds one from its memory, `cfel watch` from a run directory; the dashboard shows it. Numbers
 and names only: it knows no clock, socket, file or page. Texts may come from the network; control characters
 in them are spelled out when a snapshot is made.
-`docs/dashboard.md` describes every field of the document.
+`docs/guides/dashboard.md` describes every field of the document.
 """
 
 from cfel.status.parts import (

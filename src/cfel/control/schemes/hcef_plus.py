@@ -2,7 +2,8 @@
 
 P2 takes top-k's error to be (1 − θ)‖x‖² and has no term for progress, so it sends nearly everything and
 leaves time unused. Here a step counts as progress, what an upload loses is measured, and what compression
-drops is sent later. `docs/hcef-plus.md` has the derivation and the measured effect of every switch:
+drops is sent later. `docs/explanations/hcef-plus.md` has the derivation and the measured effect of every
+switch:
 
     progress        a step counts as progress; off: P2's own objective on the same list
     curve           contraction κ(θ) as measured on real updates; off: κ = θ, as P2 assumes

@@ -5,13 +5,16 @@ adding a user-defined one needs no change inside the package. Nothing is looked 
 
 A user-defined name stands for code that runs in this process. So every lookup takes a `CodePolicy`, and by
 default only built-in names work: a run directory that somebody else sent must not run anything.
+
+In Python a part can be given as an object instead of a name. It then gets a label in angle brackets, which
+stands for it in the experiment file, and the policy knows the object behind each label.
 """
 
 import importlib
 import inspect
 import sys
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, field, replace
 from importlib.metadata import entry_points
 from pathlib import Path
 from typing import Any
@@ -26,15 +29,21 @@ class CodePolicy:
 
     Attributes:
         reason: why only built-in names work, and what to do about it; empty where any name does.
+        objects: parts that were given as objects, by the names that stand for them.
     """
 
     reason: str
+    objects: Mapping[str, Any] = field(default_factory=dict, compare=False, repr=False)
 
     def check(self, kind: str, name: str) -> None:
         """Raises an `InputError` if this name, which is not built in, must not be loaded."""
         # An empty reason means that any code may be loaded.
         if self.reason:
             raise InputError(f"{kind}: {show(name)} is not built in, and {self.reason}")
+
+    def add_objects(self, objects: Mapping[str, Any]) -> "CodePolicy":
+        """The policy with more names for objects."""
+        return replace(self, objects={**self.objects, **objects})
 
 
 ANY_CODE = CodePolicy("")
@@ -72,7 +81,14 @@ def resolve(
     """
     if name in builtin:
         return builtin[name]
-    if ":" in name:
+    if name in code.objects:
+        found = code.objects[name]
+    elif is_label(name):
+        raise InputError(
+            f"{kind}: {show(name)} is a Python object that no file can hold; give the same `cfel.Experiment` "
+            "again, from Python"
+        )
+    elif ":" in name:
         code.check(kind, name)
         found = _load(kind, name, lambda: _import_attribute(name))
     else:
@@ -84,6 +100,34 @@ def resolve(
     if takes is not None:
         check_call(f"{kind} {name!r}", found, takes)
     return found
+
+
+def label_object(kind: str, found: object, digest: str = "") -> str:
+    """The name that stands for an object in an experiment file.
+
+    A function that can be imported gets its "module:function", which the file can be run with. Anything else
+    gets a label in angle brackets.
+
+    Args:
+        kind: "scheme", "model", …, so that parts of different kinds have different labels.
+        found: the object.
+        digest: of its content, so that a run is not resumed with other content.
+    """
+    name = getattr(found, "__qualname__", type(found).__qualname__)
+    module = getattr(found, "__module__", None)
+    # Whatever runs as `__main__` has another name in the next process.
+    if not digest and module not in (None, "__main__") and _is_importable(found, module, name):
+        return f"{module}:{name}"
+    return f"<{kind} {name.rpartition('.<locals>.')[2]}{f' {digest}' if digest else ''}>"
+
+
+def is_label(name: str) -> bool:
+    """Whether a name is a label of an object."""
+    return name.startswith("<")
+
+
+def _is_importable(found: object, module: str, name: str) -> bool:
+    return getattr(sys.modules.get(module), name, None) is found
 
 
 def check_call(what: str, function: Callable[..., Any], takes: tuple[str, ...]) -> None:

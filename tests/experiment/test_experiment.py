@@ -42,7 +42,7 @@ def test_numbers_go_before_the_share() -> None:
     experiment = parse_experiment({**SMALL, "budget": {"seconds": 5.0, "share_of_cef": 0.5}})
     setting = experiment.build_setting()
     assert setting.budget == Budget(5.0, 0.5 * compute_use(setting).joules)
-    assert Experiment().build_setting().budget == Budget(float("inf"), float("inf"))
+    assert Experiment(preset="none").build_setting().budget == Budget(float("inf"), float("inf"))
 
 
 def test_the_setting_is_what_the_file_says() -> None:

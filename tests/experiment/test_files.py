@@ -73,7 +73,7 @@ def test_every_preset_is_listed() -> None:
 
 def test_the_empty_preset_is_the_defaults() -> None:
     """Files with every default spelled out stand on it, so that no later preset can change them."""
-    assert preset_experiment("none") == Experiment()
+    assert preset_experiment("none") == Experiment(preset="none")
 
 
 def test_an_empty_file_is_the_demo(tmp_path: Path) -> None:

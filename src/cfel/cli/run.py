@@ -10,10 +10,10 @@ from pathlib import Path
 from rich.console import Console
 from rich.markup import escape
 
+from cfel.api.interrupt import defer_interrupt
+from cfel.api.progress import RunProgress
 from cfel.api.runs import RunOptions, run_experiment
 from cfel.cli.arguments import Commands, add_command, add_json_option, add_set_option
-from cfel.cli.interrupt import defer_interrupt
-from cfel.cli.progress import RunProgress
 from cfel.cli.run_result import print_run_result
 from cfel.errors import RunDirectoryError
 from cfel.experiment import Experiment, load_experiment

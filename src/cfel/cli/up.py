@@ -5,9 +5,9 @@ import shlex
 import sys
 from pathlib import Path
 
+from cfel.api.interrupt import defer_interrupt
 from cfel.cli.arguments import Commands, add_command, add_json_option, add_set_option
 from cfel.cli.federation_view import FederationView
-from cfel.cli.interrupt import defer_interrupt
 from cfel.cli.node import add_log_options, choose_log_settings
 from cfel.cli.run import add_experiment_argument, read_experiment
 from cfel.cli.run_result import print_run_result

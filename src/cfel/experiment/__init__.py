@@ -6,7 +6,6 @@ rejects unknown keys.
 
 from cfel.experiment.experiment import Experiment
 from cfel.experiment.files import (
-    PRESETS,
     digest_shared_parts,
     experiment_toml,
     load_directory_experiment,
@@ -15,6 +14,7 @@ from cfel.experiment.files import (
     preset_experiment,
 )
 from cfel.experiment.sections import BudgetParameters, CompressionParameters, DataParameters, ModelParameters
+from cfel.experiment.tables import PRESETS
 
 __all__ = [
     "PRESETS",

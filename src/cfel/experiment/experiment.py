@@ -1,11 +1,13 @@
 """An experiment as an object: one attribute per section of the file, and how it becomes a `World`.
 
-Loads data and builds models and schemes, but runs nothing. Files are read in `files`.
+Loads data and builds models and schemes, but runs nothing. Files are read in `files`; objects of Python get
+their names in `python_parts`.
 """
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 
@@ -22,7 +24,11 @@ from cfel.control import (
 from cfel.cost import backhaul_seconds
 from cfel.deployment.parameters import DeploymentParameters
 from cfel.errors import InputError
+from cfel.experiment.document import Table
+from cfel.experiment.fill_in import change_document, fill_in
+from cfel.experiment.python_parts import Part
 from cfel.experiment.sections import BudgetParameters, CompressionParameters, DataParameters, ModelParameters
+from cfel.experiment.tables import parse_sections, to_document
 from cfel.learning.aggregation import AggregationParameters
 from cfel.learning.compression.compressors import compressor
 from cfel.learning.data import BUILTIN as DATA_SETS
@@ -36,7 +42,7 @@ from cfel.learning.models.builders import model_builder
 from cfel.learning.models.flat import FlatModule
 from cfel.learning.models.safetensors_files import load_model
 from cfel.learning.task import DeviceData, Task, check_batches, check_task, count_parameters, load_custom_task
-from cfel.plugins import BUILT_IN_ONLY, CodePolicy
+from cfel.plugins import ANY_CODE, CodePolicy
 from cfel.rounds.dry_run import compute_use
 from cfel.rounds.engine_choice import choose_engine
 from cfel.rounds.parameters import SimulationParameters
@@ -53,32 +59,86 @@ from cfel.world import World
 CHOOSING_THETA = ("hcef", "hcef_plus", "cef_c")
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(frozen=True, slots=True, init=False)
 class Experiment:
     """An experiment with every default filled in; one attribute per section of the file.
 
-    Attributes:
-        code: whether names in it may refer to code from outside the package; not part of the file, as a file
+    Args:
+        preset: where sections and keys that are not given come from, as in a file.
+        name: of the experiment.
+        seed: a whole number.
+        rounds, fleet, local, aggregation, budget, simulation, deployment: each a table with the keys of the
+            file's section, or its dataclass. Relative file names start from the current folder.
+        topology, compression, scheme: likewise, or only a name or a function.
+        data: likewise; or a `DataSet`, a `Task`, or (train, test), each a pair of arrays (inputs, class
+            labels) or a torch data set.
+        model: likewise; or a torch module, or a function that returns one, called with the shape of an input
+            and the number of classes, or with nothing.
+        code: whether names may refer to code from outside the package; not part of the file, as a file
             cannot vouch for itself.
+
+    Raises:
+        InputError: a key or value is unknown or not allowed.
     """
 
-    name: str = "experiment"
-    seed: int = 0
-    rounds: Rounds = field(default_factory=lambda: Rounds(40))
-    fleet: FleetParameters = field(default_factory=FleetParameters)
-    topology: TopologyParameters = field(default_factory=TopologyParameters)
-    data: DataParameters = field(default_factory=DataParameters)
-    model: ModelParameters = field(default_factory=ModelParameters)
-    local: LocalParameters = field(default_factory=LocalParameters)
-    scheme: SchemeParameters = field(default_factory=SchemeParameters)
-    compression: CompressionParameters = field(default_factory=CompressionParameters)
-    aggregation: AggregationParameters = field(default_factory=AggregationParameters)
-    budget: BudgetParameters = field(default_factory=BudgetParameters)
-    simulation: SimulationParameters = field(default_factory=SimulationParameters)
-    deployment: DeploymentParameters = field(default_factory=DeploymentParameters)
-    code: CodePolicy = field(default=BUILT_IN_ONLY, compare=False, repr=False)
+    name: str
+    seed: int
+    rounds: Rounds
+    fleet: FleetParameters
+    topology: TopologyParameters
+    data: DataParameters
+    model: ModelParameters
+    local: LocalParameters
+    scheme: SchemeParameters
+    compression: CompressionParameters
+    aggregation: AggregationParameters
+    budget: BudgetParameters
+    simulation: SimulationParameters
+    deployment: DeploymentParameters
+    code: CodePolicy = field(compare=False, repr=False)
 
-    def __post_init__(self) -> None:
+    def __init__(
+        self,
+        *,
+        preset: str = "demo",
+        name: str | None = None,
+        seed: int | None = None,
+        rounds: Rounds | Table | None = None,
+        fleet: FleetParameters | Table | None = None,
+        topology: TopologyParameters | Table | Part | None = None,
+        data: DataParameters | Table | Part | None = None,
+        model: ModelParameters | Table | Part | None = None,
+        local: LocalParameters | Table | None = None,
+        scheme: SchemeParameters | Table | Part | None = None,
+        compression: CompressionParameters | Table | Part | None = None,
+        aggregation: AggregationParameters | Table | None = None,
+        budget: BudgetParameters | Table | None = None,
+        simulation: SimulationParameters | Table | None = None,
+        deployment: DeploymentParameters | Table | None = None,
+        code: CodePolicy = ANY_CODE,
+    ) -> None:
+        given = {
+            "name": name,
+            "seed": seed,
+            "rounds": rounds,
+            "fleet": fleet,
+            "topology": topology,
+            "data": data,
+            "model": model,
+            "local": local,
+            "scheme": scheme,
+            "compression": compression,
+            "aggregation": aggregation,
+            "budget": budget,
+            "simulation": simulation,
+            "deployment": deployment,
+        }
+        parts, objects = fill_in({key: each for key, each in given.items() if each is not None}, preset)
+        for key, part in (*parts.items(), ("code", code.add_objects(objects) if objects else code)):
+            object.__setattr__(self, key, part)
+        self._check()
+
+    def _check(self) -> None:
         validation.check_text("name", self.name)
         if isinstance(self.seed, bool) or not isinstance(self.seed, int):
             raise InputError(f"seed = {self.seed!r}: must be a whole number")
@@ -92,6 +152,15 @@ class Experiment:
             raise InputError(f"compression.kind = 'none': {reason}; choose a compressor")
         augmentation(self.data.augment, self.code)
         build_scheme(self.scheme, self.code)
+
+    def change(self, changes: Mapping[str, Any]) -> "Experiment":
+        """The experiment with some keys changed.
+
+        Args:
+            changes: values by dotted keys, as in {"rounds.edge": 2, "scheme": "cef", "seed": 1}.
+        """
+        document, objects = change_document(to_document(self), changes)
+        return Experiment(**parse_sections(document), preset="none", code=self.code.add_objects(objects))
 
     def build_setting(self) -> Setting:
         """What the controller alone needs; loads data only if the model's size cannot be known without."""

@@ -1,71 +1,26 @@
 """Experiment files: reads one over its preset, checks every key, and writes it with every default.
 
-It knows which section of the file belongs to which dataclass. What the keys mean is checked in those classes,
-TOML in general is handled in `document`, and `experiment` builds what a file describes.
+TOML in general is handled in `document`, the sections in `tables`, and `experiment` builds what a file
+describes.
 """
 
 import hashlib
 import json
 import tomllib
-from collections.abc import Mapping, Sequence
-from difflib import get_close_matches
-from importlib.resources import files
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
 import tomli_w
 
-from cfel import validation
-from cfel.control import Rounds, SchemeParameters
-from cfel.deployment.parameters import DeploymentParameters
 from cfel.durable import read_bytes
-from cfel.errors import ExperimentError, InputError, describe_error, unknown_name
-from cfel.experiment.document import (
-    Table,
-    check_table,
-    keys_of,
-    merge,
-    parse_assignment,
-    parse_section,
-    reject_unknown,
-    resolve_paths,
-    to_table,
-)
+from cfel.errors import ExperimentError, InputError, describe_error
+from cfel.experiment.document import Table, merge, parse_assignment, resolve_paths
 from cfel.experiment.experiment import Experiment
-from cfel.experiment.sections import BudgetParameters, CompressionParameters, DataParameters, ModelParameters
-from cfel.learning.aggregation import AggregationParameters
-from cfel.learning.local.sgd import LocalParameters
+from cfel.experiment.tables import FILE_NAMES, parse_sections, to_document
 from cfel.plugins import BUILT_IN_ONLY, CodePolicy
-from cfel.rounds.parameters import SimulationParameters
 from cfel.runlog.toml_text import parse_toml
-from cfel.system import (
-    Availability,
-    DeviceClass,
-    FleetParameters,
-    HardwareConditions,
-    RandomConditions,
-    TopologyParameters,
-    TraceParameters,
-)
 
-PRESETS = ("demo", "paper-cifar10", "paper-femnist", "none")
-CONDITIONS = {"random": RandomConditions, "classes": HardwareConditions, "trace": TraceParameters}
-# In the order in which `experiment_toml` writes them.
-SECTIONS: Mapping[str, type[Any]] = {
-    "rounds": Rounds,
-    "fleet": FleetParameters,
-    "topology": TopologyParameters,
-    "data": DataParameters,
-    "model": ModelParameters,
-    "local": LocalParameters,
-    "scheme": SchemeParameters,
-    "compression": CompressionParameters,
-    "aggregation": AggregationParameters,
-    "budget": BudgetParameters,
-    "simulation": SimulationParameters,
-    "deployment": DeploymentParameters,
-}
-FILE_NAMES = (("topology", "file"), ("fleet", "conditions", "file"), ("data", "path"), ("model", "init"))
 # Keys that may differ between the nodes of a federation.
 NODE_KEYS = (
     *FILE_NAMES,
@@ -142,36 +97,12 @@ def preset_experiment(name: str, changes: Sequence[str] = (), code: CodePolicy =
 
 def parse_experiment(document: Table, code: CodePolicy = BUILT_IN_ONLY) -> Experiment:
     """The experiment that a TOML document describes."""
-    preset = document.get("preset", "demo")
-    if preset not in PRESETS:
-        raise ExperimentError(unknown_name("preset", preset, PRESETS))
-    given = {key: value for key, value in document.items() if key != "preset"}
-    whole = merge(_load_preset(preset), given)
-    reject_unknown("", whole, ["name", "seed", "preset", *SECTIONS])
-    parts: dict[str, Any] = {key: whole[key] for key in ("name", "seed") if key in whole}
-    for name, parameters in SECTIONS.items():
-        if name in whole:
-            table = check_table(name, whole[name])
-            _reject_misplaced(name, table)
-            parts[name] = _parse_fleet(table) if name == "fleet" else parse_section(parameters, name, table)
-    return Experiment(**parts, code=code)
-
-
-def _reject_misplaced(name: str, table: Table) -> None:
-    """Raises for a key that is unlike any of this section but known in another, naming that one."""
-    known = keys_of(SECTIONS[name])
-    for key in table.keys() - known.keys():
-        homes = [other for other, parameters in SECTIONS.items() if key in keys_of(parameters)]
-        # A key that resembles one of this section is more likely misspelt than misplaced.
-        if len(homes) == 1 and not get_close_matches(key, known):
-            raise ExperimentError(f"{name}.{key}: belongs in [{homes[0]}]")
+    return Experiment(preset="none", **parse_sections(document), code=code)
 
 
 def experiment_toml(experiment: Experiment) -> str:
     """The experiment as TOML with every default; reading it gives the same experiment."""
-    head = {"preset": "none", "name": experiment.name, "seed": experiment.seed}
-    tables = {name: to_table(getattr(experiment, name)) for name in SECTIONS}
-    return tomli_w.dumps(head | tables | {"fleet": _fleet_to_table(experiment.fleet)})
+    return tomli_w.dumps(to_document(experiment))
 
 
 def digest_shared_parts(experiment: Experiment) -> dict[str, str]:
@@ -209,41 +140,3 @@ def _apply_changes(document: Table, changes: Sequence[str]) -> Table:
     for change in changes:
         document = merge(document, resolve_paths(parse_assignment(change), Path.cwd(), FILE_NAMES))
     return document
-
-
-def _load_preset(name: str) -> Table:
-    if name == "none":
-        return {}
-    return tomllib.loads(files("cfel").joinpath(f"presets/{name}.toml").read_text(encoding="utf-8"))
-
-
-def _parse_fleet(table: Table) -> FleetParameters:
-    parts = dict(table)
-    if "conditions" in parts:
-        parts["conditions"] = _parse_conditions(check_table("fleet.conditions", parts["conditions"]))
-    if "availability" in parts:
-        availability = check_table("fleet.availability", parts["availability"])
-        parts["availability"] = parse_section(Availability, "fleet.availability", availability)
-    return parse_section(FleetParameters, "fleet", parts)
-
-
-def _parse_conditions(table: Table) -> RandomConditions | HardwareConditions | TraceParameters:
-    kind = table.get("kind", "random")
-    if not isinstance(kind, str) or kind not in CONDITIONS:
-        raise ExperimentError(unknown_name("fleet.conditions.kind", kind, CONDITIONS))
-    rest = {key: value for key, value in table.items() if key != "kind"}
-    if "extra_classes" in rest:
-        place = "fleet.conditions.extra_classes"
-        rows = enumerate(validation.check_list(place, rest["extra_classes"]))
-        places = ((f"{place}[{i}]", row) for i, row in rows)
-        rest["extra_classes"] = [parse_section(DeviceClass, at, check_table(at, row)) for at, row in places]
-    return parse_section(CONDITIONS[kind], "fleet.conditions", rest)
-
-
-def _fleet_to_table(fleet: FleetParameters) -> dict[str, Any]:
-    kind = next(name for name, parameters in CONDITIONS.items() if isinstance(fleet.conditions, parameters))
-    conditions = to_table(fleet.conditions)
-    if "extra_classes" in conditions:
-        conditions["extra_classes"] = [to_table(row) for row in fleet.conditions.extra_classes]  # type: ignore[union-attr]
-    rest = {key: value for key, value in to_table(fleet).items() if key not in ("conditions", "availability")}
-    return {**rest, "conditions": {"kind": kind, **conditions}, "availability": to_table(fleet.availability)}

@@ -1,6 +1,7 @@
 """Ctrl-C during a run: the first one stops it after the current round, the second one at once."""
 
 import signal
+import threading
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from types import FrameType
@@ -33,8 +34,9 @@ def defer_interrupt(notify: Callable[[str], None], notice: str = NOTICE) -> Iter
         notify(notice)
 
     before = signal.getsignal(signal.SIGINT)
-    # Keep a handler that was set on purpose; a shell, for example, ignores Ctrl-C for background jobs.
-    if before is not signal.default_int_handler:
+    # Keep a handler that was set on purpose; a shell, for example, ignores Ctrl-C for background jobs. Only
+    # the main thread may set one.
+    if before is not signal.default_int_handler or threading.current_thread() is not threading.main_thread():
         yield lambda: False
         return
     signal.signal(signal.SIGINT, remember)

@@ -1,5 +1,9 @@
-"""Progress of simulated runs on standard error: round, accuracy, virtual time, energy and remaining time."""
+"""Progress of simulated runs on standard error: round, accuracy, virtual time, energy and remaining time.
 
+The same bars serve the command line, scripts and notebooks.
+"""
+
+from importlib.util import find_spec
 from types import TracebackType
 from typing import Self
 
@@ -25,8 +29,7 @@ class RunProgress:
             MofNCompleteColumn(),
             TextColumn("{task.fields[state]}"),
             TimeRemainingColumn(compact=True),
-            # Standard output is for the result alone, so that it can be piped.
-            console=Console(stderr=True),
+            console=_open_console(),
             disable=quiet,
         )
         self._tasks: dict[str, int] = {}
@@ -56,3 +59,9 @@ class RunProgress:
         accuracy = "" if record.accuracy is None else f"{100 * record.accuracy:5.1f} %"
         state = f"{accuracy} {record.seconds:9,.0f} s {record.joules / 1000:7,.1f} kJ"
         self._bars.update(self._tasks[name], completed=record.round, state=state)  # type: ignore[arg-type]
+
+
+def _open_console() -> Console:
+    """A console on standard error: standard output is for the result alone, so that it can be piped."""
+    # Bars in a notebook are a widget. Without its package rich would warn at every refresh.
+    return Console(stderr=True, force_jupyter=None if find_spec("ipywidgets") else False)

@@ -70,12 +70,16 @@ def test_means_and_intervals_over_seeds(compared: Path) -> None:
     assert (cef["gain_seconds"], cef["gain_joules"]) == (1, 1)
     assert cef["seconds"] / cef["seconds_budget"] == pytest.approx(1 / 0.6)
     assert hcef["joules"] <= hcef["joules_budget"] * (1 + 1e-9)
+    assert [each["resource"] for each in cef["over_budget"]["1"]["overruns"]] == ["seconds", "joules"]
 
 
 def test_what_compare_prints(printed: tuple[Path, str]) -> None:
     _, text = printed
     for words in ("Time and energy to 10 %", "hcef", "cef", "167 %", "1.00×", "report:"):
         assert words in text
+    warnings = " ".join(text.split())
+    assert "warning: cef: seed 0: time exceeds its budget by 66.7 %" in warnings
+    assert "since round 2: cef plans without caps" in warnings
     tidy(text)
 
 

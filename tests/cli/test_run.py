@@ -58,13 +58,21 @@ def test_the_directory_is_complete(done: Path) -> None:
 
 @pytest.mark.usefixtures("no_figures")
 def test_what_is_printed(run: Run, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """The result on standard output, the progress on standard error; by default below runs/."""
+    """The result on standard output, the progress on standard error; by default below runs/.
+
+    The budget cannot be kept, and that is part of the result.
+    """
     monkeypatch.chdir(tmp_path)
-    answer = run("run", TINY, *SHORT)
+    answer = run("run", TINY, *SHORT, "--set", "budget.seconds=1")
     assert answer.code == 0
-    first, second = answer.out.splitlines()
+    first, warning, second = answer.out.splitlines()
     assert first.startswith("2 rounds: accuracy ")
     assert first.endswith(" J")
+    assert warning.startswith("warning: time exceeds its budget by ")
+    assert "of 1 s), since round 1: caps could not be met in 2 rounds, first in round 1: " in warning
+    assert "stretched to the least makespan" in warning
+    assert "on_unreachable = 'stretch'" in warning
+    assert "time exceeds its budget by " in (tmp_path / "runs" / "tiny" / "report.html").read_text()
     assert second == "report: runs/tiny/report.html"
     assert (tmp_path / "runs" / "tiny" / "report.html").is_file()
     assert "tiny" in answer.err
@@ -76,7 +84,10 @@ def test_what_is_printed(run: Run, tmp_path: Path, monkeypatch: pytest.MonkeyPat
 def test_one_document(run: Run, tmp_path: Path) -> None:
     """And the same run again from its own resolved file, by way of --engine."""
     first = run("run", TINY, "--out", tmp_path / "one", *SHORT, "--json").document
-    assert list(first) == ["directory", "rounds", "accuracy", "seconds", "joules", "model_sha256"]
+    names = "directory rounds accuracy seconds joules model_sha256 over_budget"
+    assert list(first) == names.split()
+    realised = [(each["resource"], each["account"]) for each in first["over_budget"]["overruns"]]
+    assert realised == [("seconds", "realised"), ("joules", "realised")]
     assert (first["directory"], first["rounds"]) == (str(tmp_path / "one"), 2)
     resolved = tmp_path / "one" / "experiment.toml"
     again = run("run", resolved, "--out", tmp_path / "two", "--engine", "threads", "--json").document

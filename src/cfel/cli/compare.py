@@ -13,6 +13,7 @@ from cfel.cli.arguments import Commands, add_command, parse_integers, parse_name
 from cfel.cli.output import new_table, print_json, print_table
 from cfel.cli.run import add_experiment_argument, add_run_options, read_experiment, track_runs
 from cfel.experiment import Experiment
+from cfel.report.overruns import Overrun
 
 EXAMPLE = """  cfel compare experiment.toml --seeds 0,1,2 --target 0.7 --out runs/table
   cfel compare experiment.toml --schemes hcef,cef,my_module:build"""
@@ -99,6 +100,9 @@ def print_summary(console: Console, document: Mapping[str, Any]) -> None:
     print_table(console, f"Time and energy to {aim}, gain over CEF, and budget used at the end", table)
     if several_seeds:
         console.print("mean over seeds, with its 95 % confidence interval; gains are compared seed by seed")
+    for name, row in rows.items():
+        for sentence in _describe_worst(row["over_budget"]):
+            console.print(f"[yellow]warning:[/] {escape(f'{name}: {sentence}')}")
     if target is not None and all(row["seconds_to_target"] is None for row in rows.values()):
         console.print(f"no scheme reached {aim} with every seed: try a lower --target or more rounds")
 
@@ -119,6 +123,17 @@ def _format_gain(row: Mapping[str, Any], key: str) -> str:
     if len(row["per_seed"]) == 1:
         return gain
     return f"{gain}\n" if interval is None else f"{gain}\n{interval[0]:.2f}–{interval[1]:.2f}"
+
+
+def _describe_worst(over_budget: Mapping[str, Any]) -> list[str]:
+    """What the seeds of a scheme broke: of each budget the worst seed."""
+    found: dict[str, tuple[str, Overrun]] = {}
+    for seed, broken in over_budget.items():
+        for each in broken["overruns"]:
+            overrun = Overrun(**{name: value for name, value in each.items() if name != "share"})
+            if each["resource"] not in found or overrun.share > found[each["resource"]][1].share:
+                found[each["resource"]] = (seed, overrun)
+    return [f"seed {seed}: {overrun.describe()}" for seed, overrun in found.values()]
 
 
 def _format_share(used: float | None, budget: float | None) -> str:

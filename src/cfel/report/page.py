@@ -12,6 +12,7 @@ from typing import Any
 
 from cfel.durable import replace_file
 from cfel.report.load import Run, find_target, group_by_scheme, load_runs
+from cfel.report.overruns import describe_overruns
 from cfel.report.pictures import Picture, draw_pictures, write_pictures
 from cfel.report.style import SchemeStyle, assign_styles, css_variable, list_colours
 from cfel.report.summary import summarise
@@ -64,6 +65,7 @@ def render_page(runs: tuple[Run, ...], summary: Mapping[str, Any], pictures: tup
         f'<p class="headline">{escape(compose_headline(summary, styles))}</p>'
         f'<div class="card">{render_summary_table(summary, styles)}</div>'
         f'<p class="muted">{escape(_render_footnote(runs))}</p>'
+        f"{render_overruns(runs, styles)}"
         f"<h2>Figures</h2>{render_gallery(shared)}"
         f"{'<h2>Devices by scheme</h2>' + render_gallery(single) if single else ''}"
         f"<h2>How this was made</h2>{''.join(render_provenance(run, styles) for run in runs)}"
@@ -103,6 +105,16 @@ def _render_footnote(runs: tuple[Run, ...]) -> str:
     return text
 
 
+def render_overruns(runs: Sequence[Run], styles: Mapping[str, SchemeStyle]) -> str:
+    """What runs broke: budgets, and caps of single rounds; empty if all were kept."""
+    items = "".join(
+        f"<li>{escape(f'{styles[run.scheme].label}, seed {run.seed}: {sentence}')}</li>"
+        for run in runs
+        for sentence in describe_overruns(run)
+    )
+    return f"<h2>Budgets and caps that were broken</h2><ul>{items}</ul>" if items else ""
+
+
 def render_gallery(pictures: Sequence[Picture]) -> str:
     """The figures in a grid."""
     return f'<div class="grid">{"".join(map(_render_figure, pictures))}</div>'
@@ -128,18 +140,10 @@ def render_provenance(run: Run, styles: Mapping[str, SchemeStyle]) -> str:
         "python": environment.python,
         "packages": ", ".join(f"{name} {number}" for name, number in environment.packages.items()),
         "machine": f"{environment.cpu}, {plural(environment.cores, 'core')}, {environment.platform}",
-        "missed caps": _describe_missed_caps(run),
+        "budgets": "; ".join(describe_overruns(run)) or "kept, every cap met",
     }
     items = "".join(f"<dt>{escape(name)}</dt><dd>{escape(text)}</dd>" for name, text in facts.items())
     return (
         f"<details><summary>{escape(styles[run.scheme].label)}, seed {run.seed}</summary><dl>{items}</dl>"
         f"<pre>{escape(run.experiment_toml)}</pre></details>"
     )
-
-
-def _describe_missed_caps(run: Run) -> str:
-    rounds = sum(not record.feasible for record in run.records)
-    if not rounds:
-        return "none"
-    words = next((record.violations[0] for record in run.records if record.violations), "no reason recorded")
-    return f"in {rounds} of {plural(len(run.records), 'round')}; the first: {words}"

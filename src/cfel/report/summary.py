@@ -16,6 +16,7 @@ from typing import Any
 from cfel.durable import replace_file
 from cfel.report.crossing import find_crossing
 from cfel.report.load import Run, group_by_scheme
+from cfel.report.overruns import list_overruns
 
 REFERENCE = "cef"
 """Gains are relative to this scheme."""
@@ -52,12 +53,13 @@ def summarise(runs: Sequence[Run], target: float | None) -> dict[str, Any]:
         `{"target": …, "schemes": {scheme: {…}}}`. For each scheme: the mean over seeds of each measured value
         and the gains over `cef` (geometric mean; above 1 is better); `confidence`, half the width of the 95 %
         interval of each measured value (null with one seed); `interval`, the ends of that of each gain;
-        `per_seed`, the same values for each seed; `reached`, the number of seeds that reached the target.
+        `per_seed`, the same values for each seed; `reached`, the number of seeds that reached the target;
+        `over_budget`, the budgets and caps that a seed broke, by seed (`overruns`).
         Times to the target are realised and interpolated (`crossing`).
     """
+    groups = group_by_scheme(tuple(runs))
     measured = {
-        scheme: {str(run.seed): measure(run, target) for run in members}
-        for scheme, members in group_by_scheme(tuple(runs)).items()
+        scheme: {str(run.seed): measure(run, target) for run in members} for scheme, members in groups.items()
     }
     schemes = {}
     for scheme, seeds in measured.items():
@@ -72,6 +74,7 @@ def summarise(runs: Sequence[Run], target: float | None) -> dict[str, Any]:
             "confidence": {name: confidence_half_width(_column(seeds, name)) for name in _MEASURED},
             "interval": {gain: geometric_interval(_column(per_seed, gain)) for gain, _ in _GAINS},
             "per_seed": per_seed,
+            "over_budget": list_overruns(groups[scheme]),
         }
     return {"target": target, "schemes": schemes}
 

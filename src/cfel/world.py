@@ -9,7 +9,7 @@ from dataclasses import dataclass, field
 from cfel.control.setting import Setting
 from cfel.learning.aggregation import AggregationParameters
 from cfel.learning.compression.compressors import Compressor
-from cfel.learning.local.sgd import TrainingParameters
+from cfel.learning.local.parameters import TrainingParameters
 from cfel.learning.models.flat import FlatModel
 from cfel.learning.task import DeviceData, Task
 

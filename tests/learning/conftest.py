@@ -10,7 +10,7 @@ from cfel.learning.compression.compressors import compressor
 from cfel.learning.data import digits, synthetic
 from cfel.learning.data.partition import PartitionParameters, partition
 from cfel.learning.device_messages import DeviceOrder, DeviceReport
-from cfel.learning.local.sgd import LocalParameters, TrainingParameters
+from cfel.learning.local.parameters import LocalParameters, TrainingParameters
 from cfel.learning.local.workspace import Workspace
 from cfel.learning.models.builders import model_builder
 from cfel.learning.models.flat import FlatModel

@@ -19,7 +19,7 @@ from cfel.learning.data.augment import augmentation, crop_and_flip
 from cfel.learning.device_messages import DeviceOrder, DeviceReport, DeviceState
 from cfel.learning.evaluate import evaluate
 from cfel.learning.local.estimates import Estimates
-from cfel.learning.local.sgd import draw_batches
+from cfel.learning.local.iterations import draw_batches
 from cfel.learning.local.workspace import Workspace
 from cfel.learning.models.builders import model_builder
 from cfel.learning.models.flat import FlatModel, model_sha256
@@ -137,21 +137,18 @@ def test_arguments_stay_as_they_are(digits_task: Task, workspace: Build, order: 
     data, model = spread(digits_task, 4)[0], initial_model(digits_task, 0)
     scratch = workspace(digits_task, error_feedback=True)
     _, state = device_update(order(model, theta=0.1), data, DeviceState(), scratch)
-    assert state.momentum is not None
     assert state.residual is not None
-    kept = [model.parameters.clone(), state.momentum.clone(), state.residual.clone()]
+    kept = [model.parameters.clone(), state.memory["momentum"].clone(), state.residual.clone()]
     report, after = device_update(order(model, theta=0.1, edge_round=1), data, state, scratch)
     edge_aggregate(model, [report])
     assert all(
         torch.equal(a, b)
-        for a, b in zip(kept, [model.parameters, state.momentum, state.residual], strict=True)
+        for a, b in zip(kept, [model.parameters, state.memory["momentum"], state.residual], strict=True)
     )
     _, given_up = device_update(
         order(model, theta=0.1, edge_round=1), data, state, scratch, give_up_state=True
     )
-    assert after.momentum is not None
-    assert given_up.momentum is not None
-    assert torch.equal(after.momentum, given_up.momentum)
+    assert torch.equal(after.memory["momentum"], given_up.memory["momentum"])
 
 
 def test_a_device_that_takes_no_step_changes_nothing_but_reports(
@@ -163,9 +160,7 @@ def test_a_device_that_takes_no_step_changes_nothing_but_reports(
     report, after = device_update(order(model, rho=0.0, theta=0.5, edge_round=1), data, before, scratch)
     assert (report.steps, np.isnan(report.loss)) == (0, True)
     assert not dense(report).any()
-    assert before.momentum is not None
-    assert after.momentum is not None
-    assert torch.equal(after.momentum, before.momentum)
+    assert torch.equal(after.memory["momentum"], before.memory["momentum"])
     assert after.estimates == before.estimates
     assert before.estimates is not None
     assert report.estimates == before.estimates
@@ -193,7 +188,7 @@ def test_kept_momentum_differs_from_reset(
     _, state = device_update(order(model), data, DeviceState(), kept)
     one, _ = device_update(order(model, edge_round=1), data, state, kept)
     two, dropped = device_update(order(model, edge_round=1), data, state, reset)
-    assert dropped.momentum is None
+    assert not dropped.memory
     assert not torch.equal(dense(one), dense(two))
     assert device_update(order(model), data, DeviceState(), workspace(digits_task, momentum=0.0))[
         1

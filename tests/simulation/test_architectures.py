@@ -57,7 +57,7 @@ def test_auto_tries_one_step_and_falls_back(name: str) -> None:
     experiment = with_model(name, "auto")
     world = experiment.build_world()
     assert experiment.resolve(world).simulation.engine == "threads"
-    with pytest.raises(InputError, match=r"'batched' cannot train this model: .*; use --engine threads"):
+    with pytest.raises(InputError, match=r"'batched' cannot train this: .*; use --engine threads"):
         records(with_model(name, "batched"))
 
 
@@ -65,7 +65,7 @@ def test_the_notice_is_one_line(tmp_path: Path) -> None:
     said: list[str] = []
     experiment = replace_rounds(with_model("dropout", "auto"))
     run_experiment(experiment, tmp_path / "run", RunOptions(notify=said.append))
-    expected = "engine: threads, as the model cannot be batched: it draws random numbers (dropout)"
+    expected = "engine: threads, as devices cannot be trained side by side: it draws random numbers (dropout)"
     assert said == [expected]
     assert 'engine = "threads"' in (tmp_path / "run" / "experiment.toml").read_text(encoding="utf-8")
 

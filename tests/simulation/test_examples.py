@@ -48,10 +48,12 @@ def example(name: str, engine: str = "threads") -> Experiment:
 
 def test_there_is_one_of_each() -> None:
     parts = (
+        "algorithm",
         "compressor",
         "data",
         "lora",
         "model",
+        "optimiser",
         "scheme",
         "task_next_character",
         "task_regression",
@@ -70,10 +72,12 @@ def test_an_example_is_a_page(name: str) -> None:
 @pytest.mark.parametrize(
     ("name", "least"),
     [
+        ("custom_algorithm", 0.5),
         ("custom_compressor", 0.5),
         ("custom_data", 0.6),
         ("custom_lora", 0.5),
         ("custom_model", 0.6),
+        ("custom_optimiser", 0.5),
         ("custom_scheme", 0.4),
         ("custom_task_next_character", 0.3),
         ("custom_task_regression", 0.5),

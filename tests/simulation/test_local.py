@@ -51,8 +51,8 @@ def test_momentum_is_kept_or_reset() -> None:
         outcomes(tiny(scheme={"name": "cef"}, local=local))
         for local in ({"momentum_state": "keep"}, {"momentum_state": "reset"}, {"momentum": 0.0})
     )
-    assert all(device.momentum is not None for device in keep[-1].state.devices)
-    assert all(device.momentum is None for device in (*reset[-1].state.devices, *none[-1].state.devices))
+    assert all("momentum" in device.memory for device in keep[-1].state.devices)
+    assert all(not device.memory for device in (*reset[-1].state.devices, *none[-1].state.devices))
     assert len({each[-1].record.model_sha256 for each in (keep, reset, none)}) == 3
     assert (keep[-1].record.loss or 0) < (reset[-1].record.loss or 0)
 

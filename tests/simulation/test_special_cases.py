@@ -4,7 +4,7 @@ import numpy as np
 import pytest
 import torch
 
-from cfel.learning.local.sgd import draw_batches
+from cfel.learning.local.iterations import draw_batches
 from cfel.learning.models.builders import mlp
 from cfel.learning.models.safetensors_files import named_tensors
 from cfel.seeding import make_generator

@@ -149,7 +149,7 @@ def _alive(process: int) -> bool:
 def test_parcels_keep_everything() -> None:
     update = SparseUpdate(9, torch.tensor([1, 4], dtype=torch.int32), torch.tensor([0.5, -2.0]))
     report = DeviceReport(3, update, torch.empty(0), Estimates(1.5, -0.5, (0.5,)), 2, 0.25, 10)
-    state = DeviceState(torch.arange(9.0), None, Estimates(1.5, -0.5))
+    state = DeviceState({"momentum": torch.arange(9.0)}, None, Estimates(1.5, -0.5))
     found, remembered = pickle.loads(pack((report, state)))  # noqa: S301 — just packed
     assert (found.device, found.estimates, found.steps, found.loss) == (3, report.estimates, 2, 0.25)
     assert (found.samples, found.update.size) == (10, 9)
@@ -157,7 +157,7 @@ def test_parcels_keep_everything() -> None:
     assert found.update.indices.dtype == torch.int32
     assert found.update.values.tolist() == [0.5, -2.0]
     assert remembered.estimates == state.estimates
-    assert torch.equal(remembered.momentum.add_(0.0), torch.arange(9.0))
+    assert torch.equal(remembered.memory["momentum"].add_(0.0), torch.arange(9.0))
 
 
 def test_processes_and_threads_give_the_same_bits(monkeypatch: pytest.MonkeyPatch) -> None:

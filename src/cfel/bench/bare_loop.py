@@ -19,7 +19,7 @@ from torch import Tensor
 
 from cfel.bench.settings import SEED, BenchSetting, make_random_data
 from cfel.learning.data.augment import augmentation
-from cfel.learning.local.sgd import draw_batches
+from cfel.learning.local.iterations import draw_batches
 from cfel.learning.models.builders import model_builder
 from cfel.learning.worker_threads import prepare_process, prepare_thread
 from cfel.seeding import make_generator

@@ -15,7 +15,7 @@ from cfel.cost import backhaul_seconds
 from cfel.learning.compression.compressors import compressor
 from cfel.learning.data.augment import augmentation
 from cfel.learning.data.dataset import DataSet, Normalisation
-from cfel.learning.local.sgd import LocalParameters, MomentumState, TrainingParameters
+from cfel.learning.local.parameters import LocalParameters, MomentumState, TrainingParameters
 from cfel.learning.models.builders import model_builder
 from cfel.learning.task import DeviceData, Task, initial_model
 from cfel.rounds.engine_choice import choose_engine

@@ -36,7 +36,8 @@ from cfel.learning.data import SHAPES, load
 from cfel.learning.data.augment import augmentation
 from cfel.learning.data.held_out import hold_out
 from cfel.learning.data.partition import partition
-from cfel.learning.local.sgd import LocalParameters, TrainingParameters
+from cfel.learning.local.algorithms import build_algorithm
+from cfel.learning.local.parameters import LocalParameters, TrainingParameters
 from cfel.learning.models.builders import BUILTIN as MODELS
 from cfel.learning.models.builders import model_builder
 from cfel.learning.models.flat import FlatModule
@@ -151,6 +152,7 @@ class Experiment:
             reason = f"scheme {self.scheme.name!r} chooses how much is sent, and is charged for that"
             raise InputError(f"compression.kind = 'none': {reason}; choose a compressor")
         augmentation(self.data.augment, self.code)
+        build_algorithm(self.local, self.code)
         build_scheme(self.scheme, self.code)
 
     def change(self, changes: Mapping[str, Any]) -> "Experiment":
@@ -243,9 +245,9 @@ class Experiment:
             kept_energy_at=overrides.kept_energy_at or self.local.kept_energy_at,
         )
         feedback = overrides.error_feedback
-        return TrainingParameters(
-            local, self.data.batch, self.compression.error_feedback if feedback is None else feedback
-        )
+        if feedback is None:
+            feedback = self.compression.error_feedback
+        return TrainingParameters(local, self.data.batch, feedback, build_algorithm(local, self.code))
 
     def resolve(self, world: World) -> "Experiment":
         """The experiment with the engine chosen."""

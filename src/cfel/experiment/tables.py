@@ -25,7 +25,7 @@ from cfel.experiment.document import (
 )
 from cfel.experiment.sections import BudgetParameters, CompressionParameters, DataParameters, ModelParameters
 from cfel.learning.aggregation import AggregationParameters
-from cfel.learning.local.sgd import LocalParameters
+from cfel.learning.local.parameters import LocalParameters
 from cfel.rounds.parameters import SimulationParameters
 from cfel.system import (
     Availability,

@@ -3,7 +3,8 @@
 How they travel is up to the drivers (`simulation`, `deployment`). `roles` computes with them.
 """
 
-from dataclasses import dataclass
+from collections.abc import Mapping
+from dataclasses import dataclass, field
 
 import numpy as np
 from torch import Tensor
@@ -61,12 +62,12 @@ class DeviceState:
     """What a device keeps from one edge round to the next; empty for a new device.
 
     Attributes:
-        momentum: d numbers, or None for zero.
+        memory: what its algorithm remembers, by name, e.g. `momentum`; zero where there is no such name.
         residual: what compression has dropped so far (error feedback), or None for zero.
         estimates: the last σ² and G², or None before the first.
     """
 
-    momentum: Tensor | None = None
+    memory: Mapping[str, Tensor] = field(default_factory=dict)
     residual: Tensor | None = None
     estimates: Estimates | None = None
 

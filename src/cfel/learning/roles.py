@@ -67,8 +67,8 @@ def device_update(
     flat = workspace.flat
     flat.load(order.model)
     flat.module.train()
-    momentum = _load_momentum(state, workspace, give_up_state)
-    estimates, losses = train(order, data, momentum, workspace)
+    memory = _load_memory(state, workspace, give_up_state)
+    estimates, losses = train(order, data, memory, workspace)
     # In place: the workspace loads another model before it is used again.
     difference = flat.parameters.sub_(order.model.parameters.to(workspace.device)).cpu()
     return finish_update(
@@ -77,7 +77,7 @@ def device_update(
         state,
         workspace,
         difference=difference,
-        momentum=None if momentum is None else momentum.cpu(),
+        memory={name: values.cpu() for name, values in memory.items()},
         buffers=flat.buffers.clone().cpu(),
         estimates=estimates,
         losses=losses,
@@ -92,7 +92,7 @@ def finish_update(
     workspace: Workspace,
     *,
     difference: Tensor,
-    momentum: Tensor | None,
+    memory: Mapping[str, Tensor],
     buffers: Tensor,
     estimates: Estimates | None,
     losses: Sequence[float],
@@ -106,7 +106,7 @@ def finish_update(
         state: its state before.
         workspace: the worker's scratch memory.
         difference: to the order's model, d numbers on the CPU; overwritten.
-        momentum: the buffer after the last step, or None without momentum.
+        memory: what the algorithm remembers after the last step.
         buffers: batch-norm statistics.
         estimates: new ones, or None to keep the old ones.
         losses: of the steps taken.
@@ -136,7 +136,7 @@ def finish_update(
         samples=data.samples,
     )
     return report, DeviceState(
-        momentum if local.momentum_state == "keep" else None,
+        {name: values for name, values in memory.items() if name in workspace.kept_names},
         _compute_residual(difference, update, state.residual if give_up_state else None)
         if workspace.training.error_feedback
         else None,
@@ -144,13 +144,19 @@ def finish_update(
     )
 
 
-def _load_momentum(state: DeviceState, workspace: Workspace, give_up_state: bool) -> Tensor | None:
-    if not workspace.local.momentum:
-        return None
-    if state.momentum is None or workspace.local.momentum_state == "reset":
-        return torch.zeros_like(workspace.flat.parameters)
-    # The steps change the buffer in place; the caller may still need the old one.
-    return state.momentum.to(workspace.device, copy=not give_up_state)
+def _load_memory(state: DeviceState, workspace: Workspace, give_up_state: bool) -> dict[str, Tensor]:
+    """What the algorithm remembers of the last edge round, as it may change it in place."""
+    memory = {}
+    for name, is_vector in workspace.algorithm.remembers.items():
+        known = state.memory.get(name) if name in workspace.kept_names else None
+        if known is None:
+            memory[name] = torch.zeros(
+                workspace.flat.parameters.numel() if is_vector else 1, device=workspace.device
+            )
+        else:
+            # The caller may still need the old values.
+            memory[name] = known.to(workspace.device, copy=not give_up_state)
+    return memory
 
 
 def _compute_residual(difference: Tensor, update: Update, memory: Tensor | None) -> Tensor:

@@ -32,4 +32,4 @@ def choose_engine(engine: str, world: World) -> EngineChoice:
     obstacle = find_obstacle(world.task, world.training, world.start, world.data[0])
     if obstacle is None:
         return EngineChoice("batched")
-    return EngineChoice("threads", f"engine: threads, as the model cannot be batched: {obstacle}")
+    return EngineChoice("threads", f"engine: threads, as devices cannot be trained side by side: {obstacle}")

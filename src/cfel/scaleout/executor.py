@@ -15,6 +15,7 @@ import ray
 
 from cfel.learning.device_messages import DeviceOrder, DeviceState
 from cfel.learning.evaluate import Evaluation
+from cfel.learning.local.algorithms import find_algorithm
 from cfel.learning.local.estimates import Estimates
 from cfel.learning.models.flat import FlatModel
 from cfel.learning.worker_threads import prepare_process, prepare_thread
@@ -45,9 +46,9 @@ class RayExecutor:
         self.busy_seconds = 0.0
         # By id of the model, which is kept as well: an id is unique only while its object lives.
         self._stored: dict[int, tuple[FlatModel, Any]] = {}
-        local = world.training.local
-        keeps_momentum = local.momentum > 0 and local.momentum_state == "keep"
-        vectors = 1 + keeps_momentum + world.training.error_feedback
+        training = world.training
+        kept = find_algorithm(training).list_kept(keep=training.local.momentum_state == "keep")
+        vectors = 1 + len(kept) + training.error_feedback
         self._most = largest_group(world.start.parameters.numel(), vectors)
         with ExitStack() as stack:
             stack.enter_context(connect(address, parameters.workers))
@@ -127,6 +128,6 @@ def _put(value: object) -> Any:  # noqa: ANN401 — Ray's reference
 
 def _copy_state(state: DeviceState) -> DeviceState:
     """Copies a state to this process's memory: tensors read from the object store would keep it full."""
-    momentum = None if state.momentum is None else state.momentum.clone()
+    memory = {name: tensor.clone() for name, tensor in state.memory.items()}
     residual = None if state.residual is None else state.residual.clone()
-    return replace(state, momentum=momentum, residual=residual)
+    return replace(state, memory=memory, residual=residual)

@@ -25,7 +25,7 @@ from cfel.learning.compression.compressors import Compressor
 from cfel.learning.device_messages import DeviceOrder, DeviceState
 from cfel.learning.evaluate import Evaluation, evaluate
 from cfel.learning.local.estimates import Estimates
-from cfel.learning.local.sgd import TrainingParameters
+from cfel.learning.local.parameters import TrainingParameters
 from cfel.learning.local.workspace import Workspace
 from cfel.learning.models.flat import FlatModel
 from cfel.learning.roles import device_estimate, device_update

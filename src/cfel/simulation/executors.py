@@ -243,4 +243,4 @@ class PoolExecutor:
 def _reject_obstacle(world: World, parameters: SimulationParameters) -> None:
     obstacle = find_obstacle(world.task, world.training, world.start, world.data[0], parameters.device)
     if obstacle is not None:
-        raise InputError(f"engine 'batched' cannot train this model: {obstacle}; use --engine threads")
+        raise InputError(f"engine 'batched' cannot train this: {obstacle}; use --engine threads")

@@ -13,6 +13,7 @@ from torch import Tensor
 from cfel.cost import Ledger
 from cfel.errors import InputError, RunDirectoryError
 from cfel.learning.device_messages import DeviceState
+from cfel.learning.local.algorithms import find_algorithm
 from cfel.learning.local.estimates import Estimates, stack_estimates, unstack_estimates
 from cfel.learning.models.flat import FlatModel
 from cfel.rounds.edge_models import edge_tensors, read_edge_models, read_vector
@@ -64,10 +65,9 @@ def to_checkpoint(state: RunState) -> Checkpoint:
     """The state as named tensors and JSON values."""
     control, tensors = state.control, edge_tensors(state.models)
     for number, device in enumerate(state.devices):
-        for name in ("momentum", "residual"):
-            tensor: Tensor | None = getattr(device, name)
-            if tensor is not None:
-                tensors[f"device/{number}/{name}"] = tensor.numpy()
+        tensors |= {f"device/{number}/{name}": tensor.numpy() for name, tensor in device.memory.items()}
+        if device.residual is not None:
+            tensors[f"device/{number}/residual"] = device.residual.numpy()
     tensors |= stack_estimates(state.estimates)
     tensors["spent_joules"] = np.asarray(control.spent_joules)
     values = {
@@ -100,13 +100,23 @@ def from_checkpoint(checkpoint: Checkpoint, world: World) -> RunState:
         models=read_edge_models(checkpoint, world.setting.fleet.clusters, world.start),
         devices=tuple(
             DeviceState(
-                _optional_vector(tensors, f"device/{number}/momentum", size),
+                _read_memory(tensors, number, world),
                 _optional_vector(tensors, f"device/{number}/residual", size),
                 estimates,
             )
             for number, estimates in enumerate(known)
         ),
     )
+
+
+def _read_memory(tensors: Mapping[str, Any], device: int, world: World) -> dict[str, Tensor]:
+    """What the device's algorithm remembers."""
+    size = world.start.parameters.numel()
+    found = {
+        name: _optional_vector(tensors, f"device/{device}/{name}", size if is_vector else 1)
+        for name, is_vector in find_algorithm(world.training).remembers.items()
+    }
+    return {name: tensor for name, tensor in found.items() if tensor is not None}
 
 
 def _optional_vector(tensors: Mapping[str, Any], name: str, size: int) -> Tensor | None:

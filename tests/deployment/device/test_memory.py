@@ -26,7 +26,9 @@ REPORT = DeviceReport(0, UPDATE, torch.zeros(1), None, 1, 0.5, 3)
 UPLOAD = make_upload(REPORT, DeviceOrder(0, 5, 1, 0, 1.0, 0.5, 3, MODEL))
 SENT = Sent(((5, 1), "abc", 1.0, 0.5), UPLOAD)
 STATE = DeviceState(
-    torch.tensor([0.1, 0.2, 0.3, 0.4]), torch.tensor([1.0, 1.0, 1.0, 1.0]), Estimates(2.0, 3.0)
+    {"momentum": torch.tensor([0.1, 0.2, 0.3, 0.4]), "steps": torch.tensor([3.0])},
+    torch.tensor([1.0, 1.0, 1.0, 1.0]),
+    Estimates(2.0, 3.0),
 )
 
 
@@ -46,9 +48,8 @@ def test_there_and_back(tmp_path: Path) -> None:
     assert load_memory(path).sent is None
     save_memory(path, Memory(STATE, SENT))
     found = load_memory(path)
-    assert found.state.momentum is not None
-    assert STATE.momentum is not None
-    assert torch.equal(found.state.momentum, STATE.momentum)
+    assert found.state.memory.keys() == STATE.memory.keys()
+    assert all(torch.equal(found.state.memory[name], STATE.memory[name]) for name in STATE.memory)
     assert found.state.estimates == STATE.estimates
     assert found.sent is not None
     assert found.sent.key == SENT.key

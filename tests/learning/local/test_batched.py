@@ -50,6 +50,7 @@ def _compare(
         {"momentum": 0.0},
         {"momentum_state": "reset", "steps": "systematic"},
         {"weight_decay": 0.01, "error_feedback": True},
+        {"nesterov": True, "clip_gradient": 0.5},
     ],
     ids=str,
 )

@@ -13,6 +13,7 @@ from cfel.errors import InputError
 from cfel.learning.compression.compressors import compressor
 from cfel.learning.data import DataSet
 from cfel.learning.device_messages import DeviceOrder, DeviceState
+from cfel.learning.local.algorithms.sgd import apply_momentum_step
 from cfel.learning.local.estimates import (
     Estimates,
     check_estimates,
@@ -20,13 +21,11 @@ from cfel.learning.local.estimates import (
     stack_estimates,
     unstack_estimates,
 )
-from cfel.learning.local.sgd import (
-    LocalParameters,
-    TrainingParameters,
-    apply_momentum_step,
+from cfel.learning.local.iterations import (
     choose_iterations,
     draw_batches,
 )
+from cfel.learning.local.parameters import LocalParameters, TrainingParameters
 from cfel.learning.local.workspace import Workspace
 from cfel.learning.models.flat import FlatModel
 from cfel.learning.roles import device_estimate, device_update
@@ -80,18 +79,23 @@ def test_fewer_batches_are_the_first_of_more() -> None:
     assert np.array_equal(few, many[:3])
 
 
-@pytest.mark.parametrize(("momentum", "decay"), [(0.9, 0.0), (0.0, 0.0), (0.5, 0.1)])
-def test_steps_equal_torch_sgd_whatever_the_strides(momentum: float, decay: float) -> None:
-    local = LocalParameters(learning_rate=0.1, momentum=momentum, weight_decay=decay)
+@pytest.mark.parametrize(
+    ("momentum", "decay", "nesterov"),
+    [(0.9, 0.0, False), (0.0, 0.0, False), (0.5, 0.1, False), (0.9, 0.1, True)],
+)
+def test_steps_equal_torch_sgd_whatever_the_strides(momentum: float, decay: float, nesterov: bool) -> None:
+    local = LocalParameters(momentum=momentum, weight_decay=decay, nesterov=nesterov)
     draw = torch.Generator().manual_seed(0)
     start = torch.randn(4, 3, 2, 2, generator=draw)
     own = nn.Parameter(start.clone().to(memory_format=torch.channels_last))
     theirs = nn.Parameter(start.clone())
     buffers = [torch.zeros_like(own).detach()] if momentum else []
-    reference = torch.optim.SGD([theirs], lr=0.1, momentum=momentum, weight_decay=decay, foreach=False)
+    reference = torch.optim.SGD(
+        [theirs], lr=0.1, momentum=momentum, weight_decay=decay, nesterov=nesterov, foreach=False
+    )
     for _ in range(3):
         gradient = torch.randn(4, 3, 2, 2, generator=draw)
-        apply_momentum_step([own], [gradient.clone()], buffers, local)
+        apply_momentum_step([own], [gradient.clone()], buffers, local, 0.1)
         theirs.grad = gradient
         reference.step()
     torch.testing.assert_close(own, theirs)

@@ -1,8 +1,8 @@
 """A device: asks for orders, trains, and uploads its update; it remembers before it sends.
 
-It is a client only, so it works behind any firewall. What it keeps (momentum, residual, last upload) is on
-the disk before the upload is sent: an order that comes again gets the same bytes, and an upload that its edge
-server did not use goes back into the residual, where error feedback is on.
+It is a client only, so it works behind any firewall. What it keeps (memory of its algorithm, residual, last
+upload) is on the disk before the upload is sent: an order that comes again gets the same bytes, and an upload
+that its edge server did not use goes back into the residual, where error feedback is on.
 """
 
 import asyncio

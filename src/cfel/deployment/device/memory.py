@@ -1,4 +1,4 @@
-"""What a device keeps on its disk across restarts: momentum, residual, estimates and its last upload.
+"""What a device keeps on its disk across restarts: its algorithm's memory, residual, estimates, last upload.
 
 One file, replaced as a whole, so that state and upload always belong together. When it is written is decided
 in `agent`.
@@ -16,7 +16,6 @@ from typing import Any
 import msgspec
 import numpy as np
 import torch
-from torch import Tensor
 
 from cfel.deployment import state_file
 from cfel.deployment.measurement.meters import Measurements
@@ -105,10 +104,10 @@ def save_memory(path: Path, memory: Memory) -> None:
     """Returns when the memory is on the device's disk."""
     state, sent = memory.state, memory.sent
     tensors: dict[str, Any] = {}
-    for name in ("momentum", "residual"):
-        tensor: Tensor | None = getattr(state, name)
-        if tensor is not None:
-            tensors[name] = tensor.numpy()
+    for name, tensor in state.memory.items():
+        tensors[name] = tensor.numpy()
+    if state.residual is not None:
+        tensors["residual"] = state.residual.numpy()
     if sent is not None:
         tensors["upload"] = np.frombuffer(sent.upload.content.join(), dtype=np.uint8)
     state_file.save(path, tensors, encode(_Stored(state.estimates, sent, memory.measured)))
@@ -117,7 +116,7 @@ def save_memory(path: Path, memory: Memory) -> None:
 def load_memory(path: Path) -> Memory:
     """The memory saved last; an empty one for a new device, and for one whose file is damaged.
 
-    What is lost then are momentum, residual and the newest estimates: the device learns on without them.
+    What is lost then are momentum and the like, residual and the newest estimates: it learns on without them.
 
     Raises:
         StorageError: the file is of another version.
@@ -136,8 +135,6 @@ def load_memory(path: Path) -> Memory:
         stored = decode(content, _Stored, upload)
     except RejectedError as error:
         raise StorageError(f"{path} was written by another version of cfel: {error}") from error
-    kept = {
-        name: torch.from_numpy(np.array(tensors[name])) if name in tensors else None
-        for name in ("momentum", "residual")
-    }
-    return Memory(DeviceState(**kept, estimates=stored.estimates), stored.sent, stored.measured)
+    kept = {name: torch.from_numpy(np.array(each)) for name, each in tensors.items() if name != "upload"}
+    residual = kept.pop("residual", None)
+    return Memory(DeviceState(kept, residual, stored.estimates), stored.sent, stored.measured)

@@ -4,7 +4,7 @@ With a small model, most of a device's time is the overhead of starting operatio
 devices are the rows of one matrix, and each iteration computes all gradients in one batched forward and
 backward pass. Random streams, step rules, estimates and compression are those of `roles`, device by device.
 Models with statistics (batch norm) are not supported, as padding a batch would change them; nor are models
-that draw random numbers, as what one device draws would depend on the others.
+that draw random numbers, as what one device draws would depend on the others. The algorithm must be SGD.
 """
 
 from collections.abc import Sequence
@@ -19,7 +19,7 @@ from cfel.arrays import BoolArray, IntArray
 from cfel.errors import InputError
 from cfel.learning.device_messages import DeviceOrder, DeviceReport, DeviceState
 from cfel.learning.local.estimates import Estimates, estimate_from_halves
-from cfel.learning.local.sgd import choose_iterations, draw_batches
+from cfel.learning.local.iterations import choose_iterations, draw_batches
 from cfel.learning.local.workspace import Workspace
 from cfel.learning.roles import finish_update
 from cfel.learning.task import DeviceData
@@ -76,7 +76,7 @@ def device_updates_batched(
             workspace,
             difference=differences[n],
             # A row of the matrix would keep the whole matrix in memory.
-            momentum=None if momenta is None else momenta[n].clone(),
+            memory={} if momenta is None else {"momentum": momenta[n].clone()},
             buffers=buffers,
             estimates=estimates[n],
             losses=losses[n],
@@ -86,6 +86,8 @@ def device_updates_batched(
 
 
 def _check(orders: Sequence[DeviceOrder], data: Sequence[DeviceData], workspace: Workspace) -> None:
+    if workspace.local.algorithm != "sgd":
+        raise InputError("batched: only the algorithm 'sgd' trains devices side by side")
     if workspace.flat.buffers.numel():
         raise InputError("batched: models with batch-norm statistics cannot be trained side by side")
     if workspace.flat.behaviour.is_random:
@@ -100,8 +102,8 @@ def _load_momenta(states: Sequence[DeviceState], start: Tensor, workspace: Works
     momentum = torch.zeros_like(start)
     if workspace.local.momentum_state == "keep":
         for n, state in enumerate(states):
-            if state.momentum is not None:
-                momentum[n] = state.momentum
+            if "momentum" in state.memory:
+                momentum[n] = state.memory["momentum"]
     return momentum
 
 
@@ -154,6 +156,7 @@ def _train(
             gradient, loss = _compute_gradients(
                 now, inputs, targets, _weigh_samples(sizes, inputs), workspace
             )
+        _clip_rows(gradient, workspace.local.clip_gradient)
         _step(parameters, momentum, gradient, chosen, workspace)
         for n, value in zip(active, loss.tolist(), strict=True):
             losses[n].append(value)
@@ -255,18 +258,28 @@ def _compute_by_halves(
     return mean, (loss.view(-1, 2) * weight).sum(1), scatter
 
 
+def _clip_rows(gradient: Tensor, most: float | None) -> None:
+    """Scales longer rows down to a Euclidean norm of `most`."""
+    if most is not None:
+        norms = torch.linalg.vector_norm(gradient, dim=1, keepdim=True)
+        gradient.mul_((most / norms).clamp_(max=1.0))
+
+
 def _step(
     parameters: Tensor, momentum: Tensor | None, gradient: Tensor, chosen: Tensor | None, workspace: Workspace
 ) -> None:
-    """M ← βm + g + decay·x, x ← x − ηm for the chosen rows, or all of them."""
+    """The step of `algorithms.sgd` for the chosen rows, or all of them."""
     local = workspace.local
     if local.weight_decay:
         gradient = gradient + local.weight_decay * (parameters if chosen is None else parameters[chosen])
+    plain = gradient
     if momentum is not None and chosen is None:
         gradient = momentum.mul_(local.momentum).add_(gradient)
     elif momentum is not None and chosen is not None:
         gradient = gradient + momentum[chosen] * local.momentum
         momentum[chosen] = gradient
+    if local.nesterov:
+        gradient = plain + gradient * local.momentum
     if chosen is None:
         parameters.add_(gradient, alpha=-local.learning_rate)
     else:

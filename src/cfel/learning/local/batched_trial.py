@@ -13,7 +13,7 @@ from cfel.errors import CfelError, DivergedError
 from cfel.learning.compression.compressors import compressor
 from cfel.learning.device_messages import DeviceOrder, DeviceReport, DeviceState
 from cfel.learning.local.batched import device_updates_batched
-from cfel.learning.local.sgd import TrainingParameters
+from cfel.learning.local.parameters import TrainingParameters
 from cfel.learning.local.workspace import Workspace
 from cfel.learning.models.flat import FlatModel
 from cfel.learning.roles import device_update
@@ -37,6 +37,8 @@ def find_obstacle(
     """
     alike = replace(training, error_feedback=False)
     workspace = Workspace(task, alike, compressor("none"), device)
+    if workspace.local.algorithm != "sgd":
+        return f"the algorithm {workspace.local.algorithm!r} trains one device at a time"
     if workspace.flat.buffers.numel():
         return "its batch-norm statistics would change with padded batches"
     if workspace.flat.behaviour.is_random:

@@ -13,7 +13,7 @@ from torch import Tensor
 from cfel.errors import DivergedError
 from cfel.learning.device_messages import DeviceOrder
 from cfel.learning.local.estimates import Estimates
-from cfel.learning.local.sgd import LocalParameters
+from cfel.learning.local.parameters import LocalParameters
 
 
 def raise_if_diverged(

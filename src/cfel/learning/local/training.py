@@ -1,47 +1,55 @@
 """The local iterations of one device, from the model in the workspace, and the estimates taken on the way.
 
 What is drawn for a step (batch, augmentation, dropout) depends on the order's key and the number of the step
-alone. `roles` loads the model before and compresses the difference after.
+alone. What a step does is up to the algorithm. The estimates always come from the plain gradient, so that
+plans mean the same under every algorithm. `roles` loads the model before and compresses the difference after.
 """
 
+from collections.abc import Callable
 from functools import partial
 
 import numpy as np
+import torch
 from torch import Tensor
 
 from cfel.learning.device_messages import DeviceOrder
-from cfel.learning.local.estimates import Estimates, Scatter, estimate_from_batches
+from cfel.learning.local.algorithm import LocalRun, Memory
+from cfel.learning.local.estimates import Estimates, Scatter, estimate_from_batches, squared_norm
 from cfel.learning.local.half_batch_estimates import compute_gradient_and_estimates
-from cfel.learning.local.sgd import apply_momentum_step, choose_iterations, draw_batches
+from cfel.learning.local.iterations import choose_iterations, draw_batches
 from cfel.learning.local.workspace import Workspace
 from cfel.learning.task import DeviceData
 
 
 def train(
-    order: DeviceOrder, data: DeviceData, momentum: Tensor | None, workspace: Workspace
+    order: DeviceOrder, data: DeviceData, memory: Memory, workspace: Workspace
 ) -> tuple[Estimates | None, list[float]]:
     """Runs the chosen iterations; with `estimator = "reuse"` the first one also yields the estimates.
 
     Args:
         order: what to do; its model is in the workspace, in training mode.
         data: the device's samples.
-        momentum: the buffer, which changes in place, or None.
+        memory: what the device remembers; its tensors change in place.
         workspace: the worker's scratch memory; its parameters change.
 
     Returns:
         The estimates, or None if there are no new ones, and the loss of every step taken.
     """
-    local, flat = workspace.local, workspace.flat
+    local, flat, algorithm = workspace.local, workspace.flat, workspace.algorithm
     taken = choose_iterations(local.steps, order.rho, order.tau, order.stream("steps"))
     # All τ batches, also of skipped iterations: schemes that differ in ρ then see the same batches.
     batches = draw_batches(data.samples, workspace.training.batch, order.tau, order.stream("batches"))
-    buffers = [] if momentum is None else flat.views(momentum)
+    run = _open_run(order, memory, workspace)
+    take_step = _make_step(run, workspace)
     estimates: Estimates | None = None
     losses: list[float] = []
     iterations = np.flatnonzero(taken).tolist()
     streams = [partial(order.stream, "augmentation", each) for each in iterations]
     loaded = workspace.load_batches(data, batches[taken], streams)
+    if algorithm.begin is not None:
+        algorithm.begin(run)
     for iteration, (inputs, targets) in zip(iterations, loaded, strict=True):
+        run.iteration, run.batch = iteration, (inputs, targets)
         # A batch of one sample has no halves to compare.
         estimating = not losses and local.estimator == "reuse" and len(targets) > 1
         halves = len(targets) // 2 >= flat.behaviour.least_batch
@@ -54,9 +62,72 @@ def train(
                 )
             else:
                 gradient, loss = workspace.compute_gradient(inputs, targets)
-        apply_momentum_step(flat.leaves, gradient, buffers, local)
+        if local.clip_gradient is not None:
+            clip_gradient(gradient, local.clip_gradient)
+        take_step(gradient)
+        run.steps += 1
         losses.append(loss)
+    if algorithm.end is not None:
+        algorithm.end(run)
     return estimates, losses
+
+
+def clip_gradient(gradient: list[Tensor], most: float) -> None:
+    """Scales a gradient down, in place, to a Euclidean norm of at most `most`."""
+    norm = squared_norm(gradient) ** 0.5
+    if norm > most:
+        torch._foreach_mul_(gradient, most / norm)
+
+
+def _open_run(order: DeviceOrder, memory: Memory, workspace: Workspace) -> LocalRun:
+    def compute_at(parameters: Tensor) -> Tensor:
+        flat = workspace.flat
+        before = flat.parameters.clone(), flat.buffers.clone()
+        flat.parameters.copy_(parameters)
+        # The same key as for the step itself: dropout leaves out the same units.
+        with torch.enable_grad(), workspace.seed_model(partial(order.key, "model", run.iteration)):
+            gradient, _ = workspace.compute_gradient(*run.batch)
+        flat.parameters.copy_(before[0])
+        flat.buffers.copy_(before[1])
+        return _join(gradient, workspace)
+
+    run = LocalRun(
+        parameters=workspace.flat.parameters,
+        start=order.model.parameters.to(workspace.device),
+        memory=memory,
+        rate=workspace.local.learning_rate,
+        tau=order.tau,
+        gradient_at=compute_at,
+        draw=lambda purpose: order.stream(f"algorithm: {purpose}", run.iteration),
+    )
+    return run
+
+
+def _make_step(run: LocalRun, workspace: Workspace) -> Callable[[list[Tensor]], None]:
+    """The function that hands a gradient to the algorithm."""
+    algorithm, flat = workspace.algorithm, workspace.flat
+    if algorithm.step_parts is not None and algorithm.change_gradient is None:
+        step_parts = algorithm.step_parts
+        vectors = algorithm.memory + algorithm.lasting
+        parts = {name: flat.views(run.memory[name]) for name in vectors}
+        return lambda gradient: step_parts(flat.leaves, gradient, parts, run.rate)
+
+    def take_step(gradient: list[Tensor]) -> None:
+        vector = _join(gradient, workspace)
+        with torch.no_grad():
+            if algorithm.change_gradient is not None:
+                algorithm.change_gradient(run, vector)
+            algorithm.step(run.parameters, vector, run.memory, run.rate)
+
+    return take_step
+
+
+def _join(gradient: list[Tensor], workspace: Workspace) -> Tensor:
+    """A gradient as one vector, laid out like the parameters."""
+    vector = torch.empty_like(workspace.flat.parameters)
+    for view, part in zip(workspace.flat.views(vector), gradient, strict=True):
+        view.copy_(part)
+    return vector
 
 
 def estimate_from_fresh_batches(order: DeviceOrder, data: DeviceData, workspace: Workspace) -> Estimates:

@@ -14,7 +14,8 @@ from torch import Tensor, nn
 from cfel.arrays import IntArray
 from cfel.errors import InputError
 from cfel.learning.compression.compressors import Compressor
-from cfel.learning.local.sgd import TrainingParameters
+from cfel.learning.local.algorithms import find_algorithm
+from cfel.learning.local.parameters import TrainingParameters
 from cfel.learning.task import DeviceData, Task
 from cfel.learning.torch_generator import seed_generator
 
@@ -32,6 +33,8 @@ class Workspace:
         device: "cpu", "cuda", ..., or "auto" for a GPU where torch finds one.
 
     Attributes:
+        algorithm: what devices do with their gradients.
+        kept_names: what devices keep from edge round to edge round.
         flat: the module and its vectors.
         layers: its plain dense and convolution layers.
         is_layered: whether these hold all trained parameters, each in one layer only.
@@ -43,6 +46,8 @@ class Workspace:
         self.task = task
         self.training = training
         self.local = training.local
+        self.algorithm = find_algorithm(training)
+        self.kept_names = self.algorithm.list_kept(keep=self.local.momentum_state == "keep")
         self.compress = compress
         self.device = choose_device(device)
         self.flat = task.build(self.device)

@@ -1,0 +1,114 @@
+"""A local algorithm: what a device does with its gradients, and what it remembers, as a frozen value.
+
+The loop in `training` chooses iterations, loads batches, computes gradients and takes the estimates of σ² and
+G² from them. An algorithm changes what happens in between:
+
+    begin(run)                          once, before the first step
+    change_gradient(run, gradient)      before every step: adds terms to the gradient, in place
+    step(x, gradient, memory, rate)     every step: changes the parameters, in place
+    end(run)                            once, after the last step
+
+Only `step` is required: an optimiser is an algorithm with nothing else. Parameters, gradients and memory are
+float32 vectors of all trained numbers, one after another. The algorithms themselves are in `algorithms`.
+"""
+
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, field
+from typing import TypeAlias
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from cfel.errors import InputError
+
+Memory: TypeAlias = Mapping[str, Tensor]
+"""What a device remembers, by name; algorithms change the tensors in place."""
+
+RESERVED = frozenset({"", "residual", "upload", "personal"})
+"""Names that a device's file uses for other tensors."""
+
+
+@dataclass(slots=True, eq=False)
+class LocalRun:
+    """The work of one device in one edge round, as its algorithm sees it.
+
+    Attributes:
+        parameters: x; writing to it changes the model.
+        start: x at the beginning, the edge model's; must not be changed.
+        memory: what the device remembers, by name; changed in place.
+        rate: the learning rate of this edge round.
+        tau: local iterations of an edge round, taken or not.
+        gradient_at: computes the gradient of the present batch at other parameters.
+        draw: makes the random stream for a purpose, another one in each step; draw from nothing else.
+        iteration: the number of the present step, from 0 to τ − 1.
+        batch: its inputs and targets.
+        steps: how many have been taken.
+        scratch: the algorithm's own tensors, forgotten after the edge round.
+    """
+
+    parameters: Tensor
+    start: Tensor
+    memory: Memory
+    rate: float
+    tau: int
+    gradient_at: Callable[[Tensor], Tensor]
+    draw: Callable[[str], np.random.Generator]
+    iteration: int = 0
+    batch: tuple[Tensor, Tensor] = field(default_factory=lambda: (torch.empty(0), torch.empty(0)))
+    steps: int = 0
+    scratch: dict[str, Tensor] = field(default_factory=dict)
+
+
+Step: TypeAlias = Callable[[Tensor, Tensor, Memory, float], None]
+"""(x, gradient, memory, learning rate): changes x and memory in place; the gradient may be overwritten."""
+
+PartsStep: TypeAlias = Callable[
+    [Sequence[Tensor], Sequence[Tensor], Mapping[str, Sequence[Tensor]], float], None
+]
+"""The same on lists of tensors, one per parameter of the module."""
+
+
+@dataclass(frozen=True, slots=True)
+class LocalAlgorithm:
+    """What a device does in an edge round.
+
+    Attributes:
+        step: the optimiser.
+        memory: names of the vectors that the optimiser remembers, zero at first; with
+            `local.momentum_state = "reset"` they start at zero in every edge round.
+        lasting: names of vectors that are kept from edge round to edge round in any case.
+        counters: names of single numbers that the optimiser remembers, like `memory`.
+        begin, change_gradient, end: see the top of the module; None for nothing.
+        step_parts: the same as `step`, on lists of tensors; saves a copy where nothing else needs a vector.
+        options: names of the entries of `[local.options]` that it reads.
+    """
+
+    step: Step
+    memory: tuple[str, ...] = ()
+    lasting: tuple[str, ...] = ()
+    counters: tuple[str, ...] = ()
+    begin: Callable[[LocalRun], None] | None = None
+    change_gradient: Callable[[LocalRun, Tensor], None] | None = None
+    end: Callable[[LocalRun], None] | None = None
+    step_parts: PartsStep | None = None
+    options: tuple[str, ...] = ()
+
+    def __post_init__(self) -> None:
+        names = (*self.memory, *self.lasting, *self.counters)
+        for name in names:
+            if name in RESERVED or "/" in name or names.count(name) > 1:
+                raise InputError(f"local algorithm: memory {name!r} has a reserved name, or is named twice")
+
+    def list_kept(self, *, keep: bool) -> tuple[str, ...]:
+        """The names of what a device keeps from edge round to edge round.
+
+        Args:
+            keep: whether it keeps what the optimiser remembers.
+        """
+        return (*self.memory, *self.lasting, *self.counters) if keep else self.lasting
+
+    @property
+    def remembers(self) -> dict[str, bool]:
+        """The names of everything that a device remembers, and whether it is a vector."""
+        return {name: name not in self.counters for name in (*self.memory, *self.lasting, *self.counters)}

@@ -1,0 +1,55 @@
+"""The local algorithms that come with cfel, one file each, and how one is found by its name."""
+
+from collections.abc import Callable, Mapping
+from types import MappingProxyType
+from typing import TypeAlias
+
+from cfel.errors import InputError, unknown_name
+from cfel.learning.local.algorithm import LocalAlgorithm
+from cfel.learning.local.algorithms.adam import adam, adamw
+from cfel.learning.local.algorithms.fedprox import fedprox
+from cfel.learning.local.algorithms.sgd import sgd
+from cfel.learning.local.parameters import LocalParameters, TrainingParameters
+from cfel.plugins import BUILT_IN_ONLY, CodePolicy, check_call, check_result, resolve
+
+AlgorithmBuilder: TypeAlias = Callable[[LocalParameters], LocalAlgorithm]
+
+ALGORITHMS: Mapping[str, AlgorithmBuilder] = MappingProxyType(
+    {"sgd": sgd, "adam": adam, "adamw": adamw, "fedprox": fedprox}
+)
+
+
+def build_algorithm(local: LocalParameters, code: CodePolicy = BUILT_IN_ONLY) -> LocalAlgorithm:
+    """Builds the algorithm that `[local]` names: built in, an entry point, or "module:function".
+
+    Raises:
+        InputError: there is no such algorithm, it cannot be called as one, or an option is unknown.
+    """
+    name = local.algorithm
+    builder: AlgorithmBuilder = resolve("algorithm", name, ALGORITHMS, ("local",), code=code)
+    algorithm = builder(local)
+    what = f"algorithm {name!r}"
+    check_result(what, algorithm, LocalAlgorithm)
+    if name not in ALGORITHMS:
+        _check_functions(what, algorithm)
+    for option in local.options:
+        if option not in algorithm.options:
+            raise InputError(unknown_name(f"local.options of {what}", option, algorithm.options))
+    return algorithm
+
+
+def find_algorithm(training: TrainingParameters) -> LocalAlgorithm:
+    """The algorithm that devices train with."""
+    return training.algorithm or build_algorithm(training.local)
+
+
+def _check_functions(what: str, algorithm: LocalAlgorithm) -> None:
+    check_call(f"{what}: step", algorithm.step, ("x", "gradient", "memory", "rate"))
+    hooks = (
+        ("begin", algorithm.begin, ("run",)),
+        ("change_gradient", algorithm.change_gradient, ("run", "gradient")),
+        ("end", algorithm.end, ("run",)),
+    )
+    for name, hook, takes in hooks:
+        if hook is not None:
+            check_call(f"{what}: {name}", hook, takes)

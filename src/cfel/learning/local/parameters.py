@@ -1,0 +1,111 @@
+"""How devices train: the experiment file's `[local]`, and what other sections and the scheme add to it."""
+
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from typing import Any, Literal, get_args
+
+from cfel import validation
+from cfel.errors import InputError, unknown_name
+from cfel.learning.local.algorithm import LocalAlgorithm
+
+MomentumState = Literal["keep", "reset"]
+StepRule = Literal["bernoulli", "systematic", "whole"]
+Estimator = Literal["reuse", "fresh"]
+
+
+@dataclass(frozen=True, slots=True)
+class LocalParameters:
+    """The experiment file's `[local]`: the steps of a device and its estimates.
+
+    Attributes:
+        algorithm: a built-in algorithm, an entry point's name, or "module:function".
+        options: settings of this algorithm.
+        learning_rate: η > 0.
+        momentum: in [0, 1).
+        nesterov: whether a step looks ahead along the momentum.
+        momentum_state: whether momentum, and what else an optimiser remembers, is kept across edge rounds or
+            starts at zero in each.
+        weight_decay: added to the gradient as weight_decay · x, ≥ 0.
+        clip_gradient: a longer gradient is scaled down to this Euclidean norm; None for no limit.
+        steps: bernoulli (the paper) runs each iteration with probability ρ; systematic runs ⌊ρτ⌋ or ⌈ρτ⌉ of
+            them, evenly spread, with the same mean; whole runs the whole number nearest to ρτ, evenly spread.
+        estimator: σ² and G² from the first step's two halves (reuse) or from extra batches (fresh).
+        fresh_batches: K ≥ 2, batches of a fresh estimate.
+        kept_energy_at: shares θ at which a report includes the energy of the largest entries; may be empty.
+    """
+
+    algorithm: str = "sgd"
+    options: Mapping[str, Any] = field(default_factory=dict)
+    learning_rate: float = 0.05
+    momentum: float = 0.9
+    nesterov: bool = False
+    momentum_state: MomentumState = "keep"
+    weight_decay: float = 0.0
+    clip_gradient: float | None = None
+    steps: StepRule = "bernoulli"
+    estimator: Estimator = "reuse"
+    fresh_batches: int = 2
+    kept_energy_at: tuple[float, ...] = ()
+
+    def __post_init__(self) -> None:
+        validation.check_text("local.algorithm", self.algorithm)
+        if not isinstance(self.options, Mapping):
+            raise InputError(f"local.options = {self.options!r}: must be a table")
+        validation.check_number("local.learning_rate", self.learning_rate, above=0)
+        validation.check_number("local.momentum", self.momentum, least=0, below=1)
+        validation.check_switch("local.nesterov", self.nesterov)
+        if self.nesterov and not self.momentum:
+            raise InputError("local.nesterov = true: needs local.momentum > 0")
+        validation.check_number("local.weight_decay", self.weight_decay, least=0)
+        if self.clip_gradient is not None:
+            validation.check_number("local.clip_gradient", self.clip_gradient, above=0)
+        validation.check_whole("local.fresh_batches", self.fresh_batches, least=2)
+        for place, share in enumerate(validation.check_list("local.kept_energy_at", self.kept_energy_at)):
+            validation.check_number(f"local.kept_energy_at[{place}]", share, least=0, most=1)
+        for name, kind in (("momentum_state", MomentumState), ("steps", StepRule), ("estimator", Estimator)):
+            if getattr(self, name) not in get_args(kind):
+                raise InputError(unknown_name(f"local.{name}", getattr(self, name), get_args(kind)))
+
+    def read_option(
+        self,
+        name: str,
+        default: float,
+        *,
+        above: float | None = None,
+        least: float | None = None,
+        below: float | None = None,
+    ) -> float:
+        """A number of `[local.options]`, or the default.
+
+        Args:
+            name: of the option.
+            default: where the file does not have it.
+            above: what it must be larger than.
+            least: what it must be at least.
+            below: what it must be smaller than.
+
+        Raises:
+            InputError: it is not a number in this range.
+        """
+        value = self.options.get(name, default)
+        return validation.check_number(f"local.options.{name}", value, above=above, least=least, below=below)
+
+
+@dataclass(frozen=True, slots=True)
+class TrainingParameters:
+    """How a device trains: all that several sections of the experiment file and the scheme say about it.
+
+    Attributes:
+        local: its steps and estimates.
+        batch: samples in a mini-batch, ≥ 1; a device with fewer samples uses all of them in each.
+        error_feedback: whether the device keeps what compression drops and adds it to the next update.
+        algorithm: what `local` names, built; None for SGD.
+    """
+
+    local: LocalParameters = field(default_factory=LocalParameters)
+    batch: int = 50
+    error_feedback: bool = False
+    algorithm: LocalAlgorithm | None = None
+
+    def __post_init__(self) -> None:
+        validation.check_whole("data.batch", self.batch, least=1)

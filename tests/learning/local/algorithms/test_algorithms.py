@@ -1,0 +1,139 @@
+"""Every algorithm by its defining property, on one device; the seam itself with a few user-defined ones."""
+
+from collections.abc import Callable
+from dataclasses import replace
+
+import pytest
+import torch
+from torch import Tensor
+
+from cfel.errors import InputError
+from cfel.learning.device_messages import DeviceState
+from cfel.learning.local.algorithm import LocalAlgorithm, LocalRun
+from cfel.learning.local.algorithms import ALGORITHMS, build_algorithm
+from cfel.learning.local.algorithms.sgd import sgd
+from cfel.learning.local.parameters import LocalParameters
+from cfel.learning.roles import device_update
+from cfel.learning.task import Task, initial_model
+from cfel.plugins import ANY_CODE
+from tests.learning.conftest import Make, Spread, dense
+from tests.learning.local.algorithms.conftest import Round, make_workspace
+
+
+@pytest.mark.parametrize("decay", [0.0, 0.1])
+@pytest.mark.parametrize("name", ["adam", "adamw"])
+def test_adam_steps_equal_torch(name: str, decay: float) -> None:
+    kinds = {"adam": torch.optim.Adam, "adamw": torch.optim.AdamW}
+    algorithm = build_algorithm(LocalParameters(algorithm=name, weight_decay=decay, options={"beta2": 0.9}))
+    draw = torch.Generator().manual_seed(0)
+    own = torch.randn(7, generator=draw)
+    theirs = torch.nn.Parameter(own.clone())
+    reference = kinds[name]([theirs], lr=0.1, betas=(0.9, 0.9), weight_decay=decay)
+    memory = {each: torch.zeros(7 if vector else 1) for each, vector in algorithm.remembers.items()}
+    for _ in range(4):
+        theirs.grad = torch.randn(7, generator=draw)
+        algorithm.step(own, theirs.grad.clone(), memory, 0.1)
+        reference.step()
+    torch.testing.assert_close(own, theirs.detach())
+
+
+def test_adam_counts_its_steps_across_edge_rounds(run_round: Round) -> None:
+    _, state = run_round("adam", learning_rate=0.001)
+    _, after = run_round("adam", state, edge_round=1, learning_rate=0.001)
+    assert [state.memory["steps"].item(), after.memory["steps"].item()] == [5.0, 10.0]
+    assert not run_round("adam", momentum_state="reset")[1].memory
+
+
+def test_fedprox_without_its_term_is_sgd(run_round: Round) -> None:
+    plain, _ = run_round("sgd")
+    same, _ = run_round("fedprox", options={"mu": 0.0})
+    torch.testing.assert_close(dense(same), dense(plain))
+
+
+def test_fedprox_stays_closer_to_the_edge_model(run_round: Round) -> None:
+    """Its first step is SGD's, as it starts at the edge model; after that it is pulled back."""
+    lengths = [float(dense(run_round("fedprox", options={"mu": mu})[0]).norm()) for mu in (0.0, 1.0, 10.0)]
+    assert lengths == sorted(lengths, reverse=True)
+    one, plain = run_round("fedprox", tau=1, options={"mu": 10.0})[0], run_round("sgd", tau=1)[0]
+    torch.testing.assert_close(dense(one), dense(plain))
+
+
+def test_clipping_bounds_a_step(run_round: Round) -> None:
+    """A step of SGD without momentum is the learning rate times the gradient."""
+    free, _ = run_round("sgd", tau=1, momentum=0.0, learning_rate=0.1)
+    clipped, _ = run_round("sgd", tau=1, momentum=0.0, learning_rate=0.1, clip_gradient=0.5)
+    assert float(dense(free).norm()) > 0.06
+    assert float(dense(clipped).norm()) == pytest.approx(0.05)
+    torch.testing.assert_close(
+        dense(clipped) / dense(clipped).norm(), dense(free) / dense(free).norm(), atol=1e-5, rtol=1e-4
+    )
+
+
+@pytest.mark.parametrize("name", sorted(ALGORITHMS))
+def test_estimates_and_loss_come_from_the_plain_gradient(run_round: Round, name: str) -> None:
+    """Whatever the algorithm does, the first step's σ² and G² are SGD's: plans mean the same."""
+    plain, _ = run_round("sgd", tau=1)
+    report, _ = run_round(name, tau=1, clip_gradient=0.1)
+    assert report.estimates == plain.estimates
+    assert report.loss == plain.loss
+
+
+def test_an_algorithm_draws_and_computes_gradients_elsewhere(
+    digits_task: Task, order: Make, spread: Spread
+) -> None:
+    """The gradient at the present parameters is the one it was given; draws repeat, and differ by step."""
+    seen: list[tuple[float, float]] = []
+
+    def note(run: LocalRun, gradient: Tensor) -> None:
+        before = run.parameters.clone()
+        again = run.gradient_at(run.parameters)
+        assert torch.equal(before, run.parameters)
+        seen.append((float((again - gradient).norm() / gradient.norm()), run.draw("test").random()))
+
+    local = LocalParameters(estimator="fresh")
+    workspace = make_workspace(digits_task, local, replace(sgd(local), change_gradient=note))
+    data, model = spread(digits_task, 4)[0], initial_model(digits_task, 0)
+    for _ in range(2):
+        device_update(order(model, tau=3), data, DeviceState(), workspace)
+    assert max(distance for distance, _ in seen) < 1e-5
+    assert seen[:3] == seen[3:]
+    assert len({drawn for _, drawn in seen}) == 3
+
+
+def _no_algorithm(local: LocalParameters) -> object:
+    return local
+
+
+def _short_step(local: LocalParameters) -> LocalAlgorithm:
+    return replace(sgd(local), step=_no_algorithm)  # type: ignore[arg-type]
+
+
+def _reserved(local: LocalParameters) -> LocalAlgorithm:
+    return replace(sgd(local), memory=("residual",))
+
+
+@pytest.mark.parametrize(
+    ("function", "message"),
+    [
+        (_no_algorithm, "returned a LocalParameters, not a LocalAlgorithm"),
+        (_short_step, r"step: is called with \(x, gradient, memory, rate\)"),
+        (_reserved, "memory 'residual' has a reserved name"),
+    ],
+)
+def test_mistakes_are_named(function: Callable[..., object], message: str) -> None:
+    with pytest.raises(InputError, match=message):
+        build_algorithm(LocalParameters(algorithm=f"{__name__}:{function.__name__}"), ANY_CODE)
+
+
+@pytest.mark.parametrize(
+    ("name", "options", "message"),
+    [
+        ("fedprx", {}, "did you mean 'fedprox'"),
+        ("fedprox", {"nu": 1.0}, "local.options of algorithm 'fedprox': unknown 'nu'"),
+        ("fedprox", {"mu": -1.0}, r"local.options.mu = -1.0"),
+        ("sgd", {"mu": 1.0}, "'mu'"),
+    ],
+)
+def test_unknown_names_and_options(name: str, options: dict[str, float], message: str) -> None:
+    with pytest.raises(InputError, match=message):
+        build_algorithm(LocalParameters(algorithm=name, options=options))

@@ -5,8 +5,8 @@ r"""A user-defined algorithm: FedProx, which pulls every device back towards the
 
 An algorithm is SGD, or another optimiser, with functions around its steps: `begin` and `end` once per edge
 round, `change_gradient` before every step. Their argument `run` has the parameters, the edge model, what the
-device remembers, and more; docs/algorithms.md lists it. Settings come from `[local.options]`. cfel has FedProx
-built in (`local.algorithm = "fedprox"`), in as many lines.
+device remembers, and more; docs/guides/algorithms.md lists it. Settings come from `[local.options]`. FedProx
+is also built in, as `local.algorithm = "fedprox"`.
 """
 
 from dataclasses import replace

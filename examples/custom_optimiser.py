@@ -5,8 +5,8 @@ r"""A user-defined optimiser: signum, which steps by the sign of the momentum.
 
 An optimiser is a function of the parameters, the gradient, what the device remembers and the learning rate.
 The first three are vectors, which it changes in place. What it remembers has names, starts at zero, and is
-kept from edge round to edge round, in checkpoints and on the disks of deployed devices. docs/algorithms.md
-has the details.
+kept from edge round to edge round, in checkpoints and on the disks of deployed devices. The page
+docs/guides/algorithms.md has the details.
 """
 
 from torch import Tensor

@@ -34,11 +34,12 @@ def _compare(
                 assert known.sigma2 == pytest.approx(batched.sigma2, rel=1e-3, abs=1e-6)
                 assert known.g2 == pytest.approx(batched.g2, rel=1e-3, abs=1e-6)
             assert report.loss == pytest.approx(batched_report.loss, rel=1e-3, nan_ok=True)
-            for name in ("momentum", "residual"):
-                expected, found = getattr(state, name), getattr(batched_state, name)
-                assert (expected is None) == (found is None)
-                if expected is not None:
-                    torch.testing.assert_close(expected, found, rtol=1e-3, atol=1e-5)
+            assert state.memory.keys() == batched_state.memory.keys()
+            for name, expected in state.memory.items():
+                torch.testing.assert_close(expected, batched_state.memory[name], rtol=1e-3, atol=1e-5)
+            assert (state.residual is None) == (batched_state.residual is None)
+            if state.residual is not None:
+                torch.testing.assert_close(state.residual, batched_state.residual, rtol=1e-3, atol=1e-5)
         alone, together = [state for _, state in one], [state for _, state in two]
         models = [edge_aggregate(models[i], [r for r, _ in one][i::2]) for i in range(2)]
 

@@ -31,7 +31,9 @@ def test_what_is_printed(capsys: pytest.CaptureFixture[str], monkeypatch: pytest
     monkeypatch.setenv("COLUMNS", "120")
 
     async def measure_slow_link(rounds: int) -> SlowLink:
-        return SlowLink(10**6, 1.2e6, 48.0, 60.0, (51.0,) * rounds, (True,) * (rounds - 1) + (False,))
+        return SlowLink(
+            10**6, 1.2e6, 48.0, 60.0, (51.0,) * rounds, (True,) * (rounds - 1) + (False,), "a relay"
+        )
 
     async def measure_gone(*, coordinated: bool) -> GoneServer:
         return GoneServer(coordinated, 10.0, 0.7, 10.4, 11.1)
@@ -44,6 +46,7 @@ def test_what_is_printed(capsys: pytest.CaptureFixture[str], monkeypatch: pytest
     monkeypatch.setattr(command, "measure_vacancies", measure)
     assert main(["bench", "resilience"]) == 0
     text = capsys.readouterr().out
+    assert "The link was shaped by a relay." in text
     headings, row = (text.splitlines()[at] for at in (1, 2))
     for heading, value in (
         ("sent MB", "1.20"),

@@ -89,10 +89,20 @@ class Relay:
 
 
 @asynccontextmanager
-async def shape(link: Link, target_host: str, target_port: int, seed: int = 0) -> AsyncIterator[Relay]:
-    """Relays connections to a server over the link, until the context ends."""
+async def shape(
+    link: Link, target_host: str, target_port: int, seed: int = 0, host: str = "127.0.0.1"
+) -> AsyncIterator[Relay]:
+    """Relays connections to a server over the link, until the context ends.
+
+    Args:
+        link: what happens to the bytes.
+        target_host: the server's.
+        target_port: the server's.
+        seed: of chance.
+        host: where the relay listens.
+    """
     relay = Relay(link, (target_host, target_port), seed)
-    server = await asyncio.start_server(relay.accept, "127.0.0.1", 0, limit=2 * _CHUNK_BYTES)
+    server = await asyncio.start_server(relay.accept, host, 0, limit=2 * _CHUNK_BYTES)
     relay.port = server.sockets[0].getsockname()[1]
     try:
         yield relay

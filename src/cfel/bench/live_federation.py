@@ -5,6 +5,7 @@ to an operator, and from their logs.
 """
 
 import asyncio
+import sys
 import tempfile
 import time
 from collections.abc import AsyncIterator, Callable, Mapping, Sequence
@@ -13,6 +14,7 @@ from dataclasses import replace
 from pathlib import Path
 
 from cfel.bench.link_shaper import Link, Relay, shape
+from cfel.bench.shaped_namespace import ShapedNamespace, shape_namespace
 from cfel.deployment.protocol.calls import RemoteCalls
 from cfel.deployment.protocol.peer_requests import StatusAnswer, StatusRequest
 from cfel.deployment.security.credentials import Credentials
@@ -33,6 +35,8 @@ from cfel.world import World
 _LOOK_SECONDS = 0.05
 _ANSWER_SECONDS = 1.0
 _PATIENCE_SECONDS = 600.0
+# The relay adds the delay only: it must be faster than the kernel's link, but hold no more bytes than that.
+_RELAY_SPEED = 1.25
 
 Looks = dict[int, StatusAnswer]
 """What the edge servers that answer show, by number."""
@@ -113,7 +117,7 @@ class LiveFederation:
 
 @asynccontextmanager
 async def start_federation(
-    experiment: Experiment, world: World, links: Mapping[int, Link] | None = None
+    experiment: Experiment, world: World, links: Mapping[int, Link] | None = None, *, in_kernel: bool = False
 ) -> AsyncIterator[LiveFederation]:
     """Starts all nodes as processes; stops them when the context ends.
 
@@ -121,29 +125,59 @@ async def start_federation(
         experiment: what to run.
         world: its world.
         links: by device, the link between it and its edge server; without one, loopback.
+        in_kernel: whether the kernel limits the rate of links; there may be only one then.
     """
     async with AsyncExitStack() as stack:
         out = Path(stack.enter_context(tempfile.TemporaryDirectory())) / "run"
         describe_run(out, world.setting, experiment_toml(experiment.resolve(world)))
         configurations = prepare_nodes(experiment, world, out, ())
         relays: dict[int, Relay] = {}
+        elsewhere: list[tuple[Path, ShapedNamespace]] = []
         for device, link in (links or {}).items():
-            edge = int(world.setting.fleet.cluster[device])
-            relays[device] = await _put_behind(stack, out / "nodes" / f"device-{device}.toml", edge, link)
+            edge, path = int(world.setting.fleet.cluster[device]), out / "nodes" / f"device-{device}.toml"
+            if in_kernel:
+                namespace = stack.enter_context(shape_namespace(link.bits_per_second))
+                behind = replace(link, bits_per_second=_RELAY_SPEED * link.bits_per_second)
+                relays[device] = await _put_behind(stack, path, edge, behind, namespace.address)
+                elsewhere.append((path, namespace))
+            else:
+                relays[device] = await _put_behind(stack, path, edge, link)
         node = read_node(out / "nodes" / "operator-0.toml").node
-        processes = await asyncio.to_thread(Processes, configurations)
+        outside = {path for path, _ in elsewhere}
+        processes = await asyncio.to_thread(
+            Processes, [each for each in configurations if each not in outside]
+        )
         stack.push_async_callback(asyncio.to_thread, processes.stop)
+        for path, namespace in elsewhere:
+            await _start_device(stack, path, namespace)
         client = GrpcClient(Credentials.read(node.certificates, node.identity), node.peers(), 0)
         stack.push_async_callback(client.close)
         yield LiveFederation(out / "nodes", processes, client, list(node.peers()), relays)
 
 
-async def _put_behind(stack: AsyncExitStack, path: Path, edge: int, link: Link) -> Relay:
+async def _start_device(stack: AsyncExitStack, path: Path, namespace: ShapedNamespace) -> None:
+    """Runs a device in a namespace; its log is beside its configuration."""
+    command = namespace.wrap(sys.executable, "-m", "cfel", "device", "--config", str(path))
+    log = stack.enter_context(path.with_suffix(".log").open("wb"))
+    process = await asyncio.create_subprocess_exec(*command, stdout=log, stderr=log)
+
+    async def stop() -> None:
+        # It may have ended with the experiment.
+        if process.returncode is None:
+            process.kill()
+        await process.wait()
+
+    stack.push_async_callback(stop)
+
+
+async def _put_behind(
+    stack: AsyncExitStack, path: Path, edge: int, link: Link, relay_host: str = "127.0.0.1"
+) -> Relay:
     """Lets a device reach its edge server over a link."""
     file = read_node(path)
     addresses = list(file.node.addresses)
     host, port = split_address("addresses", addresses[edge])
-    relay = await stack.enter_async_context(shape(link, host, port))
-    addresses[edge] = f"127.0.0.1:{relay.port}"
+    relay = await stack.enter_async_context(shape(link, host, port, host=relay_host))
+    addresses[edge] = f"{relay_host}:{relay.port}"
     write_node(path, replace(file, node=replace(file.node, addresses=tuple(addresses))))
     return relay

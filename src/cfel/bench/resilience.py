@@ -4,8 +4,8 @@
     gone          an edge server is killed for good: how many seconds do the others lose, once?
     coordinator   the coordinator is killed again and again: how long is there none?
 
-All processes run on one machine: three edge servers with two devices each. The slow link is a relay in user
-space (`link_shaper`).
+All processes run on one machine: three edge servers with two devices each. The kernel shapes the slow link
+where it can (`shaped_namespace`), and a relay in user space adds its delay; otherwise the relay does both.
 """
 
 import asyncio
@@ -19,6 +19,7 @@ from typing import Any
 from cfel.bench.federations import CLUSTERS, build_kill_experiment, build_slow_link_experiment
 from cfel.bench.link_shaper import Link
 from cfel.bench.live_federation import LiveFederation, Looks, start_federation
+from cfel.bench.shaped_namespace import find_missing
 from cfel.deployment.payloads import model_size
 
 MOBILE = Link(200_000, delay_seconds=0.25)
@@ -30,6 +31,7 @@ MAX_VACANCY = 2.0
 _ROUNDS_BEFORE, _ROUNDS_AFTER = 6, 8
 _SLOW_DEVICE = 0
 _POLL_SECONDS = 0.05
+_KERNEL = "the kernel: tbf at both ends of a network namespace's cable; the delay by a relay in user space"
 
 
 @dataclass(frozen=True, slots=True)
@@ -43,6 +45,7 @@ class SlowLink:
         deadline_seconds: `round_seconds` of the deployment.
         round_seconds: how long each round took.
         took_part: for each round, whether the device did.
+        shaper: what made the link slow, in words.
     """
 
     model_bytes: int
@@ -51,6 +54,7 @@ class SlowLink:
     deadline_seconds: float
     round_seconds: tuple[float, ...]
     took_part: tuple[bool, ...]
+    shaper: str
 
 
 @dataclass(frozen=True, slots=True)
@@ -94,7 +98,9 @@ async def measure_slow_link(rounds: int) -> SlowLink:
     experiment = build_slow_link_experiment(rounds, ROUND_SECONDS)
     world = experiment.build_world()
     edge = int(world.setting.fleet.cluster[_SLOW_DEVICE])
-    async with start_federation(experiment, world, {_SLOW_DEVICE: MOBILE}) as federation:
+    missing = find_missing()
+    links = {_SLOW_DEVICE: MOBILE}
+    async with start_federation(experiment, world, links, in_kernel=not missing) as federation:
         while len(records := federation.read_records(edge)) < rounds:
             await asyncio.sleep(_POLL_SECONDS)
         took_part = [_SLOW_DEVICE in federation.took_part(edge, record.round) for record in records]
@@ -106,6 +112,7 @@ async def measure_slow_link(rounds: int) -> SlowLink:
         deadline_seconds=ROUND_SECONDS,
         round_seconds=tuple(record.wall_seconds for record in records),
         took_part=tuple(took_part),
+        shaper=f"a relay in user space (the kernel's needs {missing})" if missing else _KERNEL,
     )
 
 

@@ -75,6 +75,7 @@ def _print_results(
                 "all",
             )
         print_table(console, "A device on 200 kbit/s and 500 ms", table)
+        console.print(f"The link was shaped by {links[0].shaper}.\n")
     if gone:
         table = new_table("killed", "gone_seconds", "usual round s", "longest s", "lost s", "goal")
         for each in gone:

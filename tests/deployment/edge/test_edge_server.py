@@ -30,14 +30,14 @@ def test_a_successor_hears_of_the_plan_under_way(tmp_path: Path) -> None:
             federation.start(EDGE)
             await until("it is there", lambda: EDGE in federation.network.members)
             calls = RemoteCalls(MemoryClient(OTHER, federation.network))
-            assert (await calls.call(EDGE, NewestRequest(), 5)).state is None
+            await claim_term(OTHER, EDGE, 1, federation.network)
+            assert (await calls.call(EDGE, NewestRequest(1), 5)).state is None
             plan = RoundPlan(np.full(6, 0.5), np.full(6, 0.25), 1.0, 1.0, 0.0, 0.0, 0.0, True, ())
             state = initial_coordinator_state(federation.world)
             state = replace(state, plan=plan, available=(True,) * 6)
-            await claim_term(OTHER, EDGE, 1, federation.network)
             under_way = asyncio.create_task(calls.call(EDGE, PlanCommand(1, (0, 0, 0), state), 60))
             await until("it runs", lambda: bool(federation.edges[0].server.training.running))
-            newest = (await calls.call(EDGE, NewestRequest(), 5)).state
+            newest = (await calls.call(EDGE, NewestRequest(1), 5)).state
             assert newest is not None
             assert newest.plan is not None
             assert newest.plan.rho.tolist() == [0.5] * 6

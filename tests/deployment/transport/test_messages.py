@@ -59,7 +59,7 @@ GOOD = list(split_message(Message(b"header", Body.hash(b"body"))))
         ([b"x" * 200], "not a message of cfel"),
         (
             [GOOD[0][:4] + struct.pack("<H", PROTOCOL_VERSION + 1) + GOOD[0][6:], GOOD[1]],
-            "protocol version 5",
+            "protocol version 6",
         ),
         ([GOOD[0]], "cut short: 0 of 4"),
         ([GOOD[0], b"bod"], "cut short: 3 of 4"),

@@ -83,6 +83,8 @@ def check_answer(world: World, edge: int, answer: object) -> None:
             _check_devices(world, edge, answer.connected)
             if answer.state is not None:
                 check_state(world, answer.state)
+            if answer.proposal is not None:
+                _check_records(world, [answer.proposal.record.round])
         case EstimateAnswer():
             _check_devices(world, edge, [each.device for each in answer.devices])
             for each in answer.devices:

@@ -20,6 +20,7 @@ from cfel.deployment.coordinator.control_state import CoordinatorState, initial_
 from cfel.deployment.coordinator.counting import add_edge_round, add_estimates, count_edge_round
 from cfel.deployment.coordinator.edge_calls import QUICK_SECONDS, TRY_AGAIN_SECONDS, TermCalls
 from cfel.deployment.coordinator.partial_mixing import mixing_rows
+from cfel.deployment.coordinator.proposals import choose_record, propose
 from cfel.deployment.measurement.measured_rounds import apply_reports, reserve_overhead
 from cfel.deployment.measurement.plausibility import usual_conditions
 from cfel.deployment.parameters import DeploymentParameters
@@ -31,8 +32,10 @@ from cfel.deployment.protocol.coordinator_requests import (
     FetchCommand,
     MeanMetricRequest,
     MixCommand,
+    NewestAnswer,
     NewestRequest,
     PlanCommand,
+    ProposedRecord,
     ReleaseRequest,
 )
 from cfel.deployment.security.identity import Identity
@@ -84,6 +87,8 @@ class Coordinator:
         self._usual = usual_conditions(world.setting)
         # Clusters whose models were evaluated after the last gossip step.
         self._evaluated: set[int] = set()
+        # Records that earlier coordinators may have had logged.
+        self._proposals: list[ProposedRecord] = []
         self._counted_at = time.monotonic()
 
     async def lead(self) -> None:
@@ -112,10 +117,10 @@ class Coordinator:
         deadline = time.monotonic() + self._deployment.join_seconds
         clusters = self._world.setting.fleet.clusters
         while True:
-            answers = await self._edges.ask_once(NewestRequest(), QUICK_SECONDS)
+            answers = await self._edges.ask_once(NewestRequest(self._edges.term), QUICK_SECONDS)
             known = [each.state for each in answers.values() if each.state is not None]
-            # A minority may not have heard of the newest state.
-            if known and 2 * len(answers) > clusters:
+            if known and self._is_enough(answers):
+                self._proposals = [each.proposal for each in answers.values() if each.proposal is not None]
                 return max(known, key=lambda state: state.recency)
             joined = sum(len(each.connected) for each in answers.values())
             complete = len(answers) == clusters and joined == self._world.setting.fleet.devices
@@ -126,6 +131,16 @@ class Coordinator:
             if not known and not has_begun and (complete or overdue):
                 return initial_coordinator_state(self._world, measures=self._deployment.measures)
             await asyncio.sleep(TRY_AGAIN_SECONDS)
+
+    def _is_enough(self, answers: Mapping[int, NewestAnswer]) -> bool:
+        """Whether no newer state or record can be known elsewhere: a minority may not have heard of it.
+
+        Edge servers that lost what they knew count only if those that may know it are gone.
+        """
+        sound = sum(not each.is_lost for each in answers.values())
+        silent = set(range(self._edges.clusters)) - answers.keys()
+        waits = 2 * sound <= self._edges.clusters and not silent <= set(self._edges.find_gone())
+        return 2 * len(answers) > self._edges.clusters and not waits
 
     async def _run_edge_round(self, state: CoordinatorState) -> CoordinatorState:
         if state.plan is None:
@@ -180,7 +195,7 @@ class Coordinator:
             return state
         connected: set[int] = set()
         while not connected:
-            answers = await self._edges.ask_once(NewestRequest(), QUICK_SECONDS)
+            answers = await self._edges.ask_once(NewestRequest(self._edges.term), QUICK_SECONDS)
             connected = {n for each in answers.values() for n in each.connected}
             await asyncio.sleep(0 if connected else TRY_AGAIN_SECONDS)
         return replace(state, absent_devices=tuple(n for n in state.absent_devices if n not in connected))
@@ -237,6 +252,8 @@ class Coordinator:
             model_sha256=hashlib.sha256(b"".join(map(bytes.fromhex, after.digests))).hexdigest(),
             wall_seconds=time.time() - state.started_at,
         )
+        record = choose_record(self._proposals, record, self._edges.term)
+        await propose(self._edges, state.position, record, self._deployment.gossip_seconds)
         table = make_plan_table(setting, edge_rounds, control.rounds_done)
         over = is_over(setting.rounds, setting.budget, record)
         command = CloseCommand(self._edges.term, state.position, record, table, over)

@@ -35,7 +35,7 @@ class TermCalls:
         is_gone: whether an edge server has been silent for too long to wait for it.
 
     Attributes:
-        term: as given.
+        term, clusters: as given.
         missing: edge servers that missed a deadline, or do not admit it, and have not answered since.
     """
 
@@ -49,7 +49,7 @@ class TermCalls:
         is_gone: Callable[[int], bool] = lambda _: False,
     ) -> None:
         self._is_gone = is_gone
-        self.term, self._calls, self._is_leading = term, calls, is_leading
+        self.term, self.clusters, self._calls, self._is_leading = term, clusters, calls, is_leading
         self._edges, self._grace_seconds = range(clusters), grace_seconds
         self.missing: set[int] = set()
         # Those whose silence has been logged, which is enough while they are asked again and again.

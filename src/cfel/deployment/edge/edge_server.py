@@ -73,7 +73,7 @@ class EdgeServer:
         leadership: Leadership,
         is_gone: Callable[[int], bool],
     ) -> None:
-        self.number, self._devices = number, devices
+        self.number, self._devices, self._leadership = number, devices, leadership
         self._neighbours = NeighbourModels(calls, world.start, gossip_seconds, faults, is_gone)
         self.progress = EdgeProgress(world, number, directory, devices, self._neighbours, disk, leadership)
         self.log = EdgeLog(directory, number, self.progress, calls, disk, gossip_seconds)
@@ -100,10 +100,13 @@ class EdgeServer:
 
     async def newest(self, caller: Identity, request: NewestRequest) -> NewestAnswer:
         """Returns where this server is, and the newest state of a coordinator it has seen."""
-        del caller, request
-        connected = tuple(self._devices.list_connected())
+        await self._leadership.admit(caller, request.term)
         return NewestAnswer(
-            self.state.position, self.training.newest_state, connected, bool(self.progress.loss)
+            self.state.position,
+            self.training.newest_state,
+            tuple(self._devices.list_connected()),
+            bool(self.progress.loss) or self.log.has_lost_proposal,
+            self.log.newest_proposal,
         )
 
     async def adopt_end(self, number: int) -> None:

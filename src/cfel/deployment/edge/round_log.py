@@ -12,10 +12,16 @@ from pathlib import Path
 import numpy as np
 
 from cfel.deployment.coordinator.checked_calls import check_closing
+from cfel.deployment.coordinator.proposals import ProposalFile
 from cfel.deployment.disk_writes import DiskWrites
 from cfel.deployment.edge.progress import EdgeProgress
 from cfel.deployment.protocol.calls import Calls, Endpoint, serve
-from cfel.deployment.protocol.coordinator_requests import CloseCommand, ReleaseRequest
+from cfel.deployment.protocol.coordinator_requests import (
+    CloseCommand,
+    ProposeCommand,
+    ProposedRecord,
+    ReleaseRequest,
+)
 from cfel.deployment.protocol.device_requests import Confirmation
 from cfel.deployment.protocol.peer_requests import RecordsAnswer, RecordsRequest
 from cfel.deployment.security.identity import Identity
@@ -75,6 +81,7 @@ class EdgeLog:
         # Cuts off a line that was being written when the process died.
         self._file.truncate(self._file.last_round)
         self.records = list(read_log(path).records)
+        self._proposals = ProposalFile(directory)
         self.device_costs = self._load_costs()
         self.awaited: tuple[int, ...] = ()
         self.finished, self.released = asyncio.Event(), asyncio.Event()
@@ -101,15 +108,47 @@ class EdgeLog:
     def endpoints(self) -> list[Endpoint]:
         """What other edge servers may call."""
         return [
+            serve(ProposeCommand, self.keep_proposal),
             serve(CloseCommand, self.write_round),
             serve(RecordsRequest, self.find_records),
             serve(ReleaseRequest, self.release),
         ]
 
+    @property
+    def has_lost_proposal(self) -> bool:
+        """Whether a record may have been proposed here that is lost."""
+        return self._proposals.is_lost
+
+    @property
+    def newest_proposal(self) -> ProposedRecord | None:
+        """The newest record that was proposed here; the last one in the log if that is newer, or fetched."""
+        proposed = self._proposals.newest
+        if self.records and (proposed is None or proposed.record.round < self.last_round):
+            return ProposedRecord(0, self.records[-1])
+        return proposed
+
+    async def keep_proposal(self, caller: Identity, command: ProposeCommand) -> Confirmation:
+        """Keeps the record of a round that is about to be logged."""
+        await self._progress.admit(caller, command)
+        self._check_record(command)
+        # A successor that asks while this is being written must hear of it, so it counts from here on.
+        self._proposals.newest = proposal = ProposedRecord(command.term, command.record)
+        await self._disk.write("proposal", lambda: self._proposals.save(proposal))
+        return Confirmation()
+
+    def _check_record(self, command: ProposeCommand | CloseCommand) -> None:
+        """Raises `RejectedError` for a record of another round, or one that differs from the log's."""
+        record = command.record
+        if record.round != command.position[0] + 1:
+            raise RejectedError(f"record of round {record.round} at {command.position}")
+        if any(each.round == record.round and each != record for each in self.records[-2:]):
+            raise RejectedError(f"round {record.round} is in the log with another record")
+
     async def write_round(self, caller: Identity, command: CloseCommand) -> Confirmation:
         """Writes a finished global round; fetches rounds that it missed first."""
         await self._progress.admit(caller, command)
         check_closing(self._progress.world, command)
+        self._check_record(command)
         await self._catch_up(caller, command.record.round - 1)
         await self._disk.write("log", lambda: self._write(command.record, command.plans))
         _LOG.info("%s", describe_round(self.records[-1]))

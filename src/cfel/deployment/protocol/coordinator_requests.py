@@ -16,6 +16,18 @@ MixingRows = tuple[tuple[Share, ...], ...]
 """The mixing matrix of a gossip step, row by row."""
 
 
+class ProposedRecord(msgspec.Struct, frozen=True):
+    """The record of a global round that a coordinator proposed.
+
+    Attributes:
+        term: of the coordinator.
+        record: the line for the log.
+    """
+
+    term: Count
+    record: RoundRecord
+
+
 class NewestAnswer(msgspec.Struct, frozen=True):
     """Where an edge server is.
 
@@ -23,20 +35,27 @@ class NewestAnswer(msgspec.Struct, frozen=True):
         position: what comes next.
         state: the newest of a coordinator that it has seen, or None before the first plan.
         connected: its devices that are there.
-        is_lost: whether it has lost its state, so that the run began though it knows nothing of it.
+        is_lost: whether it has lost its state or its proposal, so that more has happened than it knows.
+        proposal: the newest record that was proposed to it, or that it has logged.
     """
 
     position: Position
     state: CoordinatorState | None
     connected: tuple[Count, ...]
     is_lost: bool = False
+    proposal: ProposedRecord | None = None
 
 
 class NewestRequest(Request[NewestAnswer], frozen=True):
-    """Asks where an edge server is, and for the newest state of a coordinator it knows."""
+    """Asks where an edge server is, and for the newest state of a coordinator it knows.
+
+    Attributes:
+        term: of the coordinator that asks. Once answered, commands of earlier terms are rejected.
+    """
 
     method: ClassVar[str] = "newest"
     callers = ("edge",)
+    term: Count
 
 
 class Command(Request[Answer], Generic[Answer], frozen=True):
@@ -193,6 +212,17 @@ class MixCommand(Command[MixAnswer], frozen=True):
     rows: MixingRows
     evaluate: bool
     state: CoordinatorState
+
+
+class ProposeCommand(Command[Confirmation], frozen=True):
+    """Has an edge server keep the record of a global round, which is logged once a majority has it.
+
+    Attributes:
+        record: the line for the log.
+    """
+
+    method: ClassVar[str] = "propose"
+    record: RoundRecord
 
 
 class CloseCommand(Command[Confirmation], frozen=True):

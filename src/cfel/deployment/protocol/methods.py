@@ -9,6 +9,7 @@ from cfel.deployment.protocol.coordinator_requests import (
     MixCommand,
     NewestRequest,
     PlanCommand,
+    ProposeCommand,
     ReleaseRequest,
 )
 from cfel.deployment.protocol.device_requests import (
@@ -37,6 +38,7 @@ METHODS: tuple[type[AnyRequest], ...] = (
     PlanCommand,
     FetchCommand,
     MixCommand,
+    ProposeCommand,
     CloseCommand,
     PeerModelRequest,
     RecordsRequest,

@@ -15,7 +15,7 @@ from dataclasses import dataclass, field
 from cfel.deployment.parameters import CHUNK_BYTES
 from cfel.errors import RejectedError
 
-PROTOCOL_VERSION = 4
+PROTOCOL_VERSION = 5
 """Version of frames and of all requests and answers; both ends must have the same."""
 
 MOST_HEADER_BYTES = 3 * 1024 * 1024

@@ -1,0 +1,78 @@
+"""One record per global round, whoever coordinates: a record is logged once a majority has it on the disk.
+
+A coordinator that died may have had its record logged somewhere. A majority keeps that record, so a successor
+that asks a majority finds it, and proposes it again instead of its own. Terms and votes are in `election`.
+"""
+
+import asyncio
+import logging
+from collections.abc import Iterable
+from pathlib import Path
+
+from cfel.deployment import state_file
+from cfel.deployment.coordinator.edge_calls import TRY_AGAIN_SECONDS, TermCalls
+from cfel.deployment.positions import Position
+from cfel.deployment.protocol.codec import decode, encode
+from cfel.deployment.protocol.coordinator_requests import ProposeCommand, ProposedRecord
+from cfel.durable import set_aside
+from cfel.errors import DamagedError, RejectedError, StorageError
+from cfel.runlog import RoundRecord
+
+_LOG = logging.getLogger(__name__)
+
+
+class ProposalFile:
+    """The newest record that was proposed to an edge server.
+
+    Args:
+        directory: the edge server's.
+
+    Attributes:
+        newest: that record, or None before the first.
+        is_lost: whether the file was damaged, and nothing was proposed since.
+    """
+
+    def __init__(self, directory: Path) -> None:
+        self._path = directory / "proposal.bin"
+        self.newest: ProposedRecord | None = None
+        self.is_lost = False
+        try:
+            self.newest = self._load()
+        except DamagedError as error:
+            self.is_lost = True
+            aside = set_aside(self._path)
+            _LOG.error("%s. Other edge servers have the record; the old file is %s", error, aside)
+
+    def _load(self) -> ProposedRecord | None:
+        found = state_file.load(self._path)
+        try:
+            return None if found is None else decode(found[1], ProposedRecord)
+        except RejectedError as error:
+            raise StorageError(f"{self._path} was written by another version of cfel: {error}") from error
+
+    def save(self, proposal: ProposedRecord) -> None:
+        """Returns when it is on the disk.
+
+        Raises:
+            StorageError: the file cannot be written; what was saved before is still there.
+        """
+        state_file.save(self._path, {}, encode(proposal))
+        self.is_lost = False
+
+
+def choose_record(proposals: Iterable[ProposedRecord], own: RoundRecord, term: int) -> RoundRecord:
+    """The record to propose: the newest one proposed for this round in an earlier term, or else its own."""
+    earlier = [each for each in proposals if each.record.round == own.round and each.term < term]
+    if not earlier:
+        return own
+    found = max(earlier, key=lambda each: each.term)
+    _LOG.info("closes round %d with the record of term %d", own.round, found.term)
+    return found.record
+
+
+async def propose(edges: TermCalls, position: Position, record: RoundRecord, seconds: float) -> None:
+    """Returns when a majority has the record on the disk."""
+    command = ProposeCommand(edges.term, position, record)
+    while 2 * len(await edges.command(command, seconds)) <= edges.clusters:
+        _LOG.warning("round %d cannot be logged yet: no majority has its record", record.round)
+        await asyncio.sleep(TRY_AGAIN_SECONDS)

@@ -13,7 +13,7 @@ import pytest
 from cfel import __version__
 from tests.cli.conftest import Run, Write
 
-COMMANDS = ("demo", "plan", "theory", "run", "compare", "watch", "report", "export", "bench")
+COMMANDS = ("demo", "plan", "theory", "run", "compare", "watch", "report", "devices", "export", "bench")
 
 
 def script() -> Path:

@@ -134,6 +134,43 @@ def test_classes_of_ones_own() -> None:
     assert (now.mu[0], now.alpha[0], now.nu[0]) == pytest.approx((0.5, 2.5, 2.0))
 
 
+def test_classes_of_files_are_part_of_the_experiment(tmp_path: Path) -> None:
+    """Without the file, too; the experiment file's own classes take precedence over those of files."""
+    board = "title = 'file'\nflops_per_second = 1e9\ncompute_watts = 5\nradio_watts = 1\n"
+    text = "".join(f"[classes.{name}]\n{board}uplink_bits_per_second = 1e6\n" for name in ("gateway", "b"))
+    (tmp_path / "boards.toml").write_text(text)
+    classes = "kind = 'classes', classes = {gateway = 0.5, b = 0.5}, flops_per_sample = 1e8"
+    own = ", ".join(f"{key} = {value!r}" for key, value in GATEWAY.items())
+    found = loaded(
+        tmp_path,
+        f"fleet.conditions = {{{classes}, class_files = ['boards.toml'], extra_classes = [{{{own}}}]}}",
+    )
+    (tmp_path / "boards.toml").unlink()
+    assert parse_experiment(tomllib.loads(experiment_toml(found))) == found
+    assert isinstance(found.fleet.conditions, HardwareConditions)
+    rows = {row.name: row.source for row in found.fleet.conditions.extra_classes}
+    assert rows == {"gateway": GATEWAY["source"], "b": "file"}
+
+
+@pytest.mark.parametrize(
+    ("content", "reason"),
+    [
+        (None, "boards.toml: it does not exist"),
+        ("classes = 5", "boards.toml: classes = 5: must be a table"),
+        ("classes =", "boards.toml: cannot be read: "),
+    ],
+)
+def test_bad_class_files_are_named(tmp_path: Path, content: str | None, reason: str) -> None:
+    if content is not None:
+        (tmp_path / "boards.toml").write_text(content)
+    with pytest.raises(ExperimentError, match=reason):
+        loaded(tmp_path, CLASSES + "classes = {iphone-x = 1}, class_files = ['boards.toml']}")
+    with pytest.raises(
+        ExperimentError, match=r"class_files = 'boards.toml': must be a list|class_files = '/"
+    ):
+        loaded(tmp_path, CLASSES + "classes = {iphone-x = 1}, class_files = 'boards.toml'}")
+
+
 def test_a_wrong_change_is_blamed_itself(tmp_path: Path) -> None:
     """Not the file, which is right; what is wrong in the file is the file's, whatever was changed."""
     with pytest.raises(ExperimentError, match=r"^--set rounds.global=abc: rounds.global = 'abc': must be a"):

@@ -3,9 +3,9 @@
 import numpy as np
 import pytest
 
+from cfel.system import DeviceClass, HardwareConditions
 from cfel.system.clock import clock_energy
 from cfel.system.conditions import Conditions, RandomConditions
-from cfel.system.hardware import DeviceClass, HardwareConditions
 
 
 @pytest.mark.parametrize(

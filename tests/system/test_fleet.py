@@ -66,6 +66,17 @@ def test_battery_per_device() -> None:
     assert fleet.conditions(0, 0, 0, 1e6, [2, 2]).available.tolist() == [False, True]
 
 
+def test_batteries_of_classes_follow_the_seed() -> None:
+    """The phone may use 0.01 of 37,260 J; the Raspberry Pi has no battery."""
+    conditions = HardwareConditions({"iphone-x": 1, "raspberry-pi-5": 1}, 1e6, battery_share=0.01)
+    for seed in range(4):
+        fleet = build_fleet(FleetParameters(devices=2, clusters=1, conditions=conditions), seed)
+        phone = int(np.argmin(conditions.class_of(seed, 2)))
+        assert fleet.battery_joules is not None
+        assert fleet.battery_joules[phone] == pytest.approx(372.6)
+        assert np.isinf(fleet.battery_joules[1 - phone])
+
+
 def test_trace_is_read_once_and_followed(tmp_path: Path) -> None:
     file = tmp_path / "trace.csv"
     file.write_text("device,mu,alpha,nu,power\n0,1,2,3,4\n1,5,6,7,8\n")
@@ -85,6 +96,10 @@ def test_trace_is_read_once_and_followed(tmp_path: Path) -> None:
         ({"battery_joules": -1.0}, r"fleet\.battery_joules = -1\.0: must be a number ≥ 0"),
         ({"battery_joules": (1.0, 2.0)}, r"fleet\.battery_joules: must have 64 entries, got 2"),
         ({"availability": Availability(away=((64, 0, 1),))}, "unknown device 64"),
+        (
+            {"conditions": HardwareConditions({"iphone-x": 1}, 1e6, battery_share=0.5), "battery_joules": 1},
+            r"fleet\.battery_joules: not together with conditions\.battery_share",
+        ),
         ({"conditions": HardwareConditions({"iphone-x": 63}, 1e6)}, r"sum to 63, must be 1 \(shares\) or 64"),
     ],
 )

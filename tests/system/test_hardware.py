@@ -54,9 +54,17 @@ def test_jitter_stays_in_its_band_and_follows_the_round() -> None:
     assert not np.allclose(first.mu / base.mu, first.nu / base.nu)
 
 
-def test_every_class_of_the_table_says_where_it_comes_from() -> None:
-    assert all(row.source and row.name == name for name, row in DEVICE_CLASSES.items())
+def test_the_papers_phone_is_in_the_library() -> None:
     assert DEVICE_CLASSES["iphone-x"].flops_per_second == 691.2e9
+
+
+def test_batteries_are_those_of_the_classes() -> None:
+    """Half of 100 J for the first class, no limit for the second, and none at all without a share."""
+    phone = DeviceClass("phone", 1e9, 5.0, 2.0, 1e6, "made up", battery_joules=100.0)
+    model = HardwareConditions({"phone": 2, "own": 1}, 1e6, extra_classes=(phone, OWN), battery_share=0.5)
+    kinds = model.class_of(3, 3)
+    assert model.battery_joules(3, 3) == pytest.approx(np.where(kinds == 0, 50.0, np.inf))
+    assert HardwareConditions({"own": 1}, 1e6, extra_classes=(OWN,)).battery_joules(3, 1) is None
 
 
 @pytest.mark.parametrize(
@@ -68,6 +76,7 @@ def test_every_class_of_the_table_says_where_it_comes_from() -> None:
         ({"batch": 0}, r"conditions\.batch = 0"),
         ({"utilisation": 1.5}, r"conditions\.utilisation = 1\.5: must be a finite number > 0 and ≤ 1"),
         ({"jitter": 1.0}, r"conditions\.jitter = 1\.0: must be < 1"),
+        ({"battery_share": 1.5}, r"conditions\.battery_share = 1\.5"),
         ({"redraw": "always"}, r"conditions\.redraw: unknown 'always'"),
     ],
 )

@@ -24,6 +24,7 @@ SUMMARIES = {
     "device": "run one device of a federation",
     "certs": "create, renew or revoke the certificates of a federation",
     "status": "show the nodes, the coordinator and the costs of a federation",
+    "devices": "list device classes with their sources, or import one from a phone",
     "export": "write the trained model of a run to a file",
     "bench": "benchmark cfel on this machine",
 }

@@ -52,12 +52,20 @@ def resolve_paths(document: Table, folder: Path, places: Sequence[tuple[str, ...
         inner: Any = document
         for name in tables:
             inner = inner.get(name) if isinstance(inner, Mapping) else None
-        if isinstance(inner, Mapping) and isinstance(inner.get(key), str):
-            located: Table = {key: str(folder.absolute() / inner[key])}
+        named = inner.get(key) if isinstance(inner, Mapping) else None
+        if isinstance(named, str | list):
+            located: Table = {key: _locate(named, folder.absolute())}
             for name in reversed(tables):
                 located = {name: located}
             document = merge(document, located)
     return document
+
+
+def _locate(named: Any, folder: Path) -> Any:  # noqa: ANN401 — any value of a TOML document
+    """A file name, or a list of them; what is neither is left to the check of its section."""
+    if isinstance(named, list):
+        return [_locate(each, folder) for each in named]
+    return str(folder / named) if isinstance(named, str) else named
 
 
 def reject_unknown(place: str, table: Table, allowed: Sequence[str] | Mapping[str, Any]) -> None:

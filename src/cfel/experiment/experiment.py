@@ -169,7 +169,7 @@ class Experiment:
         return self._build_setting(self.model.charged_parameters or self.count_parameters())
 
     def _build_setting(self, parameters: int) -> Setting:
-        fleet = build_fleet(self.fleet)
+        fleet = build_fleet(self.fleet, self.seed)
         backhaul = build_backhaul(self.topology, fleet.sizes, self.seed, self.code)
         bits = 32.0 * parameters
         setting = Setting(

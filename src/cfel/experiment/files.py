@@ -17,7 +17,7 @@ from cfel.durable import read_bytes
 from cfel.errors import ExperimentError, InputError, describe_error
 from cfel.experiment.document import Table, merge, parse_assignment, resolve_paths
 from cfel.experiment.experiment import Experiment
-from cfel.experiment.tables import FILE_NAMES, parse_sections, to_document
+from cfel.experiment.tables import FILE_NAMES, PATHS, parse_sections, to_document
 from cfel.plugins import BUILT_IN_ONLY, CodePolicy
 from cfel.runlog.toml_text import parse_toml
 
@@ -77,7 +77,7 @@ def _read_experiment(
     except ValueError as error:
         raise ExperimentError(f"{path}: cannot be read: {describe_error(error)}") from error
     # In this order: paths in the file are relative to the file, those in --set to the current folder.
-    document = _apply_changes(resolve_paths(document, Path(path).parent, FILE_NAMES), changes)
+    document = _apply_changes(resolve_paths(document, Path(path).parent, PATHS), changes)
     try:
         return parse_experiment(document, code)
     except InputError as error:
@@ -138,5 +138,5 @@ def _to_floats(value: Any) -> Any:  # noqa: ANN401 — any value of a TOML docum
 
 def _apply_changes(document: Table, changes: Sequence[str]) -> Table:
     for change in changes:
-        document = merge(document, resolve_paths(parse_assignment(change), Path.cwd(), FILE_NAMES))
+        document = merge(document, resolve_paths(parse_assignment(change), Path.cwd(), PATHS))
     return document

@@ -11,7 +11,7 @@ from cfel.control import Rounds
 from cfel.errors import ExperimentError, unknown_name
 from cfel.experiment.document import Table, merge, resolve_paths
 from cfel.experiment.python_parts import name_objects
-from cfel.experiment.tables import FILE_NAMES, SECTIONS, parse_sections
+from cfel.experiment.tables import PATHS, SECTIONS, parse_sections
 
 DEFAULT_ROUNDS = 40
 
@@ -31,7 +31,7 @@ def fill_in(given: Mapping[str, Any], preset: str) -> tuple[dict[str, Any], dict
     rest, objects = _name_all({key: part for key, part in given.items() if key not in ready})
     # A preset is a file: where nothing is missing, it need not be read.
     if rest or len(ready) < len(SECTIONS) + 2:
-        document = resolve_paths(rest, Path.cwd(), FILE_NAMES)
+        document = resolve_paths(rest, Path.cwd(), PATHS)
         ready = parse_sections({"preset": preset, **document}) | ready
     return _defaults(ready) | ready, objects
 
@@ -52,7 +52,7 @@ def change_document(document: Table, changes: Mapping[str, Any]) -> tuple[Table,
             table, found = name_objects(first, {others[0]: nested} if others else nested)
             objects |= found
             change = table
-        document = merge(document, resolve_paths({first: change}, Path.cwd(), FILE_NAMES))
+        document = merge(document, resolve_paths({first: change}, Path.cwd(), PATHS))
     return document, objects
 
 

@@ -10,7 +10,6 @@ from difflib import get_close_matches
 from importlib.resources import files
 from typing import Any
 
-from cfel import validation
 from cfel.control import Rounds, SchemeParameters
 from cfel.deployment.parameters import DeploymentParameters
 from cfel.errors import ExperimentError, unknown_name
@@ -23,22 +22,14 @@ from cfel.experiment.document import (
     reject_unknown,
     to_table,
 )
+from cfel.experiment.fleet_section import fleet_to_table, parse_fleet
 from cfel.experiment.sections import BudgetParameters, CompressionParameters, DataParameters, ModelParameters
 from cfel.learning.aggregation import AggregationParameters
 from cfel.learning.local.parameters import LocalParameters
 from cfel.rounds.parameters import SimulationParameters
-from cfel.system import (
-    Availability,
-    DeviceClass,
-    FleetParameters,
-    HardwareConditions,
-    RandomConditions,
-    TopologyParameters,
-    TraceParameters,
-)
+from cfel.system import FleetParameters, TopologyParameters
 
 PRESETS = ("demo", "paper-cifar10", "paper-femnist", "none")
-CONDITIONS = {"random": RandomConditions, "classes": HardwareConditions, "trace": TraceParameters}
 # In the order in which `experiment_toml` writes them.
 SECTIONS: Mapping[str, type[Any]] = {
     "rounds": Rounds,
@@ -55,6 +46,8 @@ SECTIONS: Mapping[str, type[Any]] = {
     "deployment": DeploymentParameters,
 }
 FILE_NAMES = (("topology", "file"), ("fleet", "conditions", "file"), ("data", "path"), ("model", "init"))
+# Those of `class_files` are read into the experiment itself, so that no later reader needs them.
+PATHS = (*FILE_NAMES, ("fleet", "conditions", "class_files"))
 
 
 def parse_sections(document: Table) -> dict[str, Any]:
@@ -74,7 +67,7 @@ def parse_sections(document: Table) -> dict[str, Any]:
         if name in whole:
             table = check_table(name, whole[name])
             _reject_misplaced(name, table)
-            parts[name] = _parse_fleet(table) if name == "fleet" else parse_section(parameters, name, table)
+            parts[name] = parse_fleet(table) if name == "fleet" else parse_section(parameters, name, table)
     return parts
 
 
@@ -82,7 +75,7 @@ def to_document(experiment: Any) -> dict[str, Any]:  # noqa: ANN401 — `Experim
     """The document that describes an experiment, with every default; the reverse of `parse_sections`."""
     head = {"preset": "none", "name": experiment.name, "seed": experiment.seed}
     tables = {name: to_table(getattr(experiment, name)) for name in SECTIONS}
-    return head | tables | {"fleet": _fleet_to_table(experiment.fleet)}
+    return head | tables | {"fleet": fleet_to_table(experiment.fleet)}
 
 
 def _reject_misplaced(name: str, table: Table) -> None:
@@ -99,35 +92,3 @@ def _load_preset(name: str) -> Table:
     if name == "none":
         return {}
     return tomllib.loads(files("cfel").joinpath(f"presets/{name}.toml").read_text(encoding="utf-8"))
-
-
-def _parse_fleet(table: Table) -> FleetParameters:
-    parts = dict(table)
-    if "conditions" in parts:
-        parts["conditions"] = _parse_conditions(check_table("fleet.conditions", parts["conditions"]))
-    if "availability" in parts:
-        availability = check_table("fleet.availability", parts["availability"])
-        parts["availability"] = parse_section(Availability, "fleet.availability", availability)
-    return parse_section(FleetParameters, "fleet", parts)
-
-
-def _parse_conditions(table: Table) -> RandomConditions | HardwareConditions | TraceParameters:
-    kind = table.get("kind", "random")
-    if not isinstance(kind, str) or kind not in CONDITIONS:
-        raise ExperimentError(unknown_name("fleet.conditions.kind", kind, CONDITIONS))
-    rest = {key: value for key, value in table.items() if key != "kind"}
-    if "extra_classes" in rest:
-        place = "fleet.conditions.extra_classes"
-        rows = enumerate(validation.check_list(place, rest["extra_classes"]))
-        places = ((f"{place}[{i}]", row) for i, row in rows)
-        rest["extra_classes"] = [parse_section(DeviceClass, at, check_table(at, row)) for at, row in places]
-    return parse_section(CONDITIONS[kind], "fleet.conditions", rest)
-
-
-def _fleet_to_table(fleet: FleetParameters) -> dict[str, Any]:
-    kind = next(name for name, parameters in CONDITIONS.items() if isinstance(fleet.conditions, parameters))
-    conditions = to_table(fleet.conditions)
-    if "extra_classes" in conditions:
-        conditions["extra_classes"] = [to_table(row) for row in fleet.conditions.extra_classes]  # type: ignore[union-attr]
-    rest = {key: value for key, value in to_table(fleet).items() if key not in ("conditions", "availability")}
-    return {**rest, "conditions": {"kind": kind, **conditions}, "availability": to_table(fleet.availability)}

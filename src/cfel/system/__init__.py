@@ -3,8 +3,9 @@
 from cfel.system.availability import Availability, is_exhausted, joules_left
 from cfel.system.conditions import ConditionModel, Conditions, RandomConditions
 from cfel.system.device_table import DeviceTable, read_devices
+from cfel.system.devices import DEVICE_CLASSES, DeviceClass
 from cfel.system.fleet import ConditionParameters, Fleet, FleetParameters, build_fleet, cluster_sizes
-from cfel.system.hardware import DEVICE_CLASSES, DeviceClass, HardwareConditions
+from cfel.system.hardware import HardwareConditions
 from cfel.system.mixing import (
     Backhaul,
     build_backhaul,

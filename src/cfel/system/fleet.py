@@ -61,6 +61,8 @@ class FleetParameters:
         self.availability.check_devices(self.devices)
         if isinstance(self.conditions, HardwareConditions):
             self.conditions.check_devices(self.devices)
+            if self.conditions.battery_share and self.battery_joules is not None:
+                raise InputError("fleet.battery_joules: not together with conditions.battery_share")
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -118,20 +120,29 @@ class Fleet:
         return found.without(absent) if absent.any() else found
 
 
-def build_fleet(parameters: FleetParameters) -> Fleet:
-    """Builds the fleet that the parameters describe; reads the trace if there is one."""
+def build_fleet(parameters: FleetParameters, seed: int = 0) -> Fleet:
+    """Builds the fleet that the parameters describe; reads the trace if there is one.
+
+    Args:
+        parameters: the description.
+        seed: the experiment's; it decides which device has the battery of which class.
+    """
     sizes = cluster_sizes(parameters.devices, parameters.clusters)
     given = parameters.conditions
-    battery = parameters.battery_joules
     return Fleet(
         cluster=validation.make_read_only(np.repeat(np.arange(sizes.size), sizes)),
         sizes=sizes,
         model=read_trace(given.file) if isinstance(given, TraceParameters) else given,
         availability=parameters.availability,
-        battery_joules=None
-        if battery is None
-        else np.broadcast_to(np.asarray(battery, dtype=np.float64), parameters.devices),
+        battery_joules=_find_batteries(parameters, seed),
     )
+
+
+def _find_batteries(parameters: FleetParameters, seed: int) -> FloatArray | None:
+    if isinstance(parameters.conditions, HardwareConditions) and parameters.conditions.battery_share:
+        return parameters.conditions.battery_joules(seed, parameters.devices)
+    given = parameters.battery_joules
+    return None if given is None else np.broadcast_to(np.asarray(given, dtype=np.float64), parameters.devices)
 
 
 def cluster_sizes(devices: int, clusters: int | Sequence[int]) -> IntArray:

@@ -1,13 +1,10 @@
-"""Conditions from hardware figures: a table of device classes and a fleet mixed from them.
+"""Conditions from hardware figures: a fleet mixed from device classes.
 
-The table's figures are nominal: good for planning and for comparing classes, but not measurements of your
-boards. Sustained arithmetic is taken as half of the single-precision peak (clock × lanes × 2), and watts are
-what the whole board draws under load. Put your own figures into `extra_classes`.
+The classes themselves, and where their figures come from, are in `devices`.
 """
 
 from collections.abc import Mapping
 from dataclasses import dataclass
-from types import MappingProxyType
 
 import numpy as np
 
@@ -16,78 +13,10 @@ from cfel.arrays import FloatArray, IntArray
 from cfel.errors import InputError, unknown_name
 from cfel.seeding import draw_uniforms, make_generator
 from cfel.system.conditions import Conditions, check_redraw, round_index
+from cfel.system.devices import DEVICE_CLASSES, DeviceClass
 
 GOLDEN = (5**0.5 - 1) / 2
 """Multiples of it fill the unit interval evenly, however many are taken."""
-
-
-@dataclass(frozen=True, slots=True)
-class DeviceClass:
-    """One kind of device.
-
-    Attributes:
-        name: how a fleet refers to it.
-        flops_per_second: sustained floating point operations per second.
-        compute_watts: power drawn while computing.
-        radio_watts: power drawn while sending.
-        uplink_bits_per_second: sustained upload rate.
-        source: where the figures come from, in words.
-        clock_static, clock_exponent: what a slower clock saves, see `clock`. The defaults are in the middle
-            of what power profiles of phones show: at half the clock a step takes 0.47 of the energy.
-    """
-
-    name: str
-    flops_per_second: float
-    compute_watts: float
-    radio_watts: float
-    uplink_bits_per_second: float
-    source: str
-    clock_static: float = 0.3
-    clock_exponent: float = 2.0
-
-    def __post_init__(self) -> None:
-        validation.check_text("device class: name", self.name)
-        for field in ("flops_per_second", "uplink_bits_per_second"):
-            validation.check_number(f"device class {self.name!r}: {field}", getattr(self, field), above=0)
-        for field in ("compute_watts", "radio_watts", "clock_exponent"):
-            validation.check_number(f"device class {self.name!r}: {field}", getattr(self, field), least=0)
-        validation.check_number(
-            f"device class {self.name!r}: clock_static", self.clock_static, least=0, most=1
-        )
-
-
-DEVICE_CLASSES: Mapping[str, DeviceClass] = MappingProxyType(
-    {
-        row.name: row
-        for row in (
-            DeviceClass(
-                "iphone-x", 691.2e9, 4.0, 1.0, 10e6, "rate as the paper states it, not halved; nominal LTE"
-            ),
-            DeviceClass(
-                "android-mid", 250e9, 4.0, 1.0, 10e6, "phone GPU of about 0.5 TFLOP/s peak; nominal LTE"
-            ),
-            DeviceClass("raspberry-pi-4", 24e9, 6.4, 0.8, 20e6, "4 cores × 1.5 GHz × 8 FLOP; nominal Wi-Fi"),
-            DeviceClass(
-                "raspberry-pi-5", 76.8e9, 9.0, 0.8, 20e6, "4 cores × 2.4 GHz × 16 FLOP; nominal Wi-Fi"
-            ),
-            DeviceClass(
-                "jetson-nano", 118e9, 10.0, 0.8, 20e6, "128 lanes × 0.92 GHz × 2, 10 W mode; nominal Wi-Fi"
-            ),
-            DeviceClass(
-                "jetson-orin-nano",
-                640e9,
-                15.0,
-                0.8,
-                20e6,
-                "1024 lanes × 0.625 GHz × 2, 15 W mode; nominal Wi-Fi",
-            ),
-            DeviceClass(
-                "x86-mini-pc", 93e9, 15.0, 0.8, 20e6, "4 small cores × 2.9 GHz × 16 FLOP; nominal Wi-Fi"
-            ),
-        )
-    }
-)
-"""Nominal figures of common devices, by name."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -107,7 +36,8 @@ class HardwareConditions:
         utilisation: share of the sustained rate that training reaches, in (0, 1].
         jitter: J in [0, 1); computing and upload times are multiplied by independent U[1−J, 1+J) factors.
         redraw: how often the jitter is drawn again.
-        extra_classes: user-defined classes; they take precedence over the table.
+        extra_classes: user-defined classes; they take precedence over the library.
+        battery_share: share of its class's battery that a device may use; 0 for no limit.
     """
 
     classes: Mapping[str, float]
@@ -117,6 +47,7 @@ class HardwareConditions:
     jitter: float = 0.0
     redraw: str = "edge_round"
     extra_classes: tuple[DeviceClass, ...] = ()
+    battery_share: float = 0.0
 
     def __post_init__(self) -> None:
         if not isinstance(self.classes, Mapping):
@@ -134,6 +65,7 @@ class HardwareConditions:
         if validation.check_number("conditions.jitter", self.jitter, least=0) >= 1:
             raise InputError(f"conditions.jitter = {self.jitter}: must be < 1")
         check_redraw("conditions.redraw", self.redraw)
+        validation.check_number("conditions.battery_share", self.battery_share, least=0, most=1)
 
     def _known(self) -> dict[str, DeviceClass]:
         return {**DEVICE_CLASSES, **{row.name: row for row in self.extra_classes}}
@@ -187,6 +119,12 @@ class HardwareConditions:
             clock_static=self._figures("clock_static")[kind],
             clock_exponent=self._figures("clock_exponent")[kind],
         )
+
+    def battery_joules(self, seed: int, devices: int) -> FloatArray | None:
+        """What each device may use of its battery, infinity on mains power; None without a limit."""
+        if self.battery_share == 0:
+            return None
+        return self.battery_share * self._figures("battery_joules")[self.class_of(seed, devices)]
 
     def _figures(self, field: str) -> FloatArray:
         known = self._known()

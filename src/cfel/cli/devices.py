@@ -1,0 +1,149 @@
+"""`cfel devices`: the library of device classes with the origin of each figure, and classes from phones."""
+
+import argparse
+import math
+from pathlib import Path
+
+from rich.console import Console
+from rich.markup import escape
+
+from cfel.cli.arguments import Commands, add_command, add_json_option, parse_names, parse_positive
+from cfel.cli.output import new_table, print_json, print_table
+from cfel.durable import replace_file
+from cfel.errors import InputError, unknown_name
+from cfel.system.devices import (
+    RADIOS,
+    ClassFile,
+    DescribedClass,
+    ProfileOptions,
+    class_file_toml,
+    derive_class,
+    read_library,
+    read_power_profile,
+)
+from cfel.system.devices.class_file import FIGURES
+from cfel.system.devices.profile_class import DEFAULT_FLOPS_PER_CYCLE, DEFAULT_VOLTS
+
+EXAMPLE = """  cfel devices
+  cfel devices raspberry-pi-5
+  cfel devices --import power_profile.xml --name my-phone --to my-phone.toml"""
+
+
+def register(commands: Commands) -> None:
+    """Adds the command."""
+    parser = add_command(commands, "devices", EXAMPLE)
+    parser.add_argument("name", nargs="?", metavar="NAME", help="show every figure of this class")
+    parser.add_argument(
+        "--import",
+        dest="profile",
+        type=Path,
+        metavar="XML",
+        help="derive a class from an Android power profile",
+    )
+    options = parser.add_argument_group("with --import")
+    options.add_argument("--name", dest="new_name", metavar="NAME", help="name of the new class (required)")
+    options.add_argument("--to", type=Path, metavar="FILE", help="write the class to this TOML file")
+    options.add_argument("--radio", choices=RADIOS, default=RADIOS[0], help="which radio uploads")
+    options.add_argument(
+        "--uplink", type=parse_positive, metavar="N", help="its bits per second (default: median LTE, 6e6)"
+    )
+    options.add_argument(
+        "--volts", type=parse_positive, metavar="V", help=f"default: the profile's, or {DEFAULT_VOLTS}"
+    )
+    options.add_argument(
+        "--flops-per-cycle",
+        default="",
+        metavar="N,N,…",
+        help=f"of one core, for each cluster of cores (default {DEFAULT_FLOPS_PER_CYCLE:g})",
+    )
+    add_json_option(parser)
+    parser.set_defaults(run=run)
+
+
+def run(arguments: argparse.Namespace) -> int:
+    """Lists the library, shows one class, or imports one."""
+    console = Console(highlight=False)
+    if arguments.profile is not None:
+        _import_profile(console, arguments)
+        return 0
+    library = read_library()
+    if arguments.name is not None:
+        _show(console, _find(library, arguments.name), library, arguments.json)
+    elif arguments.json:
+        print_json([_to_document(each) for each in library.classes])
+    else:
+        _list(console, library)
+    return 0
+
+
+def _find(library: ClassFile, name: str) -> DescribedClass:
+    known = {each.device.name: each for each in library.classes}
+    if name not in known:
+        raise InputError(unknown_name("device class", name, known))
+    return known[name]
+
+
+def _to_document(described: DescribedClass) -> dict[str, object]:
+    figures = {figure: getattr(described.device, figure) for figure in FIGURES}
+    head = {"name": described.device.name, "title": described.device.source}
+    return {**head, **figures, "how": dict(described.how)}
+
+
+def _list(console: Console, library: ClassFile) -> None:
+    table = new_table("class", "GFLOP/s", "W", "sending W", "Mbit/s up", "at half clock", "battery kJ")
+    for each in (described.device for described in library.classes):
+        half = each.clock_static + (1 - each.clock_static) * 0.5**each.clock_exponent
+        table.add_row(
+            each.name,
+            f"{each.flops_per_second / 1e9:.1f}",
+            f"{each.compute_watts:.2f}",
+            f"{each.radio_watts:.2f}",
+            f"{each.uplink_bits_per_second / 1e6:g}",
+            f"{100 * half:.0f} % J",
+            "–" if math.isinf(each.battery_joules) else f"{each.battery_joules / 1e3:.1f}",
+        )
+    print_table(console, "Device classes", table)
+    console.print("[dim]origin of each figure: cfel devices NAME[/]")
+
+
+def _show(console: Console, described: DescribedClass, library: ClassFile, as_json: bool) -> None:
+    cited = {key: text for key, text in library.sources.items() if _is_cited(key, described)}
+    if as_json:
+        print_json({**_to_document(described), "sources": cited})
+        return
+    console.print(f"[bold]{escape(described.device.name)}[/]  {escape(described.device.source)}\n")
+    for figure in FIGURES:
+        console.print(f"{figure} = {getattr(described.device, figure):g}", markup=False)
+        console.print(f"  {described.how.get(figure, 'default')}", markup=False, style="dim", soft_wrap=True)
+    for key, text in cited.items():
+        console.print(f"\n[{key}] {text}", markup=False, soft_wrap=True)
+
+
+def _is_cited(key: str, described: DescribedClass) -> bool:
+    return any(f"[{key}]" in text for text in described.how.values())
+
+
+def _import_profile(console: Console, arguments: argparse.Namespace) -> None:
+    if arguments.new_name is None:
+        raise InputError("--import: needs --name, the name of the new class")
+    options = ProfileOptions(
+        flops_per_cycle=_parse_rates(arguments.flops_per_cycle),
+        radio=arguments.radio,
+        uplink_bits_per_second=arguments.uplink,
+        volts=arguments.volts,
+    )
+    title = f"{arguments.new_name}, from {arguments.profile.name}"
+    found = derive_class(read_power_profile(arguments.profile), arguments.new_name, title, options)
+    content = ClassFile((found,), {})
+    if arguments.to is not None:
+        replace_file(arguments.to, class_file_toml(content).encode())
+    _show(console, found, content, arguments.json)
+    if arguments.to is not None and not arguments.json:
+        console.print(f"\nwritten to {arguments.to}; use it with class_files = […]", markup=False)
+
+
+def _parse_rates(text: str) -> tuple[float, ...]:
+    try:
+        return tuple(float(word) for word in parse_names(text))
+    except ValueError:
+        raise InputError(f"--flops-per-cycle {text!r}: must be numbers separated by commas") from None

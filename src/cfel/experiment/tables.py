@@ -45,7 +45,10 @@ SECTIONS: Mapping[str, type[Any]] = {
     "simulation": SimulationParameters,
     "deployment": DeploymentParameters,
 }
-FILE_NAMES = (("topology", "file"), ("fleet", "conditions", "file"), ("data", "path"), ("model", "init"))
+FILE_NAMES = (
+    *(("topology", "file"), ("data", "path"), ("model", "init")),
+    *(("fleet", "conditions", "file"), ("fleet", "availability", "file")),
+)
 # Those of `class_files` are read into the experiment itself, so that no later reader needs them.
 PATHS = (*FILE_NAMES, ("fleet", "conditions", "class_files"))
 

@@ -1,6 +1,7 @@
 """The system: devices, clusters, the backhaul between edge servers, and conditions that change over time."""
 
 from cfel.system.availability import Availability, is_exhausted, joules_left
+from cfel.system.availability_trace import AvailabilityTrace, read_availability
 from cfel.system.conditions import ConditionModel, Conditions, RandomConditions
 from cfel.system.device_table import DeviceTable, read_devices
 from cfel.system.devices import DEVICE_CLASSES, DeviceClass
@@ -24,6 +25,7 @@ from cfel.system.traces import TraceConditions, TraceParameters, read_trace
 __all__ = [
     "DEVICE_CLASSES",
     "Availability",
+    "AvailabilityTrace",
     "Backhaul",
     "ConditionModel",
     "ConditionParameters",
@@ -48,6 +50,7 @@ __all__ = [
     "joules_left",
     "live_metropolis_weights",
     "metropolis_weights",
+    "read_availability",
     "read_devices",
     "read_edges",
     "read_trace",

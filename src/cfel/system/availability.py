@@ -21,15 +21,25 @@ class Availability:
     Attributes:
         away_probability: chance of a device to miss a global round, drawn per device and global round.
         away: (device, from_round, to_round) triples; the device misses these global rounds, both included.
+        file: intervals in which devices are there (`availability_trace`); None for always.
+        round_seconds: seconds of the file's clock that a global round stands for.
     """
 
     away_probability: float = 0.0
     away: tuple[tuple[int, int, int], ...] = ()
+    file: str | None = None
+    round_seconds: float | None = None
 
     def __post_init__(self) -> None:
         validation.check_number("availability.away_probability", self.away_probability, least=0, most=1)
         given = enumerate(validation.check_list("availability.away", self.away))
         object.__setattr__(self, "away", tuple(_check_absence(i, triple) for i, triple in given))
+        if self.file is not None:
+            validation.check_text("availability.file", self.file)
+        if self.round_seconds is not None:
+            validation.check_number("availability.round_seconds", self.round_seconds, above=0)
+        if (self.file is None) != (self.round_seconds is None):
+            raise InputError("availability.file: needs round_seconds, and round_seconds needs a file")
 
     def check_devices(self, devices: int) -> None:
         """Raises an `InputError` if the absence of an unknown device is listed."""

@@ -14,6 +14,7 @@ from cfel import validation
 from cfel.arrays import FloatArray, IntArray
 from cfel.errors import InputError
 from cfel.system.availability import Availability, is_exhausted
+from cfel.system.availability_trace import AvailabilityTrace, read_availability
 from cfel.system.conditions import ConditionModel, Conditions, RandomConditions
 from cfel.system.hardware import HardwareConditions
 from cfel.system.traces import TraceParameters, read_trace
@@ -75,6 +76,7 @@ class Fleet:
         model: where conditions come from.
         availability: which devices are absent when.
         battery_joules: charge per device, infinity for mains power; None if no device has a limit.
+        trace: when devices are there, or None for always.
     """
 
     cluster: IntArray
@@ -82,6 +84,7 @@ class Fleet:
     model: ConditionModel
     availability: Availability
     battery_joules: FloatArray | None = None
+    trace: AvailabilityTrace | None = None
 
     @property
     def devices(self) -> int:
@@ -114,6 +117,8 @@ class Fleet:
         found = self.model.conditions(seed, global_round, edge_round, self.devices, model_bits)
         # Absence is drawn per global round: a device does not come and go within one.
         absent = self.availability.is_absent(seed, global_round, self.devices)
+        if self.trace is not None:
+            absent = absent | self.trace.is_absent(global_round, self.devices)
         if self.battery_joules is not None and spent_joules is not None:
             absent = absent | is_exhausted(self.battery_joules, spent_joules)
         # The usual case returns the model's own arrays, without a copy.
@@ -135,7 +140,14 @@ def build_fleet(parameters: FleetParameters, seed: int = 0) -> Fleet:
         model=read_trace(given.file) if isinstance(given, TraceParameters) else given,
         availability=parameters.availability,
         battery_joules=_find_batteries(parameters, seed),
+        trace=_read_trace(parameters.availability),
     )
+
+
+def _read_trace(given: Availability) -> AvailabilityTrace | None:
+    if given.file is None or given.round_seconds is None:
+        return None
+    return read_availability(given.file, given.round_seconds)
 
 
 def _find_batteries(parameters: FleetParameters, seed: int) -> FloatArray | None:

@@ -11,7 +11,10 @@ project = "cfel"
 author = "The cfel authors"
 release = version = __version__
 
-extensions = ["myst_parser", "sphinx.ext.autodoc", "sphinx.ext.napoleon", "sphinx_copybutton", "root_files"]
+extensions = [
+    *("myst_parser", "sphinx.ext.autodoc", "sphinx.ext.napoleon", "sphinx_copybutton"),
+    *("root_files", "code_reference"),
+]
 exclude_patterns = ["_extensions"]
 
 myst_heading_anchors = 3

@@ -1,12 +1,20 @@
-"""Documents keep up with the code: links lead somewhere, and named files, tests and functions exist."""
+"""Documents keep up with the code: links lead somewhere, what they name exists, every key is described."""
 
 import importlib
+import importlib.util
 import re
 import tomllib
 from collections.abc import Iterator
+from dataclasses import dataclass
 from pathlib import Path
+from types import ModuleType
 
 import pytest
+
+from cfel.experiment.document import keys_of
+from cfel.experiment.fleet_section import CONDITIONS
+from cfel.experiment.tables import SECTIONS
+from cfel.system import Availability, DeviceClass
 
 ROOT = Path(__file__).parents[1]
 FOLDERS = ("*.md", "docs/**/*.md", "results/*.md", "experiments/*.md")
@@ -91,3 +99,45 @@ def test_an_order_can_be_followed_through_few_files(walk: str, most: int) -> Non
     assert set(re.findall(r"[\w/]+\.py", section)) == set(files)
     assert 5 < len(files) == len(set(files)) <= most
     assert [file for file in files if not (SOURCE / file).exists()] == []
+
+
+def _load_docstrings() -> ModuleType:
+    """The module that makes the tables of the reference; it is not part of a package."""
+    path = ROOT / "docs" / "_extensions" / "docstrings.py"
+    spec = importlib.util.spec_from_file_location("docstrings", path)
+    assert spec is not None
+    assert spec.loader is not None
+    module = importlib.util.module_from_spec(spec)
+    spec.loader.exec_module(module)
+    return module
+
+
+def test_the_reference_has_a_table_of_every_section() -> None:
+    """Its rows come from docstrings, so each key needs one; `list_keys` raises otherwise."""
+    docstrings = _load_docstrings()
+    page = (ROOT / "docs" / "reference" / "experiment.md").read_text(encoding="utf-8")
+    shown = [docstrings.find(name) for name in re.findall(r"{experiment-keys} (\S+)", page)]
+    assert set(shown) == {*SECTIONS.values(), *CONDITIONS.values(), Availability, DeviceClass}
+    for parameters in shown:
+        assert [key for key, *_ in docstrings.list_keys(parameters)] == [
+            f"`{key}`" for key in keys_of(parameters)
+        ]
+
+
+def test_a_key_without_words_is_an_error() -> None:
+    @dataclass
+    class Undocumented:
+        """A section.
+
+        Attributes:
+            known: what it is,
+                in two lines.
+        """
+
+        known: int = 1
+        forgotten: int = 2
+
+    docstrings = _load_docstrings()
+    assert docstrings.read_attributes(Undocumented) == {"known": "what it is, in two lines."}
+    with pytest.raises(docstrings.UndocumentedError, match=r"Undocumented\.forgotten"):
+        docstrings.list_keys(Undocumented)

@@ -41,16 +41,18 @@ class SchemeParameters:
 
     Attributes:
         name: a built-in scheme, an entry point's name, or "module:function".
-        rho_min, theta_min: lower bounds of ρ and θ, in (0, 1].
-        solver: "joint" or "alternating" (Algorithm 3).
-        noise_weight: w of P2's first term; the paper prints w = 1.
-        on_unreachable: what to do about caps that cannot be met, see `RoundProblem`.
+        rho_min: lower bound of ρ, in (0, 1].
+        theta_min: lower bound of θ, in (0, 1].
+        solver: "joint" finds the proven optimum, "alternating" runs the paper's Algorithm 3.
+        noise_weight: w of P2's first term, ≥ 0; the paper prints w = 1.
+        on_unreachable: what to do about caps that cannot be met: "stretch" raises them to what can be met,
+            "minimum" plans the lower bounds for the devices concerned.
         steps: "whole" plans a whole number of steps for every device, so that what is planned is what
             happens; "local" leaves it to `[local] steps` how devices take a share ρ of the steps.
         gossip: when edge servers exchange models, "edge_round" or "global_round"; "scheme": as the scheme
             says.
         slow_clocks: devices that would wait for others run at a slower clock, for less energy.
-        options: further settings of a particular scheme.
+        options: further settings of a particular scheme, as `{ literal = true }` of "mll_sgd".
     """
 
     name: str = "hcef"

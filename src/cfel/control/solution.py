@@ -56,7 +56,7 @@ class Solution:
 
     @property
     def gap(self) -> float:
-        """How much worse than the optimum this can be at most: (objective − lower bound) / |lower bound|."""
+        """How much worse than the optimum this can be at most: (objective − bound) / abs(bound)."""
         distance = self.objective - self.lower_bound
         return distance / abs(self.lower_bound) if self.lower_bound else (np.inf if distance else 0.0)
 

@@ -17,10 +17,11 @@ Family = tuple[str, str, str, list[Sample]]
 
 def metrics_text(status: Status) -> str:
     """All metrics that have a value, each with its help and type."""
-    return "".join(line for family in _families(status) for line in _lines(*family))
+    return "".join(line for family in list_families(status) for line in _lines(*family))
 
 
-def _families(status: Status) -> list[Family]:
+def list_families(status: Status) -> list[Family]:
+    """All metrics as name, type, help and samples, with or without a value."""
     last = next((point for point in reversed(status.history) if point.accuracy is not None), None)
     loss = status.history[-1].loss if status.history else None
     return [

@@ -22,22 +22,27 @@ class DeploymentParameters:
         conditions: where μ, α, ν and p come from: the experiment's "model", or "measured" on the devices;
             with the latter, budgets count real seconds.
         join_seconds: how long the first round waits for devices that have not joined yet.
-        round_seconds: an edge server closes an edge round after this long, with what has arrived.
+        round_seconds: an edge server closes an edge round after this long, with what has arrived; sooner if
+            the missing devices take much longer than they used to.
         gone_seconds: nobody waits for a device that has been disconnected for this long, or for an edge
             server that has been silent for it.
         gossip_seconds: an edge server that misses a gossip step by this much is left out of it.
-        election_seconds: silence after which the coordinator counts as dead; other waits follow it.
+        election_seconds: silence after which the coordinator counts as dead; other waits follow it. Raise it
+            where processes far outnumber cores.
         time_scale: real seconds per virtual second that devices take, to emulate the fleet; 0 for no waiting.
         report_spread: how far a device's measurements may be from what the experiment's model and the other
             devices suggest, as a factor; beyond, they are replaced by the bound.
         clip_norm: an update of larger Euclidean norm is scaled down to it; None for no limit.
         quarantine_after: rejected uploads after which a device is quarantined; 0 for never.
         linger_seconds: a finished edge server waits this long for one that missed the end.
-        give_up_seconds: a device ends when its edge server has been silent for this long; 0 for never.
+        give_up_seconds: a device ends with exit code 4 when its edge server has been silent for this long; 0
+            for never.
         host: address that `cfel up` lets edge servers listen on.
         certificate_hours: lifetime of the certificates that `cfel up` makes.
         receive_seconds: time in which a request must arrive, without its body.
         least_bytes_per_second: slowest rate at which a body may arrive.
+        keepalive_seconds: silence on a connection after which the other side is asked for a sign of life.
+        keepalive_timeout_seconds: silence after that which ends the connection.
         calls_per_second: calls that one node may make to an edge server; twice as many at once.
         bytes_in_flight: bytes that one node may be sending to an edge server; a single body may be larger.
     """

@@ -14,13 +14,16 @@ class DataParameters:
 
     Attributes:
         name: a built-in data set, an entry point's name, or "module:function".
-        path: where its files are.
-        partition: "iid", "dirichlet", "writer" or "shards".
-        beta, least, shards: see `PartitionParameters`.
-        batch: samples in a mini-batch.
+        path: the folder or file where it is; without it, "cifar10" and "femnist" are downloaded.
+        partition: how samples are spread over devices: "iid" at random, "dirichlet" with different shares
+            of every class, "writer" by who made them, "shards" with a few classes each.
+        beta: concentration of the Dirichlet distribution, > 0; the smaller, the more the devices differ.
+        least: with "dirichlet", every device gets at least this many samples, ≥ 1.
+        shards: with "shards", shards per device, ≥ 1.
+        batch: samples in a mini-batch, ≥ 1.
         augment: "none", "crop_flip", or a user-defined "module:function".
-        held_out: share of the training samples to test on instead of the test set, and not to train on; 0
-            for none. For choosing a learning rate.
+        held_out: share of every device's training samples to test on instead of the test set, and not to
+            train on, in [0, 0.9]. For choosing a learning rate.
         task: a user-defined task ("module:function") instead of data set, model and loss.
     """
 
@@ -60,9 +63,9 @@ class ModelParameters:
     Attributes:
         name: a built-in model, an entry point's name, or "module:function".
         init: a safetensors file to start from, instead of random values.
-        parameters: how many numbers the model has; needed only to plan with data that is not there yet.
-        charged_parameters: charge uploads and backhaul as for a model with this many numbers; by default as
-            for the model itself.
+        parameters: how many trained parameters the model has, ≥ 1; needed only to plan without its data.
+        charged_parameters: charge uploads and backhaul as for a model with this many parameters, in caps,
+            budgets, accounts and bytes; by default as for the model itself.
     """
 
     name: str = "mlp"
@@ -99,7 +102,14 @@ class CompressionParameters:
 
 @dataclass(frozen=True, slots=True)
 class BudgetParameters:
-    """The experiment file's `[budget]`: numbers, or a share of what CEF would use; None for no limit."""
+    """The experiment file's `[budget]`: of the whole run; None for no limit.
+
+    Attributes:
+        seconds: time, > 0.
+        joules: energy of all devices together, > 0.
+        share_of_cef: both as a share of what CEF would use in this experiment, > 0; a number given for one of
+            them takes precedence.
+    """
 
     seconds: float | None = None
     joules: float | None = None

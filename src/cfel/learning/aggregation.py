@@ -47,8 +47,8 @@ class AggregationParameters:
     """The experiment file's `[aggregation]` section.
 
     Attributes:
-        kind: which rule, see the top of the module.
-        trim: for `trimmed_mean`: share of the devices left out at each end, in [0, 0.5).
+        kind: how an edge server combines updates; "mean" is the paper's.
+        trim: for `trimmed_mean`: share of the devices left out at each end, in [0, 0.5), rounded down.
         clip: for `clipped`: longest update, relative to the median length (of two, the shorter), > 0.
     """
 

@@ -29,7 +29,7 @@ class SimulationParameters:
         evaluate_samples: test samples to use; 0 for all.
         evaluate_on: every "edge" model, weighted by its devices (the paper), or the "mean" model only.
         checkpoint_every: global rounds between checkpoints; 0 for none but the last.
-        device: torch device; "auto" is a GPU where there is one.
+        device: torch device: "cpu", "cuda", or "auto" for a GPU where there is one.
     """
 
     engine: str = "auto"

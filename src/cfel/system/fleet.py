@@ -32,7 +32,7 @@ class FleetParameters:
     """Devices and clusters.
 
     Attributes:
-        devices: number of devices N.
+        devices: N, number of devices, ≥ 1.
         clusters: number of clusters, filled as evenly as possible, or the size of each.
         conditions: where conditions come from.
         availability: which devices are absent when.

@@ -35,7 +35,7 @@ class HardwareConditions:
         batch: samples per local step.
         utilisation: share of the sustained rate that training reaches, in (0, 1].
         jitter: J in [0, 1); computing and upload times are multiplied by independent U[1−J, 1+J) factors.
-        redraw: how often the jitter is drawn again.
+        redraw: how often the jitter is drawn again: "edge_round", "global_round" or "never".
         extra_classes: user-defined classes; they take precedence over the library.
         battery_share: share of its class's battery that a device may use; 0 for no limit.
     """

@@ -33,11 +33,12 @@ class TopologyParameters:
     """The backhaul graph, as the experiment file's `[topology]` has it.
 
     Attributes:
-        kind: a built-in kind, an entry point's name, or "module:function".
+        kind: "ring", "line", "star", "grid", "complete", "erdos-renyi", "edges", an entry point's name, or
+            "module:function".
         p_edge: probability of each edge, in (0, 1]; "erdos-renyi" only.
         file: edge list, two cluster numbers per line; "edges" only.
         edges: the same as pairs, instead of a file; "edges" only.
-        weights: "uniform" or "size", see `mixing.target_weights`.
+        weights: the mean that gossip converges to: "uniform" counts clusters, "size" counts devices.
     """
 
     kind: str = "ring"

@@ -24,7 +24,8 @@ class TraceParameters:
     """Which trace to follow.
 
     Attributes:
-        file: CSV or Parquet, see the module.
+        file: CSV or Parquet with the columns device, mu, alpha, nu, power, and optionally round, edge_round
+            and available.
     """
 
     file: str

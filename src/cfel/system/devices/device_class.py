@@ -17,7 +17,8 @@ class DeviceClass:
         radio_watts: power drawn while sending.
         uplink_bits_per_second: sustained upload rate.
         source: where the figures come from, in words.
-        clock_static, clock_exponent: what a slower clock saves, see `clock`. The defaults are in the middle
+        clock_static: share of a step's energy that a slower clock does not save, in [0, 1].
+        clock_exponent: γ ≥ 0 of the rest, which falls with the clock as s^γ. The defaults are in the middle
             of what power profiles of phones show: at half the clock a step takes 0.47 of the energy.
         battery_joules: a full battery; infinity for mains power.
     """

@@ -1,7 +1,91 @@
 """Cooperative federated edge learning under time and energy budgets.
 
-The package is a stack of small layers; `docs/architecture.md` draws it. The controller can be used on its
-own: `from cfel.control import RoundProblem, solve`.
+    import cfel
+
+    plan = cfel.plan("devices.csv", time_cap=450, energy_cap=300)
+    result = cfel.run(cfel.Experiment(scheme="hcef_plus", rounds={"global": 4}), out="runs/first")
+
+The names in `__all__` are the public interface; `docs/python.md` explains them. They are imported on first
+use: `import cfel` itself imports nothing, and planning needs NumPy but no torch.
 """
 
+from importlib import import_module
+from typing import TYPE_CHECKING
+
+if TYPE_CHECKING:
+    from cfel.api.comparisons import Comparison, Sweep
+    from cfel.api.fleet.plan import FleetPlan, plan
+    from cfel.api.interface import compare, load, run, simulate, sweep
+    from cfel.api.results import RunResult
+    from cfel.api.stepwise import Simulation
+    from cfel.control.problem import RoundProblem
+    from cfel.control.solution import Solution
+    from cfel.control.solver.solve import solve
+    from cfel.errors import CfelError, InputError
+    from cfel.experiment.experiment import Experiment
+    from cfel.learning.data.dataset import DataSet
+    from cfel.learning.task import Task
+    from cfel.report.pictures import Picture
+    from cfel.runlog.record import RoundRecord
+
 __version__ = "0.1.0"
+
+__all__ = [
+    "CfelError",
+    "Comparison",
+    "DataSet",
+    "Experiment",
+    "FleetPlan",
+    "InputError",
+    "Picture",
+    "RoundProblem",
+    "RoundRecord",
+    "RunResult",
+    "Simulation",
+    "Solution",
+    "Sweep",
+    "Task",
+    "compare",
+    "load",
+    "plan",
+    "run",
+    "simulate",
+    "solve",
+    "sweep",
+]
+
+_MODULES = {
+    "CfelError": "errors",
+    "Comparison": "api.comparisons",
+    "DataSet": "learning.data.dataset",
+    "Experiment": "experiment.experiment",
+    "FleetPlan": "api.fleet.plan",
+    "InputError": "errors",
+    "Picture": "report.pictures",
+    "RoundProblem": "control.problem",
+    "RoundRecord": "runlog.record",
+    "RunResult": "api.results",
+    "Simulation": "api.stepwise",
+    "Solution": "control.solution",
+    "Sweep": "api.comparisons",
+    "Task": "learning.task",
+    "compare": "api.interface",
+    "load": "api.interface",
+    "plan": "api.fleet.plan",
+    "run": "api.interface",
+    "simulate": "api.interface",
+    "solve": "control.solver.solve",
+    "sweep": "api.interface",
+}
+
+
+if not TYPE_CHECKING:
+    # Hidden from type checkers, which would otherwise accept any name.
+    def __getattr__(name: str) -> object:
+        if name not in _MODULES:
+            raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
+        return getattr(import_module(f"{__name__}.{_MODULES[name]}"), name)
+
+
+def __dir__() -> list[str]:
+    return sorted([*globals(), *__all__])

@@ -10,7 +10,7 @@ import pyarrow.csv as pa_csv
 import pyarrow.parquet as pa_parquet
 import pytest
 
-from cfel.api.fleet_file import read_problem
+from cfel.api.fleet.problem_file import read_problem
 from cfel.control import solve
 from cfel.errors import CfelError
 from tests.cli.conftest import HEAD, Run, Write
@@ -186,7 +186,7 @@ def test_failures_of_the_solver_exit_with_1(run: Run, one: Path, monkeypatch: py
     def broken(*_: object) -> None:
         raise CfelError("[no] plan")
 
-    monkeypatch.setattr("cfel.cli.plan.solve", broken)
+    monkeypatch.setattr("cfel.api.fleet.plan.solve", broken)
     answer = run("plan", one)
     assert (answer.code, answer.out, answer.err) == (1, "", "failed: [no] plan\n")
 
@@ -195,7 +195,7 @@ def test_an_interruption_exits_with_130(run: Run, one: Path, monkeypatch: pytest
     def stopped(*_: object) -> None:
         raise KeyboardInterrupt
 
-    monkeypatch.setattr("cfel.cli.plan.solve", stopped)
+    monkeypatch.setattr("cfel.api.fleet.plan.solve", stopped)
     assert run("plan", one).code == 130
 
 

@@ -1,11 +1,13 @@
 """Exports the trained model of a run directory to a file that other programs can read."""
 
 import time
+from collections.abc import Callable
 from pathlib import Path
+from typing import TYPE_CHECKING
 
 import numpy as np
+from torch import nn
 
-from cfel.deployment.edge.state import EdgeDisk, EdgeState
 from cfel.durable import check_directory, translate_parse_errors
 from cfel.errors import InputError, RunDirectoryError, StorageError, unknown_name
 from cfel.experiment import load_directory_experiment
@@ -16,6 +18,9 @@ from cfel.learning.task import Task, initial_model
 from cfel.plugins import BUILT_IN_ONLY, CodePolicy
 from cfel.rounds.edge_models import mean_model, read_edge_models
 from cfel.runlog import RunDirectory
+
+if TYPE_CHECKING:
+    from cfel.deployment.edge.state import EdgeState
 
 FORMATS = (".onnx", ".safetensors")
 _MAX_ATTEMPTS = 5
@@ -57,8 +62,15 @@ def load_trained_model(run: RunDirectory, task: Task, edge: int | None = None) -
     if edge is None:
         return number, mean_model(sizes, models)
     if edge not in models:
-        raise InputError(f"--edge {edge}: the run has edge servers {', '.join(map(str, models))}")
+        raise InputError(f"edge = {edge}: the run has edge servers {', '.join(map(str, models))}")
     return number, models[edge]
+
+
+def load_module(run: RunDirectory, task: Task, edge: int | None = None) -> nn.Module:
+    """The same model as a module of its task, in evaluation mode."""
+    flat = task.build()
+    flat.load(load_trained_model(run, task, edge)[1])
+    return flat.module.eval()
 
 
 def _load_models(run: RunDirectory, clusters: int, like: FlatModel) -> tuple[int, dict[int, FlatModel]]:
@@ -67,6 +79,12 @@ def _load_models(run: RunDirectory, clusters: int, like: FlatModel) -> tuple[int
     if checkpoint is not None:
         with translate_parse_errors(directory / "checkpoint"):
             return checkpoint.round, dict(enumerate(read_edge_models(checkpoint, clusters, like)))
+    # A deployment's state; reading it needs a package that a simulation does not.
+    from cfel.deployment.edge.state import EdgeDisk, EdgeState
+
+    def load_state(place: Path) -> EdgeState:
+        return _load_state(EdgeDisk(place, like).load)
+
     check_directory(directory / "nodes")
     places = {i: directory / "nodes" / f"edge-{i}" for i in range(clusters)}
     if EdgeDisk.holds_state(directory):
@@ -76,16 +94,16 @@ def _load_models(run: RunDirectory, clusters: int, like: FlatModel) -> tuple[int
         raise RunDirectoryError(f"{directory}: the run has no checkpoint yet, so there is nothing to export")
     for place in found.values():
         check_directory(place)
-    states = {i: _load_state(place, like) for i, place in found.items()}
+    states = {i: load_state(place) for i, place in found.items()}
     # Edge servers may be one round apart; name the round that all of them have finished.
     return min(state.position[0] for state in states.values()), {i: each.model for i, each in states.items()}
 
 
-def _load_state(place: Path, like: FlatModel) -> EdgeState:
+def _load_state(load: "Callable[[], EdgeState]") -> "EdgeState":
     """The state of an edge server; retries, as a running server may replace a model file while we read."""
     for _ in range(_MAX_ATTEMPTS - 1):
         try:
-            return EdgeDisk(place, like).load()
+            return load()
         except StorageError:
             time.sleep(_RETRY_SECONDS)
-    return EdgeDisk(place, like).load()
+    return load()

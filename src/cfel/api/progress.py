@@ -3,6 +3,9 @@
 The same bars serve the command line, scripts and notebooks.
 """
 
+from collections.abc import Iterator
+from contextlib import contextmanager
+from dataclasses import replace
 from importlib.util import find_spec
 from types import TracebackType
 from typing import Self
@@ -10,6 +13,8 @@ from typing import Self
 from rich.console import Console
 from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeRemainingColumn
 
+from cfel.api.interrupt import defer_interrupt
+from cfel.api.run_options import RunOptions
 from cfel.runlog import RoundRecord
 
 
@@ -65,3 +70,26 @@ def _open_console() -> Console:
     """A console on standard error: standard output is for the result alone, so that it can be piped."""
     # Bars in a notebook are a widget. Without its package rich would warn at every refresh.
     return Console(stderr=True, force_jupyter=None if find_spec("ipywidgets") else False)
+
+
+@contextmanager
+def track_runs(
+    rounds: int, options: RunOptions, show: bool = True
+) -> Iterator[tuple[RunProgress, RunOptions]]:
+    """Shows progress and defers Ctrl-C while runs are executed with the options it yields.
+
+    Args:
+        rounds: global rounds of the longest run.
+        options: how to execute the runs.
+        show: whether to show anything.
+    """
+    with RunProgress(rounds, quiet=not show) as progress:
+
+        def on_round(name: str, record: RoundRecord) -> None:
+            progress.on_round(name, record)
+            if options.on_round is not None:
+                options.on_round(name, record)
+
+        notify = progress.print_line if show else options.notify
+        with defer_interrupt(notify) as interrupted:
+            yield progress, replace(options, on_round=on_round, interrupted=interrupted, notify=notify)

@@ -8,18 +8,32 @@ from typing import Any
 
 from cfel.api.cluster_runs import PlacedRun, prefer_whole_runs, run_on_cluster
 from cfel.api.run_options import OnRound, RunOptions
+from cfel.control.scheme import SchemeBuilder
 from cfel.errors import InputError
 from cfel.experiment import Experiment, experiment_toml
+from cfel.experiment.tables import to_document
 from cfel.report import load_runs, summarise, write_report, write_summary
 from cfel.rounds.engine_choice import choose_engine
 from cfel.rounds.parameters import SimulationParameters
 from cfel.runlog import RoundRecord
 from cfel.scaleout import connect_cluster, ray_executor
-from cfel.scheme_names import parse_variants
+from cfel.scheme_names import name_variants, parse_variants
 from cfel.simulation import Executor, PoolExecutor, Watch, run_in_directory
 from cfel.world import World
 
-__all__ = ["OnRound", "PlacedRun", "RunOptions", "compare", "run_all", "run_experiment", "scheme_folder"]
+__all__ = [
+    "OnRound",
+    "PlacedRun",
+    "RunOptions",
+    "compare",
+    "compare_runs",
+    "open_executor",
+    "place_run",
+    "replace_scheme",
+    "run_all",
+    "run_experiment",
+    "scheme_folder",
+]
 
 
 def run_experiment(
@@ -33,7 +47,7 @@ def run_experiment(
         options.notify(choice.notice)
     on_round = options.on_round
     progress = None if on_round is None else lambda record: on_round(name or experiment.name, record)
-    with _open_executor(world, resolved.simulation, options) as executor:
+    with open_executor(world, resolved.simulation, options) as executor:
         return run_in_directory(
             world,
             executor,
@@ -46,9 +60,10 @@ def run_experiment(
         )
 
 
-def _open_executor(
+def open_executor(
     world: World, parameters: SimulationParameters, options: RunOptions
 ) -> AbstractContextManager[Executor]:
+    """Where devices' work is done: in this process and its children, or on a cluster."""
     # Ray is imported only here, as it is optional and takes seconds to load.
     if parameters.engine == "ray":
         return ray_executor(world, parameters, options.ray_address)
@@ -57,7 +72,7 @@ def _open_executor(
 
 def compare(
     experiment: Experiment,
-    schemes: Sequence[str],
+    schemes: Sequence[str | SchemeBuilder],
     seeds: Sequence[int],
     out: Path,
     options: RunOptions,
@@ -67,8 +82,8 @@ def compare(
 
     Args:
         experiment: everything except scheme and seed.
-        schemes: their names, also with variants ("hcef+edge_gossip"); gains are computed if "cef" is among
-            them.
+        schemes: their names, also with variants ("hcef+edge_gossip"), or functions; gains are computed if
+            "cef" is among them.
         seeds: one run per scheme and seed.
         out: receives `<scheme>/seed-<n>/`, `summary.json` and `report.html`.
         options: how to execute the runs.
@@ -83,17 +98,37 @@ def compare(
     if not schemes or not seeds:
         raise InputError("compare: give at least one scheme and one seed")
     # Build all of them before the first one runs: a misspelt scheme should fail now, not hours later.
-    experiments = [
-        (name, replace(experiment, seed=seed, scheme=replace(experiment.scheme, **parse_variants(name))))
-        for name in dict.fromkeys(schemes)
+    runs = [
+        place_run(replace_scheme(experiment, scheme), seed, out, scheme if isinstance(scheme, str) else "")
+        for scheme in dict.fromkeys(schemes)
         for seed in dict.fromkeys(seeds)
     ]
-    runs = [
-        PlacedRun(f"{name} (seed {one.seed})", one, out / scheme_folder(name) / f"seed-{one.seed}")
-        for name, one in experiments
-    ]
+    return compare_runs(runs, out, options, target)
+
+
+def replace_scheme(experiment: Experiment, scheme: str | SchemeBuilder) -> Experiment:
+    """The experiment with another scheme: a name, also with variants, or a function."""
+    if isinstance(scheme, str):
+        return replace(experiment, scheme=replace(experiment.scheme, **parse_variants(scheme)))
+    return experiment.change({"scheme.name": scheme})
+
+
+def place_run(experiment: Experiment, seed: int, out: Path, name: str = "") -> PlacedRun:
+    """A run of a comparison, in `<scheme>/seed-<n>/`; without a name, it gets the scheme's."""
+    scheme = name or name_variants(to_document(experiment)["scheme"])
+    return PlacedRun(
+        f"{scheme} (seed {seed})",
+        replace(experiment, seed=seed),
+        out / scheme_folder(scheme) / f"seed-{seed}",
+    )
+
+
+def compare_runs(
+    runs: Sequence[PlacedRun], out: Path, options: RunOptions, target: float | None = None
+) -> dict[str, Any]:
+    """Executes the runs of a comparison and summarises them; arguments as in `compare`."""
     run_all(runs, out, options)
-    aim = experiment.rounds.target if target is None else target
+    aim = runs[0].experiment.rounds.target if target is None else target
     document = summarise(load_runs(out), aim)
     write_summary(out, document)
     write_report(out, aim)
@@ -112,7 +147,9 @@ def run_all(runs: Sequence[PlacedRun], out: Path, options: RunOptions) -> None:
     on_ray = parameters.engine == "ray"
     with connect_cluster(options.ray_address, parameters.workers) if on_ray else nullcontext():
         # Many small runs: one core each. Few large runs: all cores for one run after another.
-        if on_ray and prefer_whole_runs(runs):
+        # A run with parts that are objects cannot be sent as text.
+        as_text = not any(run.experiment.code.objects for run in runs)
+        if on_ray and as_text and prefer_whole_runs(runs):
             run_on_cluster(runs, out, options)
             return
         for number, run in enumerate(runs):
@@ -122,5 +159,5 @@ def run_all(runs: Sequence[PlacedRun], out: Path, options: RunOptions) -> None:
 
 
 def scheme_folder(scheme: str) -> str:
-    """The directory name for a scheme; a colon, as in "module:function", is not portable in paths."""
-    return scheme.replace(":", ".")
+    """The directory name for a scheme, without what is not portable in paths: a colon, angle brackets."""
+    return scheme.replace(":", ".").removeprefix("<scheme ").replace("<", "").replace(">", "")

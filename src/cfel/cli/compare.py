@@ -8,10 +8,11 @@ from typing import Any
 from rich.console import Console
 from rich.markup import escape
 
+from cfel.api.progress import track_runs
 from cfel.api.runs import compare
 from cfel.cli.arguments import Commands, add_command, parse_integers, parse_names, parse_number
 from cfel.cli.output import new_table, print_json, print_table
-from cfel.cli.run import add_experiment_argument, add_run_options, read_experiment, track_runs
+from cfel.cli.run import add_experiment_argument, add_run_options, make_options, read_experiment
 from cfel.experiment import Experiment
 from cfel.report.overruns import Overrun
 
@@ -67,7 +68,8 @@ def compare_and_print(
     experiment: Experiment, schemes: list[str], seeds: list[int], out: Path, arguments: argparse.Namespace
 ) -> int:
     """Runs and prints a comparison; also the second half of `cfel demo`."""
-    with track_runs(arguments, experiment.rounds.global_rounds, arguments.resume) as (_, options):
+    wanted = make_options(arguments, arguments.resume)
+    with track_runs(experiment.rounds.global_rounds, wanted) as (_, options):
         document = compare(experiment, schemes, seeds, out, options, arguments.target)
     if arguments.json:
         print_json(document)

@@ -1,8 +1,6 @@
 """`cfel plan`: how much each device of a fleet should compute and upload in one round."""
 
 import argparse
-import csv
-import re
 from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import Any
@@ -12,8 +10,9 @@ from rich.console import Console
 from rich.markup import escape
 from rich.table import Table
 
-from cfel.api.binding_limits import MEANING, find_binding_limits
-from cfel.api.fleet_file import NamedProblem, RunLength, read_problem
+from cfel.api.fleet.binding_limits import MEANING
+from cfel.api.fleet.plan import FleetPlan, solve_fleet
+from cfel.api.fleet.problem_file import NamedProblem, make_length, read_problem
 from cfel.cli.arguments import (
     Commands,
     add_command,
@@ -25,8 +24,7 @@ from cfel.cli.arguments import (
     parse_share,
 )
 from cfel.cli.output import new_table, print_json, print_table
-from cfel.control import Solution, solve
-from cfel.errors import FleetFileError, InputError
+from cfel.control import Solution
 
 EXAMPLE = """  cfel plan devices.csv --tau 5 --sigma2 2 --time-cap 450 --energy-cap 900
   cfel plan fleet.json --method alternating --json
@@ -78,18 +76,18 @@ def register(commands: Commands) -> None:
 
 def run(arguments: argparse.Namespace) -> int:
     """Solves the problem and prints the plan."""
-    named = read_problem(arguments.fleet, _read_options(arguments), _read_length(arguments))
-    # The joint solver has no start, and a silently ignored option would mislead.
-    if arguments.start is not None and arguments.method != "alternating":
-        raise InputError("--start: only with --method alternating")
-    start = None if arguments.start is None else (arguments.start, 1.0)
-    solution = solve(named.problem, arguments.method, start)
+    options = _read_options(arguments)
+    length = make_length(
+        options, arguments.time_budget, arguments.energy_budget, arguments.rounds, arguments.edge_rounds
+    )
+    named = read_problem(arguments.fleet, options, length)
+    plan = solve_fleet(named, arguments.method, arguments.start)
     if arguments.csv is not None:
-        _write_csv(arguments.csv, named, solution)
+        plan.write_csv(arguments.csv)
     if arguments.json:
-        print_json(_build_document(solution))
+        print_json(plan.to_document())
     else:
-        _print(Console(highlight=False), named, solution, arguments.rows)
+        _print(Console(highlight=False), plan, arguments.rows)
     return 0
 
 
@@ -98,46 +96,10 @@ def _read_options(arguments: argparse.Namespace) -> dict[str, Any]:
     return {name: getattr(arguments, name) for name in names if getattr(arguments, name) is not None}
 
 
-def _read_length(arguments: argparse.Namespace) -> RunLength | None:
-    seconds, joules = arguments.time_budget, arguments.energy_budget
-    if seconds is None and joules is None:
-        for option in ("rounds", "edge_rounds"):
-            if getattr(arguments, option) is not None:
-                name = option.replace("_", "-")
-                raise InputError(f"--{name}: only with --time-budget or --energy-budget")
-        return None
-    if arguments.rounds is None:
-        raise InputError("--rounds: required with --time-budget or --energy-budget")
-    for cap, budget in (("time_cap", seconds), ("energy_cap", joules)):
-        if getattr(arguments, cap) is not None and budget is not None:
-            option = cap.replace("_", "-")
-            raise InputError(f"--{option}: give a cap for the round or a budget for the run, not both")
-    return RunLength(
-        time_budget=seconds,
-        energy_budget=joules,
-        rounds=arguments.rounds,
-        edge_rounds=5 if arguments.edge_rounds is None else arguments.edge_rounds,
-    )
-
-
-def _build_document(solution: Solution) -> dict[str, Any]:
-    names = ("rho", "theta", "objective", "lower_bound", "gap", "feasible", "violations")
-    costs = (
-        "device_seconds",
-        "device_joules",
-        "time_cap",
-        "energy_cap",
-        "multiplier",
-        "method",
-        "iterations",
-    )
-    return {name: getattr(solution, name) for name in (*names, *costs)}
-
-
-def _print(console: Console, named: NamedProblem, solution: Solution, rows: int) -> None:
-    _print_clusters(console, named, solution, rows)
-    _print_devices(console, named, solution, rows)
-    _print_verdict(console, named, solution)
+def _print(console: Console, plan: FleetPlan, rows: int) -> None:
+    _print_clusters(console, plan.named, plan.solution, rows)
+    _print_devices(console, plan, rows)
+    _print_verdict(console, plan)
 
 
 def _print_clusters(console: Console, named: NamedProblem, solution: Solution, rows: int) -> None:
@@ -161,8 +123,8 @@ def _print_clusters(console: Console, named: NamedProblem, solution: Solution, r
     _print_some(console, "Clusters", table, len(present))
 
 
-def _print_devices(console: Console, named: NamedProblem, solution: Solution, rows: int) -> None:
-    limits = find_binding_limits(named.problem, solution)
+def _print_devices(console: Console, plan: FleetPlan, rows: int) -> None:
+    named, solution, limits = plan.named, plan.solution, plan.limited_by
     columns = ("device", "cluster", "ρ", "θ", "seconds", "joules", "limited by")
     table = new_table(*columns, texts=("device", "cluster"))
     for device in range(min(named.problem.devices, rows)):
@@ -191,8 +153,8 @@ def _print_some(console: Console, title: str, table: Table, total: int) -> None:
         console.print(f"  [dim]… and {left_out:,} more (to see all: --rows N, --csv FILE or --json)[/]\n")
 
 
-def _print_verdict(console: Console, named: NamedProblem, solution: Solution) -> None:
-    cap = named.problem.energy_cap
+def _print_verdict(console: Console, plan: FleetPlan) -> None:
+    cap, solution = plan.named.problem.energy_cap, plan.solution
     console.print(f"time    {solution.seconds:,.1f} s for the slowest device")
     allowed = f"of {cap:,.1f} J" if np.isfinite(cap) else "(no limit)"
     console.print(f"energy  {solution.joules:,.1f} J {allowed}")
@@ -201,32 +163,9 @@ def _print_verdict(console: Console, named: NamedProblem, solution: Solution) ->
     )
     if solution.feasible:
         console.print("[green]all limits are met[/]")
-    for words in solution.violations:
-        console.print(f"[yellow]not met:[/] {escape(_insert_names(words, named))}")
+    for words in plan.violations:
+        console.print(f"[yellow]not met:[/] {escape(words)}")
 
 
 def _format_cap(seconds: float) -> str:
     return f"{seconds:.1f}" if np.isfinite(seconds) else "none"
-
-
-def _insert_names(words: str, named: NamedProblem) -> str:
-    """The sentence with the names of the file instead of cluster and device numbers."""
-    # The solver knows numbers only.
-    names = {"cluster": named.cluster_names, "device": named.device_names}
-    return re.sub(
-        r"^(cluster|device) (\d+)", lambda found: f"{found[1]} {names[found[1]][int(found[2])]}", words
-    )
-
-
-def _write_csv(path: Path, named: NamedProblem, solution: Solution) -> None:
-    limits = find_binding_limits(named.problem, solution)
-    columns = (solution.rho, solution.theta, solution.device_seconds, solution.device_joules)
-    clusters = [named.cluster_names[number] for number in named.problem.cluster]
-    try:
-        with path.open("w", newline="", encoding="utf-8") as file:
-            writer = csv.writer(file)
-            writer.writerow(["device", "cluster", "rho", "theta", "seconds", "joules", "limited_by"])
-            values = (column.tolist() for column in columns)
-            writer.writerows(zip(named.device_names, clusters, *values, limits.tolist(), strict=True))
-    except OSError as error:
-        raise FleetFileError(f"{path}: cannot be written: {error}") from error

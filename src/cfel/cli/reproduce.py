@@ -7,9 +7,10 @@ from pathlib import Path
 from rich.console import Console
 from rich.markup import escape
 
+from cfel.api.progress import track_runs
 from cfel.cli.arguments import Commands, add_command, parse_integers, parse_names
 from cfel.cli.output import new_table, print_json, print_table
-from cfel.cli.run import add_run_options, track_runs
+from cfel.cli.run import add_run_options, make_options
 from cfel.report.reproduction import TextTable
 from cfel.reproduce.copy_results import copy_results
 from cfel.reproduce.forecast import count_rounds_left, estimate_seconds, measure_pace
@@ -119,7 +120,7 @@ def _run_all(request: ReproductionRequest, arguments: argparse.Namespace, out: P
     rates = {} if request.item == "rates" else load_rates(table, request.dataset, request.scale)
     runs = plan_runs(request, rates)
     most = max(run.experiment.rounds.global_rounds for run in runs)
-    with track_runs(arguments, most, resume=True) as (progress, options):
+    with track_runs(most, make_options(arguments, resume=True)) as (progress, options):
         progress.print_line(describe_forecast(runs, out))
         execute_runs(runs, out, options)
 

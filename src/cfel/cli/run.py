@@ -2,16 +2,13 @@
 
 import argparse
 import sys
-from collections.abc import Iterator
-from contextlib import contextmanager
 from dataclasses import replace
 from pathlib import Path
 
 from rich.console import Console
 from rich.markup import escape
 
-from cfel.api.interrupt import defer_interrupt
-from cfel.api.progress import RunProgress
+from cfel.api.progress import track_runs
 from cfel.api.runs import RunOptions, run_experiment
 from cfel.cli.arguments import Commands, add_command, add_json_option, add_set_option
 from cfel.cli.run_result import print_run_result
@@ -110,29 +107,9 @@ def _explain_end(last: RoundRecord, experiment: Experiment) -> str:
     )
 
 
-@contextmanager
-def track_runs(
-    arguments: argparse.Namespace, rounds: int, resume: bool
-) -> Iterator[tuple[RunProgress, RunOptions]]:
-    """Shows progress and defers Ctrl-C while runs are executed with the options it yields.
-
-    Args:
-        arguments: of the command.
-        rounds: global rounds of the longest run.
-        resume: continue runs that already exist.
-    """
-    with RunProgress(rounds) as progress, defer_interrupt(progress.print_line) as interrupted:
-        yield (
-            progress,
-            RunOptions(
-                command=tuple(sys.argv),
-                resume=resume,
-                on_round=progress.on_round,
-                interrupted=interrupted,
-                notify=progress.print_line,
-                ray_address=arguments.ray_address,
-            ),
-        )
+def make_options(arguments: argparse.Namespace, resume: bool) -> RunOptions:
+    """How the runs of a command are executed."""
+    return RunOptions(command=tuple(sys.argv), resume=resume, ray_address=arguments.ray_address)
 
 
 def run(arguments: argparse.Namespace) -> int:
@@ -141,7 +118,8 @@ def run(arguments: argparse.Namespace) -> int:
     out: Path = arguments.out or Path("runs") / experiment.name
     if holds_run(out) and not arguments.resume:
         raise RunDirectoryError(_describe_existing_run(out, experiment))
-    with track_runs(arguments, experiment.rounds.global_rounds, arguments.resume) as (progress, options):
+    wanted = make_options(arguments, arguments.resume)
+    with track_runs(experiment.rounds.global_rounds, wanted) as (progress, options):
         records = run_experiment(experiment, out, options)
         if not progress.has_rounds:
             progress.print_line(f"{out} is already finished: {_explain_end(records[-1], experiment)}")

@@ -4,11 +4,13 @@ from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass
 from functools import partial
 from html import escape
+from os import PathLike
 from pathlib import Path
 
 from matplotlib.figure import Figure
 
 from cfel.durable import make_directory, replace_file
+from cfel.errors import InputError, unknown_name
 from cfel.report.backhaul import draw_backhaul
 from cfel.report.curves import draw_accuracy, draw_budget, draw_estimates, read_field
 from cfel.report.devices import draw_decisions, draw_stragglers
@@ -16,8 +18,12 @@ from cfel.report.load import Run, group_by_scheme
 from cfel.report.style import SchemeStyle, assign_styles, inline_svg, render_png, render_svg, use_style
 from cfel.wording import plural
 
+Groups = Mapping[str, tuple[Run, ...]]
+"""The runs behind each line of a figure."""
+_Styles = Mapping[str, SchemeStyle]
 
-@dataclass(frozen=True, slots=True)
+
+@dataclass(frozen=True, slots=True, repr=False)
 class Picture:
     """One figure, drawn.
 
@@ -39,6 +45,25 @@ class Picture:
     png: bytes
     inline: str
 
+    def save(self, path: str | PathLike[str]) -> None:
+        """Writes the figure to a file, .svg or .png.
+
+        Raises:
+            InputError: the file has another suffix.
+        """
+        content = {".svg": self.svg.encode(), ".png": self.png}
+        suffix = Path(path).suffix.lower()
+        if suffix not in content:
+            raise InputError(unknown_name(f"{path}: suffix", suffix, content))
+        replace_file(Path(path), content[suffix])
+
+    def _repr_svg_(self) -> str:
+        """How a notebook shows it."""
+        return self.svg
+
+    def __repr__(self) -> str:
+        return f"<Picture {self.name!r}: {self.title}>"
+
 
 @dataclass(frozen=True, slots=True)
 class FigureSpec:
@@ -58,16 +83,39 @@ def draw_pictures(runs: tuple[Run, ...], target: float | None) -> tuple[Picture,
         runs: any number of schemes and seeds.
         target: accuracy to mark, or None.
     """
-    groups = group_by_scheme(runs)
+    pictures = (draw_picture(spec) for spec in _list_figures(group_by_scheme(runs), target))
+    return tuple(picture for picture in pictures if picture is not None)
+
+
+def draw_one(groups: Groups, name: str, target: float | None) -> Picture:
+    """Draws one figure.
+
+    Args:
+        groups: runs of each scheme, or of each setting of a sweep.
+        name: which, as in the file names of a report.
+        target: accuracy to mark, or None.
+
+    Raises:
+        InputError: there is no such figure, or the runs have no data for it.
+    """
+    specs = {spec.name: spec for spec in _list_figures(groups, target)}
+    if name not in specs:
+        raise InputError(unknown_name("figure", name, specs))
+    picture = draw_picture(specs[name])
+    if picture is None:
+        raise InputError(f"figure {name!r}: these runs have no data for it")
+    return picture
+
+
+def _list_figures(groups: Groups, target: float | None) -> tuple[FigureSpec, ...]:
     styles = assign_styles(tuple(groups))
-    specs = (
+    runs = tuple(run for members in groups.values() for run in members)
+    return (
         *_list_accuracy_figures(groups, styles, target),
         *_list_overall_figures(groups, styles),
         *_list_scheme_figures(groups, styles),
         *_list_backhaul_figure(runs),
     )
-    pictures = (draw_picture(spec) for spec in specs)
-    return tuple(picture for picture in pictures if picture is not None)
 
 
 def write_pictures(directory: Path, pictures: tuple[Picture, ...]) -> None:
@@ -96,11 +144,7 @@ def draw_picture(spec: FigureSpec) -> Picture | None:
     return Picture(spec.name, spec.title, spec.caption, spec.about, svg, png, inline)
 
 
-_Groups = Mapping[str, tuple[Run, ...]]
-_Styles = Mapping[str, SchemeStyle]
-
-
-def _list_accuracy_figures(groups: _Groups, styles: _Styles, target: float | None) -> Iterator[FigureSpec]:
+def _list_accuracy_figures(groups: Groups, styles: _Styles, target: float | None) -> Iterator[FigureSpec]:
     band = " The band shows the range over seeds." if any(len(runs) > 1 for runs in groups.values()) else ""
     # What a clock and a power meter would show, whichever account the budget counts.
     for name, field, words, label in (
@@ -116,7 +160,7 @@ def _list_accuracy_figures(groups: _Groups, styles: _Styles, target: float | Non
         )
 
 
-def _list_overall_figures(groups: _Groups, styles: _Styles) -> Iterator[FigureSpec]:
+def _list_overall_figures(groups: Groups, styles: _Styles) -> Iterator[FigureSpec]:
     yield FigureSpec(
         "budget",
         "Budget burn-down",
@@ -131,7 +175,7 @@ def _list_overall_figures(groups: _Groups, styles: _Styles) -> Iterator[FigureSp
     )
 
 
-def _list_scheme_figures(groups: _Groups, styles: _Styles) -> Iterator[FigureSpec]:
+def _list_scheme_figures(groups: Groups, styles: _Styles) -> Iterator[FigureSpec]:
     for number, (scheme, runs) in enumerate(groups.items()):
         # One seed as an example: plans of several seeds cannot be averaged device by device.
         run, label = runs[0], styles[scheme].label

@@ -1,4 +1,4 @@
-"""Reads a round problem from a file: a CSV or Parquet table of devices, or a JSON document with everything.
+"""Reads a round problem: from a CSV or Parquet table of devices, a JSON document, or a table in memory.
 
 The JSON document holds the fields of `RoundProblem`, with the devices under `devices`, as a list of objects
 or as columns. A table holds the devices only; the rest comes from options. Options override the document.
@@ -6,13 +6,14 @@ or as columns. A table holds the devices only; the rest comes from options. Opti
 
 import json
 import re
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 
+from cfel.api.fleet.columns import to_columns
 from cfel.control import Budget, RoundProblem, Rounds, round_caps
 from cfel.cost import open_ledger
 from cfel.errors import FleetFileError, InputError, describe_error, unknown_name
@@ -22,6 +23,7 @@ DEVICE_FIELDS = ("mu", "alpha", "nu", "power", "cluster")
 NAME_FIELDS = ("id", "name")
 OPTIONAL_FIELDS = ("rho_min", "rho_max", "theta_min", "theta_max", "battery")
 ROUND_FIELDS = ("tau", "sigma2", "g2", "time_cap", "energy_cap", "noise_weight", "on_unreachable")
+COLUMNS = (*DEVICE_FIELDS, *OPTIONAL_FIELDS, *NAME_FIELDS)
 BOUND_FIELDS = ("rho_min", "rho_max", "theta_min", "theta_max")
 DEFAULTS: Mapping[str, Any] = {"tau": 5, "sigma2": 1.0, "g2": 1.0, "time_cap": np.inf, "energy_cap": np.inf}
 
@@ -56,24 +58,67 @@ class RunLength:
         return caps if self.energy_budget is None else {**caps, "energy_cap": joules}
 
 
+Found = tuple[dict[str, Any], tuple[str, ...], tuple[str, ...]]
+"""Fields of `RoundProblem`, names of devices, names of clusters."""
+
+OptionName = Callable[[str], str]
+"""What the user knows a field by, for error messages."""
+
+
+def name_option(field: str) -> str:
+    """The option of the command line for a field."""
+    return f"--{field.replace('_', '-')}"
+
+
+def make_length(
+    options: Mapping[str, Any],
+    time_budget: float | None,
+    energy_budget: float | None,
+    rounds: int | None,
+    edge_rounds: int | None,
+    option_name: OptionName = name_option,
+) -> RunLength | None:
+    """The budgets of a whole run, or None if there are none.
+
+    Raises:
+        InputError: rounds without a budget, a budget without rounds, or a cap and a budget for the same.
+    """
+    budgets = f"{option_name('time_budget')} or {option_name('energy_budget')}"
+    if time_budget is None and energy_budget is None:
+        for field, value in (("rounds", rounds), ("edge_rounds", edge_rounds)):
+            if value is not None:
+                raise InputError(f"{option_name(field)}: only with {budgets}")
+        return None
+    if rounds is None:
+        raise InputError(f"{option_name('rounds')}: required with {budgets}")
+    for cap, budget in (("time_cap", time_budget), ("energy_cap", energy_budget)):
+        if cap in options and budget is not None:
+            raise InputError(
+                f"{option_name(cap)}: give a cap for the round or a budget for the run, not both"
+            )
+    return RunLength(time_budget, energy_budget, rounds, 5 if edge_rounds is None else edge_rounds)
+
+
 def read_problem(
-    path: str | Path, options: Mapping[str, Any], length: RunLength | None = None
+    source: object,
+    options: Mapping[str, Any],
+    length: RunLength | None = None,
+    option_name: OptionName = name_option,
 ) -> NamedProblem:
     """Reads devices (and, from JSON, the rest) and builds the problem.
 
     Args:
-        path: .json, .csv or .parquet.
+        source: a path (.json, .csv or .parquet), or a table in memory, see `columns`; a mapping with
+            `devices` is read like a JSON document.
         options: fields of `RoundProblem` other than the devices'; they override the document's.
         length: total budgets, instead of caps for the round.
+        option_name: what the user knows an option by.
 
     Raises:
-        FleetFileError: the file cannot be used; the message names the place and the value.
+        FleetFileError: the table cannot be used; the message names the place and the value.
         InputError: an option cannot be used; the message names it.
     """
-    if Path(path).suffix.lower() == ".toml":
-        raise FleetFileError(f"{path}: is not a table of devices: must be .csv, .parquet or .json")
-    is_json = Path(path).suffix.lower() == ".json"
-    fields, device_names, cluster_names = _read_json(path) if is_json else _read_device_table(path)
+    place, (fields, device_names, cluster_names) = _read_source(source)
     # Options override the file, the file overrides the defaults.
     given = {**DEFAULTS, **fields, **options}
     if length is not None:
@@ -81,12 +126,27 @@ def read_problem(
     try:
         problem = RoundProblem(**given)
     except InputError as error:
-        raise _locate_error(path, error, options) from error
+        raise _locate_error(place, error, options, option_name) from error
     names = cluster_names if len(cluster_names) == problem.clusters else _number_names(problem.clusters)
     return NamedProblem(problem, device_names, names)
 
 
-def _locate_error(path: str | Path, error: InputError, options: Mapping[str, Any]) -> InputError:
+def _read_source(source: object) -> tuple[str | Path, Found]:
+    if isinstance(source, Mapping) and "devices" in source:
+        return "table", _read_document("table", {**source, "devices": to_columns(source["devices"], COLUMNS)})
+    if not isinstance(source, str | Path):
+        return "table", _read_document("table", {"devices": to_columns(source, COLUMNS)})
+    suffix = Path(source).suffix.lower()
+    if suffix == ".toml":
+        raise FleetFileError(f"{source}: is not a table of devices: must be .csv, .parquet or .json")
+    if suffix == ".json":
+        return source, _read_document(source, _load_document(source))
+    return source, _read_device_table(source)
+
+
+def _locate_error(
+    path: str | Path, error: InputError, options: Mapping[str, Any], option_name: OptionName
+) -> InputError:
     """Adds to an error where its field comes from: an option, or the file."""
     # Error messages begin with the field's name, see `validation`.
     found = re.match(r"(\w+)(?:\[(\d+)\])?(.*)", str(error), re.DOTALL)
@@ -94,10 +154,10 @@ def _locate_error(path: str | Path, error: InputError, options: Mapping[str, Any
         return FleetFileError(f"{path}: {error}")
     field, device, rest = found.groups()
     at = "" if device is None else f" (device {device})"
-    return InputError(f"--{field.replace('_', '-')}{rest}{at}")
+    return InputError(f"{option_name(field)}{rest}{at}")
 
 
-def _read_device_table(path: str | Path) -> tuple[dict[str, Any], tuple[str, ...], tuple[str, ...]]:
+def _read_device_table(path: str | Path) -> Found:
     table = read_devices(path)
     fields: dict[str, Any] = {name: getattr(table, name) for name in DEVICE_FIELDS}
     fields |= {name: getattr(table, name) for name in BOUND_FIELDS if getattr(table, name) is not None}
@@ -107,8 +167,7 @@ def _read_device_table(path: str | Path) -> tuple[dict[str, Any], tuple[str, ...
     return fields, names, table.cluster_labels
 
 
-def _read_json(path: str | Path) -> tuple[dict[str, Any], tuple[str, ...], tuple[str, ...]]:
-    document = _load_document(path)
+def _read_document(path: str | Path, document: dict[str, Any]) -> Found:
     for key in document:
         if key not in (*ROUND_FIELDS, *BOUND_FIELDS, "devices"):
             raise FleetFileError(
@@ -136,7 +195,6 @@ def _load_document(path: str | Path) -> dict[str, Any]:
 
 def _check_columns(path: str | Path, devices: object) -> dict[str, Any]:
     """Returns the devices as columns, whether written as rows or as columns."""
-    allowed = (*DEVICE_FIELDS, *OPTIONAL_FIELDS, *NAME_FIELDS)
     if isinstance(devices, list) and all(isinstance(row, dict) for row in devices):
         keys = list(dict.fromkeys(key for row in devices for key in row)) or list(DEVICE_FIELDS)
         for number, row in enumerate(devices):
@@ -147,8 +205,8 @@ def _check_columns(path: str | Path, devices: object) -> dict[str, Any]:
     if not isinstance(devices, dict):
         raise FleetFileError(f"{path}: devices: must be a list of objects or an object of columns")
     for key in devices:
-        if key not in allowed:
-            raise FleetFileError(f"{path}: {unknown_name('devices', key, allowed)}")
+        if key not in COLUMNS:
+            raise FleetFileError(f"{path}: {unknown_name('devices', key, COLUMNS)}")
     for key in dict.fromkeys((*DEVICE_FIELDS, *devices)):
         if not isinstance(devices.get(key), list):
             raise FleetFileError(f"{path}: devices.{key}: is missing or not a list")

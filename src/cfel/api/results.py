@@ -1,0 +1,178 @@
+"""A run as an object: its rounds, plans and devices as Arrow tables, its figures, its report, its model.
+
+Everything is read from the run directory, so that a result is the same whether the run was just made or
+loaded later. Tables are always Arrow's; `.to_pandas()` makes a pandas frame of one.
+"""
+
+from collections.abc import Sequence
+from dataclasses import dataclass, fields
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+import pyarrow as pa
+from torch import nn
+
+from cfel.api.export import load_module
+from cfel.experiment import Experiment, load_directory_experiment
+from cfel.plugins import BUILT_IN_ONLY, CodePolicy
+from cfel.report.load import Run, group_by_scheme, load_run
+from cfel.runlog import PlanTable, RoundRecord
+from cfel.runlog.plans import column_names
+from cfel.wording import plural
+
+if TYPE_CHECKING:
+    from cfel.report.pictures import Picture
+
+FIGURE = "accuracy-seconds"
+"""The figure that `plot` draws by default: accuracy over time."""
+
+
+@dataclass(frozen=True, slots=True, eq=False, repr=False)
+class RunResult:
+    """A run, finished or not, as its directory held it when it was loaded.
+
+    Attributes:
+        run: what the directory says.
+        given: the experiment it was run with, where that is known; else it is read from the directory.
+        code: whether names in the directory's experiment may stand for code from outside the package.
+    """
+
+    run: Run
+    given: Experiment | None = None
+    code: CodePolicy = BUILT_IN_ONLY
+
+    @property
+    def path(self) -> Path:
+        """The run directory."""
+        return self.run.directory.path
+
+    @property
+    def experiment(self) -> Experiment:
+        """The experiment, with every default.
+
+        Raises:
+            InputError: it has parts that only existed as Python objects, or names code that is not trusted.
+        """
+        if self.given is not None:
+            return self.given
+        return load_directory_experiment(self.path, code=self.code)
+
+    @property
+    def records(self) -> tuple[RoundRecord, ...]:
+        """One record per global round."""
+        return self.run.records
+
+    @property
+    def rounds(self) -> pa.Table:
+        """One row per global round; the columns are the fields of `RoundRecord`."""
+        return _tabulate_records(self.records)
+
+    @property
+    def plans(self) -> pa.Table:
+        """One row per global round, edge round and device that took part: orders, conditions and costs."""
+        directory, devices = self.run.directory, self.run.fleet.devices
+        tables = [directory.plan(number, devices) for number in directory.plan_rounds()]
+        return pa.concat_tables(map(tabulate_plan, tables)) if tables else pa.table({})
+
+    @property
+    def devices(self) -> pa.Table:
+        """One row per device: its cluster, and what it did in the whole run."""
+        return _sum_devices(self.run)
+
+    @property
+    def summary(self) -> dict[str, Any]:
+        """The end of the run: rounds, accuracy, virtual seconds, joules, and the digest of the model."""
+        last = self.records[-1] if self.records else None
+        names = ("accuracy", "seconds", "joules", "model_sha256")
+        end = {name: None if last is None else getattr(last, name) for name in names}
+        return {"directory": str(self.path), "rounds": len(self.records), **end}
+
+    def plot(self, figure: str = FIGURE, target: float | None = None) -> "Picture":
+        """Draws a figure of the report; a notebook shows it, `.save("file.png")` writes it.
+
+        Args:
+            figure: "accuracy-seconds", "accuracy-joules", "accuracy-round", "budget", "estimates",
+                "decisions-0", "stragglers-0" or "backhaul".
+            target: accuracy to mark; None for the experiment's.
+        """
+        return draw((self.run,), figure, self.run.target if target is None else target)
+
+    def report(self) -> Path:
+        """Writes `report.html` and its figures into the run directory; returns the page's path."""
+        from cfel.report import write_report
+
+        return write_report(self.path)
+
+    def model(self, edge: int | None = None) -> nn.Module:
+        """The trained model, in evaluation mode.
+
+        Args:
+            edge: the edge server whose model to return; None for the consensus of all.
+
+        Raises:
+            RunDirectoryError: the run has no checkpoint yet.
+        """
+        return load_module(self.run.directory, self.experiment.load_task(), edge)
+
+    def __repr__(self) -> str:
+        end = self.summary
+        accuracy = "–" if end["accuracy"] is None else f"{100 * end['accuracy']:.1f} %"
+        costs = "" if end["seconds"] is None else f", {end['seconds']:,.0f} s, {end['joules']:,.0f} J"
+        return f"<RunResult {str(self.path)!r}: {plural(end['rounds'], 'round')}, {accuracy}{costs}>"
+
+
+def load_result(
+    path: Path, experiment: Experiment | None = None, code: CodePolicy = BUILT_IN_ONLY
+) -> RunResult:
+    """The result in a run directory."""
+    return RunResult(load_run(path), experiment, code)
+
+
+def draw(runs: Sequence[Run], figure: str, target: float | None) -> "Picture":
+    """Draws one figure of some runs, which are grouped by scheme."""
+    # Only those who plot need Matplotlib.
+    from cfel.report.pictures import draw_one
+
+    return draw_one(group_by_scheme(tuple(runs)), figure, target)
+
+
+def tabulate_plan(plan: PlanTable) -> pa.Table:
+    """A plan table as an Arrow table, with the columns of its file."""
+    columns = {"round": np.full(len(plan.device), plan.round, dtype=np.int32)}
+    return pa.table(columns | {name: getattr(plan, name) for name in column_names()})
+
+
+def _tabulate_records(records: Sequence[RoundRecord]) -> pa.Table:
+    types = {float: pa.float64(), int: pa.int64(), bool: pa.bool_(), str: pa.string()}
+    columns = {}
+    for field in fields(RoundRecord):
+        # "float | None" and "tuple[str, …]" are the only types that are not in the table above.
+        wanted = next((kind for kind in types if str(field.type).startswith(kind.__name__)), None)
+        values = [getattr(record, field.name) for record in records]
+        kind = types.get(field.type, types[wanted] if wanted else pa.list_(pa.string()))  # type: ignore[arg-type]
+        columns[field.name] = pa.array(values, kind)
+    return pa.table(columns)
+
+
+def _sum_devices(run: Run) -> pa.Table:
+    devices = run.fleet.devices
+    sums = {name: np.zeros(devices) for name in ("edge_rounds", "steps", "seconds", "joules", "rho", "theta")}
+    for number in run.directory.plan_rounds():
+        plan = run.directory.plan(number, devices)
+        sums["edge_rounds"] += np.bincount(plan.device, minlength=devices)
+        for name in ("steps", "seconds", "joules", "rho", "theta"):
+            sums[name] += np.bincount(plan.device, getattr(plan, name), devices)
+    present = np.maximum(sums["edge_rounds"], 1)
+    return pa.table(
+        {
+            "device": np.arange(devices),
+            "cluster": np.asarray(run.fleet.cluster),
+            "edge_rounds": sums["edge_rounds"].astype(np.int64),
+            "steps": sums["steps"].astype(np.int64),
+            "seconds": sums["seconds"],
+            "joules": sums["joules"],
+            "rho_mean": sums["rho"] / present,
+            "theta_mean": sums["theta"] / present,
+        }
+    )

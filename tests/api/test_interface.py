@@ -1,0 +1,162 @@
+"""`cfel.run`, `simulate`, `compare`, `sweep` and `load` on an experiment made of objects."""
+
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+from torch import nn
+
+import cfel
+from cfel.errors import InputError, RunDirectoryError
+
+
+def make_experiment(model: Any = None) -> cfel.Experiment:
+    draw = np.random.default_rng(0)
+    inputs = draw.normal(size=(60, 4)).astype(np.float32)
+    labels = (inputs[:, 0] > 0).astype(int)
+    return cfel.Experiment(
+        preset="none",
+        name="objects",
+        model=model or (lambda: nn.Linear(4, 2)),
+        data=((inputs[:40], labels[:40]), (inputs[40:], labels[40:])),
+        rounds={"global": 2, "edge": 2, "local": 2},
+        fleet={"devices": 4, "clusters": 2},
+        simulation={"workers": 1, "engine": "threads"},
+    )
+
+
+@pytest.fixture(scope="module")
+def result(tmp_path_factory: pytest.TempPathFactory) -> cfel.RunResult:
+    return cfel.run(make_experiment(), out=tmp_path_factory.mktemp("runs") / "one", progress=False)
+
+
+def test_tables_of_a_run(result: cfel.RunResult) -> None:
+    rounds = result.rounds.to_pandas()
+    assert rounds["round"].tolist() == [1, 2]
+    assert rounds["joules"].is_monotonic_increasing
+    assert result.plans.num_rows == 2 * 2 * 4
+    devices = result.devices.to_pandas()
+    assert devices["cluster"].tolist() == [0, 0, 1, 1]
+    assert devices["edge_rounds"].tolist() == [4] * 4
+    assert devices["joules"].sum() == pytest.approx(rounds["joules"].iloc[-1])
+    assert result.summary["model_sha256"] == result.records[-1].model_sha256
+
+
+def test_a_run_is_loaded_as_it_was(result: cfel.RunResult) -> None:
+    loaded: cfel.RunResult = cfel.load(result.path)
+    assert loaded.records == result.records
+    assert loaded.rounds.equals(result.rounds)
+    with pytest.raises(InputError, match="is a Python object that no file can hold"):
+        loaded.model()
+
+
+def test_the_model_is_the_mean_of_the_edge_models(result: cfel.RunResult) -> None:
+    whole, *edges = (result.model(edge).state_dict() for edge in (None, 0, 1))
+    assert torch.allclose(whole["weight"], (edges[0]["weight"] + edges[1]["weight"]) / 2)
+    with pytest.raises(InputError, match="edge = 7: the run has edge servers 0, 1"):
+        result.model(7)
+
+
+def test_stepwise_rounds_are_those_of_a_run(result: cfel.RunResult) -> None:
+    simulation = cfel.simulate(make_experiment())
+    with pytest.raises(InputError, match="no round has been simulated yet"):
+        simulation.model()
+    rounds = iter(simulation)
+    assert next(rounds).model_sha256 == result.records[0].model_sha256
+    assert simulation.plans.num_rows == 8
+    assert next(rounds).model_sha256 == result.records[1].model_sha256
+    assert torch.equal(simulation.model().state_dict()["weight"], result.model().state_dict()["weight"])
+    assert next(rounds, None) is None
+
+
+def test_a_caller_may_stop_early() -> None:
+    for record in cfel.simulate(make_experiment()):
+        assert record.round == 1
+        break
+
+
+def test_a_run_is_resumed_only_with_the_same_objects(tmp_path: Path) -> None:
+    start = nn.Linear(4, 2)
+    seen: list[int] = []
+    with pytest.raises(KeyboardInterrupt):
+        cfel.run(make_experiment(start), tmp_path, progress=False, on_round=lambda each: _stop(each, seen))
+    with pytest.raises(RunDirectoryError, match="holds a run already"):
+        cfel.run(make_experiment(start), tmp_path, progress=False)
+    with pytest.raises(RunDirectoryError, match=r"holds a run with model.name = '<model Linear \w+>', not"):
+        cfel.run(make_experiment(nn.Linear(4, 2)), tmp_path, resume=True, progress=False)
+    resumed = cfel.run(make_experiment(start), tmp_path, resume=True, progress=False)
+    assert [each.round for each in resumed.records] == [1, 2]
+
+
+def _stop(record: cfel.RoundRecord, seen: list[int]) -> None:
+    seen.append(record.round)
+    raise KeyboardInterrupt
+
+
+def test_figures_and_report(result: cfel.RunResult, tmp_path: Path) -> None:
+    picture = result.plot()
+    picture.save(tmp_path / "figure.svg")
+    assert (tmp_path / "figure.svg").read_text().startswith("<?xml")
+    assert picture._repr_svg_() == picture.svg
+    with pytest.raises(InputError, match="did you mean 'accuracy-seconds'"):
+        result.plot("accuracy-second")
+    with pytest.raises(InputError, match=r"suffix: unknown '\.pdf'"):
+        picture.save(tmp_path / "figure.pdf")
+
+
+@pytest.mark.long
+def test_compare_and_sweep_with_functions(tmp_path: Path) -> None:
+    from cfel.control import Scheme, SchemeParameters
+    from cfel.control.schemes import SCHEMES
+
+    def my_scheme(parameters: SchemeParameters) -> Scheme:
+        return SCHEMES["cef"](parameters)
+
+    base = make_experiment()
+    comparison = cfel.compare(base, ["cef", my_scheme], [0, 1], out=tmp_path / "compared", progress=False)
+    rows = comparison.table.to_pylist()
+    assert [(row["scheme"], row["seed"]) for row in rows] == [
+        *(("cef", 0), ("cef", 1), ("<scheme my_scheme>", 0), ("<scheme my_scheme>", 1))
+    ]
+    assert rows[0]["final_accuracy"] == rows[2]["final_accuracy"]
+    assert cfel.load(tmp_path / "compared").table.equals(comparison.table)
+    swept = cfel.sweep(base, {"rounds.local": [1, 2]}, out=tmp_path / "sweep", progress=False)
+    before = [each.run.environment.started for each in swept.runs]
+    again = cfel.sweep(base, {"rounds.local": [1, 2, 3]}, out=tmp_path / "sweep", progress=False)
+    assert [each.run.environment.started for each in again.runs[:2]] == before
+    assert again.table.column("rounds.local").to_pylist() == [1, 2, 3]
+    assert cfel.load(tmp_path / "sweep").table.equals(again.table)
+    assert again.plot().svg.startswith("<?xml")
+
+
+def test_compare_rejects_two_experiments_for_one_scheme(tmp_path: Path) -> None:
+    base = make_experiment()
+    with pytest.raises(InputError, match="two experiments for hcef"):
+        cfel.compare([base, base.change({"rounds.local": 3})], out=tmp_path, progress=False)
+    with pytest.raises(InputError, match="at least one experiment"):
+        cfel.compare([], out=tmp_path)
+
+
+@pytest.mark.parametrize(
+    ("over", "words"),
+    [
+        ({}, "at least one key"),
+        ({"rounds.local": []}, "at least one value"),
+        ({"rounds.locl": [1]}, "locl"),
+        ({"seed": [1]}, "give seeds as `seeds`"),
+        ({"rounds.local": [1, 1]}, "would share the folder"),
+    ],
+)
+def test_a_sweep_is_checked_before_it_runs(over: Any, words: str, tmp_path: Path) -> None:
+    with pytest.raises(InputError, match=words):
+        cfel.sweep(make_experiment(), over, out=tmp_path, progress=False)
+    assert not list(tmp_path.iterdir())
+
+
+def test_a_file_is_loaded_with_changes() -> None:
+    tiny = Path(__file__).parents[2] / "examples" / "tiny.toml"
+    assert cfel.load(tiny, rounds__global=7).rounds.global_rounds == 7
+    with pytest.raises(InputError, match="globl"):
+        cfel.load(tiny, rounds__globl=7)

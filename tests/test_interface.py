@@ -1,0 +1,70 @@
+"""`import cfel`: one list of names, imported on first use, and documents whose examples run."""
+
+import json
+import re
+import subprocess
+import sys
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+
+import cfel
+
+ROOT = Path(__file__).parents[1]
+PUBLIC = {
+    *(
+        "CfelError",
+        "Comparison",
+        "DataSet",
+        "Experiment",
+        "FleetPlan",
+        "InputError",
+        "Picture",
+        "RoundProblem",
+    ),
+    *("RoundRecord", "RunResult", "Simulation", "Solution", "Sweep", "Task"),
+    *("compare", "load", "plan", "run", "simulate", "solve", "sweep"),
+}
+
+
+def test_the_public_names() -> None:
+    """A change here is a change of the interface: it needs a line in CHANGELOG.md."""
+    assert set(cfel.__all__) == PUBLIC
+    assert set(dir(cfel)) >= PUBLIC
+    for name in PUBLIC:
+        assert getattr(cfel, name).__name__ == name
+
+
+def test_every_public_name_is_documented() -> None:
+    page = (ROOT / "docs" / "guides" / "python.md").read_text(encoding="utf-8")
+    results = {"CfelError", "Comparison", "FleetPlan", "Picture", "RoundRecord", "RunResult", "Simulation"}
+    assert [name for name in PUBLIC - results - {"Solution", "Sweep"} if name not in page] == []
+
+
+def test_an_unknown_name_is_an_attribute_error() -> None:
+    with pytest.raises(AttributeError, match="has no attribute 'plann'"):
+        cfel.plann  # type: ignore[attr-defined]  # noqa: B018
+
+
+def python_blocks(page: Path) -> Iterator[str]:
+    return iter(
+        re.findall(r"^```python\n(.*?)^```", page.read_text(encoding="utf-8"), re.MULTILINE | re.DOTALL)
+    )
+
+
+@pytest.mark.long
+def test_the_examples_of_the_guide_run(tmp_path: Path) -> None:
+    """All blocks in one process, in order, as a reader would type them."""
+    script = "\n".join(python_blocks(ROOT / "docs" / "guides" / "python.md"))
+    done = subprocess.run(
+        [sys.executable, "-W", "error", "-c", script],
+        cwd=tmp_path,
+        capture_output=True,
+        text=True,
+        check=False,
+    )
+    assert (done.returncode, done.stderr) == (0, "")
+    assert len(done.stdout.splitlines()) == 3
+    assert (tmp_path / "accuracy.png").exists()
+    assert json.loads((tmp_path / "runs" / "compared" / "summary.json").read_text())["target"] == 0.8

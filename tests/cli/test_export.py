@@ -64,6 +64,7 @@ def test_what_comes_out_goes_in(run: Run, finished: Path, tmp_path: Path) -> Non
     assert start.parameters.numel() == sum(value.numel() for value in module.parameters())
 
 
+@pytest.mark.long
 def test_onnx_gives_the_same_scores(run: Run, finished: Path, tmp_path: Path) -> None:
     """By ONNX's own reference, on more samples than the graph was traced with."""
     pytest.importorskip("onnxscript", reason="ONNX needs pip install 'cfel[onnx]'")

@@ -20,6 +20,7 @@ from tests.cli.conftest import Answer, Run, Write
 EXAMPLE = Path(__file__).parents[2] / "examples" / "tiny.toml"
 
 
+@pytest.mark.long
 @pytest.mark.usefixtures("no_figures")
 @pytest.mark.timeout(240)
 def test_up_and_status(run: Run, tmp_path: Path) -> None:

@@ -266,6 +266,7 @@ def test_huge_numbers_are_rejected(run: Run, change: str, message: str) -> None:
     assert len(answer.err) < len(change) + 300
 
 
+@pytest.mark.long
 def test_a_small_plan_table_is_not_unpacked_to_gigabytes(run: Run, foreign: Path) -> None:
     """Three million rows of equal numbers, in a file of some ten kilobytes."""
     path = foreign / "plans" / "round-00001.parquet"

@@ -232,6 +232,7 @@ def test_a_pipe_is_not_waited_for(run: Run, tmp_path: Path) -> None:
     assert rejected(run, tmp_path / "devices.csv") == "devices.csv: cannot be read: it is not a regular file"
 
 
+@pytest.mark.long
 def test_a_small_table_that_would_take_gigabytes(run: Run, tmp_path: Path) -> None:
     """Three million equal devices, and a few with names of a megabyte."""
     columns = {name: pa.repeat(1.0, 3_000_000) for name in ("mu", "alpha", "nu", "power")}

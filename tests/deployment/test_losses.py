@@ -18,6 +18,8 @@ from tests.deployment.conftest import deployed
 from tests.deployment.memory_federation import Federation, Network
 from tests.simulation.drive import timeless
 
+pytestmark = pytest.mark.long
+
 
 def test_device_that_vanishes_is_left_out_and_returns(tmp_path: Path) -> None:
     """Device 5 goes after round 1 and comes back after round 3; nobody waits for it in between."""

@@ -31,6 +31,8 @@ from cfel.learning.models.flat import FlatModel
 from tests.deployment.conftest import deployed
 from tests.deployment.memory_federation import Federation, until
 
+pytestmark = pytest.mark.long
+
 LARGEST = float(np.finfo(np.float32).max)
 LIAR = Identity("edge", 2)
 Poison = Callable[[int], Update]

@@ -39,6 +39,7 @@ def test_the_bench_says_so_too() -> None:
         measure_overhead(1, 1)
 
 
+@pytest.mark.long
 def test_nothing_else_loads_it(tmp_path: Path) -> None:
     """A comparison where importing ray fails; its figures are left out, as they take longest."""
     code = (

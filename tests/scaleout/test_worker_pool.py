@@ -114,6 +114,7 @@ def sweep(folder: Path, engine: str = "ray") -> list[PlacedRun]:
     return [PlacedRun(f"seed {seed}", replace(base, seed=seed), folder / f"seed-{seed}") for seed in range(4)]
 
 
+@pytest.mark.long
 def test_lost_runs_resume(fake_ray: "FakeRay", tmp_path: Path) -> None:
     """The first call asks the node whether it sees the folder; the second and fourth are runs."""
     fake_ray.deaths = {2, 4}

@@ -115,6 +115,7 @@ def test_a_childs_garbage_is_its_own(tmp_path: Path) -> None:
     assert reported.read_text().split() == [str(os.getpid())]
 
 
+@pytest.mark.long
 def test_children_do_not_outlive_a_killed_parent() -> None:
     """Each child must not hold the pipes of the others: the parent's death closes the last end of each."""
     code = (

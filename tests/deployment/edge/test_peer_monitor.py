@@ -15,6 +15,8 @@ from tests.deployment.conftest import deployed
 from tests.deployment.memory_federation import Federation, MemoryClient, Network, until
 from tests.simulation.drive import timeless
 
+pytestmark = pytest.mark.long
+
 
 def edges(*numbers: int) -> list[Identity]:
     return [Identity("edge", number) for number in numbers]

@@ -32,6 +32,8 @@ from cfel.runlog.plans import read_plan
 from tests.deployment.conftest import deployed
 from tests.deployment.memory_federation import Federation
 
+pytestmark = pytest.mark.long
+
 SCALE = 3e-4
 """A step of the emulated devices takes 20 to 45 ms."""
 NO_LIMIT: Mapping[str, Any] = {"seconds": math.inf, "joules": math.inf}

@@ -1,8 +1,12 @@
-"""User-defined models have the same bits on Ray's workers as in threads; with a fake of Ray."""
+"""Models and algorithms have the same bits on Ray's workers as in threads; with a fake of Ray."""
+
+from collections.abc import Mapping
+from typing import Any
 
 import pytest
 
 from cfel.simulation import initial_state, simulate
+from tests.algorithm_sections import SECTIONS
 from tests.simulation.drive import records, timeless, tiny
 
 pytestmark = pytest.mark.long
@@ -10,15 +14,23 @@ pytestmark = pytest.mark.long
 pytest.importorskip("ray", reason="Ray is not installed")
 
 
-@pytest.mark.parametrize("name", ["mode_dependent", "dropout", "batch_norm", "gru", "low_rank"])
-def test_workers_train_as_threads_do(name: str, monkeypatch: pytest.MonkeyPatch) -> None:
+MODELS = [
+    {"model": {"name": f"tests.architectures:{name}"}}
+    for name in ("mode_dependent", "dropout", "batch_norm", "gru", "low_rank")
+]
+
+
+@pytest.mark.parametrize("sections", [*MODELS, *SECTIONS.values()], ids=str)
+def test_workers_train_as_threads_do(
+    sections: Mapping[str, Mapping[str, Any]], monkeypatch: pytest.MonkeyPatch
+) -> None:
     from cfel.scaleout import ray_executor
 
     from .fake_ray import install
 
     monkeypatch.setenv("RAY_AUTH_MODE", "token")
     install(monkeypatch)
-    experiment = tiny(model={"name": f"tests.architectures:{name}"})
+    experiment = tiny(**sections)
     world = experiment.build_world()
     parameters = experiment.resolve(world).simulation
     with ray_executor(world, parameters) as executor:

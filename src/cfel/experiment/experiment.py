@@ -181,7 +181,12 @@ class Experiment:
             model_bits=bits,
             scheme=build_scheme(self.scheme, self.code),
         )
-        return replace(setting, budget=self._compute_budget(setting))
+        budget = self._compute_budget(setting)
+        if self.local.schedule_by == "budget" and np.isinf([budget.seconds, budget.joules]).all():
+            raise InputError(
+                "local.schedule_by = 'budget': there is no budget; set [budget], or use 'rounds'"
+            )
+        return replace(setting, budget=budget)
 
     def count_parameters(self) -> int:
         """Counts the model's trained parameters, unless the file states their number."""

@@ -3,6 +3,7 @@
 How they travel is up to the drivers (`simulation`, `deployment`). `roles` computes with them.
 """
 
+import math
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 
@@ -29,6 +30,7 @@ class DeviceOrder:
         theta: share of a full upload, in (0, 1].
         tau: local iterations, ≥ 1.
         model: the edge model to start from.
+        rate: share of `local.learning_rate` to use, ≥ 0.
     """
 
     seed: int
@@ -39,12 +41,15 @@ class DeviceOrder:
     theta: float
     tau: int
     model: FlatModel
+    rate: float = 1.0
 
     def __post_init__(self) -> None:
         if not 0 <= self.rho <= 1:
             raise InputError(f"rho of device {self.device}: must lie in [0, 1], got {self.rho}")
         if not 0 < self.theta <= 1:
             raise InputError(f"theta of device {self.device}: must lie in (0, 1], got {self.theta}")
+        if not 0 <= self.rate < math.inf:
+            raise InputError(f"rate of device {self.device}: must be a finite number ≥ 0, got {self.rate}")
         if self.tau < 1:
             raise InputError(f"tau of device {self.device}: must be at least 1, got {self.tau}")
 

@@ -111,7 +111,7 @@ class RayExecutor:
         for order in group:
             number = numbers.setdefault(id(order.model), len(numbers))
             values = (order.seed, order.global_round, order.edge_round, order.device)
-            orders.append(JobOrder(*values, order.rho, order.theta, order.tau, number))
+            orders.append(JobOrder(*values, order.rho, order.theta, order.tau, number, order.rate))
         return orders, *(self._stored[key][1] for key in numbers)
 
     def _update_arguments(self, group: Sequence[Job]) -> Arguments:

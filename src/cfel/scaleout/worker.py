@@ -56,10 +56,11 @@ class JobOrder(NamedTuple):
     theta: float
     tau: int
     model: int
+    rate: float
 
     def with_model(self, models: Sequence[FlatModel]) -> DeviceOrder:
         """The order itself."""
-        return DeviceOrder(*self[:-1], models[self.model])
+        return DeviceOrder(*self[:-2], models[self.model], self.rate)
 
 
 @dataclass(frozen=True, slots=True, eq=False)

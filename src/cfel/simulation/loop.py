@@ -30,7 +30,7 @@ from cfel.rounds.kernel import (
     observe,
     plan_edge_round,
 )
-from cfel.rounds.orders import device_weights, make_order
+from cfel.rounds.orders import device_weights, find_rate, make_order
 from cfel.rounds.parameters import SimulationParameters
 from cfel.rounds.records import make_plan_table, make_record, mean_metric
 from cfel.simulation.executors import Executor, Job, JobResult
@@ -114,7 +114,8 @@ def _run_edge_round(
     estimates = combine_estimates(state.estimates, conditions.available)
     observation = observe(setting, parameters, control, edge_round, conditions, estimates)
     plan, control = plan_edge_round(setting, control, observation)
-    jobs = _make_jobs(world, state, conditions, edge_round, plan)
+    rate = find_rate(world.training.local, observation)
+    jobs = _make_jobs(world, state, conditions, edge_round, plan, rate)
     models, devices, work = _train(world, executor, state, jobs)
     outcome = count_costs(setting, parameters, conditions, plan, work)
     return RunState(charge_edge_round(control, outcome), models, devices), outcome
@@ -135,20 +136,21 @@ def _estimate(
 
 
 def _make_jobs(
-    world: World, state: RunState, conditions: Conditions, edge_round: int, plan: RoundPlan
+    world: World, state: RunState, conditions: Conditions, edge_round: int, plan: RoundPlan, rate: float
 ) -> list[Job]:
     """Orders for all devices that take part, by device id and therefore by cluster."""
+    rho, theta = plan.rho.tolist(), plan.theta.tolist()
     return [
-        (_make_order(world, state, edge_round, n, float(plan.rho[n]), float(plan.theta[n])), state.devices[n])
+        (_make_order(world, state, edge_round, n, rho[n], theta[n], rate), state.devices[n])
         for n in np.flatnonzero(conditions.available).tolist()
     ]
 
 
 def _make_order(
-    world: World, state: RunState, edge_round: int, device: int, rho: float, theta: float
+    world: World, state: RunState, edge_round: int, device: int, rho: float, theta: float, rate: float = 1.0
 ) -> DeviceOrder:
     model = state.models[world.setting.fleet.cluster[device]]
-    return make_order(world.setting, state.control.rounds_done, edge_round, device, rho, theta, model)
+    return make_order(world.setting, state.control.rounds_done, edge_round, device, rho, theta, model, rate)
 
 
 def _train(

@@ -24,7 +24,7 @@ MODEL = FlatModel(torch.zeros(4), torch.ones(1))
 UPDATE = SparseUpdate(4, torch.tensor([1, 3], dtype=torch.int32), torch.tensor([2.0, -1.0]))
 REPORT = DeviceReport(0, UPDATE, torch.zeros(1), None, 1, 0.5, 3)
 UPLOAD = make_upload(REPORT, DeviceOrder(0, 5, 1, 0, 1.0, 0.5, 3, MODEL))
-SENT = Sent(((5, 1), "abc", 1.0, 0.5), UPLOAD)
+SENT = Sent(((5, 1), "abc", 1.0, 0.5, 1.0), UPLOAD)
 STATE = DeviceState(
     {"momentum": torch.tensor([0.1, 0.2, 0.3, 0.4]), "steps": torch.tensor([3.0])},
     torch.tensor([1.0, 1.0, 1.0, 1.0]),

@@ -81,6 +81,7 @@ def _check_numbers(world: World, state: CoordinatorState) -> None:
             raise InputError(f"digests: {digest!r} is no SHA-256")
     validation.check_floats("metrics", state.metrics, length=fleet.clusters)
     validation.check_number("started_at", state.started_at)
+    validation.check_number("rate", state.rate, least=0, most=1)
     if len(state.finished) > world.setting.rounds.edge_rounds:
         raise InputError(f"finished: {len(state.finished)} edge rounds")
     for finished in state.finished:

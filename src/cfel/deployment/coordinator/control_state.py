@@ -41,6 +41,7 @@ class CoordinatorState:
         started_at: wall clock at the start of this global round.
         plan: of the next edge round, once there is one.
         available: who takes part in it.
+        rate: share of the learning rate in it.
         measured: what devices and clocks measured, where conditions are measured.
     """
 
@@ -56,6 +57,7 @@ class CoordinatorState:
     plan: RoundPlan | None = None
     available: tuple[bool, ...] = ()
     measured: FederationMeasurements | None = None
+    rate: float = 1.0
 
     def __post_init__(self) -> None:
         for estimates in self.estimates:

@@ -44,6 +44,7 @@ from cfel.errors import UnreachableError
 from cfel.rounds.ending import is_evaluated, is_over
 from cfel.rounds.estimates import combine_estimates, implausible_devices, needs_estimates
 from cfel.rounds.kernel import charge_exchange, close_global_round, observe, plan_edge_round
+from cfel.rounds.orders import find_rate
 from cfel.rounds.parameters import SimulationParameters
 from cfel.rounds.records import make_plan_table, make_record, mean_metric
 from cfel.world import World
@@ -176,7 +177,8 @@ class Coordinator:
         # A plan for a million devices takes seconds; heartbeats must go out meanwhile.
         plan, control = await self._compute.run(lambda: plan_edge_round(setting, control, observation))
         plan = replace(plan, speed=None) if observation.full_clocks else plan
-        return replace(state, plan=plan, control=control, available=available)
+        rate = find_rate(self._world.training.local, observation)
+        return replace(state, plan=plan, control=control, available=available, rate=rate)
 
     def _bound(self, state: CoordinatorState, answers: Mapping[int, Answer]) -> dict[int, Answer]:
         """Bounds what devices measured, and counts what was implausible."""

@@ -235,9 +235,8 @@ class DeviceAgent:
             self._ahead = ahead  # the next order starts from the same model
         if not is_newest:
             raise RejectedError("a newer order has come")
-        return make_order(
-            self._world.setting, *issued.round, self._number, issued.rho, issued.theta, ahead[1]
-        )
+        setting, asked = self._world.setting, (issued.rho, issued.theta)
+        return make_order(setting, *issued.round, self._number, *asked, model=ahead[1], rate=issued.rate)
 
     async def _fetch_model(self, issued: NextModel | IssuedOrder) -> tuple[str, FlatModel]:
         """The model that is named, and its digest; tries until the newest order needs another one."""

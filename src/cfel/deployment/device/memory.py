@@ -30,13 +30,13 @@ from cfel.learning.local.estimates import Estimates
 
 _LOG = logging.getLogger(__name__)
 
-Key = tuple[Round, str, float, float]
-"""(global and edge round, SHA-256 of the model, ρ, θ): the same order has the same key."""
+Key = tuple[Round, str, float, float, float]
+"""(global and edge round, SHA-256 of the model, ρ, θ, rate): the same order has the same key."""
 
 
 def order_key(order: IssuedOrder) -> Key:
     """What makes two orders the same."""
-    return order.round, order.model_sha256, order.rho, order.theta
+    return order.round, order.model_sha256, order.rho, order.theta, order.rate
 
 
 class Sent(msgspec.Struct, frozen=True):

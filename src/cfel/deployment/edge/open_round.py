@@ -32,8 +32,9 @@ class Assignment:
 
     def issue(self, kind: Kind, model_sha256: str) -> IssuedOrder:
         """The order as it is sent to the device."""
-        rho, theta = self.order.rho, self.order.theta
-        return IssuedOrder(kind, self.serial, self.round, rho, theta, model_sha256, self.last_used_round)
+        rho, theta, rate = self.order.rho, self.order.theta, self.order.rate
+        used = self.last_used_round
+        return IssuedOrder(kind, self.serial, self.round, rho, theta, model_sha256, used, rate)
 
 
 @dataclass(frozen=True, slots=True, eq=False)

@@ -116,7 +116,11 @@ class EdgeTraining:
             self._progress.phase = "training"
             state = self._progress.state
             orders = self._make_orders(
-                at, coordinator_state.available, plan.rho.tolist(), plan.theta.tolist()
+                at,
+                coordinator_state.available,
+                plan.rho.tolist(),
+                plan.theta.tolist(),
+                coordinator_state.rate,
             )
             answers = await self._devices.collect_reports(orders, state.last_used_rounds)
             model = await self._aggregate(state.model, list(answers.values.values()))
@@ -141,13 +145,18 @@ class EdgeTraining:
         return await self._compute.run(add_up)
 
     def _make_orders(
-        self, at: Position, available: Sequence[bool], rho: Sequence[float], theta: Sequence[float]
+        self,
+        at: Position,
+        available: Sequence[bool],
+        rho: Sequence[float],
+        theta: Sequence[float],
+        rate: float = 1.0,
     ) -> dict[int, DeviceOrder]:
         """Orders for the available devices of this edge server."""
         model = self._progress.state.model
         try:
             return {
-                n: make_order(self._world.setting, *at[:2], n, rho[n], theta[n], model)
+                n: make_order(self._world.setting, *at[:2], n, rho[n], theta[n], model, rate)
                 for n in self._devices.devices
                 if available[n]
             }

@@ -59,6 +59,7 @@ class IssuedOrder(msgspec.Struct, frozen=True, tag="order"):
         theta: share of a full upload.
         model_sha256: names the model to start from.
         last_used_round: round of the device's last upload that went into a model, or None.
+        rate: share of the learning rate to use.
     """
 
     kind: Literal["estimate", "update"]
@@ -68,6 +69,7 @@ class IssuedOrder(msgspec.Struct, frozen=True, tag="order"):
     theta: Annotated[float, msgspec.Meta(gt=0, le=1)]
     model_sha256: Digest
     last_used_round: Round | None
+    rate: Share = 1.0
 
 
 class NextRequest(Request[NoOrder | ExperimentOver | NextModel | IssuedOrder], frozen=True):

@@ -92,8 +92,8 @@ def _check(orders: Sequence[DeviceOrder], data: Sequence[DeviceData], workspace:
         raise InputError("batched: models with batch-norm statistics cannot be trained side by side")
     if workspace.flat.behaviour.is_random:
         raise InputError("batched: models that draw random numbers cannot be trained side by side")
-    if len({order.tau for order in orders}) > 1 or len({id(own.data) for own in data}) > 1:
-        raise InputError("batched: the devices of a group need the same tau and the same data set")
+    if len({(order.tau, order.rate) for order in orders}) > 1 or len({id(own.data) for own in data}) > 1:
+        raise InputError("batched: the devices of a group need the same tau, rate and data set")
 
 
 def _load_momenta(states: Sequence[DeviceState], start: Tensor, workspace: Workspace) -> Tensor | None:
@@ -157,7 +157,7 @@ def _train(
                 now, inputs, targets, _weigh_samples(sizes, inputs), workspace
             )
         _clip_rows(gradient, workspace.local.clip_gradient)
-        _step(parameters, momentum, gradient, chosen, workspace)
+        _step(parameters, momentum, gradient, chosen, orders[0].rate, workspace)
         for n, value in zip(active, loss.tolist(), strict=True):
             losses[n].append(value)
     return parameters, estimates, losses
@@ -266,7 +266,12 @@ def _clip_rows(gradient: Tensor, most: float | None) -> None:
 
 
 def _step(
-    parameters: Tensor, momentum: Tensor | None, gradient: Tensor, chosen: Tensor | None, workspace: Workspace
+    parameters: Tensor,
+    momentum: Tensor | None,
+    gradient: Tensor,
+    chosen: Tensor | None,
+    rate: float,
+    workspace: Workspace,
 ) -> None:
     """The step of `algorithms.sgd` for the chosen rows, or all of them."""
     local = workspace.local
@@ -281,7 +286,7 @@ def _step(
     if local.nesterov:
         gradient = plain + gradient * local.momentum
     if chosen is None:
-        parameters.add_(gradient, alpha=-local.learning_rate)
+        parameters.add_(gradient, alpha=-local.learning_rate * rate)
     else:
         # Only the rows of devices that took this iteration.
-        parameters.index_add_(0, chosen, gradient, alpha=-local.learning_rate)
+        parameters.index_add_(0, chosen, gradient, alpha=-local.learning_rate * rate)

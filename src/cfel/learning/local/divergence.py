@@ -42,7 +42,7 @@ def raise_if_diverged(
             device=order.device,
             global_round=order.global_round,
             edge_round=order.edge_round,
-            learning_rate=local.learning_rate,
+            learning_rate=local.learning_rate * order.rate,
         )
 
 

@@ -7,6 +7,7 @@ from typing import Any, Literal, get_args
 from cfel import validation
 from cfel.errors import InputError, unknown_name
 from cfel.learning.local.algorithm import LocalAlgorithm
+from cfel.learning.local.schedules import Schedule, ScheduleBy, decay_rate, warm_up
 
 MomentumState = Literal["keep", "reset"]
 StepRule = Literal["bernoulli", "systematic", "whole"]
@@ -18,15 +19,22 @@ class LocalParameters:
     """The experiment file's `[local]`: the steps of a device and its estimates.
 
     Attributes:
-        algorithm: a built-in algorithm, an entry point's name, or "module:function".
+        algorithm: "sgd", "adam", "adamw", "fedprox", an entry point's name, or "module:function".
         options: settings of this algorithm.
         learning_rate: η > 0.
+        schedule: how the learning rate changes in the course of the run: "constant", "linear", "cosine" or
+            "step".
+        schedule_by: whether the course of the run is counted in "rounds", or in what is used of the "budget".
+        warmup: share of the run in which the rate rises, in [0, 1).
+        final_rate: share of the rate that `linear` and `cosine` end with, in [0, 1].
+        decay_at: shares of the run at which `step` lowers the rate, each in (0, 1).
+        decay_factor: by which `step` does so, in (0, 1].
         momentum: in [0, 1).
         nesterov: whether a step looks ahead along the momentum.
         momentum_state: whether momentum, and what else an optimiser remembers, is kept across edge rounds or
             starts at zero in each.
         weight_decay: added to the gradient as weight_decay · x, ≥ 0.
-        clip_gradient: a longer gradient is scaled down to this Euclidean norm; None for no limit.
+        clip_gradient: a longer gradient is scaled down to this Euclidean norm, > 0; None for no limit.
         steps: bernoulli (the paper) runs each iteration with probability ρ; systematic runs ⌊ρτ⌋ or ⌈ρτ⌉ of
             them, evenly spread, with the same mean; whole runs the whole number nearest to ρτ, evenly spread.
         estimator: σ² and G² from the first step's two halves (reuse) or from extra batches (fresh).
@@ -37,6 +45,12 @@ class LocalParameters:
     algorithm: str = "sgd"
     options: Mapping[str, Any] = field(default_factory=dict)
     learning_rate: float = 0.05
+    schedule: Schedule = "constant"
+    schedule_by: ScheduleBy = "rounds"
+    warmup: float = 0.0
+    final_rate: float = 0.0
+    decay_at: tuple[float, ...] = (0.5, 0.75)
+    decay_factor: float = 0.1
     momentum: float = 0.9
     nesterov: bool = False
     momentum_state: MomentumState = "keep"
@@ -62,9 +76,34 @@ class LocalParameters:
         validation.check_whole("local.fresh_batches", self.fresh_batches, least=2)
         for place, share in enumerate(validation.check_list("local.kept_energy_at", self.kept_energy_at)):
             validation.check_number(f"local.kept_energy_at[{place}]", share, least=0, most=1)
-        for name, kind in (("momentum_state", MomentumState), ("steps", StepRule), ("estimator", Estimator)):
+        self._check_schedule()
+        for name, kind in (
+            ("schedule", Schedule),
+            ("schedule_by", ScheduleBy),
+            ("momentum_state", MomentumState),
+            ("steps", StepRule),
+            ("estimator", Estimator),
+        ):
             if getattr(self, name) not in get_args(kind):
                 raise InputError(unknown_name(f"local.{name}", getattr(self, name), get_args(kind)))
+
+    def _check_schedule(self) -> None:
+        validation.check_number("local.warmup", self.warmup, least=0, below=1)
+        validation.check_number("local.final_rate", self.final_rate, least=0, most=1)
+        validation.check_number("local.decay_factor", self.decay_factor, above=0, most=1)
+        for place, share in enumerate(validation.check_list("local.decay_at", self.decay_at)):
+            validation.check_number(f"local.decay_at[{place}]", share, above=0, below=1)
+
+    def find_rate(self, used: float) -> float:
+        """The share of the learning rate that the schedule leaves.
+
+        Args:
+            used: share of the run that is over, in [0, 1].
+        """
+        decayed = decay_rate(
+            self.schedule, used, final=self.final_rate, at=self.decay_at, factor=self.decay_factor
+        )
+        return decayed * warm_up(used, self.warmup)
 
     def read_option(
         self,

@@ -95,7 +95,7 @@ def _open_run(order: DeviceOrder, memory: Memory, workspace: Workspace) -> Local
         parameters=workspace.flat.parameters,
         start=order.model.parameters.to(workspace.device),
         memory=memory,
-        rate=workspace.local.learning_rate,
+        rate=workspace.local.learning_rate * order.rate,
         tau=order.tau,
         gradient_at=compute_at,
         draw=lambda purpose: order.stream(f"algorithm: {purpose}", run.iteration),

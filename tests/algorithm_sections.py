@@ -1,0 +1,13 @@
+"""Experiments with algorithms and schedules, for tests that every driver gives the same bits."""
+
+from collections.abc import Mapping
+from typing import Any
+
+SECTIONS: Mapping[str, Mapping[str, Any]] = {
+    "adam": {"local": {"algorithm": "adam", "learning_rate": 0.002, "clip_gradient": 1.0}},
+    "fedprox": {"local": {"algorithm": "fedprox", "options": {"mu": 0.1}, "nesterov": True}},
+    "schedule": {
+        "local": {"schedule": "cosine", "schedule_by": "budget", "warmup": 0.3},
+        "budget": {"share_of_cef": 0.6},
+    },
+}

@@ -1,0 +1,30 @@
+"""Every kind of local algorithm gives in a deployment what it gives in the simulator, bit for bit."""
+
+import asyncio
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from tests.algorithm_sections import SECTIONS
+from tests.deployment.conftest import deployed
+from tests.deployment.memory_federation import Federation
+from tests.simulation.drive import records, timeless
+
+pytestmark = pytest.mark.long
+
+
+@pytest.mark.parametrize("name", sorted(SECTIONS))
+def test_equals_the_simulation(tmp_path: Path, name: str) -> None:
+    experiment = deployed({**SECTIONS[name], "rounds": {"global": 2}})
+
+    async def play() -> list[dict[str, Any]]:
+        async with Federation(experiment, tmp_path) as federation:
+            federation.start()
+            await federation.finished()
+            return timeless(federation.records())
+
+    expected = timeless(records(experiment))
+    assert asyncio.run(play()) == expected
+    plain = timeless(records(deployed({"rounds": {"global": 2}})))
+    assert expected[-1]["model_sha256"] != plain[-1]["model_sha256"]

@@ -1,5 +1,6 @@
 """Directories that somebody else sent: they run no code, write to no other file and are rejected by name."""
 
+import json
 import os
 import re
 import resource
@@ -122,6 +123,26 @@ def test_code_of_a_trusted_directory_comes_from_the_current_folder(
     assert run("theory", foreign, "--json", "--trust").code == 0
     assert run("export", foreign, "--to", tmp_path / "model.safetensors", "--trust").code == 0
     assert (tmp_path / "ran").exists()
+
+
+def test_or_from_beside_the_experiment_that_was_run(
+    run: Run, foreign: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """As `cfel run lab/e.toml` found it; an experiment file inside the directory adds nothing."""
+    mine = "mine_beside_the_experiment"
+    (tmp_path / "lab").mkdir()
+    (tmp_path / "lab" / f"{mine}.py").write_text(SPY)
+    (tmp_path / "lab" / "e.toml").touch()
+    monkeypatch.chdir(tmp_path)
+    name_code(foreign, "model", "name", f"{mine}:model")
+    file = foreign / "environment.json"
+    environment = json.loads(file.read_text())
+    command = ["cfel", "run", "lab/e.toml", "--resume", str(foreign / "experiment.toml")]
+    file.write_text(json.dumps({**environment, "command": command}))
+    answer = run("export", foreign, "--to", tmp_path / "model.safetensors", "--trust")
+    assert answer.code == 0, answer.err
+    assert (tmp_path / "lab" / "ran").exists()
+    assert str(foreign) not in sys.path
 
 
 @pytest.mark.usefixtures("no_figures")

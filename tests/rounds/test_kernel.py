@@ -151,12 +151,15 @@ def closed_round() -> tuple[ControlState, RoundRecord]:
 
 
 def test_a_record_sums_the_round_up() -> None:
-    """ρ and θ are means over devices 0 and 1; 600 charged bits and 2 models of 1,000 bits are 325 bytes."""
+    """ρ and θ are means over devices 0 and 1; 600 charged bits and 2 models of 1,000 bits are 325 bytes.
+
+    Both realised 5 seconds, so the first was waited for, though device 1 was planned for more.
+    """
     _, record = closed_round()
     assert (record.round, record.seconds, record.joules) == pytest.approx((1, 27.0, 8.1))
     assert (record.rho_mean, record.theta_mean, record.loss) == pytest.approx((0.75, 0.3, 1.5))
     assert (record.wire_bytes, record.devices_taking_part) == (325, 2)
-    assert (record.straggler, record.slowest_cluster, record.gap) == (1, 0, 0.25)
+    assert (record.straggler, record.slowest_cluster, record.gap) == (0, 0, 0.25)
     assert count_global_round(setting(), EXPECTED, [counted()]).seconds == pytest.approx(27.0)
 
 

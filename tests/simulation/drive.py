@@ -30,7 +30,7 @@ def tiny(*changes: Mapping[str, Any], **sections: Mapping[str, Any] | int) -> Ex
     document: Mapping[str, Any] = TINY
     for change in (*changes, sections):
         document = merge(document, change)
-    return parse_experiment(document, ANY_CODE)
+    return parse_experiment({"preset": "demo", **document}, ANY_CODE)
 
 
 def outcomes(experiment: Experiment, world: World | None = None) -> list[RoundOutcome]:

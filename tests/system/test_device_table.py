@@ -1,5 +1,6 @@
 """The device table: what is read, and what an error says."""
 
+import re
 from pathlib import Path
 
 import numpy as np
@@ -152,3 +153,22 @@ def test_a_million_devices(tmp_path: Path) -> None:
     file = written(tmp_path, f"{HEAD}\n" + "100.25,0.5,2.125,0.1,3\n" * 10**6)
     table = read_devices(file)
     assert (table.devices, table.clusters, table.nu.sum()) == (10**6, 1, 2.125e6)
+
+
+@pytest.mark.parametrize(
+    ("text", "message"),
+    [
+        ("mu;alpha;nu;power;cluster\n1;1;1;1;0\n", "line 1: the columns seem to be separated by semicolons"),
+        (
+            "mu\talpha\tnu\tpower\tcluster\n1\t1\t1\t1\t0\n",
+            "line 1: the columns seem to be separated by t",
+        ),
+        (f'{HEAD}\n"1,5",1,1,1,0\n', "line 2, column 'mu': '1,5': must be a number, with a point as decimal"),
+        (f"{HEAD}\n1,5,0,25,1,1,0\n", "line 2: has 7 fields, must have 5; are there decimal commas?"),
+        (f"{HEAD},battery_joules\n1,1,1,1,0,9\n", "column 'battery_joules' is unknown; is 'battery' meant?"),
+        (f"{HEAD},rho-min\n1,1,1,1,0,0.5\n", "column 'rho-min' is unknown; is 'rho_min' meant?"),
+    ],
+)
+def test_what_spreadsheets_write(tmp_path: Path, text: str, message: str) -> None:
+    with pytest.raises(FleetFileError, match=re.escape(message)):
+        read_devices(written(tmp_path, text))

@@ -8,7 +8,7 @@ import pyarrow.parquet as pa_parquet
 import pytest
 
 from cfel.errors import FleetFileError, InputError
-from cfel.system import TraceParameters, read_trace
+from cfel.system import TraceParameters, describe_short_trace, read_trace
 
 HEAD = "round,edge_round,device,mu,alpha,nu,power,available"
 
@@ -104,3 +104,49 @@ def test_missing_column_is_named(tmp_path: Path) -> None:
 def test_trace_needs_a_path() -> None:
     with pytest.raises(InputError, match=r"conditions\.file = '': must be the path of a trace"):
         TraceParameters("")
+
+
+def test_counting_from_one(tmp_path: Path) -> None:
+    """As spreadsheets do: rounds, edge rounds and devices."""
+    lines = [f"{g},{e},{d},{100 * g + 10 * e + d},2,3,4,1" for g in (1, 2) for e in (1, 2) for d in (1, 2, 3)]
+    trace = read_trace(written(tmp_path, HEAD, lines))
+    assert (trace.rounds, trace.devices) == ((2, 2), 3)
+    assert trace.conditions(0, 1, 0, 3, 1).mu.tolist() == [211, 212, 213]
+
+
+def test_devices_by_name(tmp_path: Path) -> None:
+    """In the order in which they first appear; a number among them is a mistake."""
+    lines = ["gate,1,2,3,4", "roof,5,6,7,8"]
+    trace = read_trace(written(tmp_path, "device,mu,alpha,nu,power", lines))
+    assert trace.conditions(0, 0, 0, 2, 1).mu.tolist() == [1, 5]
+    with pytest.raises(FleetFileError, match="line 2, column 'device': 'gate': must be a number, as the"):
+        read_trace(written(tmp_path, "device,mu,alpha,nu,power", [*lines, "2,1,1,1,1"]))
+
+
+def test_a_trace_that_ends_before_the_run(tmp_path: Path) -> None:
+    """It starts again, or its last round stays; one round alone is a fleet that does not change."""
+    file = written(tmp_path, HEAD, full(rounds=2, edge_rounds=3, devices=1))
+    trace, held = read_trace(file), read_trace(file, hold=True)
+    assert [trace.conditions(0, g, 0, 1, 1).mu[0] for g in range(4)] == [1, 101, 1, 101]
+    assert [held.conditions(0, g, 4, 1, 1).mu[0] for g in range(4)] == [21, 121, 121, 121]
+    assert describe_short_trace(trace, 2, 3) is None
+    short = f"{file} has only 2 global rounds of 40 and 3 edge rounds of 5"
+    assert describe_short_trace(trace, 40, 5) == short
+    one = read_trace(written(tmp_path, HEAD, full(1, 1, 1)))
+    assert describe_short_trace(one, 40, 5) is None
+    with pytest.raises(InputError, match=r"conditions\.after_end: unknown 'again'"):
+        TraceParameters("a.csv", "again")
+
+
+@pytest.mark.parametrize(
+    ("head", "message"),
+    [
+        ("device,rounds,mu,alpha,nu,power", "line 1: column 'rounds' is unknown; is 'round' meant?"),
+        ("device,Edge round,mu,alpha,nu,power", "column 'Edge round' is unknown; is 'edge_round' meant?"),
+        ("device,avaliable,mu,alpha,nu,power", "column 'avaliable' is unknown; is 'available' meant?"),
+    ],
+)
+def test_misspelt_columns_are_named(tmp_path: Path, head: str, message: str) -> None:
+    """They would be ignored, and the trace would be another one."""
+    with pytest.raises(FleetFileError, match=message.replace("?", r"\?")):
+        read_trace(written(tmp_path, head, ["0,0,1,2,3,4"]))

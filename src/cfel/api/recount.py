@@ -22,6 +22,7 @@ from cfel.plugins import BUILT_IN_ONLY, CodePolicy
 from cfel.rounds.dry_run import DryRunRound, dry_run
 from cfel.rounds.run_directory import create_run
 from cfel.runlog import RoundRecord, RunDirectory
+from cfel.wording import plural
 
 CHANGEABLE = ("fleet.conditions.", "budget.", "scheme.slow_clocks", "rounds.global")
 """Keys that cost time and energy but teach nothing, as long as the plans stay the same."""
@@ -61,7 +62,8 @@ def recount(
     after = load_directory_experiment(directory, changes, code)
     if after.rounds.global_rounds < len(records):
         raise InputError(
-            f"rounds.global = {after.rounds.global_rounds}: the run has {len(records)} rounds already"
+            f"rounds.global = {after.rounds.global_rounds}: the run has {plural(len(records), 'round')} "
+            "already"
         )
     then, now = _dry_run(before, len(records)), _dry_run(after, len(records))
     _check_same_run(directory, records, then)

@@ -69,6 +69,7 @@ def build_small_experiment(devices: int, clusters: int, rounds: int) -> Experime
     """The digits data set with a small model, for many processes or many rounds."""
     return parse_experiment(
         {
+            "preset": "demo",
             "name": "small",
             "rounds": {"global": rounds, "edge": 1, "local": 2},
             "fleet": {"devices": devices, "clusters": clusters},

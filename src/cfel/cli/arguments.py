@@ -2,9 +2,11 @@
 
 import argparse
 import math
+from pathlib import Path
 from typing import Any
 
 from cfel.plugins import ANY_CODE, NOT_FROM_DIRECTORIES, CodePolicy, import_from
+from cfel.runlog import RunDirectory, holds_run
 
 Commands = Any
 """argparse's collection of sub-commands, whose type is private."""
@@ -56,12 +58,28 @@ def add_trust_option(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("--trust", action="store_true", help=text)
 
 
-def select_code_policy(arguments: argparse.Namespace) -> CodePolicy:
-    """Whether the experiment of a directory may name code; it is never imported from that directory."""
+def select_code_policy(arguments: argparse.Namespace, directory: Path) -> CodePolicy:
+    """Whether the experiment of a directory may name code; it is never imported from that directory.
+
+    Trusted code is searched where the run searched it: beside the experiment file that its command names, and
+    in the current folder.
+    """
     if not arguments.trust:
         return NOT_FROM_DIRECTORIES
-    import_from()
+    import_from(*_find_experiment_folders(directory))
     return ANY_CODE
+
+
+def _find_experiment_folders(directory: Path) -> list[Path]:
+    """Folders of the experiment files in the command of a run that exist outside of its directory."""
+    if not holds_run(directory):
+        return []
+    command = RunDirectory.open(directory).environment().command
+    files = (Path(word) for word in command if word.endswith(".toml"))
+    inside = directory.resolve()
+    return [
+        file.parent for file in files if file.is_file() and not file.resolve().parent.is_relative_to(inside)
+    ]
 
 
 def add_json_option(parser: argparse.ArgumentParser) -> None:

@@ -46,7 +46,8 @@ def register(commands: Commands) -> None:
 
 def run(arguments: argparse.Namespace) -> int:
     """Writes the file and prints which model it holds."""
-    number = export_model(arguments.directory, arguments.to, arguments.edge, select_code_policy(arguments))
+    code = select_code_policy(arguments, arguments.directory)
+    number = export_model(arguments.directory, arguments.to, arguments.edge, code)
     if arguments.json:
         print_json({"file": str(arguments.to), "round": number, "edge": arguments.edge})
         return 0

@@ -39,7 +39,7 @@ def register(commands: Commands) -> None:
 
 def run(arguments: argparse.Namespace) -> int:
     """Writes the new run directory and prints its totals."""
-    code = select_code_policy(arguments)
+    code = select_code_policy(arguments, arguments.directory)
     records = recount(arguments.directory, arguments.out, arguments.set, code, sys.argv)
     last = records[-1]
     if arguments.json:

@@ -17,7 +17,13 @@ from cfel.experiment import Experiment, load_experiment
 from cfel.plugins import ANY_CODE, import_from
 from cfel.rounds.parameters import ENGINES
 from cfel.runlog import RoundRecord, RunDirectory, holds_run
-from cfel.system import cluster_sizes, describe_bias
+from cfel.system import (
+    TraceParameters,
+    cluster_sizes,
+    describe_bias,
+    describe_short_trace,
+    read_trace,
+)
 from cfel.wording import plural
 
 EXAMPLE = """  cfel run experiment.toml --out runs/first --set rounds.global=10
@@ -70,10 +76,21 @@ def read_experiment(arguments: argparse.Namespace) -> Experiment:
     )
     # Warn before the run, which may take hours, and not in its report.
     sizes = cluster_sizes(experiment.fleet.devices, experiment.fleet.clusters)
-    warning = describe_bias(experiment.topology.weights, sizes)
-    if warning is not None:
-        Console(stderr=True, highlight=False).print(f"[yellow]warning:[/] {escape(warning)}")
+    for warning in (describe_bias(experiment.topology.weights, sizes), _describe_trace_end(experiment)):
+        if warning is not None:
+            Console(stderr=True, highlight=False).print(f"[yellow]warning:[/] {escape(warning)}")
     return experiment
+
+
+def _describe_trace_end(experiment: Experiment) -> str | None:
+    """What follows the end of a trace that is shorter than the run; None if there is no such trace."""
+    given = experiment.fleet.conditions
+    if not isinstance(given, TraceParameters) or given.after_end == "reject":
+        return None
+    rounds = experiment.rounds
+    short = describe_short_trace(read_trace(given.file), rounds.global_rounds, rounds.edge_rounds)
+    follows = "its last rounds stay" if given.after_end == "hold" else "it starts again from the first"
+    return None if short is None else f"{short}; then {follows} (fleet.conditions.after_end)"
 
 
 def replace_engine(experiment: Experiment, engine: str | None) -> Experiment:

@@ -85,7 +85,7 @@ def run(arguments: argparse.Namespace) -> int:
 def _select_code_policy(arguments: argparse.Namespace) -> CodePolicy:
     """An experiment file belongs to the user, and so does the code beside it; a directory need not."""
     if arguments.experiment.is_dir():
-        return select_code_policy(arguments)
+        return select_code_policy(arguments, arguments.experiment)
     import_from(arguments.experiment.parent)
     return ANY_CODE
 

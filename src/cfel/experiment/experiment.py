@@ -49,10 +49,14 @@ from cfel.rounds.engine_choice import choose_engine
 from cfel.rounds.parameters import SimulationParameters
 from cfel.system import (
     Backhaul,
+    Fleet,
     FleetParameters,
     TopologyParameters,
+    TraceConditions,
+    TraceParameters,
     build_backhaul,
     build_fleet,
+    describe_short_trace,
     retarget_backhaul,
 )
 from cfel.world import World
@@ -170,6 +174,7 @@ class Experiment:
 
     def _build_setting(self, parameters: int) -> Setting:
         fleet = build_fleet(self.fleet, self.seed)
+        self._check_trace(fleet)
         backhaul = build_backhaul(self.topology, fleet.sizes, self.seed, self.code)
         bits = 32.0 * parameters
         setting = Setting(
@@ -187,6 +192,15 @@ class Experiment:
                 "local.schedule_by = 'budget': there is no budget; set [budget], or use 'rounds'"
             )
         return replace(setting, budget=budget)
+
+    def _check_trace(self, fleet: Fleet) -> None:
+        """Raises for a trace that is shorter than the run, if it may not be."""
+        given = self.fleet.conditions
+        may_not = isinstance(given, TraceParameters) and given.after_end == "reject"
+        if isinstance(fleet.model, TraceConditions) and may_not:
+            short = describe_short_trace(fleet.model, self.rounds.global_rounds, self.rounds.edge_rounds)
+            if short is not None:
+                raise InputError(f"fleet.conditions.after_end = 'reject': {short}")
 
     def count_parameters(self) -> int:
         """Counts the model's trained parameters, unless the file states their number."""

@@ -6,8 +6,8 @@ from collections.abc import Callable, Collection, Sequence
 import numpy as np
 
 from cfel.control.setting import Setting
-from cfel.cost.rounds import NO_DEVICE
-from cfel.rounds.kernel import ControlState, EdgeRoundOutcome, count_global_round
+from cfel.cost.rounds import NO_DEVICE, global_round_cost
+from cfel.rounds.kernel import ControlState, EdgeRoundOutcome
 from cfel.rounds.parameters import SimulationParameters
 from cfel.runlog import PlanTable, RoundRecord
 
@@ -34,7 +34,12 @@ def make_record(
         wall_seconds: real time the round took.
     """
     ledger = control.ledger(parameters)
-    total = count_global_round(setting, parameters, edge_rounds)
+    # Plans make devices finish together, up to rounding; who was waited for shows in the steps really taken.
+    total = global_round_cost(
+        [each.realised for each in edge_rounds],
+        setting.exchange_seconds,
+        every_edge_round=setting.scheme.gossip.every_edge_round,
+    )
     plans = [each.plan for each in edge_rounds]
     present = [each.conditions.available for each in edge_rounds]
     losses = [loss for each in edge_rounds for loss in each.losses]

@@ -58,8 +58,8 @@ class RoundRecord:
         wire_bytes: bytes of this round's uploads and gossip.
         wall_seconds: real time this round took to compute.
         model_sha256: SHA-256 of the concatenated SHA-256s of the edge models, in cluster order, as hex.
-        straggler: device the slowest cluster waited for; None when no device took part.
-        slowest_cluster: cluster that all others waited for.
+        straggler: device the slowest cluster waited for, by realised seconds; None when no device took part.
+        slowest_cluster: cluster that all others waited for, likewise.
         devices_taking_part: devices that took part in at least one edge round.
     """
 

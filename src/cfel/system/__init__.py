@@ -20,7 +20,7 @@ from cfel.system.mixing import (
     zeta,
 )
 from cfel.system.topology import TopologyParameters, build_graph, read_edges
-from cfel.system.traces import TraceConditions, TraceParameters, read_trace
+from cfel.system.traces import TraceConditions, TraceParameters, describe_short_trace, read_trace
 
 __all__ = [
     "DEVICE_CLASSES",
@@ -46,6 +46,7 @@ __all__ = [
     "check_mixing",
     "cluster_sizes",
     "describe_bias",
+    "describe_short_trace",
     "is_exhausted",
     "joules_left",
     "live_metropolis_weights",

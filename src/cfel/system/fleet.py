@@ -137,7 +137,9 @@ def build_fleet(parameters: FleetParameters, seed: int = 0) -> Fleet:
     return Fleet(
         cluster=validation.make_read_only(np.repeat(np.arange(sizes.size), sizes)),
         sizes=sizes,
-        model=read_trace(given.file) if isinstance(given, TraceParameters) else given,
+        model=read_trace(given.file, hold=given.after_end == "hold")
+        if isinstance(given, TraceParameters)
+        else given,
         availability=parameters.availability,
         battery_joules=_find_batteries(parameters, seed),
         trace=_read_trace(parameters.availability),

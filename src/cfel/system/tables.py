@@ -5,9 +5,9 @@ what the columns mean. In a CSV the heading is line 1; the rows of a Parquet fil
 """
 
 import csv
+import re
 from collections.abc import Collection, Iterator
 from dataclasses import dataclass
-from difflib import get_close_matches
 from itertools import islice
 from pathlib import Path
 
@@ -21,6 +21,7 @@ from cfel import validation
 from cfel.arrays import BoolArray, FloatArray, IntArray
 from cfel.errors import FleetFileError, InputError, describe_error
 from cfel.parquet_size import check_unpacked_size
+from cfel.system.headings import check_headings
 
 YES = ("1", "1.0", "true")
 NO = ("0", "0.0", "false")
@@ -115,7 +116,7 @@ class Table:
 def read_table(
     path: str | Path, required: Collection[str], numbers: Collection[str], texts: Collection[str]
 ) -> Table:
-    """Reads the named columns of a file; others are ignored.
+    """Reads the named columns of a file; others are ignored, unless their names resemble one of these.
 
     Args:
         path: a Parquet file if it ends in .parquet, else CSV with a heading, comma-separated, UTF-8.
@@ -124,14 +125,15 @@ def read_table(
         texts: columns to read as text.
 
     Raises:
-        FleetFileError: the file cannot be read, or lacks a column, or a number is not one.
+        FleetFileError: the file cannot be read, lacks a column or misspells one, or a number is not one.
     """
     file = Path(path)
     if file.exists() and not (file.is_file() or file.is_dir()):
         raise FleetFileError(f"{file}: cannot be read: it is not a regular file")
     try:
         headings = pa_parquet.read_schema(file).names if _is_parquet(file) else _read_headings(file)[1]
-        _check_headings(file, headings, required)
+        place = f"{file}" if _is_parquet(file) else f"{file}, line {_read_headings(file)[0]}"
+        check_headings(place, headings, required, {*numbers, *texts})
         wanted = [name for name in headings if name.strip() in {*numbers, *texts}]
         read = _read_parquet if _is_parquet(file) else _read_csv
         table = read(file, wanted, numbers)
@@ -144,23 +146,6 @@ def read_table(
 
 def _is_parquet(file: Path) -> bool:
     return file.suffix.lower() == ".parquet"
-
-
-def _check_headings(file: Path, headings: list[str], required: Collection[str]) -> None:
-    names = [heading.strip() for heading in headings]
-    if not any(names):
-        raise FleetFileError(f"{file}: is empty; must have a heading with the columns {', '.join(required)}")
-    place = file if _is_parquet(file) else f"{file}, line {_read_headings(file)[0]}"
-    twice = next((name for name in names if names.count(name) > 1), None)
-    if twice is not None:
-        raise FleetFileError(f"{place}: column {twice!r} occurs twice")
-    for column in required:
-        if column not in names:
-            free = [name for name in names if name not in required]
-            near = [n for n in free if n.lower() == column.lower()] or get_close_matches(column, free, n=1)
-            hint = f"; is {near[0]!r} meant?" if near else ""
-            found = ", ".join(repr(name) for name in names)
-            raise FleetFileError(f"{place}: column {column!r} is missing{hint} (found: {found})")
 
 
 def _read_headings(file: Path) -> tuple[int, list[str]]:
@@ -247,10 +232,22 @@ def _find_bad_record(
             if len(fields) != len(headings):
                 return FleetFileError(
                     f"{file}, line {line}: has {len(fields)} fields, must have {len(headings)}"
+                    f"{_suspect_decimal_commas(fields, headings)}"
                 )
             for place in places:
                 float(fields[place] or "nan")
     except ValueError:
         value = fields[place].strip()
-        return FleetFileError(f"{file}, line {line}, column {places[place]!r}: {value!r}: must be a number")
+        comma = ", with a point as decimal mark" if re.fullmatch(r"[-+]?\d*,\d+", value) else ""
+        return FleetFileError(
+            f"{file}, line {line}, column {places[place]!r}: {value!r}: must be a number{comma}"
+        )
     return FleetFileError(f"{file}: cannot be read: {reason}")
+
+
+def _suspect_decimal_commas(fields: list[str], headings: list[str]) -> str:
+    """A hint if decimal commas would explain why a line has so many more fields than the heading."""
+    whole = sum(re.fullmatch(r"\s*[-+]?\d+\s*", field) is not None for field in fields)
+    if len(headings) < len(fields) <= 2 * len(headings) and whole >= 2 * (len(fields) - len(headings)):
+        return "; are there decimal commas? Numbers need a point as decimal mark"
+    return ""

@@ -1,8 +1,9 @@
 """Traces: measured conditions, one row per device, edge round and global round, from CSV or Parquet.
 
-Columns: `device` (0 … N−1), `mu`, `alpha`, `nu`, `power`, and optionally `round`, `edge_round` (0 … without
-gaps; a missing column means one only) and `available` (1 or 0, true or false). The file must hold every
-combination once. After its last global round a trace starts again from the first; edge rounds do the same.
+Columns: `device`, `mu`, `alpha`, `nu`, `power`, and optionally `round`, `edge_round` (a missing column means
+one only) and `available` (1 or 0, true or false). Devices and rounds count from 0 or from 1, without gaps;
+devices may also have names, and are then numbered in the order in which they first appear. The file must hold
+every combination once. What follows its last global round and edge round is up to `after_end`.
 """
 
 from dataclasses import dataclass
@@ -11,11 +12,12 @@ from pathlib import Path
 import numpy as np
 
 from cfel.arrays import BoolArray, FloatArray, IntArray
-from cfel.errors import FleetFileError, InputError
+from cfel.errors import FleetFileError, InputError, unknown_name
 from cfel.system.conditions import Conditions
 from cfel.system.tables import Table, read_table
 from cfel.wording import plural
 
+AFTER_END = ("repeat", "hold", "reject")
 REQUIRED = ("device", "mu", "alpha", "nu", "power")
 
 
@@ -26,13 +28,18 @@ class TraceParameters:
     Attributes:
         file: CSV or Parquet with the columns device, mu, alpha, nu, power, and optionally round, edge_round
             and available.
+        after_end: what follows the last round of a trace that is shorter than the run: "repeat" starts again
+            from its first round, "hold" keeps its last, "reject" is an error before the run.
     """
 
     file: str
+    after_end: str = "repeat"
 
     def __post_init__(self) -> None:
         if not isinstance(self.file, str) or not self.file:
             raise InputError(f"conditions.file = {self.file!r}: must be the path of a trace")
+        if self.after_end not in AFTER_END:
+            raise InputError(unknown_name("conditions.after_end", self.after_end, AFTER_END))
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -46,6 +53,7 @@ class TraceConditions:
         nu: seconds to upload one full model.
         power: watts while sending.
         available: whether the device takes part.
+        hold: whether its last round stays, instead of its first coming again.
     """
 
     source: str
@@ -54,6 +62,12 @@ class TraceConditions:
     nu: FloatArray
     power: FloatArray
     available: BoolArray
+    hold: bool = False
+
+    @property
+    def rounds(self) -> tuple[int, int]:
+        """Global rounds in the trace, and edge rounds of each."""
+        return int(self.mu.shape[0]), int(self.mu.shape[1])
 
     @property
     def devices(self) -> int:
@@ -69,7 +83,8 @@ class TraceConditions:
             raise InputError(
                 f"fleet.devices = {devices}: {self.source} has only {plural(self.devices, 'device')}"
             )
-        place = (global_round % self.mu.shape[0], edge_round % self.mu.shape[1], slice(devices))
+        row, edge_row = map(self._find_row, (global_round, edge_round), self.rounds)
+        place = (row, edge_row, slice(devices))
         return Conditions(
             mu=self.mu[place],
             alpha=self.alpha[place],
@@ -78,23 +93,81 @@ class TraceConditions:
             available=self.available[place],
         )
 
+    def _find_row(self, number: int, count: int) -> int:
+        return min(number, count - 1) if self.hold else number % count
 
-def read_trace(path: str | Path) -> TraceConditions:
+
+def describe_short_trace(trace: TraceConditions, global_rounds: int, edge_rounds: int) -> str | None:
+    """Says that a trace ends before the run; None if it is long enough.
+
+    A trace of one round describes a fleet that does not change, so it is never too short.
+    """
+    short = [
+        f"{plural(have, word)} of {need:,}"
+        for have, need, word in zip(
+            trace.rounds, (global_rounds, edge_rounds), ("global round", "edge round"), strict=True
+        )
+        if 1 < have < need
+    ]
+    return f"{trace.source} has only {' and '.join(short)}" if short else None
+
+
+def read_trace(path: str | Path, *, hold: bool = False) -> TraceConditions:
     """Reads a trace (columns: see the module).
+
+    Args:
+        path: the file.
+        hold: whether the last round stays after the trace's end.
 
     Raises:
         FleetFileError: names file, line, column and value of the first thing that is wrong.
     """
-    table = read_table(path, REQUIRED, (*REQUIRED, "round", "edge_round"), ("available",))
-    keys = [table.integers(name) if table.has(name) else None for name in ("round", "edge_round", "device")]
+    numbers = ("mu", "alpha", "nu", "power", "round", "edge_round")
+    table = read_table(path, REQUIRED, numbers, ("device", "available"))
+    keys = [table.integers(name) if table.has(name) else None for name in ("round", "edge_round")]
     whole = [np.zeros(table.rows, dtype=np.int64) if key is None else key for key in keys]
+    whole = [_count_from_zero(key) for key in (*whole, _read_devices(table))]
     shape = (int(whole[0].max()) + 1, int(whole[1].max()) + 1, int(whole[2].max()) + 1)
     order = _sort_rows(table, whole, shape)
     columns = {name: table.floats(name, least=0)[order].reshape(shape) for name in ("alpha", "nu", "power")}
     mu = table.floats("mu", above=0)[order].reshape(shape)
     return TraceConditions(
-        source=str(path), mu=mu, available=_read_available(table, order).reshape(shape), **columns
+        source=str(path),
+        mu=mu,
+        available=_read_available(table, order).reshape(shape),
+        hold=hold,
+        **columns,
     )
+
+
+def _count_from_zero(numbers: IntArray) -> IntArray:
+    """The same numbers, from 0 if they count from 1."""
+    return numbers - 1 if numbers.min() == 1 else numbers
+
+
+def _read_devices(table: Table) -> IntArray:
+    """Numbers of devices; if none of them is a number, names in the order in which they first appear."""
+    # By distinct values: a long trace repeats every device in each of its rounds.
+    encoded = table.texts("device").dictionary_encode()
+    codes = encoded.indices.to_numpy(zero_copy_only=False).astype(np.int64)
+    numbers = [_read_number(text) for text in encoded.dictionary.to_pylist()]
+    if all(number is None for number in numbers):
+        return np.asarray(codes, dtype=np.int64)
+    if None in numbers:
+        row = int(np.argmax(codes == numbers.index(None)))
+        raise table.error("device", row, "a number, as the others are")
+    values = np.array(numbers, dtype=np.float64)[codes]
+    odd = ~((values >= 0) & (values <= 2**53) & (values == np.round(values)))
+    if odd.any():
+        raise table.error("device", int(np.argmax(odd)), "a whole number ≥ 0")
+    return np.asarray(values, dtype=np.int64)
+
+
+def _read_number(text: str) -> float | None:
+    try:
+        return float(text)
+    except ValueError:
+        return None
 
 
 def _sort_rows(table: Table, keys: list[IntArray], shape: tuple[int, int, int]) -> IntArray:

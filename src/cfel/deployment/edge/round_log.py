@@ -37,6 +37,7 @@ from cfel.errors import (
 from cfel.runlog import PlanTable, RoundRecord
 from cfel.runlog.log import RoundLog, cut_damaged_log, read_log
 from cfel.runlog.plans import plan_path, read_plan, write_plan
+from cfel.wording import plural
 
 _LOG = logging.getLogger(__name__)
 
@@ -247,6 +248,6 @@ def describe_round(record: RoundRecord) -> str:
     """A finished round in a line."""
     accuracy = "" if record.accuracy is None else f"accuracy {100 * record.accuracy:.1f} %, "
     return (
-        f"round {record.round}: {accuracy}{record.devices_taking_part} devices, "
+        f"round {record.round}: {accuracy}{plural(record.devices_taking_part, 'device')}, "
         f"{record.seconds:,.1f} s and {record.joules:,.1f} J so far"
     )

@@ -55,6 +55,26 @@ def test_every_use_of_the_backhaul(tmp_path: Path, scheme: str) -> None:
     assert asyncio.run(play()) == timeless(records(experiment))
 
 
+@pytest.mark.parametrize(
+    ("fleet", "scheme"),
+    [
+        ({"participation": 4, "participation_by": "samples"}, "cef"),
+        ({"participation": 0.7, "participation_per": "global_round"}, "tests.schemes:every_other"),
+    ],
+)
+def test_some_devices_are_not_asked(tmp_path: Path, fleet: dict[str, Any], scheme: str) -> None:
+    """Neither those that were not drawn nor those that the scheme leaves out are waited for."""
+    experiment = deployed({"fleet": fleet, "scheme": {"name": scheme}, "rounds": {"global": 2}})
+
+    async def play() -> list[dict[str, Any]]:
+        async with Federation(experiment, tmp_path) as federation:
+            federation.start()
+            await federation.finished()
+            return timeless(federation.records())
+
+    assert asyncio.run(play()) == timeless(records(experiment))
+
+
 @pytest.mark.parametrize("name", ["dropout", "batch_norm_of_values", "low_rank"])
 def test_user_defined_models(tmp_path: Path, name: str) -> None:
     """Random draws, statistics and frozen parameters: the devices of one process share torch's generator."""

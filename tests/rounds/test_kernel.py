@@ -86,7 +86,7 @@ def test_realised_costs_follow_the_steps() -> None:
     found = counted(REALISED)
     assert found.seconds.tolist() == pytest.approx([5.0, 5.0, 0.0])
     assert found.joules.tolist() == pytest.approx([2.0 + 0.1, 0.5, 0.0])
-    assert found.losses == (1.5,)
+    assert found.losses == {0: 1.5}
     assert found.steps.tolist() == [4.0, 0.0, 0.0]
 
 
@@ -101,7 +101,7 @@ def test_without_work_nothing_is_realised_but_the_planned_uploads() -> None:
     """A dry run counts so; its expected costs are those of a run."""
     found = count_costs(setting(), EXPECTED, CONDITIONS, PLAN, work=())
     assert found.expected.joules == counted().expected.joules
-    assert found.losses == ()
+    assert found.losses == {}
 
 
 def test_both_ledgers_are_charged() -> None:

@@ -13,7 +13,7 @@ SCHEME = """
 from dataclasses import replace
 import numpy as np
 from cfel.control.planning import Bounds, plan_round
-from cfel.control.scheme import Scheme, make_empty_plan
+from cfel.control.scheme import RoundPlan, Scheme, make_empty_plan
 whole = Bounds(rho=(1.0, 1.0), theta=(1.0, 1.0))
 """
 LEARNING = """
@@ -71,9 +71,15 @@ WRONG: dict[str, tuple[str, str, dict[str, Any], str]] = {
     ),
     "scheme-range": (
         SCHEME,
-        "def f(p): return Scheme(dict, lambda s, o: (make_empty_plan(6), s))",
+        "def f(p): return Scheme(dict, lambda s, o: (RoundPlan(np.ones(6), np.zeros(6)), s))",
         {"scheme": {"name": "{m}:f"}},
-        "scheme '{m}:f': theta[0] = 0.0: must lie in (0, 1]",
+        "scheme '{m}:f': theta[0] = 0.0: must lie in (0, 1], or be 0 like rho to leave the device out",
+    ),
+    "scheme-weight": (
+        SCHEME,
+        "def f(p): return Scheme(dict, lambda s, o: (RoundPlan(*np.ones((2, 6)), weight=np.zeros(6)), s))",
+        {"scheme": {"name": "{m}:f"}},
+        "scheme '{m}:f': weight[0] = 0.0: must lie in (0, ∞)",
     ),
     "compression-signature": (
         LEARNING,

@@ -9,7 +9,6 @@ from dataclasses import dataclass
 import numpy as np
 
 from cfel.arrays import BoolArray, FloatArray
-from cfel.control.caps import round_caps
 from cfel.control.grid.step_table import StepTable, list_steps, list_theta, pair_up
 from cfel.control.grid.whole_steps import StepSolution, solve_whole_steps
 from cfel.control.problem import RoundProblem
@@ -121,14 +120,7 @@ def build_problem(
     sigma2, g2 = observation.estimates()
     seconds, joules = np.full(observation.clusters, np.inf), np.inf
     if within_budget:
-        seconds, joules = round_caps(
-            observation.budget,
-            observation.ledger,
-            observation.rounds,
-            observation.global_round,
-            observation.edge_round,
-            observation.gossip_seconds_left,
-        )
+        seconds, joules = observation.caps()
     return RoundProblem(
         tau=observation.rounds.local_steps,
         sigma2=sigma2,

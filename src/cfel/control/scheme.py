@@ -8,6 +8,7 @@ deployment. The state is made of plain JSON values, so that it can travel with e
 checkpoint. Schemes live one per file in `schemes/`; this module does not know them.
 """
 
+import math
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 from typing import Any, Literal
@@ -16,7 +17,7 @@ import numpy as np
 
 from cfel import validation
 from cfel.arrays import FloatArray, IndexArray
-from cfel.control.caps import Budget, Rounds
+from cfel.control.caps import Budget, Rounds, round_caps
 from cfel.control.gossip import Gossip
 from cfel.control.problem import UNREACHABLE, Unreachable
 from cfel.control.solver.solve import METHODS, Method
@@ -104,6 +105,9 @@ class Observation:
         kept_energy: share of an update's energy in its largest entries, at the scheme's `kept_energy_at`,
             averaged over devices; `None` before the first reports.
         full_clocks: whether devices cannot change their clocks, so that the plan must not either.
+        seed: the experiment's, for schemes that draw: `make_generator(seed, purpose, l, r)`.
+        losses: newest mean training loss of every device, NaN before its first; `None` before any.
+        samples: training samples of every device; `None` where no data has been loaded, as in a dry run.
     """
 
     global_round: int
@@ -119,11 +123,25 @@ class Observation:
     battery: FloatArray | None = None
     kept_energy: FloatArray | None = None
     full_clocks: bool = False
+    seed: int = 0
+    losses: FloatArray | None = None
+    samples: FloatArray | None = None
 
     @property
     def clusters(self) -> int:
         """Number of clusters."""
         return self.ledger.clusters
+
+    def caps(self) -> tuple[FloatArray, float]:
+        """What the budgets leave this edge round: seconds per cluster, and joules of all devices together."""
+        return round_caps(
+            self.budget,
+            self.ledger,
+            self.rounds,
+            self.global_round,
+            self.edge_round,
+            self.gossip_seconds_left,
+        )
 
     def estimates(self) -> tuple[float, float]:
         """Averages σ² and G² over the devices that take part (Algorithm 3, lines 2 and 3)."""
@@ -137,26 +155,36 @@ class Observation:
 
 @dataclass(frozen=True, slots=True, eq=False)
 class RoundPlan:
-    """What every device is to do in an edge round.
+    """What every device is to do in an edge round; ρ and θ are enough.
 
     Attributes:
-        rho, theta: per device; 0 for devices that do not take part.
-        sigma2, g2: the averages the plan was made with.
-        objective, lower_bound, gap: of P2 for this round.
+        rho, theta: per device. Where both are 0 the device is left out of this edge round: it is not asked,
+            not waited for and not charged.
+        sigma2, g2: the averages the plan was made with; NaN for those of the observation.
+        objective, lower_bound, gap: of the problem that was solved; NaN if none was.
         feasible, violations: whether every cap could be met, and if not, which could not.
         speed: share of its clock that every device runs at, in (0, 1]; `None` for full clocks.
+        weight: how much each device's update counts within its cluster, > 0; `None` for the weights of the
+            experiment. A scheme that selects devices with unequal chances corrects for them here.
     """
 
     rho: FloatArray
     theta: FloatArray
-    sigma2: float
-    g2: float
-    objective: float
-    lower_bound: float
-    gap: float
-    feasible: bool
-    violations: tuple[str, ...]
+    sigma2: float = math.nan
+    g2: float = math.nan
+    objective: float = math.nan
+    lower_bound: float = math.nan
+    gap: float = math.nan
+    feasible: bool = True
+    violations: tuple[str, ...] = ()
     speed: FloatArray | None = None
+    weight: FloatArray | None = None
+
+    def leave_out(self, conditions: Conditions) -> Conditions:
+        """The conditions without the devices that the plan leaves out."""
+        idle = (self.rho == 0) & (self.theta == 0)
+        # The usual plan asks everybody, and needs no copy.
+        return conditions.without(idle) if (idle & conditions.available).any() else conditions
 
     def apply_speed(self, conditions: Conditions) -> Conditions:
         """The conditions at the plan's clocks."""
@@ -211,4 +239,4 @@ def stateless(plan: Callable[[Observation], RoundPlan], gossip: Gossip | None = 
 def make_empty_plan(devices: int) -> RoundPlan:
     """Makes the plan of a round in which no device takes part."""
     idle = np.zeros(devices)
-    return RoundPlan(idle, idle, 0.0, 0.0, 0.0, 0.0, 0.0, True, ())
+    return RoundPlan(idle, idle, sigma2=0.0, g2=0.0, objective=0.0, lower_bound=0.0, gap=0.0)

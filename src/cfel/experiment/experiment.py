@@ -12,6 +12,7 @@ from typing import Any
 import numpy as np
 
 from cfel import validation
+from cfel.arrays import IntArray
 from cfel.control import (
     Budget,
     DeviceOverrides,
@@ -32,7 +33,7 @@ from cfel.experiment.tables import parse_sections, to_document
 from cfel.learning.aggregation import AggregationParameters
 from cfel.learning.compression.compressors import compressor
 from cfel.learning.data import BUILTIN as DATA_SETS
-from cfel.learning.data import SHAPES, load
+from cfel.learning.data import SHAPES, DataSet, load
 from cfel.learning.data.augment import augmentation
 from cfel.learning.data.held_out import hold_out
 from cfel.learning.data.partition import partition
@@ -61,7 +62,7 @@ from cfel.system import (
 )
 from cfel.world import World
 
-CHOOSING_THETA = ("hcef", "hcef_plus", "cef_c")
+CHOOSING_THETA = ("hcef", "hcef_plus", "cef_c", "anycost", "fedluck", "nori")
 
 
 @dataclass(frozen=True, slots=True, init=False)
@@ -169,12 +170,17 @@ class Experiment:
         return Experiment(**parse_sections(document), preset="none", code=self.code.add_objects(objects))
 
     def build_setting(self) -> Setting:
-        """What the controller alone needs; loads data only if the model's size cannot be known without."""
-        return self._build_setting(self.model.charged_parameters or self.count_parameters())
+        """What the controller alone needs; loads data only if sizes cannot be known without."""
+        samples = None
+        if self.fleet.sampling().needs_samples:
+            samples = [len(indices) for indices in self._split(self.load_task())[1]]
+        return self._build_setting(self.model.charged_parameters or self.count_parameters(), samples)
 
-    def _build_setting(self, parameters: int) -> Setting:
+    def _build_setting(self, parameters: int, samples: Sequence[int] | None) -> Setting:
         fleet = build_fleet(self.fleet, self.seed)
         self._check_trace(fleet)
+        if samples is not None:
+            fleet = replace(fleet, samples=np.asarray(samples, dtype=np.float64))
         backhaul = build_backhaul(self.topology, fleet.sizes, self.seed, self.code)
         bits = 32.0 * parameters
         setting = Setting(
@@ -231,18 +237,17 @@ class Experiment:
     def build_world(self) -> World:
         """Everything a run needs, built."""
         task = self.load_task()
-        data, shares = partition(task.data, self.fleet.devices, self.data.partition_parameters(), self.seed)
-        if self.data.held_out:
-            data, shares = hold_out(data, shares, self.data.held_out, self.seed)
+        data, shares = self._split(task)
         task = replace(task, data=data)
         flat = self._build_start(task)
-        check_batches(flat, self.data.batch, [len(indices) for indices in shares])
+        samples = [len(indices) for indices in shares]
+        check_batches(flat, self.data.batch, samples)
         start = flat.read()
         size = start.parameters.numel()
-        setting = self._build_setting(self.model.charged_parameters or size)
+        setting = self._build_setting(self.model.charged_parameters or size, samples)
         setting = replace(
             setting,
-            backhaul=weight_backhaul(setting, [len(indices) for indices in shares]),
+            backhaul=weight_backhaul(setting, samples),
             # Uploads are charged as for `charged_parameters`, though the model that trains may be smaller.
             charged_share=setting.model_bits / (32.0 * size),
         )
@@ -255,6 +260,11 @@ class Experiment:
             start=start,
             aggregation=self.aggregation,
         )
+
+    def _split(self, task: Task) -> tuple[DataSet, list[IntArray]]:
+        """The data to train and test on, and the training samples of each device."""
+        data, shares = partition(task.data, self.fleet.devices, self.data.partition_parameters(), self.seed)
+        return hold_out(data, shares, self.data.held_out, self.seed) if self.data.held_out else (data, shares)
 
     def _build_training(self, overrides: DeviceOverrides) -> TrainingParameters:
         """How devices train; what the scheme asks of them overrides the file."""

@@ -86,7 +86,7 @@ def _run_edge_round(
     conditions = setting.conditions(control.rounds_done, edge_round, control.spent_joules)
     observation = observe(setting, _EXPECTED, control, edge_round, conditions, estimates)
     plan, control = plan_edge_round(setting, control, observation)
-    outcome = count_costs(setting, _EXPECTED, conditions, plan, work=())
+    outcome = count_costs(setting, _EXPECTED, plan.leave_out(conditions), plan, work=())
     return charge_edge_round(control, outcome), outcome
 
 

@@ -9,7 +9,8 @@ Numbers only: who trains, and where, is up to the driver. What becomes of a glob
 when a run ends in `ending`.
 """
 
-from collections.abc import Iterable, Sequence
+import math
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import NamedTuple
 
@@ -48,6 +49,7 @@ class ControlState:
         expected: what was spent by the plans.
         realised: what was spent with the steps really taken.
         spent_joules: per device, in the account that the budget counts.
+        losses: newest mean training loss of every device, NaN before its first; None before any.
     """
 
     rounds_done: int
@@ -55,6 +57,7 @@ class ControlState:
     expected: Ledger
     realised: Ledger
     spent_joules: FloatArray
+    losses: FloatArray | None = None
 
     def ledger(self, parameters: SimulationParameters) -> Ledger:
         """The account that the budget counts."""
@@ -99,7 +102,7 @@ class EdgeRoundOutcome:
         steps, wire_bits: per device, bits as they are charged; 0 for those who took no part.
         seconds, joules: per device, in the account that the budget counts.
         expected, realised: cost of the edge round in both accounts.
-        losses: training losses of the devices that took a step.
+        losses: training losses of the devices that took a step, by device.
     """
 
     conditions: Conditions
@@ -110,7 +113,7 @@ class EdgeRoundOutcome:
     joules: FloatArray
     expected: EdgeRoundCost
     realised: EdgeRoundCost
-    losses: tuple[float, ...]
+    losses: Mapping[int, float]
 
 
 def observe(
@@ -146,14 +149,25 @@ def observe(
         gossip_seconds_left=setting.exchange_seconds * exchanges,
         battery=None if battery is None else np.maximum(battery - control.spent_joules, 0.0),
         kept_energy=estimates.kept_energy,
+        seed=setting.seed,
+        losses=control.losses,
+        samples=setting.fleet.samples,
     )
 
 
 def plan_edge_round(
     setting: Setting, control: ControlState, observation: Observation
 ) -> tuple[RoundPlan, ControlState]:
-    """The scheme's plan, for the rounds that the budget allows, and the control with its next state."""
+    """The scheme's plan, for the rounds that the budget allows, and the control with its next state.
+
+    What the scheme does not state is added: the estimates of σ² and G², and the weights of sampled devices.
+    """
     plan, scheme = setting.scheme.plan(control.scheme, limit_to_budget(observation))
+    if math.isnan(plan.sigma2) or math.isnan(plan.g2):
+        sigma2, g2 = observation.estimates()
+        plan = replace(plan, sigma2=sigma2, g2=g2)
+    if plan.weight is None:
+        plan = replace(plan, weight=observation.conditions.weight)
     return plan, replace(control, scheme=scheme)
 
 
@@ -174,12 +188,13 @@ def count_costs(
         work: what they did, by device id; without any, nothing was realised.
     """
     fleet, tau = setting.fleet, setting.rounds.local_steps
-    steps, wire_bits, losses = np.zeros(fleet.devices), np.zeros(fleet.devices), []
+    steps, wire_bits = np.zeros(fleet.devices), np.zeros(fleet.devices)
+    losses: dict[int, float] = {}
     for each in work:
         steps[each.device] = each.steps
         wire_bits[each.device] = each.wire_bits * setting.charged_share
         if each.steps:
-            losses.append(each.loss)
+            losses[each.device] = each.loss
     sent = wire_bits / setting.model_bits if parameters.uploads == "wire" else plan.theta
     now, present = plan.apply_speed(conditions), conditions.available
     expected = (
@@ -200,7 +215,7 @@ def count_costs(
         joules=np.where(present, joules, 0.0),
         expected=edge_round_cost(*expected, fleet.cluster, fleet.clusters, present),
         realised=edge_round_cost(*realised, fleet.cluster, fleet.clusters, present),
-        losses=tuple(losses),
+        losses=losses,
     )
 
 
@@ -224,7 +239,16 @@ def charge_edge_round(control: ControlState, outcome: EdgeRoundOutcome) -> Contr
         realised=after_edge_round(control.realised, outcome.realised),
         # Per device and not only in total, because each battery runs out on its own.
         spent_joules=control.spent_joules + outcome.joules,
+        losses=_add_losses(control, outcome),
     )
+
+
+def _add_losses(control: ControlState, outcome: EdgeRoundOutcome) -> FloatArray | None:
+    if not outcome.losses:
+        return control.losses
+    newest = np.full(len(outcome.steps), np.nan) if control.losses is None else control.losses.copy()
+    newest[list(outcome.losses)] = list(outcome.losses.values())
+    return newest
 
 
 def charge_exchange(

@@ -6,7 +6,7 @@ The plan itself is made in `kernel`.
 
 from collections.abc import Mapping
 
-from cfel.control.scheme import Observation
+from cfel.control.scheme import Observation, RoundPlan
 from cfel.control.setting import Setting
 from cfel.learning.device_messages import DeviceOrder
 from cfel.learning.local.parameters import LocalParameters
@@ -54,8 +54,16 @@ def find_rate(local: LocalParameters, observation: Observation) -> float:
     return local.find_rate(min(1.0, max(seconds / budget.seconds, joules / budget.joules)))
 
 
-def device_weights(setting: Setting, samples: Mapping[int, int]) -> dict[int, float]:
-    """The weight of each device within its cluster, from the number of samples it holds."""
+def device_weights(setting: Setting, plan: RoundPlan, samples: Mapping[int, int]) -> dict[int, float]:
+    """The weight of each device within its cluster.
+
+    Args:
+        setting: how the scheme weighs devices.
+        plan: its own weights take precedence.
+        samples: what each device that took part holds.
+    """
+    if plan.weight is not None:
+        return {device: float(plan.weight[device]) for device in samples}
     # The paper weighs devices alike. Schemes that average by samples say so in their `gossip`.
     if setting.scheme.gossip.weights == "equal":
         return dict.fromkeys(samples, 1.0)

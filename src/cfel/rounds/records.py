@@ -5,6 +5,7 @@ from collections.abc import Callable, Collection, Sequence
 
 import numpy as np
 
+from cfel.control.scheme import RoundPlan
 from cfel.control.setting import Setting
 from cfel.cost.rounds import NO_DEVICE, global_round_cost
 from cfel.rounds.kernel import ControlState, EdgeRoundOutcome
@@ -42,7 +43,7 @@ def make_record(
     )
     plans = [each.plan for each in edge_rounds]
     present = [each.conditions.available for each in edge_rounds]
-    losses = [loss for each in edge_rounds for loss in each.losses]
+    losses = [loss for each in edge_rounds for loss in each.losses.values()]
     return RoundRecord(
         round=control.rounds_done,
         seconds=ledger.seconds,
@@ -58,8 +59,7 @@ def make_record(
         # Those of the last edge round: the next plan starts from them.
         sigma2=plans[-1].sigma2,
         g2=plans[-1].g2,
-        # The worst of the edge rounds: a record must not claim more than each of its plans can prove.
-        gap=max(plan.gap for plan in plans),
+        gap=_find_gap(plans),
         feasible=all(plan.feasible for plan in plans),
         # Each sentence once, however many edge rounds report it.
         violations=tuple(dict.fromkeys(words for plan in plans for words in plan.violations)),
@@ -121,6 +121,12 @@ def mean_metric(setting: Setting, metrics: Sequence[float], clusters: Collection
 def _mean(parts: list[np.ndarray]) -> float:
     joined = np.concatenate(parts)
     return float(joined.mean()) if len(joined) else 0.0
+
+
+def _find_gap(plans: Sequence[RoundPlan]) -> float | None:
+    """The worst of the edge rounds: a record must not claim more than each of its plans can prove."""
+    gaps = [plan.gap for plan in plans]
+    return None if any(map(math.isnan, gaps)) else max(gaps)
 
 
 def _wire_bytes(setting: Setting, edge_rounds: Sequence[EdgeRoundOutcome]) -> int:

@@ -115,8 +115,9 @@ def _run_edge_round(
     observation = observe(setting, parameters, control, edge_round, conditions, estimates)
     plan, control = plan_edge_round(setting, control, observation)
     rate = find_rate(world.training.local, observation)
+    conditions = plan.leave_out(conditions)
     jobs = _make_jobs(world, state, conditions, edge_round, plan, rate)
-    models, devices, work = _train(world, executor, state, jobs)
+    models, devices, work = _train(world, executor, state, plan, jobs)
     outcome = count_costs(setting, parameters, conditions, plan, work)
     return RunState(charge_edge_round(control, outcome), models, devices), outcome
 
@@ -154,7 +155,7 @@ def _make_order(
 
 
 def _train(
-    world: World, executor: Executor, state: RunState, jobs: list[Job]
+    world: World, executor: Executor, state: RunState, plan: RoundPlan, jobs: list[Job]
 ) -> tuple[tuple[FlatModel, ...], tuple[DeviceState, ...], list[DeviceWork]]:
     """Trains all devices; each edge server aggregates reports as they are done."""
     models, devices = list(state.models), list(state.devices)
@@ -170,7 +171,7 @@ def _train(
     cluster_of = world.setting.fleet.cluster.__getitem__
     for cluster, members in groupby((order.device for order, _ in jobs), cluster_of):
         numbers = list(members)
-        weights = device_weights(world.setting, {n: world.data[n].samples for n in numbers})
+        weights = device_weights(world.setting, plan, {n: world.data[n].samples for n in numbers})
         reports = map(note, islice(answers, len(numbers)))
         models[cluster] = aggregate(models[cluster], reports, weights, world.aggregation)
     assert next(answers, None) is None  # noqa: S101 — an executor ends its work after its last answer

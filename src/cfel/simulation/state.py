@@ -70,6 +70,8 @@ def to_checkpoint(state: RunState) -> Checkpoint:
             tensors[f"device/{number}/residual"] = device.residual.numpy()
     tensors |= stack_estimates(state.estimates)
     tensors["spent_joules"] = np.asarray(control.spent_joules)
+    if control.losses is not None:
+        tensors["losses"] = control.losses
     values = {
         "scheme": dict(control.scheme),
         "expected": control.expected.to_dict(),
@@ -90,6 +92,7 @@ def from_checkpoint(checkpoint: Checkpoint, world: World) -> RunState:
         expected=Ledger.from_dict(values["expected"]),
         realised=Ledger.from_dict(values["realised"]),
         spent_joules=np.array(tensors["spent_joules"], dtype=np.float64),
+        losses=np.array(tensors["losses"], dtype=np.float64) if "losses" in tensors else None,
     )
     known = unstack_estimates(tensors)
     size, devices = world.start.parameters.numel(), world.setting.fleet.devices

@@ -19,6 +19,7 @@ from cfel.system.mixing import (
     target_weights,
     zeta,
 )
+from cfel.system.participation import Participation
 from cfel.system.topology import TopologyParameters, build_graph, read_edges
 from cfel.system.traces import TraceConditions, TraceParameters, describe_short_trace, read_trace
 
@@ -35,6 +36,7 @@ __all__ = [
     "Fleet",
     "FleetParameters",
     "HardwareConditions",
+    "Participation",
     "RandomConditions",
     "TopologyParameters",
     "TraceConditions",

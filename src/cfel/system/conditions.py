@@ -31,6 +31,8 @@ class Conditions:
         nu: seconds to upload one full model, ≥ 0.
         power: watts of the radio while sending, ≥ 0.
         available: whether the device takes part.
+        weight: how much each device's update counts within its cluster, where devices were sampled with
+            unequal chances; None: as the scheme says.
         clock_static, clock_exponent: what a slower clock saves, see `clock.clock_energy`; one number stands
             for all devices.
     """
@@ -42,6 +44,7 @@ class Conditions:
     available: BoolArray
     clock_static: FloatArray = 0.0  # type: ignore[assignment]
     clock_exponent: FloatArray = PAPER_EXPONENT  # type: ignore[assignment]
+    weight: FloatArray | None = None
 
     def __post_init__(self) -> None:
         mu = validation.check_floats("mu", self.mu, above=0)
@@ -54,6 +57,8 @@ class Conditions:
             # One number may stand for all devices.
             curve = np.broadcast_to(np.asarray(getattr(self, field), dtype=np.float64), mu.shape)
             object.__setattr__(self, field, validation.check_floats(field, curve, least=0, most=most))
+        if self.weight is not None:
+            validation.check_floats("weight", self.weight, length=mu.size, above=0)
         object.__setattr__(
             self, "available", validation.check_booleans("available", self.available, length=mu.size)
         )

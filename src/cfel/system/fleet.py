@@ -5,7 +5,7 @@ conditions of any edge round. Tables of devices for planning a single round are 
 """
 
 from collections.abc import Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 
 import numpy as np
 from numpy.typing import ArrayLike
@@ -17,6 +17,7 @@ from cfel.system.availability import Availability, is_exhausted
 from cfel.system.availability_trace import AvailabilityTrace, read_availability
 from cfel.system.conditions import ConditionModel, Conditions, RandomConditions
 from cfel.system.hardware import HardwareConditions
+from cfel.system.participation import Participation
 from cfel.system.traces import TraceParameters, read_trace
 
 ConditionParameters = RandomConditions | HardwareConditions | TraceParameters
@@ -37,6 +38,9 @@ class FleetParameters:
         conditions: where conditions come from.
         availability: which devices are absent when.
         battery_joules: charge of every battery, one number for all or one per device; None for mains power.
+        participation: devices asked in an edge round, a share in (0, 1] or a whole number; 1.0 for all.
+        participation_per: how often they are drawn, per "edge_round" or per "global_round".
+        participation_by: chances of devices, all alike ("uniform") or by their training "samples".
     """
 
     devices: int = 64
@@ -44,6 +48,9 @@ class FleetParameters:
     conditions: ConditionParameters = field(default_factory=RandomConditions)
     availability: Availability = field(default_factory=Availability)
     battery_joules: float | tuple[float, ...] | None = None
+    participation: float = 1.0
+    participation_per: str = "edge_round"
+    participation_by: str = "uniform"
 
     def __post_init__(self) -> None:
         validation.check_whole("fleet.devices", self.devices, least=1, most=MAX_DEVICES)
@@ -64,6 +71,12 @@ class FleetParameters:
             self.conditions.check_devices(self.devices)
             if self.conditions.battery_share and self.battery_joules is not None:
                 raise InputError("fleet.battery_joules: not together with conditions.battery_share")
+        # Also rejects a number of devices that does not fit the clusters.
+        self.sampling().count(cluster_sizes(self.devices, self.clusters))
+
+    def sampling(self) -> Participation:
+        """Which of the available devices are asked."""
+        return Participation(self.participation, self.participation_per, self.participation_by)
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -77,6 +90,8 @@ class Fleet:
         availability: which devices are absent when.
         battery_joules: charge per device, infinity for mains power; None if no device has a limit.
         trace: when devices are there, or None for always.
+        participation: which of the available devices are asked.
+        samples: training samples per device; None where no data has been loaded.
     """
 
     cluster: IntArray
@@ -85,6 +100,8 @@ class Fleet:
     availability: Availability
     battery_joules: FloatArray | None = None
     trace: AvailabilityTrace | None = None
+    participation: Participation = field(default_factory=Participation)
+    samples: FloatArray | None = None
 
     @property
     def devices(self) -> int:
@@ -104,7 +121,7 @@ class Fleet:
         model_bits: float,
         spent_joules: ArrayLike | None = None,
     ) -> Conditions:
-        """Conditions of one edge round; devices that are absent or whose battery is empty do not take part.
+        """Conditions of one edge round; devices that are absent, empty or not sampled do not take part.
 
         Args:
             seed: the experiment's seed.
@@ -122,7 +139,15 @@ class Fleet:
         if self.battery_joules is not None and spent_joules is not None:
             absent = absent | is_exhausted(self.battery_joules, spent_joules)
         # The usual case returns the model's own arrays, without a copy.
-        return found.without(absent) if absent.any() else found
+        found = found.without(absent) if absent.any() else found
+        return self._sample(found, seed, global_round, edge_round) if self.participation.is_sampled else found
+
+    def _sample(self, found: Conditions, seed: int, global_round: int, edge_round: int) -> Conditions:
+        counts = self.participation.count(self.sizes)
+        sample = self.participation.draw(
+            seed, global_round, edge_round, self.cluster, counts, found.available, self.samples
+        )
+        return replace(found, available=sample.chosen, weight=sample.weight)
 
 
 def build_fleet(parameters: FleetParameters, seed: int = 0) -> Fleet:
@@ -143,6 +168,7 @@ def build_fleet(parameters: FleetParameters, seed: int = 0) -> Fleet:
         availability=parameters.availability,
         battery_joules=_find_batteries(parameters, seed),
         trace=_read_trace(parameters.availability),
+        participation=parameters.sampling(),
     )
 
 

@@ -184,8 +184,8 @@ def test_absent_devices_do_nothing(name: str) -> None:
     made = plan(name, observation(away=tuple(away)))
     assert made.rho[away].tolist() == made.theta[away].tolist() == [0.0] * 5
     present = np.delete(np.arange(DEVICES), away)
-    assert (made.rho[present] > 0).all()
-    assert (made.theta[present] > 0).all()
+    # Only Oort leaves out devices that are there.
+    assert (made.rho[present] > 0).all() == (made.theta[present] > 0).all() == (name != "oort")
 
 
 @pytest.mark.parametrize("name", SCHEMES)

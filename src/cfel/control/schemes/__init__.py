@@ -5,14 +5,18 @@ from types import MappingProxyType
 
 from cfel.control.plugin_checks import check_scheme
 from cfel.control.scheme import Scheme, SchemeBuilder, SchemeParameters
+from cfel.control.schemes.anycost import anycost
 from cfel.control.schemes.cef import cef
 from cfel.control.schemes.cef_c import cef_c
 from cfel.control.schemes.cef_f import cef_f
 from cfel.control.schemes.fedavg import fedavg
+from cfel.control.schemes.fedluck import fedluck
 from cfel.control.schemes.hcef import hcef
 from cfel.control.schemes.hcef_plus import hcef_plus
 from cfel.control.schemes.hier_fedavg import hier_fedavg
 from cfel.control.schemes.mll_sgd import mll_sgd
+from cfel.control.schemes.nori import nori
+from cfel.control.schemes.oort import oort
 from cfel.control.schemes.p_fedavg import p_fedavg
 from cfel.control.schemes.sd_feel import sd_feel
 from cfel.control.variants import apply_variants
@@ -30,6 +34,10 @@ SCHEMES: Mapping[str, SchemeBuilder] = MappingProxyType(
         "hier_fedavg": hier_fedavg,
         "p_fedavg": p_fedavg,
         "sd_feel": sd_feel,
+        "oort": oort,
+        "anycost": anycost,
+        "fedluck": fedluck,
+        "nori": nori,
     }
 )
 

@@ -14,17 +14,17 @@ switch:
     dense_gossip    edge servers gossip after every edge round instead of every global round
 """
 
-from collections.abc import Mapping
 from dataclasses import dataclass
-from typing import Any
 
 import numpy as np
 
 from cfel import validation
 from cfel.arrays import FloatArray
+from cfel.control.choices import estimate_contraction
 from cfel.control.gossip import Gossip
 from cfel.control.grid.step_table import StepTable, list_steps, list_theta, pair_up
 from cfel.control.grid.whole_steps import solve_whole_steps
+from cfel.control.options import read_options
 from cfel.control.planning import Bounds, build_problem, make_plan
 from cfel.control.problem import RoundProblem
 from cfel.control.scheme import (
@@ -35,13 +35,10 @@ from cfel.control.scheme import (
     SchemeParameters,
     make_empty_plan,
 )
-from cfel.errors import InputError, unknown_name
 
 SWITCHES = (
     *("progress", "curve", "error_feedback", "whole_steps", "efficiency", "frequency", "dense_gossip"),
 )
-# Before the first reports κ is taken to be θ to this power, about what trained networks show.
-PRIOR = 0.3
 
 
 @dataclass(frozen=True, slots=True)
@@ -79,18 +76,10 @@ class Options:
         validation.check_number("scheme.options.least_speed", self.least_speed, above=0, most=1)
         validation.check_whole("scheme.options.gossip_steps", self.gossip_steps, least=1)
 
-    @classmethod
-    def from_table(cls, given: Mapping[str, Any]) -> "Options":
-        """Reads the options of an experiment file."""
-        for name in given:
-            if name not in cls.__slots__:
-                raise InputError(unknown_name("scheme.options", name, cls.__slots__))
-        return cls(**given)
-
 
 def hcef_plus(parameters: SchemeParameters) -> Scheme:
     """Solves the progress problem in every edge round."""
-    options = Options.from_table(parameters.options)
+    options = read_options(Options, parameters.options)
     theta = list_theta(parameters.theta_min)
     # Without progress in the objective nothing says what time and energy are worth.
     time_weight = options.time_weight if options.efficiency and options.progress else None
@@ -103,7 +92,7 @@ def hcef_plus(parameters: SchemeParameters) -> Scheme:
         steps = list_steps(parameters.rho_min, tau)
         bounds = Bounds(rho=(steps[0] / tau, 1.0), theta=(float(theta[0]), 1.0))
         problem = build_problem(observation, parameters, bounds)
-        kept = _contraction(theta, observation.kept_energy if options.curve else theta)
+        kept = estimate_contraction(theta, observation.kept_energy if options.curve else theta)
         count, share = pair_up(steps, theta)
         cost = _pair_costs(options, problem, count / tau, kept[share])
         slow_clocks = options.frequency and not observation.full_clocks
@@ -122,14 +111,6 @@ def hcef_plus(parameters: SchemeParameters) -> Scheme:
         ),
         plans_clocks=options.frequency,
     )
-
-
-def _contraction(theta: FloatArray, kept: FloatArray | None) -> FloatArray:
-    """κ(θ), rising to 1; a guess before anything is measured."""
-    curve = theta**PRIOR if kept is None else kept
-    # Top-k keeps at least the share θ of the energy, and more entries never keep less; noise may say
-    # otherwise.
-    return np.maximum(np.maximum.accumulate(np.clip(curve, 0.0, 1.0)), theta)
 
 
 def _pair_costs(options: Options, problem: RoundProblem, rho: FloatArray, kept: FloatArray) -> FloatArray:

@@ -70,6 +70,8 @@ def _check_numbers(world: World, state: CoordinatorState) -> None:
     for ledger in (control.expected, control.realised):
         _check_length("ledger", ledger.elapsed_seconds, fleet.clusters)
     validation.check_floats("spent_joules", control.spent_joules, length=fleet.devices, least=0)
+    if control.losses is not None:
+        _check_length("losses", control.losses.tolist(), fleet.devices)
     _check_length("estimates", state.estimates, fleet.devices)
     for estimates in state.estimates:
         check_kept_energy(estimates, len(world.training.local.kept_energy_at))
@@ -139,6 +141,8 @@ def _check_plan(plan: RoundPlan, devices: int) -> None:
         validation.check_floats(f"plan.{name}", getattr(plan, name), length=devices, least=0, most=1)
     if plan.speed is not None:
         validation.check_floats("plan.speed", plan.speed, length=devices, least=LEAST_SPEED, most=1)
+    if plan.weight is not None:
+        validation.check_floats("plan.weight", plan.weight, length=devices, above=0)
 
 
 def _check_length(name: str, values: Sequence[object], length: int) -> None:

@@ -178,7 +178,8 @@ class Coordinator:
         plan, control = await self._compute.run(lambda: plan_edge_round(setting, control, observation))
         plan = replace(plan, speed=None) if observation.full_clocks else plan
         rate = find_rate(self._world.training.local, observation)
-        return replace(state, plan=plan, control=control, available=available, rate=rate)
+        asked = tuple(plan.leave_out(conditions).available.tolist())
+        return replace(state, plan=plan, control=control, available=asked, rate=rate)
 
     def _bound(self, state: CoordinatorState, answers: Mapping[int, Answer]) -> dict[int, Answer]:
         """Bounds what devices measured, and counts what was implausible."""

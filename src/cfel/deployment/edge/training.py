@@ -123,7 +123,7 @@ class EdgeTraining:
                 coordinator_state.rate,
             )
             answers = await self._devices.collect_reports(orders, state.last_used_rounds)
-            model = await self._aggregate(state.model, list(answers.values.values()))
+            model = await self._aggregate(state.model, plan, list(answers.values.values()))
             # Each update is finite, but their sum is not. The round counts as one without devices.
             if model is None:
                 _LOG.error("the updates of %s do not add up to finite numbers", sorted(answers.values))
@@ -133,10 +133,12 @@ class EdgeTraining:
             await self._progress.advance(_after_edge_round(state, at, coordinator_state, model, answer))
             return answer
 
-    async def _aggregate(self, model: FlatModel, reports: Sequence[DeviceReport]) -> FlatModel | None:
+    async def _aggregate(
+        self, model: FlatModel, plan: RoundPlan, reports: Sequence[DeviceReport]
+    ) -> FlatModel | None:
         """The new model; None if it would not be finite, though each update is."""
         samples = {report.device: report.samples for report in reports}
-        weights, rule = device_weights(self._world.setting, samples), self._world.aggregation
+        weights, rule = device_weights(self._world.setting, plan, samples), self._world.aggregation
 
         def add_up() -> FlatModel | None:
             made = aggregate(model, reports, weights, rule)

@@ -106,6 +106,10 @@ class RejectedError(DeploymentError):
     """A request, a certificate or an upload was rejected; the message says why."""
 
 
+class InvalidAnswerError(RejectedError):
+    """Another node's answer is not valid; that node rejected nothing."""
+
+
 class StaleTermError(RejectedError):
     """A command of an earlier term: another coordinator has been elected since."""
 

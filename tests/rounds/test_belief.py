@@ -8,7 +8,7 @@ from hypothesis import strategies as st
 from cfel.arrays import FloatArray
 from cfel.control.scheme import LEAST_GRADIENT_SHARE
 from cfel.learning.local.estimates import Estimates
-from cfel.rounds.estimates import MOST_INFLUENCE, combine_estimates, implausible_devices
+from cfel.rounds.estimates import combine_estimates, implausible_devices, most_influence
 
 HONEST = (Estimates(1.0, 2.0), Estimates(2.0, 4.0), Estimates(3.0, 3.0))
 SEVEN = tuple(Estimates(2.0 + 0.1 * n, 1.0 + 0.05 * n) for n in range(7))
@@ -53,13 +53,15 @@ def test_one_of_eight_does_not_put_all_on_the_floor(liar: Estimates) -> None:
     st.floats(0, 1.7e308),
     st.floats(-1.7e308, 1.7e308),
 )
-def test_no_device_of_eight_raises_the_noise_ratio_by_more_than_half(
+def test_no_device_of_eight_more_than_doubles_the_noise_ratio(
     honest: list[tuple[float, float]], sigma2: float, g2: float
 ) -> None:
-    """At most `MOST_INFLUENCE` eighths more than without it, whatever it reports."""
+    """Whatever it reports; and by less where the others report little noise."""
     known = [Estimates(*each) for each in honest]
     without, with_it = combine_estimates(known), combine_estimates([*known, Estimates(sigma2, g2)])
-    most = (1 + MOST_INFLUENCE / 8) * noise_ratio(without.sigma2, without.g2)
+    ratio = noise_ratio(without.sigma2, without.g2)
+    most = (1 + most_influence(8, ratio)) * ratio
+    assert most <= 2 * ratio
     assert noise_ratio(with_it.sigma2, with_it.g2) <= most * (1 + 1e-9)
 
 
@@ -76,7 +78,7 @@ def test_honest_differences_stay_to_the_last_bit() -> None:
 
 def test_only_devices_that_take_part_are_compared() -> None:
     """Of eight, three take part: among them the noisy one would rule the plan."""
-    known = (*SEVEN, Estimates(15.0, 1.0))
+    known = (*SEVEN, Estimates(2.3, -2.0))
     present = np.arange(8) >= 5
     assert implausible_devices(known) == []
     assert implausible_devices(known, present) == [7]
@@ -94,3 +96,19 @@ def test_zeros_have_no_say() -> None:
     assert implausible_devices((*zeros, Estimates(1.0, 1.0))) == []
     assert implausible_devices(zeros) == []
     assert implausible_devices((None, None)) == []
+
+
+@pytest.mark.parametrize("devices", [6, 8])
+def test_noise_of_honest_devices_is_hardly_ever_bounded(devices: int) -> None:
+    """Late in training σ² is a few times G², and G² a difference with noise of the size of σ².
+
+    A limit that ignored the noise of the others bounded 10 of these 300 rounds with six devices, 15 with
+    eight; it bounded 9 and 7 of 192 edge rounds on the digits.
+    """
+    draw = np.random.default_rng(0)
+    bounded = 0
+    for _ in range(300):
+        sigma2 = draw.gamma(4.0, 0.25, devices)
+        g2 = np.maximum(draw.normal(0.35, 0.3, devices), -0.75) * sigma2
+        bounded += bool(implausible_devices([Estimates(*each) for each in zip(sigma2, g2, strict=True)]))
+    assert bounded <= 6

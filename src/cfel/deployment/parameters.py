@@ -44,7 +44,8 @@ class DeploymentParameters:
         keepalive_seconds: silence on a connection after which the other side is asked for a sign of life.
         keepalive_timeout_seconds: silence after that which ends the connection.
         calls_per_second: calls that one node may make to an edge server; twice as many at once.
-        bytes_in_flight: bytes that one node may be sending to an edge server; a single body may be larger.
+        bytes_in_flight: bytes that one node may be sending to an edge server, or leave unread; a single body
+            may be larger.
     """
 
     conditions: str = "model"

@@ -1,7 +1,7 @@
 """From the estimates that devices report to the σ² and G² that the scheme sees.
 
 Plans follow (σ² + G²)/G² of the devices' means: the larger it is, the fewer steps are asked of all, and one
-device could rule it. So a device that alone raises it by more than `MOST_INFLUENCE` counts as the mean of the
+device could rule it. So a device that alone raises it by more than `most_influence` counts as the mean of the
 others. This limits what a device does to the others, not what it may report: on very uneven data honest σ²
 and G² differ by a factor of 300, but they grow together. As long as no device exceeds the limit, the means
 are those of Algorithm 3, to the last bit.
@@ -20,11 +20,8 @@ from cfel.rounds.kernel import FleetEstimates
 MOST_MEDIANS = 1000.0
 """How far above the median a device's estimates may be, in any direction."""
 
-MOST_INFLUENCE = 4.0
-"""How much one of N devices may raise (σ² + G²)/G², in N-ths; runs on FEMNIST and CIFAR-10 stay below 2."""
-
 _FEW_DEVICES = 8
-"""Of fewer devices each may double it: there noise alone comes close to that."""
+"""Of fewer devices, noise alone raises the quotient far more."""
 
 _LEAST_DEVICES = 3
 """Of two devices that contradict each other, neither is known to be wrong."""
@@ -63,6 +60,21 @@ def implausible_devices(known: Sequence[Estimates | None], present: BoolArray | 
     return found
 
 
+def most_influence(devices: int, others_ratio: float) -> float:
+    """By what share one device may raise (σ² + G²)/G².
+
+    An honest G² is a difference that noise of the size of σ² may turn negative; so the larger the quotient
+    is among the others, the more one noisy device raises it.
+
+    Args:
+        devices: how many are compared.
+        others_ratio: the quotient without the device.
+    """
+    if devices < _FEW_DEVICES:
+        return min(max(1.0, 4.0 * others_ratio / devices), 3.0)
+    return min(max(4.0, 2.5 * others_ratio) / devices, 1.0)
+
+
 def _are_implausible(both: FloatArray, present: BoolArray | None) -> BoolArray:
     reported = ~np.isnan(both[:, 0])
     strange = reported & (_are_impossible(both) | _are_far(both))
@@ -92,8 +104,8 @@ def _find_influential(both: FloatArray, counted: BoolArray) -> BoolArray:
     while len(left) >= _LEAST_DEVICES and spare:
         influence = _influence(both[left])
         worst = int(np.argmax(influence))
-        most = MOST_INFLUENCE / len(left) if len(left) >= _FEW_DEVICES else 1.0
-        if influence[worst] <= most:
+        others = np.delete(both[left], worst, axis=0)
+        if influence[worst] <= most_influence(len(left), float(_noise_ratio(_means(others))[0])):
             break
         influential[left[worst]] = True
         left, spare = np.delete(left, worst), spare - 1
@@ -109,8 +121,14 @@ def _influence(both: FloatArray) -> FloatArray:
     others = (total - both) / (devices - 1)
     # Where all others report zeros, there is nothing to compare a device with.
     comparable = np.abs(others).sum(axis=1) > 0
-    raised = _noise_ratio(total[None, :] / devices) / _noise_ratio(others) - 1
+    raised = _noise_ratio(_means(both)) / _noise_ratio(others) - 1
     return np.where(comparable, raised, 0.0)
+
+
+def _means(both: FloatArray) -> FloatArray:
+    # Scaled, because squares of diverging gradients may be near the largest float.
+    means: FloatArray = (both / (np.abs(both).max() or 1.0)).mean(axis=0, keepdims=True)
+    return means
 
 
 def _noise_ratio(means: FloatArray) -> FloatArray:

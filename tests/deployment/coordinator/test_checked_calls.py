@@ -10,8 +10,9 @@ import msgspec
 import numpy as np
 import pytest
 
-from cfel.deployment.coordinator.checked_calls import check_answer, check_closing
+from cfel.deployment.coordinator.checked_calls import CheckedCalls, check_answer, check_closing
 from cfel.deployment.coordinator.control_state import initial_coordinator_state
+from cfel.deployment.protocol.calls import RemoteCalls
 from cfel.deployment.protocol.coordinator_requests import (
     CloseCommand,
     DeviceEstimates,
@@ -20,12 +21,13 @@ from cfel.deployment.protocol.coordinator_requests import (
     FetchAnswer,
     MixAnswer,
     NewestAnswer,
+    NewestRequest,
     PlanAnswer,
 )
 from cfel.deployment.protocol.peer_requests import HelloAnswer, PeerModelAnswer, RecordsAnswer
 from cfel.deployment.security.identity import Identity
 from cfel.deployment.transport.messages import NO_BODY, Message
-from cfel.errors import InputError, RejectedError
+from cfel.errors import InputError, InvalidAnswerError, RejectedError
 from cfel.learning.local.estimates import Estimates
 from cfel.runlog import PlanTable, RoundRecord
 from tests.deployment.conftest import deployed
@@ -128,6 +130,25 @@ def test_what_does_not_fit_is_rejected(answer: object, reason: str) -> None:
         check_answer(WORLD, 2, answer)
 
 
+class Garbage:
+    """Nodes that answer every call with the same bytes."""
+
+    async def send(self, to: Identity, method: str, message: Message, seconds: float) -> Message:
+        """See `Client`."""
+        del to, method, message, seconds
+        return Message(b"\xc1")
+
+
+def test_the_sender_of_an_answer_that_cannot_be_read_is_named() -> None:
+    named: list[tuple[Identity, str, str]] = []
+    calls = CheckedCalls(RemoteCalls(Garbage()), WORLD, lambda *each: named.append(each))
+    with pytest.raises(InvalidAnswerError, match="edge-2 answers newest with not MessagePack"):
+        asyncio.run(calls.call(Identity("edge", 2), NewestRequest(), 1.0))
+    ((sender, method, reason),) = named
+    assert (str(sender), method) == ("edge-2", "newest")
+    assert "not MessagePack" in reason
+
+
 def table(**changes: Any) -> PlanTable:
     names = ("rho", "theta", "mu", "alpha", "nu", "power", "steps", "seconds", "joules")
     columns: dict[str, Any] = dict.fromkeys((*names, "edge_round", "device", "cluster"), np.zeros(1))
@@ -179,6 +200,9 @@ def test_an_edge_server_that_answers_nonsense_does_not_stop_the_others(tmp_path:
             federation.network.members[liar][method] = replace(honest, handle=lie)
             await federation.finished()
             reasons.extend(reason for node in federation.edges.values() for reason in node.rejections)
+            # Whoever led saw it; on a busy machine that may have been several.
+            problems = [node.take_snapshot().problem for node in federation.edges.values()]
+            assert any(f"{liar} answered {method} with what is not used" in each for each in problems)
             return len(federation.records())
 
     assert asyncio.run(play()) == 3

@@ -3,11 +3,15 @@
 import asyncio
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
+from typing import Any
 
 import pytest
+from msgspec import structs
 
 from cfel.deployment.compute_thread import ComputeThread
+from cfel.deployment.edge import device_service
 from cfel.deployment.edge.device_service import DeviceService
+from cfel.deployment.edge.verify_upload import verify_upload
 from cfel.deployment.parameters import DeploymentParameters
 from cfel.deployment.protocol.device_requests import Confirmation, EstimatesRequest, UploadRequest
 from cfel.deployment.security.identity import Identity
@@ -81,5 +85,32 @@ def test_two_copies_at_once_are_both_confirmed() -> None:
             both = await asyncio.gather(service.upload(DEVICE, UPLOAD), service.upload(DEVICE, UPLOAD))
             assert list(both) == [Confirmation(), Confirmation()]
             assert list((await collecting).values) == [4]
+
+    asyncio.run(play())
+
+
+def test_copies_at_once_are_verified_once(monkeypatch: pytest.MonkeyPatch) -> None:
+    """A hundred at once kept the edge server from the uploads of all others; bad ones count once, too."""
+    verified: list[Any] = []
+
+    def verify(*arguments: Any) -> Any:
+        verified.append(arguments)
+        return verify_upload(*arguments)
+
+    monkeypatch.setattr(device_service, "verify_upload", verify)
+    too_many_steps = structs.replace(UPLOAD, steps=99)
+
+    async def play() -> None:
+        async with serving() as service:
+            for upload, expected in ((UPLOAD, Confirmation), (too_many_steps, RejectedError)):
+                verified.clear()
+                collecting = asyncio.create_task(service.collect_reports({4: ORDER}, {}))
+                await begin(service)
+                copies = (service.upload(DEVICE, upload) for _ in range(20))
+                found = await asyncio.gather(*copies, return_exceptions=True)
+                await collecting
+                assert [type(each) for each in found] == [expected] * 20
+                assert len(verified) == 1
+            assert service.rejected[4] == 1
 
     asyncio.run(play())

@@ -15,6 +15,7 @@ from cryptography import x509
 from cryptography.hazmat.primitives import hashes, serialization
 from cryptography.hazmat.primitives.asymmetric import ec
 
+from cfel.deployment.parameters import DeploymentParameters
 from cfel.deployment.security import credentials as credentials_module
 from cfel.deployment.security.certificates import issue, make_authority, revoke
 from cfel.deployment.security.credentials import CredentialFiles, Credentials
@@ -24,7 +25,12 @@ from cfel.deployment.transport.grpc_transport import GrpcServer, Method
 from cfel.deployment.transport.messages import Body, Message, split_message
 from cfel.errors import DeploymentError, NotAdmittedError, RejectedError, StaleTermError, UnreachableError
 
-EDGE, DEVICE, OTHER = Identity("edge", 0), Identity("device", 3), Identity("device", 4)
+EDGE, PEER, DEVICE, OTHER = (
+    Identity("edge", 0),
+    Identity("edge", 1),
+    Identity("device", 3),
+    Identity("device", 4),
+)
 LIMIT = 3 * 1024 * 1024
 
 
@@ -32,7 +38,7 @@ LIMIT = 3 * 1024 * 1024
 def certificates(tmp_path_factory: pytest.TempPathFactory) -> Path:
     directory = tmp_path_factory.mktemp("certificates")
     make_authority(directory)
-    for member in (EDGE, Identity("edge", 1), DEVICE, OTHER):
+    for member in (EDGE, PEER, DEVICE, OTHER):
         issue(directory, member, hours=1)
     return directory
 
@@ -355,5 +361,41 @@ def test_an_expired_caller_may_try_again(tmp_path: Path, monkeypatch: pytest.Mon
             with pytest.raises(UnreachableError, match="device-3 expired"):
                 await ask(tmp_path, DEVICE, address)
             assert [reason for _, _, reason in rejections] == ["the certificate of device-3 expired"]
+
+    asyncio.run(play())
+
+
+def test_answers_that_nobody_reads_count_as_in_flight(certificates: Path) -> None:
+    """A device that asks for every model and reads none kept all of them in the edge server's memory."""
+    megabyte = 1024 * 1024
+    model = Message(b"", Body.hash(bytes(16 * megabyte)))
+
+    async def give(caller: Identity, message: Message) -> Message:
+        del caller, message
+        return model
+
+    async def play() -> None:
+        rejections: Rejections = []
+        parameters = DeploymentParameters(bytes_in_flight=24 * megabyte)
+        methods = {"model": Method(("device", "edge"), give)}
+        served = Credentials.read(certificates, EDGE)
+        server = GrpcServer(served, methods, lambda *each: rejections.append(each), parameters)
+        address = f"127.0.0.1:{await server.start('127.0.0.1:0')}"
+        own = as_they_are(certificates, DEVICE)
+        secure = grpc.ssl_channel_credentials(own.authority, own.key, own.certificate)
+        name = (("grpc.ssl_target_name_override", EDGE.host),)
+        try:
+            async with grpc.aio.secure_channel(address, secure, options=name) as channel:
+                ask_model = channel.stream_stream("/cfel.Federation/model")
+                unread = ask_model(iter(split_message(Message())))
+                await unread.read()  # the first piece: the rest is on its way
+                with pytest.raises(grpc.aio.AioRpcError, match="bytes in flight"):
+                    [piece async for piece in ask_model(iter(split_message(Message())))]
+                others = GrpcClient(as_they_are(certificates, PEER), {EDGE: address}, 16 * megabyte)
+                assert len((await others.send(EDGE, "model", Message(), 30)).body) == 16 * megabyte
+                await others.close()
+                unread.cancel()
+        finally:
+            await server.stop(0)
 
     asyncio.run(play())

@@ -28,7 +28,7 @@ from cfel.deployment.protocol.coordinator_requests import (
 )
 from cfel.deployment.protocol.peer_requests import HelloAnswer, PeerModelAnswer, RecordsAnswer
 from cfel.deployment.security.identity import Identity
-from cfel.errors import InputError, RejectedError
+from cfel.errors import InputError, InvalidAnswerError, RejectedError
 from cfel.learning.local.estimates import check_loss
 from cfel.world import World
 
@@ -54,15 +54,21 @@ class CheckedCalls:
         """See `Calls`.
 
         Raises:
-            RejectedError: also if the answer does not fit.
+            InvalidAnswerError: the answer is none, or does not fit.
         """
-        answer = await self.calls.call(to, request, seconds)
+        try:
+            answer = await self.calls.call(to, request, seconds)
+        except InvalidAnswerError as error:
+            raise self._reject(to, request.method, error) from error
         try:
             check_answer(self.world, to.number, answer)
         except (InputError, RejectedError) as error:
-            self.on_rejection(to, request.method, str(error))
-            raise RejectedError(f"{to} answers {request.method} with {error}") from error
+            raise self._reject(to, request.method, error) from error
         return answer
+
+    def _reject(self, sender: Identity, method: str, error: Exception) -> InvalidAnswerError:
+        self.on_rejection(sender, method, str(error))
+        return InvalidAnswerError(f"{sender} answers {method} with {error}")
 
 
 def check_answer(world: World, edge: int, answer: object) -> None:

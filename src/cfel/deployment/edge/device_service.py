@@ -5,6 +5,7 @@ its edge server knows that it is there, and an order reaches it at once. No arit
 are checked in `verify_upload`.
 """
 
+import asyncio
 import logging
 import secrets
 from collections.abc import Callable, Mapping
@@ -92,6 +93,7 @@ class DeviceService:
         self._over = False
         self._informed: set[int] = set()
         self._changed = ChangeSignal()
+        self._verifying = {device: asyncio.Lock() for device in devices}
 
     def endpoints(self) -> list[Endpoint]:
         """What devices may call."""
@@ -234,21 +236,22 @@ class DeviceService:
 
     async def upload(self, caller: Identity, request: UploadRequest) -> Confirmation:
         """Takes a device's update, once it is verified."""
+        # One after the other: a hundred copies at once would keep the compute thread from all other devices.
+        async with self._verifying[self._check_own(caller)]:
+            return await self._verify_and_accept(caller, request)
+
+    async def _verify_and_accept(self, caller: Identity, request: UploadRequest) -> Confirmation:
         current, (device, assignment) = self._round, self._find_upload(caller, request.round)
         if assignment is None:
             return Confirmation()  # the answer to the first copy was lost on its way
         request = self._parts.complete(device, request)
-        clip_norm, kept_entries = self._parameters.clip_norm, self._kept_entries
+        limits = self._parameters.clip_norm, self._kept_entries
         try:
-            report = await self._compute.run(
-                lambda: verify_upload(request, assignment.order, clip_norm, kept_entries)
-            )
+            report = await self._compute.run(lambda: verify_upload(request, assignment.order, *limits))
         except RejectedError:
             await self._give_up(device, assignment)
             raise
         # Other calls were served while the upload was verified.
-        if current.holds(device, "update", request.round):
-            return Confirmation()
         if current.waiting.get(device) is not assignment:
             raise RejectedError("too late: the round has been closed")
         await self._accept(device, report, request)

@@ -15,7 +15,7 @@ from cfel.deployment.protocol.codec import from_message, to_message
 from cfel.deployment.security.identity import Identity, Role
 from cfel.deployment.transport.grpc_transport import Client, Method
 from cfel.deployment.transport.messages import MOST_HEADER_BYTES, SMALL_HEADER_BYTES, Message
-from cfel.errors import RejectedError, UnreachableError
+from cfel.errors import InvalidAnswerError, RejectedError, UnreachableError
 
 _LOOK_SECONDS = 0.1
 Answer = TypeVar("Answer", covariant=True)
@@ -56,6 +56,7 @@ class Calls(Protocol):
 
         Raises:
             RejectedError: the other side rejected it and said why.
+            InvalidAnswerError: the other side answered with what is no such answer.
             UnreachableError: the other side could not be reached, or did not answer in time.
         """
         ...
@@ -87,7 +88,10 @@ class RemoteCalls:
     async def call(self, to: Identity, request: Request[Answer], seconds: float) -> Answer:
         """See `Calls`."""
         message = await self.client.send(to, request.method, to_message(request), seconds)
-        return from_message(message, answer_type(type(request)))
+        try:
+            return from_message(message, answer_type(type(request)))
+        except RejectedError as error:
+            raise InvalidAnswerError(str(error)) from error
 
 
 Handler = Callable[[Identity, Any], Awaitable[Any]]

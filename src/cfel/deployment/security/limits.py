@@ -1,9 +1,9 @@
 """Limits on what one node may ask of a server at once; beyond them it is asked to retry later.
 
 Per caller, identified by certificate: calls per second (a token bucket that holds two seconds' worth), open
-calls, and bytes of request bodies in flight. Callers without a valid certificate never get this far. This is
-no limit on what all nodes together may ask. How slowly a request may arrive is limited where it is received,
-in `transport.grpc_transport`.
+calls, and bytes of bodies in flight, of requests and of answers that are not read yet. Callers without a
+valid certificate never get this far. This is no limit on what all nodes together may ask. How slowly a
+request may arrive is limited where it is received, in `transport.grpc_transport`.
 """
 
 import time
@@ -94,21 +94,21 @@ class RateLimiter:
 
 
 class AdmittedCall:
-    """A call that was admitted; its body is counted before it is received."""
+    """A call that was admitted; its bodies are counted before they are received or sent."""
 
     def __init__(self, quota: CallerQuota, most_bytes: int) -> None:
         self._quota, self._most_bytes = quota, most_bytes
         self.body_bytes = 0
 
     def add_body(self, body_bytes: int) -> None:
-        """Counts the body against the caller's quota.
+        """Counts a body against the caller's quota.
 
         Raises:
             BusyError: together with the bodies of its other calls it is too much.
         """
         # A body on its own always passes: a model may be larger than the limit.
         others = self._quota.body_bytes
-        if others and others + body_bytes > self._most_bytes:
+        if body_bytes and others and others + body_bytes > self._most_bytes:
             raise BusyError(f"more than {self._most_bytes} bytes in flight")
         self.body_bytes += body_bytes
         self._quota.body_bytes += body_bytes

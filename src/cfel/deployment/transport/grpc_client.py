@@ -14,7 +14,7 @@ from cfel.deployment.security.identity import Identity
 from cfel.deployment.transport.connections import ConnectionParameters, device_connections
 from cfel.deployment.transport.grpc_transport import CODES, SERVICE
 from cfel.deployment.transport.messages import Message, join_message, split_message
-from cfel.errors import DeploymentError, RejectedError, UnreachableError
+from cfel.errors import DeploymentError, InvalidAnswerError, RejectedError, UnreachableError
 from cfel.wording import escape_control
 
 # A busy server is worth another try, so its caller sees it as one that did not answer.
@@ -131,6 +131,8 @@ class GrpcClient:
                 kind_of_error = _ERRORS.get(error.code(), UnreachableError)
                 # The details are the words of another node, and end up in logs and on terminals.
                 raise kind_of_error(f"{to}, {method}: {escape_control(error.details() or '')}") from error
+            except RejectedError as error:
+                raise InvalidAnswerError(str(error)) from error
 
     def _choose_channels(self) -> _Channels:
         """Those with the present credentials; earlier ones are closed after their last call."""

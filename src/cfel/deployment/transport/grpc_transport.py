@@ -147,6 +147,8 @@ class GrpcServer:
                     _admit(caller, name, method)
                     message = await self._receive(requests, method, admitted)
                     answer = await method.handle(caller, message)
+                    # A caller that does not read its answers would keep old models in memory.
+                    admitted.add_body(len(answer.body))
                 except RejectedError as error:
                     await self._reject(context, requests, (caller, name, error))
                     return

@@ -13,7 +13,19 @@ import pytest
 from cfel import __version__
 from tests.cli.conftest import Run, Write
 
-COMMANDS = ("demo", "plan", "theory", "run", "compare", "watch", "report", "devices", "export", "bench")
+COMMANDS = (
+    "demo",
+    "plan",
+    "theory",
+    "run",
+    "compare",
+    "watch",
+    "report",
+    "devices",
+    "calibrate",
+    "export",
+    "bench",
+)
 
 
 def script() -> Path:

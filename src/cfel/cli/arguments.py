@@ -27,6 +27,7 @@ SUMMARIES = {
     "certs": "create, renew or revoke the certificates of a federation",
     "status": "show the nodes, the coordinator and the costs of a federation",
     "devices": "list device classes with their sources, or import one from a phone",
+    "calibrate": "measure this machine and write it as a device class",
     "export": "write the trained model of a run to a file",
     "bench": "benchmark cfel on this machine",
 }

@@ -3,14 +3,18 @@
 Numbers only, no model and no data: a dry run needs nothing else. A `World` adds what is learned.
 """
 
+from collections.abc import Sequence
 from dataclasses import dataclass, field
+
+import numpy as np
 
 from cfel.arrays import FloatArray
 from cfel.control.caps import Budget, Rounds
+from cfel.control.gossip import Gossip
 from cfel.control.scheme import Scheme
 from cfel.system.conditions import Conditions
 from cfel.system.fleet import Fleet
-from cfel.system.mixing import Backhaul
+from cfel.system.mixing import Backhaul, retarget_backhaul
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -55,3 +59,18 @@ class Setting:
             spent_joules: per device; a device with an empty battery takes no part. None ignores batteries.
         """
         return self.fleet.conditions(self.seed, global_round, edge_round, self.model_bits, spent_joules)
+
+
+def weight_backhaul(setting: Setting, samples: Sequence[int]) -> Backhaul:
+    """The backhaul with the weights that the scheme mixes with.
+
+    Args:
+        setting: with the backhaul as the topology has it.
+        samples: training samples of each device.
+    """
+    gossip, fleet = setting.scheme.gossip, setting.fleet
+    if gossip == Gossip(gossip.every_edge_round, gossip.steps):
+        return setting.backhaul
+    counts = samples if gossip.weights == "samples" else np.ones(fleet.devices)
+    held = np.bincount(fleet.cluster, counts, minlength=fleet.clusters)
+    return retarget_backhaul(setting.backhaul, held / held.sum(), at_once=gossip.reach == "everybody")

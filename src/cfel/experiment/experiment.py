@@ -16,12 +16,12 @@ from cfel.arrays import IntArray
 from cfel.control import (
     Budget,
     DeviceOverrides,
-    Gossip,
     Rounds,
     SchemeParameters,
     Setting,
     build_scheme,
 )
+from cfel.control.setting import weight_backhaul
 from cfel.cost import backhaul_seconds
 from cfel.deployment.parameters import DeploymentParameters
 from cfel.errors import InputError
@@ -49,7 +49,6 @@ from cfel.rounds.dry_run import compute_use
 from cfel.rounds.engine_choice import choose_engine
 from cfel.rounds.parameters import SimulationParameters
 from cfel.system import (
-    Backhaul,
     Fleet,
     FleetParameters,
     TopologyParameters,
@@ -58,7 +57,6 @@ from cfel.system import (
     build_backhaul,
     build_fleet,
     describe_short_trace,
-    retarget_backhaul,
 )
 from cfel.world import World
 
@@ -289,18 +287,3 @@ class Experiment:
         if self.model.init is not None:
             load_model(Path(self.model.init), flat)
         return flat
-
-
-def weight_backhaul(setting: Setting, samples: Sequence[int]) -> Backhaul:
-    """The backhaul with the weights that the scheme mixes with.
-
-    Args:
-        setting: with the backhaul as the topology has it.
-        samples: training samples of each device.
-    """
-    gossip, fleet = setting.scheme.gossip, setting.fleet
-    if gossip == Gossip(gossip.every_edge_round, gossip.steps):
-        return setting.backhaul
-    counts = samples if gossip.weights == "samples" else np.ones(fleet.devices)
-    held = np.bincount(fleet.cluster, counts, minlength=fleet.clusters)
-    return retarget_backhaul(setting.backhaul, held / held.sum(), at_once=gossip.reach == "everybody")

@@ -41,7 +41,7 @@ def test_fresh_estimates_mean_model_and_unequal_clusters(tmp_path: Path) -> None
     assert asyncio.run(play()) == timeless(records(experiment))
 
 
-@pytest.mark.parametrize("scheme", ["fedavg", "hier_fedavg", "p_fedavg", "sd_feel"])
+@pytest.mark.parametrize("scheme", ["fedavg", "hier_fedavg", "p_fedavg", "sd_feel", "matcha"])
 def test_every_use_of_the_backhaul(tmp_path: Path, scheme: str) -> None:
     """Exchanges after every edge round, several steps in a row, over everybody, weighted by samples."""
     experiment = deployed({"scheme": {"name": scheme}, "rounds": {"global": 2}})

@@ -33,18 +33,24 @@ class Gossip:
             within a cluster, and between clusters in what gossip averages towards.
         reach: models are averaged with those of the "neighbours", or at once over "everybody", as a cloud
             server does; the latter is charged two transfers of the full model.
+        link_budget: share of links in use on average, in (0, 1]; below 1 each gossip step uses a random part
+            of them, see `system.sampled_links`.
     """
 
     every_edge_round: bool = False
     steps: int = 1
     weights: Weights = "equal"
     reach: Reach = "neighbours"
+    link_budget: float = 1.0
 
     def __post_init__(self) -> None:
         validation.check_whole("gossip.steps", self.steps, least=1)
         for field, allowed in (("weights", get_args(Weights)), ("reach", get_args(Reach))):
             if getattr(self, field) not in allowed:
                 raise InputError(unknown_name(f"gossip.{field}", getattr(self, field), allowed))
+        validation.check_number("gossip.link_budget", self.link_budget, above=0, most=1)
+        if self.reach == "everybody" and self.link_budget < 1:
+            raise InputError("gossip.link_budget: a cloud server reaches everybody, over no links")
         if self.reach == "everybody" and self.steps > 1:
             raise InputError(f"gossip.steps = {self.steps}: one step reaches everybody already")
 
@@ -67,7 +73,13 @@ class Gossip:
         return self.every_edge_round and edge_round + 1 < edge_rounds
 
     def compute_contraction(self, zeta: float) -> float:
-        """Share of disagreement that survives one exchange, where ζ survives one gossip step."""
+        """Share of disagreement that survives one exchange, where ζ survives one gossip step.
+
+        Raises:
+            InputError: links are sampled, so that no such number is known.
+        """
+        if self.link_budget < 1:
+            raise InputError("Theorem 1 does not cover gossip over sampled links")
         return 0.0 if self.reach == "everybody" else float(zeta**self.steps)
 
     def models_sent(self, clusters: int, links: int) -> int:

@@ -15,6 +15,7 @@ from cfel.control.scheme import Scheme
 from cfel.system.conditions import Conditions
 from cfel.system.fleet import Fleet
 from cfel.system.mixing import Backhaul, retarget_backhaul
+from cfel.system.sampled_links import SampledLinks, sample_links, use_links
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -31,6 +32,7 @@ class Setting:
         scheme: who does how much.
         budget: what may be spent in all.
         charged_share: bits charged for every bit that a device sends.
+        links: how often links are in use, where the scheme samples them.
     """
 
     seed: int
@@ -42,11 +44,25 @@ class Setting:
     scheme: Scheme
     budget: Budget = field(default_factory=Budget)
     charged_share: float = 1.0
+    links: SampledLinks | None = None
 
     @property
     def exchange_seconds(self) -> FloatArray:
         """Seconds of one exchange between edge servers, per cluster, as the scheme uses the backhaul."""
         return self.scheme.gossip.exchange_seconds(self.backhaul_seconds)
+
+    def backhaul_at(self, global_round: int, edge_rounds_done: int, step: int) -> Backhaul:
+        """The backhaul of one gossip step: all links, or those drawn for it.
+
+        Args:
+            global_round: l, from 0.
+            edge_rounds_done: edge rounds of it that are done.
+            step: gossip steps since then.
+        """
+        # A scheme in another's place, as in a dry run for budgets, may not sample links.
+        if self.links is None or self.scheme.gossip.link_budget == 1:
+            return self.backhaul
+        return use_links(self.backhaul, self.links.draw(self.seed, global_round, edge_rounds_done, step))
 
     def conditions(
         self, global_round: int, edge_round: int, spent_joules: FloatArray | None = None
@@ -69,8 +85,14 @@ def weight_backhaul(setting: Setting, samples: Sequence[int]) -> Backhaul:
         samples: training samples of each device.
     """
     gossip, fleet = setting.scheme.gossip, setting.fleet
-    if gossip == Gossip(gossip.every_edge_round, gossip.steps):
+    if gossip == Gossip(gossip.every_edge_round, gossip.steps, link_budget=gossip.link_budget):
         return setting.backhaul
     counts = samples if gossip.weights == "samples" else np.ones(fleet.devices)
     held = np.bincount(fleet.cluster, counts, minlength=fleet.clusters)
     return retarget_backhaul(setting.backhaul, held / held.sum(), at_once=gossip.reach == "everybody")
+
+
+def choose_links(scheme: Scheme, backhaul: Backhaul) -> SampledLinks | None:
+    """How often each link is in use; None where the scheme uses all of them."""
+    budget = scheme.gossip.link_budget
+    return sample_links(backhaul, budget) if budget < 1 else None

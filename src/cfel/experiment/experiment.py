@@ -21,7 +21,7 @@ from cfel.control import (
     Setting,
     build_scheme,
 )
-from cfel.control.setting import weight_backhaul
+from cfel.control.setting import choose_links, weight_backhaul
 from cfel.cost import backhaul_seconds
 from cfel.deployment.parameters import DeploymentParameters
 from cfel.errors import InputError
@@ -181,6 +181,7 @@ class Experiment:
             fleet = replace(fleet, samples=np.asarray(samples, dtype=np.float64))
         backhaul = build_backhaul(self.topology, fleet.sizes, self.seed, self.code)
         bits = 32.0 * parameters
+        scheme = build_scheme(self.scheme, self.code)
         setting = Setting(
             seed=self.seed,
             rounds=self.rounds,
@@ -188,7 +189,8 @@ class Experiment:
             backhaul=backhaul,
             backhaul_seconds=backhaul_seconds(backhaul.graph, bits),
             model_bits=bits,
-            scheme=build_scheme(self.scheme, self.code),
+            scheme=scheme,
+            links=choose_links(scheme, backhaul),
         )
         budget = self._compute_budget(setting)
         if self.local.schedule_by == "budget" and np.isinf([budget.seconds, budget.joules]).all():

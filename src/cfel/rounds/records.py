@@ -63,7 +63,7 @@ def make_record(
         feasible=all(plan.feasible for plan in plans),
         # Each sentence once, however many edge rounds report it.
         violations=tuple(dict.fromkeys(words for plan in plans for words in plan.violations)),
-        wire_bytes=_wire_bytes(setting, edge_rounds),
+        wire_bytes=_wire_bytes(setting, control.rounds_done - 1, edge_rounds),
         wall_seconds=wall_seconds,
         model_sha256=model_sha256,
         straggler=None if total.straggler == NO_DEVICE else total.straggler,
@@ -129,10 +129,19 @@ def _find_gap(plans: Sequence[RoundPlan]) -> float | None:
     return None if any(map(math.isnan, gaps)) else max(gaps)
 
 
-def _wire_bytes(setting: Setting, edge_rounds: Sequence[EdgeRoundOutcome]) -> int:
+def _wire_bytes(setting: Setting, global_round: int, edge_rounds: Sequence[EdgeRoundOutcome]) -> int:
     """Uploads, and the full models that edge servers exchange."""
     uploads = sum(float(each.wire_bits.sum()) for each in edge_rounds)
-    gossip = setting.scheme.gossip
-    exchanges = gossip.count_exchanges(0, len(edge_rounds))
-    models = exchanges * gossip.models_sent(setting.backhaul.clusters, len(setting.backhaul.edges))
+    models = _models_sent(setting, global_round, len(edge_rounds))
     return math.ceil((uploads + models * setting.model_bits) / 8)
+
+
+def _models_sent(setting: Setting, global_round: int, edge_rounds: int) -> int:
+    """Full models on the backhaul in a global round."""
+    gossip, exchanges = setting.scheme.gossip, setting.scheme.gossip.count_exchanges(0, edge_rounds)
+    if gossip.link_budget == 1:
+        return exchanges * gossip.models_sent(setting.backhaul.clusters, len(setting.backhaul.edges))
+    # Sampled links differ from step to step.
+    done = range(edge_rounds - exchanges + 1, edge_rounds + 1)
+    steps = ((each, step) for each in done for step in range(gossip.steps))
+    return sum(2 * len(setting.backhaul_at(global_round, *step).edges) for step in steps)

@@ -4,7 +4,7 @@ Pure but for the executor: a `RunState` in, outcomes with the next state out. Pl
 from `rounds`, arithmetic on models from `learning`, as they do in a deployment.
 """
 
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator
 from dataclasses import replace
 from itertools import groupby, islice
 
@@ -64,10 +64,12 @@ def simulate(
             edge_rounds.append(outcome)
             if setting.scheme.gossip.is_due_within(edge_round, setting.rounds.edge_rounds):
                 control = charge_exchange(setting, state.control)
-                state = replace(state, control=control, models=_exchange(world, parameters, state.models))
+                models = _exchange(world, parameters, state, edge_round + 1)
+                state = replace(state, control=control, models=models)
         # Charged before the models are mixed: whether this round is evaluated depends on what it used.
         control = close_global_round(setting, state.control)
-        state = replace(state, control=control, models=_exchange(world, parameters, state.models))
+        models = _exchange(world, parameters, state, setting.rounds.edge_rounds)
+        state = replace(state, control=control, models=models)
         record = make_record(
             setting,
             parameters,
@@ -83,11 +85,14 @@ def simulate(
 
 
 def _exchange(
-    world: World, parameters: SimulationParameters, models: Sequence[FlatModel]
+    world: World, parameters: SimulationParameters, state: RunState, edge_rounds_done: int
 ) -> tuple[FlatModel, ...]:
     """The edge models after an exchange between edge servers."""
-    for _ in range(world.setting.scheme.gossip.steps):
-        models = gossip_mix(models, world.setting.backhaul.weights, parameters.workers)
+    setting = world.setting
+    models: Sequence[FlatModel] = state.models
+    for step in range(setting.scheme.gossip.steps):
+        backhaul = setting.backhaul_at(state.control.rounds_done, edge_rounds_done, step)
+        models = gossip_mix(models, backhaul.weights, parameters.workers)
     return tuple(models)
 
 

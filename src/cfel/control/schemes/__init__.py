@@ -14,6 +14,7 @@ from cfel.control.schemes.fedluck import fedluck
 from cfel.control.schemes.hcef import hcef
 from cfel.control.schemes.hcef_plus import hcef_plus
 from cfel.control.schemes.hier_fedavg import hier_fedavg
+from cfel.control.schemes.matcha import matcha
 from cfel.control.schemes.mll_sgd import mll_sgd
 from cfel.control.schemes.nori import nori
 from cfel.control.schemes.oort import oort
@@ -34,6 +35,7 @@ SCHEMES: Mapping[str, SchemeBuilder] = MappingProxyType(
         "hier_fedavg": hier_fedavg,
         "p_fedavg": p_fedavg,
         "sd_feel": sd_feel,
+        "matcha": matcha,
         "oort": oort,
         "anycost": anycost,
         "fedluck": fedluck,

@@ -278,7 +278,8 @@ class Coordinator:
         setting = self._world.setting
         received = {i: each.received_from for i, each in present.items()}
         at_once = setting.scheme.gossip.reach == "everybody"
-        rows = already_mixed[0] if already_mixed else mixing_rows(setting.backhaul, received, at_once=at_once)
+        backhaul = setting.backhaul_at(*state.position)
+        rows = already_mixed[0] if already_mixed else mixing_rows(backhaul, received, at_once=at_once)
         command = MixCommand(term, state.position, rows, evaluates, state)
         answers = await self._edges.command(command, seconds, only=present)
         self._evaluated = {i for i, each in answers.items() if each.metric is not None}

@@ -82,7 +82,7 @@ class EdgeGossip:
         if at < state.position:
             return FetchAnswer(state.position, (), None)  # a late copy of the command: this step is over
         self._progress.phase = "gossip"
-        wanted = [j for j in self._progress.gossip_neighbours if j in command.present]
+        wanted = [j for j in self._progress.active_neighbours(at) if j in command.present]
         models = await self._neighbours.fetch(command.term, at, wanted, state.model)
         return FetchAnswer(self._progress.state.position, tuple(sorted(models)), None)
 

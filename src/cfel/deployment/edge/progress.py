@@ -22,6 +22,7 @@ from cfel.deployment.positions import Position, gossip_is_next
 from cfel.deployment.protocol.coordinator_requests import Command
 from cfel.deployment.security.identity import Identity
 from cfel.errors import DamagedError, RejectedError
+from cfel.system import Backhaul
 from cfel.world import World
 
 _LOG = logging.getLogger(__name__)
@@ -90,7 +91,14 @@ class EdgeProgress:
     @property
     def gossip_neighbours(self) -> list[int]:
         """Edge servers that it gossips with."""
-        row = self.world.setting.backhaul.weights[self._number]
+        return self._read_neighbours(self.world.setting.backhaul)
+
+    def active_neighbours(self, at: Position) -> list[int]:
+        """Those that it gossips with in one step, where the scheme samples links."""
+        return self._read_neighbours(self.world.setting.backhaul_at(*at))
+
+    def _read_neighbours(self, backhaul: Backhaul) -> list[int]:
+        row = backhaul.weights[self._number]
         return [j for j in np.flatnonzero(row).tolist() if j != self._number]
 
     async def admit(self, caller: Identity, command: Command[object]) -> None:

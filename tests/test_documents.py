@@ -70,9 +70,15 @@ def _exists(name: str) -> bool:
 
 @pytest.mark.parametrize("page", PAGES, ids=lambda page: str(page.relative_to(ROOT)))
 def test_named_files_exist(page: Path) -> None:
-    """Paths are written from the root, from `src/cfel`, from `tests` or from the page's own folder."""
+    """Paths are written from the root, from `src/cfel`, from `tests` or from the page's own folder.
+
+    A tutorial may also name a file that it has the reader save.
+    """
     places = (ROOT, SOURCE, ROOT / "tests", ROOT / "tests" / "deployment", ROOT / "examples", page.parent)
-    named = re.findall(r"`((?:[\w.-]+/)*\w+\.py)`", page.read_text(encoding="utf-8"))
+    text = page.read_text(encoding="utf-8")
+    named = set(re.findall(r"`((?:[\w.-]+/)*\w+\.py)`", text)) - set(
+        re.findall(r"[Ss]ave\s+this\s+as\s+`(.+?)`", text)
+    )
     assert [file for file in named if not any((place / file).exists() for place in places)] == []
 
 

@@ -5,8 +5,8 @@
     plan = cfel.plan("devices.csv", time_cap=450, energy_cap=300)
     result = cfel.run(cfel.Experiment(scheme="hcef_plus", rounds={"global": 4}), out="runs/first")
 
-The names in `__all__` are the public interface; `docs/python.md` explains them. They are imported on first
-use: `import cfel` itself imports nothing, and planning needs NumPy but no torch.
+The names in `__all__` are the public interface; `docs/guides/python.md` explains them. They are imported on
+first use: `import cfel` itself imports nothing, and planning needs NumPy but no torch.
 """
 
 from importlib import import_module

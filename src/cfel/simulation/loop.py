@@ -4,7 +4,7 @@ Pure but for the executor: a `RunState` in, outcomes with the next state out. Pl
 from `rounds`, arithmetic on models from `learning`, as they do in a deployment.
 """
 
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import replace
 from itertools import groupby, islice
 

@@ -62,7 +62,7 @@ def test_the_view_of_a_federation() -> None:
 
 def test_reasons_of_rejections_are_one_short_line() -> None:
     counts: dict[str, int] = {}
-    count_rejection(counts, HOSTILE)
+    count_rejection(counts, HOSTILE, set())
     assert counts == {SAFE: 1}
     assert len(shorten("\x1b" * 10**6)) <= MOST_CHARACTERS
 

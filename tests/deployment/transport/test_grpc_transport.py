@@ -20,6 +20,7 @@ from cfel.deployment.security import credentials as credentials_module
 from cfel.deployment.security.certificates import issue, make_authority, revoke
 from cfel.deployment.security.credentials import CredentialFiles, Credentials
 from cfel.deployment.security.identity import Authenticator, ExpiredError, Identity
+from cfel.deployment.transport import connections
 from cfel.deployment.transport.grpc_client import GrpcClient
 from cfel.deployment.transport.grpc_transport import GrpcServer, Method
 from cfel.deployment.transport.messages import Body, Message, split_message
@@ -397,5 +398,36 @@ def test_answers_that_nobody_reads_count_as_in_flight(certificates: Path) -> Non
                 unread.cancel()
         finally:
             await server.stop(0)
+
+    asyncio.run(play())
+
+
+def test_strangers_leave_descriptors_for_files(certificates: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Connections without a handshake used them all up: the edge server could not write its state."""
+    monkeypatch.setattr(connections, "most_connections", lambda: 8)
+
+    async def is_closed(stranger: socket.socket) -> bool:
+        try:
+            # Well below the time that a handshake may take.
+            received = asyncio.get_running_loop().sock_recv(stranger, 1)
+            return await asyncio.wait_for(received, 4.0) == b""
+        except TimeoutError:
+            return False
+        except ConnectionError:
+            return True
+
+    async def play() -> None:
+        async with serving(certificates) as (address, _):
+            calls = GrpcClient(as_they_are(certificates, DEVICE), {EDGE: address}, LIMIT)
+            await calls.send(EDGE, "echo", Message(b"first"), 10)
+            host, port = address.split(":")
+            strangers = [socket.create_connection((host, int(port))) for _ in range(20)]
+            for stranger in strangers:
+                stranger.setblocking(False)
+            assert sum(await asyncio.gather(*map(is_closed, strangers))) >= 12
+            assert (await calls.send(EDGE, "echo", Message(b"second"), 10)).header == b"device-3 second"
+            await calls.close()
+            for stranger in strangers:
+                stranger.close()
 
     asyncio.run(play())

@@ -9,6 +9,7 @@ others (`peer_monitor`). It decides nothing by itself, and knows neither sockets
 import asyncio
 import logging
 import time
+from collections import defaultdict
 from collections.abc import Callable, Coroutine
 from dataclasses import replace
 from pathlib import Path
@@ -80,6 +81,7 @@ class EdgeNode:
         self.identity = Identity("edge", number)
         self.endpoints: dict[type[AnyRequest], Endpoint] = {}
         self.rejections: dict[str, int] = {}
+        self._reasons_added: defaultdict[Identity | None, set[str]] = defaultdict(set)
         self._last_status: Status | None = None
         self._limits = describe_limits(world.setting.scheme, deployment)
         if self._limits:
@@ -230,7 +232,7 @@ class EdgeNode:
 
     def on_rejection(self, caller: Identity | None, method: str, reason: str) -> None:
         """Counts a call that was rejected."""
-        times = count_rejection(self.rejections, reason)
+        times = count_rejection(self.rejections, reason, self._reasons_added[caller])
         if should_log(times):
             _LOG.warning("rejected %s of %s: %s (%d so far)", method, caller, reason, times)
 

@@ -4,6 +4,8 @@ from cfel.wording import escape_control
 
 MOST_CHARACTERS = 200
 MOST_REASONS = 50
+MOST_REASONS_OF_ONE = 10
+"""Different reasons that one caller may add; the rest are for others."""
 OTHERS = "other reasons"
 ALWAYS_LOGGED = 10
 LOGGED_EVERY = 100
@@ -15,16 +17,24 @@ def shorten(reason: str) -> str:
     return reason if len(reason) <= MOST_CHARACTERS else reason[: MOST_CHARACTERS - 1] + "…"
 
 
-def count_rejection(counts: dict[str, int], reason: str) -> int:
-    """Counts one more rejection; beyond `MOST_REASONS` different ones, new reasons are counted together.
+def count_rejection(counts: dict[str, int], reason: str, added: set[str]) -> int:
+    """Counts one more rejection; beyond a limit, new reasons are counted together.
+
+    Args:
+        counts: how often each reason was counted.
+        reason: why the call was rejected.
+        added: the reasons that this caller was the first to be rejected for.
 
     Returns:
         How often this reason has been counted.
     """
     name = shorten(reason)
-    # Reasons may quote the caller, who could otherwise fill the memory with new ones.
-    if name not in counts and len(counts) >= MOST_REASONS:
-        name = OTHERS
+    # Reasons may quote the caller, who could otherwise fill the memory, or hide the reasons of others.
+    if name not in counts:
+        if len(counts) >= MOST_REASONS or len(added) >= MOST_REASONS_OF_ONE:
+            name = OTHERS
+        else:
+            added.add(name)
     counts[name] = counts.get(name, 0) + 1
     return counts[name]
 

@@ -3,10 +3,14 @@
 Misspelt names of options are ignored silently by gRPC, so all of them are here and tested by what they do.
 """
 
+import sys
 from dataclasses import dataclass
 
 from cfel.deployment.parameters import DeploymentParameters
 from cfel.deployment.security.limits import MOST_OPEN_CALLS
+
+if sys.platform != "win32":
+    import resource
 
 Options = tuple[tuple[str, int], ...]
 
@@ -16,6 +20,9 @@ EDGE_CONNECT_SECONDS = 5.0
 # An edge server whose control connection does not answer for this many election timeouts is not a member
 # that could vote in time, so the connection is opened again.
 _ELECTION_TIMEOUTS = 1.5
+# The dashboard takes up to an eighth, the rest is for files and the node's own calls.
+_SHARE_OF_FILES = 0.75
+_MOST_CONNECTIONS = 1_000_000
 
 
 @dataclass(frozen=True, slots=True)
@@ -57,6 +64,7 @@ class ConnectionParameters:
             # Connections are renewed every hour, so that callers check the server's certificate again, too.
             ("grpc.max_connection_age_ms", 3_600_000),
             ("grpc.max_concurrent_streams", MOST_OPEN_CALLS),
+            ("grpc.max_allowed_incoming_connections", most_connections()),
         )
 
     def _keepalive_options(self) -> Options:
@@ -69,6 +77,16 @@ class ConnectionParameters:
             ("grpc.http2.ping_timeout_ms", timeout),
             ("grpc.keepalive_permit_without_calls", 1),
         )
+
+
+def most_connections() -> int:
+    """How many connections a server accepts: strangers must leave it descriptors for its own files."""
+    if sys.platform == "win32":
+        return _MOST_CONNECTIONS
+    soft, _ = resource.getrlimit(resource.RLIMIT_NOFILE)
+    if soft == resource.RLIM_INFINITY:
+        return _MOST_CONNECTIONS
+    return max(1, min(_MOST_CONNECTIONS, int(_SHARE_OF_FILES * soft)))
 
 
 def device_connections(parameters: DeploymentParameters) -> ConnectionParameters:

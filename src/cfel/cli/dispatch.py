@@ -18,7 +18,7 @@ from cfel.wording import escape_control
 def run_command(arguments: Sequence[str]) -> int:
     """Runs a command line without the program's name and returns its exit code."""
     errors = Console(stderr=True, highlight=False)
-    parsed = _build_parser(arguments[0] if arguments else "").parse_args(arguments)
+    parsed = build_parser(arguments[0] if arguments else "").parse_args(arguments)
     try:
         code = int(parsed.run(parsed))
         sys.stdout.flush()
@@ -59,7 +59,7 @@ class _HelpFormatter(argparse.HelpFormatter):
             self._action_max_length += self._indent_increment
 
 
-def _build_parser(wanted: str) -> argparse.ArgumentParser:
+def build_parser(wanted: str) -> argparse.ArgumentParser:
     """The parser; imports only the module of the wanted command, as some take seconds to load."""
     parser = argparse.ArgumentParser(
         prog="cfel",

@@ -1,10 +1,13 @@
 """Documents keep up with the code: links lead somewhere, what they name exists, every key is described."""
 
+import ast
 import importlib
 import importlib.util
+import json
 import re
+import textwrap
 import tomllib
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from pathlib import Path
 from types import ModuleType
@@ -105,6 +108,23 @@ def test_an_order_can_be_followed_through_few_files(walk: str, most: int) -> Non
     assert set(re.findall(r"[\w/]+\.py", section)) == set(files)
     assert 5 < len(files) == len(set(files)) <= most
     assert [file for file in files if not (SOURCE / file).exists()] == []
+
+
+PARSERS: dict[str, Callable[[str], object]] = {
+    "toml": tomllib.loads,
+    "json": json.loads,
+    "python": lambda text: compile(text, "page", "exec", ast.PyCF_ALLOW_TOP_LEVEL_AWAIT),
+}
+
+
+@pytest.mark.parametrize("page", PAGES, ids=lambda page: str(page.relative_to(ROOT)))
+def test_blocks_can_be_parsed(page: Path) -> None:
+    blocks = re.findall(
+        r"^ *```(\w+)\n(.*?)^ *```$", page.read_text(encoding="utf-8"), re.MULTILINE | re.DOTALL
+    )
+    for language, content in blocks:
+        if language in PARSERS:
+            PARSERS[language](textwrap.dedent(content))
 
 
 def _load_docstrings() -> ModuleType:

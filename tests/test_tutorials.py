@@ -33,6 +33,8 @@ PAGES = (
     "guides/traces.md",
     "guides/budgets.md",
     "guides/certificates.md",
+    "guides/models.md",
+    "guides/algorithms.md",
 )
 
 

@@ -9,12 +9,14 @@ import pytest
 from scipy import stats
 
 from cfel.report import load_runs, summarise, write_summary
+from cfel.report.style import assign_styles
 from cfel.report.summary import (
     confidence_half_width,
     geometric_interval,
     geometric_mean,
     student_quantile,
 )
+from cfel.report.tables import render_work_table
 from cfel.runlog import RoundRecord
 
 MakeRun = Callable[..., None]
@@ -116,3 +118,24 @@ def test_the_interval_is_scipys() -> None:
     assert confidence_half_width([1.0, 2.0, 3.0, 4.0]) == pytest.approx(2.0542, abs=1e-4)
     assert confidence_half_width([1.0]) is None
     assert confidence_half_width([1.0, None]) is None
+
+
+def test_work_is_summed_and_single_devices_are_the_last(
+    tmp_path: Path, make_run: MakeRun, make_record: MakeRecord
+) -> None:
+    """Two rounds of 0.5 s; a log of an earlier version has no steps."""
+    more = {"steps_planned": 10.5, "steps_taken": 9, "backhaul_bytes": 100}
+    rounds = [
+        make_record(1, 0.5, 1, 1, **more, peak_memory_bytes=5, device_accuracy_worst=0.25),
+        make_record(2, 0.5, 2, 2, **more, peak_memory_bytes=7),
+    ]
+    make_run(tmp_path / "new", "hcef", 0, rounds)
+    make_run(tmp_path / "old", "cef", 0, [make_record(1, 0.5, 1, 1)])
+    found = summarise(load_runs(tmp_path), None)["schemes"]
+    new, old = found["hcef"], found["cef"]
+    assert (new["steps_planned"], new["steps_taken"], new["backhaul_bytes"]) == (21, 18, 200)
+    assert (new["wall_seconds"], new["peak_memory_bytes"], new["device_accuracy_worst"]) == (1, 7, 0.25)
+    assert (old["steps_taken"], old["peak_memory_bytes"], old["device_accuracy_mean"]) == (None, None, None)
+    styles = assign_styles(tuple(found))
+    table = render_work_table({"schemes": found}, styles)
+    assert [words in table for words in ("21", "18", "200\N{NO-BREAK SPACE}B", "25.0")] == [True] * 4

@@ -7,6 +7,7 @@ import pytest
 from cfel.learning.evaluate import evaluate
 from cfel.learning.local.workspace import Workspace
 from cfel.rounds.edge_models import mean_model
+from cfel.runlog import WALL_CLOCK_FIELDS
 from tests.simulation.drive import outcomes, records, tiny
 
 
@@ -49,7 +50,8 @@ def test_on_a_sample() -> None:
 def test_evaluation_changes_nothing_else() -> None:
     often, seldom = (records(tiny(simulation={"evaluate_every": each})) for each in (1, 5))
     assert [line.model_sha256 for line in often] == [line.model_sha256 for line in seldom]
-    assert often[-1] == replace(seldom[-1], wall_seconds=often[-1].wall_seconds)
+    clock = {name: getattr(often[-1], name) for name in WALL_CLOCK_FIELDS}
+    assert often[-1] == replace(seldom[-1], **clock)
 
 
 def test_stopping_at_a_budget() -> None:
@@ -84,3 +86,27 @@ def test_stopping_at_a_target() -> None:
     assert [line.accuracy for line in unreached] == free
     seldom = records(tiny(rounds={"stop": "target", "target": free[1]}, simulation={"evaluate_every": 2}))
     assert [line.accuracy for line in seldom] == [None, free[1]]
+
+
+def test_devices_are_evaluated_when_asked() -> None:
+    """At the end only, or every time; the worst tenth is not better than the mean."""
+    end, every = (records(tiny(simulation={"device_accuracy": when})) for when in ("end", "every"))
+    assert [line.device_accuracy_mean is None for line in end] == [True, True, False]
+    assert None not in [line.device_accuracy_spread for line in every]
+    last = every[-1]
+    assert last.device_accuracy_worst is not None
+    assert last.device_accuracy_mean is not None
+    assert 0 <= last.device_accuracy_worst <= last.device_accuracy_mean <= 1
+    assert end[-1].device_accuracy_mean == last.device_accuracy_mean
+    assert [line.accuracy for line in end] == [line.accuracy for line in every]
+
+
+def test_planned_beside_done() -> None:
+    """CEF plans every step of 6 devices, 2 edge rounds and τ = 3, and does them; uploads are full models."""
+    line = records(tiny(rounds={"global": 1}, scheme={"name": "cef"}, compression={"kind": "none"}))[0]
+    assert (line.steps_planned, line.steps_taken) == (36, 36)
+    assert line.upload_bytes == line.upload_bytes_planned
+    assert line.upload_bytes is not None
+    assert line.backhaul_bytes is not None
+    assert line.wire_bytes == line.upload_bytes + line.backhaul_bytes
+    assert (line.peak_memory_bytes or 0) > 2**20

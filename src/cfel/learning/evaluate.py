@@ -3,10 +3,13 @@
 Nothing is trained here. Batch-norm layers use their running statistics.
 """
 
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 
+import numpy as np
 import torch
+from torch import Tensor
 
+from cfel.arrays import FloatArray
 from cfel.errors import InputError
 from cfel.learning.local.workspace import Workspace
 from cfel.learning.models.flat import FlatModel
@@ -23,11 +26,28 @@ class Evaluation:
         metric: the task's metric (accuracy: in [0, 1]).
         loss: the task's loss.
         samples: how many were evaluated.
+        per_sample: the metric of each of them, in the order of `choose_test_samples`.
     """
 
     metric: float
     loss: float
     samples: int
+    per_sample: FloatArray = field(compare=False, repr=False)
+
+
+def choose_test_samples(count: int, samples: int | None, seed: int) -> Tensor:
+    """The places of the test samples to evaluate, ascending.
+
+    Args:
+        count: size of the test set.
+        samples: size of a subset, drawn without replacement; None for the whole test set.
+        seed: of the subset; the same seed gives the same subset, so that rounds and schemes compare.
+    """
+    if samples is None or samples >= count:
+        return torch.arange(count)
+    drawn = make_generator(seed, "test sample").choice(count, samples, replace=False)
+    # In the order of the data set: reading scattered samples is slower.
+    return torch.from_numpy(drawn).sort().values
 
 
 def evaluate(model: FlatModel, workspace: Workspace, samples: int | None = None, seed: int = 0) -> Evaluation:
@@ -36,27 +56,25 @@ def evaluate(model: FlatModel, workspace: Workspace, samples: int | None = None,
     Args:
         model: the model.
         workspace: the worker's scratch memory.
-        samples: size of a subset, drawn without replacement; None for the whole test set.
-        seed: of the subset; the same seed gives the same subset, so that rounds and schemes compare.
+        samples: see `choose_test_samples`.
+        seed: see there.
     """
     if samples is not None and samples < 1:
         raise InputError(f"evaluate_samples: must be at least 1, got {samples}")
     data, flat = workspace.task.data, workspace.flat
-    count = len(data.test_targets)
-    places = torch.arange(count)
-    if samples is not None and samples < count:
-        drawn = make_generator(seed, "test sample").choice(count, samples, replace=False)
-        # In the order of the data set: reading scattered samples is slower.
-        places = torch.from_numpy(drawn).sort().values
+    places = choose_test_samples(len(data.test_targets), samples, seed)
     flat.load(model)
     flat.module.eval()
     metric = loss = 0.0
+    per_sample: list[FloatArray] = []
     with torch.no_grad(), workspace.seed_model(lambda: make_key(seed, "model in evaluation")):
         for part in torch.split(places, _BATCH):
             inputs = data.scale(data.test_inputs.index_select(0, part).to(workspace.device))
             targets = data.test_targets.index_select(0, part).to(workspace.device)
             outputs = flat.module(inputs)
             # Sums in float64: over 10,000 samples, float32 would lose digits that the log shows.
-            metric += float(workspace.task.metric(outputs, targets).double().sum())
+            values = workspace.task.metric(outputs, targets).double()
+            per_sample.append(values.cpu().numpy())
+            metric += float(values.sum())
             loss += float(workspace.task.loss(outputs, targets).double().sum())
-    return Evaluation(metric / len(places), loss / len(places), len(places))
+    return Evaluation(metric / len(places), loss / len(places), len(places), np.concatenate(per_sample))

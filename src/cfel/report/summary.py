@@ -21,6 +21,15 @@ from cfel.report.overruns import list_overruns
 REFERENCE = "cef"
 """Gains are relative to this scheme."""
 
+_SUMMED = (
+    "steps_planned",
+    "steps_taken",
+    "upload_bytes_planned",
+    "upload_bytes",
+    "backhaul_bytes",
+    "wall_seconds",
+)
+_DEVICE_ACCURACY = ("device_accuracy_mean", "device_accuracy_worst", "device_accuracy_spread")
 _MEASURED = (
     "seconds_to_target",
     "expected_seconds_to_target",
@@ -30,6 +39,9 @@ _MEASURED = (
     "joules",
     "seconds_budget",
     "joules_budget",
+    *_SUMMED,
+    "peak_memory_bytes",
+    *_DEVICE_ACCURACY,
 )
 _GAINS = (("gain_seconds", "seconds_to_target"), ("gain_joules", "joules_to_target"))
 
@@ -96,8 +108,24 @@ def measure(run: Run, target: float | None) -> dict[str, float | None]:
         last.joules if last else None,
         run.fleet.seconds_budget,
         run.fleet.joules_budget,
+        *(_sum_field(run, name) for name in _SUMMED),
+        last.peak_memory_bytes if last else None,
+        *(_find_last(run, name) for name in _DEVICE_ACCURACY),
     )
     return dict(zip(_MEASURED, values, strict=True))
+
+
+def _sum_field(run: Run, name: str) -> float | None:
+    """The sum over all rounds; None if one does not have the value, as in logs of earlier versions."""
+    values = [_finite(getattr(record, name)) for record in run.records]
+    return sum(value for value in values if value is not None) if values and None not in values else None
+
+
+def _find_last(run: Run, name: str) -> float | None:
+    """The value of the last round that has one."""
+    return next(
+        (value for each in reversed(run.records) if (value := _finite(getattr(each, name))) is not None), None
+    )
 
 
 def _finite(value: float | None) -> float | None:

@@ -68,6 +68,54 @@ def render_summary_table(summary: Mapping[str, Any], styles: Mapping[str, Scheme
     rows = "".join(
         _render_row(styles[scheme], headings, values) for scheme, values in summary["schemes"].items()
     )
+    return _render_table(headings, rows)
+
+
+def render_work_table(summary: Mapping[str, Any], styles: Mapping[str, SchemeStyle]) -> str:
+    """What was planned beside what was done, traffic, single devices, and what the run itself took."""
+    headings = (
+        "Steps planned",
+        "Steps taken",
+        "Uploads planned",
+        "Uploads sent",
+        "Backhaul",
+        "Devices: mean",
+        "Worst tenth",
+        "Spread",
+        "Real time",
+        "Peak memory",
+    )
+    rows = "".join(
+        _render_cells(styles[scheme], headings, _format_work(values))
+        for scheme, values in summary["schemes"].items()
+    )
+    return _render_table(headings, rows)
+
+
+def _format_work(values: Mapping[str, Any]) -> tuple[str, ...]:
+    return (
+        _format_count(values["steps_planned"]),
+        _format_count(values["steps_taken"]),
+        *(format_bytes(values[name]) for name in ("upload_bytes_planned", "upload_bytes", "backhaul_bytes")),
+        *(format_percent(values[f"device_accuracy_{name}"]) for name in ("mean", "worst", "spread")),
+        format_seconds(values["wall_seconds"]),
+        format_bytes(values["peak_memory_bytes"]),
+    )
+
+
+def _format_count(value: float | None) -> str:
+    return _NOTHING if value is None else f"{value:,.0f}"
+
+
+def format_bytes(value: float | None) -> str:
+    """Bytes in powers of 1000."""
+    for size, unit in ((1e12, "TB"), (1e9, "GB"), (1e6, "MB"), (1e3, "kB")):
+        if value is not None and value >= size:
+            return _format_interval(value, None, size, unit)
+    return _format_interval(value, None, 1.0, "B", digits=0)
+
+
+def _render_table(headings: tuple[str, ...], rows: str) -> str:
     head = "".join(f'<th scope="col">{escape(heading)}</th>' for heading in ("Scheme", *headings))
     return f'<table class="summary"><thead><tr>{head}</tr></thead><tbody>{rows}</tbody></table>'
 
@@ -83,6 +131,10 @@ def _render_row(style: SchemeStyle, headings: tuple[str, ...], values: Mapping[s
         _add_budget_share(format_seconds(values["seconds"]), values["seconds"], values["seconds_budget"]),
         _add_budget_share(format_joules(values["joules"]), values["joules"], values["joules_budget"]),
     )
+    return _render_cells(style, headings, texts)
+
+
+def _render_cells(style: SchemeStyle, headings: tuple[str, ...], texts: tuple[str, ...]) -> str:
     cells = "".join(
         f'<td data-label="{escape(heading)}">{escape(text)}</td>'
         for heading, text in zip(headings, texts, strict=True)

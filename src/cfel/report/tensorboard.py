@@ -27,6 +27,14 @@ _TAGS = (
     "g2",
     "gap",
     "wire_bytes",
+    "steps_planned",
+    "steps_taken",
+    "upload_bytes_planned",
+    "upload_bytes",
+    "backhaul_bytes",
+    "device_accuracy_mean",
+    "device_accuracy_worst",
+    "device_accuracy_spread",
 )
 _VARINT, _DOUBLE, _BYTES, _FLOAT = 0, 1, 2, 5
 _CASTAGNOLI = 0x82F63B78

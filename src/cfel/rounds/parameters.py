@@ -12,6 +12,7 @@ ENGINES = ("auto", "threads", "batched", "ray")
 ACCOUNTS = ("expected", "realised")
 UPLOADS = ("share", "wire")
 PROBES = ("edge", "mean")
+DEVICE_ACCURACY = ("never", "end", "every")
 
 
 @dataclass(frozen=True, slots=True)
@@ -28,6 +29,8 @@ class SimulationParameters:
         evaluate_every: global rounds between evaluations; the last round is always evaluated.
         evaluate_samples: test samples to use; 0 for all.
         evaluate_on: every "edge" model, weighted by its devices (the paper), or the "mean" model only.
+        device_accuracy: when simulations also evaluate per device, on test samples like the device's own:
+            "never", at the "end" of the run, or "every" time that a round is evaluated.
         checkpoint_every: global rounds between checkpoints; 0 for none but the last.
         device: torch device: "cpu", "cuda", or "auto" for a GPU where there is one.
     """
@@ -39,6 +42,7 @@ class SimulationParameters:
     evaluate_every: int = 1
     evaluate_samples: int = 0
     evaluate_on: str = "edge"
+    device_accuracy: str = "never"
     checkpoint_every: int = 1
     device: str = "cpu"
 
@@ -48,6 +52,7 @@ class SimulationParameters:
             ("accounting", ACCOUNTS),
             ("uploads", UPLOADS),
             ("evaluate_on", PROBES),
+            ("device_accuracy", DEVICE_ACCURACY),
         ):
             if getattr(self, field) not in allowed:
                 raise InputError(unknown_name(f"simulation.{field}", getattr(self, field), allowed))

@@ -5,6 +5,7 @@ from collections.abc import Callable, Collection, Sequence
 
 import numpy as np
 
+from cfel.arrays import FloatArray
 from cfel.control.scheme import RoundPlan
 from cfel.control.setting import Setting
 from cfel.cost.rounds import NO_DEVICE, global_round_cost
@@ -22,6 +23,7 @@ def make_record(
     accuracy: float | None,
     model_sha256: str,
     wall_seconds: float,
+    peak_memory_bytes: int | None = None,
 ) -> RoundRecord:
     """The log's line for a global round that has just ended.
 
@@ -33,6 +35,7 @@ def make_record(
         accuracy: the task's metric, or None when this round was not evaluated.
         model_sha256: of the edge models.
         wall_seconds: real time the round took.
+        peak_memory_bytes: most memory used so far, if known.
     """
     ledger = control.ledger(parameters)
     # Plans make devices finish together, up to rounding; who was waited for shows in the steps really taken.
@@ -43,6 +46,8 @@ def make_record(
     )
     plans = [each.plan for each in edge_rounds]
     present = [each.conditions.available for each in edge_rounds]
+    uploads = _upload_bytes(edge_rounds)
+    backhaul = _backhaul_bytes(setting, control.rounds_done - 1, len(edge_rounds))
     losses = [loss for each in edge_rounds for loss in each.losses.values()]
     return RoundRecord(
         round=control.rounds_done,
@@ -63,12 +68,20 @@ def make_record(
         feasible=all(plan.feasible for plan in plans),
         # Each sentence once, however many edge rounds report it.
         violations=tuple(dict.fromkeys(words for plan in plans for words in plan.violations)),
-        wire_bytes=_wire_bytes(setting, control.rounds_done - 1, edge_rounds),
+        wire_bytes=math.ceil(uploads + backhaul),
         wall_seconds=wall_seconds,
         model_sha256=model_sha256,
         straggler=None if total.straggler == NO_DEVICE else total.straggler,
         slowest_cluster=total.slowest_cluster,
         devices_taking_part=int(np.logical_or.reduce(present).sum()),
+        steps_planned=setting.rounds.local_steps * _sum_present(edge_rounds, lambda plan: plan.rho),
+        steps_taken=int(sum(each.steps.sum() for each in edge_rounds)),
+        upload_bytes_planned=math.ceil(
+            setting.model_bits / 8 * _sum_present(edge_rounds, lambda plan: plan.theta)
+        ),
+        upload_bytes=math.ceil(uploads),
+        backhaul_bytes=math.ceil(backhaul),
+        peak_memory_bytes=peak_memory_bytes,
     )
 
 
@@ -129,11 +142,18 @@ def _find_gap(plans: Sequence[RoundPlan]) -> float | None:
     return None if any(map(math.isnan, gaps)) else max(gaps)
 
 
-def _wire_bytes(setting: Setting, global_round: int, edge_rounds: Sequence[EdgeRoundOutcome]) -> int:
-    """Uploads, and the full models that edge servers exchange."""
-    uploads = sum(float(each.wire_bits.sum()) for each in edge_rounds)
-    models = _models_sent(setting, global_round, len(edge_rounds))
-    return math.ceil((uploads + models * setting.model_bits) / 8)
+def _sum_present(edge_rounds: Sequence[EdgeRoundOutcome], values: Callable[[RoundPlan], FloatArray]) -> float:
+    """The sum of a plan's column over the devices that took part, in all edge rounds."""
+    return math.fsum(float(values(each.plan)[each.conditions.available].sum()) for each in edge_rounds)
+
+
+def _upload_bytes(edge_rounds: Sequence[EdgeRoundOutcome]) -> float:
+    return sum(float(each.wire_bits.sum()) for each in edge_rounds) / 8
+
+
+def _backhaul_bytes(setting: Setting, global_round: int, edge_rounds: int) -> float:
+    """The full models that edge servers exchange in a global round."""
+    return _models_sent(setting, global_round, edge_rounds) * setting.model_bits / 8
 
 
 def _models_sent(setting: Setting, global_round: int, edge_rounds: int) -> int:

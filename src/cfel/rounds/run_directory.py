@@ -27,6 +27,7 @@ MAY_DIFFER = (
     "name",
     "simulation.workers",
     "simulation.checkpoint_every",
+    "simulation.device_accuracy",
     "rounds.stop",
     "rounds.target",
 )

@@ -15,7 +15,7 @@ from cfel.errors import InputError, unknown_name
 from cfel.runlog.json_text import parse_json
 from cfel.wording import show
 
-WALL_CLOCK_FIELDS = ("wall_seconds",)
+WALL_CLOCK_FIELDS = ("wall_seconds", "peak_memory_bytes")
 """Fields that differ between two runs of the same experiment; all others are equal to the last bit."""
 
 _MAX_COUNT = 2**100
@@ -29,9 +29,13 @@ _CUMULATIVE = (
     "joules_realised",
 )
 _FLOATS = (*_CUMULATIVE, "rho_mean", "theta_mean", "sigma2", "g2", "wall_seconds")
-_OPTIONAL_FLOATS = ("accuracy", "loss", "gap")
+_DEVICE_ACCURACY = ("device_accuracy_mean", "device_accuracy_worst", "device_accuracy_spread")
+_OPTIONAL_FLOATS = ("accuracy", "loss", "gap", "steps_planned", *_DEVICE_ACCURACY)
 _COUNTS = ("round", "wire_bytes", "devices_taking_part")
-_OPTIONAL_COUNTS = ("straggler", "slowest_cluster")
+_ADDED_COUNTS = ("steps_taken", "upload_bytes_planned", "upload_bytes", "backhaul_bytes", "peak_memory_bytes")
+_OPTIONAL_COUNTS = ("straggler", "slowest_cluster", *_ADDED_COUNTS)
+_ADDED = ("steps_planned", *_DEVICE_ACCURACY, *_ADDED_COUNTS)
+"""Fields that logs of earlier versions do not have."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -61,6 +65,17 @@ class RoundRecord:
         straggler: device the slowest cluster waited for, by realised seconds; None when no device took part.
         slowest_cluster: cluster that all others waited for, likewise.
         devices_taking_part: devices that took part in at least one edge round.
+        steps_planned: local steps of all devices in this round by the plans, Σ ρτ.
+        steps_taken: local steps that they took.
+        upload_bytes_planned: bytes of this round's uploads by the plans, Σ θ times a full model.
+        upload_bytes: bytes that devices sent, indices included.
+        backhaul_bytes: bytes of models between edge servers in this round.
+        device_accuracy_mean: mean over devices of the metric on test samples like their own; None if not
+            evaluated per device (`simulation.device_accuracy`).
+        device_accuracy_worst: mean over the worst tenth of the devices.
+        device_accuracy_spread: standard deviation over devices.
+        peak_memory_bytes: most memory that the simulating process has used so far, without workers in other
+            processes; None if not known.
     """
 
     round: int
@@ -85,6 +100,15 @@ class RoundRecord:
     straggler: int | None = None
     slowest_cluster: int | None = None
     devices_taking_part: int = 0
+    steps_planned: float | None = None
+    steps_taken: int | None = None
+    upload_bytes_planned: int | None = None
+    upload_bytes: int | None = None
+    backhaul_bytes: int | None = None
+    device_accuracy_mean: float | None = None
+    device_accuracy_worst: float | None = None
+    device_accuracy_spread: float | None = None
+    peak_memory_bytes: int | None = None
 
     def __post_init__(self) -> None:
         """Converts NumPy scalars to plain numbers and checks all values."""
@@ -128,7 +152,7 @@ class RoundRecord:
 
 def _arguments(document: Mapping[str, Any]) -> dict[str, Any]:
     names = {field.name for field in fields(RoundRecord)}
-    required = names - {"violations", "straggler", "slowest_cluster", "devices_taking_part"}
+    required = names - {"violations", "straggler", "slowest_cluster", "devices_taking_part", *_ADDED}
     for name in document:
         if name not in names:
             raise InputError(unknown_name("field", name, names))

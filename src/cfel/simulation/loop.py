@@ -4,6 +4,8 @@ Pure but for the executor: a `RunState` in, outcomes with the next state out. Pl
 from `rounds`, arithmetic on models from `learning`, as they do in a deployment.
 """
 
+import resource
+import sys
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import replace
 from itertools import groupby, islice
@@ -13,7 +15,9 @@ import numpy as np
 from cfel.control.scheme import RoundPlan
 from cfel.errors import DivergedError
 from cfel.learning.aggregation import aggregate
+from cfel.learning.device_accuracy import measure_devices, summarise_devices
 from cfel.learning.device_messages import DeviceOrder, DeviceReport, DeviceState
+from cfel.learning.evaluate import Evaluation, choose_test_samples
 from cfel.learning.local.estimates import refresh_estimates
 from cfel.learning.models.flat import FlatModel, model_sha256
 from cfel.learning.roles import gossip_mix
@@ -33,6 +37,7 @@ from cfel.rounds.kernel import (
 from cfel.rounds.orders import device_weights, find_rate, make_order
 from cfel.rounds.parameters import SimulationParameters
 from cfel.rounds.records import make_plan_table, make_record, mean_metric
+from cfel.runlog import RoundRecord
 from cfel.simulation.executors import Executor, Job, JobResult
 from cfel.simulation.state import RoundOutcome, RunState
 from cfel.system import Conditions
@@ -70,17 +75,22 @@ def simulate(
         control = close_global_round(setting, state.control)
         models = _exchange(world, parameters, state, setting.rounds.edge_rounds)
         state = replace(state, control=control, models=models)
+        evaluations = _evaluate(world, executor, parameters, state)
         record = make_record(
             setting,
             parameters,
             control,
             edge_rounds,
-            accuracy=_evaluate(world, executor, parameters, state),
+            accuracy=_mean_accuracy(world, evaluations),
             model_sha256=model_sha256(state.models),
             wall_seconds=now() - begin,
+            peak_memory_bytes=measure_peak_memory(),
         )
+        over = is_over(setting.rounds, setting.budget, record)
+        if evaluations and parameters.device_accuracy in (("every", "end") if over else ("every",)):
+            record = _add_device_accuracy(world, parameters, evaluations, record)
         yield RoundOutcome(record, make_plan_table(setting, edge_rounds, control.rounds_done), state)
-        if is_over(setting.rounds, setting.budget, record):
+        if over:
             return
 
 
@@ -185,12 +195,44 @@ def _train(
 
 def _evaluate(
     world: World, executor: Executor, parameters: SimulationParameters, state: RunState
-) -> float | None:
-    """The task's metric, averaged over devices, or `None` when this round is not evaluated."""
+) -> list[Evaluation]:
+    """Every edge model, or the mean model alone; empty when this round is not evaluated."""
     if not is_evaluated(world.setting, parameters, state.control):
-        return None
+        return []
+    models: Sequence[FlatModel] = state.models
     if parameters.evaluate_on == "mean":
-        mean = mean_model(world.setting.fleet.sizes, dict(enumerate(state.models)))
-        return executor.run_evaluations([mean], parameters.evaluate_samples)[0].metric
-    results = executor.run_evaluations(state.models, parameters.evaluate_samples)
-    return mean_metric(world.setting, [each.metric for each in results])
+        models = [mean_model(world.setting.fleet.sizes, dict(enumerate(state.models)))]
+    return executor.run_evaluations(models, parameters.evaluate_samples)
+
+
+def _mean_accuracy(world: World, evaluations: Sequence[Evaluation]) -> float | None:
+    """The task's metric, averaged over devices; None without evaluations."""
+    if len(evaluations) < world.setting.fleet.clusters:
+        return evaluations[0].metric if evaluations else None
+    return mean_metric(world.setting, [each.metric for each in evaluations])
+
+
+def _add_device_accuracy(
+    world: World, parameters: SimulationParameters, evaluations: Sequence[Evaluation], record: RoundRecord
+) -> RoundRecord:
+    """The record with what devices would measure on test samples like their own."""
+    data, setting = world.task.data, world.setting
+    samples = parameters.evaluate_samples or None
+    places = choose_test_samples(len(data.test_targets), samples, setting.seed).numpy()
+    shared = len(evaluations) == 1
+    metrics = [evaluations[0 if shared else i].per_sample for i in setting.fleet.cluster.tolist()]
+    found = summarise_devices(measure_devices(data, world.data, places, metrics))
+    if found is None:
+        return record
+    return replace(
+        record,
+        device_accuracy_mean=found.mean,
+        device_accuracy_worst=found.worst,
+        device_accuracy_spread=found.spread,
+    )
+
+
+def measure_peak_memory() -> int:
+    """Most memory in bytes that this process has used; workers in other processes do not count."""
+    # Linux counts in kibibytes, macOS in bytes.
+    return resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * (1 if sys.platform == "darwin" else 1024)

@@ -4,7 +4,7 @@ VENV   ?= .venv
 BIN    := $(VENV)/bin
 READY  := $(VENV)/.ready
 
-.PHONY: demo test test-long test-faults chaos-quick chaos test-slow fuzz check bench docs docs-links clean
+.PHONY: demo test test-long test-faults chaos-quick chaos test-slow wheel-test fuzz check bench docs docs-links clean
 
 demo: $(READY)            ## run the main job
 	$(BIN)/cfel demo
@@ -26,6 +26,13 @@ chaos: $(READY)           ## federations whose nodes are killed, frozen and cut 
 
 test-slow: $(READY)       ## every test that takes minutes
 	$(BIN)/pytest -m slow
+
+wheel-test:               ## build the wheel, install it alone in a new environment, try it; a minute
+	rm -rf build/wheel build/wheel-venv
+	$(PYTHON) -m venv build/wheel-venv
+	build/wheel-venv/bin/pip wheel --quiet --disable-pip-version-check --no-deps --wheel-dir build/wheel .
+	build/wheel-venv/bin/pip install --quiet --disable-pip-version-check -c constraints.txt build/wheel/cfel-*.whl
+	build/wheel-venv/bin/python -I tests/wheel_trial.py build/wheel/cfel-*.whl examples/devices.csv
 
 SECONDS ?= 60
 fuzz: $(READY)            ## change run directories and messages at random; SECONDS=0 runs until Ctrl-C

@@ -23,6 +23,7 @@ if TYPE_CHECKING:
     from cfel.control.solver.solve import solve
     from cfel.errors import CfelError, InputError
     from cfel.experiment.experiment import Experiment
+    from cfel.extras import MissingExtraError
     from cfel.learning.data.dataset import DataSet
     from cfel.learning.task import Task
     from cfel.report.pictures import Picture
@@ -37,6 +38,7 @@ __all__ = [
     "Experiment",
     "FleetPlan",
     "InputError",
+    "MissingExtraError",
     "Picture",
     "RoundProblem",
     "RoundRecord",
@@ -61,6 +63,7 @@ _MODULES = {
     "Experiment": "experiment.experiment",
     "FleetPlan": "api.fleet.plan",
     "InputError": "errors",
+    "MissingExtraError": "extras",
     "Picture": "report.pictures",
     "RoundProblem": "control.problem",
     "RoundRecord": "runlog.record",
@@ -84,7 +87,10 @@ if not TYPE_CHECKING:
     def __getattr__(name: str) -> object:
         if name not in _MODULES:
             raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
-        return getattr(import_module(f"{__name__}.{_MODULES[name]}"), name)
+        from cfel.extras import explain_missing_extra
+
+        with explain_missing_extra():
+            return getattr(import_module(f"{__name__}.{_MODULES[name]}"), name)
 
 
 def __dir__() -> list[str]:

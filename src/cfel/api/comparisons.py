@@ -14,6 +14,7 @@ from cfel.api.results import FIGURE, RunResult, draw, load_result
 from cfel.durable import make_directory, read_bytes, replace_file, translate_parse_errors
 from cfel.errors import InputError
 from cfel.experiment import Experiment
+from cfel.extras import explain_missing_extra
 from cfel.report.load import find_runs, find_target
 from cfel.report.summary import measure, summarise
 from cfel.runlog.json_text import parse_json
@@ -59,7 +60,8 @@ class Comparison:
 
     def report(self) -> Path:
         """Writes `report.html` and its figures into the directory; returns the page's path."""
-        from cfel.report import write_report
+        with explain_missing_extra():
+            from cfel.report import write_report
 
         return write_report(self.path, self.target)
 
@@ -102,8 +104,8 @@ class Sweep:
 
     def plot(self, figure: str = FIGURE) -> "Picture":
         """Draws a figure of the report with one line per setting; see `RunResult.plot`."""
-        from cfel.report.pictures import draw_one
-
+        with explain_missing_extra():
+            from cfel.report.pictures import draw_one
         groups: dict[str, tuple[Any, ...]] = {}
         for values, each in zip(self.settings, self.runs, strict=True):
             name = name_setting(values)

@@ -15,8 +15,10 @@ from torch import nn
 
 from cfel.api.export import load_module
 from cfel.experiment import Experiment, load_directory_experiment
+from cfel.extras import explain_missing_extra
 from cfel.plugins import BUILT_IN_ONLY, CodePolicy
 from cfel.report.load import Run, group_by_scheme, load_run
+from cfel.report.overruns import list_overruns
 from cfel.runlog import PlanTable, RoundRecord
 from cfel.runlog.plans import column_names
 from cfel.wording import plural
@@ -82,11 +84,12 @@ class RunResult:
 
     @property
     def summary(self) -> dict[str, Any]:
-        """The end of the run: rounds, accuracy, virtual seconds, joules, and the digest of the model."""
+        """The end of the run: rounds, accuracy, virtual seconds, joules, digest of the model, overruns."""
         last = self.records[-1] if self.records else None
         names = ("accuracy", "seconds", "joules", "model_sha256")
         end = {name: None if last is None else getattr(last, name) for name in names}
-        return {"directory": str(self.path), "rounds": len(self.records), **end}
+        over = list_overruns([self.run]).get(str(self.run.seed))
+        return {"directory": str(self.path), "rounds": len(self.records), **end, "over_budget": over}
 
     def plot(self, figure: str = FIGURE, target: float | None = None) -> "Picture":
         """Draws a figure of the report; a notebook shows it, `.save("file.png")` writes it.
@@ -100,7 +103,8 @@ class RunResult:
 
     def report(self) -> Path:
         """Writes `report.html` and its figures into the run directory; returns the page's path."""
-        from cfel.report import write_report
+        with explain_missing_extra():
+            from cfel.report import write_report
 
         return write_report(self.path)
 
@@ -132,7 +136,8 @@ def load_result(
 def draw(runs: Sequence[Run], figure: str, target: float | None) -> "Picture":
     """Draws one figure of some runs, which are grouped by scheme."""
     # Only those who plot need Matplotlib.
-    from cfel.report.pictures import draw_one
+    with explain_missing_extra():
+        from cfel.report.pictures import draw_one
 
     return draw_one(group_by_scheme(tuple(runs)), figure, target)
 

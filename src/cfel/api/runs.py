@@ -1,6 +1,6 @@
 """Single runs and comparisons of several schemes, each run in its own directory."""
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from contextlib import AbstractContextManager, nullcontext
 from dataclasses import replace
 from pathlib import Path
@@ -12,7 +12,8 @@ from cfel.control.scheme import SchemeBuilder
 from cfel.errors import InputError
 from cfel.experiment import Experiment, experiment_toml
 from cfel.experiment.tables import to_document
-from cfel.report import load_runs, summarise, write_report, write_summary
+from cfel.extras import MissingExtraError, explain_missing_extra
+from cfel.report import load_runs, summarise, write_summary
 from cfel.rounds.engine_choice import choose_engine
 from cfel.rounds.parameters import SimulationParameters
 from cfel.runlog import RoundRecord
@@ -33,6 +34,7 @@ __all__ = [
     "run_all",
     "run_experiment",
     "scheme_folder",
+    "write_report_if_possible",
 ]
 
 
@@ -131,8 +133,19 @@ def compare_runs(
     aim = runs[0].experiment.rounds.target if target is None else target
     document = summarise(load_runs(out), aim)
     write_summary(out, document)
-    write_report(out, aim)
+    write_report_if_possible(out, aim, options.notify)
     return document
+
+
+def write_report_if_possible(out: Path, target: float | None, notify: Callable[[str], None]) -> Path | None:
+    """Writes the report; where Matplotlib is missing, says so instead of failing after hours of work."""
+    try:
+        with explain_missing_extra():
+            from cfel.report import write_report
+    except MissingExtraError as error:
+        notify(f"no report was written: {error}")
+        return None
+    return write_report(out, target)
 
 
 def run_all(runs: Sequence[PlacedRun], out: Path, options: RunOptions) -> None:

@@ -3,10 +3,10 @@
 import argparse
 import math
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
-from cfel.plugins import ANY_CODE, NOT_FROM_DIRECTORIES, CodePolicy, import_from
-from cfel.runlog import RunDirectory, holds_run
+if TYPE_CHECKING:
+    from cfel.plugins import CodePolicy
 
 Commands = Any
 """argparse's collection of sub-commands, whose type is private."""
@@ -59,12 +59,15 @@ def add_trust_option(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("--trust", action="store_true", help=text)
 
 
-def select_code_policy(arguments: argparse.Namespace, directory: Path) -> CodePolicy:
+def select_code_policy(arguments: argparse.Namespace, directory: Path) -> "CodePolicy":
     """Whether the experiment of a directory may name code; it is never imported from that directory.
 
     Trusted code is searched where the run searched it: beside the experiment file that its command names, and
     in the current folder.
     """
+    # Here and below, as the help of all commands must not wait for these.
+    from cfel.plugins import ANY_CODE, NOT_FROM_DIRECTORIES, import_from
+
     if not arguments.trust:
         return NOT_FROM_DIRECTORIES
     import_from(*_find_experiment_folders(directory))
@@ -73,6 +76,8 @@ def select_code_policy(arguments: argparse.Namespace, directory: Path) -> CodePo
 
 def _find_experiment_folders(directory: Path) -> list[Path]:
     """Folders of the experiment files in the command of a run that exist outside of its directory."""
+    from cfel.runlog import RunDirectory, holds_run
+
     if not holds_run(directory):
         return []
     command = RunDirectory.open(directory).environment().command

@@ -12,15 +12,19 @@ from rich.markup import escape
 from cfel import __version__
 from cfel.cli.arguments import SUMMARIES
 from cfel.errors import CfelError, InputError, SilentEdgeServerError
+from cfel.extras import explain_missing_extra
 from cfel.wording import escape_control
 
 
 def run_command(arguments: Sequence[str]) -> int:
     """Runs a command line without the program's name and returns its exit code."""
     errors = Console(stderr=True, highlight=False)
-    parsed = build_parser(arguments[0] if arguments else "").parse_args(arguments)
+    parsed = argparse.Namespace()
     try:
-        code = int(parsed.run(parsed))
+        # Imports of the command's module and of what it loads later: both may miss an optional package.
+        with explain_missing_extra():
+            parsed = build_parser(arguments[0] if arguments else "").parse_args(arguments)
+            code = int(parsed.run(parsed))
         sys.stdout.flush()
     except CfelError as error:
         errors.print(f"{_choose_word(error)} {escape(_make_printable(error))}", soft_wrap=True)

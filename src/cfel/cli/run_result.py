@@ -7,10 +7,11 @@ from pathlib import Path
 from rich.console import Console
 from rich.markup import escape
 
+from cfel.api.results import load_result
+from cfel.api.runs import write_report_if_possible
 from cfel.cli.output import print_json
 from cfel.experiment import Experiment
-from cfel.report import load_run, write_report
-from cfel.report.overruns import describe_overruns, list_overruns
+from cfel.report.overruns import describe_overruns
 from cfel.runlog import RoundRecord
 from cfel.wording import plural
 
@@ -19,26 +20,22 @@ def print_run_result(
     arguments: argparse.Namespace, experiment: Experiment, out: Path, records: Sequence[RoundRecord]
 ) -> int:
     """Writes the report, prints the last round and returns the exit code."""
-    page, last, run = write_report(out, experiment.rounds.target), records[-1], load_run(out)
-    if arguments.json:
-        print_json(
-            {
-                "directory": str(out),
-                "rounds": len(records),
-                "accuracy": last.accuracy,
-                "seconds": last.seconds,
-                "joules": last.joules,
-                "model_sha256": last.model_sha256,
-                "over_budget": list_overruns([run]).get(str(run.seed)),
-            }
-        )
-        return 0
     console = Console(highlight=False)
+    page = write_report_if_possible(out, experiment.rounds.target, _note)
+    result, last = load_result(out, experiment), records[-1]
+    if arguments.json:
+        print_json(result.summary)
+        return 0
     accuracy = "not evaluated" if last.accuracy is None else f"{100 * last.accuracy:.2f} %"
     console.print(
         f"{plural(len(records), 'round')}: accuracy {accuracy}, {last.seconds:,.0f} s, {last.joules:,.0f} J"
     )
-    for sentence in describe_overruns(run):
+    for sentence in describe_overruns(result.run):
         console.print(f"[yellow]warning:[/] {escape(sentence)}", soft_wrap=True)
-    console.print(f"report: {escape(str(page))}", soft_wrap=True)
+    if page is not None:
+        console.print(f"report: {escape(str(page))}", soft_wrap=True)
     return 0
+
+
+def _note(text: str) -> None:
+    Console(stderr=True, highlight=False).print(escape(text), soft_wrap=True)

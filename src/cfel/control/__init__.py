@@ -6,16 +6,20 @@
 This package works on numbers only: no tensors, no files, no clock. How P2 is solved: `control/solver/`.
 """
 
+from typing import TYPE_CHECKING
+
 from cfel.control.caps import Budget, Rounds, round_caps
 from cfel.control.gossip import Gossip
 from cfel.control.problem import RoundProblem
 from cfel.control.scheme import DeviceOverrides, Observation, RoundPlan, Scheme, SchemeParameters
 from cfel.control.schemes import SCHEMES, build_scheme
-from cfel.control.setting import Setting
 from cfel.control.solution import Solution, SolverDefectError
 from cfel.control.solver.alternating import Stopping
 from cfel.control.solver.solve import solve
 from cfel.control.theory import Bound, Landscape, omega1, theorem_1
+
+if TYPE_CHECKING:
+    from cfel.control.setting import Setting
 
 __all__ = [
     "SCHEMES",
@@ -40,3 +44,12 @@ __all__ = [
     "solve",
     "theorem_1",
 ]
+
+if not TYPE_CHECKING:
+    # Imported on first use: it needs graphs, which take a while to load and which planning a round does not.
+    def __getattr__(name: str) -> object:
+        if name != "Setting":
+            raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
+        from cfel.control.setting import Setting
+
+        return Setting

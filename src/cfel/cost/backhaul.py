@@ -4,13 +4,16 @@ This is max over i′ ∈ N_i of T_{i,i′} in the paper's equation (time). Devi
 """
 
 from collections.abc import Mapping
+from typing import TYPE_CHECKING
 
-import networkx as nx
 import numpy as np
 
 from cfel import validation
 from cfel.arrays import FloatArray
 from cfel.errors import InputError
+
+if TYPE_CHECKING:
+    import networkx as nx
 
 PAPER_BITS_PER_SECOND = 50e6
 """Rate of every backhaul link in the paper's evaluation."""

@@ -18,20 +18,21 @@ from contextlib import AbstractContextManager
 from importlib.util import find_spec
 from typing import TYPE_CHECKING
 
-from cfel.errors import InputError, ScaleoutError
+from cfel.errors import ScaleoutError
+from cfel.extras import MissingExtraError, install_command
 
 if TYPE_CHECKING:
     from cfel.rounds.parameters import SimulationParameters
     from cfel.scaleout.executor import RayExecutor
     from cfel.world import World
 
-INSTALL = "pip install 'cfel[ray]'"
-
 
 def require_ray() -> None:
     """Raises an `InputError` with the command that installs Ray, if Ray is missing."""
     if find_spec("ray") is None:
-        raise InputError(f"engine 'ray': Ray is not installed; install it with {INSTALL}")
+        raise MissingExtraError(
+            f"engine 'ray': Ray is not installed; install it with {install_command('ray')}"
+        )
 
 
 def ray_executor(

@@ -5,19 +5,19 @@ Devices are numbers 0 … N−1, or names, which are numbered in order of first 
 trace starts again. The form with a row per device and round is a trace of conditions (`traces`, `available`).
 """
 
+import re
 from dataclasses import dataclass
 from pathlib import Path
 
 import numpy as np
-import pyarrow as pa
-import pyarrow.compute as pc
 
 from cfel.arrays import BoolArray, FloatArray, IntArray
 from cfel.errors import InputError
-from cfel.system.tables import Table, read_table
+from cfel.system.files.tables import Table, number_texts, read_table
 from cfel.wording import plural
 
 REQUIRED = ("device", "start", "end")
+_NUMBER = re.compile(r"[0-9]{1,15}")
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -70,8 +70,7 @@ def read_availability(path: str | Path, round_seconds: float) -> AvailabilityTra
 
 
 def _number_devices(table: Table) -> tuple[IntArray, int | None]:
-    texts = table.texts("device")
-    if pc.all(pc.match_substring_regex(texts, r"^[0-9]{1,15}$")).as_py():
-        return texts.cast(pa.int64()).to_numpy(zero_copy_only=False), None
-    encoded = texts.dictionary_encode()
-    return encoded.indices.to_numpy(zero_copy_only=False).astype(np.int64), len(encoded.dictionary)
+    codes, labels = number_texts(table.texts("device"))
+    if all(_NUMBER.fullmatch(label) for label in labels):
+        return np.array([int(label) for label in labels], dtype=np.int64)[codes], None
+    return codes, len(labels)

@@ -9,13 +9,11 @@ from dataclasses import dataclass
 from pathlib import Path
 
 import numpy as np
-import pyarrow as pa
-import pyarrow.compute as pc
 from numpy.typing import NDArray
 
 from cfel.arrays import FloatArray, IntArray
 from cfel.system.conditions import Conditions
-from cfel.system.tables import Table, read_table
+from cfel.system.files.tables import Table, number_texts, read_table
 from cfel.validation import make_read_only
 
 REQUIRED = ("mu", "alpha", "nu", "power", "cluster")
@@ -103,9 +101,8 @@ def _read_cost(table: Table, column: str) -> FloatArray:
 
 
 def _read_clusters(table: Table) -> tuple[IntArray, tuple[str, ...]]:
-    encoded = table.texts("cluster").dictionary_encode()
-    numbers = encoded.indices.to_numpy(zero_copy_only=False).astype(np.int64)
-    return make_read_only(numbers), tuple(encoded.dictionary.to_pylist())
+    numbers, labels = number_texts(table.texts("cluster"))
+    return make_read_only(numbers), labels
 
 
 def _read_bounds(table: Table, variable: str) -> tuple[FloatArray | None, FloatArray | None]:
@@ -121,16 +118,17 @@ def _read_names(table: Table) -> NDArray[np.object_] | None:
     column = next((name for name in NAMES if table.has(name)), None)
     if column is None:
         return None
-    texts = table.texts(column)
-    if pc.count_distinct(texts).as_py() != len(texts):
-        raise table.error(column, _find_repeated(texts), "different for every device, it occurs twice")
-    names: NDArray[np.object_] = texts.to_numpy(zero_copy_only=False)
+    names = table.texts(column)
+    if len(set(names.tolist())) != len(names):
+        raise table.error(column, _find_repeated(names), "different for every device, it occurs twice")
     return names
 
 
-def _find_repeated(texts: pa.Array) -> int:
-    codes = texts.dictionary_encode().indices.to_numpy(zero_copy_only=False)
-    _, first = np.unique(codes, return_index=True)
-    again = np.ones(codes.size, dtype=bool)
-    again[first] = False
-    return int(np.argmax(again))
+def _find_repeated(names: NDArray[np.object_]) -> int:
+    """The first row whose name occurred before."""
+    seen: set[str] = set()
+    for row, name in enumerate(names):
+        if name in seen:
+            return row
+        seen.add(name)
+    raise AssertionError("no name occurs twice")

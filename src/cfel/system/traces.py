@@ -14,7 +14,7 @@ import numpy as np
 from cfel.arrays import BoolArray, FloatArray, IntArray
 from cfel.errors import FleetFileError, InputError, unknown_name
 from cfel.system.conditions import Conditions
-from cfel.system.tables import Table, read_table
+from cfel.system.files.tables import Table, number_texts, read_table
 from cfel.wording import plural
 
 AFTER_END = ("repeat", "hold", "reject")
@@ -148,11 +148,10 @@ def _count_from_zero(numbers: IntArray) -> IntArray:
 def _read_devices(table: Table) -> IntArray:
     """Numbers of devices; if none of them is a number, names in the order in which they first appear."""
     # By distinct values: a long trace repeats every device in each of its rounds.
-    encoded = table.texts("device").dictionary_encode()
-    codes = encoded.indices.to_numpy(zero_copy_only=False).astype(np.int64)
-    numbers = [_read_number(text) for text in encoded.dictionary.to_pylist()]
+    codes, labels = number_texts(table.texts("device"))
+    numbers = [_read_number(text) for text in labels]
     if all(number is None for number in numbers):
-        return np.asarray(codes, dtype=np.int64)
+        return codes
     if None in numbers:
         row = int(np.argmax(codes == numbers.index(None)))
         raise table.error("device", row, "a number, as the others are")

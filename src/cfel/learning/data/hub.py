@@ -20,6 +20,7 @@ from numpy.typing import NDArray
 
 from cfel.arrays import BoolArray, IntArray
 from cfel.errors import InputError, unknown_name
+from cfel.extras import MissingExtraError, install_command
 from cfel.learning.data.dataset import DataSet, choose_test_tenth, make_class_targets
 from cfel.learning.data.images import cache_directory, decode_images, load_cached_array
 
@@ -126,9 +127,9 @@ def _import_datasets(wanted: HubName) -> Any:  # noqa: ANN401 — a module that 
     try:
         return importlib.import_module("datasets")
     except ImportError as error:
-        raise InputError(
+        raise MissingExtraError(
             f"data.name = {wanted.text!r}: needs the package `datasets` ({error}); "
-            "install it with: pip install 'cfel[hf]'"
+            f"install it with: {install_command('datasets')}",
         ) from error
 
 

@@ -15,6 +15,7 @@ import torch
 
 from cfel.durable import replacing
 from cfel.errors import InputError, StorageError
+from cfel.extras import MissingExtraError, install_command
 from cfel.learning.models.flat import FlatModel, FlatModule
 
 NEEDED = ("onnx", "onnxscript")
@@ -34,7 +35,7 @@ def save_onnx(path: Path, model: FlatModel, flat: FlatModule, input_shape: tuple
     """
     missing = [name for name in NEEDED if find_spec(name) is None]
     if missing:
-        raise InputError(f"{path}: ONNX needs {' and '.join(missing)}: pip install 'cfel[onnx]'")
+        raise MissingExtraError(f"{path}: ONNX needs {' and '.join(missing)}: {install_command(missing[0])}")
     flat.load(model)
     program = _export_program(flat, input_shape, path)
     try:

@@ -1,33 +1,33 @@
 """Reads columns of a CSV or Parquet file, with errors that say where: file, line, column, value.
 
-pyarrow reads at full speed; only when something is wrong is the file searched for the place. The caller knows
-what the columns mean. In a CSV the heading is line 1; the rows of a Parquet file count from 1.
+Only when something is wrong is the file searched for the place. The caller knows what the columns mean. In a
+CSV the heading is line 1; the rows of a Parquet file count from 1. Parquet needs pyarrow, CSV does not.
 """
 
 import csv
 import re
-from collections.abc import Collection, Iterator
+from collections.abc import Collection, Iterator, Mapping
 from dataclasses import dataclass
 from itertools import islice
 from pathlib import Path
+from typing import Any
 
 import numpy as np
-import pyarrow as pa
-import pyarrow.compute as pc
-import pyarrow.csv as pa_csv
-import pyarrow.parquet as pa_parquet
+from numpy.typing import NDArray
 
 from cfel import validation
 from cfel.arrays import BoolArray, FloatArray, IntArray
-from cfel.errors import FleetFileError, InputError, describe_error
-from cfel.parquet_size import check_unpacked_size
-from cfel.system.headings import check_headings
+from cfel.errors import FleetFileError, describe_error
+from cfel.extras import explain_missing_extra
+from cfel.system.files.headings import check_headings
 
 YES = ("1", "1.0", "true")
 NO = ("0", "0.0", "false")
 
-MAX_TEXT = 10_000
-"""Bytes of a name in a table."""
+CHUNK = 65_536
+"""Records that are converted at once: few enough that their texts take little memory."""
+
+Texts = NDArray[np.object_]
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -40,16 +40,16 @@ class Table:
     """
 
     path: Path
-    columns: pa.Table
+    columns: Mapping[str, NDArray[Any]]
 
     @property
     def rows(self) -> int:
         """Number of devices, readings, ..."""
-        return int(self.columns.num_rows)
+        return len(next(iter(self.columns.values()), ()))
 
     def has(self, column: str) -> bool:
         """Whether the file has this column."""
-        return column in self.columns.column_names
+        return column in self.columns
 
     def floats(
         self,
@@ -69,10 +69,9 @@ class Table:
             most: every number must be at most this.
             blank: what an empty cell stands for; None if it must not be empty.
         """
-        values = self.columns[column].combine_chunks()
+        array: FloatArray = self.columns[column]
         if blank is not None:
-            values = values.fill_null(blank)
-        array: FloatArray = values.to_numpy(zero_copy_only=False)
+            array = np.where(np.isnan(array), blank, array)
         row = validation.find_outside(array, above=above, least=least, most=most, finite=blank is None)
         if row is not None:
             raise self.error(column, row, validation.describe_range(above=above, least=least, most=most))
@@ -86,19 +85,19 @@ class Table:
             raise self.error(column, int(np.argmax(odd)), "a whole number ≥ 0")
         return array.astype(np.int64)
 
-    def texts(self, column: str) -> pa.Array:
+    def texts(self, column: str) -> Texts:
         """A column of texts, none of them empty."""
-        texts = self.columns[column].combine_chunks()
-        filled = pc.fill_null(pc.greater(pc.utf8_length(texts), 0), False).to_numpy(zero_copy_only=False)
-        if not filled.all():
-            raise self.error(column, int(np.argmin(filled)), "a number or a name")
+        texts: Texts = self.columns[column]
+        empty = texts == ""
+        if empty.any():
+            raise self.error(column, int(np.argmax(empty)), "a number or a name")
         return texts
 
     def booleans(self, column: str) -> BoolArray:
         """A column of 1 or 0, true or false, read as text."""
-        texts = pc.utf8_lower(self.texts(column))
-        yes, no = (pc.is_in(texts, pa.array(words)).to_numpy(zero_copy_only=False) for words in (YES, NO))
-        unclear = ~(yes | no)
+        words = [text.lower() for text in self.texts(column)]
+        yes = np.array([word in YES for word in words], dtype=bool)
+        unclear = ~(yes | np.array([word in NO for word in words], dtype=bool))
         if unclear.any():
             raise self.error(column, int(np.argmax(unclear)), "1 or 0, true or false")
         return validation.make_read_only(yes)
@@ -106,11 +105,19 @@ class Table:
     def error(self, column: str, row: int, allowed: str) -> FleetFileError:
         """Returns the error for one cell; `row` counts from 0."""
         if _is_parquet(self.path):
-            place, value = f"row {row + 1}", repr(self.columns[column][row].as_py())
+            cell = self.columns[column][row : row + 1].tolist()[0]
+
+            place, value = f"row {row + 1}", repr(cell)
         else:
             line, fields = _read_record(self.path, row)
             place, value = f"line {line}", repr(fields.get(column, "").strip())
         return FleetFileError(f"{self.path}, {place}, column {column!r}: {value}: must be {allowed}")
+
+
+def number_texts(texts: Texts) -> tuple[IntArray, tuple[str, ...]]:
+    """A number for each distinct text, in order of first appearance, and the texts that they stand for."""
+    labels = {label: number for number, label in enumerate(dict.fromkeys(texts.tolist()))}
+    return np.array([labels[text] for text in texts.tolist()], dtype=np.int64), tuple(labels)
 
 
 def read_table(
@@ -131,17 +138,58 @@ def read_table(
     if file.exists() and not (file.is_file() or file.is_dir()):
         raise FleetFileError(f"{file}: cannot be read: it is not a regular file")
     try:
-        headings = pa_parquet.read_schema(file).names if _is_parquet(file) else _read_headings(file)[1]
-        place = f"{file}" if _is_parquet(file) else f"{file}, line {_read_headings(file)[0]}"
-        check_headings(place, headings, required, {*numbers, *texts})
-        wanted = [name for name in headings if name.strip() in {*numbers, *texts}]
-        read = _read_parquet if _is_parquet(file) else _read_csv
-        table = read(file, wanted, numbers)
-    except (OSError, UnicodeDecodeError, pa.ArrowException, csv.Error) as error:
+        columns = (
+            _read_parquet_file(file, required, numbers, texts)
+            if _is_parquet(file)
+            else _read_csv_file(file, required, numbers, texts)
+        )
+    except (OSError, UnicodeDecodeError, csv.Error) as error:
         raise FleetFileError(f"{file}: cannot be read: {describe_error(error)}") from error
-    if table.num_rows == 0:
+    table = Table(file, columns)
+    if table.rows == 0:
         raise FleetFileError(f"{file}: has a heading but no rows; must have at least 1")
-    return Table(file, table)
+    return table
+
+
+def _read_parquet_file(
+    file: Path, required: Collection[str], numbers: Collection[str], texts: Collection[str]
+) -> dict[str, NDArray[Any]]:
+    # Only those who have such files need its package.
+    with explain_missing_extra():
+        from cfel.system.files.parquet import read_headings, read_parquet
+    headings = read_headings(file)
+    check_headings(f"{file}", headings, required, {*numbers, *texts})
+    wanted = [name for name in headings if name.strip() in {*numbers, *texts}]
+    return read_parquet(file, wanted, numbers)
+
+
+def _read_csv_file(
+    file: Path, required: Collection[str], numbers: Collection[str], texts: Collection[str]
+) -> dict[str, NDArray[Any]]:
+    line, headings = _read_headings(file)
+    check_headings(f"{file}, line {line}", headings, required, {*numbers, *texts})
+    names = [heading.strip() for heading in headings]
+    places = {place: name for place, name in enumerate(names) if name in {*numbers, *texts}}
+    parts: dict[str, list[NDArray[Any]]] = {name: [np.empty(0)] for name in places.values()}
+    records = islice(_read_records(file, errors="strict"), 1, None)
+    while chunk := [fields for _, fields in islice(records, CHUNK)]:
+        try:
+            columns = list(zip(*chunk, strict=True))
+            if len(columns) != len(headings):
+                raise ValueError(f"{len(columns)} fields")  # noqa: TRY301 — found below, with its line
+            for place, name in places.items():
+                parts[name].append(_convert(columns[place], name in numbers))
+        except ValueError as error:
+            raise _find_bad_record(file, headings, numbers, str(error)) from error
+    return {name: np.concatenate(found[1:] or found) for name, found in parts.items()}
+
+
+def _convert(column: tuple[str, ...], number: bool) -> NDArray[Any]:
+    if number:
+        return np.array([float(text) if text else np.nan for text in column])
+    texts = np.empty(len(column), dtype=object)
+    texts[:] = [text.strip() for text in column]
+    return texts
 
 
 def _is_parquet(file: Path) -> bool:
@@ -153,61 +201,9 @@ def _read_headings(file: Path) -> tuple[int, list[str]]:
     return next(_read_records(file), (0, []))
 
 
-def _read_csv(file: Path, wanted: list[str], numbers: Collection[str]) -> pa.Table:
-    """Reads numbers straight to float64; if one of them is not a number, looks for it."""
-    types = {name: pa.float64() if name.strip() in numbers else pa.string() for name in wanted}
-    line, headings = _read_headings(file)
-    # pyarrow rejects a file with a heading only; `read_table` has a better message for that.
-    if next(islice(_read_records(file), 1, None), None) is None:
-        return pa.table({})
-    read = pa_csv.ReadOptions(column_names=headings, skip_rows=line)
-    convert = pa_csv.ConvertOptions(
-        column_types=types, include_columns=wanted, null_values=[""], strings_can_be_null=True
-    )
-    try:
-        table = pa_csv.read_csv(file, read_options=read, convert_options=convert)
-    except pa.ArrowInvalid as error:
-        raise _find_bad_record(file, headings, numbers, str(error)) from error
-    return _strip_blanks(table)
-
-
-def _read_parquet(file: Path, wanted: list[str], numbers: Collection[str]) -> pa.Table:
-    texts = [name for name in wanted if name.strip() not in numbers]
-    # Texts stay in a dictionary until their lengths are known: a long one in every row takes no room there.
-    source = pa_parquet.ParquetFile(file, read_dictionary=texts)
-    try:
-        check_unpacked_size(source, len(wanted), file.stat().st_size)
-    except InputError as error:
-        raise FleetFileError(f"{file}: {error}") from error
-    table = source.read(columns=wanted)
-    for name in texts:
-        _check_lengths(file, name, table[name])
-    for place, name in enumerate(wanted):
-        number, kind = name.strip() in numbers, table[name].type
-        if number and not (pa.types.is_integer(kind) or pa.types.is_floating(kind)):
-            raise FleetFileError(f"{file}, column {name!r}: is of type {kind}, must be numbers")
-        table = table.set_column(place, name, table[name].cast(pa.float64() if number else pa.string()))
-    return _strip_blanks(table)
-
-
-def _check_lengths(file: Path, name: str, column: pa.ChunkedArray) -> None:
-    """Rejects texts that are too long to be names."""
-    for chunk in column.chunks:
-        values = chunk.dictionary if pa.types.is_dictionary(chunk.type) else chunk
-        if pa.types.is_string(values.type) and (pc.max(pc.binary_length(values)).as_py() or 0) > MAX_TEXT:
-            raise FleetFileError(f"{file}, column {name!r}: has a text of more than {MAX_TEXT:,} bytes")
-
-
-def _strip_blanks(table: pa.Table) -> pa.Table:
-    for place, name in enumerate(table.column_names):
-        if pa.types.is_string(table[name].type):
-            table = table.set_column(place, name, pc.utf8_trim_whitespace(table[name]))
-    return table.rename_columns([name.strip() for name in table.column_names])
-
-
-def _read_records(file: Path) -> Iterator[tuple[int, list[str]]]:
+def _read_records(file: Path, errors: str = "replace") -> Iterator[tuple[int, list[str]]]:
     """Line number and fields of every record that is not empty, the heading first."""
-    with file.open(encoding="utf-8-sig", errors="replace", newline="") as lines:
+    with file.open(encoding="utf-8-sig", errors=errors, newline="") as lines:
         records = csv.reader(lines)
         for record in records:
             if record:

@@ -60,6 +60,7 @@ def test_every_use_of_the_backhaul(tmp_path: Path, scheme: str) -> None:
     [
         ({"participation": 4, "participation_by": "samples"}, "cef"),
         ({"participation": 0.7, "participation_per": "global_round"}, "tests.schemes:every_other"),
+        ({}, "oort"),
     ],
 )
 def test_some_devices_are_not_asked(tmp_path: Path, fleet: dict[str, Any], scheme: str) -> None:

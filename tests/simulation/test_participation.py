@@ -4,6 +4,8 @@ import numpy as np
 import pytest
 
 from cfel.rounds.dry_run import dry_run
+from cfel.simulation import PoolExecutor, simulate
+from cfel.simulation.state import from_checkpoint, to_checkpoint
 from tests.simulation.drive import column, outcomes, parameters_of, timeless, tiny
 
 ROUNDS = {"global": 2}
@@ -74,3 +76,17 @@ def test_budgets_are_shares_of_what_the_sampled_fleet_uses() -> None:
     assert world.budget == setting.budget
     found = world.conditions(0, 0)
     assert np.bincount(world.fleet.cluster, found.available).sum() == 4
+
+
+def test_a_checkpoint_keeps_the_losses_that_selection_depends_on() -> None:
+    """Oort from a checkpoint after the first round selects as in the run that was not stopped."""
+    experiment = tiny(scheme={"name": "oort"})
+    world, whole = experiment.build_world(), outcomes(experiment)
+    parameters = experiment.resolve(world).simulation
+    state = from_checkpoint(to_checkpoint(whole[0].state), world)
+    with PoolExecutor(world, parameters) as executor:
+        rest = list(simulate(world, executor, parameters, state, lambda: 0.0))
+    assert timeless([each.record for each in rest]) == timeless([each.record for each in whole[1:]])
+    assert whole[-1].state.control.losses is not None
+    assert np.isfinite(whole[-1].state.control.losses).all()
+    assert {each.record.devices_taking_part for each in whole} <= {3, 4, 5, 6}

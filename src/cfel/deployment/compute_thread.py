@@ -8,6 +8,7 @@ from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
 from typing import TypeVar
 
+from cfel.errors import UnreachableError
 from cfel.learning.worker_threads import prepare_process, prepare_thread
 
 Result = TypeVar("Result")
@@ -19,11 +20,19 @@ class ComputeThread:
     def __init__(self) -> None:
         prepare_process()
         self._pool = ThreadPoolExecutor(1, "compute", initializer=prepare_thread)
+        self._closed = False
 
     async def run(self, function: Callable[[], Result]) -> Result:
-        """The function's result."""
+        """The function's result.
+
+        Raises:
+            UnreachableError: the node has ended; a call that came late is not its fault.
+        """
+        if self._closed:
+            raise UnreachableError("this node has ended")
         return await asyncio.get_running_loop().run_in_executor(self._pool, function)
 
     def close(self) -> None:
         """Waits for the function that runs; drops those that have not begun."""
+        self._closed = True
         self._pool.shutdown(cancel_futures=True)

@@ -15,6 +15,7 @@ from cryptography import x509
 from cryptography.hazmat.primitives import hashes, serialization
 from cryptography.hazmat.primitives.asymmetric import ec
 
+from cfel.deployment.compute_thread import ComputeThread
 from cfel.deployment.parameters import DeploymentParameters
 from cfel.deployment.security import credentials as credentials_module
 from cfel.deployment.security.certificates import issue, make_authority, revoke
@@ -47,6 +48,10 @@ def certificates(tmp_path_factory: pytest.TempPathFactory) -> Path:
 async def _echo(caller: Identity, message: Message) -> Message:
     if message.header == b"reject":
         raise RejectedError("because")
+    if message.header == b"ended":
+        compute = ComputeThread()
+        compute.close()
+        await compute.run(lambda: None)
     if message.header == b"stale":
         raise StaleTermError("stale term 1")
     return Message(f"{caller} {message.header.decode()}".encode(), message.body)
@@ -136,6 +141,18 @@ def test_a_stale_term_has_its_own_status_code(certificates: Path) -> None:
             assert type(rejection.value) is RejectedError
 
     asyncio.run(play())
+
+
+def test_a_call_to_a_node_that_has_ended_is_no_fault_of_the_node(
+    certificates: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    async def play() -> None:
+        async with serving(certificates) as (address, _):
+            with pytest.raises(UnreachableError, match="has ended"):
+                await ask(certificates, DEVICE, address, message=Message(b"ended"))
+
+    asyncio.run(play())
+    assert not [record for record in caplog.records if record.exc_info]
 
 
 def test_raw_bytes_are_rejected(certificates: Path) -> None:

@@ -24,7 +24,7 @@ from cfel.deployment.security.revocations import Revocations
 from cfel.deployment.transport.addresses import check_free
 from cfel.deployment.transport.connections import device_connections
 from cfel.deployment.transport.messages import MOST_HEADER_BYTES, Message, join_message, split_message
-from cfel.errors import DeploymentError, NotAdmittedError, RejectedError, StaleTermError
+from cfel.errors import DeploymentError, NotAdmittedError, RejectedError, StaleTermError, UnreachableError
 
 _LOG = logging.getLogger(__name__)
 
@@ -152,6 +152,10 @@ class GrpcServer:
                 except RejectedError as error:
                     await self._reject(context, requests, (caller, name, error))
                     return
+                except UnreachableError as error:
+                    # The node has just ended, or needs another one that does not answer.
+                    _LOG.info("%s of %s: %s", name, caller, error)
+                    await context.abort(grpc.StatusCode.UNAVAILABLE, shorten(str(error)))
                 except Exception as error:  # noqa: BLE001 — logged with its trace; the server keeps running
                     _LOG.exception("%s of %s failed", name, caller)
                     await context.abort(grpc.StatusCode.INTERNAL, shorten(f"failed: {error!r}"))

@@ -51,6 +51,21 @@ def test_hcef_keeps_to_both_60_percent_budgets(name: str) -> None:
     assert ledger.joules >= 0.5 * budget.joules
 
 
+def test_the_backhaul_is_charged_where_it_has_a_price() -> None:
+    """A ring of 4 sends 8 models in a global round; CEF uses that much more, and HCEF leaves room for it."""
+    where = setting(PRESETS["cifar"], Rounds(global_rounds=3), devices=8, clusters=4)
+    free = compute_use(where)
+    priced = replace(where, joules_per_bit=0.1 * free.joules / (3 * 8 * where.model_bits))
+    use = compute_use(priced)
+    assert use.seconds == free.seconds
+    assert use.joules == pytest.approx(1.1 * free.joules)
+    budget = Budget(joules=0.6 * free.joules)
+    hcef = run(priced, "hcef", budget)[-1].ledger
+    assert 0.5 * free.joules < hcef.joules <= budget.joules * (1 + 1e-9)
+    reserved = replace(priced, budget=budget).reserve_backhaul(2)
+    assert reserved.joules == pytest.approx((0.6 - 0.1 / 3) * free.joules)
+
+
 def test_cef_uses_what_is_expected_of_it() -> None:
     """Summed device by device from the conditions: Σ over rounds of max over clusters, and of all joules."""
     preset = PRESETS["cifar"]

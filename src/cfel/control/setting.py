@@ -4,7 +4,7 @@ Numbers only, no model and no data: a dry run needs nothing else. A `World` adds
 """
 
 from collections.abc import Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 
 import numpy as np
 
@@ -33,6 +33,7 @@ class Setting:
         budget: what may be spent in all.
         charged_share: bits charged for every bit that a device sends.
         links: how often links are in use, where the scheme samples them.
+        joules_per_bit: energy of a bit between edge servers, charged with each global round.
     """
 
     seed: int
@@ -45,6 +46,7 @@ class Setting:
     budget: Budget = field(default_factory=Budget)
     charged_share: float = 1.0
     links: SampledLinks | None = None
+    joules_per_bit: float = 0.0
 
     @property
     def exchange_seconds(self) -> FloatArray:
@@ -63,6 +65,38 @@ class Setting:
         if self.links is None or self.scheme.gossip.link_budget == 1:
             return self.backhaul
         return use_links(self.backhaul, self.links.draw(self.seed, global_round, edge_rounds_done, step))
+
+    def count_models_sent(self, global_round: int) -> int:
+        """Full models between edge servers in a global round (from 0)."""
+        gossip, edge_rounds = self.scheme.gossip, self.rounds.edge_rounds
+        exchanges = gossip.count_exchanges(0, edge_rounds)
+        if gossip.link_budget == 1:
+            return exchanges * gossip.models_sent(self.backhaul.clusters, len(self.backhaul.edges))
+        # Sampled links differ from step to step.
+        done = range(edge_rounds - exchanges + 1, edge_rounds + 1)
+        steps = ((each, step) for each in done for step in range(gossip.steps))
+        return sum(2 * len(self.backhaul_at(global_round, *step).edges) for step in steps)
+
+    def compute_backhaul_joules(self, global_round: int) -> float:
+        """Energy of the backhaul in a global round (from 0)."""
+        # Without a price nothing is counted: sampled links would be drawn for nothing.
+        if not self.joules_per_bit:
+            return 0.0
+        return self.joules_per_bit * self.model_bits * self.count_models_sent(global_round)
+
+    def reserve_backhaul(self, rounds_done: int) -> Budget:
+        """The budget without the energy that the backhaul will take in the rounds that are left.
+
+        Devices share the rest. Sampled links are taken to be those of the next round.
+        """
+        joules = self.compute_backhaul_joules(rounds_done)
+        if not joules:
+            return self.budget
+        # A run that ends at its budget has fewer rounds than its limit; nobody knows yet how many.
+        rounds_left = 1 if self.rounds.stop == "budget" else self.rounds.global_rounds - rounds_done
+        left = self.budget.joules - joules * rounds_left
+        # A budget must be positive; with nothing left for them, all devices get their lower bounds.
+        return replace(self.budget, joules=max(left, 1e-9 * self.budget.joules))
 
     def conditions(
         self, global_round: int, edge_round: int, spent_joules: FloatArray | None = None

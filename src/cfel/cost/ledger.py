@@ -96,13 +96,15 @@ def after_exchange(ledger: Ledger, exchange_seconds: ArrayLike) -> Ledger:
     return Ledger(ledger.seconds, ledger.joules, (latest,) * ledger.clusters, ledger.elapsed_joules)
 
 
-def after_global_round(ledger: Ledger, exchange_seconds: ArrayLike) -> Ledger:
+def after_global_round(ledger: Ledger, exchange_seconds: ArrayLike, backhaul_joules: float = 0.0) -> Ledger:
     """Returns the ledger after the exchange that ends the global round, ready for the next.
 
     Args:
         ledger: after the last edge round.
         exchange_seconds: per cluster.
+        backhaul_joules: of all exchanges of the global round, where they are charged.
     """
     exchange = validation.check_floats("exchange_seconds", exchange_seconds, length=ledger.clusters, least=0)
     makespan = float(np.add(ledger.elapsed_seconds, exchange).max())
-    return Ledger(ledger.seconds + makespan, ledger.total_joules, (0.0,) * ledger.clusters, 0.0)
+    joules = ledger.total_joules + validation.check_number("backhaul_joules", backhaul_joules, least=0)
+    return Ledger(ledger.seconds + makespan, joules, (0.0,) * ledger.clusters, 0.0)

@@ -191,6 +191,7 @@ class Experiment:
             model_bits=bits,
             scheme=scheme,
             links=choose_links(scheme, backhaul),
+            joules_per_bit=self.topology.joules_per_bit,
         )
         budget = self._compute_budget(setting)
         if self.local.schedule_by == "budget" and np.isinf([budget.seconds, budget.joules]).all():

@@ -145,7 +145,7 @@ def observe(
         sigma2=estimates.sigma2,
         g2=estimates.g2,
         ledger=control.ledger(parameters),
-        budget=setting.budget,
+        budget=setting.reserve_backhaul(control.rounds_done),
         gossip_seconds_left=setting.exchange_seconds * exchanges,
         battery=None if battery is None else np.maximum(battery - control.spent_joules, 0.0),
         kept_energy=estimates.kept_energy,
@@ -272,11 +272,12 @@ def close_global_round(
     setting: Setting, control: ControlState, measured_seconds: float | None = None
 ) -> ControlState:
     """The control after the exchange that ends a global round; arguments as in `charge_exchange`."""
+    joules = setting.compute_backhaul_joules(control.rounds_done)
     return replace(
         control,
         rounds_done=control.rounds_done + 1,
-        expected=after_global_round(control.expected, setting.exchange_seconds),
-        realised=after_global_round(control.realised, _exchange_seconds(setting, measured_seconds)),
+        expected=after_global_round(control.expected, setting.exchange_seconds, joules),
+        realised=after_global_round(control.realised, _exchange_seconds(setting, measured_seconds), joules),
     )
 
 

@@ -47,7 +47,7 @@ def make_record(
     plans = [each.plan for each in edge_rounds]
     present = [each.conditions.available for each in edge_rounds]
     uploads = _upload_bytes(edge_rounds)
-    backhaul = _backhaul_bytes(setting, control.rounds_done - 1, len(edge_rounds))
+    backhaul = setting.count_models_sent(control.rounds_done - 1) * setting.model_bits / 8
     losses = [loss for each in edge_rounds for loss in each.losses.values()]
     return RoundRecord(
         round=control.rounds_done,
@@ -149,19 +149,3 @@ def _sum_present(edge_rounds: Sequence[EdgeRoundOutcome], values: Callable[[Roun
 
 def _upload_bytes(edge_rounds: Sequence[EdgeRoundOutcome]) -> float:
     return sum(float(each.wire_bits.sum()) for each in edge_rounds) / 8
-
-
-def _backhaul_bytes(setting: Setting, global_round: int, edge_rounds: int) -> float:
-    """The full models that edge servers exchange in a global round."""
-    return _models_sent(setting, global_round, edge_rounds) * setting.model_bits / 8
-
-
-def _models_sent(setting: Setting, global_round: int, edge_rounds: int) -> int:
-    """Full models on the backhaul in a global round."""
-    gossip, exchanges = setting.scheme.gossip, setting.scheme.gossip.count_exchanges(0, edge_rounds)
-    if gossip.link_budget == 1:
-        return exchanges * gossip.models_sent(setting.backhaul.clusters, len(setting.backhaul.edges))
-    # Sampled links differ from step to step.
-    done = range(edge_rounds - exchanges + 1, edge_rounds + 1)
-    steps = ((each, step) for each in done for step in range(gossip.steps))
-    return sum(2 * len(setting.backhaul_at(global_round, *step).edges) for step in steps)

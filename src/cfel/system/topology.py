@@ -39,6 +39,7 @@ class TopologyParameters:
         file: edge list, two cluster numbers per line; "edges" only.
         edges: the same as pairs, instead of a file; "edges" only.
         weights: the mean that gossip converges to: "uniform" counts clusters, "size" counts devices.
+        joules_per_bit: energy of a bit between edge servers; 0, as in the paper, charges nothing.
     """
 
     kind: str = "ring"
@@ -46,6 +47,7 @@ class TopologyParameters:
     file: str | None = None
     edges: tuple[tuple[int, int], ...] = ()
     weights: str = "uniform"
+    joules_per_bit: float = 0.0
 
     def __post_init__(self) -> None:
         if not isinstance(self.kind, str):
@@ -53,6 +55,7 @@ class TopologyParameters:
         if self.file is not None:
             validation.check_text("topology.file", self.file)
         validation.check_number("topology.p_edge", self.p_edge, above=0, most=1)
+        validation.check_number("topology.joules_per_bit", self.joules_per_bit, least=0)
         if self.weights not in WEIGHTS:
             raise InputError(unknown_name("topology.weights", self.weights, WEIGHTS))
         if self.kind == "edges" and (self.file is None) == (not self.edges):

@@ -5,6 +5,8 @@ from pathlib import Path
 
 sys.path.insert(0, str(Path(__file__).parent / "_extensions"))
 
+from sphinx.ext.napoleon.docstring import GoogleDocstring
+
 from cfel import __version__
 
 project = "cfel"
@@ -26,6 +28,9 @@ default_role = "code"
 autodoc_typehints = "signature"
 autodoc_member_order = "bysource"
 napoleon_numpy_docstring = False
+napoleon_use_ivar = True
+# Napoleon takes what precedes a colon in the docstring of a property to be its type. Ours are sentences.
+GoogleDocstring._parse_attribute_docstring = lambda self: list(self._lines)
 
 html_theme = "furo"
 html_title = "cfel"

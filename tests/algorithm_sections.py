@@ -6,6 +6,11 @@ from typing import Any
 SECTIONS: Mapping[str, Mapping[str, Any]] = {
     "adam": {"local": {"algorithm": "adam", "learning_rate": 0.002, "clip_gradient": 1.0}},
     "fedprox": {"local": {"algorithm": "fedprox", "options": {"mu": 0.1}, "nesterov": True}},
+    "scaffold": {"local": {"algorithm": "scaffold", "momentum": 0.0}},
+    "edge_servers": {
+        "local": {"algorithm": "feddyn"},
+        "aggregation": {"optimiser": "fedadam", "learning_rate": 0.02, "average": 0.5},
+    },
     "schedule": {
         "local": {"schedule": "cosine", "schedule_by": "budget", "warmup": 0.3},
         "budget": {"share_of_cef": 0.6},

@@ -9,6 +9,7 @@ from dataclasses import dataclass, field
 from cfel.control.setting import Setting
 from cfel.learning.aggregation import AggregationParameters
 from cfel.learning.compression.compressors import Compressor
+from cfel.learning.edge_rule import EdgeRules
 from cfel.learning.local.parameters import TrainingParameters
 from cfel.learning.models.flat import FlatModel
 from cfel.learning.task import DeviceData, Task
@@ -26,6 +27,7 @@ class World:
         compress: how uploads are compressed.
         start: the model every edge server begins with.
         aggregation: how an edge server makes one update of many.
+        edge_rules: what it does with that update.
     """
 
     setting: Setting
@@ -35,3 +37,4 @@ class World:
     compress: Compressor
     start: FlatModel
     aggregation: AggregationParameters = field(default_factory=AggregationParameters)
+    edge_rules: EdgeRules = field(default_factory=EdgeRules)

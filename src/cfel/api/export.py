@@ -11,6 +11,7 @@ from torch import nn
 from cfel.durable import check_directory, translate_parse_errors
 from cfel.errors import InputError, RunDirectoryError, StorageError, unknown_name
 from cfel.experiment import load_directory_experiment
+from cfel.learning.edge_rule import EdgeRules
 from cfel.learning.models.flat import FlatModel
 from cfel.learning.models.onnx_files import save_onnx
 from cfel.learning.models.safetensors_files import save_model
@@ -46,8 +47,9 @@ def export_model(directory: Path, to: Path, edge: int | None = None, code: CodeP
     if to.suffix not in FORMATS:
         raise InputError(unknown_name("--to: suffix", to.suffix, FORMATS))
     run = RunDirectory.open(directory)
-    task = load_directory_experiment(directory, code=code).load_task()
-    number, model = load_trained_model(run, task, edge)
+    experiment = load_directory_experiment(directory, code=code)
+    task = experiment.load_task()
+    number, model = load_trained_model(run, task, experiment.build_edge_rules(), edge)
     if to.suffix == ".onnx":
         save_onnx(to, model, task.build(), task.data.input_shape)
     else:
@@ -55,10 +57,16 @@ def export_model(directory: Path, to: Path, edge: int | None = None, code: CodeP
     return number
 
 
-def load_trained_model(run: RunDirectory, task: Task, edge: int | None = None) -> tuple[int, FlatModel]:
-    """The last global round with its consensus model (clusters weighted by size), or with one edge model."""
+def load_trained_model(
+    run: RunDirectory, task: Task, rules: EdgeRules, edge: int | None = None
+) -> tuple[int, FlatModel]:
+    """The last global round with its consensus model (clusters weighted by size), or with one edge model.
+
+    Where edge servers average their models over rounds, these are the averages.
+    """
     sizes = np.bincount(run.fleet().cluster)
-    number, models = _load_models(run, len(sizes), initial_model(task, 0))
+    number, found = _load_models(run, len(sizes), rules.add_memory(initial_model(task, 0)))
+    models = {i: rules.read_average(model) for i, model in found.items()}
     if edge is None:
         return number, mean_model(sizes, models)
     if edge not in models:
@@ -66,10 +74,10 @@ def load_trained_model(run: RunDirectory, task: Task, edge: int | None = None) -
     return number, models[edge]
 
 
-def load_module(run: RunDirectory, task: Task, edge: int | None = None) -> nn.Module:
+def load_module(run: RunDirectory, task: Task, rules: EdgeRules, edge: int | None = None) -> nn.Module:
     """The same model as a module of its task, in evaluation mode."""
     flat = task.build()
-    flat.load(load_trained_model(run, task, edge)[1])
+    flat.load(load_trained_model(run, task, rules, edge)[1])
     return flat.module.eval()
 
 

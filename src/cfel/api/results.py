@@ -117,7 +117,8 @@ class RunResult:
         Raises:
             RunDirectoryError: the run has no checkpoint yet.
         """
-        return load_module(self.run.directory, self.experiment.load_task(), edge)
+        experiment = self.experiment
+        return load_module(self.run.directory, experiment.load_task(), experiment.build_edge_rules(), edge)
 
     def __repr__(self) -> str:
         end = self.summary

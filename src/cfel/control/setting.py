@@ -34,6 +34,7 @@ class Setting:
         charged_share: bits charged for every bit that a device sends.
         links: how often links are in use, where the scheme samples them.
         joules_per_bit: energy of a bit between edge servers, charged with each global round.
+        exchanged_models: what edge servers exchange, in models: with their memory it is more than one.
     """
 
     seed: int
@@ -47,6 +48,7 @@ class Setting:
     charged_share: float = 1.0
     links: SampledLinks | None = None
     joules_per_bit: float = 0.0
+    exchanged_models: float = 1.0
 
     @property
     def exchange_seconds(self) -> FloatArray:
@@ -77,12 +79,16 @@ class Setting:
         steps = ((each, step) for each in done for step in range(gossip.steps))
         return sum(2 * len(self.backhaul_at(global_round, *step).edges) for step in steps)
 
+    def count_backhaul_bits(self, global_round: int) -> float:
+        """Bits between edge servers in a global round (from 0), of models and what edge servers remember."""
+        return self.count_models_sent(global_round) * self.exchanged_models * self.model_bits
+
     def compute_backhaul_joules(self, global_round: int) -> float:
         """Energy of the backhaul in a global round (from 0)."""
         # Without a price nothing is counted: sampled links would be drawn for nothing.
         if not self.joules_per_bit:
             return 0.0
-        return self.joules_per_bit * self.model_bits * self.count_models_sent(global_round)
+        return self.joules_per_bit * self.count_backhaul_bits(global_round)
 
     def reserve_backhaul(self, rounds_done: int) -> Budget:
         """The budget without the energy that the backhaul will take in the rounds that are left.

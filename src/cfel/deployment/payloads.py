@@ -75,14 +75,14 @@ class EncodedModels:
             return self._newest[-1]
 
 
-def model_views(model: FlatModel) -> tuple[memoryview, memoryview]:
-    """The bytes of both vectors where they are, parameters first."""
-    return _view(model.parameters), _view(model.buffers)
+def model_views(model: FlatModel) -> tuple[memoryview, ...]:
+    """The bytes of all vectors where they are, parameters first."""
+    return tuple(_view(part) for part in model.parts)
 
 
 def model_size(model: FlatModel) -> int:
     """How many bytes a model has."""
-    return 4 * (model.parameters.numel() + model.buffers.numel())
+    return 4 * sum(part.numel() for part in model.parts)
 
 
 def read_model(content: bytes | bytearray, like: FlatModel) -> FlatModel:
@@ -95,11 +95,14 @@ def read_model(content: bytes | bytearray, like: FlatModel) -> FlatModel:
     Raises:
         RejectedError: it has another length.
     """
-    split, expected = 4 * like.parameters.numel(), model_size(like)
+    expected = model_size(like)
     if len(content) != expected:
         raise RejectedError(f"a model of {len(content)} bytes, {expected} expected")
-    view = memoryview(content)
-    return FlatModel(read_vector(view[:split]), read_vector(view[split:]))
+    view, parts, start = memoryview(content), [], 0
+    for part in like.parts:
+        parts.append(read_vector(view[start : start + 4 * part.numel()]))
+        start += 4 * part.numel()
+    return FlatModel(*parts)
 
 
 def read_vector(content: bytes | bytearray | memoryview) -> Tensor:

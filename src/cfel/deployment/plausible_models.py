@@ -40,6 +40,7 @@ def check_model(model: FlatModel, own: FlatModel) -> None:
     difference = model.parameters - own.parameters
     _check_length("parameters", norm(difference), own.parameters, MOST_LENGTHS)
     _check_length("buffers", norm(model.buffers - own.buffers), own.buffers, MOST_BUFFER_LENGTHS)
+    _check_length("memory", norm(model.memory - own.memory), own.memory, MOST_BUFFER_LENGTHS)
 
 
 def _check_length(name: str, length: float, own: Tensor, most_lengths: float) -> None:

@@ -37,6 +37,8 @@ from cfel.learning.data import SHAPES, DataSet, load
 from cfel.learning.data.augment import augmentation
 from cfel.learning.data.held_out import hold_out
 from cfel.learning.data.partition import partition
+from cfel.learning.edge_optimisers import build_rules
+from cfel.learning.edge_rule import EdgeRules
 from cfel.learning.local.algorithms import build_algorithm
 from cfel.learning.local.parameters import LocalParameters, TrainingParameters
 from cfel.learning.models.builders import BUILTIN as MODELS
@@ -155,7 +157,7 @@ class Experiment:
             reason = f"scheme {self.scheme.name!r} chooses how much is sent, and is charged for that"
             raise InputError(f"compression.kind = 'none': {reason}; choose a compressor")
         augmentation(self.data.augment, self.code)
-        build_algorithm(self.local, self.code)
+        self.build_edge_rules()
         build_scheme(self.scheme, self.code)
 
     def change(self, changes: Mapping[str, Any]) -> "Experiment":
@@ -180,24 +182,23 @@ class Experiment:
         if samples is not None:
             fleet = replace(fleet, samples=np.asarray(samples, dtype=np.float64))
         backhaul = build_backhaul(self.topology, fleet.sizes, self.seed, self.code)
-        bits = 32.0 * parameters
+        bits, exchanged = 32.0 * parameters, 1.0 + self.build_edge_rules().vectors
         scheme = build_scheme(self.scheme, self.code)
         setting = Setting(
             seed=self.seed,
             rounds=self.rounds,
             fleet=fleet,
             backhaul=backhaul,
-            backhaul_seconds=backhaul_seconds(backhaul.graph, bits),
+            backhaul_seconds=backhaul_seconds(backhaul.graph, bits * exchanged),
             model_bits=bits,
+            exchanged_models=exchanged,
             scheme=scheme,
             links=choose_links(scheme, backhaul),
             joules_per_bit=self.topology.joules_per_bit,
         )
         budget = self._compute_budget(setting)
         if self.local.schedule_by == "budget" and np.isinf([budget.seconds, budget.joules]).all():
-            raise InputError(
-                "local.schedule_by = 'budget': there is no budget; set [budget], or use 'rounds'"
-            )
+            raise InputError("local.schedule_by = 'budget': set a [budget], or use 'rounds'")
         return replace(setting, budget=budget)
 
     def _check_trace(self, fleet: Fleet) -> None:
@@ -243,7 +244,8 @@ class Experiment:
         flat = self._build_start(task)
         samples = [len(indices) for indices in shares]
         check_batches(flat, self.data.batch, samples)
-        start = flat.read()
+        rules = self.build_edge_rules()
+        start = rules.add_memory(flat.read())
         size = start.parameters.numel()
         setting = self._build_setting(self.model.charged_parameters or size, samples)
         setting = replace(
@@ -260,6 +262,7 @@ class Experiment:
             compress=compressor(self.compression.kind, self.code),
             start=start,
             aggregation=self.aggregation,
+            edge_rules=rules,
         )
 
     def _split(self, task: Task) -> tuple[DataSet, list[IntArray]]:
@@ -283,6 +286,10 @@ class Experiment:
         """The experiment with the engine chosen."""
         engine = choose_engine(self.simulation.engine, world).engine
         return replace(self, simulation=replace(self.simulation, engine=engine))
+
+    def build_edge_rules(self) -> EdgeRules:
+        """What edge servers do with updates: the local algorithm's part, then their own optimiser."""
+        return build_rules(self.local, self.aggregation, self.code)
 
     def _build_start(self, task: Task) -> FlatModule:
         """The module with the values that every edge server starts from."""

@@ -14,8 +14,8 @@ agree on a small push in one direction.
 
 import math
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
-from dataclasses import dataclass
-from typing import Literal, TypeAlias, get_args
+from dataclasses import dataclass, field
+from typing import Any, Literal, TypeAlias, get_args
 
 import torch
 from torch import Tensor
@@ -49,12 +49,22 @@ class AggregationParameters:
     Attributes:
         kind: how an edge server combines updates; "mean" is the paper's.
         trim: for `trimmed_mean`: share of the devices left out at each end, in [0, 0.5), rounded down.
+        optimiser: what an edge server makes of the mean update: "none", "momentum", "fedadam", "fedyogi", an
+            entry point's name, or "module:function".
+        learning_rate: of the optimiser, > 0.
+        options: settings of this optimiser.
+        average: share of every global round's model in an average over rounds, which is evaluated and
+            exported instead of the last model, in [0, 1); 0 for none.
         clip: for `clipped`: longest update, relative to the median length (of two, the shorter), > 0.
     """
 
     kind: Kind = "mean"
     trim: float = 0.2
     clip: float = 2.0
+    optimiser: str = "none"
+    learning_rate: float = 1.0
+    options: Mapping[str, Any] = field(default_factory=dict)
+    average: float = 0.0
 
     def __post_init__(self) -> None:
         if self.kind not in get_args(Kind):
@@ -62,6 +72,11 @@ class AggregationParameters:
         if validation.check_number("aggregation.trim", self.trim, least=0) >= 0.5:
             raise InputError(f"aggregation.trim = {self.trim}: must be less than 0.5, or no device is left")
         validation.check_number("aggregation.clip", self.clip, above=0)
+        validation.check_text("aggregation.optimiser", self.optimiser)
+        validation.check_number("aggregation.learning_rate", self.learning_rate, above=0)
+        if not isinstance(self.options, Mapping):
+            raise InputError(f"aggregation.options = {self.options!r}: must be a table")
+        validation.check_number("aggregation.average", self.average, least=0, below=1)
 
 
 def aggregate(

@@ -23,6 +23,7 @@ from cfel.errors import InputError
 from cfel.learning.compression.compressors import Update
 from cfel.learning.compression.top_k import measure_kept_energy
 from cfel.learning.device_messages import DeviceOrder, DeviceReport, DeviceState
+from cfel.learning.local.algorithm import LocalRun
 from cfel.learning.local.divergence import raise_if_diverged
 from cfel.learning.local.estimates import Estimates
 from cfel.learning.local.training import estimate_from_fresh_batches, train
@@ -68,7 +69,7 @@ def device_update(
     flat.load(order.model)
     flat.module.train()
     memory = _load_memory(state, workspace, give_up_state)
-    estimates, losses = train(order, data, memory, workspace)
+    estimates, losses, run = train(order, data, memory, workspace)
     # In place: the workspace loads another model before it is used again.
     difference = flat.parameters.sub_(order.model.parameters.to(workspace.device)).cpu()
     return finish_update(
@@ -81,6 +82,7 @@ def device_update(
         buffers=flat.buffers.clone().cpu(),
         estimates=estimates,
         losses=losses,
+        run=run,
         give_up_state=give_up_state,
     )
 
@@ -96,6 +98,7 @@ def finish_update(
     buffers: Tensor,
     estimates: Estimates | None,
     losses: Sequence[float],
+    run: LocalRun | None = None,
     give_up_state: bool = False,
 ) -> tuple[DeviceReport, DeviceState]:
     """Compresses a device's model difference, and makes its report and its new state.
@@ -110,6 +113,7 @@ def finish_update(
         buffers: batch-norm statistics.
         estimates: new ones, or None to keep the old ones.
         losses: of the steps taken.
+        run: the finished run; None if its algorithm need not know what is sent.
         give_up_state: the memory of `state` may be reused.
 
     Raises:
@@ -121,6 +125,8 @@ def finish_update(
     if state.residual is not None:
         difference.add_(state.residual)
     update = workspace.compress(difference, order.theta, order.key("compression"))
+    if run is not None and workspace.algorithm.sent is not None:
+        memory = _tell_sent(run, update, workspace)
     # A device that took no step has nothing new to report, and repeats its last estimates.
     estimates = estimates or state.estimates
     if estimates is not None:
@@ -142,6 +148,15 @@ def finish_update(
         else None,
         estimates,
     )
+
+
+def _tell_sent(run: LocalRun, update: Update, workspace: Workspace) -> dict[str, Tensor]:
+    """Lets the algorithm know what the edge server will get; returns the memory after that."""
+    assert workspace.algorithm.sent is not None  # noqa: S101 — the caller has looked
+    sent = torch.zeros(update.size)
+    update.add_to(sent, 1.0)
+    workspace.algorithm.sent(run, sent.to(workspace.device))
+    return {name: values.cpu() for name, values in run.memory.items()}
 
 
 def _load_memory(state: DeviceState, workspace: Workspace, give_up_state: bool) -> dict[str, Tensor]:
@@ -239,10 +254,12 @@ def weighted_model(models: Mapping[int, FlatModel], weights: Mapping[int, float]
         raise InputError("weights: all are zero")
     parameters = models[ids[0]].parameters * weights[ids[0]]
     buffers = models[ids[0]].buffers * weights[ids[0]]
+    memory = models[ids[0]].memory * weights[ids[0]]
     for i in ids[1:]:
         parameters.add_(models[i].parameters, alpha=weights[i])
         buffers.add_(models[i].buffers, alpha=weights[i])
-    return FlatModel(parameters, buffers)
+        memory.add_(models[i].memory, alpha=weights[i])
+    return FlatModel(parameters, buffers, memory)
 
 
 def gossip_mix(models: Sequence[FlatModel], mixing: FloatArray, workers: int = 0) -> list[FlatModel]:

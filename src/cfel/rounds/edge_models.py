@@ -21,6 +21,8 @@ def edge_tensors(models: Sequence[FlatModel]) -> dict[str, np.ndarray]:
     for number, model in enumerate(models):
         tensors[f"edge/{number}/parameters"] = model.parameters.numpy()
         tensors[f"edge/{number}/buffers"] = model.buffers.numpy()
+        if model.memory.numel():
+            tensors[f"edge/{number}/memory"] = model.memory.numpy()
     return tensors
 
 
@@ -39,7 +41,7 @@ def read_edge_models(checkpoint: Checkpoint, clusters: int, like: FlatModel) -> 
     for number in range(clusters):
         parts = [
             read_vector(checkpoint.tensors, f"edge/{number}/{part}", getattr(like, part).numel())
-            for part in ("parameters", "buffers")
+            for part in ("parameters", "buffers", *(("memory",) if like.memory.numel() else ()))
         ]
         models.append(FlatModel(*parts))
     return tuple(models)

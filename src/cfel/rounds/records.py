@@ -47,7 +47,7 @@ def make_record(
     plans = [each.plan for each in edge_rounds]
     present = [each.conditions.available for each in edge_rounds]
     uploads = _upload_bytes(edge_rounds)
-    backhaul = setting.count_models_sent(control.rounds_done - 1) * setting.model_bits / 8
+    backhaul = setting.count_backhaul_bits(control.rounds_done - 1) / 8
     losses = [loss for each in edge_rounds for loss in each.losses.values()]
     return RoundRecord(
         round=control.rounds_done,

@@ -14,9 +14,9 @@ import numpy as np
 
 from cfel.control.scheme import RoundPlan
 from cfel.errors import DivergedError
-from cfel.learning.aggregation import aggregate
 from cfel.learning.device_accuracy import measure_devices, summarise_devices
 from cfel.learning.device_messages import DeviceOrder, DeviceReport, DeviceState
+from cfel.learning.edge_update import update_edge_model
 from cfel.learning.evaluate import Evaluation, choose_test_samples
 from cfel.learning.local.estimates import refresh_estimates
 from cfel.learning.models.flat import FlatModel, model_sha256
@@ -73,8 +73,8 @@ def simulate(
                 state = replace(state, control=control, models=models)
         # Charged before the models are mixed: whether this round is evaluated depends on what it used.
         control = close_global_round(setting, state.control)
-        models = _exchange(world, parameters, state, setting.rounds.edge_rounds)
-        state = replace(state, control=control, models=models)
+        mixed = _exchange(world, parameters, state, setting.rounds.edge_rounds)
+        state = replace(state, control=control, models=tuple(map(world.edge_rules.add_to_average, mixed)))
         evaluations = _evaluate(world, executor, parameters, state)
         record = make_record(
             setting,
@@ -132,7 +132,7 @@ def _run_edge_round(
     rate = find_rate(world.training.local, observation)
     conditions = plan.leave_out(conditions)
     jobs = _make_jobs(world, state, conditions, edge_round, plan, rate)
-    models, devices, work = _train(world, executor, state, plan, jobs)
+    models, devices, work = _train(world, executor, state, plan, jobs, rate)
     outcome = count_costs(setting, parameters, conditions, plan, work)
     return RunState(charge_edge_round(control, outcome), models, devices), outcome
 
@@ -170,7 +170,7 @@ def _make_order(
 
 
 def _train(
-    world: World, executor: Executor, state: RunState, plan: RoundPlan, jobs: list[Job]
+    world: World, executor: Executor, state: RunState, plan: RoundPlan, jobs: list[Job], rate: float
 ) -> tuple[tuple[FlatModel, ...], tuple[DeviceState, ...], list[DeviceWork]]:
     """Trains all devices; each edge server aggregates reports as they are done."""
     models, devices = list(state.models), list(state.devices)
@@ -188,7 +188,15 @@ def _train(
         numbers = list(members)
         weights = device_weights(world.setting, plan, {n: world.data[n].samples for n in numbers})
         reports = map(note, islice(answers, len(numbers)))
-        models[cluster] = aggregate(models[cluster], reports, weights, world.aggregation)
+        models[cluster] = update_edge_model(
+            models[cluster],
+            reports,
+            weights,
+            world.aggregation,
+            world.edge_rules,
+            share=len(numbers) / int(world.setting.fleet.sizes[cluster]),
+            rate=world.training.local.learning_rate * rate,
+        )
     assert next(answers, None) is None  # noqa: S101 — an executor ends its work after its last answer
     return tuple(models), tuple(devices), work
 
@@ -199,9 +207,9 @@ def _evaluate(
     """Every edge model, or the mean model alone; empty when this round is not evaluated."""
     if not is_evaluated(world.setting, parameters, state.control):
         return []
-    models: Sequence[FlatModel] = state.models
+    models = [world.edge_rules.read_average(model) for model in state.models]
     if parameters.evaluate_on == "mean":
-        models = [mean_model(world.setting.fleet.sizes, dict(enumerate(state.models)))]
+        models = [mean_model(world.setting.fleet.sizes, dict(enumerate(models)))]
     return executor.run_evaluations(models, parameters.evaluate_samples)
 
 

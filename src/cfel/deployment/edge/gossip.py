@@ -14,7 +14,7 @@ from cfel.deployment.coordinator.check_state import check_rows, check_state
 from cfel.deployment.edge.neighbour_models import NeighbourModels
 from cfel.deployment.edge.progress import EdgeProgress
 from cfel.deployment.payloads import EncodedModels
-from cfel.deployment.positions import Position, after_gossip_step
+from cfel.deployment.positions import Position, after_gossip_step, ends_global_round
 from cfel.deployment.protocol.calls import Endpoint, serve
 from cfel.deployment.protocol.coordinator_requests import (
     FetchAnswer,
@@ -124,6 +124,8 @@ class EdgeGossip:
         self, models: Mapping[int, FlatModel], weights: Mapping[int, float], command: MixCommand
     ) -> tuple[FlatModel, MixAnswer]:
         mixed = weighted_model(models, weights)
+        if ends_global_round(self._world, command.position):
+            mixed = self._world.edge_rules.add_to_average(mixed)
         if not mixed.is_finite():
             raise RejectedError("the average of these models is not finite")
         metric = self._evaluate(mixed) if command.evaluate else None
@@ -135,6 +137,7 @@ class EdgeGossip:
             world = self._world
             self._workspace = Workspace(world.task, world.training, world.compress)
         samples = self._simulation.evaluate_samples or None
+        model = self._world.edge_rules.read_average(model)
         return evaluate(model, self._workspace, samples, self._world.setting.seed).metric
 
     async def give_model(self, caller: Identity, request: PeerModelRequest) -> PeerModelAnswer:

@@ -29,8 +29,8 @@ from cfel.deployment.protocol.coordinator_requests import (
 )
 from cfel.deployment.security.identity import Identity
 from cfel.errors import InputError, RejectedError
-from cfel.learning.aggregation import aggregate
 from cfel.learning.device_messages import DeviceOrder, DeviceReport
+from cfel.learning.edge_update import update_edge_model
 from cfel.learning.models.flat import FlatModel
 from cfel.rounds.orders import device_weights, make_order
 from cfel.world import World
@@ -123,7 +123,8 @@ class EdgeTraining:
                 coordinator_state.rate,
             )
             answers = await self._devices.collect_reports(orders, state.last_used_rounds)
-            model = await self._aggregate(state.model, plan, list(answers.values.values()))
+            reports = list(answers.values.values())
+            model = await self._aggregate(state.model, plan, reports, coordinator_state.rate)
             # Each update is finite, but their sum is not. The round counts as one without devices.
             if model is None:
                 _LOG.error("the updates of %s do not add up to finite numbers", sorted(answers.values))
@@ -134,14 +135,18 @@ class EdgeTraining:
             return answer
 
     async def _aggregate(
-        self, model: FlatModel, plan: RoundPlan, reports: Sequence[DeviceReport]
+        self, model: FlatModel, plan: RoundPlan, reports: Sequence[DeviceReport], rate: float
     ) -> FlatModel | None:
         """The new model; None if it would not be finite, though each update is."""
         samples = {report.device: report.samples for report in reports}
-        weights, rule = device_weights(self._world.setting, plan, samples), self._world.aggregation
+        world = self._world
+        weights = device_weights(world.setting, plan, samples)
+        share, rate = len(reports) / len(self._devices.devices), world.training.local.learning_rate * rate
 
         def add_up() -> FlatModel | None:
-            made = aggregate(model, reports, weights, rule)
+            made = update_edge_model(
+                model, reports, weights, world.aggregation, world.edge_rules, share=share, rate=rate
+            )
             return made if made.is_finite() else None
 
         return await self._compute.run(add_up)

@@ -7,6 +7,7 @@ G² from them. An algorithm changes what happens in between:
     change_gradient(run, gradient)      before every step: adds terms to the gradient, in place
     step(x, gradient, memory, rate)     every step: changes the parameters, in place
     end(run)                            once, after the last step
+    sent(run, update)                   once, with the update as it is sent, after compression
 
 Only `step` is required: an optimiser is an algorithm with nothing else. Parameters, gradients and memory are
 float32 vectors of all trained numbers, one after another. The algorithms themselves are in `algorithms`.
@@ -21,6 +22,7 @@ import torch
 from torch import Tensor
 
 from cfel.errors import InputError
+from cfel.learning.edge_rule import EdgeRule
 
 Memory: TypeAlias = Mapping[str, Tensor]
 """What a device remembers, by name; algorithms change the tensors in place."""
@@ -38,6 +40,7 @@ class LocalRun:
         start: x at the beginning, the edge model's; must not be changed.
         memory: what the device remembers, by name; changed in place.
         rate: the learning rate of this edge round.
+        edge_memory: what the edge server remembers for this algorithm, by name; must not be changed.
         tau: local iterations of an edge round, taken or not.
         gradient_at: computes the gradient of the present batch at other parameters.
         draw: makes the random stream for a purpose, another one in each step; draw from nothing else.
@@ -50,6 +53,7 @@ class LocalRun:
     parameters: Tensor
     start: Tensor
     memory: Memory
+    edge_memory: Memory
     rate: float
     tau: int
     gradient_at: Callable[[Tensor], Tensor]
@@ -79,7 +83,8 @@ class LocalAlgorithm:
             `local.momentum_state = "reset"` they start at zero in every edge round.
         lasting: names of vectors that are kept from edge round to edge round in any case.
         counters: names of single numbers that the optimiser remembers, like `memory`.
-        begin, change_gradient, end: see the top of the module; None for nothing.
+        begin, change_gradient, end, sent: see the top of the module; None for nothing.
+        edge: what edge servers do with the mean of the updates; None for adding it to their model.
         step_parts: the same as `step`, on lists of tensors; saves a copy where nothing else needs a vector.
         options: names of the entries of `[local.options]` that it reads.
     """
@@ -91,6 +96,8 @@ class LocalAlgorithm:
     begin: Callable[[LocalRun], None] | None = None
     change_gradient: Callable[[LocalRun, Tensor], None] | None = None
     end: Callable[[LocalRun], None] | None = None
+    sent: Callable[[LocalRun, Tensor], None] | None = None
+    edge: EdgeRule | None = None
     step_parts: PartsStep | None = None
     options: tuple[str, ...] = ()
 

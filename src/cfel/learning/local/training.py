@@ -13,17 +13,19 @@ import torch
 from torch import Tensor
 
 from cfel.learning.device_messages import DeviceOrder
+from cfel.learning.edge_rule import read_memory
 from cfel.learning.local.algorithm import LocalRun, Memory
 from cfel.learning.local.estimates import Estimates, Scatter, estimate_from_batches, squared_norm
 from cfel.learning.local.half_batch_estimates import compute_gradient_and_estimates
 from cfel.learning.local.iterations import choose_iterations, draw_batches
 from cfel.learning.local.workspace import Workspace
+from cfel.learning.models.flat import FlatModel
 from cfel.learning.task import DeviceData
 
 
 def train(
     order: DeviceOrder, data: DeviceData, memory: Memory, workspace: Workspace
-) -> tuple[Estimates | None, list[float]]:
+) -> tuple[Estimates | None, list[float], LocalRun]:
     """Runs the chosen iterations; with `estimator = "reuse"` the first one also yields the estimates.
 
     Args:
@@ -33,7 +35,7 @@ def train(
         workspace: the worker's scratch memory; its parameters change.
 
     Returns:
-        The estimates, or None if there are no new ones, and the loss of every step taken.
+        The estimates, or None if there are no new ones; the loss of every step taken; and the finished run.
     """
     local, flat, algorithm = workspace.local, workspace.flat, workspace.algorithm
     taken = choose_iterations(local.steps, order.rho, order.tau, order.stream("steps"))
@@ -69,7 +71,7 @@ def train(
         losses.append(loss)
     if algorithm.end is not None:
         algorithm.end(run)
-    return estimates, losses
+    return estimates, losses, run
 
 
 def clip_gradient(gradient: list[Tensor], most: float) -> None:
@@ -95,12 +97,20 @@ def _open_run(order: DeviceOrder, memory: Memory, workspace: Workspace) -> Local
         parameters=workspace.flat.parameters,
         start=order.model.parameters.to(workspace.device),
         memory=memory,
+        edge_memory=_read_edge_memory(order.model, workspace),
         rate=workspace.local.learning_rate * order.rate,
         tau=order.tau,
         gradient_at=compute_at,
         draw=lambda purpose: order.stream(f"algorithm: {purpose}", run.iteration),
     )
     return run
+
+
+def _read_edge_memory(model: FlatModel, workspace: Workspace) -> dict[str, Tensor]:
+    edge = workspace.algorithm.edge
+    if edge is None:
+        return {}
+    return {name: each.to(workspace.device) for name, each in read_memory(model, edge.memory).items()}
 
 
 def _make_step(run: LocalRun, workspace: Workspace) -> Callable[[list[Tensor]], None]:

@@ -15,7 +15,7 @@ reason. This order is part of the flat format; files (`safetensors_files`) use n
 
 import hashlib
 from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 
 import torch
 from torch import Tensor, nn
@@ -32,27 +32,34 @@ class FlatModel:
     Attributes:
         parameters: float32 vector of d trained numbers.
         buffers: float32 vector of the buffers that training changes (batch-norm statistics); may be empty.
+        memory: float32 vector of what an edge server remembers beside its model (`edge_rule`); may be empty.
     """
 
     parameters: Tensor
     buffers: Tensor
+    memory: Tensor = field(default_factory=lambda: torch.empty(0))
 
     def __post_init__(self) -> None:
-        for name in ("parameters", "buffers"):
+        for name in ("parameters", "buffers", "memory"):
             value: Tensor = getattr(self, name)
             if value.dim() != 1 or value.dtype != torch.float32:
                 raise InputError(
                     f"model.{name}: must be a float32 vector, is {value.dtype} {tuple(value.shape)}"
                 )
 
+    @property
+    def parts(self) -> tuple[Tensor, Tensor, Tensor]:
+        """All vectors, in the order of files and messages."""
+        return self.parameters, self.buffers, self.memory
+
     def is_finite(self) -> bool:
         """Whether no value is infinite or NaN."""
-        return all(bool(torch.isfinite(part).all()) for part in (self.parameters, self.buffers))
+        return all(bool(torch.isfinite(part).all()) for part in self.parts)
 
     def sha256(self) -> bytes:
-        """The SHA-256 of both vectors' bytes, parameters first."""
+        """The SHA-256 of the vectors' bytes, parameters first."""
         digest = hashlib.sha256()
-        for part in (self.parameters, self.buffers):
+        for part in self.parts:
             digest.update(part.detach().cpu().contiguous().numpy().data)
         return digest.digest()
 

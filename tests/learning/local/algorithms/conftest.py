@@ -6,6 +6,7 @@ import pytest
 
 from cfel.learning.compression.compressors import compressor
 from cfel.learning.device_messages import DeviceReport, DeviceState
+from cfel.learning.edge_rule import EdgeRules
 from cfel.learning.local.algorithm import LocalAlgorithm
 from cfel.learning.local.parameters import LocalParameters, TrainingParameters
 from cfel.learning.local.workspace import Workspace
@@ -37,7 +38,9 @@ def run_round(digits_task: Task, order: Make, spread: Spread) -> Round:
     ) -> tuple[DeviceReport, DeviceState]:
         parameters = LocalParameters(algorithm=name, options=options or {}, **local)  # type: ignore[arg-type]
         workspace = make_workspace(digits_task, parameters)
-        asked = order(model, tau=tau, edge_round=edge_round)
+        edge = workspace.algorithm.edge
+        start = EdgeRules(() if edge is None else (edge,)).add_memory(model)
+        asked = order(start, tau=tau, edge_round=edge_round)
         return device_update(asked, data, state or DeviceState(), workspace)
 
     return run

@@ -7,7 +7,10 @@ from typing import TypeAlias
 from cfel.errors import InputError, unknown_name
 from cfel.learning.local.algorithm import LocalAlgorithm
 from cfel.learning.local.algorithms.adam import adam, adamw
+from cfel.learning.local.algorithms.feddyn import feddyn
+from cfel.learning.local.algorithms.fednova import fednova
 from cfel.learning.local.algorithms.fedprox import fedprox
+from cfel.learning.local.algorithms.scaffold import scaffold
 from cfel.learning.local.algorithms.sgd import sgd
 from cfel.learning.local.parameters import LocalParameters, TrainingParameters
 from cfel.plugins import BUILT_IN_ONLY, CodePolicy, check_call, check_result, resolve
@@ -15,7 +18,15 @@ from cfel.plugins import BUILT_IN_ONLY, CodePolicy, check_call, check_result, re
 AlgorithmBuilder: TypeAlias = Callable[[LocalParameters], LocalAlgorithm]
 
 ALGORITHMS: Mapping[str, AlgorithmBuilder] = MappingProxyType(
-    {"sgd": sgd, "adam": adam, "adamw": adamw, "fedprox": fedprox}
+    {
+        "sgd": sgd,
+        "adam": adam,
+        "adamw": adamw,
+        "fedprox": fedprox,
+        "scaffold": scaffold,
+        "feddyn": feddyn,
+        "fednova": fednova,
+    }
 )
 
 
@@ -49,6 +60,7 @@ def _check_functions(what: str, algorithm: LocalAlgorithm) -> None:
         ("begin", algorithm.begin, ("run",)),
         ("change_gradient", algorithm.change_gradient, ("run", "gradient")),
         ("end", algorithm.end, ("run",)),
+        ("sent", algorithm.sent, ("run", "update")),
     )
     for name, hook, takes in hooks:
         if hook is not None:

@@ -9,6 +9,7 @@ import torch
 from torch import Tensor
 from torch.optim.sgd import sgd as torch_sgd
 
+from cfel.errors import InputError
 from cfel.learning.local.algorithm import LocalAlgorithm, Memory
 from cfel.learning.local.parameters import LocalParameters
 
@@ -26,6 +27,14 @@ def sgd(local: LocalParameters) -> LocalAlgorithm:
         apply_momentum_step(x, gradient, memory.get("momentum", ()), local, rate)
 
     return LocalAlgorithm(step, memory=("momentum",) if local.momentum else (), step_parts=step_parts)
+
+
+def reject_momentum(local: LocalParameters) -> None:
+    """Raises an `InputError` for algorithms in which a step must be the rate times the gradient."""
+    if local.momentum or local.weight_decay:
+        raise InputError(
+            f"local.algorithm = {local.algorithm!r}: needs local.momentum = 0 and local.weight_decay = 0"
+        )
 
 
 def apply_momentum_step(

@@ -196,7 +196,7 @@ SILENCE = (
     "edge-1, status: failed to connect to all addresses; last error: UNKNOWN: ipv4:127.0.0.1:7400: "
     "Failed to connect to remote host: Connection refused"
 )
-WHY = "edge 1: UNKNOWN: ipv4:127.0.0.1:7400: Failed to connect to remote host: Connection refused"
+WHY = "edge 1: ipv4:127.0.0.1:7400: Failed to connect to remote host: Connection refused"
 
 
 @pytest.fixture

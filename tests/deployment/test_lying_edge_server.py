@@ -5,23 +5,28 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
+import msgspec
 import pytest
 
 from cfel.deployment.coordinator.control_state import initial_coordinator_state
+from cfel.deployment.coordinator.edge_calls import TermCalls
 from cfel.deployment.election.state import Heartbeat, HeartbeatReply, VoteRequest
 from cfel.deployment.election.vote_file import load_vote
 from cfel.deployment.protocol.calls import AnyRequest, RemoteCalls
 from cfel.deployment.protocol.codec import from_message, to_message
 from cfel.deployment.protocol.coordinator_requests import (
+    CloseCommand,
     EstimateCommand,
     FetchCommand,
     MeanMetricRequest,
+    MixCommand,
     PlanCommand,
 )
 from cfel.deployment.protocol.peer_requests import ElectionRequest, HelloAnswer
 from cfel.deployment.security.identity import Identity
 from cfel.deployment.transport.messages import Message
 from cfel.errors import RejectedError, StaleTermError
+from cfel.runlog.log import read_log
 from tests.deployment.conftest import deployed
 from tests.deployment.memory_federation import Federation, MemoryClient, claim_term, until
 from tests.simulation.drive import records, timeless
@@ -114,3 +119,73 @@ def test_the_run_is_not_over_because_one_edge_server_says_so(tmp_path: Path) -> 
             return timeless(federation.records())
 
     assert asyncio.run(play()) == timeless(records(experiment))
+
+
+@pytest.mark.long
+@pytest.mark.parametrize("kind", [PlanCommand, MixCommand, CloseCommand])
+def test_an_elected_liar_is_replaced(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, kind: type) -> None:
+    """Invalid commands of the first coordinator: the others name it, elect another one and continue."""
+    liars: list[TermCalls] = []
+    shown: set[str] = set()
+    honest_call = TermCalls._call_until
+
+    async def call(self: TermCalls, edge: int, command: Any, deadline: float) -> Any:
+        if not liars and type(command) is kind:
+            liars.append(self)
+        if self in liars and isinstance(command, kind):
+            command = spoil(command)
+        return await honest_call(self, edge, command, deadline)
+
+    monkeypatch.setattr(TermCalls, "_call_until", call)
+
+    async def play() -> None:
+        async with Federation(deployed(), tmp_path) as federation:
+            federation.start()
+            await until("one leads", lambda: federation.coordinator() is not None)
+            first = federation.coordinator()
+            others = [i for i in range(3) if i != first]
+
+            def is_named() -> bool:
+                shown.update(federation.edges[i].take_snapshot().problem for i in others)
+                return any(f"edge-{first} sent a command that is not valid" in each for each in shown)
+
+            await until("it is named", is_named)
+            await until("another leads", lambda: federation.coordinator() in others)
+            await federation.finished()
+            assert [federation.edges[i].server.state.position for i in others] == [(3, 0, 0)] * 2
+
+    asyncio.run(play())
+    logs = [read_log(tmp_path / f"edge-{i}" / "rounds.jsonl").records for i in range(3)]
+    assert [each.round for each in logs[0]] == [1, 2, 3]
+    assert all(each.devices_taking_part >= 4 for log in logs for each in log)
+
+
+def spoil(command: Any) -> Any:
+    """The same command, as no honest coordinator would send it."""
+    match command:
+        case PlanCommand():
+            assert command.state.plan is not None
+            plan = replace(command.state.plan, rho=command.state.plan.rho + 1.0)
+            return msgspec.structs.replace(command, state=replace(command.state, plan=plan))
+        case MixCommand():
+            return msgspec.structs.replace(command, rows=((0.0, 0.0, 1.0),) * 3)
+        case CloseCommand():
+            return msgspec.structs.replace(command, last=not command.last)
+
+
+def test_the_end_is_believed_only_with_the_records_that_show_it(tmp_path: Path) -> None:
+    """An edge server poses as the coordinator of the next term, and says that all is over."""
+
+    async def play() -> None:
+        async with Federation(deployed(), tmp_path) as federation:
+            federation.start(HONEST, LIAR)
+            await until("both are there", lambda: {HONEST, LIAR} <= federation.network.members.keys())
+            await claim_term(LIAR, HONEST, 7, federation.network)
+            server = federation.edges[0].server
+            with pytest.raises(RejectedError, match="does not show the end"):
+                await server.adopt_end(LIAR.number)
+            assert not server.log.finished.is_set()
+            shown = federation.edges[0].take_snapshot().problem
+            assert "edge-2 says that the experiment is over, but its log does not show it" in shown
+
+    asyncio.run(play())

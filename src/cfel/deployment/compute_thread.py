@@ -12,6 +12,7 @@ from cfel.errors import UnreachableError
 from cfel.learning.worker_threads import prepare_process, prepare_thread
 
 Result = TypeVar("Result")
+_ENDED = "this node has ended"
 
 
 class ComputeThread:
@@ -19,20 +20,30 @@ class ComputeThread:
 
     def __init__(self) -> None:
         prepare_process()
+        self._is_closed = False
         self._pool = ThreadPoolExecutor(1, "compute", initializer=prepare_thread)
-        self._closed = False
 
     async def run(self, function: Callable[[], Result]) -> Result:
         """The function's result.
 
         Raises:
-            UnreachableError: the node has ended; a call that came late is not its fault.
+            UnreachableError: the thread has been closed; calls may still come while a node ends.
         """
-        if self._closed:
-            raise UnreachableError("this node has ended")
-        return await asyncio.get_running_loop().run_in_executor(self._pool, function)
+        if self._has_ended():
+            raise UnreachableError(_ENDED)
+        try:
+            return await asyncio.get_running_loop().run_in_executor(self._pool, function)
+        except asyncio.CancelledError as error:
+            task = asyncio.current_task()
+            # Dropped by `close`; a caller that was itself cancelled must stay so.
+            if self._has_ended() and task is not None and not task.cancelling():
+                raise UnreachableError(_ENDED) from error
+            raise
+
+    def _has_ended(self) -> bool:
+        return self._is_closed
 
     def close(self) -> None:
         """Waits for the function that runs; drops those that have not begun."""
-        self._closed = True
+        self._is_closed = True
         self._pool.shutdown(cancel_futures=True)

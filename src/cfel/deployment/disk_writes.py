@@ -76,6 +76,11 @@ class DiskWrites:
     def __init__(self, compute: ComputeThread, health: DiskHealth) -> None:
         self._compute, self._health = compute, health
 
+    @property
+    def is_stuck(self) -> bool:
+        """Whether nothing can be written, and has not been for long."""
+        return self._health.is_stuck
+
     async def write(self, what: str, function: Callable[[], Result]) -> Result:
         """Writes off the event loop, again and again until it works.
 

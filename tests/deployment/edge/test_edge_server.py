@@ -10,13 +10,20 @@ import pytest
 
 from cfel.control.scheme import RoundPlan
 from cfel.deployment.coordinator.control_state import initial_coordinator_state
+from cfel.deployment.disk_writes import STUCK_SECONDS
 from cfel.deployment.protocol.calls import RemoteCalls
-from cfel.deployment.protocol.coordinator_requests import NewestRequest, PlanCommand
+from cfel.deployment.protocol.coordinator_requests import (
+    FetchCommand,
+    NewestRequest,
+    PlanCommand,
+    ProposeCommand,
+)
 from cfel.deployment.protocol.peer_requests import PeerModelRequest
 from cfel.deployment.security.identity import Identity
-from cfel.errors import RejectedError
+from cfel.errors import DiskError, RejectedError, StaleTermError, UnreachableError
 from cfel.learning.models.flat import FlatModel
 from tests.deployment.conftest import deployed
+from tests.deployment.coordinator.test_checked_calls import RECORD
 from tests.deployment.memory_federation import Federation, MemoryClient, claim_term, until
 
 EDGE, OTHER = Identity("edge", 0), Identity("edge", 1)
@@ -46,6 +53,46 @@ def test_a_successor_hears_of_the_plan_under_way(tmp_path: Path) -> None:
     asyncio.run(play())
 
 
+def test_a_command_that_comes_after_the_end_is_not_an_internal_error(tmp_path: Path) -> None:
+    """The node has closed its log and its thread, but still answers for a moment."""
+
+    async def play() -> None:
+        async with Federation(deployed(), tmp_path) as federation:
+            federation.start(EDGE)
+            await until("it is there", lambda: EDGE in federation.network.members)
+            await claim_term(OTHER, EDGE, 1, federation.network)
+            methods = federation.network.members[EDGE]
+            await federation.kill(EDGE)
+            federation.network.members[EDGE] = methods
+            calls = RemoteCalls(MemoryClient(OTHER, federation.network))
+            with pytest.raises(UnreachableError, match="has ended"):
+                await calls.call(EDGE, ProposeCommand(1, (0, 0, 0), RECORD), 5)
+
+    asyncio.run(play())
+
+
+def test_an_edge_server_that_cannot_write_says_so_at_once(tmp_path: Path) -> None:
+    """Otherwise the others would wait for it until the deadline of every command."""
+
+    async def play() -> None:
+        async with Federation(deployed(), tmp_path) as federation:
+            federation.start(EDGE)
+            await until("it is there", lambda: EDGE in federation.network.members)
+            await claim_term(OTHER, EDGE, 1, federation.network)
+            health = federation.edges[0]._disk
+            now = health._now
+            health.note_failure("state", DiskError("no space left"))
+            health._now = lambda: now() + STUCK_SECONDS + 1
+            calls = RemoteCalls(MemoryClient(OTHER, federation.network))
+            command = FetchCommand(1, (0, 0, 0), (0, 1, 2))
+            with pytest.raises(RejectedError, match="disk takes no writes"):
+                await calls.call(EDGE, command, 5)
+            health.note_success("state")
+            assert (await calls.call(EDGE, command, 30)).position == (0, 0, 0)
+
+    asyncio.run(play())
+
+
 @pytest.mark.parametrize("devices", [5, 7])
 def test_a_plan_for_another_fleet_is_rejected(tmp_path: Path, devices: int) -> None:
     async def play() -> None:
@@ -54,14 +101,13 @@ def test_a_plan_for_another_fleet_is_rejected(tmp_path: Path, devices: int) -> N
             await until("it is there", lambda: EDGE in federation.network.members)
             calls = RemoteCalls(MemoryClient(OTHER, federation.network))
             state = replace(initial_coordinator_state(federation.world), available=(True,) * 6)
-            await claim_term(OTHER, EDGE, 1, federation.network)
-            with pytest.raises(RejectedError, match="has no plan of"):
-                await calls.call(EDGE, PlanCommand(1, (0, 0, 0), state), 5)
             rho = np.full(devices, 0.5)
             plan = RoundPlan(rho, rho, 1.0, 1.0, 0.0, 0.0, 0.0, True, ())
             await claim_term(OTHER, EDGE, 1, federation.network)
             with pytest.raises(RejectedError, match=rf"state\.plan\.rho.* {devices}"):
                 await calls.call(EDGE, PlanCommand(1, (0, 0, 0), replace(state, plan=plan)), 5)
+            with pytest.raises(StaleTermError, match="not carried out for now: one was not valid"):
+                await calls.call(EDGE, PlanCommand(1, (0, 0, 0), state), 5)
 
     asyncio.run(play())
 

@@ -30,6 +30,7 @@ from cfel.deployment.protocol.peer_requests import HelloAnswer, PeerModelAnswer,
 from cfel.deployment.security.identity import Identity
 from cfel.errors import InputError, InvalidAnswerError, RejectedError
 from cfel.learning.local.estimates import check_loss
+from cfel.rounds.ending import is_over
 from cfel.world import World
 
 OnRejection = Callable[[Identity, str, str], None]
@@ -116,6 +117,8 @@ def check_closing(world: World, command: CloseCommand) -> None:
     fleet, rounds, plans = world.setting.fleet, world.setting.rounds, command.plans
     if not command.record.round == plans.round == command.position[0] + 1:
         raise RejectedError(f"record of round {command.record.round} at {command.position}")
+    if command.last != is_over(rounds, world.setting.budget, command.record):
+        raise RejectedError(f"last = {command.last}: does not follow from the record")
     rows = len(plans.device)
     devices, edge_rounds = set(plans.device.tolist()), set(plans.edge_round.tolist())
     known = devices <= set(range(fleet.devices)) and edge_rounds <= set(range(rounds.edge_rounds))

@@ -166,7 +166,7 @@ class Coordinator:
         if state.measured is not None:
             conditions = apply_reports(state.measured.devices, conditions)
         for device in implausible_devices(state.estimates, conditions.available):
-            self._on_rejection(Identity("device", device), "plan", "its σ² and G² are not plausible")
+            self._on_rejection(Identity("device", device), "estimates", "its σ² and G² are not plausible")
         estimates = combine_estimates(state.estimates, conditions.available)
         observation = observe(setting, self._simulation, control, state.edge_round, conditions, estimates)
         if state.measured is not None:

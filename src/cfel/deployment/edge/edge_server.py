@@ -28,8 +28,10 @@ from cfel.deployment.payloads import EncodedModels
 from cfel.deployment.protocol.calls import Calls, Endpoint, serve
 from cfel.deployment.protocol.coordinator_requests import NewestAnswer, NewestRequest
 from cfel.deployment.security.identity import Identity
+from cfel.errors import RejectedError
 from cfel.rounds.ending import is_over
 from cfel.rounds.parameters import SimulationParameters
+from cfel.runlog import RoundRecord
 from cfel.world import World
 
 
@@ -79,9 +81,14 @@ class EdgeServer:
         self.log = EdgeLog(directory, number, self.progress, calls, disk, gossip_seconds)
         self.training = EdgeTraining(world, self.progress, devices, compute)
         self._gossip = EdgeGossip(world, simulation, number, self.progress, self._neighbours, models, compute)
-        rounds, budget = world.setting.rounds, world.setting.budget
-        if self.log.records and is_over(rounds, budget, self.log.records[-1]):
+        self._faults = faults
+        if self.log.records and self._ends(self.log.records[-1]):
             self.log.finished.set()
+
+    def _ends(self, record: RoundRecord) -> bool:
+        """Whether the experiment is over with this round."""
+        setting = self.progress.world.setting
+        return is_over(setting.rounds, setting.budget, record)
 
     @property
     def state(self) -> EdgeState:
@@ -116,6 +123,12 @@ class EdgeServer:
             DeploymentError: the other one cannot be reached, or rejects.
         """
         missed = await self.log.fetch_missed(Identity("edge", number))
+        records = [*self.log.records, *missed]
+        if not records or not self._ends(records[-1]):
+            self._faults.note(
+                number, "answer", "says that the experiment is over, but its log does not show it"
+            )
+            raise RejectedError("its log does not show the end")
         end, model = await self._neighbours.fetch_present(number)
         async with self.progress.busy:
             # Further behind than one global round, its own model is out of date.

@@ -89,9 +89,10 @@ class EdgeGossip:
     async def mix(self, caller: Identity, command: MixCommand) -> MixAnswer:
         """Averages its model with others', or returns the stored answer if it has done so."""
         await self._progress.admit(caller, command)
-        check_state(self._world, command.state)
         at = command.position
-        check_rows(self._world, command.rows)
+        with self._progress.check(caller):
+            check_state(self._world, command.state)
+            check_rows(self._world, command.rows)
         weights = {j: weight for j, weight in enumerate(command.rows[self._number]) if weight}
         fetched: dict[int, FlatModel] = {}
         # Outside the lock, because fetching may take as long as `gossip_seconds`.

@@ -45,6 +45,8 @@ _LOG = logging.getLogger(__name__)
 _DEVICE_END_SECONDS = 5.0
 _LEAST_INTERVAL_SECONDS = 1.0
 _LINGER_LOOK_SECONDS = 0.1
+# How long a coordinator that sends an invalid command is not followed, in election timeouts.
+_DISTRUST_TIMEOUTS = 8.0
 
 ServeStatus = Callable[[Callable[[], Status]], Coroutine[None, None, None]]
 """Serves an edge server's snapshots while it runs: the dashboard."""
@@ -149,7 +151,13 @@ class EdgeNode:
             models,
             self._deployment.gossip_seconds,
             self._faults,
-            Leadership(self._find_leader, wait_seconds, self._on_command_fault),
+            Leadership(
+                self._find_leader,
+                wait_seconds,
+                self._on_command_fault,
+                _DISTRUST_TIMEOUTS * self._deployment.election_seconds,
+                self._on_invalid_command,
+            ),
             self._is_gone,
         )
 
@@ -241,6 +249,11 @@ class EdgeNode:
 
     def _on_command_fault(self, number: int, what: str) -> None:
         self._faults.note(number, "command", what)
+
+    def _on_invalid_command(self, number: int, what: str) -> None:
+        self._faults.note(number, "command", what)
+        if number != self.identity.number:
+            self.member.distrust(number, _DISTRUST_TIMEOUTS * self._deployment.election_seconds)
 
     def _on_wrong_answer(self, sender: Identity, method: str, reason: str) -> None:
         self.on_rejection(sender, method, reason)

@@ -197,13 +197,16 @@ class PeerMonitor:
 
     def _find_stall(self) -> str:
         position, phase, leader = self._server.state.position, self._server.phase, self._member.state.leader
-        doing = f"waits for edge-{leader}, the coordinator" if phase == "waiting" else phase
+        coordinator = "a coordinator" if leader is None else f"edge-{leader}, the coordinator"
+        doing = f"waits for {coordinator}" if phase == "waiting" else phase
         if leader == self._member.state.electorate.member and phase == "waiting":
             doing = "the coordinator, which is here, waits for other nodes"
         devices = self._own_devices.list_awaited() or [
             n for n, state in self._own_devices.states().items() if state == "lost"
         ]
-        words = f"round {position[0] + 1}.{position[1] + 1}, {doing}"
+        # While edge servers gossip, all edge rounds are done.
+        edge_round = min(position[1] + 1, self._server.progress.world.setting.rounds.edge_rounds)
+        words = f"round {position[0] + 1}.{edge_round}, {doing}"
         return self._stall.describe((position, phase), words, devices)
 
     def _find_doubled(self) -> str:

@@ -7,6 +7,7 @@ A state is on the disk before anything is answered about it. What the commands d
 import asyncio
 import logging
 import time
+from contextlib import AbstractContextManager
 from dataclasses import replace
 from pathlib import Path
 
@@ -106,11 +107,19 @@ class EdgeProgress:
 
         Raises:
             StaleTermError: it does not lead the term of its command.
-            RejectedError: the run has no such position.
+            RejectedError: the run has no such position, or the disk takes no writes.
         """
         await self._leadership.admit(caller, command.term)
-        check_position(self.world, command.position)
+        # The coordinator would wait for an answer until its deadline, in every round.
+        if self._disk.is_stuck:
+            raise RejectedError("its disk takes no writes; it takes part again when there is room")
+        with self.check(caller):
+            check_position(self.world, command.position)
         self.commanded_at = time.monotonic()
+
+    def check(self, caller: Identity) -> AbstractContextManager[None]:
+        """Where a command is checked: a caller whose command is not valid is not obeyed for a while."""
+        return self._leadership.check(caller)
 
     def check_position(self, at: Position) -> None:
         """Raises `RejectedError` unless the edge server is at this position."""

@@ -137,6 +137,14 @@ class EdgeLog:
         await self._disk.write("proposal", lambda: self._proposals.save(proposal))
         return Confirmation()
 
+    def _check_proposed(self, command: CloseCommand) -> None:
+        """Raises `RejectedError` if the same coordinator has proposed another record for this round."""
+        found, record = self._proposals.newest, command.record
+        if found is None or (found.term, found.record.round) != (command.term, record.round):
+            return
+        if found.record != record:
+            raise RejectedError(f"round {record.round} is closed with another record than the proposed one")
+
     def _check_record(self, command: ProposeCommand | CloseCommand) -> None:
         """Raises `RejectedError` for a record of another round, or one that differs from the log's."""
         record = command.record
@@ -148,7 +156,9 @@ class EdgeLog:
     async def write_round(self, caller: Identity, command: CloseCommand) -> Confirmation:
         """Writes a finished global round; fetches rounds that it missed first."""
         await self._progress.admit(caller, command)
-        check_closing(self._progress.world, command)
+        with self._progress.check(caller):
+            check_closing(self._progress.world, command)
+            self._check_proposed(command)
         self._check_record(command)
         await self._catch_up(caller, command.record.round - 1)
         await self._disk.write("log", lambda: self._write(command.record, command.plans))

@@ -71,7 +71,8 @@ class EdgeTraining:
     async def estimate(self, caller: Identity, command: EstimateCommand) -> EstimateAnswer:
         """Has devices estimate σ² and G² at the edge model."""
         await self._progress.admit(caller, command)
-        self._check_length("available", command.available)
+        with self._progress.check(caller):
+            self._check_length("available", command.available)
         await self._progress.catch_up(command.position)
         async with self._progress.busy:
             self._progress.check_position(command.position)
@@ -91,7 +92,8 @@ class EdgeTraining:
     async def plan(self, caller: Identity, command: PlanCommand) -> PlanAnswer:
         """Carries out an edge round, waits for the one under way, or returns the stored answer."""
         await self._progress.admit(caller, command)
-        at, plan = command.position, self._check_plan(command)
+        with self._progress.check(caller):
+            at, plan = command.position, self._check_plan(command)
         if at not in self.running and at not in self._progress.state.reports:
             await self._progress.catch_up(at)
         if at in self._progress.state.reports:

@@ -95,6 +95,7 @@ class Member:
         self.state = self._start(electorate, self._load_vote(electorate))
         self.events: deque[ElectionEvent] = deque(maxlen=MOST_EVENTS)
         self.leader_changes = 0
+        self._distrusted_until: dict[int, float] = {}
         self._woken = asyncio.Event()
         # The event loop keeps only weak references to tasks; without this set a send could vanish.
         self._sending: set[asyncio.Task[None]] = set()
@@ -148,6 +149,10 @@ class Member:
             self._step(Resign(rest_seconds))
             self._woken.set()
 
+    def distrust(self, member: int, seconds: float) -> None:
+        """Ignores a member for a while, so that another one is elected; its messages count as lost."""
+        self._distrusted_until[member] = _now() + seconds
+
     async def run(self) -> None:
         """Takes part until cancelled; neither votes nor asks for votes while its vote cannot be stored."""
         waits = wait_longer()
@@ -168,7 +173,7 @@ class Member:
 
     async def receive(self, caller: Identity, request: ElectionRequest) -> Confirmation:
         """Handles a message from another member; one that cannot be handled is lost, as on the network."""
-        if self._recovery is not None:
+        if self._recovery is not None or _now() < self._distrusted_until.get(caller.number, 0.0):
             return Confirmation()
         try:
             self._try_step(Received(caller.number, request.message))

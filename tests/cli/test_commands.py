@@ -105,7 +105,7 @@ def test_theory(run: Run, write: Write) -> None:
     """
     zeta = 1 / 3 + math.sqrt(2) / 3
     omega = 1 / (1 - zeta**2) + 2 / (1 - zeta) + zeta / (1 - zeta) ** 2
-    file = write("experiment.toml", 'name = "[/x]"\n[rounds]\nglobal = 2\n')
+    file = write("experiment.toml", 'preset = "demo"\nname = "[/x]"\n[rounds]\nglobal = 2\n')
     found = run("theory", file, "--json").document
     assert found["zeta"] == pytest.approx(zeta)
     assert found["omega1"] == pytest.approx(omega)

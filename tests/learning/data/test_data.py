@@ -386,6 +386,22 @@ def test_a_wrong_or_missing_archive_leaves_nothing(server: tuple[str, Path], tmp
     assert list(target.parent.iterdir()) == []
 
 
+@pytest.mark.parametrize("name", ["../outside", "/outside", "link"])
+def test_an_archive_that_leaves_its_directory_is_rejected(
+    server: tuple[str, Path], tmp_path: Path, name: str
+) -> None:
+    address, directory = server
+    member = tarfile.TarInfo(name)
+    if name == "link":
+        member.type, member.linkname = tarfile.SYMTYPE, "/etc"
+    with tarfile.open(directory / "evil.tar.gz", "w:gz") as tar:
+        tar.addfile(member)
+    digest = hashlib.sha256((directory / "evil.tar.gz").read_bytes()).hexdigest()
+    with pytest.raises(InputError, match="not a plain file within the archive"):
+        fetch_archive(Archive(f"{address}/evil.tar.gz", digest), tmp_path / "store" / "data")
+    assert [path.name for path in (tmp_path / "store").iterdir()] == []
+
+
 def test_another_process_finishes_the_same_download_first(server: tuple[str, Path], tmp_path: Path) -> None:
     address, directory = server
     (tmp_path / "batch").write_bytes(b"slower")

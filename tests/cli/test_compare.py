@@ -78,8 +78,8 @@ def test_what_compare_prints(printed: tuple[Path, str]) -> None:
     for words in ("Time and energy to 10 %", "hcef", "cef", "167 %", "1.00×", "report:"):
         assert words in text
     warnings = " ".join(text.split())
-    assert "warning: cef: seed 0: time exceeds its budget by 66.7 %" in warnings
-    assert "since round 2: cef plans without caps" in warnings
+    assert "over budget: cef, time by 66.7 % (seed 0) and energy by 66.7 % (seed" in warnings
+    assert "): cef plans without caps" in warnings
     tidy(text)
 
 

@@ -103,8 +103,8 @@ def print_summary(console: Console, document: Mapping[str, Any]) -> None:
     if several_seeds:
         console.print("mean over seeds, with its 95 % confidence interval; gains are compared seed by seed")
     for name, row in rows.items():
-        for sentence in _describe_worst(row["over_budget"]):
-            console.print(f"[yellow]warning:[/] {escape(f'{name}: {sentence}')}")
+        for sentence in _describe_worst(name, row["over_budget"]):
+            console.print(f"[yellow]over budget:[/] {escape(sentence)}")
     if target is not None and all(row["seconds_to_target"] is None for row in rows.values()):
         console.print(f"no scheme reached {aim} with every seed: try a lower --target or more rounds")
 
@@ -127,15 +127,22 @@ def _format_gain(row: Mapping[str, Any], key: str) -> str:
     return f"{gain}\n" if interval is None else f"{gain}\n{interval[0]:.2f}–{interval[1]:.2f}"
 
 
-def _describe_worst(over_budget: Mapping[str, Any]) -> list[str]:
-    """What the seeds of a scheme broke: of each budget the worst seed."""
+def _describe_worst(scheme: str, over_budget: Mapping[str, Any]) -> list[str]:
+    """What the seeds of a scheme broke, a line for each cause: of each budget the worst seed.
+
+    The report and `summary.json` have the details.
+    """
     found: dict[str, tuple[str, Overrun]] = {}
     for seed, broken in over_budget.items():
         for each in broken["overruns"]:
             overrun = Overrun(**{name: value for name, value in each.items() if name != "share"})
             if each["resource"] not in found or overrun.share > found[each["resource"]][1].share:
                 found[each["resource"]] = (seed, overrun)
-    return [f"seed {seed}: {overrun.describe()}" for seed, overrun in found.values()]
+    by_cause: dict[str, list[str]] = {}
+    for seed, overrun in found.values():
+        words = overrun.describe_briefly() + (f" (seed {seed})" if len(over_budget) > 1 else "")
+        by_cause.setdefault(overrun.cause, []).append(words)
+    return [f"{scheme}, {' and '.join(parts)}: {cause}" for cause, parts in by_cause.items()]
 
 
 def _format_share(used: float | None, budget: float | None) -> str:

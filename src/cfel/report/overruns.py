@@ -54,6 +54,16 @@ class Overrun:
             f"{self.budget:,.6g} {unit}), since round {self.since_round}: {self.reason}"
         )
 
+    def describe_briefly(self) -> str:
+        """Only what and by how much: "realised time by 25.7 %"."""
+        account = "realised " if self.account == "realised" else ""
+        return f"{account}{_NAMES[self.resource][0]} by {_format_share(self.share)}"
+
+    @property
+    def cause(self) -> str:
+        """The reason without its details."""
+        return self.reason.partition(":")[0].partition(" (")[0]
+
 
 def _format_share(share: float) -> str:
     return f"{100 * share:,.0f} %" if share >= 1 else f"{100 * share:.3g} %"

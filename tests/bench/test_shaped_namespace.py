@@ -33,6 +33,17 @@ def test_bytes_take_as_long_as_the_rate_says() -> None:
     assert not Path("/run/netns", namespace.name).exists()
 
 
+@pytest.mark.long
+def test_a_cable_is_gone_when_its_context_ends() -> None:
+    """The kernel removes a namespace later than it says: the next cable of the same name must not meet the last."""
+    if missing := find_missing():
+        pytest.skip(f"needs {missing}")
+    for _ in range(20):
+        with shape_namespace(1e6) as namespace:
+            assert Path("/sys/class/net", namespace.name).exists()
+        assert not Path("/sys/class/net", namespace.name).exists()
+
+
 def test_what_is_missing_is_named(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(shutil, "which", lambda name: None if name == "tc" else name)
     monkeypatch.setattr(os, "geteuid", lambda: 1000)

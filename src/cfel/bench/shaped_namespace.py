@@ -57,9 +57,7 @@ def shape_namespace(bits_per_second: float) -> Iterator[ShapedNamespace]:
         DeploymentError: the kernel does not have what it takes.
     """
     name = f"cfel{os.getpid()}"
-    _run("ip", "netns", "add", name)
-    try:
-        _run("ip", "link", "add", name, "type", "veth", "peer", "name", "eth0", "netns", name)
+    with _namespace(name), _cable(name):
         _run("ip", "address", "add", f"{_HERE}/{_PREFIX_BITS}", "dev", name)
         _run("ip", "link", "set", name, "up")
         _run("ip", "-n", name, "address", "add", f"{_THERE}/{_PREFIX_BITS}", "dev", "eth0")
@@ -69,9 +67,26 @@ def shape_namespace(bits_per_second: float) -> Iterator[ShapedNamespace]:
         _run("tc", "qdisc", "add", "dev", name, *bucket)
         _run("tc", "-n", name, "qdisc", "add", "dev", "eth0", *bucket)
         yield ShapedNamespace(name, _HERE)
+
+
+@contextmanager
+def _namespace(name: str) -> Iterator[None]:
+    _run("ip", "netns", "add", name)
+    try:
+        yield
     finally:
-        # Its cable goes with it.
         _run("ip", "netns", "delete", name)
+
+
+@contextmanager
+def _cable(name: str) -> Iterator[None]:
+    _run("ip", "link", "add", name, "type", "veth", "peer", "name", "eth0", "netns", name)
+    try:
+        yield
+    finally:
+        # It would go with its namespace, too, but the kernel removes those in its own time: the next cable of
+        # this name would find the old one.
+        _run("ip", "link", "delete", name)
 
 
 def _run(*command: str) -> None:

@@ -95,6 +95,14 @@ def test_a_file_that_is_too_large_is_not_read(tmp_path: Path) -> None:
         read_bytes(tmp_path / "sparse", max_bytes=10)
 
 
+def test_what_no_memory_holds_is_not_read(tmp_path: Path) -> None:
+    """The system would grant the memory, and end the process when it is used."""
+    with (tmp_path / "sparse").open("wb") as file:
+        file.truncate(2**43)
+    with pytest.raises(StorageError, match=r"sparse: its 8,796,093,022,208 bytes do not fit into memory"):
+        read_bytes(tmp_path / "sparse", max_bytes=None)
+
+
 def test_linked_directories_are_rejected(tmp_path: Path) -> None:
     (tmp_path / "elsewhere").mkdir()
     (tmp_path / "figures").symlink_to(tmp_path / "elsewhere")

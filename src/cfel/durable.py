@@ -170,7 +170,7 @@ def read_bytes(path: Path, *, max_bytes: int | None = MAX_BYTES, follow_links: b
 
     Args:
         path: the file.
-        max_bytes: how large it may be; None for what fits into memory.
+        max_bytes: how large it may be; None for what the machine's memory holds.
         follow_links: whether it may be a link. Not for files of a run directory, which may come from somebody
             else and then point anywhere.
 
@@ -185,10 +185,20 @@ def read_bytes(path: Path, *, max_bytes: int | None = MAX_BYTES, follow_links: b
             raise StorageError(
                 f"cannot read {path}: it has {size:,} bytes, at most {max_bytes:,} are allowed"
             )
+        words = f"cannot read {path}: its {size:,} bytes do not fit into memory"
+        if size > _count_memory():
+            # The system would grant it, and end the process later.
+            raise StorageError(words)
         try:
-            return file.read()
+            # Not more, even if somebody appends to it meanwhile.
+            return file.read(size)
         except MemoryError as error:
-            raise StorageError(f"cannot read {path}: its {size:,} bytes do not fit into memory") from error
+            raise StorageError(words) from error
+
+
+def _count_memory() -> int:
+    """Bytes of memory of this machine."""
+    return os.sysconf("SC_PHYS_PAGES") * os.sysconf("SC_PAGE_SIZE")
 
 
 def open_log(path: Path) -> TextIO:

@@ -143,7 +143,7 @@ def check_text(field: str, value: object) -> str:
 def check_switch(field: str, value: object) -> bool:
     """Returns the value if it is true or false."""
     if not isinstance(value, bool):
-        raise InputError(f"{field} = {value!r}: must be true or false")
+        raise InputError(f"{field} = {show(value)}: must be true or false")
     return value
 
 
@@ -189,5 +189,5 @@ def _first_not_a_number(values: ArrayLike) -> str:
         try:
             float(entry)
         except (TypeError, ValueError, OverflowError):
-            return f"[{index}] = {entry!r}: must be a number"
+            return f"[{index}] = {show(entry)}: must be a number"
     return ": must be one row of numbers"

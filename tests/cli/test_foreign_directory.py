@@ -188,6 +188,16 @@ def test_nothing_is_written_through_linked_files(run: Run, foreign: Path, tmp_pa
     assert not (foreign / "report.html").is_symlink()
 
 
+@pytest.mark.usefixtures("no_figures")
+def test_half_a_character_is_rejected_by_name(run: Run, foreign: Path) -> None:
+    """It can be read, but no page can be written with it."""
+    file = foreign / "environment.json"
+    file.write_text(file.read_text().replace('"cpu": "', '"cpu": "\\ud800'))
+    answer = run("report", foreign)
+    assert answer.code == 1
+    assert "environment.json is damaged: not JSON: 'utf-8' codec can't encode" in answer.err
+
+
 FILES = ["experiment.toml", "environment.json", "fleet.json", "rounds.jsonl", "plans/round-00001.parquet"]
 EXPORTED = ["checkpoint/manifest.json", "checkpoint/generation-00000-state.json"]
 

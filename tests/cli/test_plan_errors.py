@@ -241,3 +241,10 @@ def test_a_small_table_that_would_take_gigabytes(run: Run, tmp_path: Path) -> No
     columns = {name: pa.repeat(1.0, 1000) for name in ("mu", "alpha", "nu", "power")}
     pq.write_table(pa.table({**columns, "cluster": pa.repeat("a" * 10**6, 1000)}), tmp_path / "d.parquet")
     assert "column 'cluster': has a text of more than 10,000 bytes" in rejected(run, tmp_path / "d.parquet")
+
+
+def test_a_value_without_end_is_not_shown_in_full(run: Run, write: Write) -> None:
+    file = write("f.json", json.dumps({"tau": 5, "devices": [{**DEVICE, "mu": "x" * 5000}]}))
+    message = rejected(run, file)
+    assert len(message) < 500
+    assert message.endswith("…: must be a number")

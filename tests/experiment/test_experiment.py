@@ -7,6 +7,7 @@ from typing import Any
 import pytest
 
 from cfel.control import Budget, Rounds
+from cfel.errors import InputError
 from cfel.experiment import (
     Experiment,
     parse_experiment,
@@ -43,6 +44,16 @@ def test_numbers_go_before_the_share() -> None:
     setting = experiment.build_setting()
     assert setting.budget == Budget(5.0, 0.5 * compute_use(setting).joules)
     assert Experiment(preset="none").build_setting().budget == Budget(float("inf"), float("inf"))
+
+
+def test_a_share_that_does_not_count_costs_nothing() -> None:
+    """A dry run of a million edge rounds would take half an hour; presets have a share."""
+    rounds = {"global": 500_000, "edge": 2}
+    document = {**SMALL, "rounds": rounds, "budget": {"share_of_cef": 0.6, "seconds": 5.0, "joules": 7.0}}
+    assert parse_experiment(document).build_setting().budget == Budget(5.0, 7.0)
+    counted = parse_experiment({**document, "budget": {"share_of_cef": 0.6, "seconds": 5.0}})
+    with pytest.raises(InputError, match=r"in 1,000,000 edge rounds takes too long .* set budget.seconds"):
+        counted.build_setting()
 
 
 def test_the_setting_is_what_the_file_says() -> None:

@@ -30,6 +30,15 @@ def test_one_absurd_number_counts_as_none() -> None:
         np.testing.assert_array_equal(g2, [2.0, 4.0, 3.0, 3.0])
 
 
+def test_of_few_devices_an_honest_one_is_not_reported() -> None:
+    """It counts as the mean of the others, as noise alone may look like this."""
+    noisy = Estimates(9.0, -8.0)
+    sigma2, g2, _ = combine_estimates((*HONEST, noisy))
+    assert (sigma2[3], g2[3]) == (2.0, 3.0)
+    assert implausible_devices((*HONEST, noisy)) == []
+    assert implausible_devices((*SEVEN, noisy)) == [7]
+
+
 @pytest.mark.parametrize(
     "liar",
     [

@@ -15,6 +15,9 @@ from cfel.errors import CfelError, InputError, SilentEdgeServerError
 from cfel.extras import explain_missing_extra
 from cfel.wording import escape_control
 
+_MOST_SHOWN = 1500
+"""Characters of a message."""
+
 
 def run_command(arguments: Sequence[str]) -> int:
     """Runs a command line without the program's name and returns its exit code."""
@@ -49,8 +52,10 @@ def _choose_exit_code(error: CfelError) -> int:
 
 
 def _make_printable(error: CfelError) -> str:
-    """The message without control characters: part of it may come from a file or from a peer."""
-    return "\n".join(map(escape_control, str(error).split("\n")))
+    """The message without control characters, and not too long: part of it may come from a file or a peer."""
+    text = "\n".join(map(escape_control, str(error).split("\n")))
+    # What is allowed is said at the end.
+    return text if len(text) <= _MOST_SHOWN else f"{text[: _MOST_SHOWN // 2]} … {text[-_MOST_SHOWN // 2 :]}"
 
 
 class _HelpFormatter(argparse.HelpFormatter):

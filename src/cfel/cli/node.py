@@ -1,14 +1,17 @@
 """The common part of `cfel edge` and `cfel device`."""
 
 import argparse
+import logging
 from pathlib import Path
 
 from cfel.cli.arguments import Commands, add_command
-from cfel.errors import InputError
-from cfel.launch.exit_codes import choose_exit_code
+from cfel.errors import CfelError, InputError
+from cfel.launch.exit_codes import FAILED, STOPPED, choose_exit_code
 from cfel.launch.logs import FORMATS, LEVELS, LogSettings, start_logging
 from cfel.launch.node import run_node
 from cfel.launch.node_file import read_node
+
+_LOG = logging.getLogger(__name__)
 
 
 def register_node(commands: Commands, role: str, example: str) -> None:
@@ -45,7 +48,25 @@ def run(arguments: argparse.Namespace) -> int:
         raise InputError(
             f"{arguments.config}: configures {identity}, which `cfel {arguments.role}` cannot run"
         )
-    start_logging(arguments.log, choose_log_settings(arguments, file.log))
+    settings = choose_log_settings(arguments, file.log)
+    start_logging(arguments.log, settings)
+    if settings.format == "json" and arguments.log is None:
+        return _run_in_json(arguments.config)
     if not run_node(arguments.config):
         raise KeyboardInterrupt
     return 0
+
+
+def _run_in_json(config: Path) -> int:
+    """Runs the node; why it ends is a line of the log: whoever collects standard error expects only JSON."""
+    try:
+        if run_node(config):
+            return 0
+    except CfelError as error:
+        _LOG.error("ends: %s", error)
+        return choose_exit_code(error)
+    except Exception:  # noqa: BLE001 — logged with its trace
+        _LOG.exception("ends with an error that was not expected")
+        return FAILED
+    _LOG.info("stopped")
+    return STOPPED

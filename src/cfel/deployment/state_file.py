@@ -17,7 +17,7 @@ import safetensors.numpy
 from numpy.typing import NDArray
 
 from cfel.durable import read_bytes, replace_file, translate_parse_errors
-from cfel.errors import DamagedError
+from cfel.errors import DamagedError, StorageError
 
 _DIGEST_BYTES = 32
 _DTYPES = {"<f4": "F32", "<f8": "F64", "<i4": "I32", "<i8": "I64", "|u1": "U8"}
@@ -62,6 +62,14 @@ def _header(tensors: Mapping[str, NDArray[Any]], names: Sequence[str]) -> bytes:
 
 def _bytes_of(tensor: NDArray[Any]) -> memoryview:
     return tensor.reshape(-1).view(np.uint8).data
+
+
+def explain_other_version(path: Path, error: Exception) -> StorageError:
+    """The error for a file that is not damaged and yet cannot be read."""
+    return StorageError(
+        f"{path} was written by another version of cfel: {error}. Install that version again, on all nodes, "
+        "to finish the run; or stop all nodes and delete their directories to begin it anew"
+    )
 
 
 def load(path: Path) -> tuple[dict[str, NDArray[Any]], bytes] | None:

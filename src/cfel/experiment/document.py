@@ -10,6 +10,7 @@ from pathlib import Path
 from typing import Any, TypeVar
 
 from cfel.errors import ExperimentError, unknown_name
+from cfel.wording import show
 
 Table = Mapping[str, Any]
 Parameters = TypeVar("Parameters")
@@ -42,7 +43,7 @@ def _freeze(value: object) -> object:
 def check_table(place: str, value: object) -> Table:
     """Returns the value if it is a table, else raises."""
     if not isinstance(value, Mapping):
-        raise ExperimentError(f"{place} = {value!r}: must be a table")
+        raise ExperimentError(f"{place} = {show(value)}: must be a table")
     return value
 
 

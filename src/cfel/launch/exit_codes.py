@@ -25,6 +25,9 @@ DAMAGED = 5
 """Its directory is damaged and cannot be recovered, or is of another experiment or version. The message says
 which file, and what to do."""
 
+STOPPED = 130
+"""Asked to stop."""
+
 
 def choose_exit_code(error: CfelError) -> int:
     """The exit code of a node that ends with an error."""

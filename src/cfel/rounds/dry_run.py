@@ -32,6 +32,9 @@ from cfel.rounds.kernel import (
 from cfel.rounds.parameters import SimulationParameters
 from cfel.system import Conditions
 
+MOST_EDGE_ROUNDS = 50_000
+"""Of a dry run for a budget, which every process of a run makes before it starts; takes a minute or two."""
+
 # Only what is expected can be counted where no device takes a step.
 _EXPECTED = SimulationParameters(accounting="expected")
 
@@ -91,7 +94,16 @@ def _run_edge_round(
 
 
 def compute_use(setting: Setting, scheme: str = "cef") -> Budget:
-    """What a scheme without limits uses over the whole run, on average over its random steps."""
+    """What a scheme without limits uses over the whole run, on average over its random steps.
+
+    Raises:
+        InputError: it uses nothing, or finding out would take too long.
+    """
+    if (count := setting.rounds.edge_rounds_left(0, 0)) > MOST_EDGE_ROUNDS:
+        raise InputError(
+            f"budget.share_of_cef: what {scheme} would use in {count:,} edge rounds takes too long to count, "
+            f"at most {MOST_EDGE_ROUNDS:,} are; set budget.seconds and budget.joules, or fewer rounds"
+        )
     unlimited = replace(setting, scheme=build_scheme(SchemeParameters(name=scheme)), budget=Budget())
     *_, last = dry_run(unlimited)
     # A budget of zero would make every later round infeasible, with an error far from its cause.

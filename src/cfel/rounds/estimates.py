@@ -44,19 +44,26 @@ def combine_estimates(known: Sequence[Estimates | None], present: BoolArray | No
         present: the devices that the plan is for; None for all.
     """
     both = _both(known)
-    missing = np.isnan(both[:, 0]) | _are_implausible(both, present)
+    strange, influential = _find_implausible(both, present)
+    missing = np.isnan(both[:, 0]) | strange | influential
     both[missing] = 0.0 if missing.all() else both[~missing].mean(axis=0)
     return FleetEstimates(both[:, 0], both[:, 1], _mean_kept_energy(known))
 
 
 def implausible_devices(known: Sequence[Estimates | None], present: BoolArray | None = None) -> list[int]:
-    """The devices that count as the mean of the others: their estimates are impossible, or would rule plans.
+    """The devices to report: their estimates are impossible, or would rule the plans of many.
+
+    Of few devices, an honest one rules the plans in a few rounds of a hundred. It counts as the mean of the
+    others, too, but nobody is told.
 
     Args:
         known: every device's newest.
         present: the devices that the plan is for; None for all.
     """
-    found: list[int] = np.flatnonzero(_are_implausible(_both(known), present)).tolist()
+    both = _both(known)
+    strange, influential = _find_implausible(both, present)
+    many = np.count_nonzero(~np.isnan(both[:, 0])) >= _FEW_DEVICES
+    found: list[int] = np.flatnonzero(strange | influential if many else strange).tolist()
     return found
 
 
@@ -75,11 +82,12 @@ def most_influence(devices: int, others_ratio: float) -> float:
     return min(max(4.0, 2.5 * others_ratio) / devices, 1.0)
 
 
-def _are_implausible(both: FloatArray, present: BoolArray | None) -> BoolArray:
+def _find_implausible(both: FloatArray, present: BoolArray | None) -> tuple[BoolArray, BoolArray]:
+    """Estimates that no honest device has, and those that would rule the plans."""
     reported = ~np.isnan(both[:, 0])
     strange = reported & (_are_impossible(both) | _are_far(both))
     counted = reported & ~strange if present is None else reported & ~strange & present
-    return strange | _find_influential(both, counted)
+    return strange, _find_influential(both, counted)
 
 
 def _are_impossible(both: FloatArray) -> BoolArray:

@@ -21,6 +21,7 @@ from cfel.runlog import (
     holds_run,
     write_descriptions,
 )
+from cfel.runlog.toml_text import parse_toml
 from cfel.wording import show
 
 MAY_DIFFER = (
@@ -101,7 +102,7 @@ def reject_other_experiment(path: Path, experiment_toml: str, may_differ: Collec
     """
     content = read_bytes(path / "experiment.toml")
     with translate_parse_errors(path / "experiment.toml"):
-        then = _flat(tomllib.loads(content.decode()))
+        then = _flat(parse_toml(content.decode()))
     now = _flat(tomllib.loads(experiment_toml))
     for key in sorted(then.keys() | now.keys()):
         before, asked = then.get(key), now.get(key)

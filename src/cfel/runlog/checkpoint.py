@@ -39,6 +39,7 @@ from cfel.durable import (
     translate_parse_errors,
 )
 from cfel.errors import InputError, RunDirectoryError, StorageError
+from cfel.runlog.json_text import parse_json
 
 SHARD_BYTES = 64 * 1024**2
 """Files are closed when they reach this size; it bounds what a reader holds in memory twice."""
@@ -218,7 +219,7 @@ def _read_files(directory: Path, manifest: _Manifest) -> Checkpoint:
             if file.name.endswith(".safetensors"):
                 tensors |= safetensors.numpy.load(content)
             else:
-                state = json.loads(content)
+                state = parse_json(content.decode(), finite=False)
     with translate_parse_errors(directory):
         if not isinstance(state, dict):
             raise InputError(f"its state is a {type(state).__name__}, not an object")
@@ -227,13 +228,14 @@ def _read_files(directory: Path, manifest: _Manifest) -> Checkpoint:
 
 def _read_verified(path: Path, file: _File) -> bytes:
     try:
+        # Looked at first, as a file may be larger than the memory.
+        if (size := path.lstat().st_size) != file.bytes:
+            raise RunDirectoryError(f"{path} is damaged: {size} bytes instead of {file.bytes}")
         content = read_bytes(path, max_bytes=None)
     except StorageError as error:
         if isinstance(error.__cause__, FileNotFoundError):
             raise error.__cause__ from None
         raise
-    if len(content) != file.bytes:
-        raise RunDirectoryError(f"{path} is damaged: {len(content)} bytes instead of {file.bytes}")
     if hashlib.sha256(content).hexdigest() != file.sha256:
         raise RunDirectoryError(f"{path} is damaged: its SHA-256 is not the one it was written with")
     return content
@@ -246,7 +248,7 @@ def _read_manifest(directory: Path) -> _Manifest | None:
         return None
     content = read_bytes(path)
     with translate_parse_errors(path):
-        document = json.loads(content)
+        document = parse_json(content.decode())
         files = tuple(_File(**file) for file in document.pop("files"))
         return _Manifest(**document, files=files)
 

@@ -14,6 +14,11 @@ from cfel.durable import read_bytes, replace_file, translate_os_errors
 from cfel.errors import InputError, RunBusyError, RunDirectoryError, StorageError
 from cfel.runlog.record import RoundRecord
 
+_ADVICE = (
+    "Nothing was changed: restore the file from a backup, or remove this line and all after it to look at "
+    "the rounds before it"
+)
+
 
 @dataclass(frozen=True, slots=True)
 class LogContent:
@@ -60,15 +65,15 @@ def _parse_line(path: Path, number: int, line: bytes, previous_round: int | None
     try:
         record = RoundRecord.from_json_line(line.decode())
     except (InputError, UnicodeDecodeError) as error:
-        raise RunDirectoryError(f"{path}, line {number}: {error}; the file was left as it is") from error
+        raise RunDirectoryError(f"{path}, line {number}: {error}. {_ADVICE}") from error
     # A gap means that lines were lost; counting on would hide it.
-    _check_follows(f"{path}, line {number}", record.round, previous_round)
+    _check_follows(f"{path}, line {number}", record.round, previous_round, f". {_ADVICE}")
     return record
 
 
-def _check_follows(where: str, this_round: int, previous_round: int | None) -> None:
+def _check_follows(where: str, this_round: int, previous_round: int | None, advice: str = "") -> None:
     if previous_round is not None and this_round != previous_round + 1:
-        raise RunDirectoryError(f"{where}: round {this_round} cannot follow round {previous_round}")
+        raise RunDirectoryError(f"{where}: round {this_round} cannot follow round {previous_round}{advice}")
 
 
 def has_rounds(directory: Path) -> bool:
@@ -77,8 +82,8 @@ def has_rounds(directory: Path) -> bool:
     return path.exists() and path.stat().st_size > 0
 
 
-def cut_damaged_log(path: Path) -> Path:
-    """Cuts a log before its first line that is no record, and keeps a copy of all of it; returns its path."""
+def cut_damaged_log(path: Path) -> str:
+    """Cuts a log before its first line that is no record, and keeps a copy of it; returns what it did."""
     whole = read_bytes(path)
     records: list[RoundRecord] = []
     good = 0
@@ -91,7 +96,7 @@ def cut_damaged_log(path: Path) -> Path:
     copy = path.with_name(f"{path.name}.damaged")
     replace_file(copy, whole)
     replace_file(path, whole[:good])
-    return copy
+    return f"{path} was cut before line {len(records) + 1}, which is damaged; all of it is in {copy.name}"
 
 
 class RoundLog:
@@ -130,7 +135,8 @@ class RoundLog:
         if last_round is not None and (self.last_round is None or self.last_round < last_round):
             raise RunDirectoryError(
                 f"{self._path} ends with round {self.last_round}, but the checkpoint is of round {last_round}"
-                ": lines were lost; the file was left as it is"
+                ": lines were lost. Nothing was changed: restore the file from a backup, or delete the "
+                "directory to begin anew"
             )
         self._length = content.bytes_up_to(last_round)
         with translate_os_errors("write", self._path):

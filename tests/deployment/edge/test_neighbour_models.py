@@ -14,6 +14,7 @@ from cfel.deployment.positions import Position
 from cfel.deployment.protocol.calls import Answer, Request
 from cfel.deployment.protocol.peer_requests import PeerModelAnswer, PeerModelRequest
 from cfel.deployment.security.identity import Identity
+from cfel.deployment.transport.messages import Body
 from cfel.errors import RejectedError
 from cfel.learning.models.flat import FlatModel
 
@@ -74,6 +75,36 @@ def test_a_new_coordinator_may_go_back_a_step() -> None:
         models = NeighbourModels(neighbours, MODEL, 5.0, PeerFaults(monotonic))
         await models.fetch(1, SECOND, [1], MODEL)
         assert sorted(await models.fetch(2, FIRST, [1], MODEL)) == [1]
+
+    asyncio.run(play())
+
+
+def test_a_neighbour_that_drips_is_given_up() -> None:
+    """Every part arrives in time, the model never would: another one is asked."""
+    large = FlatModel(torch.zeros(1_000_000), torch.zeros(0))
+    encoded = EncodedModel.encode(large)
+
+    @dataclass
+    class Dripping:
+        parts: int = 0
+
+        async def call(self, to: Identity, request: Request[Answer], seconds: float) -> Answer:
+            """See `Calls`."""
+            del seconds
+            assert isinstance(request, PeerModelRequest)
+            begin, most = request.offset, request.most_bytes
+            if to.number == 1:
+                self.parts += 1
+                await asyncio.sleep(0.4)
+            part = Body.hash(encoded.body.join()[begin : begin + most])
+            return PeerModelAnswer((0, 0, 0), encoded.sha256, part)  # type: ignore[return-value]
+
+    async def play() -> None:
+        calls = Dripping()
+        models = NeighbourModels(calls, large, 1.0, PeerFaults(monotonic))
+        found = await models.fetch_any_present([1, 2])
+        assert found.parameters.numel() == 1_000_000
+        assert calls.parts <= 4
 
     asyncio.run(play())
 

@@ -18,6 +18,7 @@ from cfel.control import Budget, RoundProblem, Rounds, round_caps
 from cfel.cost import open_ledger
 from cfel.errors import FleetFileError, InputError, describe_error, unknown_name
 from cfel.system import read_devices
+from cfel.wording import show
 
 DEVICE_FIELDS = ("mu", "alpha", "nu", "power", "cluster")
 NAME_FIELDS = ("id", "name")
@@ -225,7 +226,7 @@ def _check_column(path: str | Path, key: str, values: list[Any]) -> list[Any]:
         values = [np.inf if joules is None else joules for joules in values]
     for number, value in enumerate(values):
         if isinstance(value, bool) or not isinstance(value, int | float):
-            raise FleetFileError(f"{path}: devices[{number}].{key} = {value!r}: must be a number")
+            raise FleetFileError(f"{path}: devices[{number}].{key} = {show(value)}: must be a number")
     return values
 
 
@@ -238,7 +239,7 @@ def _pop_names(path: str | Path, columns: dict[str, Any]) -> tuple[str, ...]:
     seen: set[str] = set()
     for number, name in enumerate(map(str, values)):
         if name in seen:
-            found = f"devices[{number}].{key} = {name!r}"
+            found = f"devices[{number}].{key} = {show(name)}"
             raise FleetFileError(f"{path}: {found}: must be different for every device, it occurs twice")
         seen.add(name)
     return tuple(map(str, values))
@@ -252,7 +253,7 @@ def _number_clusters(path: str | Path, given: list[Any], caps: int) -> tuple[lis
     for number, cluster in enumerate(given):
         whole = isinstance(cluster, int) and not isinstance(cluster, bool) and cluster >= 0
         if not whole and not (isinstance(cluster, str) and cluster):
-            found = f"devices[{number}].cluster = {cluster!r}"
+            found = f"devices[{number}].cluster = {show(cluster)}"
             raise FleetFileError(f"{path}: {found}: must be a whole number ≥ 0 or a name")
     if not any(isinstance(cluster, str) for cluster in given):
         most = max(len(given), caps)

@@ -15,7 +15,7 @@ from cfel.deployment.positions import Position
 from cfel.deployment.protocol.codec import decode, encode
 from cfel.deployment.protocol.coordinator_requests import ProposeCommand, ProposedRecord
 from cfel.durable import set_aside
-from cfel.errors import DamagedError, RejectedError, StorageError
+from cfel.errors import DamagedError, RejectedError
 from cfel.runlog import RoundRecord
 
 _LOG = logging.getLogger(__name__)
@@ -48,7 +48,7 @@ class ProposalFile:
         try:
             return None if found is None else decode(found[1], ProposedRecord)
         except RejectedError as error:
-            raise StorageError(f"{self._path} was written by another version of cfel: {error}") from error
+            raise state_file.explain_other_version(self._path, error) from error
 
     def save(self, proposal: ProposedRecord) -> None:
         """Returns when it is on the disk.

@@ -23,7 +23,7 @@ from cfel.deployment.protocol.codec import decode, encode
 from cfel.deployment.protocol.device_requests import IssuedOrder, Round, UploadRequest
 from cfel.deployment.transport.messages import Body
 from cfel.durable import remove_leftovers, set_aside, translate_os_errors
-from cfel.errors import DamagedError, RejectedError, RunBusyError, StorageError
+from cfel.errors import DamagedError, RejectedError, RunBusyError
 from cfel.learning.compression.packing import unpack_update
 from cfel.learning.device_messages import DeviceState
 from cfel.learning.local.estimates import Estimates
@@ -134,7 +134,7 @@ def load_memory(path: Path) -> Memory:
     try:
         stored = decode(content, _Stored, upload)
     except RejectedError as error:
-        raise StorageError(f"{path} was written by another version of cfel: {error}") from error
+        raise state_file.explain_other_version(path, error) from error
     kept = {name: torch.from_numpy(np.array(each)) for name, each in tensors.items() if name != "upload"}
     residual = kept.pop("residual", None)
     return Memory(DeviceState(kept, residual, stored.estimates), stored.sent, stored.measured)

@@ -152,9 +152,17 @@ class NeighbourModels:
         """Where an edge server is now, and its model there.
 
         Raises:
-            DeploymentError: it cannot be reached, rejects, or has no valid model.
+            DeploymentError: it cannot be reached, rejects, has no valid model, or takes too long to send it.
         """
-        position, content = await self._download(number, None)
+        clock = asyncio.get_running_loop().time
+        deadline = clock() + self._seconds
+
+        def check_wanted() -> None:
+            # Every part has a deadline of its own; just meeting all of them could take hours.
+            if clock() > deadline:
+                raise UnreachableError(f"its model has not arrived within {self._seconds:g} s")
+
+        position, content = await self._download(number, None, check_wanted)
         model = read_model(content, self._like)
         if not model.is_finite():
             self._faults.note(number, "model", "has a model that is not finite")

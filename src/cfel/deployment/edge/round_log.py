@@ -95,10 +95,10 @@ class EdgeLog:
             raise
         except RunDirectoryError as error:
             if self._progress.world.setting.fleet.clusters == 1:
-                words = "There is no other edge server to take its rounds from: restore it from a backup"
-                raise DamagedError(f"{error}. {words}") from error
-            copy = cut_damaged_log(path)
-            _LOG.error("%s. Its rounds are fetched from other edge servers; the old log is %s", error, copy)
+                words = "there is no other edge server to take its rounds from"
+                raise DamagedError(f"{error}; {words}, so delete the directory to begin anew") from error
+            done = cut_damaged_log(path)
+            _LOG.error("%s. Its rounds are fetched from other edge servers: there is nothing to do", done)
             return RoundLog(path)
 
     @property

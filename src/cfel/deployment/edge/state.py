@@ -99,7 +99,7 @@ class EdgeDisk:
         try:
             stored = decode(found[1], _Stored)
         except RejectedError as error:
-            raise StorageError(f"{self._path} was written by another version of cfel: {error}") from error
+            raise state_file.explain_other_version(self._path, error) from error
         self._kept = {name: self._read(name) for name in stored.models}
         model, previous = (self._kept[name] for name in stored.models)
         return EdgeState(

@@ -42,7 +42,10 @@ def load_vote(path: Path, member: int) -> Vote:
         raise DamagedError(f"{path}: not a vote of version {_VERSION}: {content!r}")
     # A directory that was copied from another edge server would give that one's vote away.
     if content["member"] != member:
-        raise StorageError(f"{path}: the vote of member {content['member']}, not of {member}")
+        raise StorageError(
+            f"{path}: the vote of member {content['member']}, not of {member}. The directory is another edge "
+            "server's, or a copy: give this one its own"
+        )
     try:
         return Vote(content["term"], content["voted_for"])
     except InputError as error:

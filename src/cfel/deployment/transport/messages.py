@@ -139,7 +139,10 @@ def _read_start(piece: bytes, most_bytes: int, most_header_bytes: int) -> tuple[
     if magic != _MAGIC:
         raise RejectedError("not a message of cfel")
     if version != PROTOCOL_VERSION:
-        raise RejectedError(f"protocol version {version}, this node speaks only {PROTOCOL_VERSION}")
+        raise RejectedError(
+            f"protocol version {version}, this node speaks only {PROTOCOL_VERSION}: install the same version "
+            "of cfel on all nodes"
+        )
     if header_bytes > most_header_bytes or length > most_bytes:
         most = f"{most_header_bytes} + {most_bytes}"
         raise RejectedError(f"too large: {header_bytes} + {length} bytes, at most {most} are accepted")

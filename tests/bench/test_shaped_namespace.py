@@ -35,7 +35,7 @@ def test_bytes_take_as_long_as_the_rate_says() -> None:
 
 @pytest.mark.long
 def test_a_cable_is_gone_when_its_context_ends() -> None:
-    """The kernel removes a namespace later than it says: the next cable of the same name must not meet the last."""
+    """The kernel removes a namespace later than it says; the next cable must not meet the last one."""
     if missing := find_missing():
         pytest.skip(f"needs {missing}")
     for _ in range(20):

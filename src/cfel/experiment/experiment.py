@@ -221,11 +221,10 @@ class Experiment:
 
     def _compute_budget(self, setting: Setting) -> Budget:
         """Total budgets in seconds and joules; a given number takes precedence over a share of CEF's use."""
-        given, limit = self.budget, Budget()
-        # A dry run takes long where there are many rounds, so only if its result counts.
-        if given.share_of_cef is not None and (given.seconds is None or given.joules is None):
-            limit = compute_use(setting).take_share(given.share_of_cef)
-        return Budget(given.seconds or limit.seconds, given.joules or limit.joules)
+        # A dry run of many rounds takes long, so only if its result counts.
+        share = self.budget.share_of_cef if None in (self.budget.seconds, self.budget.joules) else None
+        limit = Budget() if share is None else compute_use(setting).take_share(share)
+        return Budget(self.budget.seconds or limit.seconds, self.budget.joules or limit.joules)
 
     def load_task(self) -> Task:
         """What is learned; loads the data."""

@@ -14,6 +14,7 @@ from random import SystemRandom
 from cfel.deployment.disk_writes import DiskHealth, wait_longer
 from cfel.deployment.election import rules
 from cfel.deployment.election.leadership import OnFault
+from cfel.deployment.election.raises import raises_too_often
 from cfel.deployment.election.recovery import VoteRecovery
 from cfel.deployment.election.state import (
     MOST_TERM_JUMP,
@@ -175,6 +176,8 @@ class Member:
         """Handles a message from another member; one that cannot be handled is lost, as on the network."""
         if self._recovery is not None or _now() < self._distrusted_until.get(caller.number, 0.0):
             return Confirmation()
+        if raises_too_often(self.state, caller.number, request.message, _now()):
+            self._on_fault(caller.number, "raises the term again and again, and is not heeded for a while")
         try:
             self._try_step(Received(caller.number, request.message))
         except InputError as error:

@@ -17,8 +17,21 @@ at a time.
 from dataclasses import replace
 
 from cfel.deployment.election.lease import hears_leader, last_majority_contact, lease_end, may_follow
+from cfel.deployment.election.raises import (
+    MOST_STEP,
+    add_far_term,
+    add_raise,
+    is_raise,
+    limit_step,
+    raises_too_often,
+)
+from cfel.deployment.election.role_changes import (
+    ask_for_votes,
+    become_follower,
+    has_majority,
+    pick_between,
+)
 from cfel.deployment.election.state import (
-    MOST_TERM_JUMP,
     Action,
     ElectionMessage,
     ElectionState,
@@ -50,7 +63,7 @@ def start(electorate: Electorate, vote: Vote, now: float, draw: float) -> Electi
         role=Role.FOLLOWER,
         leader=None,
         heard_at=now,
-        deadline=now + _pick_between(electorate.timing.timeout_seconds, draw),
+        deadline=now + pick_between(electorate.timing.timeout_seconds, draw),
         asked_at=now,
         granted=frozenset(),
         answered=(),
@@ -79,11 +92,24 @@ def step(
         case Received(sender, message):
             if sender not in state.electorate.others:
                 raise InputError(f"sender: {sender} is not another member of {state.electorate.members}")
-            if message.term > state.term + MOST_TERM_JUMP:
-                after, sends = _note_far_term(state, sender, message.term, now, draw), []
-            else:
-                after, sends = _on_message(state, sender, message, now, draw)
+            after, sends = _receive(state, sender, message, now, draw)
     return after, (*_list_changes(state, after), *sends)
+
+
+def _receive(
+    state: ElectionState, sender: int, message: ElectionMessage, now: float, draw: float
+) -> Transition:
+    if message.term > state.term + MOST_STEP:
+        far_terms, reached = add_far_term(state, sender, message.term)
+        if reached is not None:
+            return replace(become_follower(state, Vote(reached), now, draw), far_terms=()), []
+        state = replace(state, far_terms=far_terms)
+    if raises_too_often(state, sender, message, now):
+        return state, []
+    after, sends = _on_message(state, sender, message, now, draw)
+    if after.term > state.term and is_raise(state, message):
+        after = replace(after, raises=add_raise(state, sender, after.term, now))
+    return after, sends
 
 
 def next_tick_at(state: ElectionState) -> float:
@@ -117,7 +143,7 @@ def _list_changes(before: ElectionState, after: ElectionState) -> list[Action]:
 
 def _on_tick(state: ElectionState, now: float, draw: float) -> Transition:
     if state.role is Role.LEADER and now >= lease_end(state):
-        return _become_follower(state, state.vote, now, draw), []
+        return become_follower(state, state.vote, now, draw), []
     if now < state.deadline:
         return state, []
     if state.role is Role.LEADER:
@@ -129,20 +155,7 @@ def _resign(state: ElectionState, rest_seconds: float, now: float, draw: float) 
     if state.role is not Role.LEADER:
         return state
     # A long deadline: another member times out and is elected first.
-    return replace(_become_follower(state, state.vote, now, draw), deadline=now + rest_seconds)
-
-
-def _note_far_term(state: ElectionState, sender: int, term: int, now: float, draw: float) -> ElectionState:
-    """Keeps a term far beyond the newest known one; enters the term that a majority has reached, if any has.
-
-    One member that lies cannot use up the terms, and one that was absent for very long can still come back.
-    """
-    shown = {**dict(state.far_terms), sender: term}
-    reached = sorted(shown.values(), reverse=True)
-    if len(reached) < state.electorate.majority:
-        return replace(state, far_terms=tuple(sorted(shown.items())))
-    vote = Vote(reached[state.electorate.majority - 1])
-    return replace(_become_follower(state, vote, now, draw), far_terms=())
+    return replace(become_follower(state, state.vote, now, draw), deadline=now + rest_seconds)
 
 
 def _on_message(
@@ -151,33 +164,43 @@ def _on_message(
     match message:
         # Changes no state, so a member that was cut off cannot push the others into a new term.
         case VoteRequest(preliminary=True):
-            return state, [_send_vote_reply(state, sender, message, _would_vote(state, message, now))]
+            return state, [_send_vote_reply(state, sender, message, _would_vote(state, sender, message, now))]
         case VoteRequest():
             return _on_vote_request(state, sender, message, now, draw)
         case Heartbeat():
             return _on_heartbeat(state, sender, message, now, draw)
         # A reply from a later term: this member missed an election.
-        case _ if message.term > state.term:
-            return _become_follower(state, Vote(message.term), now, draw), []
+        case _ if is_raise(state, message):
+            return _catch_up(state, limit_step(state, sender, message.term, now), now, draw)
         case VoteReply():
             return _on_vote_reply(state, sender, message, now, draw)
         case HeartbeatReply():
             return _on_heartbeat_reply(state, sender, message, now), []
 
 
+def _catch_up(state: ElectionState, term: int, now: float, draw: float) -> Transition:
+    """Enters a later term that a reply has shown.
+
+    A leader asks for votes in the one after it at once: those who follow it vote for it, so that the member
+    that was ahead takes part again, and nobody is without a leader meanwhile.
+    """
+    entered = become_follower(state, Vote(term), now, draw)
+    return _become_candidate(entered, now, draw) if state.role is Role.LEADER else (entered, [])
+
+
 def _become_precandidate(state: ElectionState, now: float, draw: float) -> Transition:
     """Asks whether a real request would be granted, without entering the next term."""
-    asking = _ask_for_votes(state, Role.PRECANDIDATE, now, draw)
+    asking = ask_for_votes(state, Role.PRECANDIDATE, now, draw)
     sends = _send_to_others(asking, VoteRequest(state.term + 1, now, preliminary=True))
-    return (asking, sends) if not _has_majority(asking) else _become_candidate(asking, now, draw)
+    return (asking, sends) if not has_majority(asking) else _become_candidate(asking, now, draw)
 
 
 def _become_candidate(state: ElectionState, now: float, draw: float) -> Transition:
     """Enters the next term, votes for itself and asks the others for their votes."""
     vote = Vote(state.term + 1, state.electorate.member)
-    asking = replace(_ask_for_votes(state, Role.CANDIDATE, now, draw), vote=vote)
+    asking = replace(ask_for_votes(state, Role.CANDIDATE, now, draw), vote=vote)
     sends = _send_to_others(asking, VoteRequest(asking.term, now, preliminary=False))
-    return (asking, sends) if not _has_majority(asking) else _become_leader(asking, now)
+    return (asking, sends) if not has_majority(asking) else _become_leader(asking, now)
 
 
 def _become_leader(state: ElectionState, now: float) -> Transition:
@@ -194,27 +217,29 @@ def _send_heartbeats(state: ElectionState, now: float) -> Transition:
     return after, _send_to_others(state, Heartbeat(state.term, now))
 
 
-def _would_vote(state: ElectionState, request: VoteRequest, now: float) -> bool:
-    return request.term > state.term and not hears_leader(state, now)
+def _would_vote(state: ElectionState, sender: int, request: VoteRequest, now: float) -> bool:
+    return request.term > state.term and _is_free(state, sender, now)
+
+
+def _is_free(state: ElectionState, candidate: int, now: float) -> bool:
+    """Whether it may vote for a candidate: it hears no leader, of whatever term, or the candidate was it."""
+    return candidate == state.leader or not hears_leader(state, now)
 
 
 def _on_vote_request(
     state: ElectionState, sender: int, request: VoteRequest, now: float, draw: float
 ) -> Transition:
-    if _would_vote(state, request, now):
-        state = _become_follower(state, Vote(request.term), now, draw)
-    granted = request.term == state.term and _may_vote_for(state, sender, now)
-    if granted and state.vote.voted_for is None:
-        # Gives the candidate time to win before this member asks for votes itself.
-        wait = _pick_between(state.electorate.timing.retry_seconds, draw)
-        state = replace(_become_follower(state, Vote(state.term, sender), now, draw), deadline=now + wait)
-    return state, [_send_vote_reply(state, sender, request, granted)]
-
-
-def _may_vote_for(state: ElectionState, candidate: int, now: float) -> bool:
-    """Repeats a vote given before; gives a new one only while no leader is heard, of whatever term."""
+    is_free = _is_free(state, sender, now)
+    if request.term > state.term and is_free:
+        state = become_follower(state, Vote(limit_step(state, sender, request.term, now)), now, draw)
     voted_for = state.vote.voted_for
-    return voted_for == candidate or (voted_for is None and not hears_leader(state, now))
+    # Repeats a vote given before.
+    granted = request.term == state.term and (voted_for == sender or (voted_for is None and is_free))
+    if granted and voted_for is None:
+        # Gives the candidate time to win before this member asks for votes itself.
+        wait = pick_between(state.electorate.timing.retry_seconds, draw)
+        state = replace(become_follower(state, Vote(state.term, sender), now, draw), deadline=now + wait)
+    return state, [_send_vote_reply(state, sender, request, granted)]
 
 
 def _on_vote_reply(
@@ -227,7 +252,7 @@ def _on_vote_reply(
     if not reply.preliminary and reply.term != state.term:
         return state, []
     state = replace(state, granted=state.granted | {sender})
-    if not _has_majority(state):
+    if not has_majority(state):
         return state, []
     return _become_candidate(state, now, draw) if reply.preliminary else _become_leader(state, now)
 
@@ -237,8 +262,11 @@ def _on_heartbeat(
 ) -> Transition:
     if heartbeat.term >= state.term and may_follow(state, sender, heartbeat.term, now):
         # Forgetting the vote of the same term would let this member vote twice in it.
-        vote = state.vote if heartbeat.term == state.term else Vote(heartbeat.term)
-        state = replace(_become_follower(state, vote, now, draw), leader=sender, heard_at=now)
+        term = limit_step(state, sender, heartbeat.term, now)
+        vote = state.vote if term == state.term else Vote(term)
+        state = become_follower(state, vote, now, draw)
+        if term == heartbeat.term:
+            state = replace(state, leader=sender, heard_at=now)
     return state, [Send(sender, HeartbeatReply(state.term, heartbeat.sent_at))]
 
 
@@ -253,41 +281,9 @@ def _on_heartbeat_reply(
     return replace(state, answered=(*state.answered[:place], newest, *state.answered[place + 1 :]))
 
 
-def _become_follower(state: ElectionState, vote: Vote, now: float, draw: float) -> ElectionState:
-    deadline = now + _pick_between(state.electorate.timing.timeout_seconds, draw)
-    return replace(
-        state,
-        vote=vote,
-        role=Role.FOLLOWER,
-        leader=None,
-        deadline=deadline,
-        granted=frozenset(),
-        answered=(),
-    )
-
-
-def _ask_for_votes(state: ElectionState, role: Role, now: float, draw: float) -> ElectionState:
-    return replace(
-        state,
-        role=role,
-        leader=None,
-        asked_at=now,
-        deadline=now + _pick_between(state.electorate.timing.retry_seconds, draw),
-        granted=frozenset({state.electorate.member}),
-    )
-
-
-def _has_majority(state: ElectionState) -> bool:
-    return len(state.granted) >= state.electorate.majority
-
-
 def _send_vote_reply(state: ElectionState, receiver: int, request: VoteRequest, granted: bool) -> Send:
     return Send(receiver, VoteReply(state.term, request.asked_at, request.preliminary, granted))
 
 
 def _send_to_others(state: ElectionState, message: ElectionMessage) -> list[Send]:
     return [Send(other, message) for other in state.electorate.others]
-
-
-def _pick_between(bounds: tuple[float, float], draw: float) -> float:
-    return bounds[0] + (bounds[1] - bounds[0]) * draw

@@ -16,7 +16,7 @@ MOST_TERM = 2**53
 """Beyond any real run, and exact as a float; a larger term is forged or faulty."""
 
 MOST_TERM_JUMP = 1000
-"""A term further beyond the newest known one is believed only if a majority of members shows it."""
+"""A member that shows a term further beyond the newest known one is named."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -59,6 +59,16 @@ class Vote:
 
     def __post_init__(self) -> None:
         _check_term(self.term)
+
+
+@dataclass(frozen=True, slots=True)
+class Raise:
+    """Another member raised the term: who, when, by how much, and whether that ended a leadership."""
+
+    sender: int
+    at: float
+    terms: int
+    deposed: bool
 
 
 class Role(Enum):
@@ -115,7 +125,8 @@ class ElectionState:
         asked_at: when the votes being counted were asked for; for a leader, when it was elected.
         granted: who has granted a vote so far.
         answered: for a leader, when the newest heartbeat that each member answered was sent.
-        far_terms: members that showed a term beyond `MOST_TERM_JUMP`, and the newest such term of each.
+        far_terms: members that showed a term beyond reach, and the newest such term of each.
+        raises: the latest raises of the term by others (`raises`).
     """
 
     electorate: Electorate
@@ -128,6 +139,7 @@ class ElectionState:
     granted: frozenset[int]
     answered: tuple[float, ...]
     far_terms: tuple[tuple[int, int], ...] = ()
+    raises: tuple[Raise, ...] = ()
 
     @property
     def term(self) -> int:

@@ -11,6 +11,8 @@ SECTIONS: Mapping[str, Mapping[str, Any]] = {
         "local": {"algorithm": "feddyn"},
         "aggregation": {"optimiser": "fedadam", "learning_rate": 0.02, "average": 0.5},
     },
+    "personal": {"model": {"personal": ["dense2.*"]}, "local": {"estimator": "fresh"}},
+    "ditto": {"local": {"algorithm": "ditto", "options": {"lambda": 1.0}}},
     "schedule": {
         "local": {"schedule": "cosine", "schedule_by": "budget", "warmup": 0.3},
         "budget": {"share_of_cef": 0.6},

@@ -35,6 +35,7 @@ PAGES = (
     "guides/certificates.md",
     "guides/models.md",
     "guides/algorithms.md",
+    "guides/semi-asynchronous.md",
 )
 
 

@@ -9,6 +9,7 @@ from dataclasses import dataclass, field
 from cfel.control.setting import Setting
 from cfel.learning.aggregation import AggregationParameters
 from cfel.learning.compression.compressors import Compressor
+from cfel.learning.device_messages import DeviceState
 from cfel.learning.edge_rule import EdgeRules
 from cfel.learning.local.parameters import TrainingParameters
 from cfel.learning.models.flat import FlatModel
@@ -28,6 +29,7 @@ class World:
         start: the model every edge server begins with.
         aggregation: how an edge server makes one update of many.
         edge_rules: what it does with that update.
+        new_device: what a device remembers before its first order: its own part of the model.
     """
 
     setting: Setting
@@ -38,3 +40,4 @@ class World:
     start: FlatModel
     aggregation: AggregationParameters = field(default_factory=AggregationParameters)
     edge_rules: EdgeRules = field(default_factory=EdgeRules)
+    new_device: DeviceState = field(default_factory=DeviceState)

@@ -21,7 +21,7 @@ def _cut(_name: str, _record: RoundRecord) -> None:
 
 
 @pytest.mark.long
-@pytest.mark.parametrize("name", ["adam", "edge_servers", "scaffold"])
+@pytest.mark.parametrize("name", ["adam", "edge_servers", "scaffold", "personal", "ditto"])
 def test_memory_survives_a_resume(tmp_path: Path, name: str) -> None:
     experiment = tiny(**SECTIONS[name])
     expected = timeless(run_experiment(experiment, tmp_path / "whole", RunOptions()))

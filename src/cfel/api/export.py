@@ -6,12 +6,15 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 import numpy as np
+import torch
 from torch import nn
 
 from cfel.durable import check_directory, translate_parse_errors
 from cfel.errors import InputError, RunDirectoryError, StorageError, unknown_name
-from cfel.experiment import load_directory_experiment
+from cfel.experiment import Experiment, load_directory_experiment
+from cfel.learning.device_messages import DeviceState
 from cfel.learning.edge_rule import EdgeRules
+from cfel.learning.local.algorithms import build_algorithm
 from cfel.learning.models.flat import FlatModel
 from cfel.learning.models.onnx_files import save_onnx
 from cfel.learning.models.safetensors_files import save_model
@@ -19,6 +22,7 @@ from cfel.learning.task import Task, initial_model
 from cfel.plugins import BUILT_IN_ONLY, CodePolicy
 from cfel.rounds.edge_models import mean_model, read_edge_models
 from cfel.runlog import RunDirectory
+from cfel.simulation.evaluation import find_own_model
 
 if TYPE_CHECKING:
     from cfel.deployment.edge.state import EdgeState
@@ -28,7 +32,13 @@ _MAX_ATTEMPTS = 5
 _RETRY_SECONDS = 0.1
 
 
-def export_model(directory: Path, to: Path, edge: int | None = None, code: CodePolicy = BUILT_IN_ONLY) -> int:
+def export_model(
+    directory: Path,
+    to: Path,
+    edge: int | None = None,
+    code: CodePolicy = BUILT_IN_ONLY,
+    device: int | None = None,
+) -> int:
     """Writes the model of a run's last checkpoint, or the current model of a deployment.
 
     Args:
@@ -36,6 +46,7 @@ def export_model(directory: Path, to: Path, edge: int | None = None, code: CodeP
         to: the file to write; its suffix selects the format.
         edge: the edge server whose model to export; None for the consensus model.
         code: whether names in the run's experiment may stand for code from outside the package.
+        device: the device whose own model to export; None for no device.
 
     Returns:
         The global round of the model.
@@ -49,7 +60,7 @@ def export_model(directory: Path, to: Path, edge: int | None = None, code: CodeP
     run = RunDirectory.open(directory)
     experiment = load_directory_experiment(directory, code=code)
     task = experiment.load_task()
-    number, model = load_trained_model(run, task, experiment.build_edge_rules(), edge)
+    number, model = load_any_model(run, experiment, task, edge, device)
     if to.suffix == ".onnx":
         save_onnx(to, model, task.build(), task.data.input_shape)
     else:
@@ -74,10 +85,47 @@ def load_trained_model(
     return number, models[edge]
 
 
-def load_module(run: RunDirectory, task: Task, rules: EdgeRules, edge: int | None = None) -> nn.Module:
-    """The same model as a module of its task, in evaluation mode."""
+def load_any_model(
+    run: RunDirectory, experiment: Experiment, task: Task, edge: int | None, device: int | None
+) -> tuple[int, FlatModel]:
+    """The last global round with the consensus model, an edge model, or the model that a device keeps.
+
+    Raises:
+        InputError: there is no such edge server or device, or devices keep no models.
+    """
+    if device is None:
+        return load_trained_model(run, task, experiment.build_edge_rules(), edge)
+    cluster, checkpoint = run.fleet().cluster, run.checkpoint()
+    if not 0 <= device < len(cluster):
+        raise InputError(f"device = {device}: the run has devices 0 to {len(cluster) - 1}")
+    if checkpoint is None:
+        raise RunDirectoryError(f"{run.path}: no checkpoint; in a deployment, only devices have their models")
+    name = build_algorithm(experiment.local, experiment.code).personal_model
+    if name is None and not task.personal:
+        raise InputError("device: devices keep no models of their own in this run; see model.personal")
+    number, model = load_trained_model(run, task, experiment.build_edge_rules(), cluster[device])
+    prefix = f"device/{device}/"
+    memory = {
+        key.removeprefix(prefix): torch.from_numpy(np.array(each))
+        for key, each in checkpoint.tensors.items()
+        if key.startswith(prefix)
+    }
+    return number, find_own_model(model, DeviceState(memory), name)
+
+
+def load_module(
+    run: RunDirectory, experiment: Experiment, edge: int | None = None, device: int | None = None
+) -> nn.Module:
+    """A trained model as a module of its task, in evaluation mode.
+
+    Raises:
+        InputError: a part of the model is personal, and no device is named.
+    """
+    task = experiment.load_task()
     flat = task.build()
-    flat.load(load_trained_model(run, task, rules, edge)[1])
+    if task.personal and device is None:
+        raise InputError("a part of the model is personal (model.personal): name the device, as in device=0")
+    flat.load(load_any_model(run, experiment, task, edge, device)[1])
     return flat.module.eval()
 
 

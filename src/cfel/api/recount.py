@@ -19,6 +19,7 @@ from cfel.cost.rounds import NO_DEVICE
 from cfel.errors import InputError
 from cfel.experiment import Experiment, experiment_toml, load_directory_experiment
 from cfel.plugins import BUILT_IN_ONLY, CodePolicy
+from cfel.rounds.buffering import reject_buffering
 from cfel.rounds.dry_run import DryRunRound, dry_run
 from cfel.rounds.run_directory import create_run
 from cfel.runlog import RoundRecord, RunDirectory
@@ -59,6 +60,7 @@ def recount(
     if not records:
         raise InputError(f"{directory}: has no rounds to count")
     before = load_directory_experiment(directory, (), code)
+    reject_buffering(before.aggregation, "a recount")
     after = load_directory_experiment(directory, changes, code)
     if after.rounds.global_rounds < len(records):
         raise InputError(

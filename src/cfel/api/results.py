@@ -108,17 +108,18 @@ class RunResult:
 
         return write_report(self.path)
 
-    def model(self, edge: int | None = None) -> nn.Module:
+    def model(self, edge: int | None = None, device: int | None = None) -> nn.Module:
         """The trained model, in evaluation mode.
 
         Args:
             edge: the edge server whose model to return; None for the consensus of all.
+            device: the device whose own model to return, where devices keep one.
 
         Raises:
+            InputError: there is no such model.
             RunDirectoryError: the run has no checkpoint yet.
         """
-        experiment = self.experiment
-        return load_module(self.run.directory, experiment.load_task(), experiment.build_edge_rules(), edge)
+        return load_module(self.run.directory, self.experiment, edge, device)
 
     def __repr__(self) -> str:
         end = self.summary

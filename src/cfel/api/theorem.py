@@ -17,6 +17,7 @@ from cfel.control.theory import RoundTerms, combine_terms, compute_terms
 from cfel.errors import InputError
 from cfel.experiment import Experiment, load_directory_experiment, load_experiment
 from cfel.plugins import BUILT_IN_ONLY, CodePolicy
+from cfel.rounds.buffering import reject_buffering
 from cfel.rounds.dry_run import dry_run
 from cfel.runlog import FleetDescription, PlanTable, RunDirectory, holds_run
 from cfel.system import target_weights, zeta
@@ -139,6 +140,7 @@ def _make_landscape(experiment: Experiment, assumed: Assumptions, sigma2: float,
 
 
 def _report_experiment(experiment: Experiment, assumed: Assumptions) -> TheoremReport:
+    reject_buffering(experiment.aggregation, "a dry run")
     landscape = _make_landscape(experiment, assumed, ASSUMED, ASSUMED)
     setting = experiment.build_setting()
     survives = setting.scheme.gossip.compute_contraction(setting.backhaul.zeta)
@@ -165,6 +167,7 @@ def _report_run(path: Path, assumed: Assumptions, code: CodePolicy) -> TheoremRe
     experiment, records = load_directory_experiment(path, code=code), run.records()
     if not records:
         raise InputError(f"{path}: the run has finished no round yet, so there are no plans to look at")
+    reject_buffering(experiment.aggregation, "Theorem 1")
     scheme, fleet = build_scheme(experiment.scheme, experiment.code), run.fleet()
     survives = scheme.gossip.compute_contraction(_compute_zeta(experiment, fleet))
     lengths = _count_between_gossip(experiment.rounds, scheme)

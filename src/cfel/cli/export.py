@@ -39,6 +39,12 @@ def register(commands: Commands) -> None:
         metavar="N",
         help="model of edge server N (default: the consensus of all)",
     )
+    parser.add_argument(
+        "--device",
+        type=parse_count,
+        metavar="N",
+        help="model that device N keeps to itself, where devices do (model.personal, ditto)",
+    )
     add_trust_option(parser)
     add_json_option(parser)
     parser.set_defaults(run=run)
@@ -47,11 +53,14 @@ def register(commands: Commands) -> None:
 def run(arguments: argparse.Namespace) -> int:
     """Writes the file and prints which model it holds."""
     code = select_code_policy(arguments, arguments.directory)
-    number = export_model(arguments.directory, arguments.to, arguments.edge, code)
+    number = export_model(arguments.directory, arguments.to, arguments.edge, code, arguments.device)
     if arguments.json:
-        print_json({"file": str(arguments.to), "round": number, "edge": arguments.edge})
+        whose_model = {"edge": arguments.edge, "device": arguments.device}
+        print_json({"file": str(arguments.to), "round": number, **whose_model})
         return 0
     whose = "consensus model" if arguments.edge is None else f"model of edge server {arguments.edge}"
+    if arguments.device is not None:
+        whose = f"model of device {arguments.device}"
     if EdgeDisk.holds_state(arguments.directory):
         whose = "model of this edge server"
     console = Console(highlight=False)

@@ -35,6 +35,7 @@ class Setting:
         links: how often links are in use, where the scheme samples them.
         joules_per_bit: energy of a bit between edge servers, charged with each global round.
         exchanged_models: what edge servers exchange, in models: with their memory it is more than one.
+        work_per_step: time and energy of a local step, in steps of plain SGD: 2 for two gradients.
     """
 
     seed: int
@@ -49,6 +50,7 @@ class Setting:
     links: SampledLinks | None = None
     joules_per_bit: float = 0.0
     exchanged_models: float = 1.0
+    work_per_step: float = 1.0
 
     @property
     def exchange_seconds(self) -> FloatArray:
@@ -114,7 +116,9 @@ class Setting:
             edge_round: r, from 0.
             spent_joules: per device; a device with an empty battery takes no part. None ignores batteries.
         """
-        return self.fleet.conditions(self.seed, global_round, edge_round, self.model_bits, spent_joules)
+        now = self.fleet.conditions(self.seed, global_round, edge_round, self.model_bits, spent_joules)
+        work = self.work_per_step
+        return now if work == 1 else replace(now, mu=work * now.mu, alpha=work * now.alpha)
 
 
 def weight_backhaul(setting: Setting, samples: Sequence[int]) -> Backhaul:

@@ -27,6 +27,7 @@ from cfel.deployment.parameters import DeploymentParameters
 from cfel.errors import InputError
 from cfel.experiment.document import Table
 from cfel.experiment.fill_in import change_document, fill_in
+from cfel.experiment.fleet_section import reject_short_trace
 from cfel.experiment.python_parts import Part
 from cfel.experiment.sections import BudgetParameters, CompressionParameters, DataParameters, ModelParameters
 from cfel.experiment.tables import parse_sections, to_document
@@ -37,6 +38,7 @@ from cfel.learning.data import SHAPES, DataSet, load
 from cfel.learning.data.augment import augmentation
 from cfel.learning.data.held_out import hold_out
 from cfel.learning.data.partition import partition
+from cfel.learning.device_messages import DeviceState
 from cfel.learning.edge_optimisers import build_rules
 from cfel.learning.edge_rule import EdgeRules
 from cfel.learning.local.algorithms import build_algorithm
@@ -47,18 +49,15 @@ from cfel.learning.models.flat import FlatModule
 from cfel.learning.models.safetensors_files import load_model
 from cfel.learning.task import DeviceData, Task, check_batches, check_task, count_parameters, load_custom_task
 from cfel.plugins import ANY_CODE, CodePolicy
+from cfel.rounds.buffering import check_buffering
 from cfel.rounds.dry_run import compute_use
 from cfel.rounds.engine_choice import choose_engine
 from cfel.rounds.parameters import SimulationParameters
 from cfel.system import (
-    Fleet,
     FleetParameters,
     TopologyParameters,
-    TraceConditions,
-    TraceParameters,
     build_backhaul,
     build_fleet,
-    describe_short_trace,
 )
 from cfel.world import World
 
@@ -158,6 +157,7 @@ class Experiment:
             raise InputError(f"compression.kind = 'none': {reason}; choose a compressor")
         augmentation(self.data.augment, self.code)
         self.build_edge_rules()
+        check_buffering(self.aggregation, self.simulation, build_algorithm(self.local, self.code))
         build_scheme(self.scheme, self.code)
 
     def change(self, changes: Mapping[str, Any]) -> "Experiment":
@@ -178,7 +178,7 @@ class Experiment:
 
     def _build_setting(self, parameters: int, samples: Sequence[int] | None) -> Setting:
         fleet = build_fleet(self.fleet, self.seed)
-        self._check_trace(fleet)
+        reject_short_trace(self.fleet, fleet, self.rounds)
         if samples is not None:
             fleet = replace(fleet, samples=np.asarray(samples, dtype=np.float64))
         backhaul = build_backhaul(self.topology, fleet.sizes, self.seed, self.code)
@@ -195,29 +195,22 @@ class Experiment:
             scheme=scheme,
             links=choose_links(scheme, backhaul),
             joules_per_bit=self.topology.joules_per_bit,
+            work_per_step=build_algorithm(self.local, self.code).gradients,
         )
         budget = self._compute_budget(setting)
         if self.local.schedule_by == "budget" and np.isinf([budget.seconds, budget.joules]).all():
             raise InputError("local.schedule_by = 'budget': set a [budget], or use 'rounds'")
         return replace(setting, budget=budget)
 
-    def _check_trace(self, fleet: Fleet) -> None:
-        """Raises for a trace that is shorter than the run, if it may not be."""
-        given = self.fleet.conditions
-        may_not = isinstance(given, TraceParameters) and given.after_end == "reject"
-        if isinstance(fleet.model, TraceConditions) and may_not:
-            short = describe_short_trace(fleet.model, self.rounds.global_rounds, self.rounds.edge_rounds)
-            if short is not None:
-                raise InputError(f"fleet.conditions.after_end = 'reject': {short}")
-
     def count_parameters(self) -> int:
-        """Counts the model's trained parameters, unless the file states their number."""
+        """Counts the trained parameters that devices share, unless the file states their number."""
         if self.model.parameters is not None:
             return self.model.parameters
         # The shape of a built-in data set is known, so that planning works before its files are there.
         if self.data.task is None and self.data.name in SHAPES:
-            return count_parameters(model_builder(self.model.name, self.code), *SHAPES[self.data.name])
-        return self._build_start(self.load_task()).parameters.numel()
+            builder = model_builder(self.model.name, self.code)
+            return count_parameters(builder, *SHAPES[self.data.name], self.model.personal)
+        return self._build_start(self.load_task()).shared.parameters
 
     def _compute_budget(self, setting: Setting) -> Budget:
         """Total budgets in seconds and joules; a given number takes precedence over a share of CEF's use."""
@@ -229,10 +222,12 @@ class Experiment:
     def load_task(self) -> Task:
         """What is learned; loads the data."""
         if self.data.task is not None:
-            return replace(load_custom_task(self.data.task, self.data.folder(), self.code), seed=self.seed)
+            found = load_custom_task(self.data.task, self.data.folder(), self.code)
+            return replace(found, seed=self.seed, personal=self.model.personal or found.personal)
         data = load(self.data.name, self.data.folder(), self.code)
         model = model_builder(self.model.name, self.code)
-        task = Task(data, model, augment=augmentation(self.data.augment, self.code), seed=self.seed)
+        augment, personal = augmentation(self.data.augment, self.code), self.model.personal
+        task = Task(data, model, augment=augment, seed=self.seed, personal=personal)
         if not (self.model.name in MODELS and self.data.name in DATA_SETS):
             check_task(f"data {self.data.name!r} with model {self.model.name!r}", task)
         return task
@@ -264,6 +259,7 @@ class Experiment:
             start=start,
             aggregation=self.aggregation,
             edge_rules=rules,
+            new_device=DeviceState(flat.read_personal().to_memory()),
         )
 
     def _split(self, task: Task) -> tuple[DataSet, list[IntArray]]:

@@ -8,6 +8,7 @@ from pathlib import Path
 from typing import Any
 
 from cfel import validation
+from cfel.control import Rounds
 from cfel.durable import read_bytes
 from cfel.errors import ExperimentError, InputError, StorageError, unknown_name
 from cfel.experiment.document import Table, check_table, parse_section, to_table
@@ -15,16 +16,29 @@ from cfel.runlog.toml_text import parse_toml
 from cfel.system import (
     Availability,
     DeviceClass,
+    Fleet,
     FleetParameters,
     HardwareConditions,
     RandomConditions,
+    TraceConditions,
     TraceParameters,
+    describe_short_trace,
 )
 from cfel.system.devices import parse_class_file
 
 CONDITIONS = {"random": RandomConditions, "classes": HardwareConditions, "trace": TraceParameters}
 _PLACE = "fleet.conditions"
 _MAX_BYTES = 1024**2
+
+
+def reject_short_trace(parameters: FleetParameters, fleet: Fleet, rounds: Rounds) -> None:
+    """Raises for a trace that is shorter than the run, if it may not be."""
+    given = parameters.conditions
+    may_not = isinstance(given, TraceParameters) and given.after_end == "reject"
+    if isinstance(fleet.model, TraceConditions) and may_not:
+        short = describe_short_trace(fleet.model, rounds.global_rounds, rounds.edge_rounds)
+        if short is not None:
+            raise InputError(f"fleet.conditions.after_end = 'reject': {short}")
 
 
 def parse_fleet(table: Table) -> FleetParameters:

@@ -66,12 +66,15 @@ class ModelParameters:
         parameters: how many trained parameters the model has, ≥ 1; needed only to plan without its data.
         charged_parameters: charge uploads and backhaul as for a model with this many parameters, in caps,
             budgets, accounts and bytes; by default as for the model itself.
+        personal: names of parameters that stay on devices, with *, ? and [...] as in file names; neither sent
+            nor aggregated nor charged.
     """
 
     name: str = "mlp"
     init: str | None = None
     parameters: int | None = None
     charged_parameters: int | None = None
+    personal: tuple[str, ...] = ()
 
     def __post_init__(self) -> None:
         validation.check_text("model.name", self.name)
@@ -80,6 +83,8 @@ class ModelParameters:
         for key in ("parameters", "charged_parameters"):
             if getattr(self, key) is not None:
                 validation.check_whole(f"model.{key}", getattr(self, key), least=1)
+        for place, pattern in enumerate(validation.check_list("model.personal", self.personal)):
+            validation.check_text(f"model.personal[{place}]", pattern)
 
 
 @dataclass(frozen=True, slots=True)

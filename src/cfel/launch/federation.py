@@ -19,6 +19,7 @@ from cfel.experiment import Experiment, experiment_toml
 from cfel.launch.logs import LogSettings
 from cfel.launch.preparation import find_free_ports, prepare_nodes
 from cfel.launch.processes import STOP_SECONDS, Processes
+from cfel.rounds.buffering import reject_buffering
 from cfel.rounds.edge_models import edge_tensors
 from cfel.rounds.ending import is_over
 from cfel.rounds.run_directory import open_run
@@ -75,6 +76,7 @@ def launch_federation(experiment: Experiment, out: Path, options: LaunchOptions)
         KeyboardInterrupt: it was interrupted and can be resumed.
     """
     find_free_ports(experiment.deployment.host, 1)  # rejects a wrong host before anything is written
+    reject_buffering(experiment.aggregation, "a deployment")
     world = experiment.build_world()
     resolved = experiment.resolve(world)
     text = experiment_toml(resolved)

@@ -25,6 +25,7 @@ from cfel.experiment import Experiment, digest_shared_parts, experiment_toml
 from cfel.experiment.files import NODE_KEYS
 from cfel.launch.device_data import load_samples
 from cfel.launch.node_file import NodeFile, read_node
+from cfel.rounds.buffering import reject_buffering
 from cfel.rounds.run_directory import describe_run, reject_other_experiment
 from cfel.status import Status
 from cfel.world import World
@@ -46,6 +47,7 @@ def run_node(path: Path) -> bool:
     """
     file = read_node(path)
     experiment = file.load_experiment()
+    reject_buffering(experiment.aggregation, "a deployment")
     world = experiment.build_world()
     node, experiment_check = file.node, ExperimentCheck(digest_shared_parts(experiment))
     if node.identity.role == "operator":

@@ -56,6 +56,8 @@ class AggregationParameters:
         average: share of every global round's model in an average over rounds, which is evaluated and
             exported instead of the last model, in [0, 1); 0 for none.
         clip: for `clipped`: longest update, relative to the median length (of two, the shorter), > 0.
+        buffer: an edge server aggregates as soon as it has this many updates, and discounts those that come
+            later, ≥ 1; 0 for waiting for all. In simulations only.
     """
 
     kind: Kind = "mean"
@@ -65,6 +67,7 @@ class AggregationParameters:
     learning_rate: float = 1.0
     options: Mapping[str, Any] = field(default_factory=dict)
     average: float = 0.0
+    buffer: int = 0
 
     def __post_init__(self) -> None:
         if self.kind not in get_args(Kind):
@@ -77,6 +80,7 @@ class AggregationParameters:
         if not isinstance(self.options, Mapping):
             raise InputError(f"aggregation.options = {self.options!r}: must be a table")
         validation.check_number("aggregation.average", self.average, least=0, below=1)
+        validation.check_whole("aggregation.buffer", self.buffer, least=0)
 
 
 def aggregate(

@@ -27,12 +27,14 @@ class Evaluation:
         loss: the task's loss.
         samples: how many were evaluated.
         per_sample: the metric of each of them, in the order of `choose_test_samples`.
+        losses: the loss of each of them.
     """
 
     metric: float
     loss: float
     samples: int
     per_sample: FloatArray = field(compare=False, repr=False)
+    losses: FloatArray = field(compare=False, repr=False)
 
 
 def choose_test_samples(count: int, samples: int | None, seed: int) -> Tensor:
@@ -67,6 +69,7 @@ def evaluate(model: FlatModel, workspace: Workspace, samples: int | None = None,
     flat.module.eval()
     metric = loss = 0.0
     per_sample: list[FloatArray] = []
+    losses: list[FloatArray] = []
     with torch.no_grad(), workspace.seed_model(lambda: make_key(seed, "model in evaluation")):
         for part in torch.split(places, _BATCH):
             inputs = data.scale(data.test_inputs.index_select(0, part).to(workspace.device))
@@ -76,5 +79,8 @@ def evaluate(model: FlatModel, workspace: Workspace, samples: int | None = None,
             values = workspace.task.metric(outputs, targets).double()
             per_sample.append(values.cpu().numpy())
             metric += float(values.sum())
-            loss += float(workspace.task.loss(outputs, targets).double().sum())
-    return Evaluation(metric / len(places), loss / len(places), len(places), np.concatenate(per_sample))
+            values = workspace.task.loss(outputs, targets).double()
+            losses.append(values.cpu().numpy())
+            loss += float(values.sum())
+    found = np.concatenate(per_sample), np.concatenate(losses)
+    return Evaluation(metric / len(places), loss / len(places), len(places), *found)

@@ -29,6 +29,7 @@ from cfel.learning.local.estimates import Estimates
 from cfel.learning.local.training import estimate_from_fresh_batches, train
 from cfel.learning.local.workspace import Workspace
 from cfel.learning.models.flat import FlatModel
+from cfel.learning.models.personal import PARAMETERS
 from cfel.learning.task import DeviceData
 from cfel.learning.worker_threads import map_in_threads
 
@@ -36,7 +37,8 @@ from cfel.learning.worker_threads import map_in_threads
 def device_estimate(order: DeviceOrder, data: DeviceData, workspace: Workspace) -> Estimates:
     """Fresh estimates of σ² and G² at the order's model, from K extra mini-batches.
 
-    The order's ρ and θ are not used. The result has no `kept_energy`: see `refresh_estimates`.
+    The order's ρ and θ are not used. Its model may be a whole one, with the device's own part. The result has
+    no `kept_energy`: see `refresh_estimates`.
     """
     workspace.flat.load(order.model)
     workspace.flat.module.train()
@@ -65,21 +67,22 @@ def device_update(
     Returns:
         The report for the edge server, and the device's new state.
     """
-    flat = workspace.flat
-    flat.load(order.model)
+    flat, shared = workspace.flat, workspace.flat.shared
+    flat.load(flat.complete(order.model, state.memory))
     flat.module.train()
     memory = _load_memory(state, workspace, give_up_state)
     estimates, losses, run = train(order, data, memory, workspace)
+    own = flat.read_personal().to_memory()
     # In place: the workspace loads another model before it is used again.
-    difference = flat.parameters.sub_(order.model.parameters.to(workspace.device)).cpu()
+    difference = flat.parameters[: shared.parameters].sub_(order.model.parameters.to(workspace.device)).cpu()
     return finish_update(
         order,
         data,
         state,
         workspace,
         difference=difference,
-        memory={name: values.cpu() for name, values in memory.items()},
-        buffers=flat.buffers.clone().cpu(),
+        memory={name: values.cpu() for name, values in memory.items()} | own,
+        buffers=flat.buffers[: shared.buffers].clone().cpu(),
         estimates=estimates,
         losses=losses,
         run=run,
@@ -121,12 +124,13 @@ def finish_update(
     """
     local = workspace.local
     raise_if_diverged(order, local, estimates, losses, difference)
+    raise_if_diverged(order, local, None, difference=memory.get(PARAMETERS))
     # Error feedback: what earlier uploads left out competes for a place in this one.
     if state.residual is not None:
         difference.add_(state.residual)
     update = workspace.compress(difference, order.theta, order.key("compression"))
     if run is not None and workspace.algorithm.sent is not None:
-        memory = _tell_sent(run, update, workspace)
+        _tell_sent(run, update, memory, workspace)
     # A device that took no step has nothing new to report, and repeats its last estimates.
     estimates = estimates or state.estimates
     if estimates is not None:
@@ -150,13 +154,15 @@ def finish_update(
     )
 
 
-def _tell_sent(run: LocalRun, update: Update, workspace: Workspace) -> dict[str, Tensor]:
-    """Lets the algorithm know what the edge server will get; returns the memory after that."""
+def _tell_sent(run: LocalRun, update: Update, memory: Mapping[str, Tensor], workspace: Workspace) -> None:
+    """Lets the algorithm know what the edge server will get, and takes over what it remembers then."""
     assert workspace.algorithm.sent is not None  # noqa: S101 — the caller has looked
     sent = torch.zeros(update.size)
     update.add_to(sent, 1.0)
     workspace.algorithm.sent(run, sent.to(workspace.device))
-    return {name: values.cpu() for name, values in run.memory.items()}
+    if workspace.device.type != "cpu":
+        for name, values in run.memory.items():
+            memory[name][: values.numel()].copy_(values)
 
 
 def _load_memory(state: DeviceState, workspace: Workspace, give_up_state: bool) -> dict[str, Tensor]:

@@ -51,6 +51,7 @@ class Task:
         metric: per sample; reports call its mean accuracy, so larger must be better.
         augment: changes a training batch, or None.
         seed: of the module's first values; an experiment sets its own seed.
+        personal: patterns of the names of tensors that stay on devices; an experiment may set its own.
     """
 
     data: DataSet
@@ -59,11 +60,13 @@ class Task:
     metric: PerSample = accuracy
     augment: Augmentation | None = None
     seed: int = 0
+    personal: tuple[str, ...] = ()
 
     def build(self, device: torch.device | str = "cpu") -> FlatModule:
         """Builds a module of this task with its first values; a function of the task alone."""
         module = _build_module(self.model, self.data.input_shape, self.data.classes, self.seed)
-        return FlatModule(module, device, observe_behaviour(module, self.load_two_samples()[0]))
+        behaviour = observe_behaviour(module, self.load_two_samples()[0])
+        return FlatModule(module, device, behaviour, self.personal)
 
     def load_two_samples(self) -> tuple[Tensor, Tensor]:
         """Inputs and targets of the first and the last training sample, to try parts on."""
@@ -77,10 +80,11 @@ def initial_model(task: Task, seed: int) -> FlatModel:
     return replace(task, seed=seed).build().read()
 
 
-def count_parameters(model: ModelBuilder, input_shape: tuple[int, ...], classes: int) -> int:
-    """Builds the model and counts its trained parameters; no data is needed."""
-    module = _build_module(model, input_shape, classes, 0)
-    return sum(values.numel() for values in module.parameters() if values.requires_grad)
+def count_parameters(
+    model: ModelBuilder, input_shape: tuple[int, ...], classes: int, personal: Sequence[str] = ()
+) -> int:
+    """Builds the model and counts the trained parameters that devices share; no data is needed."""
+    return FlatModule(_build_module(model, input_shape, classes, 0), personal=personal).shared.parameters
 
 
 def load_custom_task(name: str, path: Path | None = None, code: CodePolicy = BUILT_IN_ONLY) -> Task:

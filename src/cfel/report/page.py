@@ -21,7 +21,8 @@ from cfel.wording import plural
 
 _WORK_FOOTNOTE = (
     "Of a whole run, all devices together. Devices: accuracy on test samples like their own "
-    "(simulation.device_accuracy), mean, mean of the worst tenth, and standard deviation. – : not recorded."
+    "(simulation.device_accuracy), mean, mean of the worst tenth, and standard deviation. Own models: the "
+    "same of models that devices keep to themselves. – : not recorded."
 )
 
 

@@ -29,7 +29,10 @@ _SUMMED = (
     "backhaul_bytes",
     "wall_seconds",
 )
-_DEVICE_ACCURACY = ("device_accuracy_mean", "device_accuracy_worst", "device_accuracy_spread")
+_DEVICE_ACCURACY = (
+    *(f"{whose}_accuracy_{name}" for whose in ("device", "personal") for name in ("mean", "worst", "spread")),
+    "personal_loss",
+)
 _MEASURED = (
     "seconds_to_target",
     "expected_seconds_to_target",

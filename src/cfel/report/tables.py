@@ -82,6 +82,9 @@ def render_work_table(summary: Mapping[str, Any], styles: Mapping[str, SchemeSty
         "Devices: mean",
         "Worst tenth",
         "Spread",
+        "Own models: mean",
+        "Worst tenth",
+        "Spread",
         "Real time",
         "Peak memory",
     )
@@ -97,7 +100,11 @@ def _format_work(values: Mapping[str, Any]) -> tuple[str, ...]:
         _format_count(values["steps_planned"]),
         _format_count(values["steps_taken"]),
         *(format_bytes(values[name]) for name in ("upload_bytes_planned", "upload_bytes", "backhaul_bytes")),
-        *(format_percent(values[f"device_accuracy_{name}"]) for name in ("mean", "worst", "spread")),
+        *(
+            format_percent(values[f"{whose}_accuracy_{name}"])
+            for whose in ("device", "personal")
+            for name in ("mean", "worst", "spread")
+        ),
         format_seconds(values["wall_seconds"]),
         format_bytes(values["peak_memory_bytes"]),
     )

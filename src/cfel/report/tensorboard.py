@@ -35,6 +35,10 @@ _TAGS = (
     "device_accuracy_mean",
     "device_accuracy_worst",
     "device_accuracy_spread",
+    "personal_accuracy_mean",
+    "personal_accuracy_worst",
+    "personal_accuracy_spread",
+    "personal_loss",
 )
 _VARINT, _DOUBLE, _BYTES, _FLOAT = 0, 1, 2, 5
 _CASTAGNOLI = 0x82F63B78

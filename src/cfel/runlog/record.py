@@ -30,11 +30,13 @@ _CUMULATIVE = (
 )
 _FLOATS = (*_CUMULATIVE, "rho_mean", "theta_mean", "sigma2", "g2", "wall_seconds")
 _DEVICE_ACCURACY = ("device_accuracy_mean", "device_accuracy_worst", "device_accuracy_spread")
-_OPTIONAL_FLOATS = ("accuracy", "loss", "gap", "steps_planned", *_DEVICE_ACCURACY)
+_PERSONAL_ACCURACY = ("personal_accuracy_mean", "personal_accuracy_worst", "personal_accuracy_spread")
+_PERSONAL = (*_PERSONAL_ACCURACY, "personal_loss")
+_OPTIONAL_FLOATS = ("accuracy", "loss", "gap", "steps_planned", *_DEVICE_ACCURACY, *_PERSONAL)
 _COUNTS = ("round", "wire_bytes", "devices_taking_part")
 _ADDED_COUNTS = ("steps_taken", "upload_bytes_planned", "upload_bytes", "backhaul_bytes", "peak_memory_bytes")
 _OPTIONAL_COUNTS = ("straggler", "slowest_cluster", *_ADDED_COUNTS)
-_ADDED = ("steps_planned", *_DEVICE_ACCURACY, *_ADDED_COUNTS)
+_ADDED = ("steps_planned", *_DEVICE_ACCURACY, *_PERSONAL, *_ADDED_COUNTS)
 """Fields that logs of earlier versions do not have."""
 
 
@@ -74,6 +76,10 @@ class RoundRecord:
             evaluated per device (`simulation.device_accuracy`).
         device_accuracy_worst: mean over the worst tenth of the devices.
         device_accuracy_spread: standard deviation over devices.
+        personal_accuracy_mean: the same mean, of the models that devices keep to themselves; None without.
+        personal_accuracy_worst: mean over the worst tenth of the devices.
+        personal_accuracy_spread: standard deviation over devices.
+        personal_loss: mean over devices of the task's loss of these models, on the same samples.
         peak_memory_bytes: most memory that the simulating process has used so far, without workers in other
             processes; None if not known.
     """
@@ -108,6 +114,10 @@ class RoundRecord:
     device_accuracy_mean: float | None = None
     device_accuracy_worst: float | None = None
     device_accuracy_spread: float | None = None
+    personal_accuracy_mean: float | None = None
+    personal_accuracy_worst: float | None = None
+    personal_accuracy_spread: float | None = None
+    personal_loss: float | None = None
     peak_memory_bytes: int | None = None
 
     def __post_init__(self) -> None:

@@ -48,7 +48,7 @@ class RayExecutor:
         self._stored: dict[int, tuple[FlatModel, Any]] = {}
         training = world.training
         kept = find_algorithm(training).list_kept(keep=training.local.momentum_state == "keep")
-        vectors = 1 + len(kept) + training.error_feedback
+        vectors = 1 + len(kept) + training.error_feedback + len(world.new_device.memory)
         self._most = largest_group(world.start.parameters.numel(), vectors)
         with ExitStack() as stack:
             stack.enter_context(connect(address, parameters.workers))

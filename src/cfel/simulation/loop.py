@@ -10,20 +10,14 @@ from collections.abc import Callable, Iterator, Sequence
 from dataclasses import replace
 from itertools import groupby, islice
 
-import numpy as np
-
 from cfel.control.scheme import RoundPlan
 from cfel.errors import DivergedError
-from cfel.learning.device_accuracy import measure_devices, summarise_devices
-from cfel.learning.device_messages import DeviceOrder, DeviceReport, DeviceState
+from cfel.learning.device_messages import DeviceReport, DeviceState
 from cfel.learning.edge_update import update_edge_model
-from cfel.learning.evaluate import Evaluation, choose_test_samples
-from cfel.learning.local.estimates import refresh_estimates
 from cfel.learning.models.flat import FlatModel, model_sha256
 from cfel.learning.roles import gossip_mix
-from cfel.rounds.edge_models import mean_model
-from cfel.rounds.ending import is_evaluated, is_over
-from cfel.rounds.estimates import combine_estimates, needs_estimates
+from cfel.rounds.ending import is_over
+from cfel.rounds.estimates import combine_estimates
 from cfel.rounds.kernel import (
     DeviceWork,
     EdgeRoundOutcome,
@@ -34,13 +28,14 @@ from cfel.rounds.kernel import (
     observe,
     plan_edge_round,
 )
-from cfel.rounds.orders import device_weights, find_rate, make_order
+from cfel.rounds.orders import device_weights, find_rate
 from cfel.rounds.parameters import SimulationParameters
-from cfel.rounds.records import make_plan_table, make_record, mean_metric
-from cfel.runlog import RoundRecord
+from cfel.rounds.records import make_plan_table, make_record
+from cfel.simulation.buffered import BegunRound, find_busy, pass_exchange, run_buffered
+from cfel.simulation.evaluation import evaluate_round
 from cfel.simulation.executors import Executor, Job, JobResult
+from cfel.simulation.jobs import estimate, make_jobs
 from cfel.simulation.state import RoundOutcome, RunState
-from cfel.system import Conditions
 from cfel.world import World
 
 
@@ -70,25 +65,27 @@ def simulate(
             if setting.scheme.gossip.is_due_within(edge_round, setting.rounds.edge_rounds):
                 control = charge_exchange(setting, state.control)
                 models = _exchange(world, parameters, state, edge_round + 1)
-                state = replace(state, control=control, models=models)
+                pending = pass_exchange(setting, state)
+                state = replace(state, control=control, models=models, pending=pending)
         # Charged before the models are mixed: whether this round is evaluated depends on what it used.
         control = close_global_round(setting, state.control)
         mixed = _exchange(world, parameters, state, setting.rounds.edge_rounds)
-        state = replace(state, control=control, models=tuple(map(world.edge_rules.add_to_average, mixed)))
-        evaluations = _evaluate(world, executor, parameters, state)
+        averaged, pending = map(world.edge_rules.add_to_average, mixed), pass_exchange(setting, state)
+        state = replace(state, control=control, models=tuple(averaged), pending=pending)
+        scores = evaluate_round(world, executor, parameters, state)
         record = make_record(
             setting,
             parameters,
             control,
             edge_rounds,
-            accuracy=_mean_accuracy(world, evaluations),
+            accuracy=scores.accuracy,
             model_sha256=model_sha256(state.models),
             wall_seconds=now() - begin,
             peak_memory_bytes=measure_peak_memory(),
         )
         over = is_over(setting.rounds, setting.budget, record)
-        if evaluations and parameters.device_accuracy in (("every", "end") if over else ("every",)):
-            record = _add_device_accuracy(world, parameters, evaluations, record)
+        measures_devices = parameters.device_accuracy in (("every", "end") if over else ("every",))
+        record = scores.add_to(record, per_device=measures_devices)
         yield RoundOutcome(record, make_plan_table(setting, edge_rounds, control.rounds_done), state)
         if over:
             return
@@ -123,50 +120,25 @@ def run_edge_round(
 def _run_edge_round(
     world: World, executor: Executor, parameters: SimulationParameters, state: RunState, edge_round: int
 ) -> tuple[RunState, EdgeRoundOutcome]:
-    setting, control = world.setting, state.control
+    setting, control, buffered = world.setting, state.control, world.aggregation.buffer > 0
     conditions = setting.conditions(control.rounds_done, edge_round, control.spent_joules)
-    state = _estimate(world, executor, state, conditions, edge_round)
+    if buffered:
+        conditions = conditions.without(find_busy(state.pending, setting.fleet.devices))
+    state = estimate(world, executor, state, conditions, edge_round)
     estimates = combine_estimates(state.estimates, conditions.available)
     observation = observe(setting, parameters, control, edge_round, conditions, estimates)
     plan, control = plan_edge_round(setting, control, observation)
     rate = find_rate(world.training.local, observation)
     conditions = plan.leave_out(conditions)
-    jobs = _make_jobs(world, state, conditions, edge_round, plan, rate)
+    jobs = make_jobs(world, state, conditions, edge_round, plan, rate)
+    if buffered:
+        number = control.rounds_done * setting.rounds.edge_rounds + edge_round
+        begun = BegunRound(number, conditions, plan, jobs, rate)
+        state, outcome = run_buffered(world, executor, parameters, state, begun)
+        return replace(state, control=charge_edge_round(control, outcome)), outcome
     models, devices, work = _train(world, executor, state, plan, jobs, rate)
     outcome = count_costs(setting, parameters, conditions, plan, work)
     return RunState(charge_edge_round(control, outcome), models, devices), outcome
-
-
-def _estimate(
-    world: World, executor: Executor, state: RunState, conditions: Conditions, edge_round: int
-) -> RunState:
-    """The state with fresh estimates where they are needed."""
-    if not needs_estimates(world.training.local.estimator, state.estimates):
-        return state
-    available = np.flatnonzero(conditions.available).tolist()
-    orders = [_make_order(world, state, edge_round, n, 1.0, 1.0) for n in available]
-    devices = list(state.devices)
-    for n, fresh in zip(available, executor.run_estimates(orders), strict=True):
-        devices[n] = replace(devices[n], estimates=refresh_estimates(devices[n].estimates, fresh))
-    return replace(state, devices=tuple(devices))
-
-
-def _make_jobs(
-    world: World, state: RunState, conditions: Conditions, edge_round: int, plan: RoundPlan, rate: float
-) -> list[Job]:
-    """Orders for all devices that take part, by device id and therefore by cluster."""
-    rho, theta = plan.rho.tolist(), plan.theta.tolist()
-    return [
-        (_make_order(world, state, edge_round, n, rho[n], theta[n], rate), state.devices[n])
-        for n in np.flatnonzero(conditions.available).tolist()
-    ]
-
-
-def _make_order(
-    world: World, state: RunState, edge_round: int, device: int, rho: float, theta: float, rate: float = 1.0
-) -> DeviceOrder:
-    model = state.models[world.setting.fleet.cluster[device]]
-    return make_order(world.setting, state.control.rounds_done, edge_round, device, rho, theta, model, rate)
 
 
 def _train(
@@ -199,45 +171,6 @@ def _train(
         )
     assert next(answers, None) is None  # noqa: S101 — an executor ends its work after its last answer
     return tuple(models), tuple(devices), work
-
-
-def _evaluate(
-    world: World, executor: Executor, parameters: SimulationParameters, state: RunState
-) -> list[Evaluation]:
-    """Every edge model, or the mean model alone; empty when this round is not evaluated."""
-    if not is_evaluated(world.setting, parameters, state.control):
-        return []
-    models = [world.edge_rules.read_average(model) for model in state.models]
-    if parameters.evaluate_on == "mean":
-        models = [mean_model(world.setting.fleet.sizes, dict(enumerate(models)))]
-    return executor.run_evaluations(models, parameters.evaluate_samples)
-
-
-def _mean_accuracy(world: World, evaluations: Sequence[Evaluation]) -> float | None:
-    """The task's metric, averaged over devices; None without evaluations."""
-    if len(evaluations) < world.setting.fleet.clusters:
-        return evaluations[0].metric if evaluations else None
-    return mean_metric(world.setting, [each.metric for each in evaluations])
-
-
-def _add_device_accuracy(
-    world: World, parameters: SimulationParameters, evaluations: Sequence[Evaluation], record: RoundRecord
-) -> RoundRecord:
-    """The record with what devices would measure on test samples like their own."""
-    data, setting = world.task.data, world.setting
-    samples = parameters.evaluate_samples or None
-    places = choose_test_samples(len(data.test_targets), samples, setting.seed).numpy()
-    shared = len(evaluations) == 1
-    metrics = [evaluations[0 if shared else i].per_sample for i in setting.fleet.cluster.tolist()]
-    found = summarise_devices(measure_devices(data, world.data, places, metrics))
-    if found is None:
-        return record
-    return replace(
-        record,
-        device_accuracy_mean=found.mean,
-        device_accuracy_worst=found.worst,
-        device_accuracy_spread=found.spread,
-    )
 
 
 def measure_peak_memory() -> int:

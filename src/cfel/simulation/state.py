@@ -16,9 +16,11 @@ from cfel.learning.device_messages import DeviceState
 from cfel.learning.local.algorithms import find_algorithm
 from cfel.learning.local.estimates import Estimates, stack_estimates, unstack_estimates
 from cfel.learning.models.flat import FlatModel
+from cfel.learning.models.personal import PARAMETERS
 from cfel.rounds.edge_models import edge_tensors, read_edge_models, read_vector
 from cfel.rounds.kernel import ControlState, initial_control
 from cfel.runlog import Checkpoint, PlanTable, RoundRecord
+from cfel.simulation.pending import PendingUpdate, pending_tensors, pending_values, read_pending
 from cfel.world import World
 
 
@@ -30,11 +32,13 @@ class RunState:
         control: finished rounds, the scheme's state, and what has been spent.
         models: edge models, by cluster.
         devices: what each device remembers.
+        pending: updates on their way, by device, where edge servers do not wait for all (`buffered`).
     """
 
     control: ControlState
     models: tuple[FlatModel, ...]
     devices: tuple[DeviceState, ...]
+    pending: tuple[PendingUpdate, ...] = ()
 
     @property
     def estimates(self) -> tuple[Estimates | None, ...]:
@@ -57,7 +61,7 @@ def initial_state(world: World) -> RunState:
     return RunState(
         control=initial_control(world.setting),
         models=(world.start,) * fleet.clusters,
-        devices=(DeviceState(),) * fleet.devices,
+        devices=(world.new_device,) * fleet.devices,
     )
 
 
@@ -68,7 +72,7 @@ def to_checkpoint(state: RunState) -> Checkpoint:
         tensors |= {f"device/{number}/{name}": tensor.numpy() for name, tensor in device.memory.items()}
         if device.residual is not None:
             tensors[f"device/{number}/residual"] = device.residual.numpy()
-    tensors |= stack_estimates(state.estimates)
+    tensors |= stack_estimates(state.estimates) | pending_tensors(state.pending)
     tensors["spent_joules"] = np.asarray(control.spent_joules)
     if control.losses is not None:
         tensors["losses"] = control.losses
@@ -76,6 +80,7 @@ def to_checkpoint(state: RunState) -> Checkpoint:
         "scheme": dict(control.scheme),
         "expected": control.expected.to_dict(),
         "realised": control.realised.to_dict(),
+        "pending": pending_values(state.pending),
     }
     return Checkpoint(control.rounds_done, tensors, values)
 
@@ -109,15 +114,20 @@ def from_checkpoint(checkpoint: Checkpoint, world: World) -> RunState:
             )
             for number, estimates in enumerate(known)
         ),
+        pending=read_pending(tensors, values.get("pending", ()), world.start),
     )
 
 
 def _read_memory(tensors: Mapping[str, Any], device: int, world: World) -> dict[str, Tensor]:
-    """What the device's algorithm remembers."""
-    size = world.start.parameters.numel()
+    """What the device's algorithm remembers, and the device's own part of the model."""
+    own = {name: first.numel() for name, first in world.new_device.memory.items()}
+    size = world.start.parameters.numel() + own.get(PARAMETERS, 0)
+    sizes = {
+        name: size if is_vector else 1 for name, is_vector in find_algorithm(world.training).remembers.items()
+    }
     found = {
-        name: _optional_vector(tensors, f"device/{device}/{name}", size if is_vector else 1)
-        for name, is_vector in find_algorithm(world.training).remembers.items()
+        name: _optional_vector(tensors, f"device/{device}/{name}", length)
+        for name, length in (sizes | own).items()
     }
     return {name: tensor for name, tensor in found.items() if tensor is not None}
 

@@ -1,5 +1,7 @@
 """Side by side equals one by one, up to the order of additions."""
 
+from dataclasses import replace
+
 import numpy as np
 import pytest
 import torch
@@ -60,6 +62,11 @@ def test_dense_models(
 ) -> None:
     scratch = workspace(digits_task, "none", batch=20, **local)
     _compare(digits_task, scratch, spread(digits_task, 6), order, rho=0.7)
+
+
+def test_personal_parts(digits_task: Task, workspace: Build, order: Make, spread: Spread) -> None:
+    task = replace(digits_task, personal=("dense2.*",))
+    _compare(task, workspace(task, "none", batch=20, error_feedback=True), spread(task, 4), order, rho=0.7)
 
 
 def test_devices_of_unequal_size(digits_task: Task, workspace: Build, order: Make) -> None:

@@ -230,15 +230,13 @@ class Coordinator:
         return replace(after, control=charge_exchange(self._world.setting, after.control, seconds))
 
     async def _end_global_round(self, state: CoordinatorState) -> tuple[CoordinatorState, bool]:
-        """The gossip step that ends a global round, and its record.
-
-        Returns:
-            The state to continue from, and whether the run is over.
-        """
+        """The gossip step that ends a global round, and its record; returns also whether the run is over."""
         world, setting, simulation = self._world, self._world.setting, self._simulation
         evaluates = is_evaluated(setting, simulation, close_global_round(setting, state.control))
         # Measured, it is not known before the exchange whether it uses the budget up.
         evaluates |= state.measured is not None and setting.rounds.stop == "budget"
+        # A part of the model is on devices only, so edge servers have nothing to evaluate.
+        evaluates = evaluates and not world.new_device.memory
         after = await self._gossip(state, evaluates and simulation.evaluate_on == "edge")
         after, seconds = self._measure_exchange(after)
         control = close_global_round(setting, state.control, seconds)

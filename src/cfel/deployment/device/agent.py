@@ -41,6 +41,7 @@ from cfel.learning.device_messages import DeviceOrder
 from cfel.learning.local.estimates import refresh_estimates
 from cfel.learning.local.workspace import Workspace
 from cfel.learning.models.flat import FlatModel
+from cfel.learning.models.personal import complete_model
 from cfel.learning.roles import device_estimate, device_update
 from cfel.learning.task import DeviceData
 from cfel.rounds.orders import make_order
@@ -82,7 +83,7 @@ class DeviceAgent:
         self._edge = Identity("edge", int(world.setting.fleet.cluster[number]))
         self._disk = DiskWrites(compute, DiskHealth(now))
         self._path = directory / "memory.bin"
-        self._memory = load_memory(self._path)
+        self._memory = load_memory(self._path, world.new_device)
         self._meter = SelfMeasurement(
             world, number, now, energy, self._memory.measured, enabled=parameters.measures
         )
@@ -169,6 +170,7 @@ class DeviceAgent:
     async def _estimate(self, issued: IssuedOrder) -> None:
         order = await self._complete_order(issued)
         before, begin = self._memory.state, self._meter.begin()
+        order = replace(order, model=complete_model(order.model, before.memory))
         fresh = await self._compute.run(lambda: device_estimate(order, self._data, self._workspace))
         measured = self._meter.finish_estimates(order, begin)
         state = replace(before, estimates=refresh_estimates(before.estimates, fresh))

@@ -113,8 +113,12 @@ def save_memory(path: Path, memory: Memory) -> None:
     state_file.save(path, tensors, encode(_Stored(state.estimates, sent, memory.measured)))
 
 
-def load_memory(path: Path) -> Memory:
-    """The memory saved last; an empty one for a new device, and for one whose file is damaged.
+def load_memory(path: Path, new: DeviceState | None = None) -> Memory:
+    """The memory saved last; that of a new device, if it is one or its file is damaged.
+
+    Args:
+        path: the file.
+        new: what a new device remembers; None for nothing.
 
     What is lost then are momentum and the like, residual and the newest estimates: it learns on without them.
 
@@ -126,9 +130,9 @@ def load_memory(path: Path) -> Memory:
     except DamagedError as error:
         aside = set_aside(path)
         _LOG.warning("%s; continues without what it remembered, the file is kept as %s", error, aside)
-        return Memory()
+        return Memory(new or DeviceState())
     if found is None:
-        return Memory()
+        return Memory(new or DeviceState())
     tensors, content = found
     upload = Body.hash(tensors["upload"].tobytes()) if "upload" in tensors else Body()
     try:

@@ -10,7 +10,8 @@ G² from them. An algorithm changes what happens in between:
     sent(run, update)                   once, with the update as it is sent, after compression
 
 Only `step` is required: an optimiser is an algorithm with nothing else. Parameters, gradients and memory are
-float32 vectors of all trained numbers, one after another. The algorithms themselves are in `algorithms`.
+float32 vectors of all trained numbers, one after another. Where a part of the model is personal, `step` sees
+all numbers, and the others the shared ones only. The algorithms themselves are in `algorithms`.
 """
 
 from collections.abc import Callable, Mapping, Sequence
@@ -23,11 +24,12 @@ from torch import Tensor
 
 from cfel.errors import InputError
 from cfel.learning.edge_rule import EdgeRule
+from cfel.learning.models.personal import PARAMETERS, STATISTICS
 
 Memory: TypeAlias = Mapping[str, Tensor]
 """What a device remembers, by name; algorithms change the tensors in place."""
 
-RESERVED = frozenset({"", "residual", "upload", "personal"})
+RESERVED = frozenset({"", "residual", "upload", PARAMETERS, STATISTICS})
 """Names that a device's file uses for other tensors."""
 
 
@@ -87,6 +89,9 @@ class LocalAlgorithm:
         edge: what edge servers do with the mean of the updates; None for adding it to their model.
         step_parts: the same as `step`, on lists of tensors; saves a copy where nothing else needs a vector.
         options: names of the entries of `[local.options]` that it reads.
+        personal_model: which of `lasting` is a whole model that the device keeps for itself, zero before its
+            first order; None without one.
+        gradients: how many gradients a step computes, as time and energy are charged.
     """
 
     step: Step
@@ -100,8 +105,12 @@ class LocalAlgorithm:
     edge: EdgeRule | None = None
     step_parts: PartsStep | None = None
     options: tuple[str, ...] = ()
+    personal_model: str | None = None
+    gradients: int = 1
 
     def __post_init__(self) -> None:
+        if self.personal_model is not None and self.personal_model not in self.lasting:
+            raise InputError(f"local algorithm: personal_model {self.personal_model!r} is not in lasting")
         names = (*self.memory, *self.lasting, *self.counters)
         for name in names:
             if name in RESERVED or "/" in name or names.count(name) > 1:

@@ -21,6 +21,7 @@ from cfel.learning.device_messages import DeviceOrder, DeviceReport, DeviceState
 from cfel.learning.local.estimates import Estimates, estimate_from_halves
 from cfel.learning.local.iterations import choose_iterations, draw_batches
 from cfel.learning.local.workspace import Workspace
+from cfel.learning.models.personal import PARAMETERS
 from cfel.learning.roles import finish_update
 from cfel.learning.task import DeviceData
 
@@ -62,12 +63,17 @@ def device_updates_batched(
     _check(orders, data, workspace)
     # Evaluation, in the same worker, leaves the module in evaluation mode.
     workspace.flat.module.train()
-    start = torch.stack([order.model.parameters for order in orders]).to(workspace.device)
+    pairs = zip(orders, states, strict=True)
+    models = [workspace.flat.complete(order.model, state.memory) for order, state in pairs]
+    start = torch.stack([model.parameters for model in models]).to(workspace.device)
     momentum = _load_momenta(states, start, workspace)
     parameters, estimates, losses = _train(orders, data, start.clone(), momentum, workspace)
-    differences = parameters.sub_(start).cpu()
+    shared = workspace.flat.shared.parameters
+    memory = {} if momentum is None else {"momentum": momentum.cpu()}
+    if shared < parameters.shape[1]:
+        memory[PARAMETERS] = parameters[:, shared:].cpu()
+    differences = parameters[:, :shared].sub_(start[:, :shared]).cpu()
     buffers = torch.empty(0)
-    momenta = None if momentum is None else momentum.cpu()
     return [
         finish_update(
             order,
@@ -76,7 +82,7 @@ def device_updates_batched(
             workspace,
             difference=differences[n],
             # A row of the matrix would keep the whole matrix in memory.
-            memory={} if momenta is None else {"momentum": momenta[n].clone()},
+            memory={name: each[n].clone() for name, each in memory.items()},
             buffers=buffers,
             estimates=estimates[n],
             losses=losses[n],
@@ -147,7 +153,7 @@ def _train(
         fresh = np.asarray([not losses[n] for n in active]) & (sizes > 1)
         if workspace.local.estimator == "reuse" and fresh.any():
             gradient, loss, scatter = _compute_by_halves(now, inputs, targets, sizes, workspace)
-            whole = gradient.double().square().sum(1)
+            whole = gradient[:, : workspace.flat.shared.parameters].double().square().sum(1)
             for row in np.flatnonzero(fresh):
                 estimates[active[row]] = estimate_from_halves(
                     float(scatter[row]), float(whole[row]), int(sizes[row]), data[active[row]].samples
@@ -251,7 +257,8 @@ def _compute_by_halves(
     )
     weight = torch.from_numpy((half / sizes[:, None]).astype(np.float32)).to(gradient.device)
     one, two = gradient.view(len(sizes), 2, -1).unbind(1)
-    scatter = (one - two).double().square().sum(1) * (
+    shared = workspace.flat.shared.parameters
+    scatter = (one - two)[:, :shared].double().square().sum(1) * (
         weight.prod(1) * torch.from_numpy(sizes).to(weight.device)
     )
     mean = torch.addcmul(one * weight[:, :1], two, weight[:, 1:])

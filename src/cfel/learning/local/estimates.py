@@ -120,11 +120,13 @@ class Scatter:
     Args:
         first: a gradient, one tensor per parameter; its memory becomes the mean's.
         weight: its weight, e.g. its number of samples.
+        shared: how many of its tensors count, from the first one on; None for all.
     """
 
-    def __init__(self, first: list[Tensor], weight: float = 1.0) -> None:
+    def __init__(self, first: list[Tensor], weight: float = 1.0, shared: int | None = None) -> None:
         self.mean = first
         self.weight = weight
+        self._shared = shared
         self.scatter = 0.0
 
     def add(self, gradient: list[Tensor], weight: float = 1.0) -> None:
@@ -133,8 +135,12 @@ class Scatter:
         # The gradient's memory now holds its distance to the mean; the mean moves by a share of it.
         torch._foreach_sub_(gradient, self.mean)
         torch._foreach_add_(self.mean, gradient, alpha=weight / total)
-        self.scatter += squared_norm(gradient) * self.weight * weight / total
+        self.scatter += squared_norm(gradient[: self._shared]) * self.weight * weight / total
         self.weight = total
+
+    def square_mean(self) -> float:
+        """‖ḡ‖² of what counts."""
+        return squared_norm(self.mean[: self._shared])
 
 
 def squared_norm(gradient: list[Tensor]) -> float:
@@ -147,7 +153,7 @@ def squared_norm(gradient: list[Tensor]) -> float:
 def estimate_from_batches(scatter: Scatter, batches: int) -> Estimates:
     """The `fresh` estimates, from `batches` ≥ 2 independent mini-batch gradients of weight 1 each."""
     sigma2 = scatter.scatter / (batches - 1)
-    return Estimates(sigma2, squared_norm(scatter.mean) - sigma2 / batches)
+    return Estimates(sigma2, scatter.square_mean() - sigma2 / batches)
 
 
 def estimate_from_halves(scatter: float, mean_squared: float, batch: int, samples: int) -> Estimates:

@@ -14,7 +14,7 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor, nn
 
-from cfel.learning.local.estimates import Estimates, Scatter, estimate_from_halves, squared_norm
+from cfel.learning.local.estimates import Estimates, Scatter, estimate_from_halves
 from cfel.learning.local.workspace import Workspace
 
 
@@ -52,11 +52,11 @@ def _compute_in_two_passes(
 ) -> tuple[list[Tensor], float, Estimates]:
     batch, half = len(targets), len(targets) // 2
     gradient, loss = workspace.compute_gradient(inputs[:half], targets[:half])
-    scatter = Scatter(gradient, half)
+    scatter = Scatter(gradient, half, workspace.flat.shared.leaves)
     gradient, other = workspace.compute_gradient(inputs[half:], targets[half:])
     scatter.add(gradient, batch - half)
     mean_loss = (half * loss + (batch - half) * other) / batch
-    estimates = estimate_from_halves(scatter.scatter, squared_norm(scatter.mean), batch, samples)
+    estimates = estimate_from_halves(scatter.scatter, scatter.square_mean(), batch, samples)
     return scatter.mean, mean_loss, estimates
 
 
@@ -80,10 +80,12 @@ def _compute_in_one_pass(
     products = torch.zeros(2, 2, dtype=torch.float64, device=loss.device)
     for call, delta in zip(calls, found[len(dense) :], strict=True):
         if isinstance(call.layer, nn.Linear):
-            products += _dense_products(call, delta)
+            if workspace.is_shared(call.layer.weight):
+                products += _dense_products(call, delta)
         else:
             one, two = _convolution_halves(call, delta)
-            products += _products(one, two)
+            if workspace.is_shared(call.layer.weight):
+                products += _products(one, two)
             torch._foreach_add_(one, two)
             gradient.update(zip(workspace.find_places(call.layer), one, strict=True))
     ordered = [gradient[place] for place in range(len(leaves))]

@@ -19,8 +19,8 @@ class LocalParameters:
     """The experiment file's `[local]`: the steps of a device and its estimates.
 
     Attributes:
-        algorithm: "sgd", "adam", "adamw", "fedprox", "scaffold", "feddyn", "fednova", an entry point's name,
-            or "module:function".
+        algorithm: "sgd", "adam", "adamw", "fedprox", "scaffold", "feddyn", "fednova", "ditto", an entry
+            point's name, or "module:function".
         options: settings of this algorithm.
         learning_rate: η > 0.
         schedule: how the learning rate changes in the course of the run: "constant", "linear", "cosine" or

@@ -42,7 +42,7 @@ def train(
     # All τ batches, also of skipped iterations: schemes that differ in ρ then see the same batches.
     batches = draw_batches(data.samples, workspace.training.batch, order.tau, order.stream("batches"))
     run = _open_run(order, memory, workspace)
-    take_step = _make_step(run, workspace)
+    take_step = _make_step(run, memory, workspace)
     estimates: Estimates | None = None
     losses: list[float] = []
     iterations = np.flatnonzero(taken).tolist()
@@ -82,21 +82,25 @@ def clip_gradient(gradient: list[Tensor], most: float) -> None:
 
 
 def _open_run(order: DeviceOrder, memory: Memory, workspace: Workspace) -> LocalRun:
+    """The run as hooks see it: of all vectors the shared part, which relates to the edge model."""
+    shared = workspace.flat.shared.parameters
+    vectors = workspace.algorithm.remembers
+
     def compute_at(parameters: Tensor) -> Tensor:
         flat = workspace.flat
         before = flat.parameters.clone(), flat.buffers.clone()
-        flat.parameters.copy_(parameters)
+        flat.parameters[:shared].copy_(parameters)
         # The same key as for the step itself: dropout leaves out the same units.
         with torch.enable_grad(), workspace.seed_model(partial(order.key, "model", run.iteration)):
             gradient, _ = workspace.compute_gradient(*run.batch)
         flat.parameters.copy_(before[0])
         flat.buffers.copy_(before[1])
-        return _join(gradient, workspace)
+        return _join(gradient, workspace)[:shared]
 
     run = LocalRun(
-        parameters=workspace.flat.parameters,
+        parameters=workspace.flat.parameters[:shared],
         start=order.model.parameters.to(workspace.device),
-        memory=memory,
+        memory={name: each[:shared] if vectors[name] else each for name, each in memory.items()},
         edge_memory=_read_edge_memory(order.model, workspace),
         rate=workspace.local.learning_rate * order.rate,
         tau=order.tau,
@@ -113,21 +117,21 @@ def _read_edge_memory(model: FlatModel, workspace: Workspace) -> dict[str, Tenso
     return {name: each.to(workspace.device) for name, each in read_memory(model, edge.memory).items()}
 
 
-def _make_step(run: LocalRun, workspace: Workspace) -> Callable[[list[Tensor]], None]:
-    """The function that hands a gradient to the algorithm."""
+def _make_step(run: LocalRun, memory: Memory, workspace: Workspace) -> Callable[[list[Tensor]], None]:
+    """The function that hands a gradient to the algorithm; the step itself sees the personal part, too."""
     algorithm, flat = workspace.algorithm, workspace.flat
     if algorithm.step_parts is not None and algorithm.change_gradient is None:
         step_parts = algorithm.step_parts
         vectors = algorithm.memory + algorithm.lasting
-        parts = {name: flat.views(run.memory[name]) for name in vectors}
+        parts = {name: flat.views(memory[name]) for name in vectors}
         return lambda gradient: step_parts(flat.leaves, gradient, parts, run.rate)
 
     def take_step(gradient: list[Tensor]) -> None:
         vector = _join(gradient, workspace)
         with torch.no_grad():
             if algorithm.change_gradient is not None:
-                algorithm.change_gradient(run, vector)
-            algorithm.step(run.parameters, vector, run.memory, run.rate)
+                algorithm.change_gradient(run, vector[: flat.shared.parameters])
+            algorithm.step(flat.parameters, vector, memory, run.rate)
 
     return take_step
 
@@ -151,7 +155,7 @@ def estimate_from_fresh_batches(order: DeviceOrder, data: DeviceData, workspace:
         with workspace.seed_model(partial(order.key, "model on fresh batches", number)):
             gradient, _ = workspace.compute_gradient(*batch)
         if scatter is None:
-            scatter = Scatter(gradient)
+            scatter = Scatter(gradient, shared=workspace.flat.shared.leaves)
         else:
             scatter.add(gradient)
     assert scatter is not None  # noqa: S101 — fresh_batches ≥ 2

@@ -16,6 +16,7 @@ from cfel.errors import InputError
 from cfel.learning.compression.compressors import Compressor
 from cfel.learning.local.algorithms import find_algorithm
 from cfel.learning.local.parameters import TrainingParameters
+from cfel.learning.models.personal import PARAMETERS, STATISTICS
 from cfel.learning.task import DeviceData, Task
 from cfel.learning.torch_generator import seed_generator
 
@@ -47,10 +48,16 @@ class Workspace:
         self.training = training
         self.local = training.local
         self.algorithm = find_algorithm(training)
-        self.kept_names = self.algorithm.list_kept(keep=self.local.momentum_state == "keep")
+        kept = self.algorithm.list_kept(keep=self.local.momentum_state == "keep")
+        self.kept_names = (*kept, PARAMETERS, STATISTICS)
         self.compress = compress
         self.device = choose_device(device)
         self.flat = task.build(self.device)
+        if self.algorithm.personal_model is not None and self.flat.shared.leaves < len(self.flat.leaves):
+            raise InputError(
+                f"local.algorithm = {self.local.algorithm!r}: keeps a whole model on each device; leave out "
+                "model.personal, or choose another algorithm"
+            )
         self._places = {id(leaf): place for place, leaf in enumerate(self.flat.leaves)}
         self.layers = [layer for layer in self.flat.module.modules() if self._is_plain_layer(layer)]
         self.is_layered = self._find_whether_layered()
@@ -72,7 +79,13 @@ class Workspace:
             and "weight" in own
             and own.keys() <= {"weight", "bias"}
             and all(id(each) in self._places for each in own.values())
+            # Estimates are of the shared part, so they cannot use half of a layer.
+            and len({self.is_shared(each) for each in own.values()}) == 1
         )
+
+    def is_shared(self, parameter: Tensor) -> bool:
+        """Whether a trained parameter belongs to the shared part."""
+        return self._places[id(parameter)] < self.flat.shared.leaves
 
     def find_places(self, layer: nn.Module) -> list[int]:
         """Positions of a layer's parameters, weight first, among the module's trained parameters."""

@@ -8,71 +8,26 @@ Only what training changes is in the vectors, is sent and is charged: parameters
 once even if several layers share it, and the floating buffers that training changes (batch-norm statistics).
 All else (frozen parameters, tables of positions, counters) keeps the values that the builder gave it.
 
+A personal part stays on the device: in both vectors it comes after the shared part, which alone is exchanged.
+So a `FlatModel` of the shared part is a shorter one, and both can be loaded.
+
 Tensors are stored from the largest to the smallest, so that the large ones start at a multiple of 64 bytes,
 as fast kernels prefer. Four-dimensional ones (convolution kernels) are stored channels-last, for the same
 reason. This order is part of the flat format; files (`safetensors_files`) use names and shapes instead.
 """
 
-import hashlib
 from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 
 import torch
 from torch import Tensor, nn
 
 from cfel.errors import InputError
 from cfel.learning.models.behaviour import Behaviour
-from cfel.learning.worker_threads import map_in_threads
+from cfel.learning.models.flat_model import FlatModel, model_sha256
+from cfel.learning.models.personal import PersonalPart, SharedPart, find_personal
 
-
-@dataclass(frozen=True, slots=True)
-class FlatModel:
-    """The values of a model. Several owners may share one, so its vectors must not be changed in place.
-
-    Attributes:
-        parameters: float32 vector of d trained numbers.
-        buffers: float32 vector of the buffers that training changes (batch-norm statistics); may be empty.
-        memory: float32 vector of what an edge server remembers beside its model (`edge_rule`); may be empty.
-    """
-
-    parameters: Tensor
-    buffers: Tensor
-    memory: Tensor = field(default_factory=lambda: torch.empty(0))
-
-    def __post_init__(self) -> None:
-        for name in ("parameters", "buffers", "memory"):
-            value: Tensor = getattr(self, name)
-            if value.dim() != 1 or value.dtype != torch.float32:
-                raise InputError(
-                    f"model.{name}: must be a float32 vector, is {value.dtype} {tuple(value.shape)}"
-                )
-
-    @property
-    def parts(self) -> tuple[Tensor, Tensor, Tensor]:
-        """All vectors, in the order of files and messages."""
-        return self.parameters, self.buffers, self.memory
-
-    def is_finite(self) -> bool:
-        """Whether no value is infinite or NaN."""
-        return all(bool(torch.isfinite(part).all()) for part in self.parts)
-
-    def sha256(self) -> bytes:
-        """The SHA-256 of the vectors' bytes, parameters first."""
-        digest = hashlib.sha256()
-        for part in self.parts:
-            digest.update(part.detach().cpu().contiguous().numpy().data)
-        return digest.digest()
-
-
-def model_sha256(models: Sequence[FlatModel], workers: int = 0) -> str:
-    """SHA-256, in hexadecimal, of the concatenated SHA-256s of the edge models in cluster order.
-
-    Args:
-        models: the edge models.
-        workers: most threads to use; 0 for one per core.
-    """
-    digests = map_in_threads(FlatModel.sha256, models, workers)
-    return hashlib.sha256(b"".join(digests)).hexdigest()
+__all__ = ["FlatModel", "FlatModule", "Slot", "lay_out_slots", "model_sha256"]
 
 
 @dataclass(frozen=True, slots=True)
@@ -101,10 +56,9 @@ class Slot:
         return piece.view(-1, *self.shape)
 
 
-def lay_out_slots(named: Iterable[tuple[str, Tensor]]) -> tuple[Slot, ...]:
-    """Lays out the named tensors one after another, the largest first."""
+def lay_out_slots(named: Iterable[tuple[str, Tensor]], start: int = 0) -> tuple[Slot, ...]:
+    """Lays out the named tensors one after another, the largest first, from place `start` on."""
     laid: list[Slot] = []
-    start = 0
     # The sort is stable, so tensors of equal size keep the module's order on every machine.
     for name, value in sorted(named, key=lambda pair: -pair[1].numel()):
         laid.append(Slot(name, tuple(value.shape), start, start + value.numel()))
@@ -119,25 +73,34 @@ class FlatModule:
         module: any module with trained parameters; it changes, and belongs to the FlatModule from now on.
         device: torch device of the vectors.
         behaviour: what the module was seen doing.
+        personal: patterns of the names of tensors that stay on devices.
 
     Attributes:
         parameters: the parameter vector; writing to it changes the module.
         buffers: the vector of statistics.
         leaves: the module's trained parameters in slot order, to differentiate by.
         behaviour: as given.
+        shared: how many of the parameters, of the statistics and of the leaves are shared, which come first.
 
     Raises:
-        InputError: nothing in the module is trained, or not in float32.
+        InputError: nothing in the module is trained, or not in float32, or a pattern is in vain.
     """
 
     def __init__(
-        self, module: nn.Module, device: torch.device | str = "cpu", behaviour: Behaviour | None = None
+        self,
+        module: nn.Module,
+        device: torch.device | str = "cpu",
+        behaviour: Behaviour | None = None,
+        personal: Sequence[str] = (),
     ) -> None:
         self.behaviour = behaviour or Behaviour()
         trained, statistics = _find_trained(module), _find_statistics(module, self.behaviour)
+        own = find_personal(trained, statistics, personal)
         self.module = module.to(device)
-        self.parameter_slots = lay_out_slots(trained)
-        self.buffer_slots = lay_out_slots(statistics)
+        self.parameter_slots, parameters_shared = _lay_out_shared_first(trained, own)
+        self.buffer_slots, buffers_shared = _lay_out_shared_first(statistics, own)
+        leaves_shared = sum(slot.name not in own for slot in self.parameter_slots)
+        self.shared = SharedPart(parameters_shared, buffers_shared, leaves_shared)
         self.parameters = _new_vector(self.parameter_slots, torch.device(device))
         self.buffers = _new_vector(self.buffer_slots, torch.device(device))
         parameters, buffers = dict(module.named_parameters()), dict(module.named_buffers())
@@ -147,15 +110,32 @@ class FlatModule:
         known = {slot.name for slot in (*self.parameter_slots, *self.buffer_slots)}
         # Counters and the like start anew with every model, or one device would leave them to the next.
         self._others = [(each, each.clone()) for name, each in buffers.items() if name not in known]
+        self._first = self.read_personal()
 
     def load(self, model: FlatModel) -> None:
-        """Loads a model's values: one copy per vector; all other buffers get their first values back."""
+        """Loads a model's values: one copy per vector; all other buffers get their first values back.
+
+        Args:
+            model: a whole model, or the shared part, whose personal part then has its first values.
+        """
+        model = self.complete(model, {})
         self._check_size("parameters", model.parameters, self.parameters)
         self._check_size("buffers", model.buffers, self.buffers)
         self.parameters.copy_(model.parameters)
         self.buffers.copy_(model.buffers)
         for buffer, first in self._others:
             buffer.copy_(first)
+
+    def complete(self, model: FlatModel, memory: Mapping[str, Tensor]) -> FlatModel:
+        """The whole model: with a device's own part, or with that part's first values.
+
+        Args:
+            model: the shared part; a whole model stays as it is.
+            memory: what the device remembers.
+        """
+        if (model.parameters.numel(), model.buffers.numel()) != self.shared[:2]:
+            return model
+        return (PersonalPart.from_memory(memory) or self._first).complete(model)
 
     def read_fixed(self) -> dict[str, Tensor]:
         """What is not in the vectors, by name: frozen parameters, and other buffers that are saved."""
@@ -165,8 +145,14 @@ class FlatModule:
         return {name: each.detach() for name, each in fixed if name not in known and name in saved}
 
     def read(self) -> FlatModel:
-        """Copies the present values, to the CPU."""
-        return FlatModel(self.parameters.clone().cpu(), self.buffers.clone().cpu())
+        """Copies the present values of the shared part, to the CPU."""
+        parameters, buffers, _ = self.shared
+        return FlatModel(self.parameters[:parameters].clone().cpu(), self.buffers[:buffers].clone().cpu())
+
+    def read_personal(self) -> PersonalPart:
+        """Copies the present values of the personal part, to the CPU."""
+        parameters, buffers, _ = self.shared
+        return PersonalPart(self.parameters[parameters:].clone().cpu(), self.buffers[buffers:].clone().cpu())
 
     def views(self, vector: Tensor) -> list[Tensor]:
         """Views of `vector` (d numbers), shaped and strided like `leaves`."""
@@ -176,6 +162,15 @@ class FlatModule:
     def _check_size(name: str, given: Tensor, expected: Tensor) -> None:
         if given.numel() != expected.numel():
             raise InputError(f"model.{name}: {given.numel()} numbers given, the model has {expected.numel()}")
+
+
+def _lay_out_shared_first(
+    named: list[tuple[str, Tensor]], own: frozenset[str]
+) -> tuple[tuple[Slot, ...], int]:
+    """All slots, and how many numbers are shared."""
+    shared = lay_out_slots(each for each in named if each[0] not in own)
+    size = shared[-1].stop if shared else 0
+    return shared + lay_out_slots((each for each in named if each[0] in own), size), size
 
 
 def _new_vector(laid: tuple[Slot, ...], device: torch.device) -> Tensor:

@@ -36,6 +36,11 @@ def save_onnx(path: Path, model: FlatModel, flat: FlatModule, input_shape: tuple
     missing = [name for name in NEEDED if find_spec(name) is None]
     if missing:
         raise MissingExtraError(f"{path}: ONNX needs {' and '.join(missing)}: {install_command(missing[0])}")
+    if model.parameters.numel() < flat.parameters.numel():
+        raise InputError(
+            f"{path}: a part of the model is personal (model.personal), and ONNX needs a whole model; name "
+            "the device with --device, or write the shared part as .safetensors"
+        )
     flat.load(model)
     program = _export_program(flat, input_shape, path)
     try:

@@ -18,9 +18,17 @@ from cfel.learning.models.flat import FlatModel, FlatModule, Slot
 
 
 def named_tensors(model: FlatModel, flat: FlatModule) -> dict[str, Tensor]:
-    """A model's parameters and buffers by name, contiguous; frozen ones as the module has them."""
+    """A model's parameters and buffers by name, contiguous; frozen ones as the module has them.
+
+    Of a model that is the shared part only, the personal tensors are missing.
+    """
     parts = ((flat.parameter_slots, model.parameters), (flat.buffer_slots, model.buffers))
-    named = {slot.name: slot.view(vector).contiguous() for slots, vector in parts for slot in slots}
+    named = {
+        slot.name: slot.view(vector).contiguous()
+        for slots, vector in parts
+        for slot in slots
+        if slot.stop <= vector.numel()
+    }
     # Copied, as the format does not allow tensors that share memory.
     return named | {name: each.clone() for name, each in flat.read_fixed().items()}
 
@@ -70,8 +78,15 @@ def load_model(path: Path, flat: FlatModule) -> FlatModel:
                 f"{path}: tensor {name!r} is frozen and differs from the model's; load the frozen ones where "
                 "the model is built"
             )
-    for slots, vector in ((flat.parameter_slots, flat.parameters), (flat.buffer_slots, flat.buffers)):
+    parts = (
+        (flat.parameter_slots, flat.parameters, flat.shared.parameters),
+        (flat.buffer_slots, flat.buffers, flat.shared.buffers),
+    )
+    for slots, vector, shared in parts:
         for slot in slots:
+            # A file of edge models has no personal part: devices begin it anew.
+            if slot.start >= shared and slot.name not in tensors:
+                continue
             slot.view(vector).copy_(_find_tensor(tensors, slot, path))
     return flat.read()
 

@@ -13,6 +13,7 @@ from cfel.learning.local.algorithm import LocalAlgorithm, LocalRun
 from cfel.learning.local.algorithms import ALGORITHMS, build_algorithm
 from cfel.learning.local.algorithms.sgd import sgd
 from cfel.learning.local.parameters import LocalParameters
+from cfel.learning.models.flat import FlatModel
 from cfel.learning.roles import device_update
 from cfel.learning.task import Task, initial_model
 from cfel.plugins import ANY_CODE
@@ -56,6 +57,44 @@ def test_fedprox_stays_closer_to_the_edge_model(run_round: Round) -> None:
     assert lengths == sorted(lengths, reverse=True)
     one, plain = run_round("fedprox", tau=1, options={"mu": 10.0})[0], run_round("sgd", tau=1)[0]
     torch.testing.assert_close(dense(one), dense(plain))
+
+
+def test_dittos_edge_model_is_that_of_sgd(run_round: Round) -> None:
+    plain, _ = run_round("sgd")
+    beside, _ = run_round("ditto", options={"lambda": 5.0})
+    assert torch.equal(dense(beside), dense(plain))
+    assert build_algorithm(LocalParameters(algorithm="ditto")).gradients == 2
+
+
+def test_dittos_own_model_is_local_training_without_the_pull(
+    run_round: Round, digits_task: Task, order: Make, spread: Spread
+) -> None:
+    """With λ = 0 it is what SGD alone makes of the device's data, whatever edge models come."""
+    _, state = run_round("ditto", options={"lambda": 0.0})
+    data, model = spread(digits_task, 4)[0], initial_model(digits_task, 0)
+    local = LocalParameters(algorithm="ditto", options={"lambda": 0.0})
+    moved = FlatModel(model.parameters + 1.0, model.buffers)
+    asked = order(moved, tau=5, edge_round=1)
+    _, after = device_update(asked, data, state, make_workspace(digits_task, local))
+    workspace = make_workspace(digits_task, LocalParameters(momentum=0.0))
+    alone = model
+    for edge_round in (0, 1):
+        report, _ = device_update(order(alone, tau=5, edge_round=edge_round), data, DeviceState(), workspace)
+        alone = FlatModel(alone.parameters + dense(report), alone.buffers)
+    torch.testing.assert_close(after.memory["personal_model"], alone.parameters)
+
+
+def test_dittos_own_model_is_pulled_towards_the_edge_model(run_round: Round, digits_task: Task) -> None:
+    """Its first step is from the edge model; after that, the larger λ, the closer it stays."""
+    start = initial_model(digits_task, 0).parameters
+    distances = [
+        float((run_round("ditto", options={"lambda": pull})[1].memory["personal_model"] - start).norm())
+        for pull in (0.0, 2.0, 15.0)
+    ]
+    assert distances == sorted(distances, reverse=True)
+    assert distances[2] < 0.7 * distances[0]
+    with pytest.raises(InputError, match="must be below 1"):
+        build_algorithm(LocalParameters(algorithm="ditto", options={"lambda": 20.0}))
 
 
 def test_clipping_bounds_a_step(run_round: Round) -> None:

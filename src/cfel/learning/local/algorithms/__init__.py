@@ -7,6 +7,7 @@ from typing import TypeAlias
 from cfel.errors import InputError, unknown_name
 from cfel.learning.local.algorithm import LocalAlgorithm
 from cfel.learning.local.algorithms.adam import adam, adamw
+from cfel.learning.local.algorithms.ditto import ditto
 from cfel.learning.local.algorithms.feddyn import feddyn
 from cfel.learning.local.algorithms.fednova import fednova
 from cfel.learning.local.algorithms.fedprox import fedprox
@@ -26,6 +27,7 @@ ALGORITHMS: Mapping[str, AlgorithmBuilder] = MappingProxyType(
         "scaffold": scaffold,
         "feddyn": feddyn,
         "fednova": fednova,
+        "ditto": ditto,
     }
 )
 

@@ -86,6 +86,45 @@ def test_it_stops_with_a_reader_hanging_on() -> None:
     socket.create_server(("127.0.0.1", port)).close()
 
 
+CHUNKED = b" HTTP/1.1\r\nHost: localhost\r\nTransfer-Encoding: chunked\r\n\r\n"
+
+
+@pytest.mark.parametrize(
+    ("first", "second"),
+    [
+        (b"GET /status.json" + CHUNKED + b"-1\r\n", b""),
+        (b"POST /login" + CHUNKED + b"-1\r\n", b""),
+        (b"GET /events" + CHUNKED, b"-1\r\n"),
+        (b"POST /login HTTP/1.1\r\nHost: localhost\r\nContent-Length: 9\r\n\r\ntok", b""),
+        (b"POST /login HTTP/1.1\r\nHost: localhost\r\nExpect: 100-continue\r\nContent-Length: 9\r\n\r\n", b""),
+    ],
+    ids=["invalid body", "invalid form", "invalid body after the response began", "form cut short", "no form"],
+)
+def test_a_broken_request_is_no_fault_of_the_dashboard(
+    caplog: pytest.LogCaptureFixture, first: bytes, second: bytes
+) -> None:
+    """A stranger can send any number of them, and each would leave a trace in the log."""
+
+    async def play() -> str:
+        async with serve(dashboard_app(now, 0.05)) as address:
+            port = int(address.rstrip("/").rpartition(":")[2])
+            reader, writer = await asyncio.open_connection("127.0.0.1", port)
+            writer.write(first)
+            if second:
+                await reader.readuntil(b"data: ")
+                writer.write(second)
+            if first.endswith(b"-1\r\n") or second:
+                await asyncio.wait_for(reader.read(), 30)
+            else:
+                # A second request shows that the first one was begun.
+                await asyncio.to_thread(ask, address, "/healthz")
+            writer.transport.abort()
+            return (await asyncio.to_thread(ask, address, "/healthz")).text
+
+    assert asyncio.run(play()) == "ok\n"
+    assert [record.getMessage() for record in caplog.records if record.levelname == "ERROR"] == []
+
+
 def test_an_error_inside_the_block_gets_out() -> None:
     async def play() -> None:
         async with serve(dashboard_app(now, 1.0)):

@@ -21,7 +21,7 @@ from importlib.resources import files
 from urllib.parse import parse_qs
 
 from starlette.applications import Starlette
-from starlette.requests import Request
+from starlette.requests import ClientDisconnect, Request
 from starlette.responses import HTMLResponse, PlainTextResponse, RedirectResponse, Response
 from starlette.routing import Route
 from starlette.types import Receive, Scope, Send
@@ -128,6 +128,8 @@ class Dashboard:
                 body = await request.body()
         except TimeoutError:
             return PlainTextResponse("the form arrived too slowly\n", status_code=408)
+        except ClientDisconnect:
+            return Response(status_code=400)  # nobody is left to read it
         form = parse_qs(body.decode("ascii", "replace"))
         offered = form.get("token", [""])[0].strip()
         if self._token is None or not self._token.matches(offered):

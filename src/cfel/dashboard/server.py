@@ -13,6 +13,7 @@ from collections.abc import AsyncIterator, Callable, Iterator
 from contextlib import asynccontextmanager
 from pathlib import Path
 
+import h11
 import uvicorn
 from starlette.types import ASGIApp, Receive, Scope, Send
 from uvicorn.protocols.http.h11_impl import H11Protocol
@@ -82,7 +83,11 @@ async def serve(
 
 
 class _Protocol(H11Protocol):
-    """uvicorn's protocol; it also reports a closed connection, and lets the app close one at once."""
+    """uvicorn's protocol; it also reports a closed connection, and lets the app close one at once.
+
+    A request that turns out to be invalid while it is being answered ends its connection; uvicorn would answer
+    twice, and log a trace each time.
+    """
 
     on_lost: Callable[[], None] = staticmethod(lambda: None)
 
@@ -90,6 +95,17 @@ class _Protocol(H11Protocol):
         """Called by the event loop."""
         super().connection_made(transport)
         self.app = _offer_disconnect(self.app, transport.abort)
+
+    def send_400_response(self, msg: str) -> None:
+        """Called for a request that is invalid, or whose body is."""
+        if self.cycle is not None and not self.cycle.response_complete:
+            # As if the connection had been lost: what the app still sends is dropped.
+            self.cycle.disconnected = True
+            self.cycle.message_event.set()
+        if self.conn.our_state in (h11.IDLE, h11.SEND_RESPONSE):
+            super().send_400_response(msg)
+        else:
+            self.transport.abort()
 
     def connection_lost(self, exc: Exception | None) -> None:
         """Called by the event loop."""

@@ -1,13 +1,16 @@
-"""A device that missed the end of the experiment stops asking."""
+"""A device that missed the end of the experiment stops asking; one whose training diverges does not end."""
 
 import asyncio
 import time
 from pathlib import Path
+from typing import Any
 
 import pytest
 
+from cfel.deployment.device import agent as device_agent
 from cfel.deployment.security.identity import Identity
-from cfel.errors import SilentEdgeServerError
+from cfel.errors import DivergedError, SilentEdgeServerError
+from cfel.learning.device_messages import DeviceOrder
 from tests.deployment.conftest import deployed
 from tests.deployment.memory_federation import Federation
 
@@ -36,3 +39,32 @@ def test_a_device_that_shall_never_give_up_keeps_asking(tmp_path: Path) -> None:
                 await federation.finished(1.0)
 
     asyncio.run(play())
+
+
+@pytest.mark.long
+def test_a_model_on_which_training_diverges_does_not_end_a_device(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    """Another device may have spoiled the model: it would end the processes of all."""
+    train = device_agent.device_update
+
+    def diverge(order: DeviceOrder, *others: Any) -> Any:  # noqa: ANN401 — as it is
+        if order.device == DEVICE.number and order.global_round == 0:
+            raise DivergedError(
+                "the loss is nan", device=5, global_round=0, edge_round=0, learning_rate=order.rate
+            )
+        return train(order, *others)
+
+    monkeypatch.setattr(device_agent, "device_update", diverge)
+
+    async def play() -> list[int]:
+        rounds = {"rounds": {"global": 2, "edge": 1}, "local": {"estimator": "reuse"}}
+        async with Federation(deployed(rounds, round_seconds=3.0), tmp_path) as federation:
+            federation.start()
+            await federation.finished()
+            return [record.devices_taking_part for record in federation.records()]
+
+    taken = asyncio.run(play())
+    assert taken[0] < 6
+    assert taken[1] == 6
+    assert "given up: training diverged at device 5" in caplog.text

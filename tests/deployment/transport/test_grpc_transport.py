@@ -160,6 +160,10 @@ def test_raw_bytes_are_rejected(certificates: Path) -> None:
     credentials = Credentials.read(certificates, DEVICE)
     (good,) = split_message(Message())
     later = good[:4] + b"\x09\x00" + good[6:]
+    (long,) = split_message(Message(b"a" * 3000))
+    # A message that is compressed, even a valid one, could be a thousand times as large as what is sent.
+    plain, compressed = grpc.Compression.NoCompression, grpc.Compression.Gzip
+    sent = ((bytes(100), plain), (later, plain), (b"", plain), (long, compressed))
 
     async def play() -> list[str]:
         details = []
@@ -169,16 +173,18 @@ def test_raw_bytes_are_rejected(certificates: Path) -> None:
             )
             options = (("grpc.ssl_target_name_override", EDGE.host),)
             async with grpc.aio.secure_channel(address, secure, options=options) as channel:
-                for content in (b"\x00" * 100, later, b""):
-                    call = channel.stream_stream("/cfel.Federation/echo")(iter([content]), timeout=10)
+                for content, how in sent:
+                    method = channel.stream_stream("/cfel.Federation/echo")
+                    call = method(iter([content]), timeout=10, compression=how)
                     with pytest.raises(grpc.aio.AioRpcError) as rejection:
                         _ = [piece async for piece in call]
                     assert rejection.value.code() == grpc.StatusCode.INVALID_ARGUMENT
                     details.append(rejection.value.details())
         return details
 
-    strange, version, nothing = asyncio.run(play())
+    strange, version, nothing, packed = asyncio.run(play())
     assert "not a message of cfel" in strange
+    assert "not a message of cfel" in packed
     assert "protocol version 9" in version
     assert "not the start of a message" in nothing
 

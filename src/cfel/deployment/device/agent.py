@@ -36,7 +36,7 @@ from cfel.deployment.protocol.device_requests import (
     UploadRequest,
 )
 from cfel.deployment.security.identity import Identity
-from cfel.errors import RejectedError, SilentEdgeServerError, UnreachableError
+from cfel.errors import DivergedError, RejectedError, SilentEdgeServerError, UnreachableError
 from cfel.learning.device_messages import DeviceOrder
 from cfel.learning.local.estimates import refresh_estimates
 from cfel.learning.local.workspace import Workspace
@@ -166,6 +166,9 @@ class DeviceAgent:
                         await self._update(order)
             except RejectedError as error:
                 _LOG.warning("order %s given up: %s", order.serial, error)
+            except DivergedError as error:
+                # Another device may have spoiled the model, and would end the processes of all.
+                _LOG.error("order %s given up: %s", order.serial, error)
 
     async def _estimate(self, issued: IssuedOrder) -> None:
         order = await self._complete_order(issued)

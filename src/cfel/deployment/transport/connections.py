@@ -23,6 +23,8 @@ _ELECTION_TIMEOUTS = 1.5
 # The dashboard takes up to an eighth, the rest is for files and the node's own calls.
 _SHARE_OF_FILES = 0.75
 _MOST_CONNECTIONS = 1_000_000
+# Nobody compresses messages here. Of those who do, a few bytes would become megabytes before they are looked at.
+_UNCOMPRESSED: Options = (("grpc.per_message_decompression", 0),)
 
 
 @dataclass(frozen=True, slots=True)
@@ -43,6 +45,7 @@ class ConnectionParameters:
     def client_options(self) -> Options:
         """For one channel of a client."""
         return (
+            *_UNCOMPRESSED,
             *self._keepalive_options(),
             # The smallest backoff is also what a connection may take; a restarted server is found soon.
             ("grpc.min_reconnect_backoff_ms", _milliseconds(self.connect_seconds)),
@@ -55,6 +58,7 @@ class ConnectionParameters:
     def server_options(self) -> Options:
         """For a server."""
         return (
+            *_UNCOMPRESSED,
             *self._keepalive_options(),
             # Without these a server evicts healthy clients for pinging too often.
             ("grpc.http2.min_ping_interval_without_data_ms", 300),

@@ -85,8 +85,8 @@ async def serve(
 class _Protocol(H11Protocol):
     """uvicorn's protocol; it also reports a closed connection, and lets the app close one at once.
 
-    A request that turns out to be invalid while it is being answered ends its connection; uvicorn would answer
-    twice, and log a trace each time.
+    A request that turns out to be invalid while it is being answered ends its connection; uvicorn would
+    answer twice, and log a trace each time.
     """
 
     on_lost: Callable[[], None] = staticmethod(lambda: None)

@@ -23,7 +23,7 @@ _ELECTION_TIMEOUTS = 1.5
 # The dashboard takes up to an eighth, the rest is for files and the node's own calls.
 _SHARE_OF_FILES = 0.75
 _MOST_CONNECTIONS = 1_000_000
-# Nobody compresses messages here. Of those who do, a few bytes would become megabytes before they are looked at.
+# Nobody here compresses messages; a few bytes would become megabytes before they are looked at.
 _UNCOMPRESSED: Options = (("grpc.per_message_decompression", 0),)
 
 

@@ -57,6 +57,7 @@ def test_what_comes_out_goes_in(run: Run, finished: Path, tmp_path: Path) -> Non
         "file": str(file),
         "round": 2,
         "edge": None,
+        "device": None,
     }
     module = mlp((1, 8, 8), 10)
     module.load_state_dict({name: torch.from_numpy(value) for name, value in load_file(file).items()})

@@ -173,6 +173,76 @@ def spoil(command: Any) -> Any:
             return msgspec.structs.replace(command, last=not command.last)
 
 
+@pytest.mark.long
+@pytest.mark.parametrize("left_out", [(0, 1, 2), (0,)], ids=["all", "one"])
+def test_a_coordinator_that_leaves_others_out_is_replaced(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, left_out: tuple[int, ...]
+) -> None:
+    """The first coordinator, which is edge server 2, commands nobody, or leaves one of the two others out."""
+    honest_call = TermCalls._call_until
+    liars: list[TermCalls] = []
+    shown: set[str] = set()
+
+    async def call(self: TermCalls, edge: int, command: Any, deadline: float) -> Any:
+        if not liars:
+            liars.append(self)
+        if self in liars and edge in left_out:
+            return None
+        return await honest_call(self, edge, command, deadline)
+
+    monkeypatch.setattr(TermCalls, "_call_until", call)
+    waits = {"join_seconds": 2.0, "gone_seconds": 1.0, "gossip_seconds": 1.0, "round_seconds": 4.0}
+    # Devices that wait leave the event loop time for elections.
+    experiment = deployed(
+        {"rounds": {"global": 1000, "edge": 1}}, election_seconds=1.0, time_scale=1e-2, **waits
+    )
+
+    async def play() -> None:
+        async with Federation(experiment, tmp_path) as federation:
+            federation.start(LIAR, HONEST)
+            await until("it leads", lambda: is_led_by(federation, LIAR.number))
+            federation.start(Identity("edge", 1), *(Identity("device", n) for n in range(6)))
+
+            def is_named() -> bool:
+                there = [federation.edges[i] for i in (0, 1) if i in federation.edges]
+                shown.update(each.take_snapshot().problem for each in there)
+                return any("edge-2 leads, but has kept this edge server waiting" in each for each in shown)
+
+            await until("it is named", is_named)
+            await until("another leads", lambda: federation.coordinator() in (0, 1))
+            await until("it gets on", lambda: all(federation.edges[i].server.log.records for i in (0, 1)))
+
+    asyncio.run(play())
+
+
+def is_led_by(federation: Federation, number: int) -> bool:
+    """Keeps deposing others until one leads."""
+    leader = federation.coordinator()
+    if leader is not None and leader != number:
+        member = federation.edges[leader].member
+        member.resign(member.state.term, 5.0)
+    return leader == number
+
+
+def test_a_round_that_nobody_else_has_reached_is_not_commanded(tmp_path: Path) -> None:
+    """Edge server 2 leads, as far as 0 knows, and commands round 3; 1 is there, too, before round 1."""
+
+    async def play() -> None:
+        async with Federation(deployed(), tmp_path) as federation:
+            other = Identity("edge", 1)
+            federation.start(HONEST, other)
+            await until("both are there", lambda: {HONEST, other} <= federation.network.members.keys())
+            await claim_term(LIAR, HONEST, 7, federation.network)
+            calls = RemoteCalls(MemoryClient(LIAR, federation.network))
+            with pytest.raises(RejectedError, match="round 3: no other edge server has reached it"):
+                await calls.call(HONEST, EstimateCommand(7, (2, 0, 0), (True,) * 6), 5)
+            assert federation.edges[0].server.state.position == (0, 0, 0)
+            assert "edge-2 sent a command that is not valid" in federation.edges[0].take_snapshot().problem
+            assert federation.edges[0].member.distrusted == (2,)
+
+    asyncio.run(play())
+
+
 def test_the_end_is_believed_only_with_the_records_that_show_it(tmp_path: Path) -> None:
     """An edge server poses as the coordinator of the next term, and says that all is over."""
 

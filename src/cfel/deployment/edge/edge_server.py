@@ -100,6 +100,11 @@ class EdgeServer:
         """What it is doing, in the words of `cfel.status`."""
         return "finished" if self.log.finished.is_set() else self.progress.phase
 
+    @property
+    def is_idle(self) -> bool:
+        """Whether it carries out no command, and could carry one out."""
+        return not self.progress.busy.locked() and not self.progress.is_stuck
+
     def endpoints(self) -> list[Endpoint]:
         """What other edge servers may call."""
         parts = (self.training, self._gossip, self.log)

@@ -23,6 +23,7 @@ from cfel.learning.models.flat import FlatModel
 
 _LOG = logging.getLogger(__name__)
 _TRY_AGAIN_SECONDS = 0.1
+_QUICK_SECONDS = 2.0
 
 
 class _PeerDownload(Download):
@@ -168,6 +169,20 @@ class NeighbourModels:
             self._faults.note(number, "model", "has a model that is not finite")
             raise RejectedError("its model is not finite")
         return position, model
+
+    async def find_positions(self, numbers: Iterable[int]) -> list[Position]:
+        """Where edge servers are, of those that answer soon."""
+
+        async def ask(number: int) -> Position | None:
+            request, seconds = PeerModelRequest(most_bytes=1), min(self._seconds, _QUICK_SECONDS)
+            try:
+                return (await self._calls.call(Identity("edge", number), request, seconds)).position
+            except (UnreachableError, RejectedError) as error:
+                _LOG.info("edge server %d does not say where it is: %s", number, error)
+                return None
+
+        found = await asyncio.gather(*(ask(number) for number in numbers if not self._is_gone(number)))
+        return [position for position in found if position is not None]
 
     async def fetch_all_present(self, numbers: Iterable[int]) -> dict[int, FlatModel]:
         """The models that edge servers have now, of those that answer."""

@@ -23,10 +23,10 @@ from cfel.deployment.coordinator.role import CoordinatorRole
 from cfel.deployment.disk_writes import DiskHealth, DiskWrites
 from cfel.deployment.edge.device_service import DeviceService
 from cfel.deployment.edge.edge_server import EdgeServer
-from cfel.deployment.edge.peer_faults import PeerFaults
+from cfel.deployment.edge.peer_faults import Fault, PeerFaults
 from cfel.deployment.edge.peer_monitor import PeerMonitor
 from cfel.deployment.edge.status import KnownNodes, snapshot
-from cfel.deployment.election.leadership import Leadership
+from cfel.deployment.election.leadership import Leadership, OnFault
 from cfel.deployment.election.member import Member
 from cfel.deployment.health.contacts import PeerContacts, WatchedCalls
 from cfel.deployment.measurement.measured_rounds import choose_accounting, describe_limits
@@ -47,6 +47,8 @@ _LEAST_INTERVAL_SECONDS = 1.0
 _LINGER_LOOK_SECONDS = 0.1
 # How long a coordinator that sends an invalid command is not followed, in election timeouts.
 _DISTRUST_TIMEOUTS = 8.0
+# How many times as long one is not followed that keeps the others waiting again and again.
+_MOST_DISTRUST = 64.0
 
 ServeStatus = Callable[[Callable[[], Status]], Coroutine[None, None, None]]
 """Serves an edge server's snapshots while it runs: the dashboard."""
@@ -85,6 +87,7 @@ class EdgeNode:
         self.rejections: dict[str, int] = {}
         self._reasons_added: defaultdict[Identity | None, set[str]] = defaultdict(set)
         self._last_status: Status | None = None
+        self._waits: defaultdict[int, int] = defaultdict(int)
         self._limits = describe_limits(world.setting.scheme, deployment)
         if self._limits:
             _LOG.warning("%s", self._limits)
@@ -105,12 +108,19 @@ class EdgeNode:
             world,
             simulation,
             deployment,
-            self.on_rejection,
+            self._on_implausible,
             self._is_gone,
         )
         self.member = self._make_member(directory, calls)
         self.monitor = PeerMonitor(
-            self.server, self.devices, self.member, calls, self._contacts, time.monotonic
+            self.server,
+            self.devices,
+            self.member,
+            calls,
+            self._contacts,
+            time.monotonic,
+            deployment,
+            self._on_waiting,
         )
         for part in (self.server, self.devices, self.member, self.monitor):
             for endpoint in part.endpoints():
@@ -154,7 +164,7 @@ class EdgeNode:
             Leadership(
                 self._find_leader,
                 wait_seconds,
-                self._on_command_fault,
+                self._note("command"),
                 _DISTRUST_TIMEOUTS * self._deployment.election_seconds,
                 self._on_invalid_command,
             ),
@@ -169,7 +179,7 @@ class EdgeNode:
             directory / "vote.json",
             calls,
             self._on_leader,
-            self._on_vote_fault,
+            self._note("vote"),
             self._disk,
         )
 
@@ -247,20 +257,30 @@ class EdgeNode:
     def _find_leader(self) -> tuple[int, int | None]:
         return self.member.state.term, self.member.state.leader
 
-    def _on_command_fault(self, number: int, what: str) -> None:
-        self._faults.note(number, "command", what)
+    def _note(self, fault: Fault) -> OnFault:
+        return lambda number, what: self._faults.note(number, fault, what)
 
     def _on_invalid_command(self, number: int, what: str) -> None:
         self._faults.note(number, "command", what)
         if number != self.identity.number:
             self.member.distrust(number, _DISTRUST_TIMEOUTS * self._deployment.election_seconds)
 
+    def _on_waiting(self, number: int, what: str) -> None:
+        self._faults.note(number, "command", what)
+        self._waits[number] += 1
+        # Twice as long each time, so that it leads ever less often.
+        times = min(2.0 ** self._waits[number], _MOST_DISTRUST)
+        self.member.distrust(number, times * _DISTRUST_TIMEOUTS * self._deployment.election_seconds)
+
+    def _on_implausible(self, sender: Identity | None, method: str, reason: str) -> None:
+        if sender is not None and sender.role == "edge":
+            self._on_wrong_answer(sender, method, reason)
+        else:
+            self.on_rejection(sender, method, reason)
+
     def _on_wrong_answer(self, sender: Identity, method: str, reason: str) -> None:
         self.on_rejection(sender, method, reason)
         self._faults.note(sender.number, "answer", f"answered {method} with what is not used: {reason}")
-
-    def _on_vote_fault(self, number: int, what: str) -> None:
-        self._faults.note(number, "vote", what)
 
     def _on_leader(self, term: int, leader: int | None) -> None:
         self._role.change(term, leader, self.member)

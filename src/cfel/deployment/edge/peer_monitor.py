@@ -12,9 +12,11 @@ from collections.abc import Callable, Mapping
 from cfel import __version__
 from cfel.deployment.edge.device_service import DeviceService
 from cfel.deployment.edge.edge_server import EdgeServer
+from cfel.deployment.election.leadership import OnFault
 from cfel.deployment.election.member import Member
 from cfel.deployment.health.contacts import PeerContacts
 from cfel.deployment.health.instances import InstanceWatch
+from cfel.deployment.health.leader_watch import Complaints, LeaderWatch
 from cfel.deployment.health.problems import (
     NO_MAJORITY,
     Absence,
@@ -23,6 +25,7 @@ from cfel.deployment.health.problems import (
     describe_unreachable,
     list_nodes,
 )
+from cfel.deployment.parameters import DeploymentParameters
 from cfel.deployment.protocol.calls import Calls, Endpoint, serve
 from cfel.deployment.protocol.peer_requests import HelloAnswer, HelloRequest
 from cfel.deployment.security.identity import Identity
@@ -37,6 +40,7 @@ _ABSENCE = 5.0
 _NO_COORDINATOR = "no coordinator: a majority is in touch, but none has been elected"
 _NO_DEVICE = "no device: none is in touch; nothing is lost, the run continues when one is there"
 _ABSENT = ("absent", "lost", "quarantined")
+_WORKING = ("training", "uploading")
 
 
 class PeerMonitor:
@@ -49,6 +53,8 @@ class PeerMonitor:
         calls: how others are reached.
         contacts: when they were last heard of.
         now: a monotonic clock.
+        deployment: deadlines.
+        on_wait: called with a coordinator that is waited for too long, and why.
 
     Attributes:
         problem: what is wrong, in words; empty when nothing is.
@@ -65,8 +71,14 @@ class PeerMonitor:
         calls: Calls,
         contacts: PeerContacts,
         now: Callable[[], float],
+        deployment: DeploymentParameters,
+        on_wait: OnFault,
     ) -> None:
         self._server, self._own_devices, self._member = server, devices, member
+        self._on_wait, self._join_seconds = on_wait, deployment.join_seconds
+        self._leader_watch = _make_leader_watch(deployment, contacts.interval_seconds, now)
+        self._complaints = Complaints(deployment.election_seconds, now)
+        self._distrusts: dict[int, tuple[int, ...]] = {}
         self._calls, self._contacts, self._now = calls, contacts, now
         self._others = member.state.electorate.others
         self._devices: dict[int, Mapping[int, str]] = {}
@@ -75,7 +87,8 @@ class PeerMonitor:
         self._no_coordinator = Absence(absence_seconds, _NO_COORDINATOR, now)
         self._no_device = Absence(absence_seconds, _NO_DEVICE, now)
         self._stall = Stall(now)
-        self._last_led_at = now()
+        self._last_led_at = self._led_since = now()
+        self._led_by: tuple[int | None, int] = (None, 0)
         self.versions: dict[int, str] = {}
         self.instances, self._instance = InstanceWatch(now), secrets.token_hex(8)
         self.problem = ""
@@ -90,8 +103,14 @@ class PeerMonitor:
         self.instances.note(caller.number, request.instance)
         if request.over:
             self.over.add(caller.number)
-        finished, states = self._server.log.finished.is_set(), self._own_devices.states()
-        return HelloAnswer(finished, states, __version__, self._instance, self._member.state.term)
+        return HelloAnswer(
+            self._server.log.finished.is_set(),
+            self._own_devices.states(),
+            __version__,
+            self._instance,
+            self._member.state.term,
+            self._member.distrusted,
+        )
 
     def devices(self) -> dict[int, str]:
         """What the devices of all edge servers are doing, as far as known; "absent" where theirs is lost."""
@@ -126,7 +145,43 @@ class PeerMonitor:
         idle = silence > _IDLE * self._contacts.interval_seconds
         if finished and idle and not self._server.log.finished.is_set():
             await self._adopt_end(finished[0])
+        self._check_leader()
         self._update_problem()
+
+    def _check_leader(self) -> None:
+        """Stops following a coordinator that keeps this edge server, or others, waiting for too long."""
+        state, server = self._member.state, self._server
+        leader = None if state.leader == state.electorate.member else state.leader
+        if (leader, state.term) != self._led_by:
+            self._led_by, self._led_since = (leader, state.term), self._now()
+        has_device = any(each not in _ABSENT for each in self.devices().values())
+        is_too_long = self._leader_watch.is_too_long(
+            (server.state.position, server.log.last_round),
+            None if leader is None else self._led_by,
+            is_idle=server.is_idle and has_device and self._has_begun(),
+            others_work=self._find_work(leader),
+        )
+        if leader is None or server.log.finished.is_set():
+            return
+        complaining = [i for i, whom in self._distrusts.items() if leader in whom and i != leader]
+        if is_too_long:
+            self._on_wait(leader, "leads, but has kept this edge server waiting for too long")
+        elif self._complaints.are_believed(complaining):
+            self._on_wait(leader, f"leads, but {list_nodes('edge', complaining)} no longer follow")
+
+    def _has_begun(self) -> bool:
+        """Whether the first round should have begun: the coordinator waits for all to join before it."""
+        waited = self._now() - self._led_since
+        return self._server.training.newest_state is not None or waited > self._join_seconds
+
+    def _find_work(self, leader: int | None) -> bool:
+        """Whether devices of other edge servers are at work, so that the coordinator has to wait for them."""
+        return any(
+            state in _WORKING
+            for number, states in self._devices.items()
+            if number != leader and self._contacts.state(number) == "alive"
+            for state in states.values()
+        )
 
     def _may_end(self, number: int) -> bool:
         """Whether the experiment is over, as an edge server claims.
@@ -151,13 +206,15 @@ class PeerMonitor:
             answer = await self._calls.call(Identity("edge", number), request, seconds)
         except RejectedError as error:
             self._rejections[number] = str(error)
+            self._distrusts.pop(number, None)
             return False
         except UnreachableError as error:
             self._rejections.pop(number, None)
+            self._distrusts.pop(number, None)
             _LOG.debug("edge server %d is silent: %s", number, error)
             return False
         self._rejections.pop(number, None)
-        self._devices[number] = answer.devices
+        self._devices[number], self._distrusts[number] = answer.devices, answer.distrusts
         self.versions[number] = answer.version
         self._member.note_term(number, answer.term)
         self.instances.note(number, answer.instance)
@@ -218,3 +275,12 @@ class PeerMonitor:
             f"runs twice, or restarts all the time: {list_nodes('device', devices)}" if devices else "",
         )
         return "; ".join(part for part in parts if part)
+
+
+def _make_leader_watch(
+    deployment: DeploymentParameters, interval_seconds: float, now: Callable[[], float]
+) -> LeaderWatch:
+    # For one that is gone, for models in a gossip step, and what it takes to notice either.
+    least = max(deployment.gone_seconds, 2 * interval_seconds) + deployment.gossip_seconds
+    most = deployment.round_seconds + 2 * deployment.gossip_seconds
+    return LeaderWatch(least + 2 * interval_seconds, max(least, most) + 2 * interval_seconds, now)

@@ -54,6 +54,7 @@ class EdgeProgress:
         state: where it is.
         commanded_at: when the last command came.
         phase: what it is doing, in the words of `cfel.status`.
+        known_round: the newest global round whose record it has seen.
         loss: how it lost its state, in words, until it has taken one from another edge server; else empty.
         busy: held by the command that is carried out.
     """
@@ -76,6 +77,7 @@ class EdgeProgress:
         self.state = self._load(directory)
         self.commanded_at = time.monotonic()
         self.phase = "waiting"
+        self.known_round = 0
         self.busy = asyncio.Lock()
 
     def _load(self, directory: Path) -> EdgeState:
@@ -88,6 +90,11 @@ class EdgeProgress:
             self.loss = f"{error}. {_FROM_OTHERS}"
             _LOG.error("%s", self.loss)
             return self._files.begin_anew()
+
+    @property
+    def is_stuck(self) -> bool:
+        """Whether its disk takes no writes."""
+        return self._disk.is_stuck
 
     @property
     def gossip_neighbours(self) -> list[int]:
@@ -111,7 +118,7 @@ class EdgeProgress:
         """
         await self._leadership.admit(caller, command.term)
         # The coordinator would wait for an answer until its deadline, in every round.
-        if self._disk.is_stuck:
+        if self.is_stuck:
             raise RejectedError("its disk takes no writes; it takes part again when there is room")
         with self.check(caller):
             check_position(self.world, command.position)
@@ -126,12 +133,23 @@ class EdgeProgress:
         if self.state.position != at:
             raise RejectedError(f"is at {self.state.position}, not at {at}")
 
-    async def catch_up(self, at: Position) -> None:
+    async def catch_up(self, caller: Identity, at: Position) -> None:
         """Moves to a position that the others have reached without this edge server.
 
         After a gossip step missed it keeps its model, as gossip among the others assumed. After a longer
         absence its model is out of date, and it takes that of a neighbour.
+
+        Raises:
+            RejectedError: no other edge server has reached this global round, so the command is not valid; or
+                no neighbour can be reached.
         """
+        if at[0] > max(self.state.position[0], self.known_round):
+            positions = await self._neighbours.find_positions(
+                i for i in range(self.world.setting.fleet.clusters) if i not in (self._number, caller.number)
+            )
+            with self.check(caller):
+                if positions and max(positions)[0] < at[0]:
+                    raise RejectedError(f"round {at[0] + 1}: no other edge server has reached it")
         async with self.busy:
             if self.state.position >= at:
                 return

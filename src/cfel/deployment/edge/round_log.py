@@ -83,6 +83,7 @@ class EdgeLog:
         self._file.truncate(self._file.last_round)
         self.records = list(read_log(path).records)
         self._proposals = ProposalFile(directory)
+        self._note_round()
         self.device_costs = self._load_costs()
         self.awaited: tuple[int, ...] = ()
         self.finished, self.released = asyncio.Event(), asyncio.Event()
@@ -128,12 +129,17 @@ class EdgeLog:
             return ProposedRecord(0, self.records[-1])
         return proposed
 
+    def _note_round(self) -> None:
+        newest = self.newest_proposal
+        self._progress.known_round = 0 if newest is None else newest.record.round
+
     async def keep_proposal(self, caller: Identity, command: ProposeCommand) -> Confirmation:
         """Keeps the record of a round that is about to be logged."""
         await self._progress.admit(caller, command)
         self._check_record(command)
         # A successor that asks while this is being written must hear of it, so it counts from here on.
         self._proposals.newest = proposal = ProposedRecord(command.term, command.record)
+        self._note_round()
         await self._disk.write("proposal", lambda: self._proposals.save(proposal))
         return Confirmation()
 
@@ -245,6 +251,7 @@ class EdgeLog:
     def _add(self, record: RoundRecord) -> None:
         self._file.append(record)
         self.records.append(record)
+        self._note_round()
 
 
 def _find_last_costs(plans: PlanTable) -> dict[int, tuple[float, float]]:

@@ -73,7 +73,7 @@ class EdgeTraining:
         await self._progress.admit(caller, command)
         with self._progress.check(caller):
             self._check_length("available", command.available)
-        await self._progress.catch_up(command.position)
+        await self._progress.catch_up(caller, command.position)
         async with self._progress.busy:
             self._progress.check_position(command.position)
             self._progress.phase = "planning"
@@ -95,7 +95,7 @@ class EdgeTraining:
         with self._progress.check(caller):
             at, plan = command.position, self._check_plan(command)
         if at not in self.running and at not in self._progress.state.reports:
-            await self._progress.catch_up(at)
+            await self._progress.catch_up(caller, at)
         if at in self._progress.state.reports:
             return self._progress.state.reports[at]
         # Another copy of the command may have begun the round while this one caught up.

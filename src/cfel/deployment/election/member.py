@@ -153,6 +153,16 @@ class Member:
     def distrust(self, member: int, seconds: float) -> None:
         """Ignores a member for a while, so that another one is elected; its messages count as lost."""
         self._distrusted_until[member] = _now() + seconds
+        electorate = self.state.electorate
+        while len(self.distrusted) > len(electorate.members) - electorate.majority:
+            # Without a majority to trust nobody could be elected: the earliest doubt is dropped.
+            self._distrusted_until.pop(min(self.distrusted, key=self._distrusted_until.__getitem__))
+
+    @property
+    def distrusted(self) -> tuple[int, ...]:
+        """Members that it ignores at the moment."""
+        now = _now()
+        return tuple(sorted(member for member, until in self._distrusted_until.items() if now < until))
 
     async def run(self) -> None:
         """Takes part until cancelled; neither votes nor asks for votes while its vote cannot be stored."""

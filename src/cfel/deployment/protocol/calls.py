@@ -69,6 +69,8 @@ async def give_up_if(is_pointless: Callable[[], bool], why: str, call: Coroutine
         UnreachableError: it did.
     """
     task = asyncio.ensure_future(call)
+    # Should the caller be cancelled just when the call fails, nobody else would look at its exception.
+    task.add_done_callback(lambda each: each.cancelled() or each.exception())
     try:
         while not task.done():
             if is_pointless():

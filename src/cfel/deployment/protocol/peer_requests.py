@@ -70,6 +70,7 @@ class HelloAnswer(msgspec.Struct, frozen=True):
         version: of cfel on it.
         instance: drawn when its process started.
         term: the newest that it knows.
+        distrusts: edge servers that it does not follow at the moment, whatever the election says.
     """
 
     over: bool
@@ -77,6 +78,7 @@ class HelloAnswer(msgspec.Struct, frozen=True):
     version: Version = ""
     instance: Instance = ""
     term: Count = 0
+    distrusts: tuple[Count, ...] = ()
 
     def __post_init__(self) -> None:
         for device, state in self.devices.items():

@@ -4,7 +4,7 @@ VENV   ?= .venv
 BIN    := $(VENV)/bin
 READY  := $(VENV)/.ready
 
-.PHONY: demo test test-long test-faults chaos-quick chaos test-slow wheel-test fuzz check bench docs docs-links clean
+.PHONY: demo test test-long test-faults chaos-quick chaos test-slow wheel-test test-flower fuzz check bench docs docs-links clean
 
 demo: $(READY)            ## run the main job
 	$(BIN)/cfel demo
@@ -33,6 +33,14 @@ wheel-test:               ## build the wheel, install it alone in a new environm
 	build/wheel-venv/bin/pip wheel --quiet --disable-pip-version-check --no-deps --wheel-dir build/wheel .
 	build/wheel-venv/bin/pip install --quiet --disable-pip-version-check -c constraints.txt build/wheel/cfel-*.whl
 	build/wheel-venv/bin/python -I tests/wheel_trial.py build/wheel/cfel-*.whl examples/devices.csv
+
+FLWR ?= 1.41.0
+test-flower:              ## the tests with Flower, which needs older packages than the dashboard: in an environment of its own
+	$(PYTHON) -m venv build/flower-venv
+	grep -vE '^(starlette|uvicorn|protobuf|rich|packaging)==' constraints.txt > build/flower-constraints.txt
+	build/flower-venv/bin/pip install --quiet --disable-pip-version-check -c build/flower-constraints.txt \
+	    flwr==$(FLWR) -e '.[learn]' hypothesis pytest pytest-timeout
+	build/flower-venv/bin/pytest tests/flower tests/learning/local/test_whole_run.py
 
 SECONDS ?= 60
 fuzz: $(READY)            ## change run directories and messages at random; SECONDS=0 runs until Ctrl-C

@@ -25,6 +25,7 @@ EXTRAS: Mapping[str, str] = MappingProxyType(
         "matplotlib": "report",
         "ray": "ray",
         "datasets": "hf",
+        "flwr": "flower",
         "onnx": "onnx",
         "onnxscript": "onnx",
     }

@@ -86,6 +86,14 @@ def test_a_module_starts_with_its_own_values_and_is_left_as_it_is() -> None:
     assert digest_tensors(module.state_dict()) == before
 
 
+def test_a_module_with_batch_norm_has_a_digest() -> None:
+    """Its counters are single numbers, which have no dimension."""
+    module = nn.BatchNorm1d(2)
+    before = digest_tensors(module.state_dict())
+    module(torch.zeros(4, 2))
+    assert digest_tensors(module.state_dict()) != before
+
+
 def test_importable_functions_are_written_as_names_that_a_file_can_use() -> None:
     experiment = Experiment(**TINY, model=mlp)
     text = experiment_toml(experiment)

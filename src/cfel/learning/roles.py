@@ -38,8 +38,11 @@ def device_estimate(order: DeviceOrder, data: DeviceData, workspace: Workspace) 
     """Fresh estimates of σ² and G² at the order's model, from K extra mini-batches.
 
     The order's ρ and θ are not used. Its model may be a whole one, with the device's own part. The result has
-    no `kept_energy`: see `refresh_estimates`.
+    no `kept_energy`: see `refresh_estimates`. Where an algorithm has a loop of its own, no gradient
+    can be seen, and both are 1 until it returns its estimates.
     """
+    if workspace.algorithm.train is not None:
+        return Estimates(1.0, 1.0)
     workspace.flat.load(order.model)
     workspace.flat.module.train()
     estimates = estimate_from_fresh_batches(order, data, workspace)

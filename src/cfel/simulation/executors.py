@@ -17,6 +17,7 @@ from typing import Protocol, Self, TypeVar, cast
 from cfel.errors import InputError
 from cfel.learning.device_messages import DeviceOrder, DeviceReport, DeviceState
 from cfel.learning.evaluate import Evaluation, evaluate
+from cfel.learning.local.algorithms import find_algorithm
 from cfel.learning.local.batched import device_updates_batched
 from cfel.learning.local.batched_trial import find_obstacle
 from cfel.learning.local.estimates import Estimates
@@ -160,7 +161,9 @@ class PoolExecutor:
     def __init__(self, world: World, parameters: SimulationParameters) -> None:
         prepare_process()
         prepare_thread()
-        count = parameters.workers or os.cpu_count() or 1
+        # A loop of its own may remember things in this process, and need not be safe in several threads.
+        alone = find_algorithm(world.training).train is not None
+        count = 1 if alone else parameters.workers or os.cpu_count() or 1
         self._count, self._ahead = count, count * (1 + AHEAD)
         self._batched = parameters.engine == "batched"
         if self._batched:

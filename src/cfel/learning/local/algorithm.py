@@ -12,6 +12,9 @@ G² from them. An algorithm changes what happens in between:
 Only `step` is required: an optimiser is an algorithm with nothing else. Parameters, gradients and memory are
 float32 vectors of all trained numbers, one after another. Where a part of the model is personal, `step` sees
 all numbers, and the others the shared ones only. The algorithms themselves are in `algorithms`.
+
+An algorithm with a loop of its own (`train`) replaces all of this: it gets the model and a number of steps,
+and returns the trained values. It draws its own batches, and σ² and G² are known only if it returns them.
 """
 
 from collections.abc import Callable, Mapping, Sequence
@@ -20,10 +23,11 @@ from typing import TypeAlias
 
 import numpy as np
 import torch
-from torch import Tensor
+from torch import Tensor, nn
 
 from cfel.errors import InputError
 from cfel.learning.edge_rule import EdgeRule
+from cfel.learning.local.estimates import Estimates
 from cfel.learning.models.personal import PARAMETERS, STATISTICS
 
 Memory: TypeAlias = Mapping[str, Tensor]
@@ -66,6 +70,43 @@ class LocalRun:
     scratch: dict[str, Tensor] = field(default_factory=dict)
 
 
+@dataclass(frozen=True, slots=True, eq=False)
+class WholeRun:
+    """The work of one device in one edge round, for an algorithm with a loop of its own.
+
+    Attributes:
+        module: the model, with the edge model's values; only to be read.
+        steps: how many to take, ≥ 1.
+        rate: the learning rate of this edge round.
+        device: the device's id.
+        global_round, edge_round: from 0.
+        seed: of this device and edge round, below 2³¹.
+    """
+
+    module: nn.Module
+    steps: int
+    rate: float
+    device: int
+    global_round: int
+    edge_round: int
+    seed: int
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class WholeResult:
+    """What a loop of its own returns.
+
+    Attributes:
+        values: of the trained parameters and statistics, by their names in the module; others are ignored.
+        loss: mean training loss of the steps.
+        estimates: of σ² and G² at the model that the device got, or None.
+    """
+
+    values: Mapping[str, Tensor]
+    loss: float
+    estimates: Estimates | None = None
+
+
 Step: TypeAlias = Callable[[Tensor, Tensor, Memory, float], None]
 """(x, gradient, memory, learning rate): changes x and memory in place; the gradient may be overwritten."""
 
@@ -80,7 +121,7 @@ class LocalAlgorithm:
     """What a device does in an edge round.
 
     Attributes:
-        step: the optimiser.
+        step: the optimiser; None where there is `train`.
         memory: names of the vectors that the optimiser remembers, zero at first; with
             `local.momentum_state = "reset"` they start at zero in every edge round.
         lasting: names of vectors that are kept from edge round to edge round in any case.
@@ -92,9 +133,11 @@ class LocalAlgorithm:
         personal_model: which of `lasting` is a whole model that the device keeps for itself, zero before its
             first order; None without one.
         gradients: how many gradients a step computes, as time and energy are charged.
+        train: a loop of its own, instead of all others. Devices are then trained one after another, in one
+            process.
     """
 
-    step: Step
+    step: Step | None = None
     memory: tuple[str, ...] = ()
     lasting: tuple[str, ...] = ()
     counters: tuple[str, ...] = ()
@@ -107,8 +150,11 @@ class LocalAlgorithm:
     options: tuple[str, ...] = ()
     personal_model: str | None = None
     gradients: int = 1
+    train: Callable[[WholeRun], WholeResult] | None = None
 
     def __post_init__(self) -> None:
+        if (self.step is None) == (self.train is None):
+            raise InputError("local algorithm: it must have `step`, or `train` for a loop of its own")
         if self.personal_model is not None and self.personal_model not in self.lasting:
             raise InputError(f"local algorithm: personal_model {self.personal_model!r} is not in lasting")
         names = (*self.memory, *self.lasting, *self.counters)

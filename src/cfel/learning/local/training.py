@@ -18,6 +18,7 @@ from cfel.learning.local.algorithm import LocalRun, Memory
 from cfel.learning.local.estimates import Estimates, Scatter, estimate_from_batches, squared_norm
 from cfel.learning.local.half_batch_estimates import compute_gradient_and_estimates
 from cfel.learning.local.iterations import choose_iterations, draw_batches
+from cfel.learning.local.whole_run import train_whole
 from cfel.learning.local.workspace import Workspace
 from cfel.learning.models.flat import FlatModel
 from cfel.learning.task import DeviceData
@@ -39,6 +40,8 @@ def train(
     """
     local, flat, algorithm = workspace.local, workspace.flat, workspace.algorithm
     taken = choose_iterations(local.steps, order.rho, order.tau, order.stream("steps"))
+    if algorithm.train is not None:
+        return *train_whole(order, int(taken.sum()), workspace), _open_run(order, memory, workspace)
     # All τ batches, also of skipped iterations: schemes that differ in ρ then see the same batches.
     batches = draw_batches(data.samples, workspace.training.batch, order.tau, order.stream("batches"))
     run = _open_run(order, memory, workspace)
@@ -126,12 +129,15 @@ def _make_step(run: LocalRun, memory: Memory, workspace: Workspace) -> Callable[
         parts = {name: flat.views(memory[name]) for name in vectors}
         return lambda gradient: step_parts(flat.leaves, gradient, parts, run.rate)
 
+    step = algorithm.step
+    assert step is not None  # noqa: S101 — algorithms without it have a loop of their own
+
     def take_step(gradient: list[Tensor]) -> None:
         vector = _join(gradient, workspace)
         with torch.no_grad():
             if algorithm.change_gradient is not None:
                 algorithm.change_gradient(run, vector[: flat.shared.parameters])
-            algorithm.step(flat.parameters, vector, memory, run.rate)
+            step(flat.parameters, vector, memory, run.rate)
 
     return take_step
 

@@ -26,6 +26,7 @@ from tests.learning.local.algorithms.conftest import Round, make_workspace
 def test_adam_steps_equal_torch(name: str, decay: float) -> None:
     kinds = {"adam": torch.optim.Adam, "adamw": torch.optim.AdamW}
     algorithm = build_algorithm(LocalParameters(algorithm=name, weight_decay=decay, options={"beta2": 0.9}))
+    assert algorithm.step is not None
     draw = torch.Generator().manual_seed(0)
     own = torch.randn(7, generator=draw)
     theirs = torch.nn.Parameter(own.clone())

@@ -45,6 +45,11 @@ def build_algorithm(local: LocalParameters, code: CodePolicy = BUILT_IN_ONLY) ->
     check_result(what, algorithm, LocalAlgorithm)
     if name not in ALGORITHMS:
         _check_functions(what, algorithm)
+    if algorithm.train is not None and local.estimator == "fresh":
+        raise InputError(
+            f"local.estimator = 'fresh': {what} has a loop of its own, whose gradients cannot be seen; "
+            "use 'reuse', which takes σ² and G² from what the loop returns"
+        )
     for option in local.options:
         if option not in algorithm.options:
             raise InputError(unknown_name(f"local.options of {what}", option, algorithm.options))
@@ -57,8 +62,9 @@ def find_algorithm(training: TrainingParameters) -> LocalAlgorithm:
 
 
 def _check_functions(what: str, algorithm: LocalAlgorithm) -> None:
-    check_call(f"{what}: step", algorithm.step, ("x", "gradient", "memory", "rate"))
     hooks = (
+        ("step", algorithm.step, ("x", "gradient", "memory", "rate")),
+        ("train", algorithm.train, ("run",)),
         ("begin", algorithm.begin, ("run",)),
         ("change_gradient", algorithm.change_gradient, ("run", "gradient")),
         ("end", algorithm.end, ("run",)),

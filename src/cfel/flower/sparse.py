@@ -1,0 +1,140 @@
+"""Updates with only their largest entries, on named NumPy arrays; what was dropped is sent later.
+
+The difference between trained and received arrays is one vector, of which the k = max(1, round(θ·d)) largest
+entries are sent. The rest is the residual: it is added to the next difference (error feedback). Arrays that
+are values rather than sums of gradients, such as the statistics of batch norm, are sent whole, and so is
+whatever is not a floating-point array. Needs neither torch nor Flower.
+"""
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any, TypeAlias
+
+import numpy as np
+from numpy.typing import NDArray
+
+from cfel.arrays import Float32Array, Int32Array
+from cfel.errors import InputError
+from cfel.learning.compression.top_k import find_largest, measure_kept_energy
+
+Arrays: TypeAlias = Mapping[str, NDArray[Any]]
+"""The arrays of a model by name, in its order."""
+
+STATISTICS = ("running_mean", "running_var")
+"""How the names of batch norm's statistics end in torch: they are sent whole."""
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class SparseUpdate:
+    """What a node sends.
+
+    Attributes:
+        indices: of the entries sent, ascending, counted over all sparse arrays one after another.
+        values: the entries.
+        whole: arrays that are sent as they are.
+    """
+
+    indices: Int32Array
+    values: Float32Array
+    whole: Arrays
+
+
+def list_sparse(arrays: Arrays, whole: Sequence[str] = STATISTICS) -> list[str]:
+    """The names of the arrays whose updates are sparsified.
+
+    Args:
+        arrays: the model.
+        whole: ends of names of arrays that are sent whole.
+    """
+    return [
+        name for name, array in arrays.items() if array.dtype.kind == "f" and not name.endswith(tuple(whole))
+    ]
+
+
+def sparsify(
+    received: Arrays,
+    trained: Arrays,
+    theta: float,
+    residual: Float32Array | None = None,
+    whole: Sequence[str] = STATISTICS,
+    kept_energy_at: Sequence[float] = (),
+) -> tuple[SparseUpdate, Float32Array, tuple[float, ...]]:
+    """The largest entries of a node's update.
+
+    Args:
+        received: the model that the node got.
+        trained: the model after its local steps.
+        theta: share of the entries to send, in (0, 1].
+        residual: what earlier rounds have left out; None for nothing.
+        whole: ends of names of arrays that are sent whole.
+        kept_energy_at: shares at which to measure the energy of the largest entries.
+
+    Returns:
+        The update, what it leaves out, and the energies.
+
+    Raises:
+        InputError: the two models do not have the same arrays, or an entry is not finite.
+    """
+    if not 0 < theta <= 1:
+        raise InputError(f"theta: must lie in (0, 1], got {theta}")
+    names = list_sparse(received, whole)
+    for name, array in received.items():
+        if name not in trained or trained[name].shape != array.shape:
+            raise InputError(f"{name}: is missing after training, or has another shape than before")
+    difference = _join(trained, names) - _join(received, names)
+    if residual is not None and residual.size == difference.size:
+        difference += residual
+    kept = max(1, round(theta * difference.size)) if difference.size else 0
+    indices, values = find_largest(difference, kept)
+    energy = measure_kept_energy(difference, tuple(kept_energy_at)) if kept_energy_at else ()
+    difference[indices] = 0
+    rest = {name: array for name, array in trained.items() if name in received and name not in names}
+    return SparseUpdate(indices, values, rest), difference, energy
+
+
+def restore(
+    model: Arrays, update: SparseUpdate, whole: Sequence[str] = STATISTICS
+) -> dict[str, NDArray[Any]]:
+    """The model that a node would have sent: the one it got, with its update.
+
+    Args:
+        model: the model that the node got.
+        update: what it sent.
+        whole: ends of names of arrays that are sent whole.
+
+    Raises:
+        InputError: the update does not fit the model, or has entries that are not finite.
+    """
+    names = list_sparse(model, whole)
+    sent = np.zeros(sum(model[name].size for name in names), dtype=np.float32)
+    _check(update, sent.size)
+    sent[update.indices] = update.values
+    restored: dict[str, NDArray[Any]] = {}
+    start = 0
+    for name, array in model.items():
+        if name in names:
+            part = sent[start : start + array.size].reshape(array.shape)
+            restored[name] = np.asarray(array + part, dtype=array.dtype)
+            start += array.size
+            continue
+        given = update.whole.get(name)
+        if given is None or given.shape != array.shape:
+            raise InputError(f"update: {name} is missing, or has another shape than in the model")
+        restored[name] = given
+    return restored
+
+
+def _check(update: SparseUpdate, size: int) -> None:
+    indices, values = update.indices, update.values
+    if indices.ndim != 1 or indices.dtype.kind != "i" or values.shape != indices.shape:
+        raise InputError("update: must have as many whole indices as values")
+    # Ascending and distinct: a repeated index would count one of its values only.
+    if indices.size and (indices[0] < 0 or indices[-1] >= size or (np.diff(indices) <= 0).any()):
+        raise InputError(f"update: its indices must be ascending, from 0 and below {size}")
+    if not np.isfinite(values).all():
+        raise InputError("update: an entry is not a finite number; has the training diverged?")
+
+
+def _join(arrays: Arrays, names: Sequence[str]) -> Float32Array:
+    parts = [np.asarray(arrays[name], dtype=np.float32).ravel() for name in names]
+    return np.concatenate(parts) if parts else np.zeros(0, dtype=np.float32)

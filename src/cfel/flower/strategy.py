@@ -1,0 +1,196 @@
+"""A Flower strategy that plans each round with cfel: FedAvg with steps and sparsity per client.
+
+    strategy = PlannedFedAvg(local_steps=10, time_budget=600, energy_budget=300)
+    strategy.start(grid, initial_arrays, num_rounds=20)
+
+Every message of a round has `steps` and `theta` of its client in its config. Sparse replies (`mods`) are
+made whole before FedAvg averages them; others are averaged as they are. Decisions and accounts are in
+`planner`, which knows nothing of Flower.
+"""
+
+import logging
+from collections.abc import Iterable, Mapping, Sequence
+from typing import Any
+
+from flwr.app import ArrayRecord, ConfigRecord, Message, MessageType, MetricRecord, RecordDict
+from flwr.serverapp import Grid
+from flwr.serverapp.strategy import FedAvg
+
+from cfel import validation
+from cfel.control.scheme import SchemeParameters
+from cfel.errors import InputError
+from cfel.flower.mods import INDICES, METRIC, QUESTION, VALUES
+from cfel.flower.planner import NodeConditions, NodeOrder, NodeReport, RoundPlanner
+from cfel.flower.records import find_record, make_record, read_metrics, read_record
+from cfel.flower.sparse import STATISTICS, SparseUpdate, restore
+
+_log = logging.getLogger("flwr")
+
+
+class PlannedFedAvg(FedAvg):  # type: ignore[misc]
+    """FedAvg whose clients do as much as two budgets allow, each as much as it should.
+
+    Args:
+        local_steps: τ, most local steps of a client in a round.
+        time_budget: seconds for all rounds; None for no limit.
+        energy_budget: joules for all rounds and clients; None for no limit.
+        scheme: who does how much: the name of a scheme, or its parameters.
+        nodes: conditions (`mu`, `alpha`, `nu`, `power`) by node id (a number), or by the `id` that a client
+            answers (a text).
+        whole: ends of names of arrays that clients do not sparsify.
+        query_seconds: how long to wait for clients' conditions.
+        **options: of FedAvg.
+
+    Attributes:
+        planner: of the run in progress, with its ledger and history; None before `start`.
+    """
+
+    def __init__(
+        self,
+        *,
+        local_steps: int,
+        time_budget: float | None = None,
+        energy_budget: float | None = None,
+        scheme: str | SchemeParameters = "hcef_plus",
+        nodes: Mapping[int | str, Mapping[str, float]] | None = None,
+        whole: Sequence[str] = STATISTICS,
+        query_seconds: float = 60.0,
+        **options: Any,  # noqa: ANN401 — FedAvg's own
+    ) -> None:
+        super().__init__(**options)
+        self._settings = (local_steps, time_budget, energy_budget, scheme)
+        self._nodes = {name: NodeConditions.read(row) for name, row in (nodes or {}).items()}
+        self._whole = whole
+        self._query_seconds = query_seconds
+        self._model = ArrayRecord()
+        self._orders: dict[int, NodeOrder] = {}
+        self.planner: RoundPlanner | None = None
+        # Wrong settings are reported here, not in the first round.
+        RoundPlanner(1, *self._settings)
+
+    def start(
+        self,
+        grid: Grid,
+        initial_arrays: ArrayRecord,
+        num_rounds: int = 3,
+        *args: Any,  # noqa: ANN401 — FedAvg's own
+        **options: Any,  # noqa: ANN401
+    ) -> Any:  # noqa: ANN401 — Flower's Result
+        """Runs the federation; the budgets are for these rounds. Arguments as in Flower."""
+        self.planner = RoundPlanner(num_rounds, *self._settings)
+        return super().start(grid, initial_arrays, num_rounds, *args, **options)
+
+    def configure_train(
+        self, server_round: int, arrays: ArrayRecord, config: ConfigRecord, grid: Grid
+    ) -> Iterable[Message]:
+        """A message with its order for each client of the sample that takes part."""
+        planner = self._find_planner()
+        messages = list(super().configure_train(server_round, arrays, config, grid))
+        self._ask_conditions([message.metadata.dst_node_id for message in messages], grid)
+        sampled = {message.metadata.dst_node_id: message for message in messages}
+        self._model = arrays
+        self._orders = planner.plan(node for node in sampled if planner.knows(node))
+        if not self._orders:
+            spent = f"{planner.ledger.seconds:.1f} s and {planner.ledger.joules:.1f} J"
+            _log.info("configure_train: no client can take part; %s are spent", spent)
+        return [self._add_order(sampled[node], order) for node, order in self._orders.items()]
+
+    def aggregate_train(
+        self, server_round: int, replies: Iterable[Message]
+    ) -> tuple[ArrayRecord | None, MetricRecord | None]:
+        """Charges the round, and averages what clients sent as FedAvg does."""
+        usable: list[Message] = []
+        reports: dict[int, NodeReport] = {}
+        for reply in replies:
+            node = reply.metadata.src_node_id
+            try:
+                if not reply.has_error():
+                    reports[node] = self._open(reply, node)
+            except InputError as error:
+                _log.warning("aggregate_train: the reply of node %d is not used: %s", node, error)
+            else:
+                usable.append(reply)
+        self._find_planner().charge(reports)
+        return super().aggregate_train(server_round, usable)  # type: ignore[no-any-return]
+
+    def _find_planner(self) -> RoundPlanner:
+        if self.planner is None:
+            raise InputError("PlannedFedAvg: call start, which says how many rounds share the budgets")
+        return self.planner
+
+    def _ask_conditions(self, nodes: Sequence[int], grid: Grid) -> None:
+        """Asks new clients what a step and an upload cost; those that do not answer are left out."""
+        planner = self._find_planner()
+        for node in nodes:
+            if node in self._nodes and not planner.knows(node):
+                planner.set_conditions(node, self._nodes[node])
+        unknown = [node for node in nodes if not planner.knows(node)]
+        if not unknown:
+            return
+        kind = f"{MessageType.QUERY}.{QUESTION}"
+        questions = [Message(RecordDict(), dst_node_id=node, message_type=kind) for node in unknown]
+        for reply in grid.send_and_receive(questions, timeout=self._query_seconds):
+            try:
+                planner.set_conditions(reply.metadata.src_node_id, self._read_conditions(reply))
+            except InputError as error:
+                _log.warning("node %d: %s", reply.metadata.src_node_id, error)
+        silent = [node for node in unknown if not planner.knows(node)]
+        if silent:
+            _log.warning("configure_train: the conditions of nodes %s are not known: left out", silent)
+
+    def _read_conditions(self, reply: Message) -> NodeConditions:
+        if reply.has_error():
+            raise InputError(f"conditions: {reply.error.reason}")
+        answer = read_metrics(reply.content)
+        if "id" not in answer:
+            return NodeConditions.read(answer)
+        name = str(answer["id"])
+        if name not in self._nodes:
+            raise InputError(f"conditions: id {name!r} is not in the strategy's table")
+        return self._nodes[name]
+
+    def _add_order(self, message: Message, order: NodeOrder) -> Message:
+        config = {
+            **message.content[self.configrecord_key],
+            "steps": order.steps,
+            "theta": order.theta,
+        }
+        if shares := self._find_planner().kept_energy_at:
+            config["kept-energy-at"] = list(shares)
+        content = RecordDict({**message.content, self.configrecord_key: ConfigRecord(config)})
+        return Message(
+            content, dst_node_id=message.metadata.dst_node_id, message_type=message.metadata.message_type
+        )
+
+    def _open(self, reply: Message, node: int) -> NodeReport:
+        """Makes a sparse reply whole, in place, and reads what the client reports."""
+        if node not in self._orders:
+            raise InputError("it was not asked")
+        name, record = find_record(reply.content, "the reply")
+        if INDICES in record:
+            arrays = read_record(record)
+            update = SparseUpdate(arrays.pop(INDICES), arrays.pop(VALUES), arrays)
+            reply.content[name] = make_record(restore(read_record(self._model), update, self._whole))
+        planner = self._find_planner()
+        return _read_report(
+            read_metrics(reply.content), planner.find_conditions(node), planner.kept_energy_at
+        )
+
+
+def _read_report(metrics: Mapping[str, Any], before: NodeConditions, shares: Sequence[float]) -> NodeReport:
+    """What a client says about its round, in metrics of which it may leave out any.
+
+    Raises:
+        InputError: a number is not possible.
+    """
+    told = {name.removeprefix(METRIC): value for name, value in metrics.items() if name.startswith(METRIC)}
+    kept = tuple(told.get("kept-energy", ()))
+    estimates = {
+        name: validation.check_number(name, metrics[name]) for name in ("sigma2", "g2") if name in metrics
+    }
+    return NodeReport(
+        steps=validation.check_whole("steps", told["steps"], least=0) if "steps" in told else None,
+        conditions=NodeConditions.read(told, before),
+        kept_energy=kept if len(kept) == len(shares) else (),
+        **estimates,
+    )

@@ -19,8 +19,10 @@ from cfel.deployment.coordinator.bounding import Answer, bound_answers
 from cfel.deployment.coordinator.control_state import CoordinatorState, initial_coordinator_state
 from cfel.deployment.coordinator.counting import add_edge_round, add_estimates, count_edge_round
 from cfel.deployment.coordinator.edge_calls import QUICK_SECONDS, TRY_AGAIN_SECONDS, TermCalls
+from cfel.deployment.coordinator.handover import Handover
 from cfel.deployment.coordinator.partial_mixing import mixing_rows
-from cfel.deployment.coordinator.proposals import choose_record, propose
+from cfel.deployment.coordinator.proposals import propose
+from cfel.deployment.coordinator.succession import succeed
 from cfel.deployment.measurement.measured_rounds import apply_reports, reserve_overhead
 from cfel.deployment.measurement.plausibility import usual_conditions
 from cfel.deployment.parameters import DeploymentParameters
@@ -29,13 +31,13 @@ from cfel.deployment.protocol.calls import Calls
 from cfel.deployment.protocol.coordinator_requests import (
     CloseCommand,
     EstimateCommand,
+    FetchAnswer,
     FetchCommand,
     MeanMetricRequest,
     MixCommand,
-    NewestAnswer,
+    MixingRows,
     NewestRequest,
     PlanCommand,
-    ProposedRecord,
     ReleaseRequest,
 )
 from cfel.deployment.security.identity import Identity
@@ -62,7 +64,7 @@ class Coordinator:
         compute: where plans are made.
         is_leading: whether it still may act.
         number: the edge server that it runs on.
-        on_rejection: called for devices with implausible estimates or measurements.
+        on_rejection: called for implausible estimates, measurements and handed-over states.
         is_gone: whether an edge server has been silent for too long to wait for it.
     """
 
@@ -88,8 +90,10 @@ class Coordinator:
         self._usual = usual_conditions(world.setting)
         # Clusters whose models were evaluated after the last gossip step.
         self._evaluated: set[int] = set()
-        # Records that earlier coordinators may have had logged.
-        self._proposals: list[ProposedRecord] = []
+        # What earlier coordinators had done, as far as it is not certain.
+        self._handover = Handover(initial_coordinator_state(world, measures=deployment.measures))
+        # Whether the next gossip step may have been carried out already.
+        self._mixes_first = True
         self._counted_at = time.monotonic()
 
     async def lead(self) -> None:
@@ -114,34 +118,11 @@ class Coordinator:
         await self._edges.ask_once(ReleaseRequest(tuple(missing)), QUICK_SECONDS)
 
     async def _take_over(self) -> CoordinatorState:
-        """The newest state that any edge server knows; before the first round, waits for all to join."""
-        deadline = time.monotonic() + self._deployment.join_seconds
-        clusters = self._world.setting.fleet.clusters
-        while True:
-            answers = await self._edges.ask_once(NewestRequest(self._edges.term), QUICK_SECONDS)
-            known = [each.state for each in answers.values() if each.state is not None]
-            if known and self._is_enough(answers):
-                self._proposals = [each.proposal for each in answers.values() if each.proposal is not None]
-                return max(known, key=lambda state: state.recency)
-            joined = sum(len(each.connected) for each in answers.values())
-            complete = len(answers) == clusters and joined == self._world.setting.fleet.devices
-            # The first round need not wait for stragglers forever, but needs somebody to work.
-            overdue = time.monotonic() > deadline and 2 * len(answers) > clusters and joined > 0
-            # The run has begun if one of them has lost its state; those that know more may come yet.
-            has_begun = any(each.is_lost for each in answers.values())
-            if not known and not has_begun and (complete or overdue):
-                return initial_coordinator_state(self._world, measures=self._deployment.measures)
-            await asyncio.sleep(TRY_AGAIN_SECONDS)
-
-    def _is_enough(self, answers: Mapping[int, NewestAnswer]) -> bool:
-        """Whether no newer state or record can be known elsewhere: a minority may not have heard of it.
-
-        Edge servers that lost what they knew count only if those that may know it are gone.
-        """
-        sound = sum(not each.is_lost for each in answers.values())
-        silent = set(range(self._edges.clusters)) - answers.keys()
-        waits = 2 * sound <= self._edges.clusters and not silent <= set(self._edges.find_gone())
-        return 2 * len(answers) > self._edges.clusters and not waits
+        found = await succeed(self._edges, self._world, self._deployment, self._number)
+        for number, reason in found.doubts:
+            self._on_rejection(Identity("edge", number), "newest", reason)
+        self._handover = found
+        return found.state
 
     async def _run_edge_round(self, state: CoordinatorState) -> CoordinatorState:
         if state.plan is None:
@@ -159,7 +140,10 @@ class Coordinator:
         absent |= self._without_edge_server()
         conditions = conditions.without(absent)
         available = tuple(conditions.available.tolist())
-        if needs_estimates(self._world.training.local.estimator, state.estimates):
+        if (known := self._handover.find_plan(state.position)) is not None:
+            # Its devices are at work, and cannot estimate again; the plan follows from the same estimates.
+            state = replace(state, estimates=known.estimates)
+        elif needs_estimates(self._world.training.local.estimator, state.estimates):
             command = EstimateCommand(self._edges.term, state.position, available)
             answers = await self._edges.command(command, self._deployment.round_seconds)
             state = add_estimates(state, self._bound(state, answers).values())
@@ -253,7 +237,7 @@ class Coordinator:
             model_sha256=hashlib.sha256(b"".join(map(bytes.fromhex, after.digests))).hexdigest(),
             wall_seconds=time.time() - state.started_at,
         )
-        record = choose_record(self._proposals, record, self._edges.term)
+        record = self._handover.choose_record(record)
         await propose(self._edges, state.position, record, self._deployment.gossip_seconds)
         table = make_plan_table(setting, edge_rounds, control.rounds_done)
         over = is_over(setting.rounds, setting.budget, record)
@@ -271,13 +255,11 @@ class Coordinator:
         )
         # An edge server that is behind has no model for this step.
         present = {i: each for i, each in fetched.items() if each.position >= state.position}
-        # If one has mixed already, under the previous coordinator, the others must use the same weights.
-        already_mixed = [each.rows for each in present.values() if each.rows is not None]
         setting = self._world.setting
         received = {i: each.received_from for i, each in present.items()}
         at_once = setting.scheme.gossip.reach == "everybody"
         backhaul = setting.backhaul_at(*state.position)
-        rows = already_mixed[0] if already_mixed else mixing_rows(backhaul, received, at_once=at_once)
+        rows = self._find_rows(present) or mixing_rows(backhaul, received, at_once=at_once)
         command = MixCommand(term, state.position, rows, evaluates, state)
         answers = await self._edges.command(command, seconds, only=present)
         self._evaluated = {i for i, each in answers.items() if each.metric is not None}
@@ -287,6 +269,20 @@ class Coordinator:
             if each.metric is not None:
                 metrics[i] = each.metric
         return replace(state, digests=tuple(digests), metrics=tuple(metrics))
+
+    def _find_rows(self, present: Mapping[int, FetchAnswer]) -> MixingRows | None:
+        """The weights with which edge servers have mixed already, which the others must use, too.
+
+        That can only be under the previous coordinator, so in its last step.
+        """
+        mixed = {i: each.rows for i, each in present.items() if each.rows is not None}
+        if self._mixes_first:
+            self._mixes_first = False
+            found = list(mixed.values())
+            return max(found, key=found.count, default=None)
+        for number in mixed:
+            self._on_rejection(Identity("edge", number), "fetch", "a gossip step that was not commanded yet")
+        return None
 
     async def _find_accuracy(self, state: CoordinatorState) -> float:
         if self._simulation.evaluate_on == "edge":

@@ -6,7 +6,6 @@ that asks a majority finds it, and proposes it again instead of its own. Terms a
 
 import asyncio
 import logging
-from collections.abc import Iterable
 from pathlib import Path
 
 from cfel.deployment import state_file
@@ -58,16 +57,6 @@ class ProposalFile:
         """
         state_file.save(self._path, {}, encode(proposal))
         self.is_lost = False
-
-
-def choose_record(proposals: Iterable[ProposedRecord], own: RoundRecord, term: int) -> RoundRecord:
-    """The record to propose: the newest one proposed for this round in an earlier term, or else its own."""
-    earlier = [each for each in proposals if each.record.round == own.round and each.term < term]
-    if not earlier:
-        return own
-    found = max(earlier, key=lambda each: each.term)
-    _LOG.info("closes round %d with the record of term %d", own.round, found.term)
-    return found.record
 
 
 async def propose(edges: TermCalls, position: Position, record: RoundRecord, seconds: float) -> None:

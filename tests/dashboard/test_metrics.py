@@ -42,7 +42,7 @@ def test_numbers() -> None:
             ),
         ),
         history=(
-            RoundPoint(round=1, seconds=1.0, joules=1.0, accuracy=0.25, loss=2.0),
+            RoundPoint(round=1, seconds=1.0, joules=1.0, accuracy=0.25, loss=2.0, device_accuracy_mean=0.5),
             RoundPoint(round=2, seconds=2.0, joules=2.0, loss=1.0, wall_seconds=0.5, wire_bytes=500),
         ),
         rejected=(("not finite", 4),),
@@ -66,6 +66,7 @@ def test_numbers() -> None:
         "cfel_spent_seconds_total 12.5",
         "cfel_budget_joules 100.0",
         "cfel_accuracy_ratio 0.25",
+        'cfel_device_accuracy_ratio{statistic="mean"} 0.5',
         "cfel_loss 1.0",
         'cfel_edge_up{cluster="0",node="edge-0"} 0',
         'cfel_edge_up{cluster="1",node="edge-1"} 1',

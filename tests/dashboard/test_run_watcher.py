@@ -50,7 +50,7 @@ def test_a_run_as_it_grows(tmp_path: Path) -> None:
         assert (before.phase, before.round, before.rounds, before.name) == ("training", 1, 3, "pier")
         assert [device.state for cluster in before.clusters for device in cluster.devices] == ["idle"] * 4
         writer.append(
-            record(1, 0.5, 10.0, 20.0, straggler=2, slowest_cluster=1),
+            record(1, 0.5, 10.0, 20.0, straggler=2, slowest_cluster=1, device_accuracy_mean=0.4),
             plan(1, [0, 1, 2, 3, 0, 1, 2], [1.0] * 4 + [3.0, 4.0, 5.0], [0] * 4 + [1] * 3),
         )
         assert watcher.refresh()
@@ -66,10 +66,12 @@ def test_a_run_as_it_grows(tmp_path: Path) -> None:
         assert [point.accuracy for point in status.history] == [0.5]
         assert not watcher.refresh()
         writer.append(record(2, None, 20.0, 40.0))
-        writer.append(record(3, 0.8, 30.0, 60.0))
+        writer.append(record(3, 0.8, 30.0, 60.0, device_accuracy_mean=0.6, personal_accuracy_mean=0.7))
     assert watcher.refresh()
     assert (watcher.snapshot().phase, watcher.snapshot().round) == ("finished", 3)
     assert watcher.snapshot().clusters == status.clusters
+    # Where devices keep models of their own, these are what they use.
+    assert [point.device_accuracy_mean for point in watcher.snapshot().history] == [0.4, None, 0.7]
 
 
 def test_links_carry_their_weight(tmp_path: Path) -> None:

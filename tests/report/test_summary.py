@@ -16,7 +16,7 @@ from cfel.report.summary import (
     geometric_mean,
     student_quantile,
 )
-from cfel.report.tables import render_work_table
+from cfel.report.tables import render_metrics_table, render_work_table
 from cfel.runlog import RoundRecord
 
 MakeRun = Callable[..., None]
@@ -139,3 +139,23 @@ def test_work_is_summed_and_single_devices_are_the_last(
     styles = assign_styles(tuple(found))
     table = render_work_table({"schemes": found}, styles)
     assert [words in table for words in ("21", "18", "200\N{NO-BREAK SPACE}B", "25.0")] == [True] * 4
+
+
+def test_metrics_of_the_task_have_their_own_names(
+    tmp_path: Path, make_run: MakeRun, make_record: MakeRecord
+) -> None:
+    """The last round that has them, averaged over seeds; nothing is shown of tasks without."""
+    for seed, error in ((0, 0.5), (1, 1.5)):
+        rounds = [
+            make_record(1, 0.5, 1, 1, metrics={"mae": error}),
+            make_record(2, 0.5, 2, 2),
+        ]
+        make_run(tmp_path / f"hcef-{seed}", "hcef", seed, rounds)
+    make_run(tmp_path / "cef", "cef", 0, [make_record(1, 0.5, 1, 1)])
+    found = summarise(load_runs(tmp_path), None)["schemes"]
+    assert (found["hcef"]["metrics"], found["cef"]["metrics"]) == ({"mae": 1.0}, {})
+    styles = assign_styles(tuple(found))
+    table = render_metrics_table({"schemes": found}, styles)
+    assert ">mae<" in table
+    assert ">1<" in table
+    assert render_metrics_table({"schemes": {"cef": found["cef"]}}, styles) == ""

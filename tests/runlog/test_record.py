@@ -38,6 +38,7 @@ records = st.builds(
     straggler=st.none() | st.integers(0, 10**6),
     slowest_cluster=st.none() | st.integers(0, 100),
     devices_taking_part=st.integers(0, 10**6),
+    metrics=st.dictionaries(st.text(), anything, max_size=3),
 )
 
 
@@ -51,6 +52,15 @@ def test_a_line_gives_back_the_record_to_the_last_bit(record: RoundRecord) -> No
     assert again.to_json_line() == line
     assert line.count("\n") == 1
     json.loads(line, parse_constant=lambda word: pytest.fail(f"{word} is not JSON"))
+
+
+@pytest.mark.parametrize("metrics", [[1], {"mae": "good"}, {"mae": True}, {"mae": None}])
+def test_metrics_are_numbers_by_name(make_record: Callable[..., RoundRecord], metrics: object) -> None:
+    document = {**json.loads(make_record(1).to_json_line()), "metrics": metrics}
+    with pytest.raises(InputError, match="metrics"):
+        RoundRecord.from_json_line(json.dumps(document))
+    del document["metrics"]
+    assert RoundRecord.from_json_line(json.dumps(document)).metrics == {}
 
 
 def test_numpy_scalars_become_plain_numbers(make_record: Callable[..., RoundRecord]) -> None:

@@ -13,14 +13,15 @@ from cfel.api.runs import RunOptions, run_experiment
 from cfel.control.scheme import RoundPlan
 from cfel.errors import InputError
 from cfel.experiment import Experiment
-from cfel.learning.compression.compressors import DenseUpdate
+from cfel.learning.compression.compressors import DenseUpdate, Update
 from cfel.learning.device_messages import DeviceOrder, DeviceReport, DeviceState
+from cfel.learning.models.flat import FlatModel
 from cfel.rounds.orders import make_order
 from cfel.runlog import RoundRecord, RunDirectory
 from cfel.simulation import Executor, RunState, initial_state
 from cfel.simulation.buffered import BegunRound, find_busy, run_buffered, take_first
 from cfel.simulation.executors import Job, JobResult
-from cfel.simulation.pending import PendingUpdate
+from cfel.simulation.pending import PendingUpdate, pending_tensors, pending_values, read_pending
 from cfel.simulation.state import from_checkpoint
 from cfel.world import World
 from tests.simulation.drive import column, outcomes, records, timeless, tiny
@@ -96,6 +97,31 @@ def test_those_that_arrive_at_the_same_moment_are_taken() -> None:
     assert [each.device for each in rest] == [3]
     assert take_first(waiting, 9)[1] == []
     assert take_first([], 1) == ([], [])
+
+
+class Doubled:
+    """An update of a user-defined compressor, which has no wire format."""
+
+    size = 3
+    wire_bits = 1
+
+    def add_to(self, dense: torch.Tensor, weight: float) -> None:
+        """Twos."""
+        dense.add_(torch.full((3,), 2.0), alpha=weight)
+
+
+@pytest.mark.parametrize("update", [DenseUpdate(torch.full((3,), 2.0)), Doubled()], ids=["built in", "own"])
+def test_what_is_late_can_be_stored(update: Update) -> None:
+    report = DeviceReport(0, update, torch.zeros(1), None, 1, 1.0, 1)
+    late = PendingUpdate(report, 0, 1.0, 1.0, 1.0).keep()
+    like = FlatModel(torch.zeros(3), torch.zeros(1))
+    [again] = read_pending(pending_tensors([late]), pending_values([late]), like)
+    found = torch.zeros(3)
+    again.report.update.add_to(found, 0.5)
+    assert found.tolist() == [1.0, 1.0, 1.0]
+    assert (again.device, again.begun, again.seconds_left) == (0, 0, 1.0)
+    with pytest.raises(InputError, match="pending/0/update"):
+        read_pending({}, pending_values([late]), like)
 
 
 @pytest.mark.long

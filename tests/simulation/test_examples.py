@@ -88,6 +88,9 @@ def test_an_example_learns(name: str, least: float) -> None:
     log = records(example(name))
     assert (log[-1].accuracy or 0) > least
     assert (log[-1].loss or 9) < (log[0].loss or 0)
+    for metric in log[-1].metrics:
+        assert log[-1].metrics[metric] < log[0].metrics[metric]
+    assert list(log[-1].metrics) == (["mae"] if name == "custom_task_regression" else [])
 
 
 @pytest.mark.parametrize("name", ["custom_compressor", "custom_model", "custom_task_next_character"])

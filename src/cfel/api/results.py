@@ -67,7 +67,7 @@ class RunResult:
 
     @property
     def rounds(self) -> pa.Table:
-        """One row per global round; the columns are the fields of `RoundRecord`."""
+        """One row per global round; the columns are the fields of `RoundRecord`, metrics as `metrics.…`."""
         return _tabulate_records(self.records)
 
     @property
@@ -84,10 +84,11 @@ class RunResult:
 
     @property
     def summary(self) -> dict[str, Any]:
-        """The end of the run: rounds, accuracy, virtual seconds, joules, digest of the model, overruns."""
+        """The end of the run: rounds, accuracy, seconds, joules, digest of the model, metrics, overruns."""
         last = self.records[-1] if self.records else None
         names = ("accuracy", "seconds", "joules", "model_sha256")
         end = {name: None if last is None else getattr(last, name) for name in names}
+        end["metrics"] = {} if last is None else dict(last.metrics)
         over = list_overruns([self.run]).get(str(self.run.seed))
         return {"directory": str(self.path), "rounds": len(self.records), **end, "over_budget": over}
 
@@ -153,12 +154,14 @@ def tabulate_plan(plan: PlanTable) -> pa.Table:
 def _tabulate_records(records: Sequence[RoundRecord]) -> pa.Table:
     types = {float: pa.float64(), int: pa.int64(), bool: pa.bool_(), str: pa.string()}
     columns = {}
-    for field in fields(RoundRecord):
+    for field in (each for each in fields(RoundRecord) if each.name != "metrics"):
         # "float | None" and "tuple[str, …]" are the only types that are not in the table above.
         wanted = next((kind for kind in types if str(field.type).startswith(kind.__name__)), None)
         values = [getattr(record, field.name) for record in records]
         kind = types.get(field.type, types[wanted] if wanted else pa.list_(pa.string()))  # type: ignore[arg-type]
         columns[field.name] = pa.array(values, kind)
+    for name in dict.fromkeys(name for record in records for name in record.metrics):
+        columns[f"metrics.{name}"] = pa.array([each.metrics.get(name) for each in records], pa.float64())
     return pa.table(columns)
 
 

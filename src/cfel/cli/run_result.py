@@ -30,6 +30,9 @@ def print_run_result(
     console.print(
         f"{plural(len(records), 'round')}: accuracy {accuracy}, {last.seconds:,.0f} s, {last.joules:,.0f} J"
     )
+    if last.metrics:
+        values = ", ".join(f"{name} {value:.4g}" for name, value in last.metrics.items())
+        console.print(f"metrics of the task: {escape(values)}", soft_wrap=True)
     for sentence in describe_overruns(result.run):
         console.print(f"[yellow]warning:[/] {escape(sentence)}", soft_wrap=True)
     if page is not None:

@@ -38,6 +38,12 @@ def list_families(status: Status) -> list[Family]:
         ("cfel_spent_joules_total", "counter", "Energy spent.", [({}, status.joules)]),
         ("cfel_budget_joules", "gauge", "Energy budget.", [({}, status.joules_budget)]),
         ("cfel_accuracy_ratio", "gauge", "Accuracy evaluated last.", [({}, last.accuracy if last else None)]),
+        (
+            "cfel_device_accuracy_ratio",
+            "gauge",
+            "Accuracy over devices evaluated last, on samples like their own.",
+            _device_accuracy(status),
+        ),
         ("cfel_loss", "gauge", "Mean training loss of the last round.", [({}, loss)]),
         ("cfel_edge_up", "gauge", "1 if this node sees the edge server alive.", _edges(status)),
         ("cfel_devices", "gauge", "Listed devices, by cluster and state.", _devices(status)),
@@ -143,6 +149,14 @@ def _means(status: Status, name: str) -> list[Sample]:
 
 def _rejections(status: Status) -> list[Sample]:
     return [({"reason": reason}, number) for reason, number in status.rejected]
+
+
+def _device_accuracy(status: Status) -> list[Sample]:
+    last = next((each for each in reversed(status.history) if each.device_accuracy_mean is not None), None)
+    return [
+        ({"statistic": name}, None if last is None else getattr(last, f"device_accuracy_{name}"))
+        for name in ("mean", "worst", "spread")
+    ]
 
 
 def _lines(name: str, kind: str, words: str, samples: list[Sample]) -> Iterator[str]:

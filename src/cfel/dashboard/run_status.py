@@ -118,6 +118,7 @@ def _history(run: Run) -> tuple[RoundPoint, ...]:
 
 
 def _point(record: RoundRecord) -> RoundPoint:
+    whose = "device" if record.personal_accuracy_mean is None else "personal"
     return RoundPoint(
         round=record.round,
         seconds=record.seconds,
@@ -125,6 +126,9 @@ def _point(record: RoundRecord) -> RoundPoint:
         accuracy=record.accuracy,
         loss=record.loss,
         straggler=record.straggler,
+        device_accuracy_mean=getattr(record, f"{whose}_accuracy_mean"),
+        device_accuracy_worst=getattr(record, f"{whose}_accuracy_worst"),
+        device_accuracy_spread=getattr(record, f"{whose}_accuracy_spread"),
     )
 
 

@@ -3,6 +3,7 @@
 Nothing is trained here. Batch-norm layers use their running statistics.
 """
 
+from collections.abc import Mapping
 from dataclasses import dataclass, field
 
 import numpy as np
@@ -28,6 +29,7 @@ class Evaluation:
         samples: how many were evaluated.
         per_sample: the metric of each of them, in the order of `choose_test_samples`.
         losses: the loss of each of them.
+        metrics: the task's further metrics of each of them, by name.
     """
 
     metric: float
@@ -35,6 +37,7 @@ class Evaluation:
     samples: int
     per_sample: FloatArray = field(compare=False, repr=False)
     losses: FloatArray = field(compare=False, repr=False)
+    metrics: Mapping[str, FloatArray] = field(default_factory=dict, compare=False, repr=False)
 
 
 def choose_test_samples(count: int, samples: int | None, seed: int) -> Tensor:
@@ -70,6 +73,7 @@ def evaluate(model: FlatModel, workspace: Workspace, samples: int | None = None,
     metric = loss = 0.0
     per_sample: list[FloatArray] = []
     losses: list[FloatArray] = []
+    further: dict[str, list[FloatArray]] = {name: [] for name in workspace.task.metrics}
     with torch.no_grad(), workspace.seed_model(lambda: make_key(seed, "model in evaluation")):
         for part in torch.split(places, _BATCH):
             inputs = data.scale(data.test_inputs.index_select(0, part).to(workspace.device))
@@ -82,5 +86,13 @@ def evaluate(model: FlatModel, workspace: Workspace, samples: int | None = None,
             values = workspace.task.loss(outputs, targets).double()
             losses.append(values.cpu().numpy())
             loss += float(values.sum())
-    found = np.concatenate(per_sample), np.concatenate(losses)
-    return Evaluation(metric / len(places), loss / len(places), len(places), *found)
+            for name, function in workspace.task.metrics.items():
+                further[name].append(function(outputs, targets).double().cpu().numpy())
+    return Evaluation(
+        metric / len(places),
+        loss / len(places),
+        len(places),
+        np.concatenate(per_sample),
+        np.concatenate(losses),
+        {name: np.concatenate(parts) for name, parts in further.items()},
+    )

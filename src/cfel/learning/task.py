@@ -6,8 +6,8 @@ the like, a user-defined function ("module:function") builds another `Task`. Los
 itself is in `local`, the work of a device in a round in `roles`.
 """
 
-from collections.abc import Callable, Sequence
-from dataclasses import dataclass, replace
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import TypeAlias
 
@@ -51,6 +51,7 @@ class Task:
         metric: per sample; reports call its mean accuracy, so larger must be better.
         augment: changes a training batch, or None.
         seed: of the module's first values; an experiment sets its own seed.
+        metrics: further metrics by their own names, per sample; only recorded, so smaller may be better.
         personal: patterns of the names of tensors that stay on devices; an experiment may set its own.
     """
 
@@ -61,6 +62,7 @@ class Task:
     augment: Augmentation | None = None
     seed: int = 0
     personal: tuple[str, ...] = ()
+    metrics: Mapping[str, PerSample] = field(default_factory=dict)
 
     def build(self, device: torch.device | str = "cpu") -> FlatModule:
         """Builds a module of this task with its first values; a function of the task alone."""
@@ -107,7 +109,8 @@ def check_task(what: str, task: Task) -> None:
         flat = task.build()
         with seed_generator(0):
             outputs = flat.module.train()(inputs)
-            for part, function in (("loss", task.loss), ("metric", task.metric)):
+            own = [(f"metric {name!r}", function) for name, function in task.metrics.items()]
+            for part, function in (("loss", task.loss), ("metric", task.metric), *own):
                 found = function(outputs, targets)
                 _check_per_sample(f"{what}: {part}", found, len(targets))
                 if part == "loss":

@@ -16,7 +16,13 @@ from cfel.report.overruns import describe_overruns
 from cfel.report.pictures import Picture, draw_pictures, write_pictures
 from cfel.report.style import SchemeStyle, assign_styles, css_variable, list_colours
 from cfel.report.summary import summarise
-from cfel.report.tables import compose_headline, format_percent, render_summary_table, render_work_table
+from cfel.report.tables import (
+    compose_headline,
+    format_percent,
+    render_metrics_table,
+    render_summary_table,
+    render_work_table,
+)
 from cfel.wording import plural
 
 _WORK_FOOTNOTE = (
@@ -74,6 +80,7 @@ def render_page(runs: tuple[Run, ...], summary: Mapping[str, Any], pictures: tup
         f"{render_overruns(runs, styles)}"
         f'<h2>Planned and done</h2><div class="card">{render_work_table(summary, styles)}</div>'
         f'<p class="muted">{escape(_WORK_FOOTNOTE)}</p>'
+        f"{render_metrics_table(summary, styles)}"
         f"<h2>Figures</h2>{render_gallery(shared)}"
         f"{'<h2>Devices by scheme</h2>' + render_gallery(single) if single else ''}"
         f"<h2>How this was made</h2>{''.join(render_provenance(run, styles) for run in runs)}"

@@ -69,6 +69,7 @@ def summarise(runs: Sequence[Run], target: float | None) -> dict[str, Any]:
         and the gains over `cef` (geometric mean; above 1 is better); `confidence`, half the width of the 95 %
         interval of each measured value (null with one seed); `interval`, the ends of that of each gain;
         `per_seed`, the same values for each seed; `reached`, the number of seeds that reached the target;
+        `metrics`, the task's further metrics after the last round;
         `over_budget`, the budgets and caps that a seed broke, by seed (`overruns`).
         Times to the target are realised and interpolated (`crossing`).
     """
@@ -89,9 +90,17 @@ def summarise(runs: Sequence[Run], target: float | None) -> dict[str, Any]:
             "confidence": {name: confidence_half_width(_column(seeds, name)) for name in _MEASURED},
             "interval": {gain: geometric_interval(_column(per_seed, gain)) for gain, _ in _GAINS},
             "per_seed": per_seed,
+            "metrics": average_metrics(groups[scheme]),
             "over_budget": list_overruns(groups[scheme]),
         }
     return {"target": target, "schemes": schemes}
+
+
+def average_metrics(runs: Sequence[Run]) -> dict[str, float | None]:
+    """The task's further metrics in the last round that has them, averaged over seeds."""
+    last = [next((each.metrics for each in reversed(run.records) if each.metrics), {}) for run in runs]
+    names = dict.fromkeys(name for metrics in last for name in metrics)
+    return {name: _mean([_finite(metrics.get(name)) for metrics in last]) for name in names}
 
 
 def write_summary(path: Path, document: Mapping[str, Any]) -> None:

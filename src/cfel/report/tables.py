@@ -95,6 +95,23 @@ def render_work_table(summary: Mapping[str, Any], styles: Mapping[str, SchemeSty
     return _render_table(headings, rows)
 
 
+def render_metrics_table(summary: Mapping[str, Any], styles: Mapping[str, SchemeStyle]) -> str:
+    """The task's further metrics under their own names; empty without any."""
+    schemes = summary["schemes"]
+    names = tuple(dict.fromkeys(name for values in schemes.values() for name in values["metrics"]))
+    rows = "".join(
+        _render_cells(styles[scheme], names, tuple(_format_metric(values["metrics"].get(n)) for n in names))
+        for scheme, values in schemes.items()
+    )
+    return (
+        f'<h2>Metrics of the task</h2><div class="card">{_render_table(names, rows)}</div>' if names else ""
+    )
+
+
+def _format_metric(value: float | None) -> str:
+    return _NOTHING if value is None else f"{value:.4g}"
+
+
 def _format_work(values: Mapping[str, Any]) -> tuple[str, ...]:
     return (
         _format_count(values["steps_planned"]),

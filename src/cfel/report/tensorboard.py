@@ -80,7 +80,8 @@ def _encode_events(run: Run) -> Iterator[bytes]:
 
 
 def _encode_values(record: RoundRecord) -> bytes:
-    found = ((tag, getattr(record, tag)) for tag in _TAGS)
+    metrics = ((f"metrics/{name}", value) for name, value in record.metrics.items())
+    found = (*((tag, getattr(record, tag)) for tag in _TAGS), *metrics)
     return b"".join(
         _encode_bytes(1, _encode_bytes(1, f"cfel/{tag}".encode()) + _encode_float(2, value))
         for tag, value in found

@@ -8,7 +8,7 @@ import json
 import math
 import re
 from collections.abc import Mapping
-from dataclasses import dataclass, fields
+from dataclasses import dataclass, field, fields
 from typing import Any
 
 from cfel.errors import InputError, unknown_name
@@ -36,7 +36,7 @@ _OPTIONAL_FLOATS = ("accuracy", "loss", "gap", "steps_planned", *_DEVICE_ACCURAC
 _COUNTS = ("round", "wire_bytes", "devices_taking_part")
 _ADDED_COUNTS = ("steps_taken", "upload_bytes_planned", "upload_bytes", "backhaul_bytes", "peak_memory_bytes")
 _OPTIONAL_COUNTS = ("straggler", "slowest_cluster", *_ADDED_COUNTS)
-_ADDED = ("steps_planned", *_DEVICE_ACCURACY, *_PERSONAL, *_ADDED_COUNTS)
+_ADDED = ("steps_planned", "metrics", *_DEVICE_ACCURACY, *_PERSONAL, *_ADDED_COUNTS)
 """Fields that logs of earlier versions do not have."""
 
 
@@ -80,6 +80,7 @@ class RoundRecord:
         personal_accuracy_worst: mean over the worst tenth of the devices.
         personal_accuracy_spread: standard deviation over devices.
         personal_loss: mean over devices of the task's loss of these models, on the same samples.
+        metrics: the task's further metrics by their own names, averaged like accuracy; empty without.
         peak_memory_bytes: most memory that the simulating process has used so far, without workers in other
             processes; None if not known.
     """
@@ -118,6 +119,7 @@ class RoundRecord:
     personal_accuracy_worst: float | None = None
     personal_accuracy_spread: float | None = None
     personal_loss: float | None = None
+    metrics: dict[str, float] = field(default_factory=dict)
     peak_memory_bytes: int | None = None
 
     def __post_init__(self) -> None:
@@ -129,6 +131,7 @@ class RoundRecord:
         for name in _CUMULATIVE:
             if not 0 <= getattr(self, name) < math.inf:
                 raise InputError(f"{name}: {show(getattr(self, name))} is not a finite number >= 0")
+        self._set("metrics", {str(name): _as_metric(name, each) for name, each in self.metrics.items()})
         self._set("feasible", bool(self.feasible))
         self._set("violations", tuple(str(words) for words in self.violations))
         if not re.fullmatch(r"[0-9a-f]{64}", self.model_sha256):
@@ -141,7 +144,7 @@ class RoundRecord:
 
     def to_json_line(self) -> str:
         """The record as one line of JSON, newline included."""
-        document = {field.name: _encode(getattr(self, field.name)) for field in fields(self)}
+        document = {each.name: _encode(getattr(self, each.name)) for each in fields(self)}
         return json.dumps(document, allow_nan=False, ensure_ascii=False, separators=(",", ":")) + "\n"
 
     @classmethod
@@ -161,7 +164,7 @@ class RoundRecord:
 
 
 def _arguments(document: Mapping[str, Any]) -> dict[str, Any]:
-    names = {field.name for field in fields(RoundRecord)}
+    names = {each.name for each in fields(RoundRecord)}
     required = names - {"violations", "straggler", "slowest_cluster", "devices_taking_part", *_ADDED}
     for name in document:
         if name not in names:
@@ -172,12 +175,18 @@ def _arguments(document: Mapping[str, Any]) -> dict[str, Any]:
 
 
 def _encode(value: object) -> object:
+    if isinstance(value, dict):
+        return {name: _encode(each) for name, each in value.items()}
     return repr(value) if isinstance(value, float) and not math.isfinite(value) else value
 
 
 def _decode(name: str, value: object) -> object:
     if name in (*_FLOATS, *_OPTIONAL_FLOATS) and value in _NOT_A_JSON_NUMBER:
         return float(str(value))
+    if name == "metrics":
+        if not isinstance(value, dict):
+            raise InputError(f"metrics: {show(value)} is not an object")
+        return {key: float(str(each)) if each in _NOT_A_JSON_NUMBER else each for key, each in value.items()}
     if name == "violations" and not isinstance(value, list):
         raise InputError(f"violations: {show(value)} is not a list of words")
     if name == "feasible" and not isinstance(value, bool):
@@ -196,6 +205,12 @@ def _as_float(name: str, value: Any, *, optional: bool) -> float | None:  # noqa
         return float(value)
     except OverflowError as error:
         raise InputError(f"{name}: is too large for a number") from error
+
+
+def _as_metric(name: str, value: object) -> float:
+    found = _as_float(f"metrics.{name}", value, optional=False)
+    assert found is not None  # noqa: S101 — not optional
+    return found
 
 
 def _as_count(name: str, value: Any, *, optional: bool) -> int | None:  # noqa: ANN401 — NumPy scalars too

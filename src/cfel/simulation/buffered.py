@@ -101,7 +101,8 @@ def run_buffered(
             expected[i] = max(each.expected_left for each in arrived)
             slowest[i] = min(each.device for each in arrived if each.seconds_left == realised[i])
             models[i] = _aggregate(world, model, arrived, begun)
-        left += [each.wait(float(realised[i]), float(expected[i])) for each in late]
+        kept = (each.keep() if each.begun == begun.number else each for each in late)
+        left += [each.wait(float(realised[i]), float(expected[i])) for each in kept]
     outcome = replace(
         outcome,
         expected=EdgeRoundCost(expected, slowest, outcome.expected.joules),

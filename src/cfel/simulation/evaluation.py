@@ -4,8 +4,8 @@ Where a part of the model is personal, an edge model cannot be evaluated alone: 
 devices of their own models. Plans and costs do not depend on any of this.
 """
 
-from collections.abc import Callable, Sequence
-from dataclasses import dataclass, replace
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, field, replace
 from functools import partial
 
 import numpy as np
@@ -39,12 +39,14 @@ class RoundScores:
         devices: measures the edge models per device, on test samples like its own; None if it cannot.
         personal: the same of devices' own models; None where they have none.
         personal_losses: the task's loss of these.
+        metrics: the task's further metrics, averaged like accuracy.
     """
 
     accuracy: float | None = None
     devices: Callable[[], FloatArray] | None = None
     personal: FloatArray | None = None
     personal_losses: FloatArray | None = None
+    metrics: Mapping[str, float] = field(default_factory=dict)
 
     def add_to(self, record: RoundRecord, *, per_device: bool) -> RoundRecord:
         """The record with these values.
@@ -53,6 +55,7 @@ class RoundScores:
             record: without them.
             per_device: whether edge models are recorded per device.
         """
+        record = replace(record, metrics=dict(self.metrics))
         found = summarise_devices(self.devices()) if per_device and self.devices is not None else None
         if found is not None:
             record = replace(
@@ -93,15 +96,27 @@ def evaluate_round(
         losses = measure([each.losses for each in own])
         if world.new_device.memory:
             found = summarise_devices(personal)
-            return RoundScores(None if found is None else found.mean, None, personal, losses)
+            metrics = {
+                name: float(np.nanmean(measure([each.metrics[name] for each in own])))
+                for name in world.task.metrics
+            }
+            return RoundScores(None if found is None else found.mean, None, personal, losses, metrics)
     edges = executor.run_evaluations(models, parameters.evaluate_samples)
-    metrics = [each.metric for each in edges]
     return RoundScores(
-        metrics[0] if len(metrics) == 1 else mean_metric(world.setting, metrics),
+        _average(world, [each.metric for each in edges]),
         lambda: measure([edges[i].per_sample for i in number]),
         personal,
         losses,
+        {
+            name: _average(world, [float(each.metrics[name].mean()) for each in edges])
+            for name in world.task.metrics
+        },
     )
+
+
+def _average(world: World, values: Sequence[float]) -> float:
+    """The mean over devices of a value per edge model, or of the one model that all share."""
+    return values[0] if len(values) == 1 else mean_metric(world.setting, values)
 
 
 def _evaluate_personal(

@@ -6,8 +6,10 @@ from dataclasses import dataclass, replace
 from typing import Any
 
 import numpy as np
+import torch
 
 from cfel.errors import InputError
+from cfel.learning.compression.compressors import DenseUpdate, Update
 from cfel.learning.compression.packing import pack_update, unpack_update
 from cfel.learning.device_messages import DeviceReport
 from cfel.learning.models.flat import FlatModel
@@ -44,6 +46,20 @@ class PendingUpdate:
             seconds_left=max(0.0, self.seconds_left - seconds),
             expected_left=max(0.0, self.expected_left - expected),
         )
+
+    def keep(self) -> "PendingUpdate":
+        """The same, fit for a checkpoint, and in memory of its own: workers may have shared theirs."""
+        sent = self.report.update
+        update: Update
+        try:
+            update = unpack_update(pack_update(sent))
+        except InputError:
+            # User-defined compressors have no wire format. A checkpoint must not change a bit, so the update
+            # becomes dense now and not only when it is read back.
+            dense = torch.zeros(sent.size)
+            sent.add_to(dense, 1.0)
+            update = DenseUpdate(dense)
+        return replace(self, report=replace(self.report, update=update, buffers=self.report.buffers.clone()))
 
 
 def pending_tensors(pending: Sequence[PendingUpdate]) -> dict[str, np.ndarray]:

@@ -135,6 +135,10 @@ class RoundPoint:
         straggler: the slowest device, which all others waited for.
         wall_seconds: real time that this round took, or None.
         wire_bytes: bytes of this round's uploads and gossip, or None.
+        device_accuracy_mean: mean over devices, on test samples like their own, or None: of the models that
+            they keep to themselves, or else of the edge models.
+        device_accuracy_worst: mean over the worst tenth of the devices, likewise.
+        device_accuracy_spread: standard deviation over devices, likewise.
     """
 
     round: int
@@ -145,6 +149,9 @@ class RoundPoint:
     straggler: int | None = None
     wall_seconds: float | None = None
     wire_bytes: int | None = None
+    device_accuracy_mean: float | None = None
+    device_accuracy_worst: float | None = None
+    device_accuracy_spread: float | None = None
 
     def __post_init__(self) -> None:
         """Checks the costs; replaces metrics that are not finite by None."""
@@ -153,7 +160,8 @@ class RoundPoint:
             check_number(name, getattr(self, name), optional=False)
         check_number("wall_seconds", self.wall_seconds)
         check_count("wire_bytes", self.wire_bytes, optional=True)
-        for name in ("accuracy", "loss"):
+        devices = ("device_accuracy_mean", "device_accuracy_worst", "device_accuracy_spread")
+        for name in ("accuracy", "loss", *devices):
             value = getattr(self, name)
             if value is not None and not math.isfinite(value):
                 object.__setattr__(self, name, None)

@@ -27,6 +27,12 @@ function countEach(words) {
   return [...words.reduce((found, word) => found.set(word, (found.get(word) ?? 0) + 1), new Map())];
 }
 
+function accuracyOfDevices(status) {
+  const last = status.history.filter(point => known(point.device_accuracy_mean)).at(-1);
+  return last ? [tile("Accuracy per device", share(last.device_accuracy_mean), "mean",
+    `worst tenth ${share(last.device_accuracy_worst)} · spread ${share(last.device_accuracy_spread)}`)] : [];
+}
+
 function drawTiles(status) {
   const finished = status.history.at(-1)?.round ?? 0, pace = status.rounds ? finished / status.rounds : null;
   const evaluated = status.history.filter(point => known(point.accuracy)), last = evaluated.at(-1);
@@ -41,6 +47,7 @@ function drawTiles(status) {
     tile("Global round", String(status.round), status.rounds ? `of ${status.rounds}` : "", `${edge}${status.phase}`,
       known(pace) ? meter(pace, "progress") : null),
     tile("Accuracy", last ? share(last.accuracy) : "–", "", aim),
+    ...accuracyOfDevices(status),
     budgetTile("Time spent", status.seconds, status.seconds_budget, secondsText, "", pace),
     budgetTile("Energy spent", status.joules, status.joules_budget, joulesText, "energy", pace),
     tile("Devices", devices.length < size ? size.toLocaleString("en") : `${present}`, devices.length < size ? "in total" : `of ${size}`,

@@ -84,7 +84,7 @@ def test_what_is_printed(run: Run, tmp_path: Path, monkeypatch: pytest.MonkeyPat
 def test_one_document(run: Run, tmp_path: Path) -> None:
     """And the same run again from its own resolved file, by way of --engine."""
     first = run("run", TINY, "--out", tmp_path / "one", *SHORT, "--json").document
-    names = "directory rounds accuracy seconds joules model_sha256 over_budget"
+    names = "directory rounds accuracy seconds joules model_sha256 metrics over_budget"
     assert list(first) == names.split()
     realised = [(each["resource"], each["account"]) for each in first["over_budget"]["overruns"]]
     assert realised == [("seconds", "realised"), ("joules", "realised")]

@@ -103,6 +103,12 @@ def test_what_no_memory_holds_is_not_read(tmp_path: Path) -> None:
         read_bytes(tmp_path / "sparse", max_bytes=None)
 
 
+def test_a_name_that_is_too_long_is_rejected(tmp_path: Path) -> None:
+    """Folders are named after schemes, and a scheme in somebody's file may have any name."""
+    with pytest.raises(StorageError, match="File name too long"):
+        make_directory(tmp_path / ("x" * 5000))
+
+
 def test_linked_directories_are_rejected(tmp_path: Path) -> None:
     (tmp_path / "elsewhere").mkdir()
     (tmp_path / "figures").symlink_to(tmp_path / "elsewhere")

@@ -246,7 +246,10 @@ def make_directory(path: Path, *, private: bool = False) -> None:
 
 def check_directory(path: Path) -> None:
     """Raises a `StorageError` if a directory inside a run directory is a link; it need not exist."""
-    if path.is_symlink():
+    # A name may be longer than the system allows.
+    with translate_os_errors("read", path):
+        is_link = path.is_symlink()
+    if is_link:
         raise StorageError(
             f"{path} is a link, which is not followed here: remove it or copy what it points to"
         )

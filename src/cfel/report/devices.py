@@ -8,7 +8,7 @@ from matplotlib.axes import Axes
 from matplotlib.figure import Figure
 from matplotlib.ticker import MaxNLocator, PercentFormatter
 
-from cfel.arrays import FloatArray
+from cfel.arrays import FloatArray, IndexArray
 from cfel.report.load import Run
 from cfel.report.style import GRID, INK, MUTED, SURFACE, SchemeStyle, new_figure
 from cfel.runlog import PlanTable
@@ -23,25 +23,27 @@ def draw_decisions(run: Run) -> Figure | None:
     rounds = pick_evenly(run.directory.plan_rounds(), _MAX_ROUNDS)
     if not rounds:
         return None
-    # One table at a time: those of a large fleet do not fit into memory together.
-    means = [_average_shares(run, number) for number in rounds]
     # Devices of a cluster share a cap, so they are shown next to each other.
     order = np.argsort(run.fleet.cluster, kind="stable")
+    # One table at a time, down to the rows to show: those of a large fleet do not fit into memory together.
+    means = [_average_shares(run, number, order) for number in rounds]
     figure, all_axes = new_figure(2, 2.9)
     for axes, name, title in zip(
         all_axes, ("rho", "theta"), ("ρ, share of local steps", "θ, share uploaded"), strict=True
     ):
-        table = np.stack([each[name] for each in means], axis=1)
-        _draw_heat_map(axes, average_rows(table[order], _MAX_ROWS), rounds, run)
+        _draw_heat_map(axes, np.concatenate([each[name] for each in means], axis=1), rounds, run)
         axes.set_title(title)
     all_axes[-1].set_xlabel("global round")
     figure.colorbar(all_axes[0].images[0], ax=all_axes, shrink=0.7, pad=0.02).outline.set_visible(False)
     return figure
 
 
-def _average_shares(run: Run, global_round: int) -> dict[str, FloatArray]:
-    plan = run.directory.plan(global_round, run.fleet.devices)
-    return {name: average_devices(plan, name, run.fleet.devices) for name in ("rho", "theta")}
+def _average_shares(run: Run, global_round: int, order: IndexArray) -> dict[str, FloatArray]:
+    """One column of each heat map."""
+    devices = run.fleet.devices
+    plan = run.directory.plan(global_round, devices)
+    means = {name: average_devices(plan, name, devices) for name in ("rho", "theta")}
+    return {name: average_rows(each[order, np.newaxis], _MAX_ROWS) for name, each in means.items()}
 
 
 def average_devices(plan: PlanTable, name: str, devices: int) -> FloatArray:

@@ -1,5 +1,6 @@
 """What a member finds wrong with its own certificate before it starts."""
 
+import os
 from datetime import UTC, datetime, timedelta
 from pathlib import Path
 
@@ -81,6 +82,14 @@ def test_missing_and_damaged(made: Path, name: str) -> None:
     (made / name).unlink()
     words = f"{name} does not exist: copy it from the directory in which `cfel certs` made it"
     assert complaint(made) == words
+
+
+@pytest.mark.parametrize("name", ["authority.pem", "edge-0.pem", "edge-0.key"])
+def test_a_pipe_is_not_waited_for(made: Path, name: str) -> None:
+    """`cfel status DIR` reads the files of a directory that may be anybody's."""
+    (made / name).unlink()
+    os.mkfifo(made / name)
+    assert complaint(made).endswith(f"{name}: it is not a regular file")
 
 
 def test_credentials_are_looked_at_when_read(made: Path) -> None:

@@ -13,7 +13,10 @@ from cryptography.hazmat.primitives.asymmetric.types import CertificatePublicKey
 from cryptography.hazmat.primitives.serialization import Encoding, PublicFormat, load_pem_private_key
 
 from cfel.deployment.security.identity import Identity, read_identity
-from cfel.errors import CredentialsError, DeploymentError, NotAdmittedError, describe_error
+from cfel.durable import read_bytes
+from cfel.errors import CredentialsError, DeploymentError, NotAdmittedError, StorageError
+
+_MAX_BYTES = 1024**2
 
 
 def read_credentials(
@@ -64,13 +67,14 @@ def read_host_names(path: Path) -> tuple[str, ...]:
 
 def _read(path: Path) -> bytes:
     try:
-        return path.read_bytes()
-    except FileNotFoundError as error:
-        raise CredentialsError(
-            f"{path} does not exist: copy it from the directory in which `cfel certs` made it"
-        ) from error
-    except OSError as error:
-        raise CredentialsError(f"cannot read {path}: {describe_error(error)}") from error
+        # Not just any file: the directory may be somebody else's, and a pipe would never end.
+        return read_bytes(path, max_bytes=_MAX_BYTES, follow_links=True)
+    except StorageError as error:
+        if isinstance(error.__cause__, FileNotFoundError):
+            raise CredentialsError(
+                f"{path} does not exist: copy it from the directory in which `cfel certs` made it"
+            ) from error
+        raise CredentialsError(str(error)) from error
 
 
 def _parse_certificate(path: Path, content: bytes) -> x509.Certificate:

@@ -7,10 +7,14 @@ and certificates that were revoked before stay revoked. Calls are checked agains
 from collections.abc import Callable
 from pathlib import Path
 
+from cfel.durable import read_bytes
+from cfel.errors import StorageError
+
 OnProblem = Callable[[str], None]
 """Receives a message that says what is wrong with the list."""
 
 _MOST_SHOWN = 40
+_MAX_BYTES = 64 * 1024**2
 
 
 class Revocations:
@@ -47,10 +51,11 @@ class Revocations:
 
     def _read(self) -> None:
         try:
-            lines = self._path.read_bytes().decode("ascii", "replace").splitlines()
-        except OSError as error:
-            self._on_problem(f"{self._path.name}: the previous list stays in force: {error.strerror}")
+            content = read_bytes(self._path, max_bytes=_MAX_BYTES, follow_links=True)
+        except StorageError as error:
+            self._on_problem(f"{self._path.name}: the previous list stays in force: {error}")
             return
+        lines = content.decode("ascii", "replace").splitlines()
         serials = {number: _parse_serial(line) for number, line in enumerate(lines, 1) if line.strip()}
         good = frozenset(serial for serial in serials.values() if serial is not None)
         bad = [number for number, serial in serials.items() if serial is None]

@@ -248,3 +248,10 @@ def test_a_value_without_end_is_not_shown_in_full(run: Run, write: Write) -> Non
     message = rejected(run, file)
     assert len(message) < 500
     assert message.endswith("…: must be a number")
+
+
+def test_names_do_not_draw_on_the_terminal(run: Run, write: Write) -> None:
+    table = write("f.csv", f"id,{HEAD}\n\x1b[31mred,1,1,1,1,0\n")
+    assert rejected(run, table) == r"f.csv: the name '\x1b[31mred' must not contain control characters"
+    named = write("f.json", json.dumps({"tau": 5, "devices": [{**DEVICE, "cluster": "a\u202eb"}]}))
+    assert rejected(run, named) == r"f.json: the name 'a\u202eb' must not contain control characters"

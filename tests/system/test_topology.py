@@ -1,5 +1,6 @@
 """Backhaul graphs, edge by edge where they are small."""
 
+import os
 from pathlib import Path
 
 import networkx as nx
@@ -101,8 +102,14 @@ def test_bad_line_is_named(tmp_path: Path, bad: str) -> None:
 
 
 def test_missing_file_is_named(tmp_path: Path) -> None:
-    with pytest.raises(FleetFileError, match=r"none\.txt: cannot be read"):
+    with pytest.raises(FleetFileError, match=r"cannot read .*none\.txt: it does not exist"):
         read_edges(tmp_path / "none.txt")
+
+
+def test_a_pipe_is_not_waited_for(tmp_path: Path) -> None:
+    os.mkfifo(tmp_path / "pipe")
+    with pytest.raises(FleetFileError, match=r"cannot read .*pipe: it is not a regular file"):
+        read_edges(tmp_path / "pipe")
 
 
 @pytest.mark.parametrize(

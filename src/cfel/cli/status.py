@@ -109,7 +109,9 @@ def _print_versions(console: Console, answers: dict[int, Status | str]) -> None:
 
 def _shorten_reason(answer: str) -> str:
     """Why there was no answer, in one line: the last cause in the chain that gRPC reports."""
-    return " ".join(answer.rpartition("last error: ")[2].removeprefix("UNKNOWN: ").split())
+    words = " ".join(answer.rpartition("last error: ")[2].removeprefix("UNKNOWN: ").split())
+    # gRPC quotes IPv6 addresses as in a URL.
+    return words.replace("%5B", "[").replace("%5D", "]")
 
 
 def _build_table(answers: dict[int, Status | str]) -> Table:

@@ -17,9 +17,12 @@ import networkx as nx
 import numpy as np
 
 from cfel import validation
-from cfel.errors import FleetFileError, InputError, describe_error, unknown_name
+from cfel.durable import read_bytes
+from cfel.errors import FleetFileError, InputError, StorageError, describe_error, unknown_name
 from cfel.plugins import BUILT_IN_ONLY, CodePolicy, resolve
 from cfel.seeding import make_generator
+
+_MAX_BYTES = 64 * 1024**2
 
 DRAWS = 1000
 """How many random graphs are tried before giving up on a connected one."""
@@ -179,9 +182,13 @@ def read_edges(path: str | Path) -> tuple[tuple[int, int], ...]:
         FleetFileError: the file cannot be read, or a line is not two whole numbers.
     """
     try:
-        lines = Path(path).read_text(encoding="utf-8-sig").splitlines()
-    except (OSError, UnicodeDecodeError) as error:
+        # Not just any file: an experiment may be somebody else's, and a pipe would never end.
+        content = read_bytes(Path(path), max_bytes=_MAX_BYTES, follow_links=True)
+        lines = content.decode("utf-8-sig").splitlines()
+    except UnicodeDecodeError as error:
         raise FleetFileError(f"{path}: cannot be read: {describe_error(error)}") from error
+    except StorageError as error:
+        raise FleetFileError(f"topology.file: {error}") from error
     rows = [(place, _split_fields(line)) for place, line in enumerate(lines, start=1) if _split_fields(line)]
     if rows and not any(field.lstrip("-").isdigit() for field in rows[0][1]):
         rows = rows[1:]

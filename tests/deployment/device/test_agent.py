@@ -1,4 +1,4 @@
-"""A device that missed the end of the experiment stops asking; one whose training diverges does not end."""
+"""When a device ends: it missed the end, or is not admitted any more; one whose training diverges stays."""
 
 import asyncio
 import time
@@ -9,7 +9,7 @@ import pytest
 
 from cfel.deployment.device import agent as device_agent
 from cfel.deployment.security.identity import Identity
-from cfel.errors import DivergedError, SilentEdgeServerError
+from cfel.errors import DivergedError, NotAdmittedError, SilentEdgeServerError
 from cfel.learning.device_messages import DeviceOrder
 from cfel.learning.roles import device_update
 from tests.deployment.conftest import deployed
@@ -67,3 +67,20 @@ def test_a_model_on_which_training_diverges_does_not_end_a_device(
     first, _ = asyncio.run(play())
     assert first < 6
     assert "given up: training diverged at device 5" in caplog.text
+
+
+def test_a_device_that_is_not_admitted_in_the_middle_of_an_order_ends(tmp_path: Path) -> None:
+    """Its request for orders is open all the while. Its edge server would wait for the answer."""
+
+    def reject(caller: Identity, _to: Identity, method: str) -> None:
+        if caller == DEVICE and method == "model":
+            raise NotAdmittedError("the certificate of device-5 was revoked")
+
+    async def play() -> None:
+        async with Federation(deployed(), tmp_path) as federation:
+            federation.network.on_call = reject
+            federation.start()
+            with pytest.raises(NotAdmittedError, match="device-5 was revoked"):
+                await federation.finished()
+
+    asyncio.run(play())

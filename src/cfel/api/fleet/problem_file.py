@@ -18,7 +18,7 @@ from cfel.control import Budget, RoundProblem, Rounds, round_caps
 from cfel.cost import open_ledger
 from cfel.errors import FleetFileError, InputError, describe_error, unknown_name
 from cfel.system import read_devices
-from cfel.wording import show
+from cfel.wording import escape_control, show
 
 DEVICE_FIELDS = ("mu", "alpha", "nu", "power", "cluster")
 NAME_FIELDS = ("id", "name")
@@ -120,6 +120,7 @@ def read_problem(
         InputError: an option cannot be used; the message names it.
     """
     place, (fields, device_names, cluster_names) = _read_source(source)
+    _check_names(place, (*device_names, *cluster_names))
     # Options override the file, the file overrides the defaults.
     given = {**DEFAULTS, **fields, **options}
     if length is not None:
@@ -143,6 +144,15 @@ def _read_source(source: object) -> tuple[str | Path, Found]:
     if suffix == ".json":
         return source, _read_document(source, _load_document(source))
     return source, _read_device_table(source)
+
+
+def _check_names(path: str | Path, names: tuple[str, ...]) -> None:
+    """Raises for a name that could draw on the terminal."""
+    # Most have nothing of the kind, and there may be millions.
+    if not "".join(names).isprintable():
+        for name in names:
+            if escape_control(name) != name:
+                raise FleetFileError(f"{path}: the name {show(name)} must not contain control characters")
 
 
 def _locate_error(

@@ -36,7 +36,13 @@ from cfel.deployment.protocol.device_requests import (
     UploadRequest,
 )
 from cfel.deployment.security.identity import Identity
-from cfel.errors import DivergedError, RejectedError, SilentEdgeServerError, UnreachableError
+from cfel.errors import (
+    DivergedError,
+    NotAdmittedError,
+    RejectedError,
+    SilentEdgeServerError,
+    UnreachableError,
+)
 from cfel.learning.device_messages import DeviceOrder
 from cfel.learning.local.estimates import refresh_estimates
 from cfel.learning.local.workspace import Workspace
@@ -164,6 +170,10 @@ class DeviceAgent:
                         await self._estimate(order)
                     case _:
                         await self._update(order)
+            except NotAdmittedError:
+                # It ends, and gets its order again when it is started with a certificate that is admitted.
+                # If it stayed, its edge server would wait for an answer that it has given up.
+                raise
             except RejectedError as error:
                 _LOG.warning("order %s given up: %s", order.serial, error)
             except DivergedError as error:

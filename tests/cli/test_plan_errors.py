@@ -76,7 +76,7 @@ def list_of(**changed: Any) -> dict[str, Any]:
         (list_of(mu="3"), "devices[1].mu = '3': must be a number"),
         (list_of(mu=True), "devices[1].mu = True: must be a number"),
         (list_of(mu=None), "devices[1].mu = None: must be a number"),
-        (list_of(mu=10**400), f"mu[1] = {10**400}: must be a number"),
+        (list_of(mu=10**400), f"mu[1] = {10**199}…: must be a number"),
         (list_of(cluster=-1), "devices[1].cluster = -1: must be a whole number ≥ 0 or a name"),
         (
             list_of(cluster=10**9),

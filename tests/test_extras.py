@@ -13,7 +13,7 @@ from cfel.extras import EXTRAS, MissingExtraError, explain_missing_extra
 
 ROOT = Path(__file__).parents[1]
 PROJECT = tomllib.loads((ROOT / "pyproject.toml").read_text(encoding="utf-8"))["project"]
-IMPORTED_AS = {"grpcio": "grpc", "pillow": "PIL", "scikit-learn": "sklearn"}
+IMPORTED_AS = {"grpcio": "grpc", "mlflow-skinny": "mlflow", "pillow": "PIL", "scikit-learn": "sklearn"}
 HEAVY = (*EXTRAS, "networkx", "scipy", "pandas", "asyncio.base_events", "rich.progress")
 
 

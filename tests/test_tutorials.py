@@ -32,6 +32,8 @@ PAGES = (
     "tutorials/read-the-report.md",
     "guides/traces.md",
     "guides/budgets.md",
+    "guides/trackers.md",
+    "guides/sweeps.md",
     "guides/certificates.md",
     "guides/models.md",
     "guides/algorithms.md",

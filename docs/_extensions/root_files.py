@@ -1,4 +1,4 @@
-"""Files of the repository outside `docs` that are also pages of the site: changelog, results and others.
+"""Files of the repository outside `docs` that are also pages of the site: changelog, notebooks and others.
 
 On a code host, `[security policy](../SECURITY.md)` leads to the file. On the site, the same link leads to the
 page with its content. The pages named here are stubs whose text Sphinx never sees: it reads the file instead.
@@ -9,6 +9,7 @@ import re
 from pathlib import Path
 from typing import Any
 
+from notebook_pages import convert_notebook
 from sphinx.application import Sphinx
 
 DOCS = Path(__file__).parents[1]
@@ -19,6 +20,13 @@ PAGES = {
     "CONTRIBUTING.md": "development/contributing.md",
     "SECURITY.md": "development/report.md",
     "results/README.md": "explanations/results.md",
+    **{
+        f"notebooks/{name}.ipynb": f"notebooks/{name}.md"
+        for name in (
+            *("first-plan", "first-simulation", "own-model"),
+            *("own-algorithm", "budgets-and-energy", "reproduce-a-figure"),
+        )
+    },
 }
 LINK = re.compile(r"(!?)\[([^\]]*)\]\(([^):#\s]+)(#[^)\s]*)?\)")
 
@@ -28,8 +36,12 @@ def replace_source(_: Sphinx, name: str, source: list[str]) -> None:
     page = DOCS / f"{name}.md"
     stubs = {DOCS / stub: ROOT / file for file, stub in PAGES.items() if stub != "index.md"}
     file = stubs.get(page, page)
-    text = source[0] if file == page else file.read_text(encoding="utf-8")
+    text = source[0] if file == page else _read_page(file)
     source[0] = LINK.sub(lambda match: _translate(match, file.parent, page.parent), text)
+
+
+def _read_page(file: Path) -> str:
+    return convert_notebook(file) if file.suffix == ".ipynb" else file.read_text(encoding="utf-8")
 
 
 def _translate(match: re.Match[str], before: Path, after: Path) -> str:

@@ -13,11 +13,13 @@ from importlib import import_module
 from typing import TYPE_CHECKING
 
 if TYPE_CHECKING:
-    from cfel.api.comparisons import Comparison, Sweep
+    from cfel.api.comparisons import Comparison
     from cfel.api.fleet.plan import FleetPlan, plan
-    from cfel.api.interface import compare, load, run, simulate, sweep
+    from cfel.api.interface import compare, load, run, simulate, sweep, tune
     from cfel.api.results import RunResult
     from cfel.api.stepwise import Simulation
+    from cfel.api.sweeps import Sweep
+    from cfel.api.tuning import Tuning
     from cfel.control.problem import RoundProblem
     from cfel.control.solution import Solution
     from cfel.control.solver.solve import solve
@@ -47,6 +49,7 @@ __all__ = [
     "Solution",
     "Sweep",
     "Task",
+    "Tuning",
     "compare",
     "load",
     "plan",
@@ -54,6 +57,7 @@ __all__ = [
     "simulate",
     "solve",
     "sweep",
+    "tune",
 ]
 
 _MODULES = {
@@ -70,8 +74,9 @@ _MODULES = {
     "RunResult": "api.results",
     "Simulation": "api.stepwise",
     "Solution": "control.solution",
-    "Sweep": "api.comparisons",
+    "Sweep": "api.sweeps",
     "Task": "learning.task",
+    "Tuning": "api.tuning",
     "compare": "api.interface",
     "load": "api.interface",
     "plan": "api.fleet.plan",
@@ -79,6 +84,7 @@ _MODULES = {
     "simulate": "api.interface",
     "solve": "control.solver.solve",
     "sweep": "api.interface",
+    "tune": "api.interface",
 }
 
 

@@ -28,6 +28,13 @@ EXTRAS: Mapping[str, str] = MappingProxyType(
         "flwr": "flower",
         "onnx": "onnx",
         "onnxscript": "onnx",
+        "optuna": "tune",
+        "tensorboard": "tensorboard",
+        "mlflow": "mlflow",
+        "sqlalchemy": "mlflow",
+        "alembic": "mlflow",
+        "wandb": "wandb",
+        "trackio": "trackio",
     }
 )
 """The extra that brings each package, by the name it is imported as."""

@@ -8,6 +8,7 @@ import math
 import time
 import tomllib
 from collections.abc import Callable, Sequence
+from contextlib import ExitStack
 from dataclasses import dataclass, replace
 from functools import partial
 from pathlib import Path
@@ -16,7 +17,7 @@ from cfel.api.run_options import RunOptions
 from cfel.errors import RunBusyError
 from cfel.experiment import Experiment, experiment_toml, parse_experiment
 from cfel.plugins import ANY_CODE
-from cfel.runlog import RunDirectory, holds_run
+from cfel.runlog import RoundRecord, RunDirectory, holds_run
 from cfel.simulation import PoolExecutor, Watch, run_in_directory
 
 # How long a run waits for an earlier process to release its directory: after a network failure that process
@@ -73,19 +74,47 @@ def run_on_cluster(runs: Sequence[PlacedRun], folder: Path, options: RunOptions)
     """
     from cfel.scaleout.run_sweep import Run, RunSweep, SweepCallbacks
 
-    reported: dict[str, int] = {}
-    callbacks = SweepCallbacks(
-        lambda run: _report_new_rounds(run.name, run.directory, reported, options),
-        options.interrupted,
-        options.notify,
-    )
     function = partial(run_from_text, command=options.command)
     wanted = [
         Run(run.name, experiment_toml(run.experiment), run.directory.absolute(), options.resume)
         for run in runs
     ]
-    if not RunSweep(function, folder.absolute(), callbacks).execute(wanted):
-        raise KeyboardInterrupt
+    with RoundReporter(runs, options) as reporter:
+        callbacks = SweepCallbacks(lambda run: reporter.report(run.name), options.interrupted, options.notify)
+        if not RunSweep(function, folder.absolute(), callbacks).execute(wanted):
+            raise KeyboardInterrupt
+
+
+class RoundReporter(ExitStack):
+    """Reports runs on other machines by reading their logs: to `on_round` and to the trackers.
+
+    Args:
+        runs: the runs.
+        options: whom to report to.
+    """
+
+    def __init__(self, runs: Sequence[PlacedRun], options: RunOptions) -> None:
+        super().__init__()
+        self._runs = {run.name: run for run in runs}
+        self._options = options
+        self._reported: dict[str, int] = {}
+        self._track: dict[str, Callable[[RoundRecord], None]] = {}
+
+    def report(self, name: str) -> None:
+        """Reports the rounds that were added to a run's log since the last call."""
+        run = self._runs[name]
+        if not holds_run(run.directory):
+            return
+        if name not in self._track:
+            followed = self._options.follow(run.experiment, run.directory, name)
+            self._track[name] = self.enter_context(followed)
+        records = RunDirectory.open(run.directory).records()
+        for record in records[self._reported.get(name, 0) :]:
+            self._track[name](record)
+            if self._options.on_round is not None:
+                self._options.on_round(name, record)
+        # A directory that is being rewritten may briefly show fewer records than before.
+        self._reported[name] = max(self._reported.get(name, 0), len(records))
 
 
 def run_from_text(text: str, directory: str, resume: bool, stop: str, *, command: tuple[str, ...]) -> bool:
@@ -135,14 +164,3 @@ def _run_when_free(run: Callable[[], object]) -> None:
             time.sleep(1)
         else:
             return
-
-
-def _report_new_rounds(name: str, directory: Path, reported: dict[str, int], options: RunOptions) -> None:
-    """Passes the rounds that were added to a run's log since the last call to `on_round`."""
-    if options.on_round is None or not holds_run(directory):
-        return
-    records = RunDirectory.open(directory).records()
-    for record in records[reported.get(name, 0) :]:
-        options.on_round(name, record)
-    # A directory that is being rewritten may briefly show fewer records than before.
-    reported[name] = max(reported.get(name, 0), len(records))

@@ -1,4 +1,4 @@
-"""The functions of `import cfel` that run experiments: run, simulate, compare, sweep, load.
+"""The functions of `import cfel` that run experiments: run, simulate, compare, sweep, tune, load.
 
 They do what the commands of the same name do, and return objects instead of printing.
 """
@@ -9,28 +9,28 @@ from os import PathLike
 from pathlib import Path
 from typing import Any
 
-from cfel.api.comparisons import (
-    SWEEP_FILE,
-    Comparison,
-    Sweep,
-    load_comparison,
-    load_sweep,
-    place_settings,
-    write_sweep,
-)
+from cfel.api.comparisons import Comparison, load_comparison
 from cfel.api.progress import track_runs
 from cfel.api.results import RunResult, load_result
 from cfel.api.run_options import RunOptions
-from cfel.api.runs import PlacedRun, compare_runs, place_run, replace_scheme, run_all, run_experiment
+from cfel.api.runs import PlacedRun, compare_runs, count_rounds, place_run, replace_scheme, run_experiment
 from cfel.api.stepwise import Simulation
+from cfel.api.sweeps import Sweep, load_sweep, place_settings, sweep_runs
+from cfel.api.tuning import Tuning, tune_runs
 from cfel.control.scheme import SchemeBuilder
 from cfel.errors import InputError
 from cfel.experiment import Experiment, load_experiment
 from cfel.plugins import ANY_CODE, NOT_FROM_DIRECTORIES, import_from
+from cfel.report.load import SWEEP_FILE
 from cfel.runlog import RoundRecord, holds_run
+from cfel.tracking import Tracker, choose_trackers
 
 Source = Experiment | str | PathLike[str]
 """An experiment, or the path of an experiment file."""
+
+
+Track = str | Tracker | Sequence[str | Tracker]
+"""Names of trackers, or functions that open a sink."""
 
 
 def run(
@@ -41,6 +41,7 @@ def run(
     progress: bool = True,
     on_round: Callable[[RoundRecord], None] | None = None,
     ray_address: str | None = None,
+    track: Track = (),
 ) -> RunResult:
     """Simulates one experiment in a run directory, as `cfel run` does.
 
@@ -52,6 +53,8 @@ def run(
         progress: show a progress bar.
         on_round: called after every global round.
         ray_address: the cluster to use with engine "ray"; None starts one on this machine.
+        track: trackers to report to: "tensorboard", "mlflow", "wandb", "trackio", or a function that opens a
+            sink for a run; one or several.
 
     Raises:
         InputError: a value is not allowed.
@@ -61,7 +64,8 @@ def run(
     one = read_experiment(experiment)
     path = Path("runs") / one.name if out is None else Path(out)
     call = None if on_round is None else lambda _name, record: on_round(record)
-    options = RunOptions(tuple(sys.argv), resume, call, ray_address=ray_address)
+    trackers = _list_trackers(track)
+    options = RunOptions(tuple(sys.argv), resume, call, ray_address=ray_address, trackers=trackers)
     with track_runs(one.rounds.global_rounds, options, progress) as (_, tracked):
         run_experiment(one, path, tracked)
     return load_result(path, one)
@@ -85,6 +89,7 @@ def compare(
     resume: bool = False,
     progress: bool = True,
     ray_address: str | None = None,
+    track: Track = (),
 ) -> Comparison:
     """Simulates several schemes under the same conditions, as `cfel compare` does.
 
@@ -98,6 +103,7 @@ def compare(
         resume: continue the runs in the directory.
         progress: show progress bars.
         ray_address: the cluster to use with engine "ray"; None starts one on this machine.
+        track: trackers to report every run to, as in `run`.
 
     Raises:
         InputError: a value is not allowed, or two runs have the same scheme and seed.
@@ -108,8 +114,9 @@ def compare(
     bases = [read_experiment(each) for each in several]
     path = Path("runs") / f"{bases[0].name}-compared" if out is None else Path(out)
     runs = _place_all(bases, schemes, seeds, path)
-    options = RunOptions(tuple(sys.argv), resume, ray_address=ray_address)
-    with track_runs(_count_rounds(runs), options, progress) as (_, tracked):
+    trackers = _list_trackers(track)
+    options = RunOptions(tuple(sys.argv), resume, ray_address=ray_address, trackers=trackers)
+    with track_runs(count_rounds(runs), options, progress) as (_, tracked):
         compare_runs(runs, path, tracked, target)
     return load_comparison(path, target)
 
@@ -123,6 +130,7 @@ def sweep(
     target: float | None = None,
     progress: bool = True,
     ray_address: str | None = None,
+    track: Track = (),
 ) -> Sweep:
     """Simulates every combination of some values of some keys; runs that are already there are kept.
 
@@ -134,15 +142,47 @@ def sweep(
         target: accuracy to reach in the table; by default the experiment's.
         progress: show progress bars.
         ray_address: the cluster to use with engine "ray"; None starts one on this machine.
+        track: trackers to report every run to, as in `run`.
     """
     base = read_experiment(experiment)
     path = Path("runs") / f"{base.name}-sweep" if out is None else Path(out)
+    trackers = _list_trackers(track)
+    options = RunOptions(tuple(sys.argv), resume=True, ray_address=ray_address, trackers=trackers)
     settings, runs = place_settings(base, over, [base.seed] if seeds is None else seeds, path)
-    write_sweep(path, settings, runs)
-    options = RunOptions(tuple(sys.argv), resume=True, ray_address=ray_address)
-    with track_runs(_count_rounds(runs), options, progress) as (_, tracked):
-        run_all(runs, path, tracked)
+    with track_runs(count_rounds(runs), options, progress) as (_, tracked):
+        sweep_runs(settings, runs, path, tracked, target)
     return load_sweep(path, target)
+
+
+def tune(
+    experiment: Source,
+    over: Mapping[str, str | Sequence[Any]],
+    *,
+    trials: int = 20,
+    seeds: Sequence[int] | None = None,
+    out: str | PathLike[str] | None = None,
+    progress: bool = True,
+    ray_address: str | None = None,
+    track: Track = (),
+) -> Tuning:
+    """Chooses values of some keys by held-out accuracy under the experiment's budgets, as `cfel tune` does.
+
+    Args:
+        experiment: everything else.
+        over: by dotted key a list of values, or a range as text: "0.001..0.1", "0.001..0.1:log", "2..10".
+        trials: how many, those of earlier calls in the same directory included.
+        seeds: of each trial; by default the experiment's seed plus 1000, and never that seed itself.
+        out: the directory; `runs/NAME-tuned` by default. A tuning that was stopped continues there.
+        progress: show progress bars.
+        ray_address: the cluster to use with engine "ray"; None starts one on this machine.
+        track: trackers to report every run to, as in `run`.
+    """
+    base = read_experiment(experiment)
+    path = Path("runs") / f"{base.name}-tuned" if out is None else Path(out)
+    trackers = _list_trackers(track)
+    options = RunOptions(tuple(sys.argv), resume=True, ray_address=ray_address, trackers=trackers)
+    with track_runs(base.rounds.global_rounds, options, progress) as (_, tracked):
+        return tune_runs(base, over, trials, seeds, path, tracked)
 
 
 def load(path: str | PathLike[str], *, trust: bool = False, **changes: Any) -> Any:  # noqa: ANN401 — depends on the path
@@ -203,5 +243,5 @@ def _place_all(
     return list(runs.values())
 
 
-def _count_rounds(runs: Sequence[PlacedRun]) -> int:
-    return max(run.experiment.rounds.global_rounds for run in runs)
+def _list_trackers(track: Track) -> dict[str, Tracker]:
+    return choose_trackers([track] if isinstance(track, str) or callable(track) else track)

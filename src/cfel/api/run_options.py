@@ -1,9 +1,15 @@
-"""How runs are executed, whatever the experiment: progress, interruption, resuming, the cluster."""
+"""How runs are executed, whatever the experiment: progress, trackers, interruption, resuming, the cluster."""
 
-from collections.abc import Callable
-from dataclasses import dataclass
+from collections.abc import Callable, Mapping
+from contextlib import AbstractContextManager
+from dataclasses import dataclass, field
+from pathlib import Path
 
+from cfel.experiment import Experiment
+from cfel.experiment.tables import to_document
+from cfel.rounds.run_directory import flatten
 from cfel.runlog import RoundRecord
+from cfel.tracking import TrackedRun, Tracker, follow_run
 
 OnRound = Callable[[str, RoundRecord], None]
 """Called after every round, with the name of the run and the round's record."""
@@ -20,6 +26,7 @@ class RunOptions:
         interrupted: checked after every round; true ends the run there, with a checkpoint.
         notify: receives one-line messages for the user.
         ray_address: the cluster to use with engine "ray"; None starts one on this machine.
+        trackers: what each run is reported to, by name; see `choose_trackers`.
     """
 
     command: tuple[str, ...] = ()
@@ -28,3 +35,11 @@ class RunOptions:
     interrupted: Callable[[], bool] = lambda: False
     notify: Callable[[str], None] = lambda _: None
     ray_address: str | None = None
+    trackers: Mapping[str, Tracker] = field(default_factory=dict)
+
+    def follow(
+        self, experiment: Experiment, directory: Path, name: str
+    ) -> AbstractContextManager[Callable[[RoundRecord], None]]:
+        """Reports one run to the trackers while a block executes it; gives what to call after each round."""
+        run = TrackedRun(experiment.name, name, directory, flatten(to_document(experiment)))
+        return follow_run(run, self.trackers, self.notify)

@@ -28,6 +28,7 @@ __all__ = [
     "RunOptions",
     "compare",
     "compare_runs",
+    "count_rounds",
     "open_executor",
     "place_run",
     "replace_scheme",
@@ -47,9 +48,18 @@ def run_experiment(
     resolved = replace(experiment, simulation=replace(experiment.simulation, engine=choice.engine))
     if choice.notice is not None:
         options.notify(choice.notice)
-    on_round = options.on_round
-    progress = None if on_round is None else lambda record: on_round(name or experiment.name, record)
-    with open_executor(world, resolved.simulation, options) as executor:
+    shown = name or experiment.name
+    # Executors first: they fork, and a fork copies locks in whatever state the trackers' thread holds them.
+    with (
+        open_executor(world, resolved.simulation, options) as executor,
+        options.follow(resolved, out, shown) as track_round,
+    ):
+
+        def progress(record: RoundRecord) -> None:
+            track_round(record)
+            if options.on_round is not None:
+                options.on_round(shown, record)
+
         return run_in_directory(
             world,
             executor,
@@ -169,6 +179,11 @@ def run_all(runs: Sequence[PlacedRun], out: Path, options: RunOptions) -> None:
             # All have the same model, so one notice about it is enough.
             quiet = replace(options, notify=lambda _: None) if number else options
             run_experiment(run.experiment, run.directory, quiet, run.name)
+
+
+def count_rounds(runs: Sequence[PlacedRun]) -> int:
+    """Global rounds of the longest run, for progress bars."""
+    return max(run.experiment.rounds.global_rounds for run in runs)
 
 
 def scheme_folder(scheme: str) -> str:

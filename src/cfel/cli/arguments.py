@@ -17,6 +17,8 @@ SUMMARIES = {
     "theory": "evaluate Theorem 1 for an experiment or a run, term by term",
     "run": "simulate one experiment",
     "compare": "simulate several schemes under the same conditions",
+    "sweep": "simulate every combination of some values of some keys",
+    "tune": "choose values of keys by held-out accuracy under the budgets",
     "watch": "serve a live dashboard of a run or a comparison",
     "reproduce": "reproduce a table or figure of the paper",
     "recount": "recount a finished run under other conditions",

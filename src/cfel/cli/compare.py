@@ -90,13 +90,13 @@ def print_summary(console: Console, document: Mapping[str, Any]) -> None:
     for name, row in rows.items():
         table.add_row(
             escape(name) + pad,
-            _format_mean(row, "seconds_to_target", "{:,.0f}"),
-            _format_mean(row, "joules_to_target", "{:,.1f}", 1e-3),
+            format_mean(row, "seconds_to_target", "{:,.0f}"),
+            format_mean(row, "joules_to_target", "{:,.1f}", 1e-3),
             _format_gain(row, "gain_seconds"),
             _format_gain(row, "gain_joules"),
-            _format_mean(row, "final_accuracy", "{:.1f} %", 100),
-            _format_share(row["seconds"], row["seconds_budget"]) + pad,
-            _format_share(row["joules"], row["joules_budget"]) + pad,
+            format_mean(row, "final_accuracy", "{:.1f} %", 100),
+            format_share(row["seconds"], row["seconds_budget"]) + pad,
+            format_share(row["joules"], row["joules_budget"]) + pad,
         )
     aim = "the target (none is set)" if target is None else f"{100 * target:g} %"
     print_table(console, f"Time and energy to {aim}, gain over CEF, and budget used at the end", table)
@@ -109,7 +109,7 @@ def print_summary(console: Console, document: Mapping[str, Any]) -> None:
         console.print(f"no scheme reached {aim} with every seed: try a lower --target or more rounds")
 
 
-def _format_mean(row: Mapping[str, Any], key: str, form: str, factor: float = 1.0) -> str:
+def format_mean(row: Mapping[str, Any], key: str, form: str, factor: float = 1.0) -> str:
     """A mean, and with several seeds a second line with half the width of its confidence interval."""
     value, half = row[key], row["confidence"][key]
     mean = "–" if value is None else form.format(factor * value)
@@ -145,5 +145,6 @@ def _describe_worst(scheme: str, over_budget: Mapping[str, Any]) -> list[str]:
     return [f"{scheme}, {' and '.join(parts)}: {cause}" for cause, parts in by_cause.items()]
 
 
-def _format_share(used: float | None, budget: float | None) -> str:
+def format_share(used: float | None, budget: float | None) -> str:
+    """Used of a budget, as a percentage."""
     return "–" if used is None or not budget else f"{100 * used / budget:.0f} %"

@@ -24,6 +24,7 @@ from cfel.system import (
     describe_short_trace,
     read_trace,
 )
+from cfel.tracking import TRACKERS, choose_trackers
 from cfel.wording import plural
 
 EXAMPLE = """  cfel run experiment.toml --out runs/first --set rounds.global=10
@@ -56,12 +57,19 @@ def add_experiment_argument(parser: argparse.ArgumentParser) -> None:
 
 
 def add_run_options(parser: argparse.ArgumentParser) -> None:
-    """Adds the options of all commands that simulate: --engine, --ray-address, --set and --json."""
+    """Adds the options of all commands that simulate: --engine, --ray-address, --track, --set, --json."""
     parser.add_argument("--engine", choices=ENGINES, help=ENGINE_HELP)
     parser.add_argument(
         "--ray-address",
         metavar="HOST:PORT",
         help="head node of the cluster, with --engine ray (default: start a cluster here)",
+    )
+    parser.add_argument(
+        "--track",
+        action="append",
+        default=[],
+        metavar="NAME",
+        help=f"report every round to a tracker: {', '.join(TRACKERS)}; may be repeated",
     )
     add_set_option(parser)
     add_json_option(parser)
@@ -126,7 +134,12 @@ def _explain_end(last: RoundRecord, experiment: Experiment) -> str:
 
 def make_options(arguments: argparse.Namespace, resume: bool) -> RunOptions:
     """How the runs of a command are executed."""
-    return RunOptions(command=tuple(sys.argv), resume=resume, ray_address=arguments.ray_address)
+    return RunOptions(
+        command=tuple(sys.argv),
+        resume=resume,
+        ray_address=arguments.ray_address,
+        trackers=choose_trackers(arguments.track),
+    )
 
 
 def run(arguments: argparse.Namespace) -> int:

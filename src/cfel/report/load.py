@@ -5,7 +5,7 @@ directory names are only for people: scheme, seed and target come from each `exp
 """
 
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any
 
@@ -20,6 +20,9 @@ from cfel.wording import show
 
 _ORDER = ("hcef-plus", "hcef", "cef", "cef-c", "cef-f", "mll-sgd")
 _MAX_SEED = 2**128
+SWEEP_FILE = "sweep.json"
+"""Says which values each run of a sweep has; `cfel sweep` writes it."""
+
 _DEPTHS = ("*/rounds.jsonl", "*/*/rounds.jsonl")
 
 
@@ -37,6 +40,7 @@ class Run:
         fleet: devices, clusters, backhaul and budgets.
         environment: versions, machine and command.
         experiment_toml: the resolved experiment.
+        setting: its values of the keys of a sweep; empty for other runs. `scheme` then names the setting.
     """
 
     directory: RunDirectory
@@ -48,6 +52,7 @@ class Run:
     fleet: FleetDescription
     environment: Environment
     experiment_toml: str
+    setting: Mapping[str, Any] = field(default_factory=dict)
 
 
 def load_run(path: Path) -> Run:
@@ -83,9 +88,13 @@ def find_runs(path: Path) -> tuple[Path, ...]:
 def load_runs(path: Path) -> tuple[Run, ...]:
     """Loads all runs in `path`, sorted by scheme and seed: `path` itself, or up to two levels below it.
 
+    Those of a sweep keep its order.
+
     Raises:
         RunDirectoryError: there is no run, one cannot be read, or two have the same scheme and seed.
     """
+    if (path / SWEEP_FILE).exists():
+        return _load_sweep(path)
     found = find_runs(path)
     if not found:
         raise RunDirectoryError(f"{path} holds no run, and neither do the directories below it")
@@ -97,6 +106,26 @@ def load_runs(path: Path) -> tuple[Run, ...]:
             both = f"{other.directory.path} and {run.directory.path}"
             raise RunDirectoryError(f"two runs of {run.scheme} with seed {run.seed}: {both}")
     return tuple(runs[key] for key in sorted(runs, key=_sort_key))
+
+
+def _load_sweep(path: Path) -> tuple[Run, ...]:
+    """The runs of a sweep that have started, in its order, each with its setting in place of its scheme."""
+    with translate_parse_errors(path / SWEEP_FILE):
+        rows = parse_json(read_bytes(path / SWEEP_FILE).decode())["runs"]
+        listed = [(dict(row["values"]), path / str(row["directory"])) for row in rows]
+    runs = tuple(
+        replace(load_run(directory), scheme=name_setting(values), setting=values)
+        for values, directory in listed
+        if holds_run(directory)
+    )
+    if not runs:
+        raise RunDirectoryError(f"{path}: no run of this sweep has started")
+    return runs
+
+
+def name_setting(values: Mapping[str, Any]) -> str:
+    """A setting in words, as in "rounds.edge=2,scheme=cef"."""
+    return ",".join(f"{key}={value}" for key, value in values.items())
 
 
 def _sort_key(key: tuple[str, int]) -> tuple[int, str, int]:

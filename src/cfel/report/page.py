@@ -104,7 +104,7 @@ def _render_subtitle(runs: tuple[Run, ...], target: float | None) -> str:
     fleet = runs[0].fleet
     parts = [
         f"{plural(fleet.devices, 'device')} in {plural(fleet.clusters, 'cluster')}",
-        plural(len(group_by_scheme(runs)), "scheme"),
+        plural(len(group_by_scheme(runs)), "setting" if runs[0].setting else "scheme"),
         plural(len({run.seed for run in runs}), "seed"),
         f"up to {plural(rounds, 'global round')}",
     ]

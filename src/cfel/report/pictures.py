@@ -15,6 +15,7 @@ from cfel.report.backhaul import draw_backhaul
 from cfel.report.curves import draw_accuracy, draw_budget, draw_estimates, read_field
 from cfel.report.devices import draw_decisions, draw_stragglers
 from cfel.report.load import Run, group_by_scheme
+from cfel.report.settings import draw_by_key
 from cfel.report.style import SchemeStyle, assign_styles, inline_svg, render_png, render_svg, use_style
 from cfel.wording import plural
 
@@ -114,6 +115,7 @@ def _list_figures(groups: Groups, target: float | None) -> tuple[FigureSpec, ...
         *_list_accuracy_figures(groups, styles, target),
         *_list_overall_figures(groups, styles),
         *_list_scheme_figures(groups, styles),
+        *_list_setting_figures(runs),
         *_list_backhaul_figure(runs),
     )
 
@@ -192,6 +194,17 @@ def _list_scheme_figures(groups: Groups, styles: _Styles) -> Iterator[FigureSpec
             f"How often each cluster and each device was the slowest (seed {run.seed}).",
             partial(draw_stragglers, run, styles[scheme]),
             scheme,
+        )
+
+
+def _list_setting_figures(runs: tuple[Run, ...]) -> Iterator[FigureSpec]:
+    for number, key in enumerate(runs[0].setting):
+        yield FigureSpec(
+            f"by-key-{number}",
+            f"Final accuracy by {key}",
+            f"Accuracy after the last evaluated round for each value of {key}, mean and range over seeds; "
+            "one line per combination of the other keys.",
+            partial(draw_by_key, runs, key),
         )
 
 

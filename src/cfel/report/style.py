@@ -46,8 +46,10 @@ class SchemeStyle:
 
     @property
     def short(self) -> str:
-        """A short name for labels: the function of "module:function", cut to a few letters."""
-        name = self.label.rpartition(":")[2]
+        """A short name for labels: the function of "module:function", the value of "key=value", cut off."""
+        # Of a setting in a sweep, its values: the keys are the same for all.
+        values = (part.rpartition("=")[2] for part in self.label.rpartition(":")[2].split(","))
+        name = ", ".join(values)
         return name if len(name) <= _SHORT else f"{name[: _SHORT - 1]}…"
 
 

@@ -8,38 +8,17 @@ run, so the "relative" axis of TensorBoard shows the paper's seconds.
 import math
 import re
 import struct
-from collections.abc import Iterator
 from functools import cache
 from pathlib import Path
 
 from cfel.durable import make_directory, replace_file
 from cfel.report.load import Run, load_runs
 from cfel.runlog import RoundRecord
+from cfel.runlog.metrics import read_metrics
 
-_TAGS = (
-    "accuracy",
-    "loss",
-    "seconds",
-    "joules",
-    "rho_mean",
-    "theta_mean",
-    "sigma2",
-    "g2",
-    "gap",
-    "wire_bytes",
-    "steps_planned",
-    "steps_taken",
-    "upload_bytes_planned",
-    "upload_bytes",
-    "backhaul_bytes",
-    "device_accuracy_mean",
-    "device_accuracy_worst",
-    "device_accuracy_spread",
-    "personal_accuracy_mean",
-    "personal_accuracy_worst",
-    "personal_accuracy_spread",
-    "personal_loss",
-)
+FOLDER = "tensorboard"
+"""The folder of event files in a run directory, or in a tree of them."""
+
 _VARINT, _DOUBLE, _BYTES, _FLOAT = 0, 1, 2, 5
 _CASTAGNOLI = 0x82F63B78
 _LARGEST_FLOAT = 3.4028234663852886e38
@@ -57,35 +36,33 @@ def write_events(path: Path) -> tuple[Path, ...]:
     Raises:
         StorageError: there is no run, or a file cannot be written.
     """
-    return tuple(_write_run(path / "tensorboard", run) for run in load_runs(path))
+    return tuple(write_run_events(path / FOLDER, run) for run in load_runs(path))
 
 
-def _write_run(root: Path, run: Run) -> Path:
+def write_run_events(root: Path, run: Run) -> Path:
+    """Writes the event file of one run, in place of one that is there; returns its path."""
     directory = root / re.sub(r"[^\w-]", "-", run.scheme) / f"seed-{run.seed}"
     for each in (root, directory.parent, directory):
         make_directory(each)
     file = directory / "events.out.tfevents.0.cfel"
-    replace_file(file, b"".join(map(_frame, _encode_events(run))))
+    version = _frame(_encode_double(1, 0.0) + _encode_bytes(3, b"brain.Event:2"))
+    replace_file(file, b"".join([version, *map(encode_round, run.records)]))
     return file
 
 
-def _encode_events(run: Run) -> Iterator[bytes]:
-    yield _encode_double(1, 0.0) + _encode_bytes(3, b"brain.Event:2")
-    for record in run.records:
-        yield (
-            _encode_double(1, record.seconds)
-            + _encode_integer(2, record.round)
-            + _encode_bytes(5, _encode_values(record))
-        )
+def encode_round(record: RoundRecord) -> bytes:
+    """One round as a record of an event file, to be appended to it."""
+    return _frame(
+        _encode_double(1, record.seconds)
+        + _encode_integer(2, record.round)
+        + _encode_bytes(5, _encode_values(record))
+    )
 
 
 def _encode_values(record: RoundRecord) -> bytes:
-    metrics = ((f"metrics/{name}", value) for name, value in record.metrics.items())
-    found = (*((tag, getattr(record, tag)) for tag in _TAGS), *metrics)
     return b"".join(
         _encode_bytes(1, _encode_bytes(1, f"cfel/{tag}".encode()) + _encode_float(2, value))
-        for tag, value in found
-        if value is not None
+        for tag, value in read_metrics(record).items()
     )
 
 

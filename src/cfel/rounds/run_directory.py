@@ -6,7 +6,7 @@ written by `runlog`.
 
 import time
 import tomllib
-from collections.abc import Collection, Sequence
+from collections.abc import Collection, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -102,8 +102,8 @@ def reject_other_experiment(path: Path, experiment_toml: str, may_differ: Collec
     """
     content = read_bytes(path / "experiment.toml")
     with translate_parse_errors(path / "experiment.toml"):
-        then = _flat(parse_toml(content.decode()))
-    now = _flat(tomllib.loads(experiment_toml))
+        then = flatten(parse_toml(content.decode()))
+    now = flatten(tomllib.loads(experiment_toml))
     for key in sorted(then.keys() | now.keys()):
         before, asked = then.get(key), now.get(key)
         # Deadlines and addresses of a deployment change no model.
@@ -119,11 +119,11 @@ def _meaning(key: str, value: Any) -> Any:  # noqa: ANN401 — any value of a TO
     return SAME_BITS.get(value, value) if key == "simulation.engine" else value
 
 
-def _flat(table: dict[str, Any], place: str = "") -> dict[str, Any]:
+def flatten(table: Mapping[str, Any], place: str = "") -> dict[str, Any]:
     """A document's values by their dotted keys."""
     values: dict[str, Any] = {}
     for key, value in table.items():
-        values |= _flat(value, f"{place}{key}.") if isinstance(value, dict) else {f"{place}{key}": value}
+        values |= flatten(value, f"{place}{key}.") if isinstance(value, dict) else {f"{place}{key}": value}
     return values
 
 

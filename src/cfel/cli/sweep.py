@@ -1,0 +1,113 @@
+"""`cfel sweep`: every combination of some values of some keys, for some seeds."""
+
+import argparse
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from typing import Any
+
+from rich.console import Console
+from rich.markup import escape
+
+from cfel.api.progress import track_runs
+from cfel.api.runs import count_rounds
+from cfel.api.sweeps import place_settings, sweep_runs
+from cfel.cli.arguments import Commands, add_command, parse_integers, parse_names, parse_number
+from cfel.cli.compare import format_mean, format_share
+from cfel.cli.output import new_table, print_json, print_table
+from cfel.cli.run import add_experiment_argument, add_run_options, make_options, read_experiment
+from cfel.errors import InputError
+from cfel.experiment.document import parse_assignment
+from cfel.report.load import name_setting
+from cfel.rounds.run_directory import flatten
+
+EXAMPLE = """  cfel sweep experiment.toml --over local.learning_rate=0.01,0.05 --over scheme.name=hcef,cef
+  cfel sweep experiment.toml --over rounds.edge=1,2,5 --seeds 0,1,2 --out runs/edge"""
+MEASURED = ("time\ns", "energy\nkJ", "final\naccuracy", "budget\nof time", "budget\nof energy")
+
+
+def register(commands: Commands) -> None:
+    """Adds the command."""
+    parser = add_command(commands, "sweep", EXAMPLE)
+    add_experiment_argument(parser)
+    parser.add_argument(
+        "--over",
+        action="append",
+        required=True,
+        metavar="A.B=X,Y,…",
+        help="a key of the experiment and its values; repeated, every combination is run",
+    )
+    parser.add_argument(
+        "--seeds",
+        type=parse_integers,
+        metavar="0,1,…",
+        help="seeds of each combination (default: the experiment's)",
+    )
+    parser.add_argument(
+        "--target",
+        type=parse_number,
+        metavar="ACCURACY",
+        help="target of the tables (default: the experiment's)",
+    )
+    parser.add_argument(
+        "--out",
+        type=Path,
+        metavar="DIR",
+        help="output directory (default runs/NAME-sweep); runs that are there are kept or continued",
+    )
+    add_run_options(parser)
+    parser.set_defaults(run=run)
+
+
+def run(arguments: argparse.Namespace) -> int:
+    """Runs all combinations and prints the table."""
+    over = dict(map(parse_values, arguments.over))
+    experiment = read_experiment(arguments)
+    out: Path = arguments.out or Path("runs") / f"{experiment.name}-sweep"
+    wanted = make_options(arguments, resume=True)
+    settings, runs = place_settings(experiment, over, arguments.seeds or [experiment.seed], out)
+    with track_runs(count_rounds(runs), wanted) as (_, options):
+        document = sweep_runs(settings, runs, out, options, arguments.target)
+    if arguments.json:
+        print_json(document)
+        return 0
+    console = Console(highlight=False)
+    _print_summary(console, document, settings)
+    console.print(f"report: {escape(str(out / 'report.html'))}", soft_wrap=True)
+    return 0
+
+
+def parse_values(text: str) -> tuple[str, list[Any]]:
+    """Reads "a.b=1,2" as a key and its values, each as `--set` reads it."""
+    key, sign, listed = text.partition("=")
+    words = parse_names(listed)
+    if not sign or not words:
+        raise InputError(f"--over {text}: must look like section.key=value,value")
+    return key.strip(), [flatten(parse_assignment(f"{key}={word}"))[key.strip()] for word in words]
+
+
+def _print_summary(
+    console: Console, document: Mapping[str, Any], settings: Sequence[Mapping[str, Any]]
+) -> None:
+    """Prints a line per setting: its values, time and energy to the target, accuracy, budgets used."""
+    target, rows = document["target"], document["schemes"]
+    several_seeds = any(len(row["per_seed"]) > 1 for row in rows.values())
+    pad = "\n" if several_seeds else ""
+    table = new_table(*settings[0], *MEASURED)
+    for values in {name_setting(each): each for each in settings}.values():
+        row = rows[name_setting(values)]
+        table.add_row(
+            *(escape(str(value)) + pad for value in values.values()),
+            format_mean(row, "seconds_to_target", "{:,.0f}"),
+            format_mean(row, "joules_to_target", "{:,.1f}", 1e-3),
+            format_mean(row, "final_accuracy", "{:.1f} %", 100),
+            format_share(row["seconds"], row["seconds_budget"]) + pad,
+            format_share(row["joules"], row["joules_budget"]) + pad,
+        )
+    aim = "the target (none is set)" if target is None else f"{100 * target:g} %"
+    print_table(console, f"Time and energy to {aim}, and budget used at the end", table)
+    if several_seeds:
+        console.print("mean over seeds, with its 95 % confidence interval")
+    measured = {name: row["final_accuracy"] for name, row in rows.items()}
+    if known := {name: float(value) for name, value in measured.items() if value is not None}:
+        best = max(known, key=known.__getitem__)
+        console.print(f"best final accuracy: {escape(best)}, {100 * known[best]:.1f} %", soft_wrap=True)

@@ -1,0 +1,94 @@
+"""`cfel tune`: chooses values of keys by held-out accuracy under the experiment's budgets."""
+
+import argparse
+import shlex
+from pathlib import Path
+from typing import Any
+
+from rich.console import Console
+from rich.markup import escape
+
+from cfel.api.progress import track_runs
+from cfel.api.tuning import SEED_DISTANCE, Tuning, tune_runs
+from cfel.cli.arguments import Commands, add_command, parse_integers, parse_positive_integer
+from cfel.cli.output import new_table, print_json, print_table
+from cfel.cli.run import add_experiment_argument, add_run_options, make_options, read_experiment
+from cfel.cli.sweep import parse_values
+from cfel.wording import plural
+
+EXAMPLE = """  cfel tune experiment.toml --over local.learning_rate=0.001..0.3:log --over rounds.edge=2..10
+  cfel tune experiment.toml --over scheme.name=hcef,hcef_plus --seeds 7,8 --out runs/tuned"""
+MOST_ROWS = 10
+
+
+def register(commands: Commands) -> None:
+    """Adds the command."""
+    parser = add_command(commands, "tune", EXAMPLE)
+    add_experiment_argument(parser)
+    parser.add_argument(
+        "--over",
+        action="append",
+        required=True,
+        metavar="A.B=RANGE",
+        help="a key and its range, LOW..HIGH or LOW..HIGH:log, or its values, X,Y,…; repeatable",
+    )
+    parser.add_argument(
+        "--trials",
+        type=parse_positive_integer,
+        default=20,
+        metavar="N",
+        help="trials in total, those that are there included (default 20)",
+    )
+    parser.add_argument(
+        "--seeds",
+        type=parse_integers,
+        metavar="7,8,…",
+        help=f"seeds of each trial, without the experiment's own (default: that plus {SEED_DISTANCE})",
+    )
+    parser.add_argument(
+        "--out",
+        type=Path,
+        metavar="DIR",
+        help="output directory (default runs/NAME-tuned); a tuning that is there continues",
+    )
+    add_run_options(parser)
+    parser.set_defaults(run=run)
+
+
+def run(arguments: argparse.Namespace) -> int:
+    """Runs the trials and prints the best values."""
+    over = dict(_parse_range(text) for text in arguments.over)
+    experiment = read_experiment(arguments)
+    out: Path = arguments.out or Path("runs") / f"{experiment.name}-tuned"
+    wanted = make_options(arguments, resume=True)
+    with track_runs(experiment.rounds.global_rounds, wanted) as (_, options):
+        tuning = tune_runs(experiment, over, arguments.trials, arguments.seeds, out, options)
+    if arguments.json:
+        trials = [{"values": each.values, "held_out_accuracy": each.score} for each in tuning.trials]
+        print_json({"best": tuning.best, "seeds": tuning.seeds, "trials": trials})
+        return 0
+    _print_result(Console(highlight=False), tuning, arguments)
+    return 0
+
+
+def _parse_range(text: str) -> tuple[str, str | list[Any]]:
+    key, _, span = text.partition("=")
+    return (key.strip(), span.strip()) if ".." in span else parse_values(text)
+
+
+def _print_result(console: Console, tuning: Tuning, arguments: argparse.Namespace) -> None:
+    table = new_table(*tuning.best, "held-out\naccuracy")
+    for trial in tuning.trials[:MOST_ROWS]:
+        table.add_row(*map(_format, trial.values.values()), f"{100 * trial.score:.2f} %")
+    counted = f"{plural(len(tuning.trials), 'trial')} with {plural(len(tuning.seeds), 'seed')} each"
+    print_table(console, f"Held-out accuracy within the budgets, best of {counted}", table)
+    seeds = ", ".join(map(str, tuning.seeds))
+    console.print(f"judged by held-out training samples, with seeds {seeds}; test samples played no part")
+    changes = [*arguments.set, *(f"{key}={value}" for key, value in tuning.best.items())]
+    options = [part for each in changes for part in ("--set", each)]
+    words = shlex.join(["cfel", "run", str(arguments.experiment), *options])
+    console.print(f"best: {escape(words)}", soft_wrap=True)
+
+
+def _format(value: object) -> str:
+    return f"{value:.4g}" if isinstance(value, float) else escape(str(value))

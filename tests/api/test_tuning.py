@@ -1,0 +1,72 @@
+"""`cfel.tune`: what is searched, what is scored, and that a tuning continues."""
+
+from collections.abc import Callable
+from pathlib import Path
+
+import pytest
+
+import cfel
+from cfel.api.tuning import parse_range, score_run
+from cfel.errors import InputError
+from cfel.report import load_run
+from cfel.runlog import RoundRecord
+from tests.api.test_interface import make_experiment
+from tests.report.conftest import make_record, make_run
+
+__all__ = ["make_record", "make_run"]
+
+
+def test_a_run_is_scored_within_its_budgets(
+    tmp_path: Path, make_run: Callable[..., None], make_record: Callable[..., RoundRecord]
+) -> None:
+    """Budgets of 1000 s and 100 J: the third round is too late, the second counts; the first is no better."""
+    records = [
+        make_record(1, 0.6, 400.0, 40.0),
+        make_record(2, 0.5, 1000.0, 100.0),
+        make_record(3, 0.9, 1100.0, 90.0),
+    ]
+    make_run(tmp_path / "run", "cef", 0, records)
+    assert score_run(load_run(tmp_path / "run")) == 0.5
+    make_run(tmp_path / "late", "cef", 0, records[2:])
+    assert score_run(load_run(tmp_path / "late")) == 0.0
+
+
+def test_the_experiments_own_seed_is_kept_apart(tmp_path: Path) -> None:
+    with pytest.raises(InputError, match="seed 0 is the experiment's own"):
+        cfel.tune(make_experiment(), {"rounds.local": [1, 2]}, seeds=[0, 1], out=tmp_path / "tuned")
+    assert not (tmp_path / "tuned").exists()
+
+
+def test_ranges() -> None:
+    pytest.importorskip("optuna")
+    assert str(parse_range("a", "1..5")) == "IntDistribution(high=5, log=False, low=1, step=1)"
+    assert (
+        str(parse_range("a", "0.001..1:log")) == "FloatDistribution(high=1.0, log=True, low=0.001, step=None)"
+    )
+    assert str(parse_range("a", ["x", "y"])) == "CategoricalDistribution(choices=('x', 'y'))"
+    for wrong in ("1", "1..x", "2..1", "0..1:log", "1..2:exp"):
+        with pytest.raises(InputError, match=f"local.learning_rate: '{wrong}' is not a range"):
+            parse_range("local.learning_rate", wrong)
+
+
+@pytest.mark.long
+def test_a_tuning_continues(tmp_path: Path) -> None:
+    """Three trials, then two more; every run holds samples out and has another seed than the experiment."""
+    pytest.importorskip("optuna")
+    out = tmp_path / "runs" / "tuned"
+    over = {"local.learning_rate": "0.001..0.5:log", "rounds.local": [1, 3]}
+    first = cfel.tune(make_experiment(), over, trials=3, seeds=[5, 6], out=out, progress=False)
+    assert len(first.trials) == 3
+    assert first.trials[0].score == max(each.score for each in first.trials)
+    before = {path: path.stat().st_mtime_ns for path in out.glob("*/seed-*/rounds.jsonl")}
+    assert len(before) == 6
+    more = cfel.tune(make_experiment(), over, trials=5, seeds=[5, 6], out=out, progress=False)
+    assert len({str(each.values) for each in more.trials}) == len(more.trials) == 5
+    assert {path: path.stat().st_mtime_ns for path in before} == before
+    for path in out.glob("*/seed-*"):
+        text = (path / "experiment.toml").read_text()
+        assert "held_out = 0.1" in text
+        assert f"seed = {path.name.removeprefix('seed-')}\n" in text
+    assert make_experiment().change(more.best).local.learning_rate == more.best["local.learning_rate"]
+    with pytest.raises(InputError, match="has trials with another over"):
+        cfel.tune(make_experiment(), {"rounds.local": [1]}, trials=5, seeds=[5, 6], out=out)

@@ -50,7 +50,7 @@ def harm_all(directory: Path) -> None:
         (lambda directory: flip(directory / "state.bin"), "state.bin is damaged"),
         (lambda directory: (directory / "state.bin").unlink(), "state.bin does not exist"),
         (flip_models, "is damaged: its SHA-256 is not its name"),
-        (lambda directory: flip(directory / "rounds.jsonl"), "rounds.jsonl, line"),
+        (lambda directory: flip(directory / "rounds.jsonl"), "rounds.jsonl was cut before line"),
         (lambda directory: flip(directory / "vote.json"), "vote.json: not a vote"),
         (harm_all, "state.bin is damaged"),
     ],

@@ -96,8 +96,8 @@ class EdgeLog:
             raise
         except RunDirectoryError as error:
             if self._progress.world.setting.fleet.clusters == 1:
-                words = "there is no other edge server to take its rounds from"
-                raise DamagedError(f"{error}; {words}, so delete the directory to begin anew") from error
+                words = "there is no other edge server to take rounds from"
+                raise DamagedError(f"{words}: {error}, or delete the directory to begin anew") from error
             done = cut_damaged_log(path)
             _LOG.error("%s. Its rounds are fetched from other edge servers: there is nothing to do", done)
             return RoundLog(path)

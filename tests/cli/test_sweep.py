@@ -41,6 +41,9 @@ def test_a_sweep_prints_a_line_per_setting(printed: tuple[Path, str]) -> None:
     page = (out / "report.html").read_text()
     for words in ("4 settings", "Final accuracy by local.learning_rate", "Final accuracy by scheme.name"):
         assert words in page
+    # Plans of single settings are drawn on demand only.
+    assert not list((out / "figures").glob("decisions-*"))
+    assert cfel.load(out).plot("decisions-0").svg
 
 
 @pytest.mark.long

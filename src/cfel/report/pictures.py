@@ -78,13 +78,16 @@ class FigureSpec:
 
 
 def draw_pictures(runs: tuple[Run, ...], target: float | None) -> tuple[Picture, ...]:
-    """Draws all figures that these runs have data for.
+    """Draws all figures that these runs have data for; of a sweep only those that compare its settings.
 
     Args:
         runs: any number of schemes and seeds.
         target: accuracy to mark, or None.
     """
-    pictures = (draw_picture(spec) for spec in _list_figures(group_by_scheme(runs), target))
+    figures = _list_figures(group_by_scheme(runs), target)
+    # A sweep may have hundreds of settings: the plans of each would take most of the page, and of the time.
+    wanted = [spec for spec in figures if not (spec.about and runs[0].setting)]
+    pictures = map(draw_picture, wanted)
     return tuple(picture for picture in pictures if picture is not None)
 
 

@@ -20,13 +20,17 @@ NOISE = 0.05
 
 
 def spirals(_: Path | None) -> DataSet:
-    """Draws the same points every time; one in six is for testing."""
+    """The loader; one point in six is for testing."""
+    return draw_spirals(POINTS, tests=POINTS // 6)
+
+
+def draw_spirals(points: int, tests: int) -> DataSet:
+    """Draws the same points every time; `tests` of them are for testing."""
     draw = np.random.default_rng(0)
-    label = draw.integers(ARMS, size=POINTS)
-    along = np.sqrt(draw.random(POINTS))
+    label = draw.integers(ARMS, size=points)
+    along = np.sqrt(draw.random(points))
     angle = 2 * np.pi * (label / ARMS + 0.5 * along)
-    points = along[:, None] * np.column_stack([np.cos(angle), np.sin(angle)])
-    points += NOISE * draw.standard_normal(points.shape)
-    inputs, targets = torch.from_numpy(points.astype(np.float32)), torch.from_numpy(label)
-    test = POINTS // 6
-    return DataSet("spirals", inputs[test:], targets[test:], inputs[:test], targets[:test], ARMS)
+    places = along[:, None] * np.column_stack([np.cos(angle), np.sin(angle)])
+    places += NOISE * draw.standard_normal(places.shape)
+    inputs, targets = torch.from_numpy(places.astype(np.float32)), torch.from_numpy(label)
+    return DataSet("spirals", inputs[tests:], targets[tests:], inputs[:tests], targets[:tests], ARMS)

@@ -2,7 +2,14 @@
 
 import argparse
 
-from cfel.cli import bench_deployment, bench_resilience, bench_scaleout, bench_simulation, bench_solver
+from cfel.cli import (
+    bench_deployment,
+    bench_peers,
+    bench_resilience,
+    bench_scaleout,
+    bench_simulation,
+    bench_solver,
+)
 from cfel.cli.arguments import Commands, add_command, add_json_option
 from cfel.errors import InputError
 
@@ -10,9 +17,11 @@ EXAMPLE = """  cfel bench solver
   cfel bench simulation --quick --json
   cfel bench simulation --only small_cnn
   cfel bench deployment --quick
-  cfel bench resilience --only coordinator"""
+  cfel bench resilience --only coordinator
+  cfel bench peers --only small_cnn"""
 BENCHES = {
     "deployment": bench_deployment.run,
+    "peers": bench_peers.run,
     "resilience": bench_resilience.run,
     "scaleout": bench_scaleout.run,
     "simulation": bench_simulation.run,
@@ -20,6 +29,7 @@ BENCHES = {
 }
 PARTS = {
     "deployment": bench_deployment.PARTS,
+    "peers": bench_peers.PARTS,
     "resilience": bench_resilience.PARTS,
     "simulation": bench_simulation.SETTINGS,
 }
@@ -32,7 +42,7 @@ def register(commands: Commands) -> None:
     parser.add_argument("--quick", action="store_true", help="fewer and smaller measurements")
     parser.add_argument(
         "--only",
-        choices=[part for parts in PARTS.values() for part in parts],
+        choices=sorted({part for parts in PARTS.values() for part in parts}),
         metavar="PART",
         help="run one part only; "
         + "; ".join(f"{name}: {', '.join(parts)}" for name, parts in sorted(PARTS.items())),

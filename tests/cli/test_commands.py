@@ -7,6 +7,7 @@ import sys
 import sysconfig
 from pathlib import Path
 from types import SimpleNamespace
+from typing import Any
 
 import pytest
 
@@ -196,6 +197,34 @@ def test_bench_prints(run: Run, monkeypatch: pytest.MonkeyPatch) -> None:
     found = run("bench", "solver", "--json").document
     assert found["general_solver_ratio"] is None
     assert [row["devices"] for row in found["speed"]] == [64, 10_000, 100_000, 1_000_000]
+
+
+def test_bench_peers_prints(run: Run, monkeypatch: pytest.MonkeyPatch) -> None:
+    """With environment and race replaced: one row per system, relative to cfel."""
+    from cfel.bench.peers.race import Standing
+
+    def race(_: object, entrants: list[Any], rounds: int) -> list[Standing]:
+        return [
+            Standing(each.name, 10.0, (1.0 + i,) * rounds, 2**30 + i * 2**20)
+            for i, each in enumerate(entrants)
+        ]
+
+    monkeypatch.setattr("cfel.cli.bench_peers.prepare_environment", lambda *_: Path("python"))
+    monkeypatch.setattr("cfel.cli.bench_peers.run_race", race)
+    answer = run("bench", "peers", "--only", "small_cnn", "--quick")
+    assert answer.code == 0
+    assert "flwr" in answer.err
+    assert "small CNN, 50 of 1,000 users" in answer.out
+    assert [line.split()[0] for line in answer.out.splitlines()[2:8]] == [
+        "cfel",
+        "bare",
+        "bare",
+        "pfl,",
+        "pfl,",
+        "Flower,",
+    ]
+    assert max(map(len, answer.out.splitlines())) <= 80
+    assert run("bench", "peers", "--json", "--quick").document["leaf_cnn"][0]["seconds"] == [1.0, 1.0]
 
 
 @pytest.mark.slow

@@ -38,8 +38,8 @@ def load_in_actor() -> tuple[Workload, Tensor, Tensor, nn.Module]:
 
 def build_client_app() -> object:
     """A client app as Flower's PyTorch example has it."""
-    from flwr.app import ArrayRecord, Context, Message, MetricRecord, RecordDict  # type: ignore[import-not-found]
-    from flwr.clientapp import ClientApp  # type: ignore[import-not-found]
+    from flwr.app import ArrayRecord, Context, Message, MetricRecord, RecordDict
+    from flwr.clientapp import ClientApp
 
     app = ClientApp()
 
@@ -68,8 +68,8 @@ def build_client_app() -> object:
 def build_server_app(workload: Workload, link: RaceLink) -> object:
     """FedAvg over the cohort without evaluation; it stops when the race is over."""
     from flwr.app import ArrayRecord, Context
-    from flwr.serverapp import Grid, ServerApp  # type: ignore[import-not-found]
-    from flwr.serverapp.strategy import FedAvg  # type: ignore[import-not-found]
+    from flwr.serverapp import Grid, ServerApp
+    from flwr.serverapp.strategy import FedAvg
 
     class RaceOverError(Exception):
         """Ends the strategy's loop."""
@@ -106,7 +106,7 @@ def build_server_app(workload: Workload, link: RaceLink) -> object:
 
 def main(address: str, argument: str, actors: str) -> None:
     """Runs rounds until the race is over."""
-    from flwr.simulation import run_simulation  # type: ignore[import-not-found]
+    from flwr.simulation import run_simulation
 
     workload = from_argument(argument)
     os.environ[WORKLOAD_VARIABLE] = to_argument(workload)

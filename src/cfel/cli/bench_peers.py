@@ -6,6 +6,7 @@ from collections.abc import Sequence
 from dataclasses import asdict
 
 from rich.console import Console
+from rich.markup import escape
 
 from cfel.bench.peers.environment import DEFAULT_FOLDER, PINS, own_interpreter, prepare_environment
 from cfel.bench.peers.race import Entrant, Standing, run_race
@@ -19,7 +20,7 @@ _MODULE = "cfel.bench.peers.{}_worker"
 def run(arguments: argparse.Namespace) -> int:
     """Runs the benchmark and prints the results."""
     progress = Console(stderr=True, highlight=False)
-    progress.print(f"[dim]{', '.join(PINS.values())} in {DEFAULT_FOLDER} …[/]")
+    progress.print(f"[dim]{escape(', '.join(PINS.values()))} in {DEFAULT_FOLDER} …[/]")
     entrants = _list_entrants()
     found = {}
     for name in PARTS if arguments.only is None else (arguments.only,):

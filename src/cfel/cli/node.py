@@ -58,7 +58,7 @@ def run(arguments: argparse.Namespace) -> int:
 
 
 def _run_in_json(config: Path) -> int:
-    """Runs the node; why it ends is a line of the log: whoever collects standard error expects only JSON."""
+    """Runs the node; the reason it ends is a log line, as collectors of standard error expect only JSON."""
     try:
         if run_node(config):
             return 0

@@ -54,7 +54,7 @@ def implausible_devices(known: Sequence[Estimates | None], present: BoolArray | 
     """The devices to report: their estimates are impossible, or would rule the plans of many.
 
     Of few devices, an honest one rules the plans in a few rounds of a hundred. It counts as the mean of the
-    others, too, but nobody is told.
+    others, too, without a message.
 
     Args:
         known: every device's newest.

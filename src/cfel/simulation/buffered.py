@@ -26,7 +26,7 @@ from cfel.control.scheme import RoundPlan
 from cfel.control.setting import Setting
 from cfel.cost import EdgeRoundCost, Ledger, device_seconds
 from cfel.cost.rounds import NO_DEVICE
-from cfel.learning.compression.discounted import DiscountedUpdate
+from cfel.learning.clipping import ScaledUpdate
 from cfel.learning.device_messages import DeviceReport
 from cfel.learning.edge_update import update_edge_model
 from cfel.learning.models.flat import FlatModel
@@ -164,7 +164,7 @@ def discount(report: DeviceReport, staleness: int) -> DeviceReport:
     """The report as it counts so many aggregations late."""
     if not staleness:
         return report
-    return replace(report, update=DiscountedUpdate(report.update, 1 / math.sqrt(1 + staleness)))
+    return replace(report, update=ScaledUpdate(report.update, 1 / math.sqrt(1 + staleness)))
 
 
 def pass_exchange(setting: Setting, state: RunState) -> tuple[PendingUpdate, ...]:

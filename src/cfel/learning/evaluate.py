@@ -78,7 +78,7 @@ def evaluate(model: FlatModel, workspace: Workspace, samples: int | None = None,
         for part in torch.split(places, _BATCH):
             inputs = data.scale(data.test_inputs.index_select(0, part).to(workspace.device))
             targets = data.test_targets.index_select(0, part).to(workspace.device)
-            outputs = flat.module(inputs)
+            outputs = workspace.run_model(inputs)
             # Sums in float64: over 10,000 samples, float32 would lose digits that the log shows.
             values = workspace.task.metric(outputs, targets).double()
             per_sample.append(values.cpu().numpy())

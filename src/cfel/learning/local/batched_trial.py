@@ -39,6 +39,8 @@ def find_obstacle(
     workspace = Workspace(task, alike, compressor("none"), device)
     if workspace.local.algorithm != "sgd":
         return f"the algorithm {workspace.local.algorithm!r} trains one device at a time"
+    if workspace.local.precision != "float32":
+        return f"local.precision = {workspace.local.precision!r} is for one device at a time"
     if workspace.flat.buffers.numel():
         return "its batch-norm statistics would change with padded batches"
     if workspace.flat.behaviour.is_random:

@@ -64,6 +64,8 @@ class Workspace:
 
     def _find_whether_layered(self) -> bool:
         """Whether plain dense and convolution layers hold all trained parameters, each in one layer only."""
+        if self.local.precision != "float32":
+            return False  # autocast hands layers other inputs than they are called with
         named = self.flat.module.named_parameters(remove_duplicate=False)
         uses = sorted(self._places[id(each)] for _, each in named if each.requires_grad)
         held = sorted(place for layer in self.layers for place in self.find_places(layer))
@@ -99,9 +101,19 @@ class Workspace:
         """
         return seed_generator(key(), self.device) if self.flat.behaviour.is_random else nullcontext()
 
+    def run_model(self, inputs: Tensor) -> Tensor:
+        """The module's outputs for a batch, computed with `local.precision`."""
+        if self.local.precision == "float32":
+            outputs: Tensor = self.flat.module(inputs)
+            return outputs
+        with torch.autocast(self.device.type, dtype=torch.bfloat16):
+            outputs = self.flat.module(inputs)
+        # Losses and metrics get float32, as without autocast.
+        return outputs.float() if outputs.dtype == torch.bfloat16 else outputs
+
     def compute_gradient(self, inputs: Tensor, targets: Tensor) -> tuple[list[Tensor], float]:
         """Computes the gradient of a batch's mean loss, one tensor per parameter, and the loss."""
-        loss = self.task.loss(self.flat.module(inputs), targets).mean()
+        loss = self.task.loss(self.run_model(inputs), targets).mean()
         gradient = torch.autograd.grad(loss, self.flat.leaves, materialize_grads=True)
         return [part.to_dense() if part.is_sparse else part for part in gradient], float(loss.detach())
 

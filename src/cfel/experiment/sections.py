@@ -21,7 +21,7 @@ class DataParameters:
         least: with "dirichlet", every device gets at least this many samples, ≥ 1.
         shards: with "shards", shards per device, ≥ 1.
         batch: samples in a mini-batch, ≥ 1.
-        augment: "none", "crop_flip", or a user-defined "module:function".
+        augment: "none", "flip", "crop_flip", or a user-defined "module:function".
         held_out: share of every device's training samples to test on instead of the test set, and not to
             train on, in [0, 0.9]. For choosing a learning rate.
         task: a user-defined task ("module:function") instead of data set, model and loss.

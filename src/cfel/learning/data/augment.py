@@ -44,7 +44,7 @@ def crop_and_flip(padding: int = 4) -> Augmentation:
 
 
 BUILTIN: Mapping[str, Callable[[], Augmentation | None]] = MappingProxyType(
-    {"none": lambda: None, "crop_flip": crop_and_flip}
+    {"none": lambda: None, "crop_flip": crop_and_flip, "flip": lambda: crop_and_flip(padding=0)}
 )
 
 

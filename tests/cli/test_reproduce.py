@@ -180,6 +180,17 @@ def test_what_is_landed_names_no_path(finished: Path, tmp_path: Path) -> None:
     assert tomllib.loads(copied.experiment_toml)["data"]["path"] == "DATA"
 
 
+def test_a_landed_summary_keeps_its_quotes(finished: Path, tmp_path: Path) -> None:
+    """The backslash of a quote in JSON is not the beginning of a path."""
+    summary = {"reason": 'scheme.steps = "whole" plans what happens', "log": f"see {tmp_path}/log"}
+    copied = tmp_path / "quoted"
+    shutil.copytree(finished, copied)
+    (copied / "summary.json").write_text(json.dumps(summary))
+    copy_results(copied, tmp_path / "place")
+    landed = json.loads((tmp_path / "place" / "summary.json").read_text())
+    assert landed == {**summary, "log": "see PATH"}
+
+
 def test_reports_on_what_is_there(run: Run, data: dict[str, Path], finished: Path) -> None:
     (finished / "report.html").unlink()
     document = smoke(run, data, finished, "table1", "cifar10", "--report-only")

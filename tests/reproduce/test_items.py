@@ -57,6 +57,8 @@ def test_full_scale_is_the_papers() -> None:
     for run in planned("table1"):
         assert (run.experiment.fleet.devices, run.experiment.model.name) == (64, "resnet20")
         assert run.experiment.rounds.global_rounds == 40
+        # What the paper does not say, or what changes only how long a run takes here.
+        assert (run.experiment.data.augment, run.experiment.local.precision) == ("flip", "bfloat16")
     assert {run.experiment.rounds.target for run in planned("table1", "femnist")} == {0.75}
 
 

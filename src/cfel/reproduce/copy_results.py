@@ -45,7 +45,9 @@ def copy_results(out: Path, place: Path) -> list[Path]:
     if not (out / "summary.json").is_file():
         raise RunDirectoryError(f"{out} has no summary.json: no results to copy yet")
     check_directory(out / "figures")
-    written = [_write_file(place / "summary.json", _strip_paths(_read_text(out / "summary.json")))]
+    with translate_parse_errors(out / "summary.json"):
+        summary = json.loads(_read_text(out / "summary.json"))
+    written = [_write_file(place / "summary.json", _format_json(_strip_values(summary)))]
     extras = (*out.glob("rates.toml"), *sorted((out / "figures").glob("*.*")))
     written += [_copy_file(extra, place / extra.relative_to(out)) for extra in extras]
     for log in sorted(out.rglob("rounds.jsonl")):
@@ -64,8 +66,11 @@ def _copy_run(run: Path, place: Path) -> list[Path]:
     environment["command"] = _anonymise_command(environment["command"])
     return [
         *(_copy_file(run / name, place / name) for name in _FILES),
-        _write_file(place / "experiment.toml", _strip_paths(tomli_w.dumps(experiment))),
-        _write_file(place / "environment.json", json.dumps(environment, indent=2, ensure_ascii=False) + "\n"),
+        _write_file(
+            place / "experiment.toml",
+            tomli_w.dumps({name: _strip_values(each) for name, each in experiment.items()}),
+        ),
+        _write_file(place / "environment.json", _format_json(environment)),
     ]
 
 
@@ -78,6 +83,19 @@ def _anonymise_command(words: Sequence[str]) -> list[str]:
         for last, word in zip(before, words[1:], strict=False)
     ]
     return program + rest
+
+
+def _strip_values(value: object) -> object:
+    """A document without absolute paths; in its text, an escaped quote would look like one."""
+    if isinstance(value, str):
+        return _strip_paths(value)
+    if isinstance(value, dict):
+        return {_strip_paths(key): _strip_values(each) for key, each in value.items()}
+    return [_strip_values(each) for each in value] if isinstance(value, list) else value
+
+
+def _format_json(document: object) -> str:
+    return json.dumps(document, indent=2, ensure_ascii=False) + "\n"
 
 
 def _strip_paths(text: str) -> str:

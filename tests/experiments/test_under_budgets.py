@@ -1,0 +1,57 @@
+"""The table of schemes under the same budgets."""
+
+import json
+import runpy
+import shutil
+import sys
+from dataclasses import replace
+from pathlib import Path
+
+import pytest
+
+ROOT = Path(__file__).parents[2]
+SCRIPT = ROOT / "experiments" / "under_budgets.py"
+REDUCED = ROOT / "results" / "table1-femnist-reduced"
+
+
+def copy_rows(out: Path) -> Path:
+    for row, source in {"cef": "cef", "cef-fedbuff": "mll_sgd", "hcef_plus": "hcef_plus"}.items():
+        shutil.copytree(REDUCED / source, out / row)
+    return out
+
+
+def test_rows_are_named_by_their_folders(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    out = copy_rows(tmp_path / "out")
+    monkeypatch.setattr(sys, "argv", [str(SCRIPT), str(out), "0.72", str(tmp_path / "copied")])
+    runpy.run_path(str(SCRIPT), run_name="__main__")
+    lines = capsys.readouterr().out.splitlines()[2:]
+    names = {line.split("`")[1] for line in lines}
+    assert names == {"cef", "cef-fedbuff", "hcef_plus"}
+    accuracies = [float(line.split("|")[2].split("%")[0]) for line in lines]
+    assert accuracies == sorted(accuracies, reverse=True)
+    (cef,) = [line for line in lines if "`cef`" in line]
+    assert "| 1.00× (1.00–1.00) | 1.00× (1.00–1.00) |" in cef
+    found = json.loads((tmp_path / "copied" / "summary.json").read_text())
+    assert set(found["schemes"]["cef"]["accuracy_at_budget"]) == {"0", "1", "2"}
+
+
+def test_accuracy_at_the_budget_is_interpolated(tmp_path: Path) -> None:
+    """A budget that ends in the middle of a round has the mean of the accuracies before and after it."""
+    script = runpy.run_path(str(SCRIPT))
+    run = script["load_rows"](copy_rows(tmp_path))[0]
+    before, after = run.records[3:5]
+    middle = (before.seconds_realised + after.seconds_realised) / 2
+    halved = replace(run, fleet=replace(run.fleet, seconds_budget=middle, joules_budget=None))
+    expected = (before.accuracy + after.accuracy) / 2
+    assert script["find_accuracy_at_budget"](halved) == pytest.approx(expected)
+    unlimited = replace(run, fleet=replace(run.fleet, seconds_budget=None, joules_budget=None))
+    assert script["find_accuracy_at_budget"](unlimited) == run.records[-1].accuracy
+
+
+def test_a_row_that_misses_the_target_has_no_costs(tmp_path: Path) -> None:
+    script = runpy.run_path(str(SCRIPT))
+    document = script["summarise_rows"](script["load_rows"](copy_rows(tmp_path)), 0.99)
+    rows = script["format_table"](document).splitlines()[2:]
+    assert all(row.endswith("| 0 of 3 | – | – | – | – |") for row in rows)

@@ -15,10 +15,7 @@ rows=(
   "nothing"
   "half_batch-more_steps $half rounds.local=10"
   "half_batch-more_rounds $half rounds.edge=10"
-  "half_steps-more_rounds rounds.local=3 rounds.edge=8"
   "nesterov local.nesterov=true"
-  "momentum_reset local.momentum_state=reset"
-  "no_momentum local.momentum=0"
   "average aggregation.average=0.5"
 )
 for seed in $seeds; do

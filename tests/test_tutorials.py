@@ -38,6 +38,9 @@ PAGES = (
     "guides/models.md",
     "guides/algorithms.md",
     "guides/semi-asynchronous.md",
+    "guides/tasks.md",
+    "guides/compressors.md",
+    "guides/backhauls.md",
 )
 
 

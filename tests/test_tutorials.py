@@ -38,6 +38,7 @@ PAGES = (
     "guides/models.md",
     "guides/algorithms.md",
     "guides/semi-asynchronous.md",
+    "guides/schemes.md",
     "guides/tasks.md",
     "guides/compressors.md",
     "guides/backhauls.md",

@@ -82,11 +82,11 @@ def render_page(runs: tuple[Run, ...], summary: Mapping[str, Any], pictures: tup
         f'<div class="card">{render_summary_table(summary, styles, settings)}</div>'
         f'<p class="muted">{escape(_render_footnote(runs, summary))}</p>'
         f"{render_overruns(runs, styles)}"
-        f'<h2>Planned and done</h2><div class="card">{render_work_table(summary, styles, settings)}</div>'
-        f'<p class="muted">{escape(_render_work_footnote(summary))}</p>'
         f"{render_metrics_table(summary, styles, settings)}"
         f"<h2>Figures</h2>{render_gallery(shared)}"
         f"{'<h2>Devices by scheme</h2>' + render_gallery(single) if single else ''}"
+        f'<h2>Planned and done</h2><div class="card">{render_work_table(summary, styles, settings)}</div>'
+        f'<p class="muted">{escape(_render_work_footnote(summary))}</p>'
         f"<h2>How this was made</h2>{''.join(render_provenance(run, styles) for run in runs)}"
         "</main></body></html>\n"
     )

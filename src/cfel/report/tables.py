@@ -224,12 +224,15 @@ def compose_headline(summary: Mapping[str, Any], styles: Mapping[str, SchemeStyl
         for scheme, values in summary["schemes"].items()
         if values["seconds_to_target"] is not None
     }
+    alone = len(summary["schemes"]) == 1
     if not reached:
-        return "" if summary["target"] is None else "No scheme reached the target with every seed."
+        missed = "The target was not reached" if alone else "No scheme reached the target"
+        seeds = max(len(values["per_seed"]) for values in summary["schemes"].values())
+        return "" if summary["target"] is None else f"{missed}{' with every seed' if seeds > 1 else ''}."
     best = min(reached, key=lambda scheme: float(reached[scheme]["seconds_to_target"]))
     values = reached[best]
     text = (
-        f"{styles[best].label} reaches {format_percent(summary['target'])} first: after "
+        f"{styles[best].label} reaches {format_percent(summary['target'])} {'' if alone else 'first: '}after "
         f"{format_seconds(values['seconds_to_target'])} and {format_joules(values['joules_to_target'])}"
     )
     if values["gain_seconds"] is None or values["gain_seconds"] == 1.0:

@@ -13,6 +13,7 @@ import signal
 import subprocess
 import sys
 import tempfile
+from collections import Counter
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
@@ -103,7 +104,7 @@ def render_terminal(words: str, output: str) -> str:
     console.print(Text(output.rstrip()), soft_wrap=True)
     svg = console.export_svg(title="cfel", theme=MONOKAI, unique_id="tour")
     # Rich would load its font from another server.
-    svg = re.sub(r"@font-face \{.*?\}\s*", "", svg, flags=re.DOTALL)
+    svg = re.sub(r"@font-face \{.*?\}\s*|<!--.*?-->\s*", "", svg, flags=re.DOTALL)
     return svg.replace("Fira Code, monospace", "ui-monospace, Menlo, Consolas, 'DejaVu Sans Mono', monospace")
 
 
@@ -118,10 +119,10 @@ def shrink(png: bytes, name: str) -> bytes:
     buffer = io.BytesIO()
     with Image.open(io.BytesIO(png)) as opened:
         picture = opened.convert("RGB")
-    counts = picture.getcolors(picture.width * picture.height) or []
-    frequent = [colour for _, colour in sorted(counts, reverse=True)[:COLOURS]]
+    pixels = picture.tobytes()
+    counts = Counter(zip(pixels[::3], pixels[1::3], pixels[2::3], strict=True))
     palette = Image.new("P", (1, 1))
-    palette.putpalette([part for colour in frequent for part in colour])
+    palette.putpalette([part for colour, _ in counts.most_common(COLOURS) for part in colour])
     picture.quantize(palette=palette, dither=Image.Dither.NONE).save(buffer, "PNG", optimize=True)
     if len(buffer.getvalue()) > MOST_BYTES:
         raise SystemExit(f"{name}: {len(buffer.getvalue())} bytes, more than {MOST_BYTES}")

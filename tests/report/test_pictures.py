@@ -84,8 +84,10 @@ def test_cells_are_quoted_and_unknown_ones_empty() -> None:
 
 def test_every_figure_is_exported_in_every_format(two_seeds: Path, tmp_path: Path) -> None:
     files = export_figures(two_seeds, tmp_path / "to")
-    names = ("accuracy-seconds", "accuracy-joules", "accuracy-round", "budget", "estimates")
-    names = (*names, "decisions-0", "stragglers-0", "backhaul")
+    names = (
+        *("accuracy-seconds", "accuracy-joules", "accuracy-round", "budget", "estimates"),
+        *("decisions-0", "stragglers-0", "backhaul"),
+    )
     assert [file.name for file in files] == [f"{name}.{kind}" for name in names for kind in FORMATS]
     beginnings = {".svg": b"<?xml", ".png": b"\x89PNG", ".csv": b""}
     for file in files:

@@ -4,7 +4,7 @@ VENV   ?= .venv
 BIN    := $(VENV)/bin
 READY  := $(VENV)/.ready
 
-.PHONY: demo test test-long test-faults chaos-quick chaos test-slow wheel-test test-flower fuzz check bench docs docs-links clean
+.PHONY: demo test test-long test-faults chaos-quick chaos test-slow wheel-test test-flower fuzz check bench docs docs-links pictures clean
 
 demo: $(READY)            ## run the main job
 	$(BIN)/cfel demo
@@ -64,6 +64,9 @@ docs: $(VENV)/.docs        ## the documentation site, in build/docs; needs no ne
 
 docs-links: $(VENV)/.docs  ## also follow the links that lead to other sites
 	$(BIN)/sphinx-build -b linkcheck -q -d build/doctrees docs build/links
+
+pictures: $(READY)         ## the pictures of the tour, from real runs, in docs/images; needs Chromium; two minutes
+	$(BIN)/python -m docs.pictures
 
 $(VENV)/.docs: $(READY)
 	$(BIN)/pip install --quiet --disable-pip-version-check -c constraints.txt -e '.[docs]'

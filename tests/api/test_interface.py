@@ -104,6 +104,11 @@ def test_figures_and_report(result: cfel.RunResult, tmp_path: Path) -> None:
         result.plot("accuracy-second")
     with pytest.raises(InputError, match=r"suffix: unknown '\.pdf'"):
         picture.save(tmp_path / "figure.pdf")
+    files = result.export_figures(tmp_path / "figures", ["csv"])
+    assert {file.suffix for file in files} == {".csv"}
+    assert (tmp_path / "figures" / "accuracy-seconds.csv").read_text() == picture.csv
+    with pytest.raises(InputError, match=r"format: unknown 'pdf' \(allowed: csv, png, svg\)"):
+        result.export_figures(tmp_path / "figures", ["pdf"])
 
 
 @pytest.mark.long
@@ -129,6 +134,10 @@ def test_compare_and_sweep_with_functions(tmp_path: Path) -> None:
     assert again.table.column("rounds.local").to_pylist() == [1, 2, 3]
     assert cfel.load(tmp_path / "sweep").table.equals(again.table)
     assert again.plot().svg.startswith("<?xml")
+    exported = again.export_figures(tmp_path / "swept", ["csv"])
+    assert (tmp_path / "swept" / "by-key-0.csv") in exported
+    compared = comparison.export_figures(tmp_path / "figures", ["png"])
+    assert len(compared) == len(list((tmp_path / "figures").glob("*.png")))
 
 
 def test_compare_rejects_two_experiments_for_one_scheme(tmp_path: Path) -> None:

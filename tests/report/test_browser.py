@@ -8,6 +8,8 @@ from pathlib import Path
 
 import pytest
 
+from tests.dashboard.chromium import chromium
+
 BROWSER = next(filter(None, map(shutil.which, ("chromium", "chromium-browser", "google-chrome"))), None)
 OPTIONS = (
     *("--headless", "--no-sandbox", "--disable-gpu", "--disable-quic", "--no-first-run", "--hide-scrollbars"),
@@ -66,3 +68,23 @@ def test_a_screenshot_is_not_blank(comparison: Path, comparison_page: str, tmp_p
         comparison / "report.html", tmp_path / "profile", "--window-size=390,2000", f"--screenshot={picture}"
     )
     assert picture.stat().st_size > 50_000
+
+
+def test_paper_is_light_and_nothing_is_cut_off(
+    comparison_page: str, comparison: Path, tmp_path: Path
+) -> None:
+    """A reader who prefers dark prints the page: white, dark text, and nothing wider than A4."""
+    assert comparison_page
+    dark = {"name": "prefers-color-scheme", "value": "dark"}
+    with chromium(tmp_path / "profile") as page:
+        page.look(718, 1000)
+        page.send("Emulation.setEmulatedMedia", media="print", features=[dark])
+        page.open((comparison / "report.html").as_uri())
+        looks = "getComputedStyle(document.body)"
+        assert page.value(f"{looks}.backgroundColor") == "rgb(255, 255, 255)"
+        assert page.value(f"{looks}.color") == "rgb(27, 31, 36)"
+        assert page.value("document.documentElement.scrollWidth") == 718
+        # Tables stay tables, although the paper is as narrow as a phone.
+        assert page.value("getComputedStyle(document.querySelector('.summary thead')).display") != "none"
+        assert page.value("document.querySelector('.summary').getBoundingClientRect().right") <= 718
+        page.screenshot(tmp_path / "paper.png")

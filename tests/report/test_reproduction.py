@@ -20,9 +20,9 @@ def row(seconds: float | None, gain: float | None) -> dict[str, Any]:
 
 def test_the_papers_gains_are_marked() -> None:
     """Two schemes; the paper knows one of them: one hollow mark in each panel."""
-    figure = draw_gains({"hcef": row(10.0, 1.5), "own": row(9.0, 2.0)}, {"hcef": (1.95, 1.84)})
-    assert figure is not None
-    for axes, wanted in zip(figure.axes, (1.95, 1.84), strict=True):
+    drawing = draw_gains({"hcef": row(10.0, 1.5), "own": row(9.0, 2.0)}, {"hcef": (1.95, 1.84)})
+    assert drawing is not None
+    for axes, wanted in zip(drawing.figure.axes, (1.95, 1.84), strict=True):
         hollow = [line for line in axes.lines if line.get_markerfacecolor() == "none"]
         assert [float(line.get_xdata()[0]) for line in hollow] == [wanted]  # type: ignore[index,arg-type]
 
@@ -35,9 +35,9 @@ def test_a_sweep_leaves_out_what_was_not_reached() -> None:
     times = ((2.0, 4e4), (4.0, None), (6.0, 6e4))
     values = {value: {"schemes": {"cef": row(seconds, 1.0)}} for value, seconds in times}
     measure = Measure("seconds_to_target", "time", 1e4)
-    figure = draw_sweep(values, "q", (measure,), {"seconds_to_target": {"cef": (2.0, 4.3)}})
-    assert figure is not None
-    measured, paper = figure.axes[0].lines
+    drawing = draw_sweep(values, "q", (measure,), {"seconds_to_target": {"cef": (2.0, 4.3)}})
+    assert drawing is not None
+    measured, paper = drawing.figure.axes[0].lines
     assert list(measured.get_xdata()) == [2, 6]  # type: ignore[arg-type]
     assert list(measured.get_ydata()) == [4.0, 6.0]  # type: ignore[arg-type]
     assert list(paper.get_ydata()) == [4.3]  # type: ignore[arg-type]

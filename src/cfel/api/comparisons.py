@@ -1,12 +1,14 @@
 """Several runs as one object: a comparison of schemes."""
 
+from collections.abc import Sequence
 from dataclasses import dataclass
+from os import PathLike
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import pyarrow as pa
 
-from cfel.api.results import FIGURE, RunResult, draw, load_result
+from cfel.api.results import FIGURE, FORMATS, RunResult, draw, export, load_result
 from cfel.extras import explain_missing_extra
 from cfel.report.load import find_runs, find_target
 from cfel.report.summary import measure, summarise
@@ -53,6 +55,18 @@ class Comparison:
             from cfel.report import write_report
 
         return write_report(self.path, self.target)
+
+    def export_figures(self, to: str | PathLike[str], formats: Sequence[str] = FORMATS) -> tuple[Path, ...]:
+        """Writes every figure of the report into the directory `to`; returns the files.
+
+        Args:
+            to: receives the files; created if missing.
+            formats: "svg", "png", and "csv" for the numbers that a figure shows.
+
+        Raises:
+            InputError: there is no such format.
+        """
+        return export([each.run for each in self.runs], to, formats, self.target)
 
     def __repr__(self) -> str:
         schemes = dict.fromkeys(each.run.scheme for each in self.runs)

@@ -6,6 +6,7 @@ loaded later. Tables are always Arrow's; `.to_pandas()` makes a pandas frame of 
 
 from collections.abc import Sequence
 from dataclasses import dataclass, fields
+from os import PathLike
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -28,6 +29,9 @@ if TYPE_CHECKING:
 
 FIGURE = "accuracy-seconds"
 """The figure that `plot` draws by default: accuracy over time."""
+
+FORMATS = ("svg", "png", "csv")
+"""The formats of `export_figures`."""
 
 
 @dataclass(frozen=True, slots=True, eq=False, repr=False)
@@ -95,6 +99,8 @@ class RunResult:
     def plot(self, figure: str = FIGURE, target: float | None = None) -> "Picture":
         """Draws a figure of the report; a notebook shows it, `.save("file.png")` writes it.
 
+        `.save("file.csv")` writes the numbers that it shows.
+
         Args:
             figure: "accuracy-seconds", "accuracy-joules", "accuracy-round", "budget", "estimates",
                 "decisions-0", "stragglers-0" or "backhaul".
@@ -108,6 +114,18 @@ class RunResult:
             from cfel.report import write_report
 
         return write_report(self.path)
+
+    def export_figures(self, to: str | PathLike[str], formats: Sequence[str] = FORMATS) -> tuple[Path, ...]:
+        """Writes every figure of the report into the directory `to`; returns the files.
+
+        Args:
+            to: receives the files; created if missing.
+            formats: "svg", "png", and "csv" for the numbers that a figure shows.
+
+        Raises:
+            InputError: there is no such format.
+        """
+        return export((self.run,), to, formats, self.run.target)
 
     def model(self, edge: int | None = None, device: int | None = None) -> nn.Module:
         """The trained model, in evaluation mode.
@@ -143,6 +161,17 @@ def draw(runs: Sequence[Run], figure: str, target: float | None) -> "Picture":
         from cfel.report.pictures import draw_one
 
     return draw_one(group_by_scheme(tuple(runs)), figure, target)
+
+
+def export(
+    runs: Sequence[Run], to: str | PathLike[str], formats: Sequence[str], target: float | None
+) -> tuple[Path, ...]:
+    """Writes every figure of some runs into a directory."""
+    with explain_missing_extra():
+        from cfel.report.pictures import check_formats, draw_pictures, write_pictures
+
+    check_formats(formats)
+    return write_pictures(Path(to), draw_pictures(tuple(runs), target), formats)
 
 
 def tabulate_plan(plan: PlanTable) -> pa.Table:

@@ -8,13 +8,14 @@ import json
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from itertools import product
+from os import PathLike
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import pyarrow as pa
 
 from cfel.api.cluster_runs import PlacedRun
-from cfel.api.results import FIGURE, RunResult, draw
+from cfel.api.results import FIGURE, FORMATS, RunResult, draw, export
 from cfel.api.run_options import RunOptions
 from cfel.api.runs import compare_runs
 from cfel.durable import replace_file, translate_os_errors
@@ -64,7 +65,8 @@ class Sweep:
     def plot(self, figure: str = FIGURE) -> "Picture":
         """Draws a figure of the report with one line per setting; see `RunResult.plot`.
 
-        Besides those, "by-key-0", "by-key-1", … show the final accuracy by the values of each key.
+        Besides those, "by-key-0", "by-key-1", … show the final accuracy by the values of each key, and
+        "costs-by-key-0", … time and energy to the target.
         """
         return draw([each.run for each in self.runs], figure, self.target)
 
@@ -74,6 +76,18 @@ class Sweep:
             from cfel.report import write_report
 
         return write_report(self.path, self.target)
+
+    def export_figures(self, to: str | PathLike[str], formats: Sequence[str] = FORMATS) -> tuple[Path, ...]:
+        """Writes every figure of the report into the directory `to`; returns the files.
+
+        Args:
+            to: receives the files; created if missing.
+            formats: "svg", "png", and "csv" for the numbers that a figure shows.
+
+        Raises:
+            InputError: there is no such format.
+        """
+        return export([each.run for each in self.runs], to, formats, self.target)
 
     def __repr__(self) -> str:
         keys = ", ".join(self.settings[0]) if self.settings else "nothing"

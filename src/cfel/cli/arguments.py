@@ -22,7 +22,7 @@ SUMMARIES = {
     "watch": "serve a live dashboard of a run or a comparison",
     "reproduce": "reproduce a table or figure of the paper",
     "recount": "recount a finished run under other conditions",
-    "report": "write the HTML report of a run or a comparison",
+    "report": "write the HTML report of a run, a comparison or a sweep, or export its figures",
     "up": "run an experiment as real processes on this machine",
     "edge": "run one edge server of a federation",
     "device": "run one device of a federation",

@@ -1,27 +1,45 @@
-"""`cfel report`: writes the HTML report of a run or a comparison from its logs."""
+"""`cfel report`: writes the HTML report of a run, a comparison or a sweep, or exports its figures."""
 
 import argparse
+from collections.abc import Sequence
 from pathlib import Path
 
 from rich.console import Console
 
-from cfel.cli.arguments import Commands, add_command, add_json_option, parse_number
+from cfel.cli.arguments import Commands, add_command, add_json_option, parse_names, parse_number
 from cfel.cli.output import print_json
-from cfel.report import write_events, write_report
+from cfel.errors import InputError
+from cfel.report import export_figures, write_events, write_report
 
 EXAMPLE = """  cfel report runs/first
-  cfel report runs/table --target 0.7 --tensorboard"""
+  cfel report runs/table --target 0.7 --tensorboard
+  cfel report runs/table --export figures --format png,csv"""
+FORMATS = "svg,png,csv"
 
 
 def register(commands: Commands) -> None:
     """Adds the command."""
     parser = add_command(commands, "report", EXAMPLE)
-    parser.add_argument("directory", type=Path, metavar="DIR", help="directory of a run or a comparison")
+    parser.add_argument(
+        "directory", type=Path, metavar="DIR", help="directory of a run, a comparison or a sweep"
+    )
     parser.add_argument(
         "--target",
         type=parse_number,
         metavar="ACCURACY",
         help="target of the table (default: the experiment's)",
+    )
+    parser.add_argument(
+        "--export",
+        type=Path,
+        metavar="TO",
+        help="only write every figure into the directory TO, and nothing into DIR",
+    )
+    parser.add_argument(
+        "--format",
+        type=parse_names,
+        metavar="NAME,…",
+        help=f"formats of --export, csv for the numbers of a figure (default {FORMATS})",
     )
     parser.add_argument("--tensorboard", action="store_true", help="also write TensorBoard event files")
     add_json_option(parser)
@@ -30,12 +48,32 @@ def register(commands: Commands) -> None:
 
 def run(arguments: argparse.Namespace) -> int:
     """Writes the files and prints their paths."""
+    if arguments.export is not None:
+        return _export(arguments)
+    if arguments.format is not None:
+        raise InputError("--format: needs --export TO, the directory for the files")
     page = write_report(arguments.directory, arguments.target)
     events = write_events(arguments.directory) if arguments.tensorboard else ()
     if arguments.json:
         print_json({"report": str(page), "tensorboard": [str(path) for path in events]})
         return 0
-    console = Console(highlight=False)
-    for path in (page, *events):
-        console.print(str(path), soft_wrap=True)
+    _print_paths((page, *events))
     return 0
+
+
+def _export(arguments: argparse.Namespace) -> int:
+    if arguments.tensorboard:
+        raise InputError("--tensorboard: writes into DIR, so it cannot be used with --export")
+    formats = parse_names(FORMATS) if arguments.format is None else arguments.format
+    files = export_figures(arguments.directory, arguments.export, formats, arguments.target)
+    if arguments.json:
+        print_json({"figures": [str(path) for path in files]})
+        return 0
+    _print_paths(files)
+    return 0
+
+
+def _print_paths(paths: Sequence[Path]) -> None:
+    console = Console(highlight=False)
+    for path in paths:
+        console.print(str(path), soft_wrap=True, markup=False)

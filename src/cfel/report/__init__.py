@@ -10,13 +10,24 @@ from typing import TYPE_CHECKING
 if TYPE_CHECKING:
     from cfel.report.load import Run, load_run, load_runs
     from cfel.report.page import write_report
+    from cfel.report.pictures import export_figures
     from cfel.report.summary import summarise, write_summary
     from cfel.report.tensorboard import write_events
 
-__all__ = ["Run", "load_run", "load_runs", "summarise", "write_events", "write_report", "write_summary"]
+__all__ = [
+    "Run",
+    "export_figures",
+    "load_run",
+    "load_runs",
+    "summarise",
+    "write_events",
+    "write_report",
+    "write_summary",
+]
 
 _MODULES = {
     "Run": "load",
+    "export_figures": "pictures",
     "load_run": "load",
     "load_runs": "load",
     "summarise": "summary",

@@ -2,10 +2,9 @@
 
 import numpy as np
 from matplotlib.axes import Axes
-from matplotlib.figure import Figure
 
 from cfel.arrays import FloatArray, IndexArray
-from cfel.report.style import INK, MUTED, SURFACE, new_figure
+from cfel.report.style import INK, MUTED, SURFACE, Drawing, new_figure
 from cfel.runlog import FleetDescription
 from cfel.wording import plural
 
@@ -19,7 +18,7 @@ def place_on_circle(count: int) -> FloatArray:
     return np.stack([np.cos(angle), np.sin(angle)], axis=1)
 
 
-def draw_backhaul(fleet: FleetDescription) -> Figure | None:
+def draw_backhaul(fleet: FleetDescription) -> Drawing | None:
     """Draws edge servers with their number of devices; the width of a link is its mixing weight.
 
     None if there are too many links to tell apart.
@@ -41,7 +40,14 @@ def draw_backhaul(fleet: FleetDescription) -> Figure | None:
     axes.set_axis_off()
     axes.set_xlim(-1.75, 1.75)
     axes.set_ylim(-1.45, 1.45)
-    return figure
+    return Drawing(figure, ("edge", "devices", "neighbour", "mixing weight"), _list_links(fleet, sizes))
+
+
+def _list_links(fleet: FleetDescription, sizes: IndexArray) -> list[tuple[object, ...]]:
+    """Every edge server with the weight of its own model, then with that of each neighbour."""
+    both = {pair for a, b in fleet.edges for pair in ((a, b), (b, a))}
+    own = {(edge, edge) for edge in range(fleet.clusters)}
+    return [(a, int(sizes[a]), b, fleet.mixing[a][b]) for a, b in sorted(both | own)]
 
 
 def _draw_names(axes: Axes, points: FloatArray, sizes: IndexArray) -> None:

@@ -22,7 +22,7 @@ from matplotlib.ticker import (
 
 from cfel.arrays import FloatArray
 from cfel.report.load import Run
-from cfel.report.style import GRID, MUTED, SchemeStyle, new_figure
+from cfel.report.style import GRID, MUTED, Drawing, SchemeStyle, new_figure
 from cfel.runlog import RoundRecord
 
 Value = Callable[[RoundRecord, Run], float | None]
@@ -43,6 +43,7 @@ class Curve:
         y: means over seeds.
         low: smallest y over seeds.
         high: largest y over seeds.
+        seeds: how many seeds there are.
     """
 
     style: SchemeStyle
@@ -50,6 +51,20 @@ class Curve:
     y: FloatArray
     low: FloatArray
     high: FloatArray
+    seeds: int
+
+
+RANGE = ("mean", "least", "most", "seeds")
+"""Columns of what a curve shows over seeds."""
+
+
+def tabulate_curves(curves: Sequence[Curve], *cells: object) -> list[tuple[object, ...]]:
+    """The points of curves as rows: `cells`, the name of the line, x, and the columns of `RANGE`."""
+    return [
+        (*cells, line.style.label, *map(float, point), line.seeds)
+        for line in curves
+        for point in zip(line.x, line.y, line.low, line.high, strict=True)
+    ]
 
 
 def build_curve(style: SchemeStyle, runs: Sequence[Run], x: Value, y: Value) -> Curve | None:
@@ -68,7 +83,7 @@ def build_curve(style: SchemeStyle, runs: Sequence[Run], x: Value, y: Value) -> 
         return None
     table = np.array([[seed[number] for number in rounds] for seed in points])
     xs, ys = table[..., 0], table[..., 1]
-    return Curve(style, xs.mean(axis=0), ys.mean(axis=0), ys.min(axis=0), ys.max(axis=0))
+    return Curve(style, xs.mean(axis=0), ys.mean(axis=0), ys.min(axis=0), ys.max(axis=0), len(runs))
 
 
 def _collect_points(run: Run, x: Value, y: Value) -> dict[int, tuple[float, float]]:
@@ -86,14 +101,15 @@ def read_field(name: str, record: RoundRecord, _run: Run) -> float:
     return float(getattr(record, name))
 
 
-def draw_curves(axes: Axes, curves: Sequence[Curve]) -> None:
-    """Draws lines and bands, each with its name at the end."""
+def draw_curves(axes: Axes, curves: Sequence[Curve], *, named: bool = True) -> None:
+    """Draws lines and bands, each with its name at the end unless there is only one anyway."""
     for line in curves:
         style = line.style
         axes.fill_between(line.x, line.low, line.high, color=style.colour, alpha=0.16, linewidth=0)
         axes.plot(line.x, line.y, color=style.colour, linestyle=style.dash)
         axes.plot(line.x[-1:], line.y[-1:], color=style.colour, marker=style.marker)
-    _name_ends(axes, curves)
+    if named:
+        _name_ends(axes, curves)
 
 
 def _name_ends(axes: Axes, curves: Sequence[Curve]) -> None:
@@ -142,7 +158,7 @@ def draw_accuracy(
     x_label: str,
     target: float | None,
     right: float = 0.0,
-) -> Figure | None:
+) -> Drawing | None:
     """Draws accuracy over time, energy or rounds; None if no round was evaluated.
 
     Args:
@@ -167,7 +183,7 @@ def draw_accuracy(
     axes.set_ylabel("accuracy")
     _format_x_axis(axes, x_label)
     draw_curves(axes, curves)
-    return figure
+    return Drawing(figure, ("line", x_label, *RANGE), tabulate_curves(curves))
 
 
 def _set_limits(axes: Axes, curves: Sequence[Curve], target: float | None, right: float = 0.0) -> None:
@@ -197,7 +213,7 @@ def _build_curves(
     return [line for line in found if line is not None]
 
 
-def draw_budget(groups: Mapping[str, tuple[Run, ...]], styles: Mapping[str, SchemeStyle]) -> Figure | None:
+def draw_budget(groups: Mapping[str, tuple[Run, ...]], styles: Mapping[str, SchemeStyle]) -> Drawing | None:
     """Draws the share of the time and energy budgets left after each round; None without budgets."""
     panels = [
         (title, curves)
@@ -215,7 +231,12 @@ def draw_budget(groups: Mapping[str, tuple[Run, ...]], styles: Mapping[str, Sche
         axes.xaxis.set_major_locator(MaxNLocator(integer=True))
         draw_curves(axes, curves)
     all_axes[-1].set_xlabel("global round")
-    return figure
+    return _tabulate_panels(figure, panels)
+
+
+def _tabulate_panels(figure: Figure, panels: Sequence[tuple[str, Sequence[Curve]]]) -> Drawing:
+    rows = [row for title, curves in panels for row in tabulate_curves(curves, title)]
+    return Drawing(figure, ("panel", "line", "global round", *RANGE), rows)
 
 
 def _share_of_seconds_left(record: RoundRecord, run: Run) -> float | None:
@@ -236,7 +257,9 @@ def _use_plain_labels(axes: Axes, span: float) -> None:
     axes.yaxis.set_minor_formatter(NullFormatter())
 
 
-def draw_estimates(groups: Mapping[str, tuple[Run, ...]], styles: Mapping[str, SchemeStyle]) -> Figure | None:
+def draw_estimates(
+    groups: Mapping[str, tuple[Run, ...]], styles: Mapping[str, SchemeStyle]
+) -> Drawing | None:
     """Draws σ² and G² over rounds on a logarithmic scale; values ≤ 0 are left out."""
     panels = [
         (title, curves)
@@ -261,4 +284,4 @@ def draw_estimates(groups: Mapping[str, tuple[Run, ...]], styles: Mapping[str, S
         axes.xaxis.set_major_locator(MaxNLocator(integer=True))
         draw_curves(axes, curves)
     all_axes[-1].set_xlabel("global round")
-    return figure
+    return _tabulate_panels(figure, panels)

@@ -1,16 +1,15 @@
 """Per-device figures of one run: ρ and θ over rounds, and the slowest clusters and devices."""
 
 from collections import Counter
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 
 import numpy as np
 from matplotlib.axes import Axes
-from matplotlib.figure import Figure
 from matplotlib.ticker import MaxNLocator, PercentFormatter
 
 from cfel.arrays import FloatArray, IndexArray
 from cfel.report.load import Run
-from cfel.report.style import GRID, INK, MUTED, SURFACE, SchemeStyle, new_figure
+from cfel.report.style import GRID, INK, MUTED, SURFACE, Drawing, SchemeStyle, new_figure
 from cfel.runlog import PlanTable
 
 _MAX_ROUNDS = 200
@@ -18,7 +17,7 @@ _MAX_ROWS = 256
 _MAX_BARS = 8
 
 
-def draw_decisions(run: Run) -> Figure | None:
+def draw_decisions(run: Run) -> Drawing | None:
     """Draws heat maps of ρ and θ, one row per device and one column per round; None without plan tables."""
     rounds = pick_evenly(run.directory.plan_rounds(), _MAX_ROUNDS)
     if not rounds:
@@ -27,15 +26,33 @@ def draw_decisions(run: Run) -> Figure | None:
     order = np.argsort(run.fleet.cluster, kind="stable")
     # One table at a time, down to the rows to show: those of a large fleet do not fit into memory together.
     means = [_average_shares(run, number, order) for number in rounds]
+    tables = {name: np.concatenate([each[name] for each in means], axis=1) for name in ("rho", "theta")}
     figure, all_axes = new_figure(2, 2.9)
     for axes, name, title in zip(
         all_axes, ("rho", "theta"), ("ρ, share of local steps", "θ, share uploaded"), strict=True
     ):
-        _draw_heat_map(axes, np.concatenate([each[name] for each in means], axis=1), rounds, run)
+        _draw_heat_map(axes, tables[name], rounds, run)
         axes.set_title(title)
     all_axes[-1].set_xlabel("global round")
     figure.colorbar(all_axes[0].images[0], ax=all_axes, shrink=0.7, pad=0.02).outline.set_visible(False)
-    return figure
+    columns = ("global round", "cluster", "first device", "devices", "rho", "theta")
+    return Drawing(figure, columns, _tabulate_decisions(tables, rounds, run, order))
+
+
+def _tabulate_decisions(
+    tables: Mapping[str, FloatArray], rounds: Sequence[int], run: Run, order: IndexArray
+) -> list[tuple[object, ...]]:
+    """A row for each cell of the heat maps: of one device, or of neighbours whose mean it shows."""
+    blocks = np.array_split(order, len(tables["rho"]))
+    return [
+        (number, run.fleet.cluster[block[0]], int(block[0]), len(block), *map(_leave_out_nan, cells))
+        for column, number in enumerate(rounds)
+        for block, *cells in zip(blocks, *(each[:, column] for each in tables.values()), strict=True)
+    ]
+
+
+def _leave_out_nan(value: float) -> float | None:
+    return None if np.isnan(value) else float(value)
 
 
 def _average_shares(run: Run, global_round: int, order: IndexArray) -> dict[str, FloatArray]:
@@ -89,7 +106,7 @@ def _draw_heat_map(axes: Axes, table: FloatArray, rounds: Sequence[int], run: Ru
     axes.set_ylabel("device, by cluster")
 
 
-def draw_stragglers(run: Run, style: SchemeStyle) -> Figure | None:
+def draw_stragglers(run: Run, style: SchemeStyle) -> Drawing | None:
     """Draws how often each cluster and each device was the slowest; None if the log does not say."""
     panels = [
         (title, rank_most_frequent(numbers, len(run.records), word))
@@ -105,7 +122,8 @@ def draw_stragglers(run: Run, style: SchemeStyle) -> Figure | None:
     for axes, (title, shares) in zip(all_axes, panels, strict=True):
         _draw_bars(axes, shares, style)
         axes.set_title(title)
-    return figure
+    rows = [(title.partition(",")[0], *bar) for title, shares in panels for bar in shares]
+    return Drawing(figure, ("panel", "name", "share of rounds"), rows)
 
 
 def rank_most_frequent(numbers: Sequence[int | None], rounds: int, word: str) -> list[tuple[str, float]]:

@@ -132,7 +132,9 @@ def _explain(run: Run, resource: str, account: str, since: int, budget: float) -
         return 'the run ends with the round that uses it up (rounds.stop = "budget")'
     # Plans that all met their caps add up to the budget, unless the scheme has none.
     if getattr(last, f"{resource}_expected") > budget:
-        return f"{run.scheme} plans without caps"
+        # In a sweep, `run.scheme` is the name of the setting.
+        scheme = _read_setting(run, "scheme", "name") if run.setting else run.scheme
+        return f"{scheme} plans without caps"
     return f"rounds took more {name} than their plans expected"
 
 

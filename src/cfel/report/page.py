@@ -17,19 +17,22 @@ from cfel.report.pictures import Picture, draw_pictures, write_pictures
 from cfel.report.style import SchemeStyle, assign_styles, css_variable, list_colours
 from cfel.report.summary import summarise
 from cfel.report.tables import (
+    Settings,
     compose_headline,
     format_percent,
+    name_most_accurate,
     render_metrics_table,
     render_summary_table,
     render_work_table,
 )
 from cfel.wording import plural
 
-_WORK_FOOTNOTE = (
-    "Of a whole run, all devices together. Devices: accuracy on test samples like their own "
-    "(simulation.device_accuracy), mean, mean of the worst tenth, and standard deviation. Own models: the "
-    "same of models that devices keep to themselves. – : not recorded."
+_DEVICES_FOOTNOTE = (
+    " Devices: accuracy on test samples like their own (simulation.device_accuracy), mean, mean of the worst "
+    "tenth, and standard deviation."
 )
+_OWN_MODELS_FOOTNOTE = " Own models: the same of models that devices keep to themselves."
+_MOST_OVERRUNS = 8
 
 
 def write_report(path: Path, target: float | None = None) -> Path:
@@ -64,6 +67,7 @@ def render_page(runs: tuple[Run, ...], summary: Mapping[str, Any], pictures: tup
     """
     groups = group_by_scheme(runs)
     styles = assign_styles(tuple(groups))
+    settings = {run.scheme: run.setting for run in runs if run.setting}
     title = escape(runs[0].name)
     # Figures that compare schemes come first, figures of one scheme after them.
     shared = [picture for picture in pictures if not picture.about]
@@ -74,28 +78,28 @@ def render_page(runs: tuple[Run, ...], summary: Mapping[str, Any], pictures: tup
         '<meta name="color-scheme" content="light dark">'
         f"<title>{title} · cfel report</title><style>{render_stylesheet()}</style></head><body><main>"
         f'<h1>{title}</h1><p class="muted">{escape(_render_subtitle(runs, summary["target"]))}</p>'
-        f'<p class="headline">{escape(compose_headline(summary, styles))}</p>'
-        f'<div class="card">{render_summary_table(summary, styles)}</div>'
-        f'<p class="muted">{escape(_render_footnote(runs))}</p>'
+        f'<p class="headline">{escape(_compose_headline(summary, styles, settings))}</p>'
+        f'<div class="card">{render_summary_table(summary, styles, settings)}</div>'
+        f'<p class="muted">{escape(_render_footnote(runs, summary))}</p>'
         f"{render_overruns(runs, styles)}"
-        f'<h2>Planned and done</h2><div class="card">{render_work_table(summary, styles)}</div>'
-        f'<p class="muted">{escape(_WORK_FOOTNOTE)}</p>'
-        f"{render_metrics_table(summary, styles)}"
+        f"{render_metrics_table(summary, styles, settings)}"
         f"<h2>Figures</h2>{render_gallery(shared)}"
         f"{'<h2>Devices by scheme</h2>' + render_gallery(single) if single else ''}"
+        f'<h2>Planned and done</h2><div class="card">{render_work_table(summary, styles, settings)}</div>'
+        f'<p class="muted">{escape(_render_work_footnote(summary))}</p>'
         f"<h2>How this was made</h2>{''.join(render_provenance(run, styles) for run in runs)}"
         "</main></body></html>\n"
     )
 
 
 def render_stylesheet() -> str:
-    """The style sheet for light and dark mode."""
+    """The style sheet for light and dark mode; paper is light."""
     light = "".join(f"{css_variable(colour)}:{colour};" for colour, _ in list_colours())
     dark = "".join(f"{css_variable(colour)}:{other};" for colour, other in list_colours())
     rules = files("cfel.report").joinpath("page.css").read_text(encoding="utf-8")
     return (
         f":root{{--ground:#f4f6f8;{light}}}\n"
-        f"@media (prefers-color-scheme: dark){{:root{{--ground:#0f1317;{dark}}}}}\n{rules}"
+        f"@media screen and (prefers-color-scheme: dark){{:root{{--ground:#0f1317;{dark}}}}}\n{rules}"
     )
 
 
@@ -104,7 +108,7 @@ def _render_subtitle(runs: tuple[Run, ...], target: float | None) -> str:
     fleet = runs[0].fleet
     parts = [
         f"{plural(fleet.devices, 'device')} in {plural(fleet.clusters, 'cluster')}",
-        plural(len(group_by_scheme(runs)), "setting" if runs[0].setting else "scheme"),
+        _count_settings(runs) if runs[0].setting else plural(len(group_by_scheme(runs)), "scheme"),
         plural(len({run.seed for run in runs}), "seed"),
         f"up to {plural(rounds, 'global round')}",
     ]
@@ -113,21 +117,52 @@ def _render_subtitle(runs: tuple[Run, ...], target: float | None) -> str:
     return " · ".join(parts)
 
 
-def _render_footnote(runs: tuple[Run, ...]) -> str:
-    text = "Gain: over CEF, to the target. In brackets: share of the budget. – : not reached, or not known."
+def _count_settings(runs: tuple[Run, ...]) -> str:
+    return f"{plural(len(group_by_scheme(runs)), 'setting')} of {' and '.join(runs[0].setting)}"
+
+
+def _compose_headline(
+    summary: Mapping[str, Any], styles: Mapping[str, SchemeStyle], settings: Settings
+) -> str:
+    first = compose_headline(summary, styles)
+    return f"{name_most_accurate(summary, styles)} {first}".strip() if settings else first
+
+
+def _render_footnote(runs: tuple[Run, ...], summary: Mapping[str, Any]) -> str:
+    gains = any(values["gain_seconds"] is not None for values in summary["schemes"].values())
+    parts = ["In brackets: share of the budget. – : not reached, or not known."]
+    if gains:
+        parts.insert(0, "Gain: over CEF, to the target.")
     if len({run.seed for run in runs}) > 1:
-        text = f"Means over seeds, with 95 % confidence intervals; gains are compared seed by seed. {text}"
-    return text
+        compared = "; gains are compared seed by seed" if gains else ""
+        parts.insert(0, f"Means over seeds, with 95 % confidence intervals{compared}.")
+    return " ".join(parts)
+
+
+def _render_work_footnote(summary: Mapping[str, Any]) -> str:
+    def is_known(name: str) -> bool:
+        return any(values[name] is not None for values in summary["schemes"].values())
+
+    devices = _DEVICES_FOOTNOTE if is_known("device_accuracy_mean") else ""
+    own = _OWN_MODELS_FOOTNOTE if is_known("personal_accuracy_mean") else ""
+    return f"Of a whole run, all devices together.{devices}{own}"
 
 
 def render_overruns(runs: Sequence[Run], styles: Mapping[str, SchemeStyle]) -> str:
-    """What runs broke: budgets, and caps of single rounds; empty if all were kept."""
-    items = "".join(
+    """What runs broke: budgets, and caps of single rounds; empty if all were kept. Long lists are folded."""
+    items = [
         f"<li>{escape(f'{styles[run.scheme].label}, seed {run.seed}: {sentence}')}</li>"
         for run in runs
         for sentence in describe_overruns(run)
-    )
-    return f"<h2>Budgets and caps that were broken</h2><ul>{items}</ul>" if items else ""
+    ]
+    if not items:
+        return ""
+    whole = f"<ul>{''.join(items)}</ul>"
+    if len(items) > _MOST_OVERRUNS:
+        broken = len({run.directory.path for run in runs if describe_overruns(run)})
+        label = f"{broken} of {plural(len(runs), 'run')}"
+        whole = f'<details class="list"><summary>{label}</summary>{whole}</details>'
+    return f"<h2>Budgets and caps that were broken</h2>{whole}"
 
 
 def render_gallery(pictures: Sequence[Picture]) -> str:

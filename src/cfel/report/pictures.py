@@ -1,26 +1,36 @@
-"""All figures of a report, each drawn once for the page and for its SVG and PNG files."""
+"""All figures of a report, each drawn once for the page and for its SVG, PNG and CSV files."""
 
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from functools import partial
 from html import escape
 from os import PathLike
 from pathlib import Path
 
-from matplotlib.figure import Figure
-
 from cfel.durable import make_directory, replace_file
 from cfel.errors import InputError, unknown_name
 from cfel.report.backhaul import draw_backhaul
 from cfel.report.curves import draw_accuracy, draw_budget, draw_estimates, read_field
 from cfel.report.devices import draw_decisions, draw_stragglers
-from cfel.report.load import Run, group_by_scheme
-from cfel.report.settings import draw_by_key
-from cfel.report.style import SchemeStyle, assign_styles, inline_svg, render_png, render_svg, use_style
+from cfel.report.load import Run, find_target, group_by_scheme, load_runs
+from cfel.report.settings import MAX_LINES, choose_lines, draw_accuracy_by_key, draw_costs_by_key
+from cfel.report.style import (
+    Drawing,
+    SchemeStyle,
+    assign_styles,
+    inline_svg,
+    render_csv,
+    render_png,
+    render_svg,
+    use_style,
+)
 from cfel.wording import plural
 
 Groups = Mapping[str, tuple[Run, ...]]
 """The runs behind each line of a figure."""
+FORMATS = ("svg", "png", "csv")
+"""The files that a figure can be written to; a CSV file has the numbers that it shows."""
+
 _Styles = Mapping[str, SchemeStyle]
 
 
@@ -35,6 +45,7 @@ class Picture:
         about: the scheme it shows; empty if it shows all of them.
         svg: the SVG file.
         png: the PNG file.
+        csv: the CSV file, with the numbers that the figure shows.
         inline: the SVG element of the page.
     """
 
@@ -44,19 +55,20 @@ class Picture:
     about: str
     svg: str
     png: bytes
+    csv: str
     inline: str
 
     def save(self, path: str | PathLike[str]) -> None:
-        """Writes the figure to a file, .svg or .png.
+        """Writes the figure to a file, .svg or .png, or the numbers that it shows to a .csv file.
 
         Raises:
             InputError: the file has another suffix.
         """
-        content = {".svg": self.svg.encode(), ".png": self.png}
         suffix = Path(path).suffix.lower()
-        if suffix not in content:
-            raise InputError(unknown_name(f"{path}: suffix", suffix, content))
-        replace_file(Path(path), content[suffix])
+        if suffix[1:] not in FORMATS:
+            raise InputError(unknown_name(f"{path}: suffix", suffix, [f".{name}" for name in FORMATS]))
+        content = {"svg": self.svg.encode(), "png": self.png, "csv": self.csv.encode()}
+        replace_file(Path(path), content[suffix[1:]])
 
     def _repr_svg_(self) -> str:
         """How a notebook shows it."""
@@ -73,7 +85,7 @@ class FigureSpec:
     name: str
     title: str
     caption: str
-    draw: Callable[[], Figure | None]
+    draw: Callable[[], Drawing | None]
     about: str = ""
 
 
@@ -114,43 +126,91 @@ def draw_one(groups: Groups, name: str, target: float | None) -> Picture:
 def _list_figures(groups: Groups, target: float | None) -> tuple[FigureSpec, ...]:
     styles = assign_styles(tuple(groups))
     runs = tuple(run for members in groups.values() for run in members)
+    shown = group_by_scheme(choose_lines(runs)) if runs[0].setting else groups
     return (
-        *_list_accuracy_figures(groups, styles, target),
-        *_list_overall_figures(groups, styles),
+        *_list_setting_figures(runs, target),
+        *_list_accuracy_figures(shown, styles, target),
+        *_list_overall_figures(shown, styles),
         *_list_scheme_figures(groups, styles),
-        *_list_setting_figures(runs),
         *_list_backhaul_figure(runs),
     )
 
 
-def write_pictures(directory: Path, pictures: tuple[Picture, ...]) -> None:
-    """Writes every figure as SVG and PNG into `directory`, which is created if missing.
+def write_pictures(
+    directory: Path, pictures: Sequence[Picture], formats: Sequence[str] = ("svg", "png")
+) -> tuple[Path, ...]:
+    """Writes every figure into `directory`, which is created if missing.
+
+    Args:
+        directory: receives a file per figure and format.
+        pictures: the figures.
+        formats: some of `FORMATS`.
+
+    Returns:
+        The files.
 
     Raises:
         StorageError: a file cannot be written.
     """
     make_directory(directory)
-    for picture in pictures:
-        replace_file(directory / f"{picture.name}.svg", picture.svg.encode())
-        replace_file(directory / f"{picture.name}.png", picture.png)
+    files = [(picture, directory / f"{picture.name}.{name}") for picture in pictures for name in formats]
+    for picture, file in files:
+        picture.save(file)
+    return tuple(file for _, file in files)
+
+
+def export_figures(
+    path: Path, to: Path, formats: Sequence[str] = FORMATS, target: float | None = None
+) -> tuple[Path, ...]:
+    """Writes the figures of a run, a comparison or a sweep into a directory of your choice.
+
+    Args:
+        path: directory of the run, or a tree of runs.
+        to: receives the files; created if missing.
+        formats: some of `FORMATS`.
+        target: accuracy to mark; None for that of an existing summary, or of the experiments.
+
+    Returns:
+        The files.
+
+    Raises:
+        InputError: there is no such format, or none is given.
+        StorageError: there is no run, or a file cannot be written.
+    """
+    check_formats(formats)
+    runs = load_runs(path)
+    pictures = draw_pictures(runs, find_target(path, runs) if target is None else target)
+    return write_pictures(to, pictures, tuple(dict.fromkeys(formats)))
+
+
+def check_formats(formats: Sequence[str]) -> None:
+    """Raises an `InputError` for an unknown format, or for none."""
+    if not formats:
+        raise InputError(f"format: give at least one of {', '.join(FORMATS)}")
+    for name in formats:
+        if name not in FORMATS:
+            raise InputError(unknown_name("format", name, FORMATS))
 
 
 def draw_picture(spec: FigureSpec) -> Picture | None:
     """Draws a figure in all its formats; None if there is nothing to show."""
     with use_style(spec.name):
-        figure = spec.draw()
-        if figure is None:
+        drawing = spec.draw()
+        if drawing is None:
             return None
-        svg = render_svg(figure)
-        figure.set_layout_engine("none")  # layout takes as long as drawing, and the first one is still valid
-        png = render_png(figure)
+        svg = render_svg(drawing.figure)
+        # Layout takes as long as drawing, and the first one is still valid.
+        drawing.figure.set_layout_engine("none")
+        png = render_png(drawing.figure)
     description = escape(f"{spec.title}. {spec.caption}")
     inline = inline_svg(svg, spec.name, description)
-    return Picture(spec.name, spec.title, spec.caption, spec.about, svg, png, inline)
+    return Picture(spec.name, spec.title, spec.caption, spec.about, svg, png, render_csv(drawing), inline)
 
 
 def _list_accuracy_figures(groups: Groups, styles: _Styles, target: float | None) -> Iterator[FigureSpec]:
     band = " The band shows the range over seeds." if any(len(runs) > 1 for runs in groups.values()) else ""
+    if len(groups) == MAX_LINES and next(iter(groups.values()))[0].setting:
+        band += f" At most the {MAX_LINES} settings with the best final accuracy."
     # What a clock and a power meter would show, whichever account the budget counts.
     for name, field, words, label in (
         ("seconds", "seconds_realised", "time", "seconds, realised"),
@@ -200,15 +260,22 @@ def _list_scheme_figures(groups: Groups, styles: _Styles) -> Iterator[FigureSpec
         )
 
 
-def _list_setting_figures(runs: tuple[Run, ...]) -> Iterator[FigureSpec]:
+def _list_setting_figures(runs: tuple[Run, ...], target: float | None) -> Iterator[FigureSpec]:
+    lines = "; one line per combination of the other keys" if len(runs[0].setting) > 1 else ""
     for number, key in enumerate(runs[0].setting):
         yield FigureSpec(
             f"by-key-{number}",
             f"Final accuracy by {key}",
-            f"Accuracy after the last evaluated round for each value of {key}, mean and range over seeds; "
-            "one line per combination of the other keys.",
-            partial(draw_by_key, runs, key),
+            f"Accuracy after the last evaluated round, mean and range over seeds{lines}.",
+            partial(draw_accuracy_by_key, runs, key),
         )
+        if target is not None:
+            yield FigureSpec(
+                f"costs-by-key-{number}",
+                f"Time and energy to the target by {key}",
+                f"Realised costs to the target, mean and range over seeds{lines}. Left out: not reached.",
+                partial(draw_costs_by_key, runs, key, target),
+            )
 
 
 def _list_backhaul_figure(runs: tuple[Run, ...]) -> Iterator[FigureSpec]:

@@ -10,14 +10,13 @@ from pathlib import Path
 from typing import Any
 
 from matplotlib.axes import Axes
-from matplotlib.figure import Figure
 
 from cfel.durable import replace_file
 from cfel.report.curves import Value, draw_accuracy
 from cfel.report.load import Run, group_by_scheme
 from cfel.report.page import render_gallery, render_provenance, render_stylesheet
 from cfel.report.pictures import Picture, write_pictures
-from cfel.report.style import INK, SchemeStyle, assign_styles, new_figure
+from cfel.report.style import INK, Drawing, SchemeStyle, assign_styles, new_figure
 
 Marks = Mapping[str, tuple[float, float]]
 """The paper's points (x, y) by scheme."""
@@ -43,7 +42,7 @@ class Measure:
     unit: float = 1.0
 
 
-def draw_gains(schemes: Mapping[str, Mapping[str, Any]], paper: Marks) -> Figure | None:
+def draw_gains(schemes: Mapping[str, Mapping[str, Any]], paper: Marks) -> Drawing | None:
     """Draws measured gains over CEF and those of the paper; None if there are neither.
 
     Args:
@@ -66,7 +65,12 @@ def draw_gains(schemes: Mapping[str, Mapping[str, Any]], paper: Marks) -> Figure
             if name in paper:
                 axes.plot(paper[name][number], place, marker="D", color=INK, **_PAPER_MARK)
     panels[-1].set_xlabel("filled: measured, with 95 % interval; hollow: paper")
-    return figure
+    rows = [
+        (title, styles[name].label, schemes[name][key], paper[name][number] if name in paper else None)
+        for number, (key, title) in enumerate(both)
+        for name in names
+    ]
+    return Drawing(figure, ("panel", "scheme", "measured", "paper"), rows)
 
 
 def _draw_gain(axes: Axes, place: int, row: Mapping[str, Any], key: str, style: SchemeStyle) -> None:
@@ -78,19 +82,20 @@ def _draw_gain(axes: Axes, place: int, row: Mapping[str, Any], key: str, style: 
 
 def draw_marked_accuracy(
     runs: tuple[Run, ...], x: Value, x_label: str, target: float | None, paper: Marks
-) -> Figure | None:
+) -> Drawing | None:
     """Draws accuracy curves with the paper's points."""
     groups = group_by_scheme(runs)
     styles = assign_styles(tuple(groups))
     marks = {name: point for name, point in paper.items() if name in styles}
     right = max((across for across, _ in marks.values()), default=0.0)
-    figure = draw_accuracy(groups, styles, x, x_label, target, right)
-    if figure is None:
+    drawing = draw_accuracy(groups, styles, x, x_label, target, right)
+    if drawing is None:
         return None
     for name, (across, up) in marks.items():
         style = styles[name]
-        figure.axes[0].plot(across, up, marker=style.marker, color=style.colour, **_PAPER_MARK)
-    return figure
+        drawing.figure.axes[0].plot(across, up, marker=style.marker, color=style.colour, **_PAPER_MARK)
+    points = [(f"{styles[name].label}, paper", *point, None, None, None) for name, point in marks.items()]
+    return Drawing(drawing.figure, drawing.columns, [*drawing.rows, *points])
 
 
 def draw_sweep(
@@ -98,7 +103,7 @@ def draw_sweep(
     axis: str,
     measures: Sequence[Measure],
     paper: Mapping[str, Marks],
-) -> Figure | None:
+) -> Drawing | None:
     """Draws the results of every scheme over the swept key; settings that missed the target are left out.
 
     Args:
@@ -123,7 +128,26 @@ def draw_sweep(
     if labels:
         # Outside the panel, where no line crosses it.
         figure.legend(handles, labels, loc="outside upper left", fontsize=8, ncols=6, frameon=False)
-    return figure if any(axes.lines for axes in panels) else None
+    if not any(axes.lines for axes in panels):
+        return None
+    return Drawing(figure, ("panel", "scheme", axis, "value"), _tabulate_sweep(values, measures, paper))
+
+
+def _tabulate_sweep(
+    values: Mapping[float, Mapping[str, Any]], measures: Sequence[Measure], paper: Mapping[str, Marks]
+) -> list[tuple[object, ...]]:
+    measured: list[tuple[object, ...]] = [
+        (measure.title, name, value, row[measure.key] / measure.unit)
+        for measure in measures
+        for value, summary in sorted(values.items())
+        for name, row in summary["schemes"].items()
+        if row[measure.key] is not None
+    ]
+    return measured + [
+        (measure.title, f"{name}, paper", *point)
+        for measure in measures
+        for name, point in paper.get(measure.key, {}).items()
+    ]
 
 
 def _draw_line(

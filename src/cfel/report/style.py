@@ -1,4 +1,4 @@
-"""The style of all figures: a fixed colour, marker and dash per scheme; and rendering to SVG and PNG.
+"""The style of all figures: a fixed colour, marker and dash per scheme; and rendering to SVG, PNG and CSV.
 
 A scheme has the same colour in every report. The colours are the colour-blind-safe set of Okabe and Ito, some
 darkened for contrast; marker and dash repeat the information. On the page, colours become CSS variables, so
@@ -6,11 +6,13 @@ that figures follow the light or dark preference of the browser; files are light
 hence no pyplot; and no `savefig`, which draws every figure twice.
 """
 
+import csv
 import io
 import re
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
+from itertools import cycle
 from typing import Any
 
 import matplotlib as mpl
@@ -24,6 +26,21 @@ _DARK = {INK: "#e8ebee", MUTED: "#a3adb8", GRID: "#39424d", SURFACE: "#171c22"}
 _WIDTH_INCHES = 5.0
 _PNG_DPI = 160
 _SHORT = 12
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class Drawing:
+    """A figure and the numbers that it shows.
+
+    Attributes:
+        figure: of Matplotlib.
+        columns: names of the columns of the numbers.
+        rows: their values: numbers, names, or None.
+    """
+
+    figure: Figure
+    columns: Sequence[str]
+    rows: Sequence[Sequence[object]]
 
 
 @dataclass(frozen=True, slots=True)
@@ -66,19 +83,22 @@ _SPARE_STYLES = (
     ("#2b8fbd", "#7cc7f2", "*", "--"),
     ("#7a6a00", "#d9cb52", "<", "-."),
     ("#a0302c", "#ee8480", ">", ":"),
+    ("#00798c", "#4fc4d6", "h", "-"),
+    ("#8c564b", "#d3a297", "d", "--"),
+    ("#3f7d20", "#86c95f", "p", "-."),
+    ("#33539e", "#8fa8e8", "H", ":"),
 )
 
 
 def assign_styles(schemes: Sequence[str]) -> dict[str, SchemeStyle]:
-    """A style for each scheme; user-defined schemes take the spare ones in turn."""
-    spare = 0
+    """A style for each scheme; others take the spare styles in turn, then those of absent schemes."""
+    present = {scheme.lower().replace("_", "-") for scheme in schemes}
+    absent = (style for name, style in _SCHEME_STYLES.items() if name not in present)
+    spare = cycle((*_SPARE_STYLES, *absent))
     styles = {}
     for scheme in schemes:
         known = scheme.lower().replace("_", "-")
-        style = _SCHEME_STYLES.get(known)
-        if style is None:
-            style = _SPARE_STYLES[spare % len(_SPARE_STYLES)]
-            spare += 1
+        style = _SCHEME_STYLES[known] if known in _SCHEME_STYLES else next(spare)
         label = known.upper().replace("-PLUS", "+") if known in _SCHEME_STYLES else scheme
         styles[scheme] = SchemeStyle(label, *style)
     return styles
@@ -148,6 +168,20 @@ def render_png(figure: Figure) -> bytes:
     figure.set_dpi(_PNG_DPI)
     FigureCanvasAgg(figure).print_png(buffer, metadata={"Software": None})  # type: ignore[no-untyped-call]
     return buffer.getvalue()
+
+
+def render_csv(drawing: Drawing) -> str:
+    """The numbers of the figure as a CSV file with names like `seconds_realised`; empty cells are unknown."""
+    buffer = io.StringIO()
+    writer = csv.writer(buffer, lineterminator="\n")
+    writer.writerow([re.sub(r"[^\w.]+", "_", name) for name in drawing.columns])
+    writer.writerows([[_shorten(cell) for cell in row] for row in drawing.rows])
+    return buffer.getvalue()
+
+
+def _shorten(cell: object) -> object:
+    """Rounds are means over seeds, but 3 reads better than 3.0."""
+    return int(cell) if isinstance(cell, float) and cell.is_integer() else cell
 
 
 def inline_svg(svg: str, name: str, description: str) -> str:

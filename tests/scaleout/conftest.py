@@ -70,8 +70,10 @@ def cluster(nodes: int, system: dict[str, Any] | None = None, **node: Any) -> It
     if reason is not None:
         pytest.skip(reason)
     tokens = {"RAY_AUTH_MODE": "token", "RAY_AUTH_TOKEN": secrets.token_hex(32)}
-    environment = {**os.environ, **tokens, "RAY_USAGE_STATS_ENABLED": "0"}
     folder = tempfile.mkdtemp(prefix="cfel-ray-")
+    # Ray writes the address of its head into this folder, which it does not create.
+    Path(folder, "ray").mkdir()
+    environment = {**os.environ, **tokens, "RAY_USAGE_STATS_ENABLED": "0", "RAY_TMPDIR": folder}
     settings = {"nodes": nodes, "system": system or {}, "node": node, "folder": folder}
     script = str(Path(__file__).with_name("nodes.py"))
     command = ["unshare", *NAMESPACES, sys.executable, script, json.dumps(settings)]

@@ -10,7 +10,8 @@ from tests.simulation.drive import tiny
 
 
 def run(name: str, address: str) -> list[str]:
-    experiment = tiny(THREE_ROUNDS, TWELVE[name], simulation={"engine": "ray", "workers": 2})
+    # One worker, as starting it takes most of the time; its bits do not depend on how many there are.
+    experiment = tiny(THREE_ROUNDS, TWELVE[name], simulation={"engine": "ray", "workers": 1})
     world = experiment.build_world()
     parameters = experiment.resolve(world).simulation
     with ray_executor(world, parameters, address) as executor:

@@ -76,7 +76,13 @@ def cluster(nodes: int, system: dict[str, Any] | None = None, **node: Any) -> It
     Path(folder, "ray").mkdir()
     # Drivers and workers import parts from `tests`, and are not started in this directory.
     modules = os.pathsep.join(filter(None, [str(ROOT), os.environ.get("PYTHONPATH")]))
-    own = {"RAY_USAGE_STATS_ENABLED": "0", "RAY_TMPDIR": folder, "PYTHONPATH": modules}
+    # Workers have 120 s to start, which they may not do on a busy machine at Ray's niceness of 15.
+    own = {
+        "RAY_USAGE_STATS_ENABLED": "0",
+        "RAY_TMPDIR": folder,
+        "PYTHONPATH": modules,
+        "RAY_worker_niceness": "0",
+    }
     environment = {**os.environ, **tokens, **own}
     settings = {"nodes": nodes, "system": system or {}, "node": node, "folder": folder}
     script = str(Path(__file__).with_name("nodes.py"))

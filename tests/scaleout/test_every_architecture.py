@@ -6,17 +6,18 @@ from collections.abc import Mapping
 import pytest
 
 from tests.architectures import THREE_ROUNDS, TWELVE
-from tests.scaleout.conftest import Nodes
+from tests.scaleout.conftest import cluster
 from tests.simulation.drive import records, tiny
 
-pytestmark = [pytest.mark.long, pytest.mark.timeout(600)]
+pytestmark = [pytest.mark.long, pytest.mark.timeout(900)]
 
 
 @pytest.fixture(scope="module")
-def on_ray(two_nodes: Nodes) -> Mapping[str, list[str]]:
+def on_ray() -> Mapping[str, list[str]]:
     """The digests of all rounds, by kind of model; one cluster for all."""
-    process = two_nodes.start("-m", "tests.scaleout.architectures_on_cluster", two_nodes.address)
-    text, errors = process.communicate(timeout=500)
+    with cluster(1) as nodes:
+        process = nodes.start("-m", "tests.scaleout.architectures_on_cluster", nodes.address)
+        text, errors = process.communicate(timeout=800)
     assert process.returncode == 0, errors
     found: dict[str, list[str]] = json.loads(text)
     return found

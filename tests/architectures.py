@@ -1,6 +1,8 @@
 """Models as users bring them, each for the 8×8 digits; tests name them as "tests.architectures:function"."""
 
 import math
+from collections.abc import Mapping
+from typing import Any
 
 import torch
 import torch.nn.functional as F  # noqa: N812
@@ -183,3 +185,30 @@ def frozen_backbone(shape: Shape, classes: int) -> nn.Module:
     for parameter in list(model.parameters())[:2]:
         parameter.requires_grad_(False)
     return model
+
+
+def _on_digits(function: str) -> dict[str, Any]:
+    return {"model": {"name": f"tests.architectures:{function}"}}
+
+
+TWELVE: Mapping[str, Mapping[str, Any]] = {
+    "MLP": _on_digits("perceptron"),
+    "CNN": _on_digits("convolutions"),
+    "ResNet, batch norm": _on_digits("batch_norm"),
+    "ResNet, group norm": _on_digits("group_norm"),
+    "dropout": _on_digits("dropout"),
+    "language model, tied embedding": _on_digits("tied"),
+    "GRU": _on_digits("gru"),
+    "LSTM": _on_digits("lstm"),
+    "transformer encoder": _on_digits("transformer"),
+    "LoRA, frozen transformer": _on_digits("low_rank"),
+    "frozen backbone, trained head": _on_digits("frozen_backbone"),
+    "regression": {"data": {"task": "tests.tasks:regression", "partition": "iid"}},
+}
+"""What every engine trains; docs/guides/models.md has the same list."""
+
+THREE_ROUNDS: Mapping[str, Any] = {
+    "rounds": {"global": 3, "edge": 1, "local": 2},
+    "data": {"batch": 10},
+    "fleet": {"devices": 4, "clusters": 2},
+}

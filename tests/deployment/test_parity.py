@@ -92,6 +92,22 @@ def test_user_defined_models(tmp_path: Path, name: str) -> None:
     assert asyncio.run(play()) == timeless(records(experiment))
 
 
+def test_rounded_products(tmp_path: Path) -> None:
+    """A weight that is used twice: torch shares what it rounded among the threads of a process."""
+    experiment = deployed(
+        {"model": {"name": "tests.architectures:tied"}, "rounds": {"global": 2}, "data": {"batch": 10}},
+        {"local": {"precision": "bfloat16"}},
+    )
+
+    async def play() -> list[dict[str, Any]]:
+        async with Federation(experiment, tmp_path) as federation:
+            federation.start()
+            await federation.finished()
+            return timeless(federation.records())
+
+    assert asyncio.run(play()) == timeless(records(experiment))
+
+
 @pytest.mark.long  # each lost call takes its whole time limit
 def test_lost_doubled_and_delayed_messages_change_nothing(
     tmp_path: Path, simulated: list[dict[str, Any]]

@@ -14,6 +14,7 @@ from typing import IO, Any
 
 import pytest
 
+ROOT = Path(__file__).parents[2]
 NAMESPACES = ["--net", "--pid", "--fork", "--kill-child", "--mount-proc"]
 
 
@@ -70,8 +71,19 @@ def cluster(nodes: int, system: dict[str, Any] | None = None, **node: Any) -> It
     if reason is not None:
         pytest.skip(reason)
     tokens = {"RAY_AUTH_MODE": "token", "RAY_AUTH_TOKEN": secrets.token_hex(32)}
-    environment = {**os.environ, **tokens, "RAY_USAGE_STATS_ENABLED": "0"}
     folder = tempfile.mkdtemp(prefix="cfel-ray-")
+    # Ray writes the address of its head into this folder, which it does not create.
+    Path(folder, "ray").mkdir()
+    # Drivers and workers import parts from `tests`, and are not started in this directory.
+    modules = os.pathsep.join(filter(None, [str(ROOT), os.environ.get("PYTHONPATH")]))
+    # Workers have 120 s to start, which they may not do on a busy machine at Ray's niceness of 15.
+    own = {
+        "RAY_USAGE_STATS_ENABLED": "0",
+        "RAY_TMPDIR": folder,
+        "PYTHONPATH": modules,
+        "RAY_worker_niceness": "0",
+    }
+    environment = {**os.environ, **tokens, **own}
     settings = {"nodes": nodes, "system": system or {}, "node": node, "folder": folder}
     script = str(Path(__file__).with_name("nodes.py"))
     command = ["unshare", *NAMESPACES, sys.executable, script, json.dumps(settings)]

@@ -7,6 +7,7 @@ import pytest
 
 from cfel.simulation import initial_state, simulate
 from tests.algorithm_sections import SECTIONS
+from tests.architectures import TWELVE
 from tests.simulation.drive import records, timeless, tiny
 
 pytestmark = pytest.mark.long
@@ -14,10 +15,7 @@ pytestmark = pytest.mark.long
 pytest.importorskip("ray", reason="Ray is not installed")
 
 
-MODELS = [
-    {"model": {"name": f"tests.architectures:{name}"}}
-    for name in ("mode_dependent", "dropout", "batch_norm", "gru", "low_rank")
-]
+MODELS = [{"model": {"name": "tests.architectures:mode_dependent"}}, *TWELVE.values()]
 
 
 @pytest.mark.parametrize("sections", [*MODELS, *SECTIONS.values()], ids=str)

@@ -29,8 +29,8 @@ class SimulationParameters:
         evaluate_every: global rounds between evaluations; the last round is always evaluated.
         evaluate_samples: test samples to use; 0 for all.
         evaluate_on: every "edge" model, weighted by its devices (the paper), or the "mean" model only.
-        device_accuracy: when simulations also evaluate per device, on test samples like the device's own:
-            "never", at the "end" of the run, or "every" time that a round is evaluated.
+        device_accuracy: when to evaluate per device, too, on test samples like the device's own: "never", at
+            the "end" of the run, or "every" time that a round is evaluated.
         checkpoint_every: global rounds between checkpoints; 0 for none but the last.
         device: torch device: "cpu", "cuda", or "auto" for a GPU where there is one.
     """

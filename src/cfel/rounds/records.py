@@ -128,7 +128,9 @@ def mean_metric(setting: Setting, metrics: Sequence[float], clusters: Collection
         there = np.isin(np.arange(len(sizes)), list(clusters))
         sizes = np.where(there, sizes, 0)
     shares = sizes / sizes.sum()
-    return math.fsum(float(share) * metric for share, metric in zip(shares, metrics, strict=True))
+    parts = [float(share) * metric for share, metric in zip(shares, metrics, strict=True)]
+    # `fsum` raises an error where parts are infinite in both directions.
+    return math.fsum(parts) if all(map(math.isfinite, parts)) else sum(parts)
 
 
 def _mean(parts: list[np.ndarray]) -> float:

@@ -202,9 +202,11 @@ def _as_float(name: str, value: Any, *, optional: bool) -> float | None:  # noqa
     if isinstance(value, str | bytes | bool) or not hasattr(value, "__float__"):
         raise InputError(f"{name}: {show(value)} is not a number")
     try:
-        return float(value)
+        found = float(value)
     except OverflowError as error:
         raise InputError(f"{name}: is too large for a number") from error
+    # Always the same NaN: records are compared, and one that was read again has to equal itself.
+    return math.nan if math.isnan(found) else found
 
 
 def _as_metric(name: str, value: object) -> float:

@@ -4,16 +4,14 @@ Where a part of the model is personal, an edge model cannot be evaluated alone: 
 devices of their own models. Plans and costs do not depend on any of this.
 """
 
-from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass, field, replace
+from collections.abc import Sequence
 from functools import partial
 
 import numpy as np
 
-from cfel.arrays import FloatArray
-from cfel.learning.device_accuracy import measure_devices, summarise_devices
+from cfel.learning.device_accuracy import summarise_devices
 from cfel.learning.device_messages import DeviceState
-from cfel.learning.evaluate import Evaluation, choose_test_samples
+from cfel.learning.evaluate import Evaluation
 from cfel.learning.local.algorithms import find_algorithm
 from cfel.learning.models.flat import FlatModel
 from cfel.learning.models.personal import complete_model
@@ -21,7 +19,7 @@ from cfel.rounds.edge_models import mean_model
 from cfel.rounds.ending import is_evaluated
 from cfel.rounds.parameters import SimulationParameters
 from cfel.rounds.records import mean_metric
-from cfel.runlog import RoundRecord
+from cfel.rounds.scores import RoundScores, average_metrics, measure_each, take_means
 from cfel.simulation.executors import Executor
 from cfel.simulation.state import RunState
 from cfel.world import World
@@ -30,66 +28,18 @@ from cfel.world import World
 _AT_ONCE = 16
 
 
-@dataclass(frozen=True, slots=True, eq=False)
-class RoundScores:
-    """What was measured after a round.
-
-    Attributes:
-        accuracy: the task's metric; None when the round was not evaluated.
-        devices: measures the edge models per device, on test samples like its own; None if it cannot.
-        personal: the same of devices' own models; None where they have none.
-        personal_losses: the task's loss of these.
-        metrics: the task's further metrics, averaged like accuracy.
-    """
-
-    accuracy: float | None = None
-    devices: Callable[[], FloatArray] | None = None
-    personal: FloatArray | None = None
-    personal_losses: FloatArray | None = None
-    metrics: Mapping[str, float] = field(default_factory=dict)
-
-    def add_to(self, record: RoundRecord, *, per_device: bool) -> RoundRecord:
-        """The record with these values.
-
-        Args:
-            record: without them.
-            per_device: whether edge models are recorded per device.
-        """
-        record = replace(record, metrics=dict(self.metrics))
-        found = summarise_devices(self.devices()) if per_device and self.devices is not None else None
-        if found is not None:
-            record = replace(
-                record,
-                device_accuracy_mean=found.mean,
-                device_accuracy_worst=found.worst,
-                device_accuracy_spread=found.spread,
-            )
-        own = None if self.personal is None else summarise_devices(self.personal)
-        if own is None or self.personal_losses is None:
-            return record
-        return replace(
-            record,
-            personal_accuracy_mean=own.mean,
-            personal_accuracy_worst=own.worst,
-            personal_accuracy_spread=own.spread,
-            personal_loss=float(np.nanmean(self.personal_losses)),
-        )
-
-
 def evaluate_round(
     world: World, executor: Executor, parameters: SimulationParameters, state: RunState
 ) -> RoundScores:
     """Evaluates the models of a round; empty when the round is not evaluated."""
     if not is_evaluated(world.setting, parameters, state.control):
         return RoundScores()
-    data, samples = world.task.data, parameters.evaluate_samples or None
-    places = choose_test_samples(len(data.test_targets), samples, world.setting.seed).numpy()
-    measure = partial(measure_devices, data, world.data, places)
     models = [world.edge_rules.read_average(model) for model in state.models]
     if parameters.evaluate_on == "mean":
         models = [mean_model(world.setting.fleet.sizes, dict(enumerate(models)))]
     # Where all devices share one model, its number is 0.
     number = [i if len(models) > 1 else 0 for i in world.setting.fleet.cluster.tolist()]
+    measure = partial(measure_each, world, parameters, range(len(number)))
     personal = losses = None
     if own := _evaluate_personal(world, executor, parameters, state.devices, [models[i] for i in number]):
         personal = measure([each.per_sample for each in own])
@@ -102,21 +52,16 @@ def evaluate_round(
             }
             return RoundScores(None if found is None else found.mean, None, personal, losses, metrics)
     edges = executor.run_evaluations(models, parameters.evaluate_samples)
+    means = [take_means(each) for each in edges]
     return RoundScores(
-        _average(world, [each.metric for each in edges]),
+        edges[0].metric if len(edges) == 1 else mean_metric(world.setting, [each.metric for each in edges]),
         lambda: measure([edges[i].per_sample for i in number]),
         personal,
         losses,
-        {
-            name: _average(world, [float(each.metrics[name].mean()) for each in edges])
-            for name in world.task.metrics
-        },
+        means[0]
+        if len(means) == 1
+        else average_metrics(world.setting, dict(enumerate(means)), world.task.metrics),
     )
-
-
-def _average(world: World, values: Sequence[float]) -> float:
-    """The mean over devices of a value per edge model, or of the one model that all share."""
-    return values[0] if len(values) == 1 else mean_metric(world.setting, values)
 
 
 def _evaluate_personal(

@@ -84,8 +84,7 @@ def simulate(
             peak_memory_bytes=measure_peak_memory(),
         )
         over = is_over(setting.rounds, setting.budget, record)
-        measures_devices = parameters.device_accuracy in (("every", "end") if over else ("every",))
-        record = scores.add_to(record, per_device=measures_devices)
+        record = scores.add_to(record, parameters, over=over)
         yield RoundOutcome(record, make_plan_table(setting, edge_rounds, control.rounds_done), state)
         if over:
             return

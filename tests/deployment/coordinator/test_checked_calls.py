@@ -20,6 +20,7 @@ from cfel.deployment.protocol.coordinator_requests import (
     EstimateAnswer,
     FetchAnswer,
     MixAnswer,
+    ModelScores,
     NewestAnswer,
     NewestRequest,
     PlanAnswer,
@@ -86,6 +87,8 @@ def rows(*first: float) -> FetchAnswer:
         FetchAnswer((0, 0, 0), (0, 1), ROWS),
         FetchAnswer((0, 0, 0), (), tuple(tuple(row) for row in np.eye(3).tolist())),
         HelloAnswer(False, {4: "idle", 5: "lost"}),
+        MixAnswer((0, 0, 0), ROWS, "0" * 64, 0.5, {}, (0.5, float("nan"))),
+        ModelScores(0.5, {}, (0.5,) * 6),
     ],
 )
 def test_honest_answers_fit(answer: object) -> None:
@@ -118,6 +121,14 @@ def test_honest_answers_fit(answer: object) -> None:
         (rows(0.0, 0.0, 1.0), "rows: "),
         (rows(1.0), "rows: "),
         (MixAnswer((0, 0, 0), ROWS, "0" * 64, float("nan")), "metric"),
+        (MixAnswer((0, 0, 0), ROWS, "0" * 64, 0.5, {"f1": 0.5}), r"metrics: \['f1'\] are not the task's"),
+        (MixAnswer((0, 0, 0), ROWS, "0" * 64, 0.5, {}, (0.5,)), "device_metrics: 1 entries, 2 expected"),
+        (
+            MixAnswer((0, 0, 0), ROWS, "0" * 64, 0.5, {}, (0.5, float("inf"))),
+            "device_metrics: one is not finite",
+        ),
+        (ModelScores(0.5, {}, (0.5, 0.5)), "device_metrics: 2 entries, 6 expected"),
+        (ModelScores(float("nan")), "metric"),
         (records(1, 3), "must follow each other"),
         (records(0, 1), "must follow each other"),
         (records(10**6), "no such round"),

@@ -4,6 +4,7 @@ The codec has checked types and ranges. An edge server speaks for its own device
 not fit is not used, and its sender is left out as if it had rejected the call.
 """
 
+import math
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
 
@@ -23,6 +24,7 @@ from cfel.deployment.protocol.coordinator_requests import (
     EstimateAnswer,
     FetchAnswer,
     MixAnswer,
+    ModelScores,
     NewestAnswer,
     PlanAnswer,
 )
@@ -31,6 +33,7 @@ from cfel.deployment.security.identity import Identity
 from cfel.errors import InputError, InvalidAnswerError, RejectedError
 from cfel.learning.local.estimates import check_loss
 from cfel.rounds.ending import is_over
+from cfel.wording import show
 from cfel.world import World
 
 OnRejection = Callable[[Identity, str, str], None]
@@ -104,8 +107,9 @@ def check_answer(world: World, edge: int, answer: object) -> None:
         case FetchAnswer():
             _check_fetched(world, answer)
         case MixAnswer():
-            if answer.metric is not None:
-                validation.check_number("metric", answer.metric)
+            _check_scores(world, answer, int(world.setting.fleet.sizes[edge]))
+        case ModelScores():
+            _check_scores(world, answer, world.setting.fleet.devices)
 
 
 def check_closing(world: World, command: CloseCommand) -> None:
@@ -149,6 +153,18 @@ def _check_fetched(world: World, answer: FetchAnswer) -> None:
         validation.check_whole("received_from", number, least=0, most=setting.fleet.clusters - 1)
     if answer.rows is not None:
         check_rows(world, answer.rows)
+
+
+def _check_scores(world: World, scores: MixAnswer | ModelScores, devices: int) -> None:
+    """Raises unless all further metrics are there, and all devices, or none."""
+    if scores.metric is not None:
+        validation.check_number("metric", scores.metric)
+    if scores.metrics and scores.metrics.keys() != world.task.metrics.keys():
+        raise InputError(f"metrics: {show(sorted(scores.metrics))} are not the task's")
+    if len(scores.device_metrics) not in (0, devices):
+        raise InputError(f"device_metrics: {len(scores.device_metrics)} entries, {devices} expected")
+    if any(map(math.isinf, scores.device_metrics)):
+        raise InputError("device_metrics: one is not finite")
 
 
 def _check_result(world: World, result: DeviceResult) -> None:

@@ -22,6 +22,7 @@ from cfel.deployment.coordinator.edge_calls import QUICK_SECONDS, TRY_AGAIN_SECO
 from cfel.deployment.coordinator.handover import Handover
 from cfel.deployment.coordinator.partial_mixing import mixing_rows
 from cfel.deployment.coordinator.proposals import propose
+from cfel.deployment.coordinator.scores import combine_scores, read_scores
 from cfel.deployment.coordinator.succession import succeed
 from cfel.deployment.measurement.measured_rounds import apply_reports, reserve_overhead
 from cfel.deployment.measurement.plausibility import usual_conditions
@@ -34,6 +35,7 @@ from cfel.deployment.protocol.coordinator_requests import (
     FetchAnswer,
     FetchCommand,
     MeanMetricRequest,
+    MixAnswer,
     MixCommand,
     MixingRows,
     NewestRequest,
@@ -48,7 +50,8 @@ from cfel.rounds.estimates import combine_estimates, implausible_devices, needs_
 from cfel.rounds.kernel import charge_exchange, close_global_round, observe, plan_edge_round
 from cfel.rounds.orders import find_rate
 from cfel.rounds.parameters import SimulationParameters
-from cfel.rounds.records import make_plan_table, make_record, mean_metric
+from cfel.rounds.records import make_plan_table, make_record
+from cfel.rounds.scores import RoundScores
 from cfel.world import World
 
 
@@ -88,8 +91,8 @@ class Coordinator:
             term, world.setting.fleet.clusters, calls, is_leading, deployment.gossip_seconds, is_gone
         )
         self._usual = usual_conditions(world.setting)
-        # Clusters whose models were evaluated after the last gossip step.
-        self._evaluated: set[int] = set()
+        # Answers of the clusters whose models were evaluated after the last gossip step.
+        self._evaluated: dict[int, MixAnswer] = {}
         # What earlier coordinators had done, as far as it is not certain.
         self._handover = Handover(initial_coordinator_state(world, measures=deployment.measures))
         # Whether the next gossip step may have been carried out already.
@@ -228,16 +231,18 @@ class Coordinator:
             count_edge_round(world, simulation, state.control.rounds_done, finished)
             for finished in state.finished
         ]
+        scores = await self._find_scores(after) if evaluates else RoundScores()
         record = make_record(
             setting,
             simulation,
             control,
             edge_rounds,
-            accuracy=await self._find_accuracy(after) if evaluates else None,
+            accuracy=scores.accuracy,
             model_sha256=hashlib.sha256(b"".join(map(bytes.fromhex, after.digests))).hexdigest(),
             wall_seconds=time.time() - state.started_at,
         )
-        record = self._handover.choose_record(record)
+        over = is_over(setting.rounds, setting.budget, record)
+        record = self._handover.choose_record(scores.add_to(record, simulation, over=over))
         await propose(self._edges, state.position, record, self._deployment.gossip_seconds)
         table = make_plan_table(setting, edge_rounds, control.rounds_done)
         over = is_over(setting.rounds, setting.budget, record)
@@ -262,7 +267,7 @@ class Coordinator:
         rows = self._find_rows(present) or mixing_rows(backhaul, received, at_once=at_once)
         command = MixCommand(term, state.position, rows, evaluates, state)
         answers = await self._edges.command(command, seconds, only=present)
-        self._evaluated = {i for i, each in answers.items() if each.metric is not None}
+        self._evaluated = {i: each for i, each in answers.items() if each.metric is not None}
         digests, metrics = list(state.digests), list(state.metrics)
         for i, each in answers.items():
             digests[i] = each.digest
@@ -284,11 +289,11 @@ class Coordinator:
             self._on_rejection(Identity("edge", number), "fetch", "a gossip step that was not commanded yet")
         return None
 
-    async def _find_accuracy(self, state: CoordinatorState) -> float:
+    async def _find_scores(self, state: CoordinatorState) -> RoundScores:
         if self._simulation.evaluate_on == "edge":
-            return mean_metric(self._world.setting, state.metrics, self._evaluated)
+            return combine_scores(self._world, state.metrics, self._evaluated)
         seconds, own = self._deployment.gossip_seconds, self._number
         answers = await self._edges.ask_once(MeanMetricRequest(), seconds, only=[own])
         if not answers:
             raise UnreachableError("the mean model could not be evaluated")
-        return answers[own].metric
+        return read_scores(answers[own])

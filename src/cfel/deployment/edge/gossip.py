@@ -6,8 +6,11 @@
 The coordinator makes the weights from who has whose model (`coordinator.partial_mixing`).
 """
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import replace
+
+import msgspec
+import numpy as np
 
 from cfel.deployment.compute_thread import ComputeThread
 from cfel.deployment.coordinator.check_state import check_rows, check_state
@@ -19,10 +22,10 @@ from cfel.deployment.protocol.calls import Endpoint, serve
 from cfel.deployment.protocol.coordinator_requests import (
     FetchAnswer,
     FetchCommand,
-    MeanMetricAnswer,
     MeanMetricRequest,
     MixAnswer,
     MixCommand,
+    ModelScores,
 )
 from cfel.deployment.protocol.peer_requests import PeerModelAnswer, PeerModelRequest
 from cfel.deployment.security.identity import Identity
@@ -33,6 +36,7 @@ from cfel.learning.models.flat import FlatModel
 from cfel.learning.roles import weighted_model
 from cfel.rounds.edge_models import mean_model
 from cfel.rounds.parameters import SimulationParameters
+from cfel.rounds.scores import measure_each, take_means
 from cfel.world import World
 
 
@@ -41,7 +45,7 @@ class EdgeGossip:
 
     Args:
         world: what is run.
-        simulation: how much of the test set to evaluate on.
+        simulation: how much of the test set to evaluate on, and whether for each device.
         number: the edge server.
         progress: where it is.
         neighbours: fetches models of others.
@@ -129,17 +133,26 @@ class EdgeGossip:
             mixed = self._world.edge_rules.add_to_average(mixed)
         if not mixed.is_finite():
             raise RejectedError("the average of these models is not finite")
-        metric = self._evaluate(mixed) if command.evaluate else None
-        return mixed, MixAnswer(command.position, command.rows, mixed.sha256().hex(), metric)
+        answer = MixAnswer(command.position, command.rows, mixed.sha256().hex(), None)
+        if not command.evaluate:
+            return mixed, answer
+        own = np.flatnonzero(self._world.setting.fleet.cluster == self._number).tolist()
+        scores = self._evaluate(mixed, own)
+        return mixed, msgspec.structs.replace(answer, **msgspec.structs.asdict(scores))
 
-    def _evaluate(self, model: FlatModel) -> float:
-        """The metric of a model on the test set; to be called in the compute thread."""
+    def _evaluate(self, model: FlatModel, devices: Sequence[int]) -> ModelScores:
+        """Evaluates a model on the test set, for these devices, too; to be called in the compute thread."""
         if self._workspace is None:
             world = self._world
             self._workspace = Workspace(world.task, world.training, world.compress)
         samples = self._simulation.evaluate_samples or None
         model = self._world.edge_rules.read_average(model)
-        return evaluate(model, self._workspace, samples, self._world.setting.seed).metric
+        found = evaluate(model, self._workspace, samples, self._world.setting.seed)
+        each: tuple[float, ...] = ()
+        if self._simulation.device_accuracy != "never":
+            values = [found.per_sample] * len(devices)
+            each = tuple(measure_each(self._world, self._simulation, devices, values).tolist())
+        return ModelScores(found.metric, take_means(found), each)
 
     async def give_model(self, caller: Identity, request: PeerModelRequest) -> PeerModelAnswer:
         """Returns a part of its model before a gossip step, or of the present one if no step is named."""
@@ -161,13 +174,14 @@ class EdgeGossip:
             return state.previous_model
         raise RejectedError(f"is at {state.position}, has no model of {at}")
 
-    async def evaluate_mean(self, caller: Identity, request: MeanMetricRequest) -> MeanMetricAnswer:
+    async def evaluate_mean(self, caller: Identity, request: MeanMetricRequest) -> ModelScores:
         """Evaluates the mean of all edge models that can be fetched, every device counting alike."""
         del request
         # It takes seconds and all models, so no other node may ask for it.
         if caller.number != self._number:
             raise RejectedError("an edge server evaluates the mean model for itself only")
         models = await self._neighbours.fetch_all_present(range(self._world.setting.fleet.clusters))
-        sizes = self._world.setting.fleet.sizes
-        metric = await self._compute.run(lambda: self._evaluate(mean_model(sizes, models)))
-        return MeanMetricAnswer(metric)
+        fleet = self._world.setting.fleet
+        return await self._compute.run(
+            lambda: self._evaluate(mean_model(fleet.sizes, models), range(fleet.devices))
+        )

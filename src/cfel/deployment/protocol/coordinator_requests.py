@@ -191,12 +191,17 @@ class MixAnswer(msgspec.Struct, frozen=True):
         rows: the matrix it mixed with.
         digest: SHA-256 of the new model.
         metric: of the new model on the test set, or None if it was not evaluated.
+        metrics: the task's further metrics by name; empty if not measured.
+        device_metrics: the metric of each of its devices, in their order, on test samples like its own; NaN
+            where there are none. Empty if not measured.
     """
 
     position: Position
     rows: MixingRows
     digest: Digest
     metric: float | None
+    metrics: dict[str, float] = {}
+    device_metrics: tuple[float, ...] = ()
 
 
 class MixCommand(Command[MixAnswer], frozen=True):
@@ -240,13 +245,15 @@ class CloseCommand(Command[Confirmation], frozen=True):
     last: bool
 
 
-class MeanMetricAnswer(msgspec.Struct, frozen=True):
-    """The metric of the mean model."""
+class ModelScores(msgspec.Struct, frozen=True):
+    """What a model scores on the test set; the fields are those of `MixAnswer`, over all devices."""
 
     metric: float
+    metrics: dict[str, float] = {}
+    device_metrics: tuple[float, ...] = ()
 
 
-class MeanMetricRequest(Request[MeanMetricAnswer], frozen=True):
+class MeanMetricRequest(Request[ModelScores], frozen=True):
     """Has an edge server evaluate the mean of all edge models that it can fetch."""
 
     method: ClassVar[str] = "mean_metric"

@@ -1,4 +1,4 @@
-"""Random changes to a training batch: the crop and flip that is usual for CIFAR.
+"""Random changes to a training batch: flips, and the crop and flip that is usual for CIFAR.
 
 An augmentation is a function `(batch, generator) -> batch`. It draws random numbers only from the generator
 that it is given, and works on the whole batch at once, without a loop over samples.

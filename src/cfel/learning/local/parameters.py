@@ -42,7 +42,7 @@ class LocalParameters:
         estimator: σ² and G² from the first step's two halves (reuse) or from extra batches (fresh).
         fresh_batches: K ≥ 2, batches of a fresh estimate.
         precision: of convolutions and matrix products while training and evaluating. With bfloat16 they run
-            under torch's autocast, twice as fast where the processor supports it; parameters, gradients,
+            under torch's autocast, faster where the processor has instructions for it; parameters, gradients,
             memory and updates stay float32.
         kept_energy_at: shares θ at which a report includes the energy of the largest entries; may be empty.
     """

@@ -106,7 +106,9 @@ class Workspace:
         if self.local.precision == "float32":
             outputs: Tensor = self.flat.module(inputs)
             return outputs
-        with torch.autocast(self.device.type, dtype=torch.bfloat16):
+        # Without autocast's cache of rounded weights: threads share it, and the first that leaves its model
+        # empties it for all, which would change the gradient of a weight that is used twice.
+        with torch.autocast(self.device.type, dtype=torch.bfloat16, cache_enabled=False):
             outputs = self.flat.module(inputs)
         # Losses and metrics get float32, as without autocast.
         return outputs.float() if outputs.dtype == torch.bfloat16 else outputs

@@ -1,0 +1,71 @@
+"""A deployment measures devices and the task's further metrics as the simulator does, bit for bit."""
+
+import asyncio
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from cfel.experiment import Experiment
+from cfel.runlog import RoundRecord
+from tests.deployment.conftest import deployed
+from tests.deployment.memory_federation import Federation
+from tests.simulation.drive import records, timeless
+
+DEVICES = ("device_accuracy_mean", "device_accuracy_worst", "device_accuracy_spread")
+METRICS = {"data": {"task": "tests.tasks:digits"}}
+
+
+def play(experiment: Experiment, directory: Path) -> list[RoundRecord]:
+    async def run() -> list[RoundRecord]:
+        async with Federation(experiment, directory) as federation:
+            federation.start()
+            await federation.finished()
+            return federation.records()
+
+    return asyncio.run(run())
+
+
+@pytest.mark.parametrize(
+    "sections",
+    [
+        {**METRICS, "simulation": {"device_accuracy": "every"}},
+        {**METRICS, "simulation": {"device_accuracy": "end", "evaluate_samples": 50}},
+        {**METRICS, "simulation": {"device_accuracy": "every", "evaluate_on": "mean"}},
+        {
+            "simulation": {"device_accuracy": "end", "evaluate_every": 2},
+            "data": {"task": "tests.tasks:regression", "partition": "iid"},
+        },
+        {
+            "simulation": {"device_accuracy": "every"},
+            "fleet": {"devices": 5, "clusters": [2, 1, 2]},
+            "aggregation": {"average": 0.5},
+            "local": {"algorithm": "ditto"},
+        },
+    ],
+    ids=["edge", "sample", "mean", "regression", "unequal"],
+)
+def test_equal_to_the_simulation(tmp_path: Path, sections: Mapping[str, Mapping[str, Any]]) -> None:
+    experiment = deployed(sections, {"rounds": {"global": 2}})
+    expected, found = timeless(records(experiment)), timeless(play(experiment, tmp_path))
+    compared = ("accuracy", "metrics", "model_sha256", *DEVICES)
+    assert [{key: line[key] for key in compared} for line in found] == [
+        {key: line[key] for key in compared} for line in expected
+    ]
+    assert None not in [found[-1][key] for key in DEVICES]
+    assert list(found[-1]["metrics"]) == list(experiment.load_task().metrics)
+
+
+def test_devices_are_not_measured_unless_asked(tmp_path: Path) -> None:
+    experiment = deployed(METRICS, {"rounds": {"global": 1}})
+    line = play(experiment, tmp_path)[-1]
+    assert [getattr(line, key) for key in DEVICES] == [None] * 3
+    assert line.metrics.keys() == {"cross_entropy", "margin"}
+
+
+def test_metrics_that_are_not_finite_end_nothing(tmp_path: Path) -> None:
+    """Records travel and are compared, although NaN differs from itself."""
+    experiment = deployed({"data": {"task": "tests.tasks:endless"}, "rounds": {"global": 2}})
+    log = play(experiment, tmp_path)
+    assert [repr(line.metrics) for line in log] == ["{'infinite': inf, 'undefined': nan}"] * 2

@@ -6,7 +6,9 @@ READY  := $(VENV)/.ready
 # Of the long tests. One more than cores: many of them wait for processes.
 WORKERS ?= 3
 
-# Bytecode is written when a module is first imported: most of what is installed never is.
+# Bytecode is written when a module is first imported, and kept: most of what is installed never is imported, and the tests
+# start hundreds of processes.
+export PYTHONDONTWRITEBYTECODE :=
 PIP_OPTIONS := --quiet --disable-pip-version-check --no-compile
 
 .PHONY: demo setup test test-long test-all test-faults chaos-quick chaos test-slow test-light wheel-test wheel-test-learn test-flower \

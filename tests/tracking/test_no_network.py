@@ -68,5 +68,5 @@ def test_a_tracker_sends_nothing(tracker: str, folder: Path) -> None:
     if find_spec(tracker) is None:
         pytest.skip(f"{tracker} is not installed")
     test = f"{SINKS}::test_{tracker}"
-    command = (sys.executable, "-m", "pytest", "-q", "-p", "no:cacheprovider", "--timeout=800", test)
+    command = (sys.executable, "-m", "pytest", "-q", "-p", "no:cacheprovider", test)
     assert count_packets(folder, *command) == 0

@@ -3,17 +3,27 @@ PYTHON ?= python3.11
 VENV   ?= .venv
 BIN    := $(VENV)/bin
 READY  := $(VENV)/.ready
+# Of the long tests. One more than cores: many of them wait for processes.
+WORKERS ?= 3
 
-.PHONY: demo test test-long test-faults chaos-quick chaos test-slow wheel-test test-flower fuzz check bench docs docs-links pictures clean
+# Bytecode is written when a module is first imported, and kept: most of what is installed never is imported, and the tests
+# start hundreds of processes.
+export PYTHONDONTWRITEBYTECODE :=
+PIP_OPTIONS := --quiet --disable-pip-version-check --no-compile
+
+.PHONY: demo setup test test-long test-faults chaos-quick chaos test-slow test-light wheel-test wheel-test-learn test-flower \
+    test-trackers fuzz check bench docs docs-links pictures clean
 
 demo: $(READY)            ## run the main job
 	$(BIN)/cfel demo
+
+setup: $(VENV)/.docs      ## install what all other targets need
 
 test: $(READY)            ## the tests, under five minutes on two cores (COVERAGE=--cov: two more, and what they cover)
 	$(BIN)/pytest -m "not slow and not long" -n 2 --dist worksteal $(COVERAGE)
 
 test-long: $(READY)       ## every item of `cfel reproduce`, killed processes, a Ray cluster; some minutes
-	$(BIN)/pytest -m "long and not slow and not chaos" -n 2 --dist worksteal
+	$(BIN)/pytest -m "long and not slow and not chaos" -n $(WORKERS) --dist worksteal
 
 test-faults: $(READY)     ## clusters that lose nodes, drivers and memory; five minutes on two cores
 	$(BIN)/pytest -m slow tests/scaleout
@@ -31,16 +41,42 @@ wheel-test:               ## build the wheel, install it alone in a new environm
 	rm -rf build/wheel build/wheel-venv
 	$(PYTHON) -m venv build/wheel-venv
 	build/wheel-venv/bin/pip wheel --quiet --disable-pip-version-check --no-deps --wheel-dir build/wheel .
-	build/wheel-venv/bin/pip install --quiet --disable-pip-version-check -c constraints.txt build/wheel/cfel-*.whl
+	build/wheel-venv/bin/pip install $(PIP_OPTIONS) -c constraints.txt build/wheel/cfel-*.whl
 	build/wheel-venv/bin/python -I tests/wheel_trial.py build/wheel/cfel-*.whl examples/devices.csv
+
+wheel-test-learn:         ## the same with the extras `learn` and `report`: also simulate and draw, as the README shows
+	rm -rf build/learn-wheel build/learn-venv build/readme
+	$(PYTHON) -m venv build/learn-venv
+	build/learn-venv/bin/pip wheel --quiet --disable-pip-version-check --no-deps --wheel-dir build/learn-wheel .
+	build/learn-venv/bin/pip install --quiet --disable-pip-version-check -c constraints.txt \
+	    "$$(echo build/learn-wheel/cfel-*.whl)[learn,report]"
+	mkdir build/readme && cp -r examples build/readme
+	cd build/readme && ../learn-venv/bin/python -I ../../tests/readme_trial.py ../../README.md
 
 FLWR ?= 1.41.0
 test-flower:              ## the tests with Flower, which needs older packages than the dashboard: in an environment of its own
 	$(PYTHON) -m venv build/flower-venv
 	grep -vE '^(starlette|uvicorn|protobuf|rich|packaging)==' constraints.txt > build/flower-constraints.txt
-	build/flower-venv/bin/pip install --quiet --disable-pip-version-check -c build/flower-constraints.txt \
+	build/flower-venv/bin/pip install $(PIP_OPTIONS) -c build/flower-constraints.txt \
 	    flwr==$(FLWR) -e '.[learn]' hypothesis pytest pytest-timeout
 	build/flower-venv/bin/pytest tests/flower tests/learning/local/test_whole_run.py
+
+TRACKER_PACKAGES := mlflow-skinny==3.17.2 wandb==0.31.0 trackio==0.43.0
+test-trackers:            ## the trackers with their real packages, which need an older Pillow: in an environment of its own
+	$(PYTHON) -m venv build/tracker-venv
+	grep -v '^pillow==' constraints.txt > build/tracker-constraints.txt
+	build/tracker-venv/bin/pip install $(PIP_OPTIONS) -c build/tracker-constraints.txt \
+	    $(TRACKER_PACKAGES) -e '.[mlflow,wandb,trackio,tensorboard,report]' hypothesis pytest pytest-timeout
+	build/tracker-venv/bin/pytest tests/tracking
+
+# What these two import needs torch.
+LIGHT_IGNORE := --ignore tests/control/schemes/test_guide.py --ignore tests/control/test_horizon.py
+test-light:               ## what needs no torch, in an environment without it, e.g. with PYTHON=python3.13
+	$(PYTHON) -m venv build/light-venv
+	build/light-venv/bin/pip install $(PIP_OPTIONS) -c constraints.txt -e . cvxpy hypothesis pyarrow pytest pytest-timeout
+	build/light-venv/bin/pytest -m "not slow and not long" tests/control tests/cost tests/system tests/test_durable.py \
+	    tests/test_errors.py tests/test_plugins.py tests/test_scheme_names.py tests/test_seeding.py tests/test_validation.py \
+	    tests/test_wording.py $(LIGHT_IGNORE)
 
 SECONDS ?= 60
 fuzz: $(READY)            ## change run directories and messages at random; SECONDS=0 runs until Ctrl-C
@@ -69,12 +105,12 @@ pictures: $(READY)         ## the pictures of the tour, from real runs, in docs/
 	$(BIN)/python -m docs.pictures
 
 $(VENV)/.docs: $(READY)
-	$(BIN)/pip install --quiet --disable-pip-version-check -c constraints.txt -e '.[docs]'
+	$(BIN)/pip install $(PIP_OPTIONS) -c constraints.txt -e '.[docs]'
 	touch $(VENV)/.docs
 
 $(READY): pyproject.toml constraints.txt
 	$(PYTHON) -m venv $(VENV)
-	$(BIN)/pip install --quiet --disable-pip-version-check -c constraints.txt -e '.[dev]'
+	$(BIN)/pip install $(PIP_OPTIONS) -c constraints.txt -e '.[dev]'
 	touch $(READY)
 
 clean:                    ## delete everything that can be rebuilt

@@ -4,6 +4,7 @@ import re
 import subprocess
 import sys
 import tomllib
+from importlib import import_module
 from pathlib import Path
 
 import pytest
@@ -24,9 +25,19 @@ def list_modules(code: str) -> set[str]:
     return set(done.stdout.splitlines())
 
 
-def test_importing_cfel_imports_nothing_else() -> None:
+def test_importing_cfel_imports_only_what_names_missing_extras() -> None:
     found = {name for name in list_modules("import cfel") if name.startswith(("cfel.", "numpy"))}
-    assert found == set()
+    assert found == {"cfel.errors", "cfel.extras", "cfel.wording"}
+
+
+@pytest.mark.parametrize("package", ["cfel", "cfel.flower", "cfel.report", "cfel.system"])
+def test_names_that_are_imported_on_use_are_those_of_the_package(package: str) -> None:
+    """All are listed, as for tab completion, before any is imported."""
+    module = import_module(package)
+    assert set(module.__all__) == set(vars(module)["_MODULES"])
+    assert set(dir(module)) >= {*module.__all__, "__doc__"}
+    with pytest.raises(AttributeError, match=f"module '{package}' has no attribute 'plann'"):
+        module.plann  # noqa: B018
 
 
 def test_planning_needs_numpy_alone() -> None:

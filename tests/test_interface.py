@@ -10,6 +10,7 @@ from pathlib import Path
 import pytest
 
 import cfel
+from tests import readme_trial
 
 ROOT = Path(__file__).parents[1]
 PUBLIC = {
@@ -52,6 +53,12 @@ def python_blocks(page: Path) -> Iterator[str]:
     return iter(
         re.findall(r"^```python\n(.*?)^```", page.read_text(encoding="utf-8"), re.MULTILINE | re.DOTALL)
     )
+
+
+def test_the_examples_of_the_readme_run(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.chdir(tmp_path)
+    Path("examples").symlink_to(ROOT / "examples")
+    readme_trial.main(ROOT / "README.md")
 
 
 @pytest.mark.long

@@ -45,6 +45,8 @@ def test_a_notebook_runs(path: Path, tmp_path: Path, monkeypatch: pytest.MonkeyP
     import matplotlib.pyplot as plt
 
     monkeypatch.chdir(tmp_path)
+    # Those of the report pages, which other tests draw; figures that a notebook shows are drawn.
+    monkeypatch.setattr("cfel.report.page.draw_pictures", lambda *_: ())
     plt.switch_backend("agg")
     names: dict[str, Any] = {"__name__": "__main__"}
     try:

@@ -6,11 +6,12 @@
     result = cfel.run(cfel.Experiment(scheme="hcef_plus", rounds={"global": 4}), out="runs/first")
 
 The names in `__all__` are the public interface; `docs/guides/python.md` explains them. They are imported on
-first use: `import cfel` itself imports nothing, and planning needs NumPy but no torch.
+first use: `import cfel` itself imports none of them, and planning needs NumPy but no torch.
 """
 
-from importlib import import_module
 from typing import TYPE_CHECKING
+
+from cfel.extras import import_on_use
 
 if TYPE_CHECKING:
     from cfel.api.comparisons import Comparison
@@ -87,17 +88,6 @@ _MODULES = {
     "tune": "api.interface",
 }
 
-
 if not TYPE_CHECKING:
     # Hidden from type checkers, which would otherwise accept any name.
-    def __getattr__(name: str) -> object:
-        if name not in _MODULES:
-            raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
-        from cfel.extras import explain_missing_extra
-
-        with explain_missing_extra():
-            return getattr(import_module(f"{__name__}.{_MODULES[name]}"), name)
-
-
-def __dir__() -> list[str]:
-    return sorted([*globals(), *__all__])
+    __getattr__, __dir__ = import_on_use(__name__, _MODULES)

@@ -1,11 +1,14 @@
 """Optional dependencies: which extra of cfel brings which package, and the error that names it.
 
 `pip install cfel` brings what planning needs. Everything else is in extras, and whatever is missing is
-reported here, with the command that installs it.
+reported here, with the command that installs it. Packages that import their names on first use do so with
+`import_on_use`.
 """
 
-from collections.abc import Iterator, Mapping
+import sys
+from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
+from importlib import import_module
 from types import MappingProxyType
 
 from cfel.errors import InputError
@@ -61,3 +64,25 @@ def explain_missing_extra() -> Iterator[None]:
         raise MissingExtraError(
             f"this needs {package}, which is not installed: {install_command(package)}"
         ) from error
+
+
+def import_on_use(
+    package: str, modules: Mapping[str, str]
+) -> tuple[Callable[[str], object], Callable[[], list[str]]]:
+    """Makes the `__getattr__` and the `__dir__` of a package whose names are imported on first use.
+
+    Args:
+        package: its `__name__`.
+        modules: for each name, the module below the package that defines it.
+    """
+
+    def find(name: str) -> object:
+        if name not in modules:
+            raise AttributeError(f"module {package!r} has no attribute {name!r}")
+        with explain_missing_extra():
+            return getattr(import_module(f"{package}.{modules[name]}"), name)
+
+    def list_names() -> list[str]:
+        return sorted({*vars(sys.modules[package]), *modules})
+
+    return find, list_names

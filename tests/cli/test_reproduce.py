@@ -79,6 +79,7 @@ def test_table1_with_every_scheme(run: Run, data: dict[str, Path], out: Path) ->
             assert (out / "figures" / f"{name}.{kind}").stat().st_size > 0
 
 
+@pytest.mark.usefixtures("no_figures")
 def test_femnist_with_leafs_network(run: Run, data: dict[str, Path], out: Path) -> None:
     document = smoke(run, data, out, "table1", "femnist", "--schemes", "cef,hcef")
     assert "3.1" in document["paper"]["note"]
@@ -86,6 +87,7 @@ def test_femnist_with_leafs_network(run: Run, data: dict[str, Path], out: Path) 
     assert {each.fleet.devices for each in load_runs(out)} == {4}
 
 
+@pytest.mark.usefixtures("no_figures")
 @pytest.mark.parametrize("item", ["noniid", "topology", "q", "tau"])
 def test_sweeps(run: Run, data: dict[str, Path], out: Path, item: str) -> None:
     """The ends of the sweep, a summary of each and a page over both."""
@@ -105,6 +107,7 @@ def test_estimates(run: Run, data: dict[str, Path], out: Path) -> None:
     assert (out / "figures" / "estimates.svg").is_file()
 
 
+@pytest.mark.usefixtures("no_figures")
 def test_rates(run: Run, data: dict[str, Path], out: Path) -> None:
     """The best of the grid by held-out accuracy, in a file that the other items take."""
     document = smoke(run, data, out, "rates", "cifar10", "--schemes", "cef")

@@ -11,6 +11,7 @@ import pytest
 import cfel.scaleout
 from cfel.cli import main
 from cfel.errors import InputError, ScaleoutError
+from cfel.learning.local.algorithm import LocalAlgorithm, WholeResult
 
 TINY = Path(__file__).parents[2] / "examples" / "tiny.toml"
 
@@ -37,6 +38,19 @@ def test_the_bench_says_so_too() -> None:
 
     with pytest.raises(InputError, match="install it with"):
         measure_overhead(1, 1)
+
+
+@pytest.mark.usefixtures("no_ray")
+def test_what_ray_could_not_train_is_said_first() -> None:
+    """Installing Ray would be in vain."""
+    algorithm = LocalAlgorithm(train=lambda run: WholeResult(run.module.state_dict(), 0.0))
+    experiment = cfel.Experiment(
+        local={"algorithm": lambda _: algorithm},
+        fleet={"devices": 2, "clusters": 1},
+        simulation={"engine": "ray"},
+    )
+    with pytest.raises(InputError, match="it has a loop of its own"):
+        list(cfel.simulate(experiment))
 
 
 @pytest.mark.long

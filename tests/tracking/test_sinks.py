@@ -9,8 +9,8 @@ import pytest
 from cfel.runlog import RoundRecord
 from cfel.tracking import TrackedRun, choose_trackers, follow_run
 
-# Warnings of the packages are their own.
-pytestmark = pytest.mark.filterwarnings("ignore")
+# Warnings of the packages are their own. On a busy machine, MLflow needs minutes for a new database.
+pytestmark = [pytest.mark.filterwarnings("ignore"), pytest.mark.timeout(600)]
 
 
 @pytest.fixture
@@ -22,6 +22,7 @@ def interrupted(
 ) -> Callable[[str], TrackedRun]:
     """Tracks a run that is interrupted after round 2, resumed, and done after round 3."""
     monkeypatch.chdir(tmp_path)
+    monkeypatch.setattr("cfel.tracking.follow.FINISH_SECONDS", 250.0)
     folders = {
         "WANDB_DIR": "wandb",
         "TRACKIO_DIR": f"{tmp_path}/trackio",
@@ -62,7 +63,6 @@ def test_tensorboard(interrupted: Callable[[str], TrackedRun]) -> None:
 
 
 @pytest.mark.long
-@pytest.mark.timeout(600)  # it creates a database with all its migrations
 def test_mlflow(interrupted: Callable[[str], TrackedRun]) -> None:
     mlflow = pytest.importorskip("mlflow")
     interrupted("mlflow")

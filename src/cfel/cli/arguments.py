@@ -55,6 +55,22 @@ def add_set_option(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("--set", action="append", default=[], metavar="A.B=VALUE", help=text)
 
 
+def add_seeds_option(parser: argparse.ArgumentParser, text: str, example: str = "0,1") -> None:
+    """Adds the option --seeds, with its help."""
+    parser.add_argument("--seeds", type=parse_integers, metavar=f"{example},…", help=text)
+
+
+def add_target_option(parser: argparse.ArgumentParser) -> None:
+    """Adds the option --target of commands that print tables of several runs."""
+    text = "target of the tables (default: the experiment's)"
+    parser.add_argument("--target", type=parse_number, metavar="ACCURACY", help=text)
+
+
+def add_out_option(parser: argparse.ArgumentParser, text: str) -> None:
+    """Adds the option --out of commands that write a directory and know a default for it."""
+    parser.add_argument("--out", type=Path, metavar="DIR", help=text)
+
+
 def add_trust_option(parser: argparse.ArgumentParser) -> None:
     """Adds the option --trust, for commands that read an experiment from a directory."""
     text = "allow the experiment of the directory to name code (module:function), which then runs here"

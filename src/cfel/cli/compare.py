@@ -10,8 +10,15 @@ from rich.markup import escape
 
 from cfel.api.progress import track_runs
 from cfel.api.runs import compare
-from cfel.cli.arguments import Commands, add_command, parse_integers, parse_names, parse_number
-from cfel.cli.output import new_table, print_json, print_table
+from cfel.cli.arguments import (
+    Commands,
+    add_command,
+    add_out_option,
+    add_seeds_option,
+    add_target_option,
+    parse_names,
+)
+from cfel.cli.output import new_table, print_json, print_report_path, print_table
 from cfel.cli.run import add_experiment_argument, add_run_options, make_options, read_experiment
 from cfel.experiment import Experiment
 from cfel.report.overruns import Overrun
@@ -36,21 +43,9 @@ def register(commands: Commands) -> None:
         metavar="A,B,…",
         help=f"schemes to run (default {SCHEMES})",
     )
-    parser.add_argument(
-        "--seeds",
-        type=parse_integers,
-        metavar="0,1,…",
-        help="seeds of each scheme (default: the experiment's)",
-    )
-    parser.add_argument(
-        "--target",
-        type=parse_number,
-        metavar="ACCURACY",
-        help="target of the tables (default: the experiment's)",
-    )
-    parser.add_argument(
-        "--out", type=Path, metavar="DIR", help="output directory (default runs/NAME-compared)"
-    )
+    add_seeds_option(parser, "seeds of each scheme (default: the experiment's)")
+    add_target_option(parser)
+    add_out_option(parser, "output directory (default runs/NAME-compared)")
     parser.add_argument("--resume", action="store_true", help="resume the runs in DIR")
     add_run_options(parser)
     parser.set_defaults(run=run)
@@ -76,7 +71,7 @@ def compare_and_print(
         return 0
     console = Console(highlight=False)
     print_summary(console, document)
-    console.print(f"report: {escape(str(out / 'report.html'))}", soft_wrap=True)
+    print_report_path(console, out)
     return 0
 
 
@@ -90,15 +85,12 @@ def print_summary(console: Console, document: Mapping[str, Any]) -> None:
     for name, row in rows.items():
         table.add_row(
             escape(name) + pad,
-            format_mean(row, "seconds_to_target", "{:,.0f}"),
-            format_mean(row, "joules_to_target", "{:,.1f}", 1e-3),
+            *format_costs(row),
             _format_gain(row, "gain_seconds"),
             _format_gain(row, "gain_joules"),
-            format_mean(row, "final_accuracy", "{:.1f} %", 100),
-            format_share(row["seconds"], row["seconds_budget"]) + pad,
-            format_share(row["joules"], row["joules_budget"]) + pad,
+            *format_end(row, pad),
         )
-    aim = "the target (none is set)" if target is None else f"{100 * target:g} %"
+    aim = describe_target(target)
     print_table(console, f"Time and energy to {aim}, gain over CEF, and budget used at the end", table)
     if several_seeds:
         console.print("mean over seeds, with its 95 % confidence interval; gains are compared seed by seed")
@@ -109,7 +101,29 @@ def print_summary(console: Console, document: Mapping[str, Any]) -> None:
         console.print(f"no scheme reached {aim} with every seed: try a lower --target or more rounds")
 
 
-def format_mean(row: Mapping[str, Any], key: str, form: str, factor: float = 1.0) -> str:
+def describe_target(target: float | None) -> str:
+    """The target in the title of a table."""
+    return "the target (none is set)" if target is None else f"{100 * target:g} %"
+
+
+def format_costs(row: Mapping[str, Any]) -> tuple[str, str]:
+    """Time and energy to the target."""
+    return (
+        _format_mean(row, "seconds_to_target", "{:,.0f}"),
+        _format_mean(row, "joules_to_target", "{:,.1f}", 1e-3),
+    )
+
+
+def format_end(row: Mapping[str, Any], pad: str) -> tuple[str, str, str]:
+    """Accuracy and shares of the budgets at the end; `pad` fills the second line, if there is one."""
+    return (
+        _format_mean(row, "final_accuracy", "{:.1f} %", 100),
+        _format_share(row["seconds"], row["seconds_budget"]) + pad,
+        _format_share(row["joules"], row["joules_budget"]) + pad,
+    )
+
+
+def _format_mean(row: Mapping[str, Any], key: str, form: str, factor: float = 1.0) -> str:
     """A mean, and with several seeds a second line with half the width of its confidence interval."""
     value, half = row[key], row["confidence"][key]
     mean = "–" if value is None else form.format(factor * value)
@@ -145,6 +159,6 @@ def _describe_worst(scheme: str, over_budget: Mapping[str, Any]) -> list[str]:
     return [f"{scheme}, {' and '.join(parts)}: {cause}" for cause, parts in by_cause.items()]
 
 
-def format_share(used: float | None, budget: float | None) -> str:
+def _format_share(used: float | None, budget: float | None) -> str:
     """Used of a budget, as a percentage."""
     return "–" if used is None or not budget else f"{100 * used / budget:.0f} %"

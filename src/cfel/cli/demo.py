@@ -4,7 +4,7 @@ import argparse
 from itertools import count
 from pathlib import Path
 
-from cfel.cli.arguments import Commands, add_command, parse_names
+from cfel.cli.arguments import Commands, add_command, add_out_option, parse_names
 from cfel.cli.compare import SCHEMES, compare_and_print
 from cfel.cli.run import add_run_options, replace_engine
 from cfel.errors import InputError
@@ -17,9 +17,7 @@ EXAMPLE = "  cfel demo --out cfel-demo"
 def register(commands: Commands) -> None:
     """Adds the command."""
     parser = add_command(commands, "demo", EXAMPLE)
-    parser.add_argument(
-        "--out", type=Path, metavar="DIR", help="output directory (default: cfel-demo, or cfel-demo-2, …)"
-    )
+    add_out_option(parser, "output directory (default: cfel-demo, or cfel-demo-2, …)")
     parser.add_argument("--resume", action="store_true", help="resume the demo in DIR")
     add_run_options(parser)
     parser.set_defaults(run=run, target=None)

@@ -4,10 +4,12 @@ import json
 import math
 import sys
 from collections.abc import Collection
+from pathlib import Path
 from typing import Literal
 
 import numpy as np
 from rich.console import Console
+from rich.markup import escape
 from rich.table import Table
 
 UNLIMITED = 10_000
@@ -55,6 +57,11 @@ def print_table(console: Console, title: str, table: Table) -> None:
         unfold_table(console, table)
     console.print(f"[bold]{title}[/]")
     console.print(table, "", crop=False)
+
+
+def print_report_path(console: Console, directory: Path) -> None:
+    """Prints where the report is that was written into a directory."""
+    console.print(f"report: {escape(str(directory / 'report.html'))}", soft_wrap=True)
 
 
 def unfold_table(console: Console, table: Table) -> None:

@@ -8,8 +8,8 @@ from rich.console import Console
 from rich.markup import escape
 
 from cfel.api.progress import track_runs
-from cfel.cli.arguments import Commands, add_command, parse_integers, parse_names
-from cfel.cli.output import new_table, print_json, print_table
+from cfel.cli.arguments import Commands, add_command, add_out_option, add_seeds_option, parse_names
+from cfel.cli.output import new_table, print_json, print_report_path, print_table
 from cfel.cli.run import add_run_options, make_options
 from cfel.report.reproduction import TextTable
 from cfel.reproduce.copy_results import copy_results
@@ -42,21 +42,14 @@ def register(commands: Commands) -> None:
     parser.add_argument(
         "--scale", choices=SCALES, default="reduced", help="size of the experiment (default reduced)"
     )
-    parser.add_argument(
-        "--out", type=Path, metavar="DIR", help="output directory (default reproduced/ITEM-DATASET-SCALE)"
-    )
+    add_out_option(parser, "output directory (default reproduced/ITEM-DATASET-SCALE)")
     parser.add_argument(
         "--schemes",
         type=parse_names,
         metavar="A,B,…",
         help="schemes to run (default: all of the paper, and HCEF+)",
     )
-    parser.add_argument(
-        "--seeds",
-        type=parse_integers,
-        metavar="0,1,…",
-        help="seeds of each scheme (default: depends on item and scale)",
-    )
+    add_seeds_option(parser, "seeds of each scheme (default: depends on item and scale)")
     parser.add_argument("--stop", choices=("target",), help="stop every run once it reaches the target")
     parser.add_argument(
         "--rates",
@@ -89,7 +82,7 @@ def run(arguments: argparse.Namespace) -> int:
         _print_text_table(console, table)
     if note := document["paper"]["note"]:
         console.print(f"[dim]{escape(note)}[/]")
-    console.print(f"report: {escape(str(out / 'report.html'))}", soft_wrap=True)
+    print_report_path(console, out)
     if request.item == "rates":
         use = "use it with --rates, or copy it to experiments/rates.toml"
         console.print(f"learning rates: {escape(str(out / 'rates.toml'))} ({use})", soft_wrap=True)

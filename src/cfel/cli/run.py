@@ -10,7 +10,7 @@ from rich.markup import escape
 
 from cfel.api.progress import track_runs
 from cfel.api.runs import RunOptions, run_experiment
-from cfel.cli.arguments import Commands, add_command, add_json_option, add_set_option
+from cfel.cli.arguments import Commands, add_command, add_json_option, add_out_option, add_set_option
 from cfel.cli.run_result import print_run_result
 from cfel.errors import RunDirectoryError
 from cfel.experiment import Experiment, load_experiment
@@ -40,7 +40,7 @@ def register(commands: Commands) -> None:
     """Adds the command."""
     parser = add_command(commands, "run", EXAMPLE)
     add_experiment_argument(parser)
-    parser.add_argument("--out", type=Path, metavar="DIR", help="run directory (default runs/NAME)")
+    add_out_option(parser, "run directory (default runs/NAME)")
     parser.add_argument("--resume", action="store_true", help="resume the run in DIR")
     add_run_options(parser)
     parser.set_defaults(run=run)

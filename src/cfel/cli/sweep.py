@@ -11,9 +11,16 @@ from rich.markup import escape
 from cfel.api.progress import track_runs
 from cfel.api.runs import count_rounds
 from cfel.api.sweeps import place_settings, sweep_runs
-from cfel.cli.arguments import Commands, add_command, parse_integers, parse_names, parse_number
-from cfel.cli.compare import format_mean, format_share
-from cfel.cli.output import new_table, print_json, print_table
+from cfel.cli.arguments import (
+    Commands,
+    add_command,
+    add_out_option,
+    add_seeds_option,
+    add_target_option,
+    parse_names,
+)
+from cfel.cli.compare import describe_target, format_costs, format_end
+from cfel.cli.output import new_table, print_json, print_report_path, print_table
 from cfel.cli.run import add_experiment_argument, add_run_options, make_options, read_experiment
 from cfel.errors import InputError
 from cfel.experiment.document import parse_assignment
@@ -36,23 +43,10 @@ def register(commands: Commands) -> None:
         metavar="A.B=X,Y,…",
         help="a key of the experiment and its values; repeated, every combination is run",
     )
-    parser.add_argument(
-        "--seeds",
-        type=parse_integers,
-        metavar="0,1,…",
-        help="seeds of each combination (default: the experiment's)",
-    )
-    parser.add_argument(
-        "--target",
-        type=parse_number,
-        metavar="ACCURACY",
-        help="target of the tables (default: the experiment's)",
-    )
-    parser.add_argument(
-        "--out",
-        type=Path,
-        metavar="DIR",
-        help="output directory (default runs/NAME-sweep); runs that are there are kept or continued",
+    add_seeds_option(parser, "seeds of each combination (default: the experiment's)")
+    add_target_option(parser)
+    add_out_option(
+        parser, "output directory (default runs/NAME-sweep); runs that are there are kept or continued"
     )
     add_run_options(parser)
     parser.set_defaults(run=run)
@@ -72,7 +66,7 @@ def run(arguments: argparse.Namespace) -> int:
         return 0
     console = Console(highlight=False)
     _print_summary(console, document, settings)
-    console.print(f"report: {escape(str(out / 'report.html'))}", soft_wrap=True)
+    print_report_path(console, out)
     return 0
 
 
@@ -89,7 +83,7 @@ def _print_summary(
     console: Console, document: Mapping[str, Any], settings: Sequence[Mapping[str, Any]]
 ) -> None:
     """Prints a line per setting: its values, time and energy to the target, accuracy, budgets used."""
-    target, rows = document["target"], document["schemes"]
+    rows = document["schemes"]
     several_seeds = any(len(row["per_seed"]) > 1 for row in rows.values())
     pad = "\n" if several_seeds else ""
     table = new_table(*settings[0], *MEASURED)
@@ -97,14 +91,11 @@ def _print_summary(
         row = rows[name_setting(values)]
         table.add_row(
             *(escape(str(value)) + pad for value in values.values()),
-            format_mean(row, "seconds_to_target", "{:,.0f}"),
-            format_mean(row, "joules_to_target", "{:,.1f}", 1e-3),
-            format_mean(row, "final_accuracy", "{:.1f} %", 100),
-            format_share(row["seconds"], row["seconds_budget"]) + pad,
-            format_share(row["joules"], row["joules_budget"]) + pad,
+            *format_costs(row),
+            *format_end(row, pad),
         )
-    aim = "the target (none is set)" if target is None else f"{100 * target:g} %"
-    print_table(console, f"Time and energy to {aim}, and budget used at the end", table)
+    title = f"Time and energy to {describe_target(document['target'])}, and budget used at the end"
+    print_table(console, title, table)
     if several_seeds:
         console.print("mean over seeds, with its 95 % confidence interval")
     measured = {name: row["final_accuracy"] for name, row in rows.items()}

@@ -10,7 +10,13 @@ from rich.markup import escape
 
 from cfel.api.progress import track_runs
 from cfel.api.tuning import SEED_DISTANCE, Tuning, tune_runs
-from cfel.cli.arguments import Commands, add_command, parse_integers, parse_positive_integer
+from cfel.cli.arguments import (
+    Commands,
+    add_command,
+    add_out_option,
+    add_seeds_option,
+    parse_positive_integer,
+)
 from cfel.cli.output import new_table, print_json, print_table
 from cfel.cli.run import add_experiment_argument, add_run_options, make_options, read_experiment
 from cfel.cli.sweep import parse_values
@@ -39,18 +45,9 @@ def register(commands: Commands) -> None:
         metavar="N",
         help="trials in total, those that are there included (default 20)",
     )
-    parser.add_argument(
-        "--seeds",
-        type=parse_integers,
-        metavar="7,8,…",
-        help=f"seeds of each trial, without the experiment's own (default: that plus {SEED_DISTANCE})",
-    )
-    parser.add_argument(
-        "--out",
-        type=Path,
-        metavar="DIR",
-        help="output directory (default runs/NAME-tuned); a tuning that is there continues",
-    )
+    seeds = f"seeds of each trial, without the experiment's own (default: that plus {SEED_DISTANCE})"
+    add_seeds_option(parser, seeds, "7,8")
+    add_out_option(parser, "output directory (default runs/NAME-tuned); a tuning that is there continues")
     add_run_options(parser)
     parser.set_defaults(run=run)
 

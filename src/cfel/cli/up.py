@@ -6,7 +6,7 @@ import sys
 from pathlib import Path
 
 from cfel.api.interrupt import defer_interrupt
-from cfel.cli.arguments import Commands, add_command, add_json_option, add_set_option
+from cfel.cli.arguments import Commands, add_command, add_json_option, add_out_option, add_set_option
 from cfel.cli.federation_view import FederationView
 from cfel.cli.node import add_log_options, choose_log_settings
 from cfel.cli.run import add_experiment_argument, read_experiment
@@ -27,7 +27,7 @@ def register(commands: Commands) -> None:
     """Adds the command."""
     parser = add_command(commands, "up", EXAMPLE)
     add_experiment_argument(parser)
-    parser.add_argument("--out", type=Path, metavar="DIR", help="run directory (default runs/NAME-up)")
+    add_out_option(parser, "run directory (default runs/NAME-up)")
     parser.add_argument("--resume", action="store_true", help="resume the federation in DIR")
     add_log_options(parser)
     add_set_option(parser)

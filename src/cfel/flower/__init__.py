@@ -11,8 +11,9 @@ This is the only package that imports flwr (`pip install 'cfel[flower]'`), and i
 one server. `docs/guides/flower.md` says what else is different.
 """
 
-from importlib import import_module
 from typing import TYPE_CHECKING
+
+from cfel.extras import import_on_use
 
 if TYPE_CHECKING:
     from cfel.flower.clients import train_with
@@ -43,14 +44,4 @@ _MODULES = {
 
 if not TYPE_CHECKING:
     # Hidden from type checkers, which would otherwise accept any name.
-    def __getattr__(name: str) -> object:
-        if name not in _MODULES:
-            raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
-        from cfel.extras import explain_missing_extra
-
-        with explain_missing_extra():
-            return getattr(import_module(f"{__name__}.{_MODULES[name]}"), name)
-
-
-def __dir__() -> list[str]:
-    return sorted([*globals(), *__all__])
+    __getattr__, __dir__ = import_on_use(__name__, _MODULES)

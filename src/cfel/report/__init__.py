@@ -4,8 +4,9 @@ Every number comes from a log; only means, intervals and ratios are computed her
 imported on first use, so that a process that only reads runs does not load Matplotlib.
 """
 
-from importlib import import_module
 from typing import TYPE_CHECKING
+
+from cfel.extras import import_on_use
 
 if TYPE_CHECKING:
     from cfel.report.load import Run, load_run, load_runs
@@ -36,8 +37,6 @@ _MODULES = {
     "write_summary": "summary",
 }
 
-
-def __getattr__(name: str) -> object:
-    if name not in _MODULES:
-        raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
-    return getattr(import_module(f"{__name__}.{_MODULES[name]}"), name)
+if not TYPE_CHECKING:
+    # Hidden from type checkers, which would otherwise accept any name.
+    __getattr__, __dir__ = import_on_use(__name__, _MODULES)

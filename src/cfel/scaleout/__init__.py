@@ -18,7 +18,7 @@ from contextlib import AbstractContextManager
 from importlib.util import find_spec
 from typing import TYPE_CHECKING
 
-from cfel.errors import ScaleoutError
+from cfel.errors import InputError, ScaleoutError
 from cfel.extras import MissingExtraError, install_command
 
 if TYPE_CHECKING:
@@ -38,11 +38,28 @@ def require_ray() -> None:
 def ray_executor(
     world: "World", parameters: "SimulationParameters", address: str | None = None
 ) -> "RayExecutor":
-    """An executor on the cluster at `address`, or on one started here; a context manager."""
+    """An executor on the cluster at `address`, or on one started here; a context manager.
+
+    Raises:
+        InputError: the local algorithm cannot run on other processes, or Ray is not installed.
+    """
+    # First: installing Ray would be in vain.
+    _require_steps(world)
     prepare(address)
     from cfel.scaleout.executor import RayExecutor
 
     return RayExecutor(world, parameters, address)
+
+
+def _require_steps(world: "World") -> None:
+    from cfel.learning.local.algorithms import find_algorithm
+
+    training = world.training
+    if find_algorithm(training).train is not None:
+        raise InputError(
+            f"engine 'ray' cannot train with {training.local.algorithm!r}: it has a loop of its own, "
+            "which may remember things in this process; use --engine threads"
+        )
 
 
 def connect_cluster(address: str | None = None, cores: int = 0) -> AbstractContextManager[None]:

@@ -13,7 +13,6 @@ from typing import Any, Self
 
 import ray
 
-from cfel.errors import InputError
 from cfel.learning.device_messages import DeviceOrder, DeviceState
 from cfel.learning.evaluate import Evaluation
 from cfel.learning.local.algorithms import find_algorithm
@@ -49,11 +48,6 @@ class RayExecutor:
         self._stored: dict[int, tuple[FlatModel, Any]] = {}
         training = world.training
         algorithm = find_algorithm(training)
-        if algorithm.train is not None:
-            raise InputError(
-                f"engine 'ray' cannot train with {training.local.algorithm!r}: it has a loop of its own, "
-                "which may remember things in this process; use --engine threads"
-            )
         kept = algorithm.list_kept(keep=training.local.momentum_state == "keep")
         vectors = 1 + len(kept) + training.error_feedback + len(world.new_device.memory)
         self._most = largest_group(world.start.parameters.numel(), vectors)

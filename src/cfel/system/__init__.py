@@ -3,8 +3,9 @@
 The names below are imported on first use, so that planning a round does not load graphs and traces.
 """
 
-from importlib import import_module
 from typing import TYPE_CHECKING
+
+from cfel.extras import import_on_use
 
 if TYPE_CHECKING:
     from cfel.system.availability import Availability, is_exhausted, joules_left
@@ -110,7 +111,4 @@ _MODULES = {
 
 if not TYPE_CHECKING:
     # Hidden from type checkers, which would otherwise accept any name.
-    def __getattr__(name: str) -> object:
-        if name not in _MODULES:
-            raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
-        return getattr(import_module(f"{__name__}.{_MODULES[name]}"), name)
+    __getattr__, __dir__ = import_on_use(__name__, _MODULES)

@@ -12,6 +12,11 @@ from cfel.tracking.sink import RunEnd, TrackedRun
 
 def open_sink(run: TrackedRun) -> "WandbSink":
     """Opens a sink for a run."""
+    # Nothing leaves this machine without being asked to.
+    mode = os.environ.get("WANDB_MODE", "offline")
+    if mode == "offline":
+        # For reports of errors and usage, wandb looks up its server in offline runs, too.
+        os.environ.setdefault("WANDB_ERROR_REPORTING", "false")
     return WandbSink(
         wandb.init(
             project=run.project,
@@ -19,8 +24,7 @@ def open_sink(run: TrackedRun) -> "WandbSink":
             id=run.earlier,
             resume="allow" if run.earlier else None,
             config=dict(run.settings),
-            # Nothing leaves this machine without being asked to.
-            mode=os.environ.get("WANDB_MODE", "offline"),
+            mode=mode,
             # Other runs may be in progress: those of a comparison on a cluster, or the user's own.
             reinit="create_new",
             settings=wandb.Settings(console="off", silent=True),

@@ -101,6 +101,21 @@ def test_order_and_filter_of_the_devices(page: Page, address: str) -> None:
     page.wait("document.querySelectorAll('#devices tbody tr').length", lambda rows: rows == 8)
 
 
+@pytest.mark.parametrize(
+    ("finished", "text"), [(True, "No device has an order"), (False, "No round has been planned")]
+)
+def test_a_heat_map_without_orders_says_why(page: Page, scene: Scene, finished: bool, text: str) -> None:
+    idle = [replace(each, rho=None, theta=None) for each in scene.status.clusters[0].devices]
+    clusters = (replace(scene.status.clusters[0], devices=tuple(idle)),)
+    history = scene.status.history if finished else ()
+    scene.status = replace(scene.status, clusters=clusters, links=(), history=history)
+    page.look(1280, 900)
+    with served(lambda: dashboard_app(scene.now, 0.05)) as address:
+        page.open(address)
+        page.wait("document.querySelector('#heat .chart').textContent", lambda shown: text in shown)
+        assert page.complaints == []
+
+
 def test_a_lost_connection_is_reported(page: Page, scene: Scene) -> None:
     page.look(1280, 900)
     with served(lambda: dashboard_app(scene.now, 0.05)) as address:

@@ -110,7 +110,9 @@ function drawHeat(status) {
   const most = Math.max(1, ...status.clusters.map(cluster => cluster.devices.length)), label = 74;
   if (!status.clusters.some(cluster => cluster.devices.some(device => known(device.rho)))) {
     show("heat", ".note");
-    return box.replaceChildren(element("p", { class: "empty-state" }, "No round has been planned yet."));
+    // A node that has just been elected, or has just started, knows the history before it knows a plan.
+    const text = status.history.length ? "No device has an order at the moment." : "No round has been planned yet.";
+    return box.replaceChildren(element("p", { class: "empty-state" }, text));
   }
   const wide = Math.min(36, Math.max(7, (width - label) / most)), per = Math.max(1, Math.floor((width - label) / wide));
   const blocks = [["ρ, share of local steps", "rho", "time"], ["θ, share uploaded", "theta", "energy"]];

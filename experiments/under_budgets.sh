@@ -17,11 +17,9 @@ rows=(
   "fedluck scheme.name=fedluck"
   "nori scheme.name=nori"
   "cef-fedbuff scheme.name=cef aggregation.buffer=2"
-  "cef-scaffold scheme.name=cef local.algorithm=scaffold"
   "hcef scheme.name=hcef"
   "hcef_plus scheme.name=hcef_plus"
   "hcef_plus-fedprox scheme.name=hcef_plus local.algorithm=fedprox"
-  "hcef_plus-scaffold scheme.name=hcef_plus local.algorithm=scaffold"
 )
 for seed in $seeds; do
   for row in "${rows[@]}"; do

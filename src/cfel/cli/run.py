@@ -122,10 +122,9 @@ def _explain_end(last: RoundRecord, experiment: Experiment) -> str:
     """Why a run has finished, and how to get more rounds."""
     total = experiment.rounds.global_rounds
     if last.round >= total:
-        return (
-            f"{last.round} of {plural(total, 'round')} done. rounds.global cannot change during a run, as "
-            "the plans spread the budgets over all rounds: for a longer run choose another --out"
-        )
+        # The experiment may ask for fewer rounds than the run has.
+        done = f"{last.round} of {plural(max(total, last.round), 'round')} done"
+        return f"{done}. rounds.global cannot change during a run, as the  plans spread the budgets over all rounds: for a longer run choose another --out"
     return (
         f"it stopped at its {experiment.rounds.stop} after {last.round} of {plural(total, 'round')}. To "
         "continue, add --resume and --set rounds.stop=rounds, or another rounds.target"

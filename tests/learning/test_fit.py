@@ -36,6 +36,7 @@ def test_labels_that_are_no_classes(labels: Tensor, words: str) -> None:
 
 def test_labels_that_the_loss_takes() -> None:
     check_labels("d", DATA)
+    check_labels("d", replace(DATA, train_targets=LABELS.to(torch.uint8)))
     check_labels("d", replace(DATA, train_targets=torch.full((ROWS, 2), -100)))
     check_labels("d", replace(DATA, train_targets=torch.full((ROWS, 3), 1 / 3)))
 

@@ -9,6 +9,9 @@ from torch import Tensor, nn
 from cfel.errors import InputError
 from cfel.learning.data.dataset import DataSet
 
+LABEL_TYPES = (torch.int64, torch.uint8)
+"""What torch's cross-entropy takes as class labels."""
+
 IGNORED = -100
 """The label that torch's cross-entropy leaves out, as in padded sequences."""
 
@@ -20,12 +23,13 @@ def check_labels(what: str, data: DataSet) -> None:
         if labels.is_floating_point() and labels.dim() > 1:
             # Probabilities of classes; the loss takes them.
             continue
-        if labels.dtype != torch.int64:
+        if labels.dtype not in LABEL_TYPES:
             raise InputError(
                 f"{what}: {part} targets are {_name_type(labels)}; class labels must be whole numbers of "
                 "type int64: convert them with .long(). For anything but classes, define a `cfel.Task`"
             )
-        row = _find_row((labels >= 0) & (labels < data.classes) | (labels == IGNORED))
+        numbers = labels.long()
+        row = _find_row((numbers >= 0) & (numbers < data.classes) | (numbers == IGNORED))
         if row is not None:
             raise InputError(
                 f"{what}: {part} targets: row {row} holds label {_show_row(labels[row])}; with "

@@ -140,8 +140,8 @@ def _make_step(run: LocalRun, memory: Memory, workspace: Workspace) -> Callable[
                 shared = vector[: flat.shared.parameters]
                 added = algorithm.change_gradient(run, shared)  # type: ignore[func-returns-value]
                 _reject_result("change_gradient", "the gradient", added, shared)
-            found = _call_step(step, flat.parameters, vector, memory, run.rate)
-            _reject_result("step", "x", found, flat.parameters)
+            x = flat.parameters
+            _reject_result("step", "x", _call_step(step, x, vector, memory, run.rate), x)
 
     return take_step
 

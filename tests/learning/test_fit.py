@@ -66,7 +66,7 @@ def test_inputs_that_are_not_finite(value: float) -> None:
     inputs[4, 1] = value
     data = replace(DATA, test_inputs=inputs)
     with pytest.raises(InputError, match=rf"^d: test inputs: row 4 holds {value}"):
-        check_finite("d", data, nn.Linear(2, 3))
+        check_finite("d", data, nn.Identity())
 
 
 def test_a_model_may_cope_with_missing_values() -> None:
@@ -75,7 +75,7 @@ def test_a_model_may_cope_with_missing_values() -> None:
             return x.nan_to_num()
 
     check_finite("d", replace(DATA, train_inputs=torch.full((ROWS, 2), torch.nan)), Fill())
-    check_finite("d", replace(DATA, train_inputs=LABELS[:, None].expand(-1, 2)), nn.Linear(2, 3))
+    check_finite("d", replace(DATA, train_inputs=LABELS[:, None].expand(-1, 2)), nn.Identity())
 
 
 def test_arrays_are_not_tensors() -> None:

@@ -72,7 +72,10 @@ def render_summary_table(summary: Mapping[str, Any], styles: Mapping[str, Scheme
 
 
 def render_work_table(summary: Mapping[str, Any], styles: Mapping[str, SchemeStyle]) -> str:
-    """What was planned beside what was done, traffic, single devices, and what the run itself took."""
+    """What was planned beside what was done, traffic, single devices, and what the run itself took.
+
+    A column that no scheme has a value for is left out.
+    """
     headings = (
         "Steps planned",
         "Steps taken",
@@ -88,11 +91,15 @@ def render_work_table(summary: Mapping[str, Any], styles: Mapping[str, SchemeSty
         "Real time",
         "Peak memory",
     )
+    cells = {scheme: _format_work(values) for scheme, values in summary["schemes"].items()}
+    # Most runs do not record the accuracy of single devices.
+    shown = [place for place in range(len(headings)) if any(row[place] != _NOTHING for row in cells.values())]
+    kept = tuple(headings[place] for place in shown)
     rows = "".join(
-        _render_cells(styles[scheme], headings, _format_work(values))
-        for scheme, values in summary["schemes"].items()
+        _render_cells(styles[scheme], kept, tuple(row[place] for place in shown))
+        for scheme, row in cells.items()
     )
-    return _render_table(headings, rows)
+    return _render_table(kept, rows)
 
 
 def render_metrics_table(summary: Mapping[str, Any], styles: Mapping[str, SchemeStyle]) -> str:

@@ -138,7 +138,7 @@ def _make_step(run: LocalRun, memory: Memory, workspace: Workspace) -> Callable[
         with torch.no_grad():
             if algorithm.change_gradient is not None:
                 shared = vector[: flat.shared.parameters]
-                added = algorithm.change_gradient(run, shared)  # type: ignore[func-returns-value]
+                added = algorithm.change_gradient(run, shared)
                 _reject_result("change_gradient", "the gradient", added, shared)
             x = flat.parameters
             _reject_result("step", "x", _call_step(step, x, vector, memory, run.rate), x)

@@ -63,9 +63,23 @@ def test_divergence_survives_the_way_from_another_process() -> None:
     [
         ("rng", "kind: unknown 'rng'; did you mean 'ring'? (allowed: line, ring, star)"),
         ("zzz", "kind: unknown 'zzz' (allowed: line, ring, star)"),
+        ("RING ", "kind: unknown 'RING '; did you mean 'ring'? (allowed: line, ring, star)"),
         (5, "kind: unknown 5 (allowed: line, ring, star)"),
         (["ring"], "kind: unknown ['ring']; did you mean 'ring'? (allowed: line, ring, star)"),
     ],
 )
 def test_unknown_name(name: object, sentence: str) -> None:
     assert errors.unknown_name("kind", name, ("star", "ring", "line")) == sentence
+
+
+@pytest.mark.parametrize(
+    ("given", "meant"), [("HCEF+", "hcef_plus"), ("hcef+", "hcef_plus"), ("CEF-C", "cef_c")]
+)
+def test_names_as_texts_spell_them(given: str, meant: str) -> None:
+    assert f"did you mean {meant!r}?" in errors.unknown_name(
+        "scheme", given, ("cef", "cef_c", "hcef", "hcef_plus")
+    )
+
+
+def test_nothing_is_allowed() -> None:
+    assert errors.unknown_name("options", "mu", ()) == "options: unknown 'mu' (allowed: none)"

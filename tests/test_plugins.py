@@ -62,6 +62,16 @@ def test_an_entry_point_that_does_not_load(monkeypatch: pytest.MonkeyPatch, valu
         ),
         ("", r"^scheme: unknown '' \(allowed: "),
         ("no_such_module_anywhere:f", r"^scheme: cannot load 'no_such_module_anywhere:f': No module named"),
+        (
+            "no_such_module_anywhere:f",
+            r"; no_such_module_anywhere\.py is searched beside the experiment file",
+        ),
+        ("no_such_file.py:f", r"; write 'no_such_file:f', without \.py$"),
+        ("math:sqr", r"; did you mean 'math:sqrt'\?$"),
+        (
+            "math.sqrt",
+            r"^scheme: unknown 'math\.sqrt' .*; if this is a function of yours, write 'math:sqrt'$",
+        ),
         ("math:no_such_function", r"^scheme: cannot load .*no attribute 'no_such_function'"),
         ("math:", r"^scheme: cannot load 'math:'"),
         (":f", r"^scheme: cannot load ':f'"),

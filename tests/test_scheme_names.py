@@ -28,3 +28,8 @@ def test_defaults_have_no_name() -> None:
 def test_an_unknown_variant_is_named() -> None:
     with pytest.raises(InputError, match=r"scheme 'hcef\+slow_clock': variant: unknown 'slow_clock'"):
         parse_variants("hcef+slow_clock")
+
+
+def test_hcef_plus_as_texts_write_it() -> None:
+    with pytest.raises(InputError, match=r"HCEF\+ is written hcef_plus$"):
+        parse_variants("hcef+")

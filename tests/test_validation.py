@@ -61,3 +61,10 @@ def test_booleans_are_not_numbers() -> None:
         validation.check_booleans("available", np.array([1, 0]), length=2)
     with pytest.raises(InputError, match="available: must have 3 entries"):
         validation.check_booleans("available", [True, False], length=3)
+
+
+def test_large_limits_are_written_out() -> None:
+    assert (
+        validation.describe_range(least=1, most=10**6, integral=True) == "a whole number ≥ 1 and ≤ 1,000,000"
+    )
+    assert validation.describe_range(above=0.25, most=1.0) == "a finite number > 0.25 and ≤ 1"

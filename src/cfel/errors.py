@@ -196,6 +196,12 @@ def unknown_name(what: str, name: object, allowed: Iterable[str]) -> str:
     choices = sorted(allowed)
     # Only short names can be misspelt ones, and comparing long ones takes long.
     given = show(name)
-    near = get_close_matches(str(name), choices, n=1) if len(given) <= _MAX_COMPARED else []
-    hint = f"; did you mean {near[0]!r}?" if near else ""
-    return f"{what}: unknown {given}{hint} (allowed: {', '.join(choices)})"
+    by_spelling = {_spell(choice): choice for choice in choices}
+    near = get_close_matches(_spell(str(name)), by_spelling, n=1) if len(given) <= _MAX_COMPARED else []
+    hint = f"; did you mean {by_spelling[near[0]]!r}?" if near else ""
+    return f"{what}: unknown {given}{hint} (allowed: {', '.join(choices) or 'none'})"
+
+
+def _spell(name: str) -> str:
+    """A name as the code would spell it: HCEF+ and CEF-C in texts are `hcef_plus` and `cef_c`."""
+    return name.casefold().replace("+", "_plus").replace("-", "_").replace(" ", "_")

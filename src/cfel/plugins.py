@@ -13,13 +13,15 @@ stands for it in the experiment file, and the policy knows the object behind eac
 import importlib
 import inspect
 import sys
+import traceback
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field, replace
+from difflib import get_close_matches
 from importlib.metadata import entry_points
 from pathlib import Path
 from typing import Any
 
-from cfel.errors import InputError, unknown_name
+from cfel.errors import CfelError, InputError, unknown_name
 from cfel.wording import show
 
 
@@ -94,7 +96,8 @@ def resolve(
     else:
         installed = {point.name: point for point in entry_points(group=f"cfel.{kind}")}
         if name not in installed:
-            raise InputError(unknown_name(kind, name, [*builtin, *installed, "module:function"]))
+            known = unknown_name(kind, name, [*builtin, *installed, "module:function"])
+            raise InputError(f"{known}{_suggest_colon(name)}")
         code.check(kind, name)
         found = _load(kind, name, installed[name].load)
     if takes is not None:
@@ -151,6 +154,28 @@ def check_result(what: str, found: object, wanted: type) -> None:
         raise InputError(f"{what} returned a {type(found).__name__}, not a {wanted.__name__}")
 
 
+def call_part(what: str, function: Callable[..., Any], *arguments: object) -> Any:  # noqa: ANN401 — of any part
+    """Calls a part that the user wrote.
+
+    Raises:
+        InputError: it fails; the message has the error and the user's line that led to it.
+    """
+    try:
+        return function(*arguments)
+    except CfelError:
+        raise
+    except Exception as error:
+        raise InputError(f"{what} failed{_find_line(error)}: {type(error).__name__}: {error}") from error
+
+
+def _find_line(error: Exception) -> str:
+    """The last line of a traceback that is neither this package's nor an installed one's."""
+    own = str(Path(__file__).parent)
+    frames = traceback.extract_tb(error.__traceback__)
+    theirs = [each for each in frames if own not in each.filename and "site-packages" not in each.filename]
+    return f" in {Path(theirs[-1].filename).name}, line {theirs[-1].lineno}" if theirs else ""
+
+
 def _import_attribute(name: str) -> object:
     module_name, _, attribute = name.partition(":")
     return getattr(importlib.import_module(module_name), attribute)
@@ -160,10 +185,33 @@ def _load(kind: str, name: str, load: Callable[[], object]) -> Callable[..., Any
     try:
         found = load()
     except (ImportError, AttributeError, TypeError, ValueError) as error:
-        raise InputError(f"{kind}: cannot load {name!r}: {error}") from error
+        raise InputError(f"{kind}: cannot load {name!r}: {error}{_advise(name, error)}") from error
     if not callable(found):
         raise InputError(f"{kind}: {name!r} is a {type(found).__name__}, not a function")
     return found
+
+
+def _suggest_colon(name: str) -> str:
+    """What to write where the point should be a colon: `my_parts:table` for `my_parts.table`."""
+    module, _, function = name.rpartition(".")
+    if not function.isidentifier() or not all(part.isidentifier() for part in module.split(".")):
+        return ""
+    return f"; if this is a function of yours, write '{module}:{function}'"
+
+
+def _advise(name: str, error: Exception) -> str:
+    """What to do about a "module:function" that cannot be loaded."""
+    module, _, function = name.partition(":")
+    if module.endswith(".py"):
+        return f"; write '{module[:-3]}:{function}', without .py"
+    if isinstance(error, ModuleNotFoundError) and error.name == module:
+        return (
+            f"; {module}.py is searched beside the experiment file, in the current folder and in PYTHONPATH"
+        )
+    if isinstance(error, AttributeError):
+        near = get_close_matches(function, vars(sys.modules.get(module, object)), n=1)
+        return f"; did you mean '{module}:{near[0]}'?" if near else ""
+    return ""
 
 
 def import_from(*folders: Path) -> None:

@@ -28,7 +28,8 @@ def parse_variants(text: str) -> dict[str, Any]:
     name, *variants = text.split("+")
     for variant in variants:
         if variant not in VARIANTS:
-            raise InputError(unknown_name(f"scheme {text!r}: variant", variant, VARIANTS))
+            hint = "" if variant else "; HCEF+ is written hcef_plus"
+            raise InputError(unknown_name(f"scheme {text!r}: variant", variant, VARIANTS) + hint)
     return {"name": name, **dict(VARIANTS[variant] for variant in variants)}
 
 

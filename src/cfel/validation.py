@@ -79,9 +79,14 @@ def describe_range(
 ) -> str:
     """Describes the range of `check_number` or `check_whole` in words, for an error message."""
     signs = ((">", above), ("≥", least), ("≤", most), ("<", below))
-    limits = [f"{sign} {limit:g}" for sign, limit in signs if limit is not None]
+    limits = [f"{sign} {_write_limit(limit)}" for sign, limit in signs if limit is not None]
     kind = "a whole number" if integral else "a finite number" if finite else "a number"
     return " ".join([kind, " and ".join(limits)]).strip()
+
+
+def _write_limit(limit: float) -> str:
+    """Whole numbers with all their digits: 1,000,000 instead of 1e+06."""
+    return f"{int(limit):,}" if abs(limit) <= MAX_WHOLE and limit == int(limit) else f"{limit:g}"
 
 
 def check_number(

@@ -77,6 +77,13 @@ def test_a_caller_may_stop_early() -> None:
         break
 
 
+def test_one_scheme_can_be_named_without_a_list(tmp_path: Path) -> None:
+    with pytest.raises(InputError, match="unknown 'hecf'; did you mean 'hcef'"):
+        cfel.compare(make_experiment(nn.Linear(4, 2)), "hecf", out=tmp_path, progress=False)
+    with pytest.raises(InputError, match="target = 75: must be at most 1"):
+        cfel.compare(make_experiment(nn.Linear(4, 2)), "cef", out=tmp_path, target=75, progress=False)
+
+
 def test_a_run_is_resumed_only_with_the_same_objects(tmp_path: Path) -> None:
     start = nn.Linear(4, 2)
     seen: list[int] = []

@@ -170,9 +170,17 @@ def test_tables_fit_80_columns(run: Run, write: Write, length: int) -> None:
 
 
 def test_names_that_look_like_markup(run: Run, write: Write) -> None:
-    shown = run("plan", write("odd.csv", f"{HEAD}\n[/red],1,1,1,1,[bold]\n"), "--time-cap", 0).out
+    shown = run("plan", write("odd.csv", f"{HEAD}\n[/red],1,1,1,1,[bold]\n"), "--time-cap", 0.1).out
     assert "[/red]" in shown
-    assert "not met: cluster [bold]: time cap 0 s" in shown
+    assert "not met: cluster [bold]: time cap 0.1 s" in shown
+
+
+@pytest.mark.parametrize("option", ["--time-cap", "--energy-cap"])
+@pytest.mark.parametrize("cap", [0, -4])
+def test_a_cap_is_positive(run: Run, write: Write, option: str, cap: float) -> None:
+    answer = run("plan", write("one.csv", f"{HEAD}\na,1,1,1,1,x\n"), option, cap)
+    assert answer.code == 2
+    assert f"argument {option}: '{cap}': must be a number > 0, or inf for no limit" in answer.err
 
 
 def test_clusters_without_devices_are_left_out(run: Run, write: Write) -> None:

@@ -61,7 +61,24 @@ def test_sections_are_tables_names_or_dataclasses() -> None:
         ({"data": np.zeros(3)}, "data.name: is a ndarray; must be a name, a DataSet"),
         (
             {"data": ((np.zeros((2, 4)), [0.5, 1.5]), (np.zeros((2, 4)), [0, 1]))},
-            "train targets must be 2",
+            "train targets must be 2 whole numbers, got float64 of shape (2,); convert them with",
+        ),
+        (
+            {"data": ((np.zeros((2, 4)), ["a", "b"]), (np.zeros((2, 4)), [0, 1]))},
+            "number the classes, as np.unique(labels, return_inverse=True)[1] does",
+        ),
+        (
+            {"data": ((np.zeros((2, 4)), [[0], [1]]), (np.zeros((2, 4)), [0, 1]))},
+            "flatten them with .ravel()",
+        ),
+        (
+            {"data": (np.zeros((2, 4)), np.zeros(2, int))},
+            "data: is one pair of arrays; must be (train, test)",
+        ),
+        ({"data": (([["a"], ["b"]], [0, 1]), (np.zeros((2, 1)), [0, 1]))}, "train inputs must be numbers"),
+        (
+            {"rounds": {"target": 75}},
+            "rounds.target = 75: must be at most 1, as accuracy is a share: 0.75 is",
         ),
         ({"data": ((np.zeros((2, 4)), [0, -1]), (np.zeros((2, 4)), [0, 1]))}, "row 1 holds label -1"),
         ({"scheme": 3}, "scheme.name = 3: must be a name or a function"),
@@ -71,6 +88,26 @@ def test_sections_are_tables_names_or_dataclasses() -> None:
 def test_what_cannot_be_used_is_named(given: Any, words: str) -> None:
     with pytest.raises(InputError, match=re.escape(words)):
         Experiment(**given)
+
+
+class Frame:
+    """A table that NumPy can read and torch cannot, as those of pandas."""
+
+    def __array__(self, dtype: object = None, copy: object = None) -> Any:
+        return np.zeros((2, 4))
+
+
+def test_frames_and_truth_values_are_data() -> None:
+    data = (
+        Experiment(**TINY | {"data": ((Frame(), [True, False]), (Frame(), [False, True]))}).load_task().data
+    )
+    assert data.train_inputs.dtype == torch.float32
+    assert data.train_targets.tolist() == [1, 0]
+
+
+def test_a_task_of_its_own_may_aim_at_any_number() -> None:
+    task = Task(digits(), mlp)
+    assert Experiment(data=task, rounds={"target": 75}).rounds.target == 75
 
 
 def test_a_function_without_arguments_builds_the_model() -> None:

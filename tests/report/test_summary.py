@@ -139,6 +139,8 @@ def test_work_is_summed_and_single_devices_are_the_last(
     styles = assign_styles(tuple(found))
     table = render_work_table({"schemes": found}, styles)
     assert [words in table for words in ("21", "18", "200\N{NO-BREAK SPACE}B", "25.0")] == [True] * 4
+    assert table.count('<th scope="col">Worst tenth') == 1
+    assert "Own models" not in table
 
 
 def test_metrics_of_the_task_have_their_own_names(

@@ -65,7 +65,9 @@ def test_the_notice_is_one_line(tmp_path: Path) -> None:
     said: list[str] = []
     experiment = replace_rounds(with_model("dropout", "auto"))
     run_experiment(experiment, tmp_path / "run", RunOptions(notify=said.append))
-    expected = "engine: threads, as devices cannot be trained side by side: it draws random numbers (dropout)"
+    expected = (
+        "engine: threads, as devices cannot be trained side by side: the model draws random numbers (dropout)"
+    )
     assert said == [expected]
     assert 'engine = "threads"' in (tmp_path / "run" / "experiment.toml").read_text(encoding="utf-8")
 

@@ -117,7 +117,7 @@ def test_a_directory_is_not_run_over(tmp_path: Path) -> None:
     path = tmp_path / "run"
     run_experiment(tiny(rounds={"global": 1}), path, RunOptions())
     before = {file: file.read_bytes() for file in path.rglob("*") if file.is_file()}
-    with pytest.raises(RunDirectoryError, match="holds a run already: resume it, or choose another"):
+    with pytest.raises(RunDirectoryError, match=r"holds a run already: resume it \(--resume"):
         run_experiment(tiny(rounds={"global": 1}), path, RunOptions())
     assert before == {file: file.read_bytes() for file in path.rglob("*") if file.is_file()}
 

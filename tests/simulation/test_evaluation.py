@@ -82,7 +82,7 @@ def test_stopping_at_a_target() -> None:
     assert free[0] < free[1]
     log = records(tiny(rounds={"stop": "target", "target": free[1]}))
     assert [line.accuracy for line in log] == free[:2]
-    unreached = records(tiny(rounds={"stop": "target", "target": 1.1}))
+    unreached = records(tiny(rounds={"stop": "target", "target": 1.0}))
     assert [line.accuracy for line in unreached] == free
     seldom = records(tiny(rounds={"stop": "target", "target": free[1]}, simulation={"evaluate_every": 2}))
     assert [line.accuracy for line in seldom] == [None, free[1]]

@@ -91,7 +91,7 @@ def test_interrupted_and_resumed(tmp_path: Path, undisturbed: list[RoundRecord])
     wait_for(process, out, 2)
     code, text, errors = end(process, signal.SIGINT)
     assert (code, text) == (130, "")
-    assert "stopping after this round, with a checkpoint; press Ctrl-C again to stop at once" in errors
+    assert "stopping after this round; --resume continues from its checkpoint; press Ctrl-C again" in errors
     assert errors.rstrip().endswith("interrupted")
     assert "Traceback" not in errors
     checkpoint = RunDirectory.open(out).checkpoint()

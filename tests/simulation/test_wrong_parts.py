@@ -145,7 +145,58 @@ WRONG: dict[str, tuple[str, str, dict[str, Any], str]] = {
         LEARNING,
         "def f(s, c): return nn.Sequential(nn.Flatten(), nn.Linear(64, c), nn.Unflatten(1, (5, 2)))",
         {"model": {"name": "{m}:f"}},
-        "data 'digits' with model '{m}:f': its loss fails on a batch of shape (2, 1, 8, 8)",
+        "with model '{m}:f': its model returns outputs of shape (5, 2) per sample; must be (10,)",
+    ),
+    "model-too-few-scores": (
+        LEARNING,
+        "def f(s, c): return nn.Sequential(nn.Flatten(), nn.Linear(64, 4))",
+        {"model": {"name": "{m}:f"}},
+        "its model returns outputs of shape (4,) per sample; must be (10,), one score for each of the labels",
+    ),
+    "model-instance": (
+        LEARNING,
+        "f = nn.Linear(64, 10)",
+        {"model": {"name": "{m}:f"}},
+        "model '{m}:f' is a module; must be a function of (input_shape, classes) that builds it",
+    ),
+    "model-fails": (
+        LEARNING,
+        "def f(s, c): raise RuntimeError('no weights')",
+        {"model": {"name": "{m}:f"}},
+        "model '{m}:f' failed in {m}.py, line ",
+    ),
+    "data-fails": (
+        LEARNING,
+        "def f(path): return len(path)",
+        {"data": {"name": "{m}:f"}},
+        "data '{m}:f', called without data.path, failed in {m}.py, line ",
+    ),
+    "task-fails": (
+        LEARNING,
+        "def f(path): return len(path)",
+        {"data": {"task": "{m}:f"}},
+        "task '{m}:f', called without data.path, failed in {m}.py, line ",
+    ),
+    "data-nan": (
+        LEARNING,
+        "def f(p): x = torch.ones(9, 4); x[7] = torch.nan; y = torch.zeros(9).long(); "
+        "return DataSet('d', x, y, x, y, 3)",
+        {"data": {"name": "{m}:f", "partition": "iid"}},
+        "train inputs: row 7 holds nan, and so do the model's outputs; leave such rows out",
+    ),
+    "algorithm-returns": (
+        LEARNING,
+        "from cfel.learning.local.algorithm import LocalAlgorithm\n"
+        "def f(local): return LocalAlgorithm(lambda x, gradient, memory, rate: x - rate * gradient)",
+        {"local": {"algorithm": "{m}:f"}},
+        "local algorithm: step returned a Tensor, which nothing uses; change x in place",
+    ),
+    "algorithm-memory": (
+        LEARNING,
+        "from cfel.learning.local.algorithm import LocalAlgorithm\n"
+        "def f(local): return LocalAlgorithm(lambda x, gradient, memory, rate: memory['v'].add_(gradient))",
+        {"local": {"algorithm": "{m}:f"}},
+        "local algorithm: step asks its memory for 'v', which it does not have",
     ),
     "task-signature": (
         LEARNING,

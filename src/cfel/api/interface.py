@@ -81,7 +81,7 @@ def simulate(experiment: Source) -> Simulation:
 
 def compare(
     experiment: Source | Sequence[Source],
-    schemes: Sequence[str | SchemeBuilder] | None = None,
+    schemes: str | Sequence[str | SchemeBuilder] | None = None,
     seeds: Sequence[int] | None = None,
     *,
     out: str | PathLike[str] | None = None,
@@ -95,8 +95,8 @@ def compare(
 
     Args:
         experiment: everything but scheme and seed; or several experiments, each with its own scheme.
-        schemes: names, also with variants ("hcef+edge_gossip"), or functions; by default the scheme of each
-            experiment. Gains are computed if "cef" is among them.
+        schemes: one or more names, also with variants ("hcef+edge_gossip"), or functions; by default the
+            scheme of each experiment. Gains are computed if "cef" is among them.
         seeds: of each scheme; by default the experiment's.
         out: the directory; `runs/NAME-compared` by default.
         target: accuracy to reach in the tables; by default the experiment's.
@@ -113,7 +113,7 @@ def compare(
         raise InputError("compare: give at least one experiment")
     bases = [read_experiment(each) for each in several]
     path = Path("runs") / f"{bases[0].name}-compared" if out is None else Path(out)
-    runs = _place_all(bases, schemes, seeds, path)
+    runs = _place_all(bases, [schemes] if isinstance(schemes, str) else schemes, seeds, path)
     trackers = _list_trackers(track)
     options = RunOptions(tuple(sys.argv), resume, ray_address=ray_address, trackers=trackers)
     with track_runs(count_rounds(runs), options, progress) as (_, tracked):

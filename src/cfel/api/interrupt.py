@@ -6,7 +6,9 @@ from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from types import FrameType
 
-NOTICE = "stopping after this round, with a checkpoint; press Ctrl-C again to stop at once"
+NOTICE = (
+    "stopping after this round; --resume continues from its checkpoint; press Ctrl-C again to stop at once"
+)
 
 
 @contextmanager

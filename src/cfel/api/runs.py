@@ -139,6 +139,7 @@ def compare_runs(
     runs: Sequence[PlacedRun], out: Path, options: RunOptions, target: float | None = None
 ) -> dict[str, Any]:
     """Executes the runs of a comparison and summarises them; arguments as in `compare`."""
+    runs[0].experiment.data.check_target("target", target)
     run_all(runs, out, options)
     aim = runs[0].experiment.rounds.target if target is None else target
     document = summarise(load_runs(out), aim)

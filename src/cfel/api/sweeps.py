@@ -21,7 +21,7 @@ from cfel.api.runs import compare_runs
 from cfel.durable import replace_file, translate_os_errors
 from cfel.errors import InputError
 from cfel.experiment import Experiment
-from cfel.experiment.python_parts import MAIN_KEYS
+from cfel.experiment.document import MAIN_KEYS
 from cfel.extras import explain_missing_extra
 from cfel.report.load import SWEEP_FILE, find_target, load_runs, name_setting
 from cfel.report.summary import measure, summarise

@@ -52,7 +52,7 @@ def add_experiment_argument(parser: argparse.ArgumentParser) -> None:
         "experiment",
         type=Path,
         metavar="EXPERIMENT.toml",
-        help="the experiment; see docs/reference/experiment.md for its keys",
+        help="the experiment; `make docs` builds docs/reference/experiment.md, which explains its keys",
     )
 
 
@@ -122,9 +122,11 @@ def _explain_end(last: RoundRecord, experiment: Experiment) -> str:
     """Why a run has finished, and how to get more rounds."""
     total = experiment.rounds.global_rounds
     if last.round >= total:
+        # The experiment may ask for fewer rounds than the run has.
+        done = f"{last.round} of {plural(max(total, last.round), 'round')} done"
         return (
-            f"{last.round} of {plural(total, 'round')} done. rounds.global cannot change during a run, as "
-            "the plans spread the budgets over all rounds: for a longer run choose another --out"
+            f"{done}. rounds.global cannot change during a run, as the plans spread the budgets over all "
+            "rounds: for a longer run choose another --out"
         )
     return (
         f"it stopped at its {experiment.rounds.stop} after {last.round} of {plural(total, 'round')}. To "

@@ -1,6 +1,6 @@
 """TOML documents: merged, changed from the command line, converted to dataclasses and back.
 
-It knows tables, keys and fields, but no section of an experiment.
+It knows tables, keys and fields, and of the sections of an experiment only which key a bare name stands for.
 """
 
 import tomllib
@@ -14,6 +14,15 @@ from cfel.wording import show
 
 Table = Mapping[str, Any]
 Parameters = TypeVar("Parameters")
+
+MAIN_KEYS: Mapping[str, str] = {
+    "data": "name",
+    "model": "name",
+    "scheme": "name",
+    "compression": "kind",
+    "topology": "kind",
+}
+"""The key that a section stands for where it is given as a name or an object instead of a table."""
 
 
 def parse_section(parameters: type[Parameters], place: str, table: Table) -> Parameters:
@@ -43,7 +52,9 @@ def _freeze(value: object) -> object:
 def check_table(place: str, value: object) -> Table:
     """Returns the value if it is a table, else raises."""
     if not isinstance(value, Mapping):
-        raise ExperimentError(f"{place} = {show(value)}: must be a table")
+        key = MAIN_KEYS.get(place)
+        hint = f"; write {place}.{key} = {show(value)}" if key and isinstance(value, str) else ""
+        raise ExperimentError(f"{place} = {show(value)}: must be a table{hint}")
     return value
 
 

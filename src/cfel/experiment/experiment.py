@@ -147,6 +147,7 @@ class Experiment:
         validation.check_text("name", self.name)
         if isinstance(self.seed, bool) or not isinstance(self.seed, int):
             raise InputError(f"seed = {self.seed!r}: must be a whole number")
+        self.data.check_target("rounds.target", self.rounds.target)
         if self.data.task is None:
             model_builder(self.model.name, self.code)
         compressor(self.compression.kind, self.code)

@@ -18,21 +18,12 @@ from torch import Tensor, nn
 
 from cfel.control import Scheme
 from cfel.errors import InputError
-from cfel.experiment.document import Table
+from cfel.experiment.document import MAIN_KEYS, Table
 from cfel.learning.data import DataSet
 from cfel.learning.data.dataset import make_class_targets
 from cfel.learning.task import Task
 from cfel.plugins import label_object
 from cfel.wording import show
-
-MAIN_KEYS: Mapping[str, str] = {
-    "data": "name",
-    "model": "name",
-    "scheme": "name",
-    "compression": "kind",
-    "topology": "kind",
-}
-"""The key that a section stands for where it is given as a name or an object instead of a table."""
 
 DIGITS = 12
 """Of a digest in a label."""
@@ -128,6 +119,11 @@ def _as_data_set(value: object) -> DataSet:
             f"data.name: is a {type(value).__name__}; must be a name, a DataSet, a function that returns one "
             "or (train, test), each a pair (inputs, targets) or a torch data set"
         )
+    if not any(_is_half(half) for half in value):
+        raise InputError(
+            "data: is one pair of arrays; must be (train, test), each a pair (inputs, labels): "
+            "data=((inputs, labels), (test_inputs, test_labels))"
+        )
     (inputs, targets), (test_inputs, test_targets) = (
         _stack(part, half) for part, half in zip(("train", "test"), value, strict=True)
     )
@@ -142,19 +138,46 @@ def _as_data_set(value: object) -> DataSet:
     )
 
 
+def _is_half(half: object) -> bool:
+    """Whether something can be the training or the test samples, and is not just an array."""
+    return isinstance(half, tuple | list) or not hasattr(half, "shape")
+
+
 def _stack(part: str, half: Any) -> tuple[Tensor, np.ndarray[Any, Any]]:  # noqa: ANN401 — arrays of any library
     """Inputs and class labels of one half, whichever form it has."""
     if not (isinstance(half, tuple | list) and len(half) == 2):
         half = _stack_samples(part, half)
     inputs, targets = half
-    values, labels = torch.as_tensor(inputs), np.asarray(targets)
-    if len(values) == 0 or labels.shape != (len(values),) or labels.dtype.kind not in "iu":
+    values, labels = _to_tensor(part, inputs), np.asarray(targets)
+    if len(values) == 0 or labels.shape != (len(values),) or labels.dtype.kind not in "iub":
         raise InputError(
             f"data.name: {part} targets must be {len(values)} whole numbers, got {labels.dtype} of shape "
-            f"{labels.shape}; for anything but classes, give a `cfel.Task`"
+            f"{labels.shape}{_advise_labels(labels, len(values))}; for anything but classes, give a "
+            "`cfel.Task`"
         )
     # Models are float32 throughout; bytes are scaled batch by batch.
     return values.float() if values.is_floating_point() else values, labels
+
+
+def _to_tensor(part: str, inputs: Any) -> Tensor:  # noqa: ANN401 — arrays and frames of any library
+    """Inputs as a tensor; a frame of pandas is an array of numbers."""
+    if isinstance(inputs, Tensor):
+        return inputs
+    try:
+        return torch.as_tensor(np.asarray(inputs))
+    except (TypeError, ValueError) as error:
+        raise InputError(
+            f"data.name: {part} inputs must be numbers, and all samples of one shape: {error}"
+        ) from error
+
+
+def _advise_labels(labels: np.ndarray[Any, Any], samples: int) -> str:
+    """How to make class labels of something else."""
+    if labels.size == samples and labels.ndim > 1:
+        return "; flatten them with .ravel()"
+    if labels.dtype.kind in "OUS":
+        return "; number the classes, as np.unique(labels, return_inverse=True)[1] does"
+    return "; convert them with .astype(int)" if labels.dtype.kind == "f" else ""
 
 
 def _stack_samples(part: str, samples: Any) -> tuple[Tensor, list[int]]:  # noqa: ANN401 — a torch data set

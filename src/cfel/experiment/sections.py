@@ -47,6 +47,12 @@ class DataParameters:
                 validation.check_text(f"data.{key}", value)
         self.partition_parameters()
 
+    def check_target(self, field: str, target: float | None) -> None:
+        """Raises an `InputError` for an accuracy above 1; a user-defined task may have any metric."""
+        if target is not None and target > 1 and self.task is None:
+            hint = f": {target / 100:g} is {target:g} %" if target <= 100 else ""
+            raise InputError(f"{field} = {target:g}: must be at most 1, as accuracy is a share{hint}")
+
     def partition_parameters(self) -> PartitionParameters:
         """How samples are spread over devices."""
         return PartitionParameters(self.partition, self.beta, self.least, self.shards)  # type: ignore[arg-type]

@@ -19,11 +19,12 @@ from torch import Tensor, nn
 from cfel.errors import CfelError, InputError
 from cfel.learning.data.augment import Augmentation
 from cfel.learning.data.dataset import DataSet
+from cfel.learning.fit import check_finite, check_labels, check_scores
 from cfel.learning.models.behaviour import observe_behaviour
 from cfel.learning.models.builders import ModelBuilder
 from cfel.learning.models.flat import FlatModel, FlatModule
 from cfel.learning.torch_generator import seed_generator
-from cfel.plugins import BUILT_IN_ONLY, CodePolicy, check_result, resolve
+from cfel.plugins import BUILT_IN_ONLY, CodePolicy, call_part, check_result, resolve
 from cfel.seeding import make_key
 
 PerSample: TypeAlias = Callable[[Tensor, Tensor], Tensor]
@@ -91,7 +92,9 @@ def count_parameters(
 
 def load_custom_task(name: str, path: Path | None = None, code: CodePolicy = BUILT_IN_ONLY) -> Task:
     """A task from outside: an entry point `cfel.task` or "module:function", called with the data's path."""
-    task: Task = resolve("task", name, {}, ("path",), code=code)(path)
+    place = "without data.path" if path is None else f"with data.path = {str(path)!r}"
+    builder = resolve("task", name, {}, ("path",), code=code)
+    task: Task = call_part(f"task {name!r}, called {place},", builder, path)
     check_result(f"task {name!r}", task, Task)
     check_task(f"task {name!r}", task)
     return task
@@ -101,14 +104,19 @@ def check_task(what: str, task: Task) -> None:
     """Runs two samples through model, loss and metric, to find parts that do not fit before training.
 
     Raises:
-        InputError: a part fails, loss or metric do not return one number per sample, or nothing is trained.
+        InputError: a part fails, labels or scores do not fit the classes, inputs are not finite, loss or
+            metric do not return one number per sample, or nothing is trained.
     """
+    if task.loss is cross_entropy:
+        check_labels(what, task.data)
     inputs, targets = task.load_two_samples()
     part = "model"
     try:
         flat = task.build()
         with seed_generator(0):
             outputs = flat.module.train()(inputs)
+            if task.loss is cross_entropy:
+                check_scores(what, outputs, targets, task.data.classes)
             own = [(f"metric {name!r}", function) for name, function in task.metrics.items()]
             for part, function in (("loss", task.loss), ("metric", task.metric), *own):
                 found = function(outputs, targets)
@@ -117,11 +125,13 @@ def check_task(what: str, task: Task) -> None:
                     _check_gradient(what, found, flat)
             part = "model"
             flat.module.eval()(inputs)
+            check_finite(what, task.data, flat.module)
     except CfelError:
         raise
     except Exception as error:
         shape = tuple(inputs.shape)
-        raise InputError(f"{what}: its {part} fails on a batch of shape {shape}: {error}") from error
+        hint = "; the inputs are float64: convert them with .float()" if inputs.dtype == torch.float64 else ""
+        raise InputError(f"{what}: its {part} fails on a batch of shape {shape}: {error}{hint}") from error
 
 
 def _check_gradient(what: str, losses: Tensor, flat: FlatModule) -> None:

@@ -171,7 +171,10 @@ class RunWriter:
             StorageError: `path` holds a run already, or cannot be written.
         """
         if holds_run(path) or (path / "checkpoint" / "manifest.json").exists():
-            raise RunDirectoryError(f"{path} holds a run already: resume it, or choose another directory")
+            raise RunDirectoryError(
+                f"{path} holds a run already: resume it (--resume, in Python resume=True), or choose another "
+                "directory"
+            )
         write_descriptions(path, experiment_toml=experiment_toml, fleet=fleet, environment=environment)
         return cls(path, shard_bytes)
 

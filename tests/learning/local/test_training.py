@@ -138,7 +138,7 @@ def test_draws_depend_on_the_step_alone(workspace: Build, order: Make) -> None:
     ("model", "expected"),
     [
         (architectures.perceptron, None),
-        (architectures.dropout, "it draws random numbers"),
+        (architectures.dropout, "the model draws random numbers"),
         (architectures.batch_norm, "its batch-norm statistics would change"),
         (architectures.gru, "torch.func.vmap"),
         (architectures.data_dependent, "torch.func.vmap does not support it"),

@@ -14,7 +14,7 @@ from cfel.learning.data.dataset import DataSet, Normalisation
 from cfel.learning.data.embedded import digits, synthetic
 from cfel.learning.data.femnist import femnist
 from cfel.learning.data.hub import PREFIX, load_from_hub
-from cfel.plugins import BUILT_IN_ONLY, CodePolicy, check_result, resolve
+from cfel.plugins import BUILT_IN_ONLY, CodePolicy, call_part, check_result, resolve
 
 __all__ = [
     "BUILTIN",
@@ -65,6 +65,9 @@ def load(name: str, path: Path | None = None, code: CodePolicy = BUILT_IN_ONLY) 
         code.check("data", name)
         return load_from_hub(name, path)
     loader: Loader = resolve("data", name, BUILTIN, ("path",), code=code)
-    found = loader(path)
+    if name in BUILTIN:
+        return loader(path)
+    place = "without data.path" if path is None else f"with data.path = {str(path)!r}"
+    found: DataSet = call_part(f"data {name!r}, called {place},", loader, path)
     check_result(f"data {name!r}", found, DataSet)
     return found

@@ -59,7 +59,7 @@ class DataSet:
 
     def __post_init__(self) -> None:
         for part in ("train", "test"):
-            inputs, targets = getattr(self, f"{part}_inputs"), getattr(self, f"{part}_targets")
+            inputs, targets = self._check_tensor(f"{part}_inputs"), self._check_tensor(f"{part}_targets")
             writers = getattr(self, f"{part}_writers")
             if len(inputs) == 0 or len(inputs) != len(targets):
                 raise InputError(f"{self.name}: {len(inputs)} {part} inputs and {len(targets)} targets")
@@ -72,6 +72,15 @@ class DataSet:
                 f"{self.name}: train inputs of shape {tuple(self.train_inputs.shape[1:])}, "
                 f"test inputs of shape {tuple(self.test_inputs.shape[1:])}"
             )
+
+    def _check_tensor(self, part: str) -> Tensor:
+        found = getattr(self, part)
+        if not isinstance(found, Tensor):
+            raise InputError(
+                f"{self.name}: {part} is a {type(found).__name__}; must be a torch tensor, which "
+                "torch.from_numpy makes of an array of numbers"
+            )
+        return found
 
     @property
     def input_shape(self) -> tuple[int, ...]:

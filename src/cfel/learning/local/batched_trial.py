@@ -42,9 +42,9 @@ def find_obstacle(
     if workspace.local.precision != "float32":
         return f"local.precision = {workspace.local.precision!r} is for one device at a time"
     if workspace.flat.buffers.numel():
-        return "its batch-norm statistics would change with padded batches"
+        return "the batch-norm statistics of the model would change with padded batches"
     if workspace.flat.behaviour.is_random:
-        return "it draws random numbers (dropout)"
+        return "the model draws random numbers (dropout)"
     orders = [DeviceOrder(0, 0, 0, number, 1.0, 1.0, 2, model) for number in range(2)]
     try:
         alone = [device_update(order, data, DeviceState(), workspace) for order in orders]
@@ -54,7 +54,7 @@ def find_obstacle(
     if isinstance(together, str):
         return together
     if any(_differ(one, two) for (one, _), (two, _) in zip(alone, together, strict=True)):
-        return "torch.func.vmap computes other gradients for it"
+        return "torch.func.vmap computes other gradients for the model"
     return None
 
 
@@ -71,7 +71,7 @@ def _train_together(
     except CfelError:
         raise
     except Exception as error:  # noqa: BLE001 — user-defined code in vmap fails in many ways
-        return f"torch.func.vmap does not support it ({_first_sentence(error)})"
+        return f"torch.func.vmap does not support the model ({_first_sentence(error)})"
 
 
 def _differ(one: DeviceReport, two: DeviceReport) -> bool:

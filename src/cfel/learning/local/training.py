@@ -12,9 +12,10 @@ import numpy as np
 import torch
 from torch import Tensor
 
+from cfel.errors import InputError
 from cfel.learning.device_messages import DeviceOrder
 from cfel.learning.edge_rule import read_memory
-from cfel.learning.local.algorithm import LocalRun, Memory
+from cfel.learning.local.algorithm import LocalRun, Memory, Step
 from cfel.learning.local.estimates import Estimates, Scatter, estimate_from_batches, squared_norm
 from cfel.learning.local.half_batch_estimates import compute_gradient_and_estimates
 from cfel.learning.local.iterations import choose_iterations, draw_batches
@@ -136,10 +137,35 @@ def _make_step(run: LocalRun, memory: Memory, workspace: Workspace) -> Callable[
         vector = _join(gradient, workspace)
         with torch.no_grad():
             if algorithm.change_gradient is not None:
-                algorithm.change_gradient(run, vector[: flat.shared.parameters])
-            step(flat.parameters, vector, memory, run.rate)
+                shared = vector[: flat.shared.parameters]
+                added = algorithm.change_gradient(run, shared)
+                _reject_result("change_gradient", "the gradient", added, shared)
+            x = flat.parameters
+            _reject_result("step", "x", _call_step(step, x, vector, memory, run.rate), x)
 
     return take_step
+
+
+def _call_step(step: Step, x: Tensor, gradient: Tensor, memory: Memory, rate: float) -> object:
+    try:
+        # What it returns is looked at, as functions of users return more than they should.
+        return step(x, gradient, memory, rate)  # type: ignore[func-returns-value]
+    except KeyError as error:
+        if error.args[0] in memory:
+            raise
+        raise InputError(
+            f"local algorithm: step asks its memory for {error}, which it does not have; name everything "
+            f"that is remembered: LocalAlgorithm(step, memory=({error},))"
+        ) from error
+
+
+def _reject_result(function: str, what: str, found: object, changed: Tensor) -> None:
+    """Rejects a new vector that nobody would use; functions that end with x.sub_(…) return x itself."""
+    if found is not None and found is not changed:
+        raise InputError(
+            f"local algorithm: {function} returned a {type(found).__name__}, which nothing uses; change "
+            f"{what} in place, as with add_, sub_ or copy_"
+        )
 
 
 def _join(gradient: list[Tensor], workspace: Workspace) -> Tensor:

@@ -15,7 +15,7 @@ import torch.nn.functional as F  # noqa: N812 — the name every torch reader kn
 from torch import Tensor, nn
 
 from cfel.errors import InputError
-from cfel.plugins import BUILT_IN_ONLY, CodePolicy, check_result, resolve
+from cfel.plugins import BUILT_IN_ONLY, CodePolicy, call_part, check_result, resolve
 
 ModelBuilder: TypeAlias = Callable[[tuple[int, ...], int], nn.Module]
 
@@ -161,9 +161,13 @@ def model_builder(name: str, code: CodePolicy = BUILT_IN_ONLY) -> ModelBuilder:
     builder: ModelBuilder = resolve("model", name, BUILTIN, ("input_shape", "classes"), code=code)
     if name in BUILTIN:
         return builder
+    if isinstance(builder, nn.Module):
+        raise InputError(
+            f"model {name!r} is a module; must be a function of (input_shape, classes) that builds it"
+        )
 
     def build(input_shape: tuple[int, ...], classes: int) -> nn.Module:
-        module = builder(input_shape, classes)
+        module: nn.Module = call_part(f"model {name!r}", builder, input_shape, classes)
         check_result(f"model {name!r}", module, nn.Module)
         return module
 

@@ -3,7 +3,8 @@
     python experiments/under_budgets.py OUT TARGET [PLACE]
 
 The first column of figures is the accuracy at the moment when the first of both budgets is used up,
-interpolated between rounds; a run that ends before has its last one. Costs to the target are realised, and
+interpolated between rounds; a run that ends before has its last one. Points are differences to CEF, paired by
+seed. Costs to the target are realised, and
 gains are geometric means over CEF with 95 % intervals. With PLACE, logs and table are copied there.
 """
 
@@ -48,17 +49,27 @@ def summarise_rows(runs: Sequence[Run], target: float) -> dict[str, Any]:
 def format_table(document: Mapping[str, Any]) -> str:
     """The rows, best accuracy first."""
     lines = [
-        "| Row | Accuracy at the budget | Reached | Time | Energy | Gain in time | Gain in energy |",
-        "|---|---|---|---|---|---|---|",
+        "| Row | Accuracy at the budget | Points | Reached | Time | Energy | Gain in time | Gain in energy |",
+        "|---|---|---|---|---|---|---|---|",
     ]
     rows = document["schemes"].items()
     for name, row in sorted(rows, key=lambda item: -mean(item[1]["accuracy_at_budget"].values())):
-        found = list(row["accuracy_at_budget"].values())
-        width = confidence_half_width(found)
-        accuracy = f"{100 * mean(found):.1f} %" + ("" if width is None else f" ± {100 * width:.1f}")
-        cells = [f"`{name}`", accuracy, f"{row['reached']} of {len(found)}", *_format_costs(row)]
+        found = row["accuracy_at_budget"]
+        points = _format_points(found, document["schemes"]["cef"]["accuracy_at_budget"])
+        accuracy = f"{100 * mean(found.values()):.1f} %"
+        cells = [f"`{name}`", accuracy, points, f"{row['reached']} of {len(found)}", *_format_costs(row)]
         lines.append(f"| {' | '.join(cells)} |")
     return "\n".join(lines)
+
+
+def _format_points(found: Mapping[str, float], reference: Mapping[str, float]) -> str:
+    """The mean difference to the reference in percentage points, with half of its 95 % interval."""
+    points = [100 * (found[seed] - reference[seed]) for seed in found if seed in reference]
+    if not any(points):
+        return ""
+    width = confidence_half_width(points)
+    text = f"{mean(points):+.1f}" + ("" if width is None else f" ± {width:.1f}")
+    return text.replace("-", "−")
 
 
 def _format_costs(row: Mapping[str, Any]) -> list[str]:

@@ -348,6 +348,10 @@ CLASSES = 'fleet.conditions = {kind = "classes", flops_per_sample = 1.0, '
         ("scheme.options = 5", "scheme.options = 5: must be a table"),
         ("scheme.rho_min = 0", "scheme.rho_min = 0: must be a finite number > 0 and ≤ 1"),
         ("budget.seconds = 0", "budget.seconds = 0: must be a number > 0"),
+        (
+            "budget.share_of_cef = 60",
+            "budget.share_of_cef = 60: is a share, not a percentage; for 60 % write 0.6",
+        ),
         ("budget.share_of_cef = 'x'", "budget.share_of_cef = 'x': must be a number > 0"),
         ("rounds =", "cannot be read: Invalid value"),
     ],

@@ -55,3 +55,12 @@ def test_a_row_that_misses_the_target_has_no_costs(tmp_path: Path) -> None:
     document = script["summarise_rows"](script["load_rows"](copy_rows(tmp_path)), 0.99)
     rows = script["format_table"](document).splitlines()[2:]
     assert all(row.endswith("| 0 of 3 | – | – | – | – |") for row in rows)
+
+
+@pytest.mark.parametrize(("dataset", "target"), [("femnist", 0.72), ("cifar10", 0.4)])
+def test_the_tables_of_the_results_follow_from_the_logs(dataset: str, target: float) -> None:
+    script = runpy.run_path(str(SCRIPT))
+    runs = script["load_rows"](ROOT / "results" / f"under-budgets-{dataset}")
+    assert {run.seed for run in runs} == {0, 1, 2}
+    table = script["format_table"](script["summarise_rows"](runs, target))
+    assert table in (ROOT / "results" / "README.md").read_text(encoding="utf-8")

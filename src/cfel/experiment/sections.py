@@ -131,3 +131,8 @@ class BudgetParameters:
             value = getattr(self, name)
             if value is not None:
                 validation.check_number(f"budget.{name}", value, above=0, finite=False)
+        if self.share_of_cef is not None and 10 < self.share_of_cef <= 100:
+            raise InputError(
+                f"budget.share_of_cef = {self.share_of_cef:g}: is a share, not a percentage; for "
+                f"{self.share_of_cef:g} % write {self.share_of_cef / 100:g}"
+            )

@@ -198,7 +198,10 @@ def test_batch_norm_cannot_be_batched() -> None:
         model={"name": "resnet20"},
         simulation={"engine": "batched"},
     )
-    with pytest.raises(InputError, match=r"its batch-norm statistics would change.*use --engine threads"):
+    message = r"the batch-norm statistics of the model would change.*use --engine threads"
+    with pytest.raises(InputError, match=message):
+        InputError, match=r"the batch-norm statistics of the model would change.*use --engine threads"
+    ):
         outcomes(experiment)
 
 

@@ -139,9 +139,9 @@ def test_draws_depend_on_the_step_alone(workspace: Build, order: Make) -> None:
     [
         (architectures.perceptron, None),
         (architectures.dropout, "the model draws random numbers"),
-        (architectures.batch_norm, "its batch-norm statistics would change"),
+        (architectures.batch_norm, "the batch-norm statistics of the model would change"),
         (architectures.gru, "torch.func.vmap"),
-        (architectures.data_dependent, "torch.func.vmap does not support it"),
+        (architectures.data_dependent, "torch.func.vmap does not support the model"),
     ],
 )
 def test_a_trial_finds_what_cannot_be_batched(model: ModelBuilder, expected: str | None) -> None:

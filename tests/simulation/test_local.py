@@ -200,8 +200,6 @@ def test_batch_norm_cannot_be_batched() -> None:
     )
     message = r"the batch-norm statistics of the model would change.*use --engine threads"
     with pytest.raises(InputError, match=message):
-        InputError, match=r"the batch-norm statistics of the model would change.*use --engine threads"
-    ):
         outcomes(experiment)
 
 

@@ -31,12 +31,15 @@ PAGES = {
 LINK = re.compile(r"(!?)\[([^\]]*)\]\(([^):#\s]+)(#[^)\s]*)?\)")
 
 
-def replace_source(_: Sphinx, name: str, source: list[str]) -> None:
+def replace_source(app: Sphinx, name: str, source: list[str]) -> None:
     """Sphinx calls this with every page before it is parsed."""
     page = DOCS / f"{name}.md"
     stubs = {DOCS / stub: ROOT / file for file, stub in PAGES.items() if stub != "index.md"}
     file = stubs.get(page, page)
     text = source[0] if file == page else _read_page(file)
+    if file != page:
+        # Otherwise a change of the file would not be seen: the stub has not changed.
+        app.env.note_dependency(str(file))
     source[0] = LINK.sub(lambda match: _translate(match, file.parent, page.parent), text)
 
 

@@ -13,6 +13,10 @@ SECTIONS: Mapping[str, Mapping[str, Any]] = {
     },
     "personal": {"model": {"personal": ["dense2.*"]}, "local": {"estimator": "fresh"}},
     "ditto": {"local": {"algorithm": "ditto", "options": {"lambda": 1.0}}},
+    "shared_momentum": {
+        "local": {"algorithm": "shared_momentum"},
+        "scheme": {"name": "hcef_plus", "options": {"small_batches": True}},
+    },
     "schedule": {
         "local": {"schedule": "cosine", "schedule_by": "budget", "warmup": 0.3},
         "budget": {"share_of_cef": 0.6},

@@ -12,6 +12,7 @@ from cfel.errors import InputError, unknown_name
 VARIANTS: Mapping[str, tuple[str, str | bool]] = MappingProxyType(
     {
         "whole_steps": ("steps", "whole"),
+        "small_batches": ("steps", "small_batches"),
         "edge_gossip": ("gossip", "edge_round"),
         "slow_clocks": ("slow_clocks", True),
     }

@@ -1,5 +1,7 @@
 """HCEF+ in the round loop: overrides reach devices, clocks reach the accounts, and a run resumes exactly."""
 
+from typing import Any
+
 import numpy as np
 import pytest
 
@@ -53,10 +55,30 @@ def test_the_measured_curve_survives_a_checkpoint() -> None:
     assert timeless(resumed) == timeless(never_stopped)
 
 
-@pytest.mark.parametrize("scheme", [PLUS["scheme"], {"name": "hcef", "steps": "whole"}])
-def test_what_is_planned_in_whole_steps_is_what_happens(scheme: dict[str, str]) -> None:
+SMALL = {"name": "hcef_plus", "options": {"small_batches": True}}
+
+
+@pytest.mark.parametrize("scheme", [PLUS["scheme"], {"name": "hcef", "steps": "whole"}, SMALL])
+def test_what_is_planned_in_whole_steps_is_what_happens(scheme: dict[str, Any]) -> None:
     """Both accounts agree to the last step, so a budget kept in one is kept in the other."""
     for outcome in outcomes(tiny({**PLUS, "scheme": scheme})):
         record = outcome.record
         assert record.seconds_realised == pytest.approx(record.seconds_expected, rel=1e-9)
         assert record.joules_realised == pytest.approx(record.joules_expected, rel=1e-9)
+
+
+def test_small_batches_cost_less_and_all_steps_are_taken() -> None:
+    full = outcomes(tiny({**PLUS, "scheme": {"name": "cef"}}))[-1].record
+    last = outcomes(tiny({**PLUS, "scheme": SMALL}))[-1].record
+    assert last.rho_mean < 0.9
+    assert last.steps_taken == last.steps_planned == full.steps_taken
+    assert last.seconds_realised < 0.9 * full.seconds_realised
+
+
+def test_every_scheme_can_use_small_batches() -> None:
+    """Rounded to samples of a batch of 20, both accounts agree closely, though P2 plans any share."""
+    record = outcomes(tiny({**PLUS, "scheme": {"name": "hcef", "steps": "small_batches"}}))[-1].record
+    assert 0.1 < record.rho_mean < 0.9
+    assert record.steps_taken == record.steps_planned
+    assert record.joules_realised == pytest.approx(record.joules_expected, rel=0.1)
+    assert record.joules_realised != record.joules_expected

@@ -23,13 +23,14 @@ from cfel.control.problem import UNREACHABLE, Unreachable
 from cfel.control.solver.solve import METHODS, Method
 from cfel.cost.ledger import Ledger
 from cfel.errors import InputError, unknown_name
+from cfel.system.batch_shares import BatchShares
 from cfel.system.conditions import Conditions
 
 State = Mapping[str, Any]
-Steps = Literal["local", "whole"]
+Steps = Literal["local", "whole", "small_batches"]
 GossipTime = Literal["scheme", "edge_round", "global_round"]
 
-STEPS = ("local", "whole")
+STEPS = ("local", "whole", "small_batches")
 GOSSIP_TIMES = ("scheme", "edge_round", "global_round")
 
 # With few samples the estimate of G² can be zero or negative; it is kept at this share of σ² at least.
@@ -49,7 +50,8 @@ class SchemeParameters:
         on_unreachable: what to do about caps that cannot be met: "stretch" raises them to what can be met,
             "minimum" plans the lower bounds for the devices concerned.
         steps: "whole" plans a whole number of steps for every device, so that what is planned is what
-            happens; "local" leaves it to `[local] steps` how devices take a share ρ of the steps.
+            happens; "small_batches" has devices take all steps, each on a part of its batch that costs a
+            share ρ of it; "local" leaves it to `[local] steps` how devices take a share ρ of the steps.
         gossip: when edge servers exchange models, "edge_round" or "global_round"; "scheme": as the scheme
             says.
         slow_clocks: devices that would wait for others run at a slower clock, for less energy.
@@ -108,6 +110,7 @@ class Observation:
         seed: the experiment's, for schemes that draw: `make_generator(seed, purpose, l, r)`.
         losses: newest mean training loss of every device, NaN before its first; `None` before any.
         samples: training samples of every device; `None` where no data has been loaded, as in a dry run.
+        small_batches: what ρ is in samples, where devices take all steps on small batches; else `None`.
     """
 
     global_round: int
@@ -126,6 +129,7 @@ class Observation:
     seed: int = 0
     losses: FloatArray | None = None
     samples: FloatArray | None = None
+    small_batches: BatchShares | None = None
 
     @property
     def clusters(self) -> int:
@@ -199,12 +203,12 @@ class DeviceOverrides:
     to. A field left at `None` keeps the experiment's setting.
 
     Attributes:
-        steps: "bernoulli", "systematic" or "whole"; None keeps the experiment's.
+        steps: "bernoulli", "systematic", "whole" or "small_batches"; None keeps the experiment's.
         error_feedback: whether devices keep what compression dropped; None keeps the experiment's.
         kept_energy_at: shares θ at which every report states how much energy the largest entries carry.
     """
 
-    steps: Literal["bernoulli", "systematic", "whole"] | None = None
+    steps: Literal["bernoulli", "systematic", "whole", "small_batches"] | None = None
     error_feedback: bool | None = None
     kept_energy_at: tuple[float, ...] = ()
 

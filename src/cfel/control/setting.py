@@ -7,11 +7,13 @@ from collections.abc import Sequence
 from dataclasses import dataclass, field, replace
 
 import numpy as np
+from numpy.typing import ArrayLike
 
 from cfel.arrays import FloatArray
 from cfel.control.caps import Budget, Rounds
 from cfel.control.gossip import Gossip
-from cfel.control.scheme import Scheme
+from cfel.control.scheme import RoundPlan, Scheme
+from cfel.system.batch_shares import BatchShares
 from cfel.system.conditions import Conditions
 from cfel.system.fleet import Fleet
 from cfel.system.mixing import Backhaul, retarget_backhaul
@@ -36,6 +38,8 @@ class Setting:
         joules_per_bit: energy of a bit between edge servers, charged with each global round.
         exchanged_models: what edge servers exchange, in models: with their memory it is more than one.
         work_per_step: time and energy of a local step, in steps of plain SGD: 2 for two gradients.
+        small_batches: what ρ is in samples, where devices take all steps on small batches; None where they
+            leave steps out instead.
     """
 
     seed: int
@@ -51,11 +55,21 @@ class Setting:
     joules_per_bit: float = 0.0
     exchanged_models: float = 1.0
     work_per_step: float = 1.0
+    small_batches: BatchShares | None = None
 
     @property
     def exchange_seconds(self) -> FloatArray:
         """Seconds of one exchange between edge servers, per cluster, as the scheme uses the backhaul."""
         return self.scheme.gossip.exchange_seconds(self.backhaul_seconds)
+
+    def charge_steps(self, steps: ArrayLike, rho: ArrayLike) -> FloatArray:
+        """What steps cost, in steps on full batches, of devices that were asked for a share ρ."""
+        taken = np.asarray(steps, dtype=np.float64)
+        return taken if self.small_batches is None else taken * self.small_batches.charge(rho)
+
+    def share_steps(self, plan: RoundPlan) -> FloatArray:
+        """The share of its steps that every device takes by a plan: ρ, or all of them on small batches."""
+        return plan.rho if self.small_batches is None else np.where(plan.rho > 0, 1.0, 0.0)
 
     def backhaul_at(self, global_round: int, edge_rounds_done: int, step: int) -> Backhaul:
         """The backhaul of one gossip step: all links, or those drawn for it.

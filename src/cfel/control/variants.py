@@ -22,8 +22,8 @@ def apply_variants(scheme: Scheme, parameters: SchemeParameters) -> Scheme:
     if parameters.gossip != "scheme":
         gossip = replace(scheme.gossip, every_edge_round=parameters.gossip == "edge_round")
         scheme = replace(scheme, gossip=gossip)
-    if parameters.steps == "whole":
-        scheme = replace(scheme, device_overrides=replace(scheme.device_overrides, steps="whole"))
+    if parameters.steps != "local":
+        scheme = replace(scheme, device_overrides=replace(scheme.device_overrides, steps=parameters.steps))
     if parameters.slow_clocks:
         scheme = _slow_early_finishers(scheme)
     return scheme

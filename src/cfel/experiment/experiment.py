@@ -59,6 +59,7 @@ from cfel.system import (
     build_backhaul,
     build_fleet,
 )
+from cfel.system.batch_shares import BatchShares
 from cfel.world import World
 
 CHOOSING_THETA = ("hcef", "hcef_plus", "cef_c", "anycost", "fedluck", "nori")
@@ -185,6 +186,8 @@ class Experiment:
         backhaul = build_backhaul(self.topology, fleet.sizes, self.seed, self.code)
         bits, exchanged = 32.0 * parameters, 1.0 + self.build_edge_rules().vectors
         scheme = build_scheme(self.scheme, self.code)
+        steps = scheme.device_overrides.steps or self.local.steps
+        shares = BatchShares(self.data.batch, self.local.step_overhead)
         setting = Setting(
             seed=self.seed,
             rounds=self.rounds,
@@ -197,6 +200,7 @@ class Experiment:
             links=choose_links(scheme, backhaul),
             joules_per_bit=self.topology.joules_per_bit,
             work_per_step=build_algorithm(self.local, self.code).gradients,
+            small_batches=shares if steps == "small_batches" else None,
         )
         budget = self._compute_budget(setting)
         if self.local.schedule_by == "budget" and np.isinf([budget.seconds, budget.joules]).all():

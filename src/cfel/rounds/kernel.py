@@ -152,6 +152,7 @@ def observe(
         seed=setting.seed,
         losses=control.losses,
         samples=setting.fleet.samples,
+        small_batches=setting.small_batches,
     )
 
 
@@ -201,9 +202,10 @@ def count_costs(
         device_seconds(plan.rho, plan.theta, tau, now.mu, now.nu),
         device_joules(plan.rho, plan.theta, tau, now.alpha, now.nu, now.power),
     )
+    charged = setting.charge_steps(steps, plan.rho)
     realised = (
-        realised_seconds(steps, sent, now.mu, now.nu),
-        realised_joules(steps, sent, now.alpha, now.nu, now.power),
+        realised_seconds(charged, sent, now.mu, now.nu),
+        realised_joules(charged, sent, now.alpha, now.nu, now.power),
     )
     seconds, joules = expected if parameters.accounting == "expected" else realised
     return EdgeRoundOutcome(

@@ -74,7 +74,7 @@ def make_record(
         straggler=None if total.straggler == NO_DEVICE else total.straggler,
         slowest_cluster=total.slowest_cluster,
         devices_taking_part=int(np.logical_or.reduce(present).sum()),
-        steps_planned=setting.rounds.local_steps * _sum_present(edge_rounds, lambda plan: plan.rho),
+        steps_planned=setting.rounds.local_steps * _sum_present(edge_rounds, setting.share_steps),
         steps_taken=int(sum(each.steps.sum() for each in edge_rounds)),
         upload_bytes_planned=math.ceil(
             setting.model_bits / 8 * _sum_present(edge_rounds, lambda plan: plan.theta)

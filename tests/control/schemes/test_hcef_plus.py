@@ -11,6 +11,7 @@ from cfel.control.grid.step_table import THETA_LIST as LIST
 from cfel.control.schemes.hcef_plus import SWITCHES
 from cfel.cost import device_joules, device_seconds
 from cfel.errors import InputError
+from cfel.system.batch_shares import BatchShares
 from tests.control.schemes.test_schemes import DEVICES, ROUNDS, observation
 
 OFF = dict.fromkeys(SWITCHES, False)
@@ -112,6 +113,8 @@ def test_devices_that_are_absent_do_nothing() -> None:
         ({"curve": 1}, r"scheme.options.curve = 1: must be true or false"),
         ({"least_speed": 0.0}, r"scheme.options.least_speed"),
         ({"horizon": -1.0}, r"scheme.options.horizon"),
+        ({"least_batch": 1.5}, r"scheme.options.least_batch"),
+        ({"noise": -1}, r"scheme.options.noise"),
     ],
 )
 def test_bad_options_are_named(options: dict[str, Any], words: str) -> None:
@@ -130,3 +133,25 @@ def test_caps_are_limits_not_targets() -> None:
     time_cap, energy_cap = caps(seen)
     assert (spent(seen, whole)[0] <= time_cap[seen.cluster] * (1 + 1e-8)).all()
     assert spent(seen, whole)[1] <= energy_cap * (1 + 1e-8)
+
+
+def test_noise_asks_for_larger_batches() -> None:
+    """Slow devices use smaller batches than fast ones; all of them larger ones when gradients are noisier."""
+    seen, options = observation(share=2.0), {"small_batches": True, "noise": 1.0}
+    calm, noisy = (
+        plan(replace(seen, sigma2=np.full(DEVICES, sigma2), g2=np.ones(DEVICES)), **options)
+        for sigma2 in (0.5, 4.0)
+    )
+    assert calm.rho.mean() < noisy.rho.mean()
+    pace = np.argsort(seen.conditions.mu)
+    assert calm.rho[pace[: DEVICES // 2]].mean() >= calm.rho[pace[DEVICES // 2 :]].mean()
+    listed = BatchShares().list_shares(0.1)
+    assert np.isclose(calm.rho[:, None], listed).any(axis=1).all()
+
+
+def test_small_batches_leave_whole_steps_to_those_who_ask_for_them() -> None:
+    """Flower's clients count steps."""
+    options = {"small_batches": True}
+    whole = SchemeParameters(name="hcef_plus", steps="whole", options=options)
+    assert build_scheme(whole).device_overrides.steps == "whole"
+    assert build_scheme(replace(whole, steps="local")).device_overrides.steps == "small_batches"

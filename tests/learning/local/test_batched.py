@@ -54,6 +54,7 @@ def _compare(
         {"momentum_state": "reset", "steps": "systematic"},
         {"weight_decay": 0.01, "error_feedback": True},
         {"nesterov": True, "clip_gradient": 0.5},
+        {"steps": "small_batches"},
     ],
     ids=str,
 )

@@ -35,6 +35,7 @@ from cfel.control.scheme import (
     SchemeParameters,
     make_empty_plan,
 )
+from cfel.system.batch_shares import BatchShares
 
 SWITCHES = (
     *("progress", "curve", "error_feedback", "whole_steps", "efficiency", "frequency", "dense_gossip"),
@@ -66,6 +67,9 @@ class Options:
     horizon: float = 50.0
     least_speed: float = 0.5
     gossip_steps: int = 2
+    small_batches: bool = False
+    noise: float = 0.2
+    least_batch: float = 0.1
 
     def __post_init__(self) -> None:
         for name in SWITCHES:
@@ -74,6 +78,8 @@ class Options:
         validation.check_number("scheme.options.time_weight", self.time_weight, above=0, below=1)
         validation.check_number("scheme.options.horizon", self.horizon, above=0)
         validation.check_number("scheme.options.least_speed", self.least_speed, above=0, most=1)
+        validation.check_number("scheme.options.noise", self.noise, least=0)
+        validation.check_number("scheme.options.least_batch", self.least_batch, above=0, most=1)
         validation.check_whole("scheme.options.gossip_steps", self.gossip_steps, least=1)
 
 
@@ -83,18 +89,24 @@ def hcef_plus(parameters: SchemeParameters) -> Scheme:
     theta = list_theta(parameters.theta_min)
     # Without progress in the objective nothing says what time and energy are worth.
     time_weight = options.time_weight if options.efficiency and options.progress else None
+    small_batches = options.small_batches and parameters.steps == "local"
 
     def plan(observation: Observation) -> RoundPlan:
         present = observation.conditions.available
         if not present.any():
             return make_empty_plan(len(present))
         tau = observation.rounds.local_steps
-        steps = list_steps(parameters.rho_min, tau)
+        if small_batches:
+            shares = observation.small_batches or BatchShares()
+            steps = tau * shares.list_shares(options.least_batch)
+        else:
+            steps = list_steps(parameters.rho_min, tau)
         bounds = Bounds(rho=(steps[0] / tau, 1.0), theta=(float(theta[0]), 1.0))
         problem = build_problem(observation, parameters, bounds)
         kept = estimate_contraction(theta, observation.kept_energy if options.curve else theta)
         count, share = pair_up(steps, theta)
-        cost = _pair_costs(options, problem, count / tau, kept[share])
+        noise = _estimate_noise(options, problem) if small_batches else None
+        cost = _pair_costs(options, problem, count / tau, kept[share], noise)
         slow_clocks = options.frequency and not observation.full_clocks
         table = StepTable(count, theta[share], cost, options.least_speed if slow_clocks else 1.0)
         solution = solve_whole_steps(problem, table, time_weight)
@@ -105,7 +117,7 @@ def hcef_plus(parameters: SchemeParameters) -> Scheme:
         plan=lambda state, observation: (plan(observation), state),
         gossip=Gossip(every_edge_round=options.dense_gossip, steps=options.gossip_steps),
         device_overrides=DeviceOverrides(
-            steps="whole" if options.whole_steps else None,
+            steps="small_batches" if small_batches else "whole" if options.whole_steps else None,
             error_feedback=True if options.error_feedback else None,
             kept_energy_at=tuple(theta.tolist()) if options.curve else (),
         ),
@@ -113,7 +125,14 @@ def hcef_plus(parameters: SchemeParameters) -> Scheme:
     )
 
 
-def _pair_costs(options: Options, problem: RoundProblem, rho: FloatArray, kept: FloatArray) -> FloatArray:
+def _estimate_noise(options: Options, problem: RoundProblem) -> float:
+    """How much of a step's progress the noise of full batches costs, at most all of it."""
+    return min(1.0, options.noise * problem.sigma2 / problem.g2) if problem.g2 else 1.0
+
+
+def _pair_costs(
+    options: Options, problem: RoundProblem, rho: FloatArray, kept: FloatArray, noise: float | None
+) -> FloatArray:
     """The objective of every pair (k, θ), given its ρ = k/τ and κ(θ).
 
     With error feedback nothing is lost, it arrives later: by (1 − κ)/κ edge rounds on average. That delay,
@@ -124,4 +143,6 @@ def _pair_costs(options: Options, problem: RoundProblem, rho: FloatArray, kept: 
         return problem.noise_weight * (2.0 - kept) * rho + 3.0 * problem.g2 / scale * (1.0 - rho) ** 2
     delayed = np.maximum(1.0 - (1.0 - kept) / (kept * options.horizon), 0.0)
     value = delayed if options.error_feedback else kept
+    if noise is not None:
+        return -(1.0 + noise - noise / rho) * value
     return options.evenness * (1.0 - rho) ** 2 - rho * value

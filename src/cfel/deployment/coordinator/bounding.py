@@ -74,4 +74,5 @@ def _observe_work(world: World, found: DeviceEstimates | DeviceResult) -> Observ
     if isinstance(found, DeviceEstimates):
         return ObservedWork(found.seconds, gradients, gradients, 0.0)
     share = found.wire_bits * setting.charged_share / setting.model_bits if setting.model_bits else 0.0
-    return ObservedWork(found.seconds, found.steps, found.steps + gradients, share)
+    steps = float(setting.charge_steps(found.steps, found.rho))
+    return ObservedWork(found.seconds, steps, steps + gradients, share)

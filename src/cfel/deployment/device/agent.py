@@ -210,8 +210,9 @@ class DeviceAgent:
         report, state = await self._compute.run(
             lambda: device_update(order, self._data, memory.state, self._workspace)
         )
-        await self._emulate(issued.round, begin, steps=report.steps)
-        measured = self._meter.finish_training(order, begin, report.steps)
+        steps = float(self._world.setting.charge_steps(report.steps, order.rho))
+        await self._emulate(issued.round, begin, steps=steps)
+        measured = self._meter.finish_training(order, begin, steps)
         sent = Sent(order_key(issued), make_upload(report, order, measured))
         # On disk before anything is sent: after a crash the device must not train the same order to other
         # bits.
@@ -230,7 +231,7 @@ class DeviceAgent:
                 return
         raise RejectedError("a newer order has come")
 
-    async def _emulate(self, at: Round, begin: Mark, *, steps: int = 0, theta: float = 0.0) -> None:
+    async def _emulate(self, at: Round, begin: Mark, *, steps: float = 0.0, theta: float = 0.0) -> None:
         """Waits until the device of the experiment would have taken its steps, or sent its upload."""
         if not self._parameters.time_scale:
             return

@@ -147,8 +147,8 @@ class DeviceMeter:
         self._joules(mark.seconds)
         return mark
 
-    def add_training(self, since: Mark, steps: int) -> tuple[float, float | None]:
-        """Adds `steps` local steps taken since `begin`.
+    def add_training(self, since: Mark, steps: float) -> tuple[float, float | None]:
+        """Adds `steps` local steps taken since `begin`, in steps on full batches.
 
         Returns:
             The seconds they took, and the joules if the host counts them.

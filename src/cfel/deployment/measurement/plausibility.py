@@ -44,14 +44,14 @@ class ObservedWork:
 
     Attributes:
         seconds: from the order to its answer, by the edge server's clock; 0 if unknown.
-        steps: local steps taken, or gradients of an estimate.
+        steps: local steps taken, in steps on full batches, or gradients of an estimate.
         gradients: steps, and gradients of estimates whose energy may be in the same report.
         share: how much of a full upload arrived.
     """
 
     seconds: float
-    steps: int
-    gradients: int
+    steps: float
+    gradients: float
     share: float
 
 

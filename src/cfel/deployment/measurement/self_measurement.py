@@ -78,7 +78,7 @@ class SelfMeasurement:
         self._unreported_joules += joules or 0.0
         return build_report(self._costs(order), seconds, 0.0)
 
-    def finish_training(self, order: DeviceOrder, since: Mark, steps: int) -> MeasurementReport | None:
+    def finish_training(self, order: DeviceOrder, since: Mark, steps: float) -> MeasurementReport | None:
         """Ends the measurement of a training; returns the report to send with its upload, if any."""
         seconds, joules = self._meter.add_training(since, steps)
         if not self._enabled:

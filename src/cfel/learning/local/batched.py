@@ -18,8 +18,8 @@ from torch.func import functional_call, vmap
 from cfel.arrays import BoolArray, IntArray
 from cfel.errors import InputError
 from cfel.learning.device_messages import DeviceOrder, DeviceReport, DeviceState
-from cfel.learning.local.estimates import Estimates, estimate_from_halves
-from cfel.learning.local.iterations import choose_iterations, draw_batches
+from cfel.learning.local.estimates import Estimates, estimate_from_halves, scale_noise
+from cfel.learning.local.iterations import choose_iterations, cut_batch, draw_batches
 from cfel.learning.local.workspace import Workspace
 from cfel.learning.models.personal import PARAMETERS
 from cfel.learning.roles import finish_update
@@ -117,13 +117,18 @@ def _draw_schedule(
     orders: Sequence[DeviceOrder], data: Sequence[DeviceData], workspace: Workspace
 ) -> _Schedule:
     local, batch, tau = workspace.local, workspace.training.batch, orders[0].tau
-    sizes = np.minimum(batch, [own.samples for own in data])
+    sizes = np.array(
+        [
+            cut_batch(local, order.rho, min(batch, own.samples))
+            for order, own in zip(orders, data, strict=True)
+        ]
+    )
     rows = np.empty((len(orders), tau, int(sizes.max())), dtype=np.int64)
     taken = np.empty((len(orders), tau), dtype=np.bool_)
     for n, (order, own) in enumerate(zip(orders, data, strict=True)):
         taken[n] = choose_iterations(local.steps, order.rho, tau, order.stream("steps"))
         places = own.indices[draw_batches(own.samples, batch, tau, order.stream("batches"))]
-        rows[n, :, : sizes[n]] = places
+        rows[n, :, : sizes[n]] = places[:, : sizes[n]]
         # Padding. Its samples get weight zero, so any valid sample will do.
         rows[n, :, sizes[n] :] = places[:, :1]
     return _Schedule(taken, rows, sizes)
@@ -155,9 +160,10 @@ def _train(
             gradient, loss, scatter = _compute_by_halves(now, inputs, targets, sizes, workspace)
             whole = gradient[:, : workspace.flat.shared.parameters].double().square().sum(1)
             for row in np.flatnonzero(fresh):
-                estimates[active[row]] = estimate_from_halves(
-                    float(scatter[row]), float(whole[row]), int(sizes[row]), data[active[row]].samples
-                )
+                samples = data[active[row]].samples
+                found = estimate_from_halves(float(scatter[row]), float(whole[row]), int(sizes[row]), samples)
+                full = min(workspace.training.batch, samples)
+                estimates[active[row]] = scale_noise(found, used=int(sizes[row]), full=full, samples=samples)
         else:
             gradient, loss = _compute_gradients(
                 now, inputs, targets, _weigh_samples(sizes, inputs), workspace

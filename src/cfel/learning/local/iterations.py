@@ -8,7 +8,8 @@ A skipped iteration changes neither the model nor what the device remembers.
 import numpy as np
 
 from cfel.arrays import BoolArray, IntArray
-from cfel.learning.local.parameters import StepRule
+from cfel.learning.local.parameters import LocalParameters, StepRule
+from cfel.system.batch_shares import BatchShares
 
 
 def choose_iterations(rule: StepRule, rho: float, tau: int, draw: np.random.Generator) -> BoolArray:
@@ -21,6 +22,8 @@ def choose_iterations(rule: StepRule, rho: float, tau: int, draw: np.random.Gene
         draw: the device's stream of this edge round.
     """
     uniforms = draw.random(tau)
+    if rule == "small_batches":
+        return np.ones(tau, dtype=np.bool_)
     if rule == "bernoulli":
         return np.asarray(uniforms < rho)
     # An iteration runs where the line ρ·t + u passes an integer: ⌊ρτ⌋ or ⌈ρτ⌉ times, ρτ on average.
@@ -30,6 +33,13 @@ def choose_iterations(rule: StepRule, rho: float, tau: int, draw: np.random.Gene
         return np.asarray(np.diff((np.arange(tau + 1) * steps + start) // tau) > 0)
     marks = np.floor(np.arange(tau + 1) * rho + uniforms[0])
     return np.asarray(np.diff(marks) > 0)
+
+
+def cut_batch(local: LocalParameters, rho: float, size: int) -> int:
+    """How many samples of a batch of `size` a step uses: with small batches, those that cost a share ρ."""
+    if local.steps != "small_batches":
+        return size
+    return BatchShares(size, local.step_overhead).count_samples(rho)
 
 
 def draw_batches(samples: int, batch: int, count: int, draw: np.random.Generator) -> IntArray:

@@ -8,9 +8,10 @@ from cfel import validation
 from cfel.errors import InputError, unknown_name
 from cfel.learning.local.algorithm import LocalAlgorithm
 from cfel.learning.local.schedules import Schedule, ScheduleBy, decay_rate, warm_up
+from cfel.system.batch_shares import DEFAULT_OVERHEAD
 
 MomentumState = Literal["keep", "reset"]
-StepRule = Literal["bernoulli", "systematic", "whole"]
+StepRule = Literal["bernoulli", "systematic", "whole", "small_batches"]
 Estimator = Literal["reuse", "fresh"]
 Precision = Literal["float32", "bfloat16"]
 
@@ -20,8 +21,8 @@ class LocalParameters:
     """The experiment file's `[local]`: the steps of a device and its estimates.
 
     Attributes:
-        algorithm: "sgd", "adam", "adamw", "fedprox", "scaffold", "feddyn", "fednova", "ditto", an entry
-            point's name, or "module:function".
+        algorithm: "sgd", "adam", "adamw", "fedprox", "scaffold", "feddyn", "fednova", "ditto",
+            "shared_momentum", an entry point's name, or "module:function".
         options: settings of this algorithm.
         learning_rate: η > 0.
         schedule: how the learning rate changes in the course of the run: "constant", "linear", "cosine" or
@@ -38,7 +39,10 @@ class LocalParameters:
         weight_decay: added to the gradient as weight_decay · x, ≥ 0.
         clip_gradient: a longer gradient is scaled down to this Euclidean norm, > 0; None for no limit.
         steps: bernoulli (the paper) runs each iteration with probability ρ; systematic runs ⌊ρτ⌋ or ⌈ρτ⌉ of
-            them, evenly spread, with the same mean; whole runs the whole number nearest to ρτ, evenly spread.
+            them, evenly spread, with the same mean; whole runs the whole number nearest to ρτ, evenly spread;
+            small_batches runs all of them, each on as many samples of its batch as cost a share ρ of it.
+        step_overhead: share of the cost of a step that does not depend on its batch, in [0, 1); for
+            small_batches.
         estimator: σ² and G² from the first step's two halves (reuse) or from extra batches (fresh).
         fresh_batches: K ≥ 2, batches of a fresh estimate.
         precision: of convolutions and matrix products while training and evaluating. With bfloat16 they run
@@ -62,6 +66,7 @@ class LocalParameters:
     weight_decay: float = 0.0
     clip_gradient: float | None = None
     steps: StepRule = "bernoulli"
+    step_overhead: float = DEFAULT_OVERHEAD
     estimator: Estimator = "reuse"
     fresh_batches: int = 2
     precision: Precision = "float32"
@@ -79,6 +84,7 @@ class LocalParameters:
         validation.check_number("local.weight_decay", self.weight_decay, least=0)
         if self.clip_gradient is not None:
             validation.check_number("local.clip_gradient", self.clip_gradient, above=0)
+        validation.check_number("local.step_overhead", self.step_overhead, least=0, below=1)
         validation.check_whole("local.fresh_batches", self.fresh_batches, least=2)
         for place, share in enumerate(validation.check_list("local.kept_energy_at", self.kept_energy_at)):
             validation.check_number(f"local.kept_energy_at[{place}]", share, least=0, most=1)

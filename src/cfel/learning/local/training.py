@@ -16,9 +16,9 @@ from cfel.errors import InputError
 from cfel.learning.device_messages import DeviceOrder
 from cfel.learning.edge_rule import read_memory
 from cfel.learning.local.algorithm import LocalRun, Memory, Step
-from cfel.learning.local.estimates import Estimates, Scatter, estimate_from_batches, squared_norm
+from cfel.learning.local.estimates import Estimates, Scatter, estimate_from_batches, scale_noise, squared_norm
 from cfel.learning.local.half_batch_estimates import compute_gradient_and_estimates
-from cfel.learning.local.iterations import choose_iterations, draw_batches
+from cfel.learning.local.iterations import choose_iterations, cut_batch, draw_batches
 from cfel.learning.local.whole_run import train_whole
 from cfel.learning.local.workspace import Workspace
 from cfel.learning.models.flat import FlatModel
@@ -45,6 +45,7 @@ def train(
         return *train_whole(order, int(taken.sum()), workspace), _open_run(order, memory, workspace)
     # All τ batches, also of skipped iterations: schemes that differ in ρ then see the same batches.
     batches = draw_batches(data.samples, workspace.training.batch, order.tau, order.stream("batches"))
+    batches = batches[:, : cut_batch(local, order.rho, batches.shape[1])]
     run = _open_run(order, memory, workspace)
     take_step = _make_step(run, memory, workspace)
     estimates: Estimates | None = None
@@ -70,6 +71,9 @@ def train(
                 gradient, loss = workspace.compute_gradient(inputs, targets)
         if local.clip_gradient is not None:
             clip_gradient(gradient, local.clip_gradient)
+        if estimates is not None and not losses and local.steps == "small_batches":
+            full = min(workspace.training.batch, data.samples)
+            estimates = scale_noise(estimates, used=len(targets), full=full, samples=data.samples)
         take_step(gradient)
         run.steps += 1
         losses.append(loss)

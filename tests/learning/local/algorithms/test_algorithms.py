@@ -9,6 +9,7 @@ from torch import Tensor
 
 from cfel.errors import InputError
 from cfel.learning.device_messages import DeviceState
+from cfel.learning.edge_rule import EdgeRound
 from cfel.learning.local.algorithm import LocalAlgorithm, LocalRun
 from cfel.learning.local.algorithms import ALGORITHMS, build_algorithm
 from cfel.learning.local.algorithms.sgd import sgd
@@ -178,3 +179,25 @@ def test_mistakes_are_named(function: Callable[..., object], message: str) -> No
 def test_unknown_names_and_options(name: str, options: dict[str, float], message: str) -> None:
     with pytest.raises(InputError, match=message):
         build_algorithm(LocalParameters(algorithm=name, options=options))
+
+
+def test_shared_momentum_starts_at_the_clusters_mean(run_round: Round) -> None:
+    """In the first edge round it is SGD; after it, the edge server knows the mean momentum on the way."""
+    rate = LocalParameters().learning_rate
+    plain, state = run_round("sgd")
+    shared, _ = run_round("shared_momentum")
+    torch.testing.assert_close(dense(shared), dense(plain))
+    rule = build_algorithm(LocalParameters(algorithm="shared_momentum")).edge
+    assert rule is not None
+    memory = {"mean_momentum": torch.zeros_like(dense(plain))}
+    found = EdgeRound(dense(plain), torch.empty(0), 5.0, 1.0, 1.0, rate)
+    assert rule.change(found, memory) is found.update
+    torch.testing.assert_close(memory["mean_momentum"], -dense(plain) / (5 * rate))
+    # What the device itself remembers does not matter.
+    again, _ = run_round("shared_momentum", state)
+    torch.testing.assert_close(dense(again), dense(shared))
+
+
+def test_shared_momentum_needs_momentum() -> None:
+    with pytest.raises(InputError, match=r"shared_momentum.*local.momentum > 0"):
+        build_algorithm(LocalParameters(algorithm="shared_momentum", momentum=0.0))

@@ -13,6 +13,7 @@ from cfel.learning.local.algorithms.fednova import fednova
 from cfel.learning.local.algorithms.fedprox import fedprox
 from cfel.learning.local.algorithms.scaffold import scaffold
 from cfel.learning.local.algorithms.sgd import sgd
+from cfel.learning.local.algorithms.shared_momentum import shared_momentum
 from cfel.learning.local.parameters import LocalParameters, TrainingParameters
 from cfel.plugins import BUILT_IN_ONLY, CodePolicy, check_call, check_result, resolve
 
@@ -28,6 +29,7 @@ ALGORITHMS: Mapping[str, AlgorithmBuilder] = MappingProxyType(
         "feddyn": feddyn,
         "fednova": fednova,
         "ditto": ditto,
+        "shared_momentum": shared_momentum,
     }
 )
 

@@ -12,6 +12,7 @@ switch:
     efficiency      time and energy are spent where they bring progress; off: the caps are used up
     frequency       devices that would finish early run at a slower clock
     dense_gossip    edge servers gossip after every edge round instead of every global round
+    small_batches   all steps are taken, on batches as small as the noise allows; off: steps are left out
 """
 
 from dataclasses import dataclass
@@ -39,6 +40,7 @@ from cfel.system.batch_shares import BatchShares
 
 SWITCHES = (
     *("progress", "curve", "error_feedback", "whole_steps", "efficiency", "frequency", "dense_gossip"),
+    "small_batches",
 )
 
 
@@ -47,12 +49,16 @@ class Options:
     """`[scheme.options]` of HCEF+.
 
     Attributes:
-        progress, curve, error_feedback, whole_steps, efficiency, frequency, dense_gossip: see the module.
+        progress, curve, error_feedback, whole_steps, efficiency, frequency, dense_gossip, small_batches: see
+            the module.
         evenness: weight ω ≥ 0 of (1 − ρ)² beside progress; the larger, the more alike devices' shares.
         time_weight: a in (0, 1): how much time counts beside energy, whose weight is 1 − a.
         horizon: edge rounds within which what compression dropped should have arrived, > 0.
         least_speed: smallest share of its clock a device may run at, in (0, 1].
         gossip_steps: gossip steps at each exchange, ≥ 1.
+        noise: share of a step's progress that the noise of full batches costs where σ² = G², ≥ 0; for
+            `small_batches`.
+        least_batch: smallest batch, as a share of the full one, in (0, 1]; for `small_batches`.
     """
 
     progress: bool = True
@@ -62,14 +68,14 @@ class Options:
     efficiency: bool = True
     frequency: bool = True
     dense_gossip: bool = True
+    small_batches: bool = False
     evenness: float = 0.25
     time_weight: float = 0.8
     horizon: float = 50.0
     least_speed: float = 0.5
     gossip_steps: int = 2
-    small_batches: bool = False
-    noise: float = 0.2
-    least_batch: float = 0.1
+    noise: float = 0.1
+    least_batch: float = 0.2
 
     def __post_init__(self) -> None:
         for name in SWITCHES:
@@ -97,8 +103,8 @@ def hcef_plus(parameters: SchemeParameters) -> Scheme:
             return make_empty_plan(len(present))
         tau = observation.rounds.local_steps
         if small_batches:
-            shares = observation.small_batches or BatchShares()
-            steps = tau * shares.list_shares(options.least_batch)
+            # On a part of its batch a step costs as much as a part of a step.
+            steps = tau * (observation.small_batches or BatchShares()).list_shares(options.least_batch)
         else:
             steps = list_steps(parameters.rho_min, tau)
         bounds = Bounds(rho=(steps[0] / tau, 1.0), theta=(float(theta[0]), 1.0))
@@ -126,7 +132,7 @@ def hcef_plus(parameters: SchemeParameters) -> Scheme:
 
 
 def _estimate_noise(options: Options, problem: RoundProblem) -> float:
-    """How much of a step's progress the noise of full batches costs, at most all of it."""
+    """ν, the share of a step's progress that the noise of a full batch costs; at most all of it."""
     return min(1.0, options.noise * problem.sigma2 / problem.g2) if problem.g2 else 1.0
 
 
@@ -137,6 +143,9 @@ def _pair_costs(
 
     With error feedback nothing is lost, it arrives later: by (1 − κ)/κ edge rounds on average. That delay,
     relative to the horizon, reduces what a step is worth. Without it, a share 1 − κ of the update is lost.
+
+    With a noise ν, all steps are taken, and ρ is the share of their batches. Noise is inversely proportional
+    to the batch, so that what a step is worth falls from 1 to 1 + ν − ν/ρ.
     """
     if not options.progress:
         scale = problem.sigma2 + problem.g2 or 1.0

@@ -19,6 +19,7 @@ SUMMARIES = {
     "compare": "simulate several schemes under the same conditions",
     "sweep": "simulate every combination of some values of some keys",
     "tune": "choose values of keys by held-out accuracy under the budgets",
+    "keys": "list the keys of an experiment file with their values and meanings",
     "watch": "serve a live dashboard of a run or a comparison",
     "reproduce": "reproduce a table or figure of the paper",
     "recount": "recount a finished run under other conditions",

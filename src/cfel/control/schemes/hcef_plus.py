@@ -3,16 +3,7 @@
 P2 takes top-k's error to be (1 − θ)‖x‖² and has no term for progress, so it sends nearly everything and
 leaves time unused. Here a step counts as progress, what an upload loses is measured, and what compression
 drops is sent later. `docs/explanations/hcef-plus.md` has the derivation and the measured effect of every
-switch:
-
-    progress        a step counts as progress; off: P2's own objective on the same list
-    curve           contraction κ(θ) as measured on real updates; off: κ = θ, as P2 assumes
-    error_feedback  devices keep what compression dropped
-    whole_steps     every device takes exactly the k steps of its plan; off: each of τ with probability k/τ
-    efficiency      time and energy are spent where they bring progress; off: the caps are used up
-    frequency       devices that would finish early run at a slower clock
-    dense_gossip    edge servers gossip after every edge round instead of every global round
-    small_batches   all steps are taken, on batches as small as the noise allows; off: steps are left out
+switch. What each does is said at `Options`.
 """
 
 from dataclasses import dataclass
@@ -49,8 +40,14 @@ class Options:
     """`[scheme.options]` of HCEF+.
 
     Attributes:
-        progress, curve, error_feedback, whole_steps, efficiency, frequency, dense_gossip, small_batches: see
-            the module.
+        progress: a step counts as progress; off: P2's own objective on the same list.
+        curve: what top-k keeps is measured on real updates; off: κ(θ) = θ, as P2 assumes.
+        error_feedback: devices keep what compression dropped, and add it to their next upload.
+        whole_steps: every device takes exactly the k steps of its plan; off: each of τ with probability k/τ.
+        efficiency: time and energy are spent where they bring progress; off: the caps are used up.
+        frequency: devices that would finish early run at a slower clock.
+        dense_gossip: edge servers gossip after every edge round instead of every global round.
+        small_batches: all steps are taken, on batches as small as the noise allows; off: steps are left out.
         evenness: weight ω ≥ 0 of (1 − ρ)² beside progress; the larger, the more alike devices' shares.
         time_weight: a in (0, 1): how much time counts beside energy, whose weight is 1 − a.
         horizon: edge rounds within which what compression dropped should have arrived, > 0.

@@ -1,0 +1,68 @@
+"""`cfel keys`: every key of an experiment file, with its values, default and meaning."""
+
+import argparse
+
+from rich.console import Console
+from rich.markup import escape
+from rich.padding import Padding
+
+from cfel.cli.arguments import Commands, add_command, add_json_option
+from cfel.cli.output import print_json
+from cfel.errors import InputError
+from cfel.experiment.key_reference import KeyEntry, list_tables
+
+EXAMPLE = """  cfel keys
+  cfel keys local
+  cfel keys local.steps
+  cfel keys momentum"""
+
+
+def register(commands: Commands) -> None:
+    """Adds the command."""
+    parser = add_command(commands, "keys", EXAMPLE)
+    parser.add_argument(
+        "word", nargs="?", default="", metavar="WORD", help="only keys and tables whose name contains it"
+    )
+    add_json_option(parser)
+    parser.set_defaults(run=run)
+
+
+def run(arguments: argparse.Namespace) -> int:
+    """Prints the keys that were asked for.
+
+    Raises:
+        InputError: there are none.
+    """
+    found = [
+        (table, when, chosen)
+        for table, when, entries in list_tables()
+        if (chosen := [each for each in entries if arguments.word in f"{table}.{each.key}"])
+    ]
+    if not found:
+        raise InputError(f"no key contains {arguments.word!r}; `cfel keys` lists all of them")
+    if arguments.json:
+        rows = [(f"{table}.{each.key}", when, each) for table, when, entries in found for each in entries]
+        print_json([{"key": key, "when": when, **_describe(each)} for key, when, each in rows])
+        return 0
+    console = Console(highlight=False)
+    for table, when, entries in found:
+        console.print(f"[bold]{escape(f'[{table}]')}[/]{f'  {when}' if when else ''}")
+        for each in entries:
+            _print_entry(console, each)
+        console.print()
+    return 0
+
+
+def _print_entry(console: Console, entry: KeyEntry) -> None:
+    line = f"  {entry.key} = {escape(_plain(entry.default))}  [dim]{escape(_plain(entry.values))}[/]"
+    console.print(line, soft_wrap=True)
+    console.print(Padding(escape(entry.meaning), (0, 0, 0, 6)))
+
+
+def _describe(entry: KeyEntry) -> dict[str, str]:
+    return {"values": _plain(entry.values), "default": _plain(entry.default), "meaning": entry.meaning}
+
+
+def _plain(text: str) -> str:
+    """The text without the marks of code, which Markdown needs."""
+    return text.replace("`", "")

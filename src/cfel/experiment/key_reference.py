@@ -1,0 +1,131 @@
+"""Every key of an experiment file with its values, default and meaning, as the code states them.
+
+`cfel keys` and the reference of the documentation show these rows, so they cannot say anything else.
+"""
+
+import inspect
+import re
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import MISSING, Field, dataclass, fields
+from types import UnionType
+from typing import Any, Literal, Union, get_args, get_origin, get_type_hints
+
+from cfel.control.schemes.hcef_plus import Options
+from cfel.experiment.fleet_section import CONDITIONS
+from cfel.experiment.tables import SECTIONS
+from cfel.system import Availability, DeviceClass
+
+_ENTRY = re.compile(r"^ {4}(?P<names>\w+(?:, \w+)*): (?P<text>.*)$")
+# Keys that are tables of their own.
+_TABLES = {"fleet": ("conditions", "availability")}
+
+
+class UndocumentedError(ValueError):
+    """Something public has no words of its own."""
+
+
+@dataclass(frozen=True, slots=True)
+class KeyEntry:
+    """One key.
+
+    Attributes:
+        key: its name, in the table.
+        values: what it may be, as a reader of TOML would say it.
+        default: as TOML; "–" for none, "required" where there must be one.
+        meaning: a sentence.
+    """
+
+    key: str
+    values: str
+    default: str
+    meaning: str
+
+
+def list_tables() -> Iterator[tuple[str, str, list[KeyEntry]]]:
+    """Every table of an experiment file: its name, when it applies, and its keys."""
+    for name, parameters in SECTIONS.items():
+        yield name, "", list_keys(parameters, _TABLES.get(name, ()))
+        if name == "fleet":
+            for kind, conditions in CONDITIONS.items():
+                yield "fleet.conditions", f'kind = "{kind}"', list_keys(conditions)
+            yield "fleet.conditions.extra_classes", "a list of tables", list_keys(DeviceClass)
+            yield "fleet.availability", "", list_keys(Availability)
+        if name == "scheme":
+            yield "scheme.options", 'name = "hcef_plus"', list_keys(Options)
+
+
+def list_keys(parameters: type, without: Sequence[str] = ()) -> list[KeyEntry]:
+    """The keys of a table.
+
+    Args:
+        parameters: its dataclass.
+        without: keys to leave out.
+    """
+    meanings, hints = read_attributes(parameters), get_type_hints(parameters)
+    return [
+        KeyEntry(
+            entry.metadata.get("key", entry.name),
+            describe_type(hints[entry.name]),
+            _format_default(entry),
+            find_meaning(parameters, entry, meanings),
+        )
+        for entry in fields(parameters)
+        if entry.name not in without
+    ]
+
+
+def read_attributes(documented: type) -> dict[str, str]:
+    """The meaning of each attribute, from the section `Attributes:` of the docstring."""
+    _, _, section = inspect.cleandoc(documented.__doc__ or "").partition("Attributes:\n")
+    meanings: dict[str, str] = {}
+    names: list[str] = []
+    for line in section.splitlines():
+        if entry := _ENTRY.match(line):
+            names = entry["names"].split(", ")
+            meanings |= dict.fromkeys(names, entry["text"])
+        elif line.startswith("     "):
+            meanings |= {name: f"{meanings[name]} {line.strip()}" for name in names}
+    return meanings
+
+
+def find_meaning(documented: type, entry: Field[Any], meanings: Mapping[str, str]) -> str:
+    """What the docstring says about a field, as a sentence.
+
+    Raises:
+        UndocumentedError: nothing.
+    """
+    if entry.name not in meanings:
+        raise UndocumentedError(f"{documented.__qualname__}.{entry.name}: `Attributes:` does not mention it")
+    text = meanings[entry.name]
+    return f"{text[0].upper()}{text[1:]}"
+
+
+def describe_type(hint: Any) -> str:  # noqa: ANN401 — a type hint has no type
+    """The values of a key, as a reader of TOML would say it."""
+    if get_origin(hint) in (Union, UnionType):
+        parts = [describe_type(each) for each in get_args(hint) if each is not type(None)]
+        return " or ".join(dict.fromkeys(parts))
+    if get_origin(hint) is Literal:
+        return ", ".join(f"`{value}`" for value in get_args(hint))
+    if get_origin(hint) is tuple:
+        inner = get_args(hint)
+        return "[low, high]" if inner == (float, float) else "list"
+    names = {bool: "true, false", int: "whole number", float: "number", str: "text"}
+    return names.get(hint, "table")
+
+
+def _format_default(entry: Field[Any]) -> str:
+    value = entry.default_factory() if entry.default_factory is not MISSING else entry.default
+    if value is MISSING:
+        return "required"
+    if value is None:
+        return "–"
+    if isinstance(value, bool):
+        return f"`{str(value).lower()}`"
+    if isinstance(value, tuple):
+        return f"`{list(value)}`"
+    if isinstance(value, Mapping):
+        return "`{}`"
+    if isinstance(value, float) and abs(value) >= 1e16:
+        return f"`{value}`"
+    return f"`{int(value)}`" if isinstance(value, float) and value.is_integer() else f"`{value}`"

@@ -13,7 +13,7 @@ case $name in
   femnist) fifth="data.batch=10 fleet.conditions.seconds_gigahertz=51.6 fleet.conditions.alpha_joules=0.516 rounds.global=100" ;;
 esac
 shared="local.algorithm=shared_momentum"
-small="scheme.options.small_batches=true rounds.global=100"
+small="scheme.steps=small_batches rounds.global=100"
 rows=(
   "cef scheme.name=cef"
   "cef_c scheme.name=cef_c"

@@ -15,7 +15,7 @@ SECTIONS: Mapping[str, Mapping[str, Any]] = {
     "ditto": {"local": {"algorithm": "ditto", "options": {"lambda": 1.0}}},
     "shared_momentum": {
         "local": {"algorithm": "shared_momentum"},
-        "scheme": {"name": "hcef_plus", "options": {"small_batches": True}},
+        "scheme": {"name": "hcef_plus", "steps": "small_batches"},
     },
     "schedule": {
         "local": {"schedule": "cosine", "schedule_by": "budget", "warmup": 0.3},

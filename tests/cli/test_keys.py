@@ -14,7 +14,7 @@ def test_every_table_and_key_is_there(capsys: pytest.CaptureFixture[str]) -> Non
     text = capsys.readouterr().out
     for section in SECTIONS:
         assert f"[{section}]" in text
-    for word in ("share_of_cef = –", "small_batches = false", 'kind = "trace"', "away_probability = 0"):
+    for word in ("share_of_cef = –", 'kind = "trace"', "away_probability = 0"):
         assert word in text
 
 

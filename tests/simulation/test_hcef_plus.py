@@ -55,7 +55,7 @@ def test_the_measured_curve_survives_a_checkpoint() -> None:
     assert timeless(resumed) == timeless(never_stopped)
 
 
-SMALL = {"name": "hcef_plus", "options": {"small_batches": True}}
+SMALL = {"name": "hcef_plus", "steps": "small_batches"}
 
 
 @pytest.mark.parametrize("scheme", [PLUS["scheme"], {"name": "hcef", "steps": "whole"}, SMALL])

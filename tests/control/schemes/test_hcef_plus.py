@@ -137,21 +137,15 @@ def test_caps_are_limits_not_targets() -> None:
 
 def test_noise_asks_for_larger_batches() -> None:
     """Slow devices use smaller batches than fast ones; all of them larger ones when gradients are noisier."""
-    seen, options = observation(share=2.0), {"small_batches": True, "noise": 1.0}
+    seen = observation(share=2.0)
+    scheme = build_scheme(SchemeParameters("hcef_plus", steps="small_batches", options={"noise": 1.0}))
     calm, noisy = (
-        plan(replace(seen, sigma2=np.full(DEVICES, sigma2), g2=np.ones(DEVICES)), **options)
+        scheme.plan(scheme.init(), replace(seen, sigma2=np.full(DEVICES, sigma2), g2=np.ones(DEVICES)))[0]
         for sigma2 in (0.5, 4.0)
     )
+    assert scheme.device_overrides.steps == "small_batches"
     assert calm.rho.mean() < noisy.rho.mean()
     pace = np.argsort(seen.conditions.mu)
     assert calm.rho[pace[: DEVICES // 2]].mean() >= calm.rho[pace[DEVICES // 2 :]].mean()
     listed = BatchShares().list_shares(0.2)
     assert np.isclose(calm.rho[:, None], listed).any(axis=1).all()
-
-
-def test_small_batches_leave_whole_steps_to_those_who_ask_for_them() -> None:
-    """Flower's clients count steps."""
-    options = {"small_batches": True}
-    whole = SchemeParameters(name="hcef_plus", steps="whole", options=options)
-    assert build_scheme(whole).device_overrides.steps == "whole"
-    assert build_scheme(replace(whole, steps="local")).device_overrides.steps == "small_batches"

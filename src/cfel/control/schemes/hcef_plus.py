@@ -3,7 +3,8 @@
 P2 takes top-k's error to be (1 − θ)‖x‖² and has no term for progress, so it sends nearly everything and
 leaves time unused. Here a step counts as progress, what an upload loses is measured, and what compression
 drops is sent later. `docs/explanations/hcef-plus.md` has the derivation and the measured effect of every
-switch. What each does is said at `Options`.
+switch. What each does is said at `Options`. With `scheme.steps = "small_batches"`, devices take all steps, on
+batches as small as the noise allows, instead of leaving steps out.
 """
 
 from dataclasses import dataclass
@@ -31,7 +32,6 @@ from cfel.system.batch_shares import BatchShares
 
 SWITCHES = (
     *("progress", "curve", "error_feedback", "whole_steps", "efficiency", "frequency", "dense_gossip"),
-    "small_batches",
 )
 HORIZON = 50.0
 # Small batches make a round so cheap that sending late costs more than sending. Chosen on held-out samples.
@@ -50,16 +50,15 @@ class Options:
         efficiency: time and energy are spent where they bring progress; off: the caps are used up.
         frequency: devices that would finish early run at a slower clock.
         dense_gossip: edge servers gossip after every edge round instead of every global round.
-        small_batches: all steps are taken, on batches as small as the noise allows; off: steps are left out.
         evenness: weight ω ≥ 0 of (1 − ρ)² beside progress; the larger, the more alike devices' shares.
         time_weight: a in (0, 1): how much time counts beside energy, whose weight is 1 − a.
         horizon: edge rounds within which what compression dropped should have arrived, > 0; None for 50, or
             for 5 with small batches.
         least_speed: smallest share of its clock a device may run at, in (0, 1].
         gossip_steps: gossip steps at each exchange, ≥ 1.
-        noise: share of a step's progress that the noise of full batches costs where σ² = G², ≥ 0; for
-            `small_batches`.
-        least_batch: smallest batch, as a share of the full one, in (0, 1]; for `small_batches`.
+        noise: share of a step's progress that the noise of full batches costs where σ² = G², ≥ 0; for small
+            batches.
+        least_batch: smallest batch, as a share of the full one, in (0, 1]; for small batches.
     """
 
     progress: bool = True
@@ -69,7 +68,6 @@ class Options:
     efficiency: bool = True
     frequency: bool = True
     dense_gossip: bool = True
-    small_batches: bool = False
     evenness: float = 0.25
     time_weight: float = 0.8
     horizon: float | None = None
@@ -97,7 +95,7 @@ def hcef_plus(parameters: SchemeParameters) -> Scheme:
     theta = list_theta(parameters.theta_min)
     # Without progress in the objective nothing says what time and energy are worth.
     time_weight = options.time_weight if options.efficiency and options.progress else None
-    small_batches = options.small_batches and parameters.steps == "local"
+    small_batches = parameters.steps == "small_batches"
 
     def plan(observation: Observation) -> RoundPlan:
         present = observation.conditions.available
@@ -125,7 +123,7 @@ def hcef_plus(parameters: SchemeParameters) -> Scheme:
         plan=lambda state, observation: (plan(observation), state),
         gossip=Gossip(every_edge_round=options.dense_gossip, steps=options.gossip_steps),
         device_overrides=DeviceOverrides(
-            steps="small_batches" if small_batches else "whole" if options.whole_steps else None,
+            steps="whole" if options.whole_steps else None,
             error_feedback=True if options.error_feedback else None,
             kept_energy_at=tuple(theta.tolist()) if options.curve else (),
         ),

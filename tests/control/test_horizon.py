@@ -13,6 +13,7 @@ from cfel.cost import Ledger
 from cfel.experiment import preset_experiment
 from cfel.rounds.dry_run import dry_run
 from cfel.system import Conditions
+from cfel.system.batch_shares import BatchShares
 
 # Full work of τ = 10 steps takes both present devices 30 s and 6 J; 0.3 of it is 9 s, and 3.6 J in all.
 CONDITIONS = Conditions(
@@ -54,6 +55,13 @@ def observation(rounds: Rounds, budget: Budget, at: int = 0, spent: float = 0.0)
 def test_rounds_are_those_that_the_budget_covers(budget: Budget, at: int, spent: float, last: int) -> None:
     seen = observation(Rounds(1000, 1, 10, stop="budget"), budget, at, spent)
     assert limit_to_budget(seen).rounds == Rounds(last, 1, 10, stop="budget")
+
+
+def test_small_batches_are_left_half_of_full_work() -> None:
+    """170.5 s at 15 s of work and 2 s of gossip."""
+    seen = observation(Rounds(1000, 1, 10, stop="budget"), Budget(seconds=170.5))
+    limited = limit_to_budget(replace(seen, small_batches=BatchShares()))
+    assert limited.rounds.global_rounds == 10
 
 
 def test_caps_leave_a_share_of_full_work() -> None:

@@ -17,6 +17,9 @@ from cfel.cost.device import device_joules, device_seconds
 LEAST_SHARE = 0.3
 """Half of what the paper's budgets leave to a round; docs/design.md has the measurements behind it."""
 
+SMALL_BATCH_SHARE = 0.5
+"""The same with small batches, which cannot become arbitrarily small on a device slower than the typical one."""
+
 
 def limit_to_budget(observation: Observation) -> Observation:
     """The observation with the rounds that the budget allows; unchanged if it does not end the run."""
@@ -36,7 +39,7 @@ def _count_rounds(observation: Observation) -> float:
     """How often the budget left covers this global round, its rest at the least share of full work."""
     budget, ledger = observation.budget, observation.ledger
     edge_rounds_left = observation.rounds.edge_rounds - observation.edge_round
-    share = LEAST_SHARE * edge_rounds_left
+    share = (LEAST_SHARE if observation.small_batches is None else SMALL_BATCH_SHARE) * edge_rounds_left
     work_seconds, work_joules = _typical_work(observation)
     elapsed = np.asarray(ledger.elapsed_seconds)
     seconds = float((elapsed + share * work_seconds + observation.gossip_seconds_left).max())

@@ -18,7 +18,7 @@ LEAST_SHARE = 0.3
 """Half of what the paper's budgets leave to a round; docs/design.md has the measurements behind it."""
 
 SMALL_BATCH_SHARE = 0.5
-"""The same with small batches, which cannot become arbitrarily small on a device slower than the typical one."""
+"""The same with small batches: even the smallest take a slow device longer than 0.3 takes a typical one."""
 
 
 def limit_to_budget(observation: Observation) -> Observation:

@@ -33,3 +33,8 @@ def test_an_unknown_variant_is_named() -> None:
 def test_hcef_plus_as_texts_write_it() -> None:
     with pytest.raises(InputError, match=r"HCEF\+ is written hcef_plus$"):
         parse_variants("hcef+")
+
+
+def test_variants_that_contradict_each_other_are_rejected() -> None:
+    with pytest.raises(InputError, match=r"two of its variants contradict"):
+        parse_variants("hcef+whole_steps+small_batches")

@@ -31,7 +31,10 @@ def parse_variants(text: str) -> dict[str, Any]:
         if variant not in VARIANTS:
             hint = "" if variant else "; HCEF+ is written hcef_plus"
             raise InputError(unknown_name(f"scheme {text!r}: variant", variant, VARIANTS) + hint)
-    return {"name": name, **dict(VARIANTS[variant] for variant in variants)}
+    pairs = [VARIANTS[variant] for variant in variants]
+    if len({key for key, _ in pairs}) < len(pairs):
+        raise InputError(f"scheme {text!r}: two of its variants contradict each other")
+    return {"name": name, **dict(pairs)}
 
 
 def name_variants(scheme: Mapping[str, Any]) -> str:

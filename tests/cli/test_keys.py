@@ -33,6 +33,14 @@ def test_as_json(capsys: pytest.CaptureFixture[str]) -> None:
     assert "`" not in json.dumps([row["values"] for row in rows])
 
 
+@pytest.mark.parametrize(("word", "line"), [("SEED", "seed = 0"), ("learning_r", "η > 0.")])
+def test_words_in_any_case_and_keys_without_a_table(
+    word: str, line: str, capsys: pytest.CaptureFixture[str]
+) -> None:
+    assert main(["keys", word]) == 0
+    assert line in capsys.readouterr().out
+
+
 def test_an_unknown_word_is_named(capsys: pytest.CaptureFixture[str]) -> None:
     assert main(["keys", "learning-rate"]) == 2
     assert "no key contains 'learning-rate'" in capsys.readouterr().err

@@ -5,8 +5,15 @@ from typing import Any
 import numpy as np
 import pytest
 
+from cfel.api.theorem import Assumptions, _report_experiment
+from cfel.errors import InputError
+from cfel.learning.local.algorithm import LocalAlgorithm, WholeResult
+from cfel.learning.local.estimates import Estimates
+from cfel.learning.local.parameters import LocalParameters
+from cfel.rounds.estimates import implausible_devices
 from cfel.simulation import PoolExecutor, initial_state, simulate
 from cfel.simulation.state import from_checkpoint, to_checkpoint
+from cfel.system.batch_shares import BatchShares
 from tests.simulation.drive import column, outcomes, timeless, tiny
 
 PLUS = {"scheme": {"name": "hcef_plus"}, "budget": {"share_of_cef": 0.6}}
@@ -75,10 +82,51 @@ def test_small_batches_cost_less_and_all_steps_are_taken() -> None:
     assert last.seconds_realised < 0.9 * full.seconds_realised
 
 
-def test_every_scheme_can_use_small_batches() -> None:
-    """Rounded to samples of a batch of 20, both accounts agree closely, though P2 plans any share."""
-    record = outcomes(tiny({**PLUS, "scheme": {"name": "hcef", "steps": "small_batches"}}))[-1].record
+@pytest.mark.parametrize("overhead", [0.05, 0.4])
+def test_every_scheme_can_use_small_batches(overhead: float) -> None:
+    """P2 plans any share; rounded down to samples, both accounts agree, and budgets hold in both."""
+    scheme = {"name": "hcef", "steps": "small_batches"}
+    experiment = tiny({**PLUS, "scheme": scheme, "local": {"step_overhead": overhead}})
+    world = experiment.build_world()
+    record = outcomes(experiment, world)[-1].record
     assert 0.1 < record.rho_mean < 0.9
     assert record.steps_taken == record.steps_planned
-    assert record.joules_realised == pytest.approx(record.joules_expected, rel=0.1)
-    assert record.joules_realised != record.joules_expected
+    assert record.joules_realised == pytest.approx(record.joules_expected, rel=1e-9)
+    assert record.seconds_realised == pytest.approx(record.seconds_expected, rel=1e-9)
+    assert record.joules_realised <= world.setting.budget.joules * (1 + 1e-9)
+
+
+@pytest.mark.parametrize(
+    ("sections", "words"),
+    [
+        ({"local": {"steps": "small_batches"}}, r"local.steps = 'small_batches'.*set scheme.steps"),
+        (
+            {"local": {"algorithm": "shared_momentum", "schedule": "cosine"}},
+            r"local.schedule = 'cosine': shared momentum",
+        ),
+        (
+            {"scheme": SMALL, "local": {"algorithm": "tests.simulation.test_hcef_plus:own_loop"}},
+            r"scheme.steps = 'small_batches'.*loop of its own",
+        ),
+    ],
+    ids=["local", "schedule", "loop"],
+)
+def test_what_would_not_be_carried_out_is_rejected(sections: dict[str, Any], words: str) -> None:
+    with pytest.raises(InputError, match=words):
+        tiny({**PLUS, **sections})
+
+
+def own_loop(_: LocalParameters) -> LocalAlgorithm:
+    return LocalAlgorithm(train=lambda _: WholeResult({}, 0.0))
+
+
+def test_theorem_1_is_not_about_small_batches() -> None:
+    with pytest.raises(InputError, match=r"Theorem 1 is about steps that are left out"):
+        _report_experiment(tiny({**PLUS, "scheme": SMALL}), Assumptions(initial_gap=2.3))
+
+
+def test_noisy_gradients_of_small_batches_are_possible() -> None:
+    """Its G² is the square of a small batch's gradient minus that batch's noise, ten times the full one's."""
+    honest = [Estimates(1.0, 2.0)] * 8 + [Estimates(1.0, -5.0)]
+    assert implausible_devices(honest) == [8]
+    assert implausible_devices(honest, most_noise=BatchShares(20).most_noise) == []

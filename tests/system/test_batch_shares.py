@@ -11,16 +11,20 @@ from cfel.system.batch_shares import BatchShares
 def test_a_listed_share_is_charged_as_planned(batch: int, overhead: float) -> None:
     shares = BatchShares(batch, overhead)
     listed = shares.list_shares(0.1)
-    np.testing.assert_allclose(shares.charge(listed), listed)
+    np.testing.assert_allclose(shares.round_down(listed), listed)
     assert listed[-1] == pytest.approx(1.0)
     assert (np.diff(listed) > 0).all()
     samples = [shares.count_samples(rho) for rho in listed]
     np.testing.assert_allclose(listed, overhead + (1 - overhead) * np.array(samples) / batch)
-    assert samples[0] == max(1, round(0.1 * batch))
+    np.testing.assert_allclose(shares.find_part(listed), np.array(samples) / batch)
+    assert samples[0] == min(batch, max(2, round(0.1 * batch)))
 
 
-def test_at_least_one_sample_and_at_most_all_are_used() -> None:
+def test_a_share_pays_for_whole_samples() -> None:
+    """Two at least, whatever they cost: one sample has no halves, and batch norm cannot train on it."""
     shares = BatchShares(20, 0.25)
-    assert [shares.count_samples(rho) for rho in (0.0, 0.25, 0.5, 1.0)] == [1, 1, 7, 20]
-    # Less than the fixed part cannot be had: it is charged.
-    assert shares.charge(0.1) == pytest.approx(0.25 + 0.75 / 20)
+    assert [shares.count_samples(rho) for rho in (0.0, 0.25, 0.5, 0.99, 1.0)] == [2, 2, 6, 19, 20]
+    assert shares.least == pytest.approx(0.25 + 0.75 * 2 / 20)
+    assert shares.round_down([0.1, 0.5]).tolist() == pytest.approx([shares.least, 0.25 + 0.75 * 6 / 20])
+    assert shares.most_noise == 10.0
+    assert BatchShares(1).least == 1.0

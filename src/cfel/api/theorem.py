@@ -141,6 +141,7 @@ def _make_landscape(experiment: Experiment, assumed: Assumptions, sigma2: float,
 
 def _report_experiment(experiment: Experiment, assumed: Assumptions) -> TheoremReport:
     reject_buffering(experiment.aggregation, "a dry run")
+    _reject_small_batches(build_scheme(experiment.scheme, experiment.code), experiment)
     landscape = _make_landscape(experiment, assumed, ASSUMED, ASSUMED)
     setting = experiment.build_setting()
     survives = setting.scheme.gossip.compute_contraction(setting.backhaul.zeta)
@@ -169,6 +170,7 @@ def _report_run(path: Path, assumed: Assumptions, code: CodePolicy) -> TheoremRe
         raise InputError(f"{path}: the run has finished no round yet, so there are no plans to look at")
     reject_buffering(experiment.aggregation, "Theorem 1")
     scheme, fleet = build_scheme(experiment.scheme, experiment.code), run.fleet()
+    _reject_small_batches(scheme, experiment)
     survives = scheme.gossip.compute_contraction(_compute_zeta(experiment, fleet))
     lengths = _count_between_gossip(experiment.rounds, scheme)
     means = (float(np.mean([getattr(each, name) for each in records])) for name in ("sigma2", "g2"))
@@ -191,6 +193,11 @@ def _report_run(path: Path, assumed: Assumptions, code: CodePolicy) -> TheoremRe
         bound=combine_terms(landscape, lengths, survives, [each.terms for each in rounds]),
         rounds=tuple(rounds),
     )
+
+
+def _reject_small_batches(scheme: Scheme, experiment: Experiment) -> None:
+    if "small_batches" in (scheme.device_overrides.steps, experiment.local.steps):
+        raise InputError("scheme.steps = 'small_batches': Theorem 1 is about steps that are left out")
 
 
 def _count_between_gossip(rounds: Rounds, scheme: Scheme) -> Rounds:

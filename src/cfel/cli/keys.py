@@ -36,17 +36,18 @@ def run(arguments: argparse.Namespace) -> int:
     found = [
         (table, when, chosen)
         for table, when, entries in list_tables()
-        if (chosen := [each for each in entries if arguments.word in f"{table}.{each.key}"])
+        if (chosen := [each for each in entries if arguments.word.lower() in _join(table, each)])
     ]
     if not found:
         raise InputError(f"no key contains {arguments.word!r}; `cfel keys` lists all of them")
     if arguments.json:
-        rows = [(f"{table}.{each.key}", when, each) for table, when, entries in found for each in entries]
+        rows = [(_join(table, each), when, each) for table, when, entries in found for each in entries]
         print_json([{"key": key, "when": when, **_describe(each)} for key, when, each in rows])
         return 0
     console = Console(highlight=False)
     for table, when, entries in found:
-        console.print(f"[bold]{escape(f'[{table}]')}[/]{f'  {when}' if when else ''}")
+        title = f"[bold]{escape(f'[{table}]')}[/]  " if table else ""
+        console.print(f"{title}{when}")
         for each in entries:
             _print_entry(console, each)
         console.print()
@@ -66,3 +67,7 @@ def _describe(entry: KeyEntry) -> dict[str, str]:
 def _plain(text: str) -> str:
     """The text without the marks of code, which Markdown needs."""
     return text.replace("`", "")
+
+
+def _join(table: str, entry: KeyEntry) -> str:
+    return f"{table}.{entry.key}" if table else entry.key

@@ -121,6 +121,10 @@ def build_problem(
     seconds, joules = np.full(observation.clusters, np.inf), np.inf
     if within_budget:
         seconds, joules = observation.caps()
+    if observation.small_batches is not None:
+        least = observation.small_batches.least
+        low, high = (np.maximum(bound, least) for bound in bounds.rho)
+        bounds = Bounds(rho=(low, high), theta=bounds.theta)
     return RoundProblem(
         tau=observation.rounds.local_steps,
         sigma2=sigma2,

@@ -41,6 +41,7 @@ from cfel.learning.data.partition import partition
 from cfel.learning.device_messages import DeviceState
 from cfel.learning.edge_optimisers import build_rules
 from cfel.learning.edge_rule import EdgeRules
+from cfel.learning.local.algorithm import LocalAlgorithm
 from cfel.learning.local.algorithms import build_algorithm
 from cfel.learning.local.parameters import LocalParameters, TrainingParameters
 from cfel.learning.models.builders import BUILTIN as MODELS
@@ -159,8 +160,33 @@ class Experiment:
             raise InputError(f"compression.kind = 'none': {reason}; choose a compressor")
         augmentation(self.data.augment, self.code)
         self.build_edge_rules()
-        check_buffering(self.aggregation, self.simulation, build_algorithm(self.local, self.code))
-        build_scheme(self.scheme, self.code)
+        algorithm, overrides = build_algorithm(self.local, self.code), self._build_overrides()
+        check_buffering(self.aggregation, self.simulation, algorithm)
+        self._check_steps(algorithm, overrides)
+
+    def _build_overrides(self) -> DeviceOverrides:
+        return build_scheme(self.scheme, self.code).device_overrides
+
+    def _check_steps(self, algorithm: LocalAlgorithm, overrides: DeviceOverrides) -> None:
+        """Rejects ways of taking steps that the scheme or the algorithm would not carry out."""
+        steps = overrides.steps or self.local.steps
+        if self.local.steps == "small_batches" and steps != "small_batches":
+            raise InputError(
+                f"local.steps = 'small_batches': scheme {self.scheme.name!r} plans in other steps; set "
+                "scheme.steps = 'small_batches' instead"
+            )
+        if steps == "small_batches" and algorithm.train is not None:
+            raise InputError(
+                f"scheme.steps = 'small_batches': algorithm {self.local.algorithm!r} has a loop of its own, "
+                "which draws its own batches"
+            )
+        feedback = overrides.error_feedback or self.compression.error_feedback
+        falls = self.local.schedule != "constant"
+        if self.local.algorithm == "shared_momentum" and feedback and falls:
+            raise InputError(
+                f"local.schedule = {self.local.schedule!r}: shared momentum would take updates that error "
+                "feedback sends late for momentum at the present rate; use a constant rate"
+            )
 
     def change(self, changes: Mapping[str, Any]) -> "Experiment":
         """The experiment with some keys changed.

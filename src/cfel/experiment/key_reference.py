@@ -12,7 +12,7 @@ from typing import Any, Literal, Union, get_args, get_origin, get_type_hints
 
 from cfel.control.schemes.hcef_plus import Options
 from cfel.experiment.fleet_section import CONDITIONS
-from cfel.experiment.tables import SECTIONS
+from cfel.experiment.tables import PRESETS, SECTIONS
 from cfel.system import Availability, DeviceClass
 
 _ENTRY = re.compile(r"^ {4}(?P<names>\w+(?:, \w+)*): (?P<text>.*)$")
@@ -41,8 +41,16 @@ class KeyEntry:
     meaning: str
 
 
+_TOP = (
+    KeyEntry("preset", ", ".join(f"`{name}`" for name in PRESETS), "`demo`", "What other keys default to."),
+    KeyEntry("name", "text", "the preset's", "Of the experiment, in tables and reports."),
+    KeyEntry("seed", "whole number", "`0`", "Of every random stream."),
+)
+
+
 def list_tables() -> Iterator[tuple[str, str, list[KeyEntry]]]:
     """Every table of an experiment file: its name, when it applies, and its keys."""
+    yield "", "at the top of the file", list(_TOP)
     for name, parameters in SECTIONS.items():
         yield name, "", list_keys(parameters, _TABLES.get(name, ()))
         if name == "fleet":
@@ -97,7 +105,8 @@ def find_meaning(documented: type, entry: Field[Any], meanings: Mapping[str, str
     if entry.name not in meanings:
         raise UndocumentedError(f"{documented.__qualname__}.{entry.name}: `Attributes:` does not mention it")
     text = meanings[entry.name]
-    return f"{text[0].upper()}{text[1:]}"
+    # A Greek letter is a symbol.
+    return f"{text[0].upper()}{text[1:]}" if text[0].isascii() else text
 
 
 def describe_type(hint: Any) -> str:  # noqa: ANN401 — a type hint has no type

@@ -135,6 +135,8 @@ class RoundPlanner:
             np.inf if time_budget is None else time_budget, np.inf if energy_budget is None else energy_budget
         )
         parameters = SchemeParameters(name=scheme, steps="whole") if isinstance(scheme, str) else scheme
+        if parameters.steps == "small_batches":
+            raise InputError("scheme.steps = 'small_batches': Flower's clients are asked for whole steps")
         self._scheme = build_scheme(parameters)
         self._state = self._scheme.init()
         self.kept_energy_at = self._scheme.device_overrides.kept_energy_at

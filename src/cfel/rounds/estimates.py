@@ -36,21 +36,26 @@ def needs_estimates(estimator: str, known: Sequence[Estimates | None]) -> bool:
     return estimator == "fresh" or all(each is None for each in known)
 
 
-def combine_estimates(known: Sequence[Estimates | None], present: BoolArray | None = None) -> FleetEstimates:
+def combine_estimates(
+    known: Sequence[Estimates | None], present: BoolArray | None = None, most_noise: float = 1.0
+) -> FleetEstimates:
     """Every device's σ² and G²; the mean of the others where a device has none or implausible ones.
 
     Args:
         known: every device's newest.
         present: the devices that the plan is for; None for all.
+        most_noise: variance of the smallest batch that G² may come from, in σ² of a full one.
     """
     both = _both(known)
-    strange, influential = _find_implausible(both, present)
+    strange, influential = _find_implausible(both, present, most_noise)
     missing = np.isnan(both[:, 0]) | strange | influential
     both[missing] = 0.0 if missing.all() else both[~missing].mean(axis=0)
     return FleetEstimates(both[:, 0], both[:, 1], _mean_kept_energy(known))
 
 
-def implausible_devices(known: Sequence[Estimates | None], present: BoolArray | None = None) -> list[int]:
+def implausible_devices(
+    known: Sequence[Estimates | None], present: BoolArray | None = None, most_noise: float = 1.0
+) -> list[int]:
     """The devices to report: their estimates are impossible, or would rule the plans of many.
 
     Of few devices, an honest one rules the plans in a few rounds of a hundred. It counts as the mean of the
@@ -59,9 +64,10 @@ def implausible_devices(known: Sequence[Estimates | None], present: BoolArray | 
     Args:
         known: every device's newest.
         present: the devices that the plan is for; None for all.
+        most_noise: as for `combine_estimates`.
     """
     both = _both(known)
-    strange, influential = _find_implausible(both, present)
+    strange, influential = _find_implausible(both, present, most_noise)
     many = np.count_nonzero(~np.isnan(both[:, 0])) >= _FEW_DEVICES
     found: list[int] = np.flatnonzero(strange | influential if many else strange).tolist()
     return found
@@ -82,17 +88,19 @@ def most_influence(devices: int, others_ratio: float) -> float:
     return min(max(4.0, 2.5 * others_ratio) / devices, 1.0)
 
 
-def _find_implausible(both: FloatArray, present: BoolArray | None) -> tuple[BoolArray, BoolArray]:
+def _find_implausible(
+    both: FloatArray, present: BoolArray | None, most_noise: float
+) -> tuple[BoolArray, BoolArray]:
     """Estimates that no honest device has, and those that would rule the plans."""
     reported = ~np.isnan(both[:, 0])
-    strange = reported & (_are_impossible(both) | _are_far(both))
+    strange = reported & (_are_impossible(both, most_noise) | _are_far(both))
     counted = reported & ~strange if present is None else reported & ~strange & present
     return strange, _find_influential(both, counted)
 
 
-def _are_impossible(both: FloatArray) -> BoolArray:
-    """Both estimators subtract at most σ² from a square, so G² is never less than −σ²."""
-    impossible: BoolArray = both[:, 1] < -both[:, 0]
+def _are_impossible(both: FloatArray, most_noise: float) -> BoolArray:
+    """Estimators subtract at most the σ² of their batch from a square, so G² is never below minus that."""
+    impossible: BoolArray = both[:, 1] < -most_noise * both[:, 0]
     return impossible
 
 

@@ -169,6 +169,10 @@ def plan_edge_round(
         plan = replace(plan, sigma2=sigma2, g2=g2)
     if plan.weight is None:
         plan = replace(plan, weight=observation.conditions.weight)
+    if setting.small_batches is not None:
+        # Every scheme is charged for whole samples, in both accounts.
+        whole = np.where(plan.rho > 0, setting.small_batches.round_down(plan.rho), 0.0)
+        plan = replace(plan, rho=whole)
     return plan, replace(control, scheme=scheme)
 
 

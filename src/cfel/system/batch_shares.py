@@ -2,7 +2,7 @@
 
 A step on b of B samples costs o + (1 − o)·b/B of a step on all of them, in time and energy: o is what it
 costs to start a step, whatever its batch. So ρ means the same to plans and accounts as where steps are left
-out, and only the device translates it into samples. Plans, devices and accounts round in the same way.
+out. `rounds.kernel` rounds every plan down to whole samples, so that what is planned is what happens.
 """
 
 from dataclasses import dataclass
@@ -19,6 +19,10 @@ DEFAULT_OVERHEAD = 0.05
 _SHARES = (0.1, 0.15, 0.2, 0.25, 0.3, 0.35, 0.4, 0.5, 0.6, 0.7, 0.8, 0.9, 1.0)
 
 
+# Estimates of σ² compare two halves of a batch, and batch norm needs two samples.
+_LEAST_SAMPLES = 2
+
+
 @dataclass(frozen=True, slots=True)
 class BatchShares:
     """What a share ρ of a step is in samples, and what samples cost.
@@ -31,13 +35,27 @@ class BatchShares:
     batch: int = 50
     overhead: float = DEFAULT_OVERHEAD
 
-    def count_samples(self, rho: float) -> int:
-        """The samples that cost a share ρ of a full step: the nearest number, at least one."""
-        return int(self._round(rho))
+    @property
+    def least(self) -> float:
+        """The share ρ that the smallest possible batch costs."""
+        return float(self._price(self._count(0.0)))
 
-    def charge(self, rho: ArrayLike) -> FloatArray:
-        """What a step costs that was asked for as a share ρ, in full steps; one entry per device."""
-        return self._price(self._round(rho))
+    @property
+    def most_noise(self) -> float:
+        """By what factor the noise of the smallest possible batch exceeds that of the full one."""
+        return self.batch / float(self._count(0.0))
+
+    def count_samples(self, rho: float) -> int:
+        """The samples that a share ρ pays for, at least two (or all, of a batch of one)."""
+        return int(self._count(rho))
+
+    def round_down(self, rho: ArrayLike) -> FloatArray:
+        """The shares that whole samples cost: at most ρ, unless even the smallest batch costs more."""
+        return self._price(self._count(rho))
+
+    def find_part(self, rho: ArrayLike) -> FloatArray:
+        """The part of its batch that a share ρ pays for, in (0, 1]."""
+        return self._count(rho) / self.batch
 
     def list_shares(self, least: float) -> FloatArray:
         """The shares ρ of the batch sizes to choose from, ascending.
@@ -46,12 +64,13 @@ class BatchShares:
             least: smallest batch, as a share of the full one.
         """
         chosen = [least, *(share for share in _SHARES if share > least)]
-        samples = np.maximum(1.0, np.rint(np.multiply(chosen, self.batch)))
+        samples = np.clip(np.rint(np.multiply(chosen, self.batch)), self._count(0.0), self.batch)
         return self._price(np.unique(samples))
 
-    def _round(self, rho: ArrayLike) -> FloatArray:
+    def _count(self, rho: ArrayLike) -> FloatArray:
         samples = (np.asarray(rho, dtype=np.float64) - self.overhead) / (1 - self.overhead) * self.batch
-        return np.asarray(np.clip(np.rint(samples), 1.0, self.batch))
+        # What is left of rounding must not cost a sample.
+        return np.asarray(np.clip(np.floor(samples + 1e-6), min(_LEAST_SAMPLES, self.batch), self.batch))
 
     def _price(self, samples: FloatArray) -> FloatArray:
         return np.asarray(self.overhead + (1 - self.overhead) * samples / self.batch)

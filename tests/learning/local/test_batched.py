@@ -120,3 +120,18 @@ def test_what_cannot_run_side_by_side_is_rejected(
             [DeviceState()] * 2,
             workspace(digits_task),
         )
+
+
+def test_small_batches_of_unequal_size_are_augmented_alike(
+    workspace: Build, order: Make, spread: Spread, image_task: Task
+) -> None:
+    """What is drawn for a batch depends on its size, and must not on that of others in the group."""
+    task = Task(image_task.data, image_task.model, augment=crop_and_flip(1))
+    scratch = workspace(task, "none", batch=20, steps="small_batches")
+    model, devices = initial_model(task, 0), spread(task, 4)
+    orders = [order(model, n, rho=rho) for n, rho in enumerate((0.3, 0.5, 0.7, 1.0))]
+    pairs = zip(orders, devices, strict=True)
+    alone = [device_update(asked, own, DeviceState(), scratch)[0] for asked, own in pairs]
+    together = device_updates_batched(orders, devices, [DeviceState()] * 4, scratch)
+    for one, (two, _) in zip(alone, together, strict=True):
+        torch.testing.assert_close(dense(one), dense(two), rtol=1e-3, atol=1e-5)

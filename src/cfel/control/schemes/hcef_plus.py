@@ -3,7 +3,7 @@
 P2 takes top-k's error to be (1 − θ)‖x‖² and has no term for progress, so it sends nearly everything and
 leaves time unused. Here a step counts as progress, what an upload loses is measured, and what compression
 drops is sent later. `docs/explanations/hcef-plus.md` has the derivation and the measured effect of every
-switch. What each does is said at `Options`. With `scheme.steps = "small_batches"`, devices take all steps, on
+switch; `Options` says what each does. With `scheme.steps = "small_batches"`, devices take all steps, on
 batches as small as the noise allows, instead of leaving steps out.
 """
 
@@ -102,17 +102,19 @@ def hcef_plus(parameters: SchemeParameters) -> Scheme:
         if not present.any():
             return make_empty_plan(len(present))
         tau = observation.rounds.local_steps
+        shares = observation.small_batches or BatchShares()
         if small_batches:
-            # On a part of its batch a step costs as much as a part of a step.
-            steps = tau * (observation.small_batches or BatchShares()).list_shares(options.least_batch)
+            # On a part of its batch, a step costs as much as a part of a step.
+            listed = shares.list_shares(options.least_batch)
+            steps = tau * listed[listed >= min(parameters.rho_min, 1.0)]
         else:
             steps = list_steps(parameters.rho_min, tau)
         bounds = Bounds(rho=(steps[0] / tau, 1.0), theta=(float(theta[0]), 1.0))
         problem = build_problem(observation, parameters, bounds)
         kept = estimate_contraction(theta, observation.kept_energy if options.curve else theta)
         count, share = pair_up(steps, theta)
-        noise = _estimate_noise(options, problem) if small_batches else None
-        cost = _pair_costs(options, problem, count / tau, kept[share], noise)
+        part = shares.find_part(count / tau) if small_batches else None
+        cost = _pair_costs(options, problem, count / tau, kept[share], part)
         slow_clocks = options.frequency and not observation.full_clocks
         table = StepTable(count, theta[share], cost, options.least_speed if slow_clocks else 1.0)
         solution = solve_whole_steps(problem, table, time_weight)
@@ -131,28 +133,24 @@ def hcef_plus(parameters: SchemeParameters) -> Scheme:
     )
 
 
-def _estimate_noise(options: Options, problem: RoundProblem) -> float:
-    """ν, the share of a step's progress that the noise of a full batch costs; at most all of it."""
-    return min(1.0, options.noise * problem.sigma2 / problem.g2) if problem.g2 else 1.0
-
-
 def _pair_costs(
-    options: Options, problem: RoundProblem, rho: FloatArray, kept: FloatArray, noise: float | None
+    options: Options, problem: RoundProblem, rho: FloatArray, kept: FloatArray, part: FloatArray | None
 ) -> FloatArray:
     """The objective of every pair (k, θ), given its ρ = k/τ and κ(θ).
 
     With error feedback nothing is lost, it arrives later: by (1 − κ)/κ edge rounds on average. That delay,
     relative to the horizon, reduces what a step is worth. Without it, a share 1 − κ of the update is lost.
 
-    With a noise ν, all steps are taken, and ρ is the share of their batches. Noise is inversely proportional
-    to the batch, so that what a step is worth falls from 1 to 1 + ν − ν/ρ.
+    With small batches all steps are taken, on a part of each batch. Noise is inversely proportional to the
+    batch, so that a step is worth 1 + ν − ν/part, where ν is what the noise of a full batch costs.
     """
     if not options.progress:
         scale = problem.sigma2 + problem.g2 or 1.0
         return problem.noise_weight * (2.0 - kept) * rho + 3.0 * problem.g2 / scale * (1.0 - rho) ** 2
-    horizon = options.horizon or (HORIZON if noise is None else SMALL_BATCH_HORIZON)
+    horizon = options.horizon or (HORIZON if part is None else SMALL_BATCH_HORIZON)
     delayed = np.maximum(1.0 - (1.0 - kept) / (kept * horizon), 0.0)
     value = delayed if options.error_feedback else kept
-    if noise is not None:
-        return -(1.0 + noise - noise / rho) * value
-    return options.evenness * (1.0 - rho) ** 2 - rho * value
+    if part is None:
+        return options.evenness * (1.0 - rho) ** 2 - rho * value
+    noise = min(1.0, options.noise * problem.sigma2 / problem.g2) if problem.g2 else 1.0
+    return -np.maximum(1.0 + noise - noise / part, 0.0) * value

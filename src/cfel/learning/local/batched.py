@@ -19,7 +19,7 @@ from cfel.arrays import BoolArray, IntArray
 from cfel.errors import InputError
 from cfel.learning.device_messages import DeviceOrder, DeviceReport, DeviceState
 from cfel.learning.local.estimates import Estimates, estimate_from_halves, scale_noise
-from cfel.learning.local.iterations import choose_iterations, cut_batch, draw_batches
+from cfel.learning.local.iterations import choose_iterations, count_samples, draw_batches
 from cfel.learning.local.workspace import Workspace
 from cfel.learning.models.personal import PARAMETERS
 from cfel.learning.roles import finish_update
@@ -117,12 +117,8 @@ def _draw_schedule(
     orders: Sequence[DeviceOrder], data: Sequence[DeviceData], workspace: Workspace
 ) -> _Schedule:
     local, batch, tau = workspace.local, workspace.training.batch, orders[0].tau
-    sizes = np.array(
-        [
-            cut_batch(local, order.rho, min(batch, own.samples))
-            for order, own in zip(orders, data, strict=True)
-        ]
-    )
+    pairs = zip(orders, data, strict=True)
+    sizes = np.array([count_samples(workspace.training, order.rho, own.samples) for order, own in pairs])
     rows = np.empty((len(orders), tau, int(sizes.max())), dtype=np.int64)
     taken = np.empty((len(orders), tau), dtype=np.bool_)
     for n, (order, own) in enumerate(zip(orders, data, strict=True)):
@@ -160,10 +156,10 @@ def _train(
             gradient, loss, scatter = _compute_by_halves(now, inputs, targets, sizes, workspace)
             whole = gradient[:, : workspace.flat.shared.parameters].double().square().sum(1)
             for row in np.flatnonzero(fresh):
-                samples = data[active[row]].samples
-                found = estimate_from_halves(float(scatter[row]), float(whole[row]), int(sizes[row]), samples)
+                samples, size = data[active[row]].samples, int(sizes[row])
+                found = estimate_from_halves(float(scatter[row]), float(whole[row]), size, samples)
                 full = min(workspace.training.batch, samples)
-                estimates[active[row]] = scale_noise(found, used=int(sizes[row]), full=full, samples=samples)
+                estimates[active[row]] = scale_noise(found, used=size, full=full)
         else:
             gradient, loss = _compute_gradients(
                 now, inputs, targets, _weigh_samples(sizes, inputs), workspace
@@ -189,13 +185,12 @@ def _load_batch(
     targets = source.train_targets.index_select(0, places).to(workspace.device)
     shape = (active.size, -1)
     if workspace.task.augment is not None:
-        pieces = inputs.view(*shape, *inputs.shape[1:])
-        inputs = torch.cat(
-            [
-                workspace.task.augment(pieces[row], orders[n].stream("augmentation", iteration))
-                for row, n in enumerate(active)
-            ]
-        )
+        pieces = inputs.view(*shape, *inputs.shape[1:]).clone()
+        for row, n in enumerate(active):
+            # Without the padding: what is drawn depends on the number of samples.
+            own, draw = pieces[row, : schedule.sizes[n]], orders[n].stream("augmentation", iteration)
+            own.copy_(workspace.task.augment(own.clone(), draw))
+        inputs = pieces.flatten(0, 1)
     inputs = source.scale(inputs)
     return inputs.view(*shape, *inputs.shape[1:]), targets.view(*shape, *targets.shape[1:])
 

@@ -170,17 +170,12 @@ def estimate_from_halves(scatter: float, mean_squared: float, batch: int, sample
     return Estimates(sigma2, mean_squared - sigma2)
 
 
-def scale_noise(estimates: Estimates, *, used: int, full: int, samples: int) -> Estimates:
+def scale_noise(estimates: Estimates, *, used: int, full: int) -> Estimates:
     """The same estimates with σ² of a full batch, from those of a smaller one.
 
     Args:
         estimates: from `used` samples, by halves.
         used: samples they come from.
         full: samples of a full batch, at least as many.
-        samples: n, samples of the device.
     """
-    if used == full:
-        return estimates
-    # σ² = (1 − B/n)·v, and v is inversely proportional to B.
-    sigma2 = estimates.sigma2 * used / full * (1 - full / samples) / (1 - used / samples)
-    return replace(estimates, sigma2=sigma2)
+    return estimates if used == full else replace(estimates, sigma2=estimates.sigma2 * used / full)

@@ -8,7 +8,7 @@ A skipped iteration changes neither the model nor what the device remembers.
 import numpy as np
 
 from cfel.arrays import BoolArray, IntArray
-from cfel.learning.local.parameters import LocalParameters, StepRule
+from cfel.learning.local.parameters import StepRule, TrainingParameters
 from cfel.system.batch_shares import BatchShares
 
 
@@ -23,7 +23,7 @@ def choose_iterations(rule: StepRule, rho: float, tau: int, draw: np.random.Gene
     """
     uniforms = draw.random(tau)
     if rule == "small_batches":
-        return np.ones(tau, dtype=np.bool_)
+        return np.full(tau, rho > 0)
     if rule == "bernoulli":
         return np.asarray(uniforms < rho)
     # An iteration runs where the line ρ·t + u passes an integer: ⌊ρτ⌋ or ⌈ρτ⌉ times, ρτ on average.
@@ -35,11 +35,12 @@ def choose_iterations(rule: StepRule, rho: float, tau: int, draw: np.random.Gene
     return np.asarray(np.diff(marks) > 0)
 
 
-def cut_batch(local: LocalParameters, rho: float, size: int) -> int:
-    """How many samples of a batch of `size` a step uses: with small batches, those that cost a share ρ."""
+def count_samples(training: TrainingParameters, rho: float, samples: int) -> int:
+    """How many samples each step of a device uses: a batch, or with small batches what ρ pays for."""
+    local, size = training.local, min(training.batch, samples)
     if local.steps != "small_batches":
         return size
-    return BatchShares(size, local.step_overhead).count_samples(rho)
+    return min(size, BatchShares(training.batch, local.step_overhead).count_samples(rho))
 
 
 def draw_batches(samples: int, batch: int, count: int, draw: np.random.Generator) -> IntArray:

@@ -18,7 +18,7 @@ from cfel.learning.edge_rule import read_memory
 from cfel.learning.local.algorithm import LocalRun, Memory, Step
 from cfel.learning.local.estimates import Estimates, Scatter, estimate_from_batches, scale_noise, squared_norm
 from cfel.learning.local.half_batch_estimates import compute_gradient_and_estimates
-from cfel.learning.local.iterations import choose_iterations, cut_batch, draw_batches
+from cfel.learning.local.iterations import choose_iterations, count_samples, draw_batches
 from cfel.learning.local.whole_run import train_whole
 from cfel.learning.local.workspace import Workspace
 from cfel.learning.models.flat import FlatModel
@@ -45,7 +45,7 @@ def train(
         return *train_whole(order, int(taken.sum()), workspace), _open_run(order, memory, workspace)
     # All τ batches, also of skipped iterations: schemes that differ in ρ then see the same batches.
     batches = draw_batches(data.samples, workspace.training.batch, order.tau, order.stream("batches"))
-    batches = batches[:, : cut_batch(local, order.rho, batches.shape[1])]
+    batches = batches[:, : count_samples(workspace.training, order.rho, data.samples)]
     run = _open_run(order, memory, workspace)
     take_step = _make_step(run, memory, workspace)
     estimates: Estimates | None = None
@@ -64,16 +64,15 @@ def train(
             estimates = _estimate_aside(order, data, workspace)
         with workspace.seed_model(partial(order.key, "model", iteration)):
             if estimating and halves:
-                gradient, loss, estimates = compute_gradient_and_estimates(
+                gradient, loss, found = compute_gradient_and_estimates(
                     inputs, targets, data.samples, workspace
                 )
+                full = min(workspace.training.batch, data.samples)
+                estimates = scale_noise(found, used=len(targets), full=full)
             else:
                 gradient, loss = workspace.compute_gradient(inputs, targets)
         if local.clip_gradient is not None:
             clip_gradient(gradient, local.clip_gradient)
-        if estimates is not None and not losses and local.steps == "small_batches":
-            full = min(workspace.training.batch, data.samples)
-            estimates = scale_noise(estimates, used=len(targets), full=full, samples=data.samples)
         take_step(gradient)
         run.steps += 1
         losses.append(loss)

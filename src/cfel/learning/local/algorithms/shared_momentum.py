@@ -3,8 +3,9 @@
 A device's own momentum carries the noise of its batches and the bias of its data from edge round to edge
 round, and pulls its model away from the others' in every step. Averaging momentum along with the models
 removes both. Nothing more has to be uploaded: −Δ/(Kη), the mean update Δ over the mean number of steps K and
-the learning rate, is the mean momentum along the edge round. The edge server keeps it, sends it to devices
-with the model, and mixes it with its neighbours' in gossip, where it is charged.
+the learning rate, is the mean momentum along the edge round, as far as it is sent. The edge server keeps it,
+sends it to devices with the model, and mixes it with its neighbours' in gossip, where it is charged. What
+error feedback sends late counts as momentum of the present, so that the learning rate must not fall then.
 
 Yu, Jin, Yang: On the linear speedup analysis of communication efficient momentum SGD for distributed
 non-convex optimization, ICML 2019, average momentum, too, but upload it. Xu, Wang, Wang, Yao: FedCM, 2021,

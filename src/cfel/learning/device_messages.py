@@ -26,7 +26,7 @@ class DeviceOrder:
         global_round: l, from 0.
         edge_round: r, from 0.
         device: the device's id, from 0.
-        rho: share of iterations to take, in [0, 1].
+        rho: share of iterations to take, or of the computing of all of them, in [0, 1].
         theta: share of a full upload, in (0, 1].
         tau: local iterations, ≥ 1.
         model: the edge model to start from.

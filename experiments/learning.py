@@ -2,17 +2,19 @@
 
     python experiments/learning.py OUT TARGET [PLACE]
 
-Accuracies are of held-out training samples after the last round. Gains are in realised time and energy to
-TARGET, over the same scheme without the change, as geometric means over seeds. With PLACE, logs and table are
-copied there.
+Accuracies are of held-out training samples when the first of both budgets is used up. Gains are in realised
+time and energy to TARGET, over the same scheme without the change, as geometric means over seeds. With PLACE,
+logs and table are copied there.
 """
 
+import math
 import sys
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 from statistics import mean
 
 from cfel.report import Run, load_runs, write_summary
+from cfel.report.crossing import find_accuracy_at_budget
 from cfel.report.summary import geometric_mean, measure
 from cfel.reproduce.copy_results import copy_results
 
@@ -25,15 +27,18 @@ def compare_runs(plain: Sequence[Run], changed: Sequence[Run], target: float) ->
     """Final accuracy of the changed runs, and their gains over the plain ones with the same seeds."""
     before = {run.seed: measure(run, target) for run in plain}
     after = {run.seed: measure(run, target) for run in changed}
-    found: dict[str, float | None] = {
-        "final_accuracy": mean(float(values["final_accuracy"] or 0.0) for values in after.values())
-    }
+    found: dict[str, float | None] = {"accuracy_at_budget": mean(map(_find_accuracy, changed))}
     for cost in COSTS:
         ratios = [
             _divide(before[seed][cost], values[cost]) for seed, values in after.items() if seed in before
         ]
         found[cost.replace("_to_target", "_gain")] = geometric_mean(ratios)
     return found
+
+
+def _find_accuracy(run: Run) -> float:
+    seconds, joules = run.fleet.seconds_budget or math.inf, run.fleet.joules_budget or math.inf
+    return find_accuracy_at_budget(run.records, seconds, joules)
 
 
 def _divide(reference: float | None, own: float | None) -> float | None:
@@ -68,7 +73,7 @@ def format_table(rows: Mapping[str, Row]) -> str:
         cells = [f"`{change}`"]
         for scheme in SCHEMES:
             values = row.get(scheme)
-            accuracy = None if values is None else values["final_accuracy"]
+            accuracy = None if values is None else values["accuracy_at_budget"]
             cells.append("–" if accuracy is None else f"{100 * accuracy:.1f} %")
             gains = [None if values is None else values[f"{name}_gain"] for name in ("seconds", "joules")]
             cells.append(", ".join("–" if gain is None else f"{gain:.2f}×" for gain in gains))

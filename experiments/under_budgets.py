@@ -18,6 +18,7 @@ from typing import Any
 import numpy as np
 
 from cfel.report import Run, summarise, write_summary
+from cfel.report.crossing import find_accuracy_at_budget
 from cfel.report.load import find_runs, load_run
 from cfel.report.summary import confidence_half_width
 from cfel.reproduce.copy_results import copy_results
@@ -28,21 +29,17 @@ def load_rows(out: Path) -> tuple[Run, ...]:
     return tuple(replace(load_run(path), scheme=path.parent.name) for path in find_runs(out))
 
 
-def find_accuracy_at_budget(run: Run) -> float:
+def find_accuracy(run: Run) -> float:
     """The accuracy when the first of both budgets is used up, or at the end of the run if none is."""
     seconds, joules = run.fleet.seconds_budget or np.inf, run.fleet.joules_budget or np.inf
-    evaluated = [(record, record.accuracy) for record in run.records if record.accuracy is not None]
-    used = [max(each.seconds_realised / seconds, each.joules_realised / joules) for each, _ in evaluated]
-    return float(np.interp(1.0, used, [accuracy for _, accuracy in evaluated]))
+    return find_accuracy_at_budget(run.records, seconds, joules)
 
 
 def summarise_rows(runs: Sequence[Run], target: float) -> dict[str, Any]:
     """What `summarise` finds, with every row's accuracy at the budget by seed."""
     document = summarise(runs, target)
     for name, row in document["schemes"].items():
-        row["accuracy_at_budget"] = {
-            str(run.seed): find_accuracy_at_budget(run) for run in runs if run.scheme == name
-        }
+        row["accuracy_at_budget"] = {str(run.seed): find_accuracy(run) for run in runs if run.scheme == name}
     return document
 
 

@@ -45,9 +45,9 @@ def test_accuracy_at_the_budget_is_interpolated(tmp_path: Path) -> None:
     middle = (before.seconds_realised + after.seconds_realised) / 2
     halved = replace(run, fleet=replace(run.fleet, seconds_budget=middle, joules_budget=None))
     expected = (before.accuracy + after.accuracy) / 2
-    assert script["find_accuracy_at_budget"](halved) == pytest.approx(expected)
+    assert script["find_accuracy"](halved) == pytest.approx(expected)
     unlimited = replace(run, fleet=replace(run.fleet, seconds_budget=None, joules_budget=None))
-    assert script["find_accuracy_at_budget"](unlimited) == run.records[-1].accuracy
+    assert script["find_accuracy"](unlimited) == run.records[-1].accuracy
 
 
 def test_a_row_that_misses_the_target_has_no_costs(tmp_path: Path) -> None:

@@ -11,6 +11,8 @@ from collections.abc import Sequence
 from itertools import pairwise
 from typing import NamedTuple
 
+import numpy as np
+
 from cfel.runlog import RoundRecord
 
 
@@ -40,6 +42,21 @@ def find_crossing(records: Sequence[RoundRecord], target: float) -> Crossing | N
             share = (target - low) / (high - low)
             return Crossing(*(a + share * (b - a) for a, b in zip(before, after, strict=True)))
     return None
+
+
+def find_accuracy_at_budget(records: Sequence[RoundRecord], seconds: float, joules: float) -> float:
+    """The accuracy when the first of two budgets was used up, realised and interpolated between rounds.
+
+    A run that ends before has its last accuracy; one that uses a budget up before it is evaluated, its first.
+
+    Args:
+        records: of the run, at least one of them evaluated.
+        seconds: a budget, infinite where there is none.
+        joules: likewise.
+    """
+    evaluated = [(record, record.accuracy) for record in records if record.accuracy is not None]
+    used = [max(each.seconds_realised / seconds, each.joules_realised / joules) for each, _ in evaluated]
+    return float(np.interp(1.0, used, [accuracy for _, accuracy in evaluated]))
 
 
 def _costs(record: RoundRecord) -> Crossing:

@@ -30,6 +30,7 @@ from cfel.experiment.fill_in import change_document, fill_in
 from cfel.experiment.fleet_section import reject_short_trace
 from cfel.experiment.python_parts import Part
 from cfel.experiment.sections import BudgetParameters, CompressionParameters, DataParameters, ModelParameters
+from cfel.experiment.step_checks import check_steps
 from cfel.experiment.tables import parse_sections, to_document
 from cfel.learning.aggregation import AggregationParameters
 from cfel.learning.compression.compressors import compressor
@@ -41,7 +42,6 @@ from cfel.learning.data.partition import partition
 from cfel.learning.device_messages import DeviceState
 from cfel.learning.edge_optimisers import build_rules
 from cfel.learning.edge_rule import EdgeRules
-from cfel.learning.local.algorithm import LocalAlgorithm
 from cfel.learning.local.algorithms import build_algorithm
 from cfel.learning.local.parameters import LocalParameters, TrainingParameters
 from cfel.learning.models.builders import BUILTIN as MODELS
@@ -160,33 +160,10 @@ class Experiment:
             raise InputError(f"compression.kind = 'none': {reason}; choose a compressor")
         augmentation(self.data.augment, self.code)
         self.build_edge_rules()
-        algorithm, overrides = build_algorithm(self.local, self.code), self._build_overrides()
+        algorithm = build_algorithm(self.local, self.code)
         check_buffering(self.aggregation, self.simulation, algorithm)
-        self._check_steps(algorithm, overrides)
-
-    def _build_overrides(self) -> DeviceOverrides:
-        return build_scheme(self.scheme, self.code).device_overrides
-
-    def _check_steps(self, algorithm: LocalAlgorithm, overrides: DeviceOverrides) -> None:
-        """Rejects ways of taking steps that the scheme or the algorithm would not carry out."""
-        steps = overrides.steps or self.local.steps
-        if self.local.steps == "small_batches" and steps != "small_batches":
-            raise InputError(
-                f"local.steps = 'small_batches': scheme {self.scheme.name!r} plans in other steps; set "
-                "scheme.steps = 'small_batches' instead"
-            )
-        if steps == "small_batches" and algorithm.train is not None:
-            raise InputError(
-                f"scheme.steps = 'small_batches': algorithm {self.local.algorithm!r} has a loop of its own, "
-                "which draws its own batches"
-            )
-        feedback = overrides.error_feedback or self.compression.error_feedback
-        falls = self.local.schedule != "constant"
-        if self.local.algorithm == "shared_momentum" and feedback and falls:
-            raise InputError(
-                f"local.schedule = {self.local.schedule!r}: shared momentum would take updates that error "
-                "feedback sends late for momentum at the present rate; use a constant rate"
-            )
+        overrides = build_scheme(self.scheme, self.code).device_overrides
+        check_steps(self.local, self.scheme.name, overrides, algorithm, self.compression.error_feedback)
 
     def change(self, changes: Mapping[str, Any]) -> "Experiment":
         """The experiment with some keys changed.

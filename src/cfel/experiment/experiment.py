@@ -30,7 +30,7 @@ from cfel.experiment.fill_in import change_document, fill_in
 from cfel.experiment.fleet_section import reject_short_trace
 from cfel.experiment.python_parts import Part
 from cfel.experiment.sections import BudgetParameters, CompressionParameters, DataParameters, ModelParameters
-from cfel.experiment.step_checks import check_steps
+from cfel.experiment.step_rules import check_steps, find_small_batches
 from cfel.experiment.tables import parse_sections, to_document
 from cfel.learning.aggregation import AggregationParameters
 from cfel.learning.compression.compressors import compressor
@@ -60,7 +60,6 @@ from cfel.system import (
     build_backhaul,
     build_fleet,
 )
-from cfel.system.batch_shares import BatchShares
 from cfel.world import World
 
 CHOOSING_THETA = ("hcef", "hcef_plus", "cef_c", "anycost", "fedluck", "nori")
@@ -160,10 +159,9 @@ class Experiment:
             raise InputError(f"compression.kind = 'none': {reason}; choose a compressor")
         augmentation(self.data.augment, self.code)
         self.build_edge_rules()
-        algorithm = build_algorithm(self.local, self.code)
+        algorithm, scheme = build_algorithm(self.local, self.code), build_scheme(self.scheme, self.code)
         check_buffering(self.aggregation, self.simulation, algorithm)
-        overrides = build_scheme(self.scheme, self.code).device_overrides
-        check_steps(self.local, self.scheme.name, overrides, algorithm, self.compression.error_feedback)
+        check_steps(self.local, self.scheme.name, scheme.device_overrides, algorithm, self.compression)
 
     def change(self, changes: Mapping[str, Any]) -> "Experiment":
         """The experiment with some keys changed.
@@ -189,8 +187,6 @@ class Experiment:
         backhaul = build_backhaul(self.topology, fleet.sizes, self.seed, self.code)
         bits, exchanged = 32.0 * parameters, 1.0 + self.build_edge_rules().vectors
         scheme = build_scheme(self.scheme, self.code)
-        steps = scheme.device_overrides.steps or self.local.steps
-        shares = BatchShares(self.data.batch, self.local.step_overhead)
         setting = Setting(
             seed=self.seed,
             rounds=self.rounds,
@@ -203,7 +199,7 @@ class Experiment:
             links=choose_links(scheme, backhaul),
             joules_per_bit=self.topology.joules_per_bit,
             work_per_step=build_algorithm(self.local, self.code).gradients,
-            small_batches=shares if steps == "small_batches" else None,
+            small_batches=find_small_batches(self.local, scheme.device_overrides, self.data.batch),
         )
         budget = self._compute_budget(setting)
         if self.local.schedule_by == "budget" and np.isinf([budget.seconds, budget.joules]).all():

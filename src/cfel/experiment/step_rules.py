@@ -1,9 +1,17 @@
-"""Rejects ways of taking steps that the scheme or the algorithm of an experiment would not carry out."""
+"""How devices take their steps: what scheme and experiment say together, and what they must not say."""
 
 from cfel.control.scheme import DeviceOverrides
 from cfel.errors import InputError
+from cfel.experiment.sections import CompressionParameters
 from cfel.learning.local.algorithm import LocalAlgorithm
 from cfel.learning.local.parameters import LocalParameters
+from cfel.system.batch_shares import BatchShares
+
+
+def find_small_batches(local: LocalParameters, overrides: DeviceOverrides, batch: int) -> BatchShares | None:
+    """What ρ is in samples, where devices take all steps on small batches; else None."""
+    steps = overrides.steps or local.steps
+    return BatchShares(batch, local.step_overhead) if steps == "small_batches" else None
 
 
 def check_steps(
@@ -11,7 +19,7 @@ def check_steps(
     scheme: str,
     overrides: DeviceOverrides,
     algorithm: LocalAlgorithm,
-    error_feedback: bool,
+    compression: CompressionParameters,
 ) -> None:
     """Checks that steps are taken as the experiment says.
 
@@ -20,7 +28,7 @@ def check_steps(
         scheme: its name.
         overrides: what the scheme asks of devices.
         algorithm: what `local` names.
-        error_feedback: whether the experiment asks for it; the scheme may, too.
+        compression: the experiment's `[compression]`.
 
     Raises:
         InputError: they are not.
@@ -36,7 +44,7 @@ def check_steps(
             f"scheme.steps = 'small_batches': algorithm {local.algorithm!r} has a loop of its own, which "
             "draws its own batches"
         )
-    feedback = overrides.error_feedback or error_feedback
+    feedback = overrides.error_feedback or compression.error_feedback
     if local.algorithm == "shared_momentum" and feedback and local.schedule != "constant":
         raise InputError(
             f"local.schedule = {local.schedule!r}: shared momentum would take updates that error feedback "

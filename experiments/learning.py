@@ -60,7 +60,8 @@ def build_rows(out: Path, target: float) -> dict[str, Row]:
 
 
 def _select(change: Path, scheme: str) -> list[Run]:
-    return [run for run in load_runs(change) if run.scheme == scheme]
+    # By its folder: a scheme with variants has another name.
+    return list(load_runs(change / scheme)) if (change / scheme).is_dir() else []
 
 
 def format_table(rows: Mapping[str, Row]) -> str:

@@ -7,12 +7,12 @@ set -euo pipefail
 name=$1 data=$2 out=$3 seeds=${4:-10 11} rounds=${5:-12}
 here=$(dirname "$0")
 file=$here/ablation-$name.toml
-# Steps on half a batch and on a fifth of it, with what they cost (0.525 and 0.24 of a full one, or 0.59 and 0.344, with
+# Steps on half a batch and on a fifth of it, with what they cost (0.525 and 0.24 of a full one, or 0.625 and 0.4, with
 # the fixed part `local.step_overhead`).
 costs() { echo "data.batch=$1 fleet.conditions.seconds_gigahertz=$2 fleet.conditions.alpha_joules=$3"; }
 case $name in
   cifar10) half="$(costs 25 78.75 0.07875) local.learning_rate=0.035" fifth=$(costs 10 36 0.036) twice=0.1 ;;
-  femnist) half="$(costs 25 88.5 0.885) local.learning_rate=0.07" fifth=$(costs 10 51.6 0.516) twice=0.2 ;;
+  femnist) half="$(costs 25 93.75 0.9375) local.learning_rate=0.07" fifth=$(costs 10 60 0.6) twice=0.2 ;;
 esac
 shared="local.algorithm=shared_momentum" many="rounds.global=100" small="scheme.steps=small_batches"
 both=(

@@ -149,3 +149,10 @@ def test_noise_asks_for_larger_batches() -> None:
     assert calm.rho[pace[: DEVICES // 2]].mean() >= calm.rho[pace[DEVICES // 2 :]].mean()
     listed = BatchShares().list_shares(0.2)
     assert np.isclose(calm.rho[:, None], listed).any(axis=1).all()
+
+
+def test_rho_min_also_holds_for_small_batches() -> None:
+    seen = observation(share=2.0)
+    for rho_min in (0.8, 1.0):
+        scheme = build_scheme(SchemeParameters("hcef_plus", rho_min=rho_min, steps="small_batches"))
+        assert (scheme.plan(scheme.init(), seen)[0].rho >= rho_min).all()

@@ -106,7 +106,7 @@ def hcef_plus(parameters: SchemeParameters) -> Scheme:
         if small_batches:
             # On a part of its batch, a step costs as much as a part of a step.
             listed = shares.list_shares(options.least_batch)
-            steps = tau * listed[listed >= min(parameters.rho_min, 1.0)]
+            steps = tau * listed[listed >= parameters.rho_min]
         else:
             steps = list_steps(parameters.rho_min, tau)
         bounds = Bounds(rho=(steps[0] / tau, 1.0), theta=(float(theta[0]), 1.0))

@@ -73,4 +73,6 @@ class BatchShares:
         return np.asarray(np.clip(np.floor(samples + 1e-6), min(_LEAST_SAMPLES, self.batch), self.batch))
 
     def _price(self, samples: FloatArray) -> FloatArray:
-        return np.asarray(self.overhead + (1 - self.overhead) * samples / self.batch)
+        price = self.overhead + (1 - self.overhead) * samples / self.batch
+        # Exactly one step for a full batch: rounding may end above 1, and ρ must not.
+        return np.where(samples == self.batch, 1.0, price)

@@ -10,10 +10,9 @@ from cfel.errors import InputError
 from cfel.learning.local.algorithm import LocalAlgorithm, WholeResult
 from cfel.learning.local.estimates import Estimates
 from cfel.learning.local.parameters import LocalParameters
-from cfel.rounds.estimates import implausible_devices
+from cfel.rounds.estimates import combine_estimates, implausible_devices
 from cfel.simulation import PoolExecutor, initial_state, simulate
 from cfel.simulation.state import from_checkpoint, to_checkpoint
-from cfel.system.batch_shares import BatchShares
 from tests.simulation.drive import column, outcomes, timeless, tiny
 
 PLUS = {"scheme": {"name": "hcef_plus"}, "budget": {"share_of_cef": 0.6}}
@@ -126,7 +125,11 @@ def test_theorem_1_is_not_about_small_batches() -> None:
 
 
 def test_noisy_gradients_of_small_batches_are_possible() -> None:
-    """Its G² is the square of a small batch's gradient minus that batch's noise, ten times the full one's."""
-    honest = [Estimates(1.0, 2.0)] * 8 + [Estimates(1.0, -5.0)]
+    """G² is the square of a small batch's gradient minus that batch's noise, σ² the noise of a full one.
+
+    A full batch of all samples has none: nothing follows from σ² about how negative G² may be.
+    """
+    honest = [Estimates(1.0, 2.0)] * 8 + [Estimates(0.0, -1.0)]
     assert implausible_devices(honest) == [8]
-    assert implausible_devices(honest, most_noise=BatchShares(20).most_noise) == []
+    assert implausible_devices(honest, small_batches=True) == []
+    assert combine_estimates(honest, small_batches=True).g2[-1] == -1.0

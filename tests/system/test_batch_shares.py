@@ -42,5 +42,4 @@ def test_a_share_pays_for_whole_samples() -> None:
     assert [shares.count_samples(rho) for rho in (0.0, 0.25, 0.5, 0.99, 1.0)] == [2, 2, 6, 19, 20]
     assert shares.least == pytest.approx(0.25 + 0.75 * 2 / 20)
     assert shares.round_down([0.1, 0.5]).tolist() == pytest.approx([shares.least, 0.25 + 0.75 * 6 / 20])
-    assert shares.most_noise == 10.0
     assert BatchShares(1).least == 1.0

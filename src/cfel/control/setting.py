@@ -67,11 +67,6 @@ class Setting:
         taken = np.asarray(steps, dtype=np.float64)
         return taken if self.small_batches is None else taken * self.small_batches.round_down(rho)
 
-    @property
-    def most_noise(self) -> float:
-        """Variance of the smallest batch that devices may train on, in that of a full one."""
-        return 1.0 if self.small_batches is None else self.small_batches.most_noise
-
     def share_steps(self, plan: RoundPlan) -> FloatArray:
         """The share of its steps that every device takes by a plan: ρ, or all of them on small batches."""
         return plan.rho if self.small_batches is None else np.where(plan.rho > 0, 1.0, 0.0)

@@ -37,24 +37,24 @@ def needs_estimates(estimator: str, known: Sequence[Estimates | None]) -> bool:
 
 
 def combine_estimates(
-    known: Sequence[Estimates | None], present: BoolArray | None = None, most_noise: float = 1.0
+    known: Sequence[Estimates | None], present: BoolArray | None = None, *, small_batches: bool = False
 ) -> FleetEstimates:
     """Every device's σ² and G²; the mean of the others where a device has none or implausible ones.
 
     Args:
         known: every device's newest.
         present: the devices that the plan is for; None for all.
-        most_noise: variance of the smallest batch that G² may come from, in σ² of a full one.
+        small_batches: whether G² may come from a smaller batch than the full one, whose noise σ² is.
     """
     both = _both(known)
-    strange, influential = _find_implausible(both, present, most_noise)
+    strange, influential = _find_implausible(both, present, small_batches)
     missing = np.isnan(both[:, 0]) | strange | influential
     both[missing] = 0.0 if missing.all() else both[~missing].mean(axis=0)
     return FleetEstimates(both[:, 0], both[:, 1], _mean_kept_energy(known))
 
 
 def implausible_devices(
-    known: Sequence[Estimates | None], present: BoolArray | None = None, most_noise: float = 1.0
+    known: Sequence[Estimates | None], present: BoolArray | None = None, *, small_batches: bool = False
 ) -> list[int]:
     """The devices to report: their estimates are impossible, or would rule the plans of many.
 
@@ -64,10 +64,10 @@ def implausible_devices(
     Args:
         known: every device's newest.
         present: the devices that the plan is for; None for all.
-        most_noise: as for `combine_estimates`.
+        small_batches: as for `combine_estimates`.
     """
     both = _both(known)
-    strange, influential = _find_implausible(both, present, most_noise)
+    strange, influential = _find_implausible(both, present, small_batches)
     many = np.count_nonzero(~np.isnan(both[:, 0])) >= _FEW_DEVICES
     found: list[int] = np.flatnonzero(strange | influential if many else strange).tolist()
     return found
@@ -89,18 +89,20 @@ def most_influence(devices: int, others_ratio: float) -> float:
 
 
 def _find_implausible(
-    both: FloatArray, present: BoolArray | None, most_noise: float
+    both: FloatArray, present: BoolArray | None, small_batches: bool
 ) -> tuple[BoolArray, BoolArray]:
     """Estimates that no honest device has, and those that would rule the plans."""
     reported = ~np.isnan(both[:, 0])
-    strange = reported & (_are_impossible(both, most_noise) | _are_far(both))
+    far = _are_far(both)
+    # The noise of a small batch may exceed that of a full one by any factor, if a device has few samples.
+    strange = reported & (far if small_batches else far | _are_impossible(both))
     counted = reported & ~strange if present is None else reported & ~strange & present
     return strange, _find_influential(both, counted)
 
 
-def _are_impossible(both: FloatArray, most_noise: float) -> BoolArray:
-    """Estimators subtract at most the σ² of their batch from a square, so G² is never below minus that."""
-    impossible: BoolArray = both[:, 1] < -most_noise * both[:, 0]
+def _are_impossible(both: FloatArray) -> BoolArray:
+    """Estimators subtract at most σ² from a square, so G² is never below −σ²."""
+    impossible: BoolArray = both[:, 1] < -both[:, 0]
     return impossible
 
 

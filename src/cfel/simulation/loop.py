@@ -124,7 +124,8 @@ def _run_edge_round(
     if buffered:
         conditions = conditions.without(find_busy(state.pending, setting.fleet.devices))
     state = estimate(world, executor, state, conditions, edge_round)
-    estimates = combine_estimates(state.estimates, conditions.available, setting.most_noise)
+    small_batches = setting.small_batches is not None
+    estimates = combine_estimates(state.estimates, conditions.available, small_batches=small_batches)
     observation = observe(setting, parameters, control, edge_round, conditions, estimates)
     plan, control = plan_edge_round(setting, control, observation)
     rate = find_rate(world.training.local, observation)

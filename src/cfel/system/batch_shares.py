@@ -40,11 +40,6 @@ class BatchShares:
         """The share ρ that the smallest possible batch costs."""
         return float(self._price(self._count(0.0)))
 
-    @property
-    def most_noise(self) -> float:
-        """By what factor the noise of the smallest possible batch exceeds that of the full one."""
-        return self.batch / float(self._count(0.0))
-
     def count_samples(self, rho: float) -> int:
         """The samples that a share ρ pays for, at least two (or all, of a batch of one)."""
         return int(self._count(rho))

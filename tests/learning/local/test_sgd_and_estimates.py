@@ -1,5 +1,6 @@
 """Steps, batches and estimates against numbers derived by hand."""
 
+import itertools
 import math
 
 import numpy as np
@@ -17,6 +18,7 @@ from cfel.learning.local.algorithms.sgd import apply_momentum_step
 from cfel.learning.local.estimates import (
     Estimates,
     check_estimates,
+    estimate_from_halves,
     refresh_estimates,
     scale_noise,
     stack_estimates,
@@ -220,7 +222,33 @@ def test_a_fresh_measurement_keeps_the_curve_of_the_last_update() -> None:
     assert refresh_estimates(None, fresh) == fresh
 
 
-def test_noise_of_a_small_batch_is_scaled_to_the_full_one() -> None:
-    scaled = scale_noise(Estimates(2.4, 3.0), used=5, full=50)
-    assert scaled == Estimates(pytest.approx(0.24), 3.0)  # type: ignore[arg-type]
-    assert scale_noise(scaled, used=50, full=50) is scaled
+@pytest.mark.parametrize(
+    ("used", "full"), [(2, 5), (3, 5), (4, 5), (2, 2), (5, 5), (2, 6), (3, 6), (6, 6), (3, 50), (6, 50)]
+)
+def test_noise_of_a_small_batch_is_scaled_to_the_full_one(used: int, full: int) -> None:
+    """On average over all batches and halves, it is the variance of full batches, counted out.
+
+    The mean of b of n samples, drawn without replacement, has the variance S²/b·(1 − b/n), where S² is the
+    samples' scatter over n − 1. Halves of a batch of b estimate that. So the variance for B is it times
+    b/B·(1 − B/n)/(1 − b/n) = b/B·(n − B)/(n − b): zero where a full batch holds all samples.
+    """
+    samples = 6
+    points = np.random.default_rng(5).normal(size=(samples, 3))
+    found = []
+    for each in itertools.permutations(range(samples)):
+        batch, half = points[list(each[:used])], used // 2
+        apart = np.square(batch[:half].mean(0) - batch[half:].mean(0)).sum() * half * (used - half) / used
+        estimates = estimate_from_halves(apart, float(np.square(batch.mean(0)).sum()), used, samples)
+        scaled = scale_noise(estimates, used=used, batch=full, samples=samples)
+        assert scaled.g2 == estimates.g2
+        found.append(scaled.sigma2)
+    means = [
+        points[list(each)].mean(0) for each in itertools.combinations(range(samples), min(full, samples))
+    ]
+    assert np.mean(found) == pytest.approx(np.var(means, axis=0).sum(), abs=1e-12)
+
+
+def test_noise_of_few_samples() -> None:
+    """10 of 60 samples for a batch of 50: the noise is 1/25 of the small batch's, not 1/5."""
+    scaled = scale_noise(Estimates(2.5, 3.0), used=10, batch=50, samples=60)
+    assert scaled == Estimates(pytest.approx(0.1), 3.0)  # type: ignore[arg-type]

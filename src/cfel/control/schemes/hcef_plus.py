@@ -141,8 +141,9 @@ def _pair_costs(
     With error feedback nothing is lost, it arrives later: by (1 − κ)/κ edge rounds on average. That delay,
     relative to the horizon, reduces what a step is worth. Without it, a share 1 − κ of the update is lost.
 
-    With small batches all steps are taken, on a part of each batch. Noise is inversely proportional to the
-    batch, so that a step is worth 1 + ν − ν/part, where ν is what the noise of a full batch costs.
+    With small batches all steps are taken, on a part of each batch. Noise is taken to be inversely
+    proportional to the batch, which it is for devices with many more samples than a batch has: a step is
+    worth 1 + ν − ν/part, where ν is what the noise of a full batch costs.
     """
     if not options.progress:
         scale = problem.sigma2 + problem.g2 or 1.0

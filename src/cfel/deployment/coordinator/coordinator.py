@@ -152,9 +152,10 @@ class Coordinator:
             state = add_estimates(state, self._bound(state, answers).values())
         if state.measured is not None:
             conditions = apply_reports(state.measured.devices, conditions)
-        for device in implausible_devices(state.estimates, conditions.available, setting.most_noise):
+        small, available_now = setting.small_batches is not None, conditions.available
+        for device in implausible_devices(state.estimates, available_now, small_batches=small):
             self._on_rejection(Identity("device", device), "estimates", "its σ² and G² are not plausible")
-        estimates = combine_estimates(state.estimates, conditions.available, setting.most_noise)
+        estimates = combine_estimates(state.estimates, available_now, small_batches=small)
         observation = observe(setting, self._simulation, control, state.edge_round, conditions, estimates)
         if state.measured is not None:
             # Nothing sets clocks on devices yet, so slower ones must be neither planned nor charged.

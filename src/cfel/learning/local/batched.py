@@ -158,8 +158,9 @@ def _train(
             for row in np.flatnonzero(fresh):
                 samples, size = data[active[row]].samples, int(sizes[row])
                 found = estimate_from_halves(float(scatter[row]), float(whole[row]), size, samples)
-                full = min(workspace.training.batch, samples)
-                estimates[active[row]] = scale_noise(found, used=size, full=full)
+                estimates[active[row]] = scale_noise(
+                    found, used=size, batch=workspace.training.batch, samples=samples
+                )
         else:
             gradient, loss = _compute_gradients(
                 now, inputs, targets, _weigh_samples(sizes, inputs), workspace

@@ -170,12 +170,18 @@ def estimate_from_halves(scatter: float, mean_squared: float, batch: int, sample
     return Estimates(sigma2, mean_squared - sigma2)
 
 
-def scale_noise(estimates: Estimates, *, used: int, full: int) -> Estimates:
+def scale_noise(estimates: Estimates, *, used: int, batch: int, samples: int) -> Estimates:
     """The same estimates with σ² of a full batch, from those of a smaller one.
 
     Args:
         estimates: from `used` samples, by halves.
-        used: samples they come from.
-        full: samples of a full batch, at least as many.
+        used: b, samples they come from.
+        batch: B, samples of a full batch, if the device has as many.
+        samples: n, samples of the device.
     """
-    return estimates if used == full else replace(estimates, sigma2=estimates.sigma2 * used / full)
+    full = min(batch, samples)
+    if used == full:
+        return estimates
+    # S²/B·(1 − B/n) over S²/b·(1 − b/n): without replacement, a batch of all samples has no noise.
+    scale = used / full * (samples - full) / (samples - used)
+    return replace(estimates, sigma2=estimates.sigma2 * scale)

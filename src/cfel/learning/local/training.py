@@ -67,8 +67,9 @@ def train(
                 gradient, loss, found = compute_gradient_and_estimates(
                     inputs, targets, data.samples, workspace
                 )
-                full = min(workspace.training.batch, data.samples)
-                estimates = scale_noise(found, used=len(targets), full=full)
+                estimates = scale_noise(
+                    found, used=len(targets), batch=workspace.training.batch, samples=data.samples
+                )
             else:
                 gradient, loss = workspace.compute_gradient(inputs, targets)
         if local.clip_gradient is not None:

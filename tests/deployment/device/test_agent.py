@@ -7,11 +7,14 @@ from typing import Any
 
 import pytest
 
+from cfel.arrays import FloatArray
+from cfel.cost.device import realised_seconds
 from cfel.deployment.device import agent as device_agent
 from cfel.deployment.security.identity import Identity
 from cfel.errors import DivergedError, NotAdmittedError, SilentEdgeServerError
 from cfel.learning.device_messages import DeviceOrder
 from cfel.learning.roles import device_update
+from cfel.runlog.plans import read_plan
 from tests.deployment.conftest import deployed
 from tests.deployment.memory_federation import Federation
 
@@ -67,6 +70,34 @@ def test_a_model_on_which_training_diverges_does_not_end_a_device(
     first, _ = asyncio.run(play())
     assert first < 6
     assert "given up: training diverged at device 5" in caplog.text
+
+
+def test_an_emulated_device_runs_at_the_planned_clock(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """HCEF+ slows clocks down: a step takes as long as at the clock that is charged."""
+    waited: list[float] = []
+
+    def note(steps: float, theta: float, mu: float, nu: float) -> FloatArray:
+        waited.append(steps * mu)
+        return realised_seconds(steps, theta, mu, nu)
+
+    monkeypatch.setattr(device_agent, "realised_seconds", note)
+    plus = {"scheme": {"name": "hcef_plus"}, "budget": {"share_of_cef": 0.6}}
+    experiment = deployed(plus, {"rounds": {"global": 1, "edge": 1}}, time_scale=1e-4)
+
+    async def play() -> None:
+        async with Federation(experiment, tmp_path) as federation:
+            federation.start()
+            await federation.finished()
+
+    asyncio.run(play())
+    (path, *_) = tmp_path.glob("edge-*/plans/round-00001.parquet")
+    plan = read_plan(path.parents[1], 1)
+    assert plan.speed.min() < 1
+    mu = experiment.build_world().setting.conditions(0, 0).mu[plan.device]
+    training = sorted(seconds for seconds in waited if seconds)
+    assert training == pytest.approx(sorted(plan.steps * mu / plan.speed))
 
 
 def test_a_device_that_is_not_admitted_in_the_middle_of_an_order_ends(tmp_path: Path) -> None:

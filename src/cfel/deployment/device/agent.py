@@ -32,7 +32,6 @@ from cfel.deployment.protocol.device_requests import (
     NextModel,
     NextRequest,
     NoOrder,
-    Round,
     UploadRequest,
 )
 from cfel.deployment.security.identity import Identity
@@ -211,7 +210,7 @@ class DeviceAgent:
             lambda: device_update(order, self._data, memory.state, self._workspace)
         )
         steps = float(self._world.setting.charge_steps(report.steps, order.rho))
-        await self._emulate(issued.round, begin, steps=steps)
+        await self._emulate(issued, begin, steps=steps)
         measured = self._meter.finish_training(order, begin, steps)
         sent = Sent(order_key(issued), make_upload(report, order, measured))
         # On disk before anything is sent: after a crash the device must not train the same order to other
@@ -224,20 +223,23 @@ class DeviceAgent:
         theta = issued.theta if isinstance(request, UploadRequest) else 0.0
         while issued.serial == self._newest:
             begin = self._meter.begin()
-            await self._emulate(issued.round, begin, theta=theta)
+            await self._emulate(issued, begin, theta=theta)
             sent_bytes = await self._link.try_send(request)
             if sent_bytes is not None:
                 self._meter.finish_call(begin, 8 * sent_bytes)
                 return
         raise RejectedError("a newer order has come")
 
-    async def _emulate(self, at: Round, begin: Mark, *, steps: float = 0.0, theta: float = 0.0) -> None:
+    async def _emulate(
+        self, issued: IssuedOrder, begin: Mark, *, steps: float = 0.0, theta: float = 0.0
+    ) -> None:
         """Waits until the device of the experiment would have taken its steps, or sent its upload."""
         if not self._parameters.time_scale:
             return
-        now = self._world.setting.conditions(*at)
+        now = self._world.setting.conditions(*issued.round)
         n = self._number
-        seconds = float(realised_seconds(steps, theta, now.mu[n], now.nu[n]))
+        # At a slower clock a step takes longer, as it is charged.
+        seconds = float(realised_seconds(steps, theta, now.mu[n] / issued.speed, now.nu[n]))
         left = seconds * self._parameters.time_scale - (self._now() - begin.seconds)
         await asyncio.sleep(max(0.0, left))
 

@@ -137,18 +137,22 @@ class DeviceService:
 
     async def collect_estimates(self, orders: Mapping[int, DeviceOrder]) -> DeviceAnswers[Estimates]:
         """Asks devices for σ² and G², and waits for them."""
-        return await self._collect("estimate", orders, {})
+        return await self._collect("estimate", orders, {}, {})
 
     async def collect_reports(
-        self, orders: Mapping[int, DeviceOrder], last_used_rounds: Mapping[int, Round]
+        self,
+        orders: Mapping[int, DeviceOrder],
+        last_used_rounds: Mapping[int, Round],
+        speeds: Mapping[int, float] | None = None,
     ) -> DeviceAnswers[DeviceReport]:
         """Asks devices for updates, and waits for them.
 
         Args:
             orders: by device.
             last_used_rounds: round of each device's last upload that went into a model.
+            speeds: share of its full clock that each device is planned to run at; None for full clocks.
         """
-        return await self._collect("update", orders, last_used_rounds)
+        return await self._collect("update", orders, last_used_rounds, speeds or {})
 
     async def announce(self, model: FlatModel) -> None:
         """Names the model of the next order, so that devices fetch it while their edge server is busy.
@@ -172,7 +176,11 @@ class DeviceService:
             await self._changed.wait(_LOOK_SECONDS)
 
     async def _collect(
-        self, kind: Kind, orders: Mapping[int, DeviceOrder], last_used_rounds: Mapping[int, Round]
+        self,
+        kind: Kind,
+        orders: Mapping[int, DeviceOrder],
+        last_used_rounds: Mapping[int, Round],
+        speeds: Mapping[int, float],
     ) -> DeviceAnswers[Any]:
         self._round = OpenRound(kind, len(orders), self._now())
         # Parts of uploads for the last round are of no use in this one.
@@ -183,7 +191,7 @@ class DeviceService:
         for device, order in orders.items():
             if not self._is_quarantined(device):
                 self._round.waiting[device] = Assignment(
-                    self._make_serial(), order, last_used_rounds.get(device)
+                    self._make_serial(), order, last_used_rounds.get(device), speeds.get(device, 1.0)
                 )
         self._announced = ""
         await self._changed.notify()

@@ -19,11 +19,13 @@ class Assignment:
         serial: tells a new order from one that the device knows.
         order: what is asked.
         last_used_round: round of the device's last upload that went into a model, or None.
+        speed: share of its full clock that it is planned to run at.
     """
 
     serial: str
     order: DeviceOrder
     last_used_round: Round | None
+    speed: float
 
     @property
     def round(self) -> Round:
@@ -34,7 +36,7 @@ class Assignment:
         """The order as it is sent to the device."""
         rho, theta, rate = self.order.rho, self.order.theta, self.order.rate
         used = self.last_used_round
-        return IssuedOrder(kind, self.serial, self.round, rho, theta, model_sha256, used, rate)
+        return IssuedOrder(kind, self.serial, self.round, rho, theta, model_sha256, used, rate, self.speed)
 
 
 @dataclass(frozen=True, slots=True, eq=False)

@@ -124,7 +124,8 @@ class EdgeTraining:
                 plan.theta.tolist(),
                 coordinator_state.rate,
             )
-            answers = await self._devices.collect_reports(orders, state.last_used_rounds)
+            speeds = None if plan.speed is None else {n: float(plan.speed[n]) for n in orders}
+            answers = await self._devices.collect_reports(orders, state.last_used_rounds, speeds)
             reports = list(answers.values.values())
             model = await self._aggregate(state.model, plan, reports, coordinator_state.rate)
             # Each update is finite, but their sum is not. The round counts as one without devices.

@@ -60,6 +60,7 @@ class IssuedOrder(msgspec.Struct, frozen=True, tag="order"):
         model_sha256: names the model to start from.
         last_used_round: round of the device's last upload that went into a model, or None.
         rate: share of the learning rate to use.
+        speed: share of its full clock that the device is planned to run at; only emulation carries it out.
     """
 
     kind: Literal["estimate", "update"]
@@ -70,6 +71,7 @@ class IssuedOrder(msgspec.Struct, frozen=True, tag="order"):
     model_sha256: Digest
     last_used_round: Round | None
     rate: Share = 1.0
+    speed: Annotated[float, msgspec.Meta(gt=0, le=1)] = 1.0
 
 
 class NextRequest(Request[NoOrder | ExperimentOver | NextModel | IssuedOrder], frozen=True):

@@ -1,13 +1,17 @@
 """The table of schemes under the same budgets."""
 
 import json
+import os
 import runpy
 import shutil
+import subprocess
 import sys
 from dataclasses import replace
 from pathlib import Path
 
 import pytest
+
+from cfel.experiment.files import load_experiment
 
 ROOT = Path(__file__).parents[2]
 SCRIPT = ROOT / "experiments" / "under_budgets.py"
@@ -64,3 +68,28 @@ def test_the_tables_of_the_results_follow_from_the_logs(dataset: str, target: fl
     assert {run.seed for run in runs} == {0, 1, 2}
     table = script["format_table"](script["summarise_rows"](runs, target))
     assert table in (ROOT / "results" / "README.md").read_text(encoding="utf-8")
+
+
+@pytest.mark.parametrize(("dataset", "rounds"), [("femnist", "12"), ("cifar10", "8")])
+def test_the_commands_are_those_of_the_landed_rows(dataset: str, rounds: str) -> None:
+    """What the script asks for is what the landed runs were: fleet, local training, scheme and rounds."""
+    landed = ROOT / "results" / f"under-budgets-{dataset}"
+    # `echo` in place of `cfel`, and no budgets: those are computed from the same settings.
+    environment = {**os.environ, "CFEL": "echo", "PYTHON": "true", "JOBS": "1"}
+    environment["EXTRA"] = "--set local.precision=bfloat16"
+    script = ["bash", str(ROOT / "experiments" / "under_budgets.sh"), dataset, "DATA", "OUT", "0", rounds]
+    asked = subprocess.run(script, env=environment, capture_output=True, text=True, check=True).stdout
+    commands = [line.split() for line in asked.splitlines() if line.startswith("run ")]
+    assert commands
+    for _, file, _, _, out, *settings in commands:
+        row = landed / Path(out).relative_to("OUT")
+        changes = [setting for setting in settings if setting != "--set"]
+        now, then = load_experiment(Path(file), changes), load_experiment(row / "experiment.toml")
+        for section in ("seed", "rounds", "fleet", "scheme", "aggregation", "compression"):
+            assert getattr(now, section) == getattr(then, section), (row, section)
+        assert now.data.batch == then.data.batch
+        # Only small batches are charged by it.
+        same = now.scheme.steps == "small_batches"
+        assert now.local == (
+            then.local if same else replace(then.local, step_overhead=now.local.step_overhead)
+        )

@@ -1,11 +1,14 @@
 """HCEF+ in the round loop: overrides reach devices, clocks reach the accounts, and a run resumes exactly."""
 
+from dataclasses import replace
 from typing import Any
 
 import numpy as np
 import pytest
 
 from cfel.api.theorem import Assumptions, _report_experiment
+from cfel.control import DeviceOverrides, Scheme, SchemeParameters
+from cfel.control.schemes import build_scheme
 from cfel.errors import InputError
 from cfel.learning.local.algorithm import LocalAlgorithm, WholeResult
 from cfel.learning.local.estimates import Estimates
@@ -117,6 +120,23 @@ def test_what_would_not_be_carried_out_is_rejected(sections: dict[str, Any], wor
 
 def own_loop(_: LocalParameters) -> LocalAlgorithm:
     return LocalAlgorithm(train=lambda _: WholeResult({}, 0.0))
+
+
+def without_feedback(_: SchemeParameters) -> Scheme:
+    cef = build_scheme(SchemeParameters(name="cef"))
+    return replace(cef, device_overrides=DeviceOverrides(error_feedback=False))
+
+
+def test_a_scheme_that_turns_error_feedback_off_may_have_a_schedule() -> None:
+    """What is checked is what devices do: the scheme's word counts, not the experiment's."""
+    experiment = tiny(
+        {
+            "scheme": {"name": "tests.simulation.test_hcef_plus:without_feedback"},
+            "compression": {"error_feedback": True},
+            "local": {"algorithm": "shared_momentum", "schedule": "cosine"},
+        }
+    )
+    assert not experiment.build_world().training.error_feedback
 
 
 def test_theorem_1_is_not_about_small_batches() -> None:

@@ -30,7 +30,7 @@ from cfel.experiment.fill_in import change_document, fill_in
 from cfel.experiment.fleet_section import reject_short_trace
 from cfel.experiment.python_parts import Part
 from cfel.experiment.sections import BudgetParameters, CompressionParameters, DataParameters, ModelParameters
-from cfel.experiment.step_rules import check_steps, find_small_batches
+from cfel.experiment.step_rules import check_steps, find_small_batches, keeps_dropped
 from cfel.experiment.tables import parse_sections, to_document
 from cfel.learning.aggregation import AggregationParameters
 from cfel.learning.compression.compressors import compressor
@@ -278,9 +278,7 @@ class Experiment:
             steps=overrides.steps or self.local.steps,
             kept_energy_at=overrides.kept_energy_at or self.local.kept_energy_at,
         )
-        feedback = overrides.error_feedback
-        if feedback is None:
-            feedback = self.compression.error_feedback
+        feedback = keeps_dropped(overrides, self.compression)
         return TrainingParameters(local, self.data.batch, feedback, build_algorithm(local, self.code))
 
     def resolve(self, world: World) -> "Experiment":

@@ -14,6 +14,12 @@ def find_small_batches(local: LocalParameters, overrides: DeviceOverrides, batch
     return BatchShares(batch, local.step_overhead) if steps == "small_batches" else None
 
 
+def keeps_dropped(overrides: DeviceOverrides, compression: CompressionParameters) -> bool:
+    """Whether devices keep what compression drops: the scheme's word, if it has one, or the experiment's."""
+    asked = overrides.error_feedback
+    return compression.error_feedback if asked is None else asked
+
+
 def check_steps(
     local: LocalParameters,
     scheme: str,
@@ -44,7 +50,7 @@ def check_steps(
             f"scheme.steps = 'small_batches': algorithm {local.algorithm!r} has a loop of its own, which "
             "draws its own batches"
         )
-    feedback = overrides.error_feedback or compression.error_feedback
+    feedback = keeps_dropped(overrides, compression)
     if local.algorithm == "shared_momentum" and feedback and local.schedule != "constant":
         raise InputError(
             f"local.schedule = {local.schedule!r}: shared momentum would take updates that error feedback "

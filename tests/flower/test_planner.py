@@ -77,6 +77,26 @@ def test_estimates_of_clients_are_used() -> None:
     assert (before, after) == (4, 3)
 
 
+@pytest.mark.parametrize(
+    "parameters",
+    [
+        SchemeParameters(name="hcef"),
+        SchemeParameters(name="hcef", steps="small_batches"),
+        SchemeParameters(name="hcef_plus", options={"whole_steps": False}),
+    ],
+    ids=["local", "small_batches", "switched off"],
+)
+def test_other_than_whole_steps_are_rejected(parameters: SchemeParameters) -> None:
+    """Rounded up, they would cost more than the budgets leave."""
+    with pytest.raises(InputError, match=r"scheme.steps = '\w+'.*whole"):
+        make_planner(parameters)
+
+
+def test_a_scheme_that_plans_in_whole_steps_by_itself_is_accepted() -> None:
+    orders = make_planner(SchemeParameters(name="hcef_plus")).plan([7, 11])
+    assert orders == make_planner("hcef_plus").plan([7, 11])
+
+
 def test_what_the_largest_entries_keep_is_averaged() -> None:
     planner = make_planner()
     shares = len(planner.kept_energy_at)

@@ -114,7 +114,7 @@ class RoundPlanner:
         local_steps: τ, most steps of a node in a round, ≥ 1.
         time_budget: seconds for all rounds; None for no limit.
         energy_budget: joules for all rounds and nodes; None for no limit.
-        scheme: the name of a scheme, or its parameters. Plans are in whole steps.
+        scheme: the name of a scheme, or its parameters; they must ask for whole steps.
 
     Attributes:
         ledger: what has been spent.
@@ -135,9 +135,14 @@ class RoundPlanner:
             np.inf if time_budget is None else time_budget, np.inf if energy_budget is None else energy_budget
         )
         parameters = SchemeParameters(name=scheme, steps="whole") if isinstance(scheme, str) else scheme
-        if parameters.steps == "small_batches":
-            raise InputError("scheme.steps = 'small_batches': Flower's clients are asked for whole steps")
         self._scheme = build_scheme(parameters)
+        # HCEF+ plans in whole steps whatever `steps` says. What others plan would have to be rounded, and
+        # budgets would not cover what is rounded up.
+        if self._scheme.device_overrides.steps != "whole":
+            raise InputError(
+                f"scheme.steps = {parameters.steps!r}: Flower's clients are asked for whole steps, which "
+                f"scheme {parameters.name!r} then does not plan in; set steps = 'whole'"
+            )
         self._state = self._scheme.init()
         self.kept_energy_at = self._scheme.device_overrides.kept_energy_at
         self.ledger: Ledger = open_ledger(1)

@@ -60,7 +60,7 @@ def test_rounds_are_those_that_the_budget_covers(budget: Budget, at: int, spent:
 def test_small_batches_are_left_half_of_full_work() -> None:
     """170.5 s at 15 s of work and 2 s of gossip."""
     seen = observation(Rounds(1000, 1, 10, stop="budget"), Budget(seconds=170.5))
-    limited = limit_to_budget(replace(seen, small_batches=BatchShares()))
+    limited = limit_to_budget(replace(seen, small_batches=BatchShares(50)))
     assert limited.rounds.global_rounds == 10
 
 

@@ -32,7 +32,7 @@ class BatchShares:
         overhead: share o of the cost of a full step that does not depend on its batch, in [0, 1).
     """
 
-    batch: int = 50
+    batch: int
     overhead: float = DEFAULT_OVERHEAD
 
     @property

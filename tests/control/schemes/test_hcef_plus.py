@@ -137,7 +137,7 @@ def test_caps_are_limits_not_targets() -> None:
 
 def test_noise_asks_for_larger_batches() -> None:
     """Slow devices use smaller batches than fast ones; all of them larger ones when gradients are noisier."""
-    seen = observation(share=2.0)
+    seen = replace(observation(share=2.0), small_batches=BatchShares(50))
     scheme = build_scheme(SchemeParameters("hcef_plus", steps="small_batches", options={"noise": 1.0}))
     calm, noisy = (
         scheme.plan(scheme.init(), replace(seen, sigma2=np.full(DEVICES, sigma2), g2=np.ones(DEVICES)))[0]
@@ -147,12 +147,19 @@ def test_noise_asks_for_larger_batches() -> None:
     assert calm.rho.mean() < noisy.rho.mean()
     pace = np.argsort(seen.conditions.mu)
     assert calm.rho[pace[: DEVICES // 2]].mean() >= calm.rho[pace[DEVICES // 2 :]].mean()
-    listed = BatchShares().list_shares(0.2)
+    listed = BatchShares(50).list_shares(0.2)
     assert np.isclose(calm.rho[:, None], listed).any(axis=1).all()
 
 
+def test_small_batches_need_a_batch() -> None:
+    """How small they may be is a matter of whole samples: no batch size is made up."""
+    scheme = build_scheme(SchemeParameters("hcef_plus", steps="small_batches"))
+    with pytest.raises(InputError, match=r"scheme.steps = 'small_batches': .*size of a full batch"):
+        scheme.plan(scheme.init(), observation())
+
+
 def test_rho_min_also_holds_for_small_batches() -> None:
-    seen = observation(share=2.0)
+    seen = replace(observation(share=2.0), small_batches=BatchShares(50))
     for rho_min in (0.8, 1.0):
         scheme = build_scheme(SchemeParameters("hcef_plus", rho_min=rho_min, steps="small_batches"))
         assert (scheme.plan(scheme.init(), seen)[0].rho >= rho_min).all()

@@ -28,6 +28,7 @@ from cfel.control.scheme import (
     SchemeParameters,
     make_empty_plan,
 )
+from cfel.errors import InputError
 from cfel.system.batch_shares import BatchShares
 
 SWITCHES = (
@@ -102,18 +103,18 @@ def hcef_plus(parameters: SchemeParameters) -> Scheme:
         if not present.any():
             return make_empty_plan(len(present))
         tau = observation.rounds.local_steps
-        shares = observation.small_batches or BatchShares()
-        if small_batches:
+        shares = _need_batch(observation) if small_batches else None
+        if shares is None:
+            steps = list_steps(parameters.rho_min, tau)
+        else:
             # On a part of its batch, a step costs as much as a part of a step.
             listed = shares.list_shares(options.least_batch)
             steps = tau * listed[listed >= parameters.rho_min]
-        else:
-            steps = list_steps(parameters.rho_min, tau)
         bounds = Bounds(rho=(steps[0] / tau, 1.0), theta=(float(theta[0]), 1.0))
         problem = build_problem(observation, parameters, bounds)
         kept = estimate_contraction(theta, observation.kept_energy if options.curve else theta)
         count, share = pair_up(steps, theta)
-        part = shares.find_part(count / tau) if small_batches else None
+        part = None if shares is None else shares.find_part(count / tau)
         cost = _pair_costs(options, problem, count / tau, kept[share], part)
         slow_clocks = options.frequency and not observation.full_clocks
         table = StepTable(count, theta[share], cost, options.least_speed if slow_clocks else 1.0)
@@ -131,6 +132,15 @@ def hcef_plus(parameters: SchemeParameters) -> Scheme:
         ),
         plans_clocks=options.frequency,
     )
+
+
+def _need_batch(observation: Observation) -> BatchShares:
+    if observation.small_batches is None:
+        raise InputError(
+            "scheme.steps = 'small_batches': plans need the size of a full batch, which is not known here; "
+            "plan in whole steps, or for an experiment, which has a batch"
+        )
+    return observation.small_batches
 
 
 def _pair_costs(

@@ -94,6 +94,7 @@ def test_an_emulated_device_runs_at_the_planned_clock(
     asyncio.run(play())
     (path, *_) = tmp_path.glob("edge-*/plans/round-00001.parquet")
     plan = read_plan(path.parents[1], 1)
+    assert plan.speed is not None
     assert plan.speed.min() < 1
     mu = experiment.build_world().setting.conditions(0, 0).mu[plan.device]
     training = sorted(seconds for seconds in waited if seconds)

@@ -131,6 +131,8 @@ def _is_credible(
     # Who is one step ahead has been where this state is.
     ahead = [each for each in claims if each is not claim and _is_next(world, claim.state, each.state)]
     support = len(claim.holders.union(*(each.holders for each in ahead)))
+    # Of f + 1 holders one is honest if at most f lie. One may lie; of more edge servers f = (m − 1)//3, as in
+    # Byzantine agreement, was chosen by hand.
     enough = max(2, (clusters - 1) // 3 + 1)
     return own in claim.holders or support >= enough or 2 * (len(claim.holders) + unknown) > clusters
 

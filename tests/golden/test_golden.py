@@ -1,0 +1,69 @@
+"""What does not depend on the machine is what it was: see `make` for how to change it on purpose."""
+
+import math
+from collections.abc import Iterator
+from typing import Any
+
+import pytest
+
+from tests.golden.collect import COLLECTORS
+from tests.golden.make import read_values
+
+EXACT = ("draws", "packed")
+"""Whole numbers, bytes and draws only."""
+
+# Last bits of exp, log and pow differ between processors, and a search for an optimum makes more of them.
+RELATIVE = 1e-9
+# Of what is zero but for rounding: a gap, or an energy that is left over.
+ABSOLUTE = 1e-9
+
+
+@pytest.mark.parametrize("name", COLLECTORS)
+def test_values_are_as_stored(name: str) -> None:
+    found, stored = COLLECTORS[name](), read_values(name)
+    assert list(found) == list(stored)
+    assert list(list_differences(stored, found, exact=name in EXACT)) == []
+
+
+def test_every_file_of_values_is_compared() -> None:
+    for name in COLLECTORS:
+        assert len(read_values(name)) > 3
+
+
+@pytest.mark.parametrize(
+    ("stored", "found", "count"),
+    [
+        ({"a": [1.0, 2.0]}, {"a": [1.0, 2.0 + 1e-12]}, 0),
+        ({"a": [1.0, 2.0]}, {"a": [1.0, 2.001]}, 1),
+        ({"a": [1.0]}, {"a": [1.0, 2.0]}, 1),
+        ({"a": 1}, {"b": 1}, 1),
+        ({"a": 1}, {"a": 2}, 1),
+        ({"a": None}, {"a": 0.0}, 1),
+        ({"a": math.nan}, {"a": math.nan}, 0),
+        ({"a": math.inf}, {"a": 1e300}, 1),
+        ({"a": True}, {"a": 1}, 1),
+    ],
+)
+def test_differences_are_found(stored: Any, found: Any, count: int) -> None:
+    assert len(list(list_differences(stored, found, exact=False))) == count
+
+
+def list_differences(stored: Any, found: Any, exact: bool, place: str = "") -> Iterator[str]:
+    """Lines that say what differs where."""
+    if isinstance(stored, dict) and isinstance(found, dict) and stored.keys() == found.keys():
+        for key, each in stored.items():
+            yield from list_differences(each, found[key], exact, f"{place}/{key}")
+    elif isinstance(stored, list) and isinstance(found, list | tuple) and len(stored) == len(found):
+        for index, (one, two) in enumerate(zip(stored, found, strict=True)):
+            yield from list_differences(one, two, exact, f"{place}[{index}]")
+    elif not _is_same(stored, found, exact):
+        yield f"{place}: stored {stored!r}, found {found!r}"
+
+
+def _is_same(stored: Any, found: Any, exact: bool) -> bool:
+    if isinstance(stored, float) and isinstance(found, float):
+        if math.isnan(stored) or math.isnan(found):
+            return math.isnan(stored) and math.isnan(found)
+        if not exact:
+            return math.isclose(stored, found, rel_tol=RELATIVE, abs_tol=ABSOLUTE)
+    return type(stored) is type(found) and bool(stored == found)

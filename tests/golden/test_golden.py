@@ -12,9 +12,11 @@ from tests.golden.make import read_values
 EXACT = ("draws", "packed")
 """Whole numbers, bytes and draws only."""
 
-# Last bits of exp, log and pow differ between processors, and a search for an optimum makes more of them.
+# Last bits of exp, log and pow differ between processors. A search for an optimum makes more of them: 2e-7 was
+# seen. `compare_commits` compares such plans bit for bit on one machine.
 RELATIVE = 1e-9
-# Of what is zero but for rounding: a gap, or an energy that is left over.
+SEARCHED = {"plans": 2e-6, "observed": 2e-6, "problems": 2e-6}
+# Of what is zero but for rounding, as a gap is.
 ABSOLUTE = 1e-9
 
 
@@ -22,7 +24,7 @@ ABSOLUTE = 1e-9
 def test_values_are_as_stored(name: str) -> None:
     found, stored = COLLECTORS[name](), read_values(name)
     assert list(found) == list(stored)
-    assert list(list_differences(stored, found, exact=name in EXACT)) == []
+    assert list(list_differences(stored, found, tolerance_of(name))) == []
 
 
 def test_every_file_of_values_is_compared() -> None:
@@ -45,25 +47,30 @@ def test_every_file_of_values_is_compared() -> None:
     ],
 )
 def test_differences_are_found(stored: Any, found: Any, count: int) -> None:
-    assert len(list(list_differences(stored, found, exact=False))) == count
+    assert len(list(list_differences(stored, found, RELATIVE))) == count
 
 
-def list_differences(stored: Any, found: Any, exact: bool, place: str = "") -> Iterator[str]:
+def tolerance_of(name: str) -> float:
+    """Of a file's floats, relative; 0 where they must be equal."""
+    return 0.0 if name in EXACT else SEARCHED.get(name, RELATIVE)
+
+
+def list_differences(stored: Any, found: Any, tolerance: float, place: str = "") -> Iterator[str]:
     """Lines that say what differs where."""
     if isinstance(stored, dict) and isinstance(found, dict) and stored.keys() == found.keys():
         for key, each in stored.items():
-            yield from list_differences(each, found[key], exact, f"{place}/{key}")
+            yield from list_differences(each, found[key], tolerance, f"{place}/{key}")
     elif isinstance(stored, list) and isinstance(found, list | tuple) and len(stored) == len(found):
         for index, (one, two) in enumerate(zip(stored, found, strict=True)):
-            yield from list_differences(one, two, exact, f"{place}[{index}]")
-    elif not _is_same(stored, found, exact):
+            yield from list_differences(one, two, tolerance, f"{place}[{index}]")
+    elif not _is_same(stored, found, tolerance):
         yield f"{place}: stored {stored!r}, found {found!r}"
 
 
-def _is_same(stored: Any, found: Any, exact: bool) -> bool:
+def _is_same(stored: Any, found: Any, tolerance: float) -> bool:
     if isinstance(stored, float) and isinstance(found, float):
         if math.isnan(stored) or math.isnan(found):
             return math.isnan(stored) and math.isnan(found)
-        if not exact:
-            return math.isclose(stored, found, rel_tol=RELATIVE, abs_tol=ABSOLUTE)
+        if tolerance:
+            return math.isclose(stored, found, rel_tol=tolerance, abs_tol=ABSOLUTE)
     return type(stored) is type(found) and bool(stored == found)

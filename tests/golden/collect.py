@@ -211,7 +211,7 @@ def collect_problems() -> Cases:
     for number in range(12):
         problem = make_problem(number)
         for method in ("joint", "alternating"):
-            solution = solve(problem, method)  # type: ignore[arg-type]
+            solution = solve(problem, method)
             found[f"{number} {method}"] = {**_plain(solution), "gap": solution.gap}
     return found
 
@@ -276,7 +276,7 @@ _TOPOLOGIES: Mapping[str, Table] = {
 def collect_topologies() -> Cases:
     """Links, mixing weights and seconds of each topology, and the links that MATCHA draws."""
     fleet = {"devices": 13, "clusters": [4, 3, 2, 2, 1, 1]}
-    found = {}
+    found: Cases = {}
     for name, topology in _TOPOLOGIES.items():
         setting = make_experiment(fleet=fleet, topology=topology).build_setting()
         found[name] = {**_describe_backhaul(setting.backhaul), "seconds": _plain(setting.backhaul_seconds)}

@@ -207,7 +207,7 @@ def _compare_runs(old: Path, new: Path, ignored: set[str]) -> Iterator[str]:
     )
     yield from _compare_values("rounds", _read_rounds(old), _read_rounds(new), skipped)
     names = [sorted(path.name for path in (run / "plans").iterdir()) for run in (old, new)]
-    yield from _compare_values("plans", *names, skipped)
+    yield from _compare_values("plans", names[0], names[1], skipped)
     for name in sorted(set(names[0]) & set(names[1])):
         one, two = (pq.read_table(run / "plans" / name).to_pydict() for run in (old, new))
         yield from _compare_values(f"plans/{name}", one, two, skipped)
@@ -239,8 +239,10 @@ def _read_rounds(run: Path) -> list[Any]:
 
 
 def _shorten(lines: Sequence[str]) -> list[str]:
+    # Whether models differ is what one wants to know first.
+    ordered = sorted(lines, key=lambda line: "model_sha256" not in line)
     left = len(lines) - _MOST_SHOWN
-    return [*lines[:_MOST_SHOWN], *([f"… and {left} more"] if left > 0 else [])]
+    return [*ordered[:_MOST_SHOWN], *([f"… and {left} more"] if left > 0 else [])]
 
 
 def _say(text: str) -> None:

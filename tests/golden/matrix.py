@@ -86,9 +86,9 @@ def _list_learning() -> Iterator[Case]:
         wire = {**_REALISED, "simulation.uploads": "wire"}
         yield Case(f"{compressor} feedback wire", {**feedback, **wire})
     yield Case("no compression", {"compression.kind": "none", "scheme.name": "cef"})
-    for kind in ("trimmed_mean", "median", "clipped"):
+    for rule in ("trimmed_mean", "median", "clipped"):
         yield Case(
-            f"aggregation {kind}", {"aggregation.kind": kind, "fleet.clusters": 1, "aggregation.trim": 0.3}
+            f"aggregation {rule}", {"aggregation.kind": rule, "fleet.clusters": 1, "aggregation.trim": 0.3}
         )
     for name in ("momentum", "fedadam", "fedyogi"):
         yield Case(f"edge {name}", {"aggregation.optimiser": name, "aggregation.learning_rate": 0.1})

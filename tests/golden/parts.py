@@ -22,7 +22,9 @@ def fixed(parameters: SchemeParameters) -> Scheme:
         number = np.arange(seen.cluster.size) + seen.edge_round
         rho = 0.25 + 0.125 * (number % 7)
         theta = 0.0625 * (1 + number % 5)
-        return make_plan(rho, theta, np.where(number % 3 == 0, 0.75, 1.0))
+        return make_plan(
+            rho.astype(np.float64), theta.astype(np.float64), np.where(number % 3 == 0, 0.75, 1.0)
+        )
 
     return Scheme(dict, lambda state, seen: (plan(seen), state), plans_clocks=True)
 

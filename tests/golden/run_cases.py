@@ -28,7 +28,7 @@ def main(source: Path, commands: Path) -> None:
         printed = io.StringIO()
         with contextlib.redirect_stdout(printed), contextlib.redirect_stderr(printed):
             try:
-                code = run_command(words)
+                code: object = run_command(words)
             except SystemExit as error:
                 code = error.code
         done.append({"code": code, "printed": printed.getvalue()})

@@ -38,7 +38,7 @@ def test_a_changed_tree_differs(tmp_path: Path, capsys: pytest.CaptureFixture[st
     preset.write_text(text.replace("momentum = 0.9", "momentum = 0.8"), encoding="utf-8")
     assert main([str(ROOT), str(changed), "--only", "momentum", "--except", "edge momentum"]) == 1
     printed = capsys.readouterr().out
-    assert "momentum reset: DIFFERS\n    rounds[0].seconds" in printed
+    assert "momentum reset: DIFFERS\n    rounds[0].model_sha256" in printed
     assert "edge momentum: expected" in printed
     # Both state their momentum themselves.
     assert "4 cases, 2 differ, 1 unexpectedly" in printed

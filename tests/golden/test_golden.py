@@ -12,8 +12,8 @@ from tests.golden.make import read_values
 EXACT = ("draws", "packed")
 """Whole numbers, bytes and draws only."""
 
-# Last bits of exp, log and pow differ between processors. A search for an optimum makes more of them: 2e-7 was
-# seen. `compare_commits` compares such plans bit for bit on one machine.
+# Last bits of exp, log and pow differ between processors. A search for an optimum makes more of them: 2e-7
+# was seen. `compare_commits` compares such plans bit for bit on one machine.
 RELATIVE = 1e-9
 SEARCHED = {"plans": 2e-6, "observed": 2e-6, "problems": 2e-6}
 # Of what is zero but for rounding, as a gap is.

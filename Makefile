@@ -89,11 +89,11 @@ check: $(READY)           ## style, types, layers
 	$(BIN)/lint-imports
 
 bench: $(READY)           ## measure the solver, the simulation, the Ray engine and real processes
-	$(BIN)/cfel bench solver
-	$(BIN)/cfel bench simulation
-	$(BIN)/cfel bench scaleout
-	$(BIN)/cfel bench deployment
-	$(BIN)/cfel bench resilience
+	$(BIN)/python -m benchmarks solver
+	$(BIN)/python -m benchmarks simulation
+	$(BIN)/python -m benchmarks scaleout
+	$(BIN)/python -m benchmarks deployment
+	$(BIN)/python -m benchmarks resilience
 
 docs: $(VENV)/.docs        ## the documentation site, in build/docs; needs no network
 	$(BIN)/sphinx-build -W --keep-going -q -d build/doctrees docs build/docs

@@ -23,6 +23,7 @@ from PIL import Image
 from rich.console import Console
 from rich.terminal_theme import MONOKAI
 from rich.text import Text
+
 from tests.dashboard.chromium import BROWSER, Page, chromium
 
 ROOT = Path(__file__).parents[1]

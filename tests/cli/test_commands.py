@@ -6,8 +6,6 @@ import subprocess
 import sys
 import sysconfig
 from pathlib import Path
-from types import SimpleNamespace
-from typing import Any
 
 import pytest
 
@@ -25,7 +23,6 @@ COMMANDS = (
     "devices",
     "calibrate",
     "export",
-    "bench",
 )
 
 
@@ -54,7 +51,7 @@ def test_version(run: Run) -> None:
     assert (answer.code, answer.out) == (0, f"cfel {__version__}\n")
 
 
-@pytest.mark.parametrize("arguments", [[], ["pln"], ["bench", "solvr"]])
+@pytest.mark.parametrize("arguments", [[], ["pln"], ["run"]])
 def test_wrong_usage(run: Run, arguments: list[str]) -> None:
     answer = run(*arguments)
     assert (answer.code, answer.out) == (2, "")
@@ -170,67 +167,3 @@ def test_theory_rejects(run: Run, write: Write, options: list[object], message: 
 def test_theory_without_a_file(run: Run, tmp_path: Path) -> None:
     assert "none.toml: cannot be read" in run("theory", tmp_path / "none.toml").err
     assert "experiment.toml: cannot be read" in run("theory", tmp_path).err
-
-
-def test_bench_prints(run: Run, monkeypatch: pytest.MonkeyPatch) -> None:
-    """With the measuring replaced, everything around it: the table, and the progress kept off it."""
-    from cfel.bench import solver as bench_solver
-
-    tiny = SimpleNamespace(
-        measure_quality=lambda n, seeds, _: bench_solver.Quality(n, seeds, 1e-5, 2e-4, 0, None),
-        measure_speed=lambda n, repeats: bench_solver.Speed(n, n * 1e-7, 1e-6, float(repeats), 1e-4),
-        measure_general_solver=lambda repeats: (0.001, 0.001 * repeats),
-        measure_memory=lambda _: 2.0**30,
-        fit_growth_exponent=bench_solver.fit_growth_exponent,
-        as_document=bench_solver.as_document,
-    )
-    monkeypatch.setattr("cfel.cli.bench_solver.bench_solver", tiny)
-    answer = run("bench", "solver", "--quick")
-    assert answer.code == 0
-    assert "quality, 64 devices" in answer.err
-    assert "time grows as N^1.00" in answer.out
-    assert "1,024 MiB" in answer.out
-    assert "30 times as long" in answer.out
-    assert max(map(len, answer.out.splitlines())) <= 80
-    monkeypatch.setattr(tiny, "measure_general_solver", lambda _: None)
-    assert "CVXPY is not installed" in run("bench", "solver", "--quick").out
-    found = run("bench", "solver", "--json").document
-    assert found["general_solver_ratio"] is None
-    assert [row["devices"] for row in found["speed"]] == [64, 10_000, 100_000, 1_000_000]
-
-
-def test_bench_peers_prints(run: Run, monkeypatch: pytest.MonkeyPatch) -> None:
-    """With environment and race replaced: one row per system, relative to cfel."""
-    from cfel.bench.peers.race import Standing
-
-    def race(_: object, entrants: list[Any], rounds: int) -> list[Standing]:
-        return [
-            Standing(each.name, 10.0, (1.0 + i,) * rounds, 2**30 + i * 2**20)
-            for i, each in enumerate(entrants)
-        ]
-
-    monkeypatch.setattr("cfel.cli.bench_peers.prepare_environment", lambda *_: Path("python"))
-    monkeypatch.setattr("cfel.cli.bench_peers.run_race", race)
-    answer = run("bench", "peers", "--only", "small_cnn", "--quick")
-    assert answer.code == 0
-    assert "flwr[simulation]==" in answer.err
-    assert "small CNN, 50 of 1,000 users" in answer.out
-    assert [line.split()[0] for line in answer.out.splitlines()[2:8]] == [
-        "cfel",
-        "bare",
-        "bare",
-        "pfl,",
-        "pfl,",
-        "Flower,",
-    ]
-    assert max(map(len, answer.out.splitlines())) <= 80
-    assert run("bench", "peers", "--json", "--quick").document["leaf_cnn"][0]["seconds"] == [1.0, 1.0]
-
-
-@pytest.mark.slow
-def test_bench_solver(run: Run) -> None:
-    found = run("bench", "solver", "--quick", "--json").document
-    assert [row["devices"] for row in found["quality"]] == [2, 8, 64, 512]
-    assert all(row["above"] == 0 for row in found["quality"] if row["devices"] >= 64)
-    assert all(row["worst_gap"] >= row["median_gap"] >= 0 for row in found["quality"])
-    assert found["peak_bytes"] > 0

@@ -9,7 +9,6 @@ from typing import Any
 
 import pytest
 
-from cfel.bench.link_shaper import Link, Relay, shape
 from cfel.deployment.node import Node, run_device, run_edge
 from cfel.deployment.security.certificates import issue, make_authority
 from cfel.deployment.security.experiment_check import ExperimentCheck
@@ -20,6 +19,7 @@ from cfel.plugins import ANY_CODE
 from cfel.runlog import RoundRecord
 from cfel.runlog.log import read_log
 from cfel.runlog.plans import read_plan
+from tests.support.link_shaper import Link, Relay, shape
 
 ROUNDS = 2
 SLOW = Identity("device", 0)

@@ -34,7 +34,7 @@ def test_the_message_names_the_command(
 
 @pytest.mark.usefixtures("no_ray")
 def test_the_bench_says_so_too() -> None:
-    from cfel.bench.scaleout import measure_overhead
+    from benchmarks.scaleout import measure_overhead
 
     with pytest.raises(InputError, match="install it with"):
         measure_overhead(1, 1)

@@ -32,7 +32,6 @@ SUMMARIES = {
     "devices": "list device classes with their sources, or import one from a phone",
     "calibrate": "measure this machine and write it as a device class",
     "export": "write the trained model of a run to a file",
-    "bench": "benchmark cfel on this machine",
 }
 """Every command with its summary, in the order of the help."""
 

@@ -18,12 +18,12 @@ from cfel.deployment.election.state import LeaderChanged, Resign, Role, Tick, Vo
 from cfel.deployment.protocol.calls import RemoteCalls
 from cfel.deployment.protocol.peer_requests import ElectionRequest
 from cfel.deployment.security.identity import Identity
-from cfel.deployment.transport.memory_transport import MemoryNetwork
 from cfel.errors import DiskError
 from tests.deployment.conftest import deployed
 from tests.deployment.election.test_rules import elected
 from tests.deployment.memory_federation import Federation
 from tests.simulation.drive import timeless
+from tests.support.memory_transport import MemoryNetwork
 
 
 def test_a_member_that_resigns_pauses_and_keeps_its_vote() -> None:

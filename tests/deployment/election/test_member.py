@@ -13,9 +13,9 @@ from cfel.deployment.protocol.calls import RemoteCalls, to_methods
 from cfel.deployment.protocol.codec import decode, encode
 from cfel.deployment.protocol.peer_requests import ElectionRequest
 from cfel.deployment.security.identity import Identity
-from cfel.deployment.transport.memory_transport import LinkFaults, MemoryNetwork
 from cfel.errors import RejectedError
 from tests.deployment.virtual_time import run_virtually
+from tests.support.memory_transport import LinkFaults, MemoryNetwork
 
 
 class VirtualElection:

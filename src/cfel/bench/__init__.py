@@ -1,1 +1,0 @@
-"""The benchmarks of the project: solver, simulator, Ray and real processes."""

@@ -2,11 +2,13 @@
 
     nice python -m tests.golden.compare_commits OLD NEW
     nice python -m tests.golden.compare_commits OLD . --only hcef --ignore wire_bytes --except "edge fedadam"
+    nice python -m tests.golden.compare_commits OLD . --baseline build/golden
 
 OLD and NEW are commits, or directories with a working tree: `.` compares what is not committed yet. Both run
-the experiments of `matrix` through `cfel run`, in one process each. Runs that OLD began are also resumed by
-NEW. Every field of `rounds.jsonl` but time and memory, every column of the plan tables, and `fleet.json` must
-be equal. Prints what differs; the exit code is 1 if anything does, or if a run fails.
+the experiments of `matrix` through `cfel run`, in one process each; runs that OLD began are also resumed by
+NEW. With `--baseline`, the runs of OLD are kept for the next time. Every field of `rounds.jsonl` but time and
+memory, every column of the plan tables, and `fleet.json` must be equal. Prints what differs; the exit code is
+1 if anything does, or if a run fails.
 """
 
 import argparse
@@ -74,18 +76,13 @@ def main(arguments: Sequence[str] | None = None) -> int:
         raise SystemExit(f"--only: no case has {' and '.join(options.only)} in its name")
     begun = time.monotonic()
     with tempfile.TemporaryDirectory(prefix="cfel-compare-") as scratch, ExitStack() as stack:
-        old, new = (
-            Tree(
-                name,
-                stack.enter_context(_check_out(commit, Path(scratch) / name)),
-                Path(scratch) / f"{name}-runs",
-            )
-            for name, commit in (("old", options.old), ("new", options.new))
-        )
-        example = Path(scratch) / "tiny.toml"
+        home, place = _find_home(options.baseline, options.old, Path(scratch)), Path(scratch)
+        old = Tree("old", stack.enter_context(_check_out(options.old, place / "old")), home / "old-runs")
+        new = Tree("new", stack.enter_context(_check_out(options.new, place / "new")), place / "new-runs")
+        example = home / "tiny.toml"
         # The same file for both, whatever has become of the example.
         shutil.copy(old.source / "examples" / "tiny.toml", example)
-        shutil.copy(MODEL, scratch)
+        shutil.copy(MODEL, home)
         found = _compare(old, new, example, chosen, set(options.ignore))
     differing = [name for name, lines in found.items() if lines]
     for name in differing:
@@ -113,7 +110,19 @@ def _parse(arguments: Sequence[str] | None) -> argparse.Namespace:
         "--ignore", nargs="+", default=[], metavar="FIELD", help="fields and columns that may differ"
     )
     parser.add_argument("--ray", action="store_true", help="also the engine ray, which takes longer")
+    parser.add_argument("--baseline", type=Path, metavar="DIR", help="keep OLD's runs here, and reuse them")
     return parser.parse_args(arguments)
+
+
+def _find_home(baseline: Path | None, commit: str, scratch: Path) -> Path:
+    """Where OLD's runs go; kept only where a commit's name says what they are of."""
+    if baseline is None:
+        return scratch
+    if Path(commit).is_dir():
+        raise SystemExit(f"--baseline: {commit} is a directory, which may change; give a commit")
+    home = baseline.resolve() / _git("rev-parse", "--verify", f"{commit}^{{commit}}")
+    home.mkdir(parents=True, exist_ok=True)
+    return home
 
 
 @contextmanager
@@ -129,11 +138,12 @@ def _check_out(commit: str, place: Path) -> Iterator[Path]:
         _git("worktree", "remove", "--force", str(place))
 
 
-def _git(*words: str) -> None:
+def _git(*words: str) -> str:
     git = shutil.which("git") or "git"
     done = subprocess.run([git, "-C", str(ROOT), *words], capture_output=True, text=True, check=False)
     if done.returncode:
         raise SystemExit(f"git {' '.join(words)}: {done.stderr.strip()}")
+    return done.stdout.strip()
 
 
 def _compare(
@@ -180,23 +190,48 @@ def _write_toml(value: object) -> str:
 
 
 def _execute(tree: Tree, jobs: Sequence[Job]) -> dict[str, list[str]]:
-    """Runs the commands with a tree's package; returns what failed, by case."""
-    commands = tree.runs.with_suffix(".json")
+    """Runs the commands with a tree's package, or knows their results; returns what failed, by case."""
+    results = _read_results(tree)
+    if not all(tuple(job.words) in results for job in jobs):
+        _drive(tree, jobs)
+        results = _read_results(tree)
+    failed: dict[str, list[str]] = {}
+    for job in jobs:
+        code, printed = results[tuple(job.words)]
+        if code:
+            line = f"{tree.name}: exit code {code}: {' '.join(printed.split())[-400:]}"
+            failed.setdefault(job.case.name, []).append(line)
+    return failed
+
+
+def _drive(tree: Tree, jobs: Sequence[Job]) -> None:
+    commands, done = _name_files(tree)
+    done.unlink(missing_ok=True)
+    # Runs of a baseline that is not complete would be in the way; those to be resumed must stay.
+    for job in (each for each in jobs if "--resume" not in each.words):
+        shutil.rmtree(job.words[job.words.index("--out") + 1], ignore_errors=True)
     commands.write_text(json.dumps([job.words for job in jobs]), encoding="utf-8")
     source = tree.source / "src"
-    begun = time.perf_counter()
+    begun = time.monotonic()
     place = {**os.environ, "PYTHONPATH": str(source), "OMP_NUM_THREADS": "1"}
     subprocess.run(
         [sys.executable, str(DRIVER), str(source), str(commands)], env=place, cwd=tree.source, check=True
     )
-    _say(f"{tree.name}: {len(jobs)} runs in {time.perf_counter() - begun:.0f} s")
-    failed: dict[str, list[str]] = {}
-    done = json.loads(commands.with_suffix(".done.json").read_text(encoding="utf-8"))
-    for job, result in zip(jobs, done, strict=True):
-        if result["code"]:
-            line = f"{tree.name}: exit code {result['code']}: {' '.join(result['printed'].split())[-400:]}"
-            failed.setdefault(job.case.name, []).append(line)
-    return failed
+    _say(f"{tree.name}: {len(jobs)} runs in {time.monotonic() - begun:.0f} s")
+
+
+def _read_results(tree: Tree) -> dict[tuple[str, ...], tuple[object, str]]:
+    """Exit code and output of every command that was run."""
+    commands, done = _name_files(tree)
+    if not done.exists():
+        return {}
+    pairs = zip(_read_json(commands), _read_json(done), strict=True)
+    return {tuple(words): (result["code"], result["printed"]) for words, result in pairs}
+
+
+def _name_files(tree: Tree) -> tuple[Path, Path]:
+    commands = tree.runs.with_suffix(".json")
+    return commands, commands.with_suffix(".done.json")
 
 
 def _compare_runs(old: Path, new: Path, ignored: set[str]) -> Iterator[str]:

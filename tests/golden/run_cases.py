@@ -11,6 +11,7 @@ import contextlib
 import io
 import json
 import sys
+import traceback
 from pathlib import Path
 
 
@@ -31,6 +32,8 @@ def main(source: Path, commands: Path) -> None:
                 code: object = run_command(words)
             except SystemExit as error:
                 code = error.code
+            except Exception:  # noqa: BLE001 — whatever it is, the other commands still count
+                code, _ = 1, printed.write(traceback.format_exc())
         done.append({"code": code, "printed": printed.getvalue()})
     commands.with_suffix(".done.json").write_text(json.dumps(done), encoding="utf-8")
 

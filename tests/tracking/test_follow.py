@@ -7,9 +7,12 @@ from dataclasses import replace
 from pathlib import Path
 
 import pytest
+from torch import nn
 
 import cfel
-from cfel.errors import InputError
+from cfel.api.run_options import RunOptions
+from cfel.api.runs import place_run, run_all
+from cfel.errors import InputError, RunDirectoryError
 from cfel.extras import MissingExtraError
 from cfel.runlog import RoundRecord
 from cfel.tracking import RunEnd, TrackedRun, choose_trackers, follow, follow_run
@@ -109,6 +112,22 @@ def test_a_tracker_that_fails_is_reported_once(log: TrackedRun, where: str) -> N
     ]
     assert healthy.rounds == [1, 2, 3]
     assert len(healthy.ends) == 1
+
+
+def test_a_tracker_that_fails_is_reported_for_every_run(tmp_path: Path) -> None:
+    """What all runs have in common is said once: here, why their model is trained by threads."""
+    dropout = make_experiment(nn.Sequential(nn.Linear(4, 2), nn.Dropout())).change(
+        {"simulation.engine": "auto"}
+    )
+    runs = [place_run(dropout, seed, tmp_path) for seed in (0, 1, 2)]
+    messages: list[str] = []
+    run_all(runs, tmp_path, RunOptions(notify=messages.append, trackers={"broken": Notebook("round")}))
+    about_engine = [words for words in messages if words.startswith("engine: threads")]
+    assert len(about_engine) == 1
+    assert [words for words in messages if words not in about_engine] == [
+        f"tracker broken failed and is off; hcef (seed {seed}) continues: OSError: the network is down"
+        for seed in (0, 1, 2)
+    ]
 
 
 def test_a_tracker_that_hangs_is_left_alone(log: TrackedRun, monkeypatch: pytest.MonkeyPatch) -> None:

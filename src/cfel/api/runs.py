@@ -176,10 +176,21 @@ def run_all(runs: Sequence[PlacedRun], out: Path, options: RunOptions) -> None:
         if on_ray and as_text and prefer_whole_runs(runs):
             run_on_cluster(runs, out, options)
             return
-        for number, run in enumerate(runs):
-            # All have the same model, so one notice about it is enough.
-            quiet = replace(options, notify=lambda _: None) if number else options
-            run_experiment(run.experiment, run.directory, quiet, run.name)
+        # A notice about the model would come with every run; what concerns one run names it.
+        once = replace(options, notify=_without_repetitions(options.notify))
+        for run in runs:
+            run_experiment(run.experiment, run.directory, once, run.name)
+
+
+def _without_repetitions(notify: Callable[[str], None]) -> Callable[[str], None]:
+    said: set[str] = set()
+
+    def notify_once(words: str) -> None:
+        if words not in said:
+            said.add(words)
+            notify(words)
+
+    return notify_once
 
 
 def count_rounds(runs: Sequence[PlacedRun]) -> int:

@@ -48,18 +48,9 @@ def run_experiment(
     resolved = replace(experiment, simulation=replace(experiment.simulation, engine=choice.engine))
     if choice.notice is not None:
         options.notify(choice.notice)
-    shown = name or experiment.name
-    # Executors first: they fork, and a fork copies locks in whatever state the trackers' thread holds them.
-    with (
-        open_executor(world, resolved.simulation, options) as executor,
-        options.follow(resolved, out, shown) as track_round,
-    ):
-
-        def progress(record: RoundRecord) -> None:
-            track_round(record)
-            if options.on_round is not None:
-                options.on_round(shown, record)
-
+    # The executor before anything is followed: it forks, and a fork copies locks in whatever state the
+    # trackers' thread holds them.
+    with open_executor(world, resolved.simulation, options) as executor:
         return run_in_directory(
             world,
             executor,
@@ -68,7 +59,7 @@ def run_experiment(
             experiment_toml=experiment_toml(resolved),
             command=list(options.command),
             resume=options.resume,
-            watch=Watch(progress, options.interrupted),
+            watch=Watch(lambda: options.follow(resolved, out, name or experiment.name), options.interrupted),
         )
 
 

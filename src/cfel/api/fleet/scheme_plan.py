@@ -1,6 +1,6 @@
 """A fleet's round as any scheme plans it: what the first edge round of a simulation would ask of the devices.
 
-The scheme gets the observation that it would get there, by way of the same function of the kernel.
+The scheme gets the observation that it would get there, and is asked in the same way.
 """
 
 import math
@@ -14,6 +14,7 @@ from cfel import validation
 from cfel.api.fleet.problem_file import OptionName, RunLength
 from cfel.arrays import FloatArray
 from cfel.control.caps import Budget, Rounds
+from cfel.control.planning import plan_by_scheme
 from cfel.control.problem import RoundProblem
 from cfel.control.scheme import Observation, RoundPlan, Scheme, SchemeBuilder, SchemeParameters
 from cfel.control.schemes import build_scheme
@@ -23,7 +24,6 @@ from cfel.control.solver.solve import Method
 from cfel.cost import cluster_seconds, device_joules, device_seconds, open_ledger
 from cfel.errors import InputError
 from cfel.plugins import ANY_CODE, CodePolicy, label_object
-from cfel.rounds.kernel import plan_by_scheme
 from cfel.scheme_names import parse_variants
 from cfel.system.batch_shares import DEFAULT_OVERHEAD, BatchShares
 from cfel.system.conditions import Conditions
@@ -144,8 +144,9 @@ def _observe(problem: RoundProblem, length: RunLength | None, option_name: Optio
     edge_rounds, run = (1, 1) if length is None else (length.edge_rounds, length.rounds * length.edge_rounds)
     rounds = Rounds(run // edge_rounds, edge_rounds, problem.tau)
     caps, most = problem.time_cap, float(problem.time_cap.max())
-    if most <= 0 or problem.energy_cap <= 0:
-        raise InputError(f"{option_name('time_cap')}, {option_name('energy_cap')}: must be > 0 for a scheme")
+    for name, cap in (("time_cap", most), ("energy_cap", problem.energy_cap)):
+        # A problem may have been overspent; a run begins with something to spend.
+        validation.check_number(option_name(name), cap, above=0, finite=False)
     if math.isinf(most) and np.isfinite(caps).any():
         raise InputError(f"{option_name('time_cap')}: limits all clusters or none, where a scheme plans")
     seconds = None if length is None else length.time_budget

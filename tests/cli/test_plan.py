@@ -10,6 +10,7 @@ import pyarrow.csv as pa_csv
 import pyarrow.parquet as pa_parquet
 import pytest
 
+import cfel
 from cfel.api.fleet.problem_file import read_problem
 from cfel.control import solve
 from cfel.errors import CfelError
@@ -156,15 +157,64 @@ def test_battery_is_kept(run: Run, write: Write) -> None:
     assert run("plan", write("two.json", json.dumps({"devices": rows})), "--json").document == found
 
 
+def test_any_scheme_plans(run: Run, fleet: Path, write: Write) -> None:
+    """Clocks are shown where the scheme chooses them; a user's own scheme is found beside the table."""
+    caps = ("--time-cap", 450, "--energy-cap", 900)
+    found = run("plan", fleet, *caps, "--scheme", "hcef_plus", "--json").document
+    plan = cfel.plan(fleet, time_cap=450, energy_cap=900, scheme="hcef_plus")
+    assert found["scheme"] == found["method"] == "hcef_plus"
+    assert (found["rho"], found["theta"]) == (plan.rho.tolist(), plan.theta.tolist())
+    assert found["speed"] == plan.speed.tolist()
+    assert (found["gap"], found["objective"]) == (plan.gap, plan.objective)
+    assert found["violations"] == []
+    assert min(found["speed"]) < 1
+    shown = run("plan", fleet, *caps, "--scheme", "hcef_plus").out
+    assert " clock " in shown
+    assert "above the optimum of hcef_plus" in shown
+    assert " clock " not in run("plan", fleet, *caps).out
+    options = ("--scheme", "hcef_plus", "--scheme-option", "least_speed=0.9", "--scheme-option", "noise=0.2")
+    assert min(run("plan", fleet, *caps, *options, "--json").document["speed"]) >= 0.9
+    beside = write("beside.csv", fleet.read_text())
+    write(
+        "my_plans.py",
+        "from cfel.control.scheme import RoundPlan, stateless\n"
+        "def all_of_it(parameters):\n"
+        "    return stateless(lambda seen: RoundPlan(0 * seen.sigma2 + 1, 0 * seen.sigma2 + 1))\n",
+    )
+    own = run("plan", beside, "--scheme", "my_plans:all_of_it")
+    assert (own.code, own.out.count("proof   none: my_plans:all_of_it solves no problem")) == (0, 1)
+
+
+@pytest.mark.parametrize(
+    ("options", "message"),
+    [
+        (["--scheme", "hcef_plus", "--scheme-option", "least_speed"], "must look like KEY=VALUE"),
+        (["--scheme", "hcef_plus", "--scheme-option", "least_speed=2"], "scheme.options.least_speed = 2"),
+        (["--scheme", "cef+small_batches"], "--batch: required with small batches"),
+        (
+            ["--scheme", "cef+small_batches", "--batch", 9, "--step-overhead", 1],
+            "--step-overhead = 1.0: must",
+        ),
+        (["--step-overhead", 0.1], "--step-overhead: only with another scheme than hcef"),
+    ],
+)
+def test_what_a_scheme_needs(run: Run, fleet: Path, options: list[object], message: str) -> None:
+    answer = run("plan", fleet, *options)
+    assert answer.code == 2
+    assert message in answer.err
+
+
+@pytest.mark.parametrize("scheme", ["hcef", "hcef_plus"])
 @pytest.mark.parametrize("length", [1, 60])
-def test_tables_fit_80_columns(run: Run, write: Write, length: int) -> None:
+def test_tables_fit_80_columns(run: Run, write: Write, length: int, scheme: str) -> None:
     """Long names are folded; no number is ever cut short."""
     rows = [f"{'d' * length}{n},{100 + n}.5,2,3000,0.5,{'c' * length}{n % 3}" for n in range(40)]
     file = write("wide.csv", "\n".join([HEAD, *rows]))
-    shown = run("plan", file, "--time-cap", 1000, "--energy-cap", 50_000).out
+    options = ("--time-cap", 1000, "--energy-cap", 50_000, "--scheme", scheme)
+    shown = run("plan", file, *options).out
     assert max(map(len, shown.splitlines())) <= 80
     assert shown.count("…") == 1
-    found = run("plan", file, "--time-cap", 1000, "--energy-cap", 50_000, "--json").document
+    found = run("plan", file, *options, "--json").document
     for device in range(20):
         assert f" {found['device_seconds'][device]:.1f} " in shown
 

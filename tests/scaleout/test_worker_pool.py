@@ -2,15 +2,16 @@
 
 from dataclasses import replace
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, NoReturn
 
 import pytest
 
 from cfel.api.runs import PlacedRun, RunOptions, run_all, run_experiment
-from cfel.errors import InputError, RunDirectoryError, ScaleoutError
+from cfel.errors import InputError, RunDirectoryError, ScaleoutError, StorageError
 from cfel.experiment import Experiment
 from cfel.runlog import RunDirectory
 from cfel.simulation import initial_state, simulate
+from cfel.tracking import TrackedRun
 from tests.simulation.drive import records, timeless, tiny
 
 pytest.importorskip("ray", reason="Ray is not installed")
@@ -161,7 +162,24 @@ def test_no_node_sees_the_folder(
 
 def test_a_run_that_cannot_be_done(fake_ray: "FakeRay", tmp_path: Path) -> None:
     runs = sweep(tmp_path)
-    run_experiment(tiny(), runs[1].directory, RunOptions())
-    with pytest.raises(RunDirectoryError, match="holds a run already"):
+    runs[1].directory.write_text("a file, where a directory should be")
+    with pytest.raises(StorageError, match="seed-1"):
         run_all(runs, tmp_path, RunOptions())
     assert fake_ray.calls > 1
+
+
+def test_no_run_starts_and_no_tracker_is_told_if_a_directory_is_in_use(
+    fake_ray: "FakeRay", tmp_path: Path
+) -> None:
+    runs = sweep(tmp_path)
+    run_experiment(tiny(), runs[1].directory, RunOptions())
+    tracked: list[TrackedRun] = []
+
+    def open_sink(run: TrackedRun) -> NoReturn:
+        tracked.append(run)
+        raise OSError
+
+    with pytest.raises(RunDirectoryError, match="holds a run already"):
+        run_all(runs, tmp_path, RunOptions(trackers={"list": open_sink}))
+    assert tracked == []
+    assert fake_ray.calls == 0

@@ -7,11 +7,14 @@ from dataclasses import replace
 from pathlib import Path
 
 import pytest
+from torch import nn
 
 import cfel
-from cfel.errors import InputError
+from cfel.api.run_options import RunOptions
+from cfel.api.runs import place_run, run_all
+from cfel.errors import InputError, RunBusyError, RunDirectoryError
 from cfel.extras import MissingExtraError
-from cfel.runlog import RoundRecord
+from cfel.runlog import RoundRecord, RunWriter
 from cfel.tracking import RunEnd, TrackedRun, choose_trackers, follow, follow_run
 from tests.api.test_interface import make_experiment
 
@@ -109,6 +112,49 @@ def test_a_tracker_that_fails_is_reported_once(log: TrackedRun, where: str) -> N
     ]
     assert healthy.rounds == [1, 2, 3]
     assert len(healthy.ends) == 1
+
+
+def test_a_tracker_that_fails_is_reported_for_every_run(tmp_path: Path) -> None:
+    """What all runs have in common is said once: here, why their model is trained by threads."""
+    dropout = make_experiment(nn.Sequential(nn.Linear(4, 2), nn.Dropout())).change(
+        {"simulation.engine": "auto"}
+    )
+    runs = [place_run(dropout, seed, tmp_path) for seed in (0, 1, 2)]
+    messages: list[str] = []
+    run_all(runs, tmp_path, RunOptions(notify=messages.append, trackers={"broken": Notebook("round")}))
+    about_engine = [words for words in messages if words.startswith("engine: threads")]
+    assert len(about_engine) == 1
+    assert [words for words in messages if words not in about_engine] == [
+        f"tracker broken failed and is off; hcef (seed {seed}) continues: OSError: the network is down"
+        for seed in (0, 1, 2)
+    ]
+
+
+def test_trackers_hear_nothing_of_a_run_that_may_not_start(tmp_path: Path) -> None:
+    """The directory holds an interrupted run, which is not this one's to declare failed."""
+    model = nn.Linear(4, 2)
+    first = Notebook()
+    with pytest.raises(KeyboardInterrupt):
+        cfel.run(make_experiment(model), tmp_path, progress=False, track=first, on_round=_interrupt)
+    assert [end.status for end in first.ends] == ["interrupted"]
+    told = (tmp_path / follow.STATE_FILE).read_text()
+    second = Notebook()
+    with pytest.raises(RunDirectoryError, match="holds a run already"):
+        cfel.run(make_experiment(model), tmp_path, progress=False, track=second)
+    other = make_experiment(model).change({"rounds.edge": 3})
+    with pytest.raises(RunDirectoryError, match=r"holds a run with rounds\.edge = 2, not 3"):
+        cfel.run(other, tmp_path, progress=False, track=second, resume=True)
+    with RunWriter.resume(tmp_path)[0], pytest.raises(RunBusyError):
+        cfel.run(make_experiment(model), tmp_path, progress=False, track=second, resume=True)
+    assert (second.runs, second.rounds, second.ends) == ([], [], [])
+    assert (tmp_path / follow.STATE_FILE).read_text() == told
+    cfel.run(make_experiment(model), tmp_path, progress=False, track=second, resume=True)
+    assert [run.earlier for run in second.runs] == ["page-1"]
+    assert (second.rounds, [end.status for end in second.ends]) == ([2], ["finished"])
+
+
+def _interrupt(_: RoundRecord) -> None:
+    raise KeyboardInterrupt
 
 
 def test_a_tracker_that_hangs_is_left_alone(log: TrackedRun, monkeypatch: pytest.MonkeyPatch) -> None:

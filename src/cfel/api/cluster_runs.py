@@ -17,6 +17,7 @@ from cfel.api.run_options import RunOptions
 from cfel.errors import RunBusyError
 from cfel.experiment import Experiment, experiment_toml, parse_experiment
 from cfel.plugins import ANY_CODE
+from cfel.rounds.run_directory import reject_unusable
 from cfel.runlog import RoundRecord, RunDirectory, holds_run
 from cfel.simulation import PoolExecutor, Watch, run_in_directory
 
@@ -70,6 +71,7 @@ def run_on_cluster(runs: Sequence[PlacedRun], folder: Path, options: RunOptions)
     """Executes whole runs on the connected cluster.
 
     Raises:
+        RunDirectoryError: a directory cannot take its run; none has started then.
         KeyboardInterrupt: the user interrupted them; every run that had started has a checkpoint.
     """
     from cfel.scaleout.run_sweep import Run, RunSweep, SweepCallbacks
@@ -79,6 +81,9 @@ def run_on_cluster(runs: Sequence[PlacedRun], folder: Path, options: RunOptions)
         Run(run.name, experiment_toml(run.experiment), run.directory.absolute(), options.resume)
         for run in runs
     ]
+    # Before any of them is followed: trackers would take what is in a directory for part of its run.
+    for run in wanted:
+        reject_unusable(run.directory, run.text, run.resume)
     with RoundReporter(runs, options) as reporter:
         callbacks = SweepCallbacks(lambda run: reporter.report(run.name), options.interrupted, options.notify)
         if not RunSweep(function, folder.absolute(), callbacks).execute(wanted):
@@ -98,21 +103,19 @@ class RoundReporter(ExitStack):
         self._runs = {run.name: run for run in runs}
         self._options = options
         self._reported: dict[str, int] = {}
-        self._track: dict[str, Callable[[RoundRecord], None]] = {}
+        self._report: dict[str, Callable[[RoundRecord], None]] = {}
 
     def report(self, name: str) -> None:
         """Reports the rounds that were added to a run's log since the last call."""
         run = self._runs[name]
         if not holds_run(run.directory):
             return
-        if name not in self._track:
+        if name not in self._report:
             followed = self._options.follow(run.experiment, run.directory, name)
-            self._track[name] = self.enter_context(followed)
+            self._report[name] = self.enter_context(followed)
         records = RunDirectory.open(run.directory).records()
         for record in records[self._reported.get(name, 0) :]:
-            self._track[name](record)
-            if self._options.on_round is not None:
-                self._options.on_round(name, record)
+            self._report[name](record)
         # A directory that is being rewritten may briefly show fewer records than before.
         self._reported[name] = max(self._reported.get(name, 0), len(records))
 
@@ -143,7 +146,7 @@ def run_from_text(text: str, directory: str, resume: bool, stop: str, *, command
             experiment_toml=experiment_toml(resolved),
             command=list(command),
             resume=resume,
-            watch=Watch(None, Path(stop).exists),
+            watch=Watch(interrupted=Path(stop).exists),
         )
         try:
             _run_when_free(run)

@@ -1,7 +1,7 @@
 """How runs are executed, whatever the experiment: progress, trackers, interruption, resuming, the cluster."""
 
-from collections.abc import Callable, Mapping
-from contextlib import AbstractContextManager
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import contextmanager
 from dataclasses import dataclass, field
 from pathlib import Path
 
@@ -37,9 +37,20 @@ class RunOptions:
     ray_address: str | None = None
     trackers: Mapping[str, Tracker] = field(default_factory=dict)
 
+    @contextmanager
     def follow(
         self, experiment: Experiment, directory: Path, name: str
-    ) -> AbstractContextManager[Callable[[RoundRecord], None]]:
-        """Reports one run to the trackers while a block executes it; gives what to call after each round."""
+    ) -> Iterator[Callable[[RoundRecord], None]]:
+        """Reports one run to the trackers and to `on_round` while a block executes it.
+
+        Gives what to call after each round.
+        """
         run = TrackedRun(experiment.name, name, directory, flatten(to_document(experiment)))
-        return follow_run(run, self.trackers, self.notify)
+        with follow_run(run, self.trackers, self.notify) as track_round:
+
+            def report(record: RoundRecord) -> None:
+                track_round(record)
+                if self.on_round is not None:
+                    self.on_round(name, record)
+
+            yield report

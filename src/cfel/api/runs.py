@@ -48,18 +48,9 @@ def run_experiment(
     resolved = replace(experiment, simulation=replace(experiment.simulation, engine=choice.engine))
     if choice.notice is not None:
         options.notify(choice.notice)
-    shown = name or experiment.name
-    # Executors first: they fork, and a fork copies locks in whatever state the trackers' thread holds them.
-    with (
-        open_executor(world, resolved.simulation, options) as executor,
-        options.follow(resolved, out, shown) as track_round,
-    ):
-
-        def progress(record: RoundRecord) -> None:
-            track_round(record)
-            if options.on_round is not None:
-                options.on_round(shown, record)
-
+    # The executor before anything is followed: it forks, and a fork copies locks in whatever state the
+    # trackers' thread holds them.
+    with open_executor(world, resolved.simulation, options) as executor:
         return run_in_directory(
             world,
             executor,
@@ -68,7 +59,7 @@ def run_experiment(
             experiment_toml=experiment_toml(resolved),
             command=list(options.command),
             resume=options.resume,
-            watch=Watch(progress, options.interrupted),
+            watch=Watch(lambda: options.follow(resolved, out, name or experiment.name), options.interrupted),
         )
 
 
@@ -176,10 +167,21 @@ def run_all(runs: Sequence[PlacedRun], out: Path, options: RunOptions) -> None:
         if on_ray and as_text and prefer_whole_runs(runs):
             run_on_cluster(runs, out, options)
             return
-        for number, run in enumerate(runs):
-            # All have the same model, so one notice about it is enough.
-            quiet = replace(options, notify=lambda _: None) if number else options
-            run_experiment(run.experiment, run.directory, quiet, run.name)
+        # A notice about the model would come with every run; what concerns one run names it.
+        once = replace(options, notify=_without_repetitions(options.notify))
+        for run in runs:
+            run_experiment(run.experiment, run.directory, once, run.name)
+
+
+def _without_repetitions(notify: Callable[[str], None]) -> Callable[[str], None]:
+    said: set[str] = set()
+
+    def notify_once(words: str) -> None:
+        if words not in said:
+            said.add(words)
+            notify(words)
+
+    return notify_once
 
 
 def count_rounds(runs: Sequence[PlacedRun]) -> int:

@@ -1,6 +1,8 @@
 """`cfel plan`: how much each device of a fleet should compute and upload in one round."""
 
 import argparse
+import math
+import tomllib
 from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import Any
@@ -11,8 +13,9 @@ from rich.markup import escape
 from rich.table import Table
 
 from cfel.api.fleet.binding_limits import MEANING
-from cfel.api.fleet.plan import FleetPlan, solve_fleet
+from cfel.api.fleet.plan import FleetPlan, plan_fleet
 from cfel.api.fleet.problem_file import NamedProblem, make_length, read_problem
+from cfel.api.fleet.scheme_plan import HCEF, SchemeRequest
 from cfel.cli.arguments import (
     Commands,
     add_command,
@@ -25,14 +28,16 @@ from cfel.cli.arguments import (
 )
 from cfel.cli.output import new_table, print_json, print_table
 from cfel.control import Solution
+from cfel.plugins import import_from
 
 EXAMPLE = """  cfel plan devices.csv --tau 5 --sigma2 2 --time-cap 450 --energy-cap 900
   cfel plan fleet.json --method alternating --json
   cfel plan devices.csv --time-budget 85000 --energy-budget 15000 --rounds 40
+  cfel plan devices.csv --time-cap 450 --energy-cap 900 --scheme hcef_plus
 
 Columns of the CSV file: mu (s/step), alpha (J/step), nu (s per full upload),
 power (W) and cluster; optional: id, rho_min, rho_max, theta_min, theta_max,
-battery (J)."""
+battery (J), clock_static and clock_exponent (what a slower clock saves)."""
 
 OptionTexts = Mapping[str, tuple[Callable[[str], float], str]]
 
@@ -54,6 +59,15 @@ LENGTH_OPTIONS: OptionTexts = {
 }
 
 UNREACHABLE_HELP = "time caps that cannot be met: stretch them (default), or plan the minimum there"
+SCHEME_HELP = (
+    "who plans (default hcef): any scheme, with variants (hcef+slow_clocks) or your own (module:function), "
+    "as in the first round of a simulation with these devices"
+)
+SCHEME_OPTIONS: OptionTexts = {
+    "batch": (parse_positive_integer, "samples of a full batch; required with a scheme's +small_batches"),
+    "step-overhead": (parse_number, "share of a step's cost that its batch does not change (default 0.05)"),
+    "seed": (parse_count, "of schemes that draw (default 0)"),
+}
 METHOD_HELP = "joint: proven optimality gap (default); alternating: the paper's Algorithm 3"
 
 
@@ -66,6 +80,17 @@ def register(commands: Commands) -> None:
     parser.add_argument("--on-unreachable", choices=("stretch", "minimum"), help=UNREACHABLE_HELP)
     parser.add_argument("--method", choices=("joint", "alternating"), default="joint", help=METHOD_HELP)
     parser.add_argument("--start", type=parse_share, metavar="RHO", help="initial ρ of --method alternating")
+    parser.add_argument("--scheme", default=HCEF, metavar="NAME", help=SCHEME_HELP)
+    parser.add_argument(
+        "--scheme-option",
+        dest="scheme_options",
+        action="append",
+        type=parse_option,
+        metavar="KEY=VALUE",
+        help="a setting of the scheme, e.g. least_speed=0.7 of hcef_plus (repeatable)",
+    )
+    for name, (kind, text) in SCHEME_OPTIONS.items():
+        parser.add_argument(f"--{name}", type=kind, help=text, metavar="N")
     parser.add_argument(
         "--rows", type=parse_count, default=20, metavar="N", help="devices to show (default 20)"
     )
@@ -81,7 +106,7 @@ def run(arguments: argparse.Namespace) -> int:
         options, arguments.time_budget, arguments.energy_budget, arguments.rounds, arguments.edge_rounds
     )
     named = read_problem(arguments.fleet, options, length)
-    plan = solve_fleet(named, arguments.method, arguments.start)
+    plan = plan_fleet(named, _read_request(arguments), length, arguments.method, arguments.start)
     if arguments.csv is not None:
         plan.write_csv(arguments.csv)
     if arguments.json:
@@ -94,6 +119,30 @@ def run(arguments: argparse.Namespace) -> int:
 def _read_options(arguments: argparse.Namespace) -> dict[str, Any]:
     names = [name.replace("-", "_") for name in (*PROBLEM_OPTIONS, "on-unreachable")]
     return {name: getattr(arguments, name) for name in names if getattr(arguments, name) is not None}
+
+
+def parse_option(text: str) -> dict[str, Any]:
+    """Reads KEY=VALUE with a value as in TOML; a bare word counts as text."""
+    key, sign, value = text.partition("=")
+    if not sign or not key.strip():
+        raise argparse.ArgumentTypeError(f"{text!r} must look like KEY=VALUE")
+    try:
+        return tomllib.loads(f"{key} = {value}")
+    except tomllib.TOMLDecodeError:
+        return {key.strip(): value.strip()}
+
+
+def _read_request(arguments: argparse.Namespace) -> SchemeRequest:
+    # A scheme of the user's own usually lies beside the table.
+    import_from(arguments.fleet.parent)
+    options = arguments.scheme_options
+    return SchemeRequest(
+        arguments.scheme,
+        None if options is None else {key: value for each in options for key, value in each.items()},
+        arguments.batch,
+        arguments.step_overhead,
+        arguments.seed,
+    )
 
 
 def _print(console: Console, plan: FleetPlan, rows: int) -> None:
@@ -125,7 +174,8 @@ def _print_clusters(console: Console, named: NamedProblem, solution: Solution, r
 
 def _print_devices(console: Console, plan: FleetPlan, rows: int) -> None:
     named, solution, limits = plan.named, plan.solution, plan.limited_by
-    columns = ("device", "cluster", "ρ", "θ", "seconds", "joules", "limited by")
+    clock = () if plan.clock is None else ("clock",)
+    columns = ("device", "cluster", "ρ", "θ", *clock, "seconds", "joules", "limited by")
     table = new_table(*columns, texts=("device", "cluster"))
     for device in range(min(named.problem.devices, rows)):
         table.add_row(
@@ -133,6 +183,7 @@ def _print_devices(console: Console, plan: FleetPlan, rows: int) -> None:
             escape(named.cluster_names[named.problem.cluster[device]]),
             f"{solution.rho[device]:.3f}",
             f"{solution.theta[device]:.3f}",
+            *(() if plan.clock is None else (f"{plan.clock[device]:.3f}",)),
             f"{solution.device_seconds[device]:.1f}",
             f"{solution.device_joules[device]:.2f}",
             str(limits[device]),
@@ -158,13 +209,22 @@ def _print_verdict(console: Console, plan: FleetPlan) -> None:
     console.print(f"time    {solution.seconds:,.1f} s for the slowest device")
     allowed = f"of {cap:,.1f} J" if np.isfinite(cap) else "(no limit)"
     console.print(f"energy  {solution.joules:,.1f} J {allowed}")
-    console.print(
-        f"proof   at most {100 * solution.gap:.4f} % above the best possible plan ({solution.method})"
-    )
+    console.print(f"proof   {_describe_proof(plan)}", markup=False, soft_wrap=True)
     if solution.feasible:
         console.print("[green]all limits are met[/]")
     for words in plan.violations:
         console.print(f"[yellow]not met:[/] {escape(words)}")
+
+
+def _describe_proof(plan: FleetPlan) -> str:
+    if math.isnan(plan.gap):
+        return f"none: {plan.scheme} solves no problem"
+    best = (
+        f"the best possible plan ({plan.solution.method})"
+        if plan.scheme == HCEF
+        else f"the optimum of {plan.scheme}"
+    )
+    return f"at most {100 * plan.gap:.4f} % above {best}"
 
 
 def _format_cap(seconds: float) -> str:

@@ -31,8 +31,8 @@ EXAMPLE = """  cfel run experiment.toml --out runs/first --set rounds.global=10
   cfel run experiment.toml --out runs/first --resume"""
 
 ENGINE_HELP = (
-    "threads: one device per core; batched: many small models at once; ray: like threads, on a cluster "
-    "(default: the experiment's)"
+    "threads: one device per core; batched: many small models at once, equal up to rounding; ray: the "
+    "same bits as threads, on a cluster; auto: batched for small models (default: the experiment's)"
 )
 
 

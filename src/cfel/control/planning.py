@@ -1,18 +1,20 @@
-"""From an observation to a plan by way of P2: what the schemes of the paper have in common.
+"""From an observation to a plan: by asking any scheme, and by way of P2, as the schemes of the paper do.
 
 HCEF and its ablations solve the same problem and differ only in the bounds they pin. So a scheme is a choice
 of bounds, and the work is done here once. How the problem is solved is in `solver/`.
 """
 
-from dataclasses import dataclass
+import math
+from dataclasses import dataclass, replace
 
 import numpy as np
 
 from cfel.arrays import BoolArray, FloatArray
 from cfel.control.grid.step_table import StepTable, list_steps, list_theta, pair_up
 from cfel.control.grid.whole_steps import StepSolution, solve_whole_steps
+from cfel.control.horizon import limit_to_budget
 from cfel.control.problem import RoundProblem
-from cfel.control.scheme import Observation, RoundPlan, SchemeParameters, make_empty_plan
+from cfel.control.scheme import Observation, RoundPlan, Scheme, SchemeParameters, State, make_empty_plan
 from cfel.control.solution import Solution
 from cfel.control.solver.solve import solve
 from cfel.errors import InputError
@@ -26,6 +28,24 @@ class Bounds:
 
     rho: tuple[Bound, Bound]
     theta: tuple[Bound, Bound]
+
+
+def plan_by_scheme(scheme: Scheme, state: State, observation: Observation) -> tuple[RoundPlan, State]:
+    """The scheme's plan, for the rounds that the budget allows, and its next state.
+
+    What the scheme does not state is added: the estimates of σ² and G², and the weights of sampled devices.
+    """
+    plan, state = scheme.plan(state, limit_to_budget(observation))
+    if math.isnan(plan.sigma2) or math.isnan(plan.g2):
+        sigma2, g2 = observation.estimates()
+        plan = replace(plan, sigma2=sigma2, g2=g2)
+    if plan.weight is None:
+        plan = replace(plan, weight=observation.conditions.weight)
+    if observation.small_batches is not None:
+        # Every scheme is charged for whole samples, in both accounts.
+        whole = np.where(plan.rho > 0, observation.small_batches.round_down(plan.rho), 0.0)
+        plan = replace(plan, rho=whole)
+    return plan, state
 
 
 def plan_round(

@@ -1,6 +1,7 @@
 """One thread for arithmetic, so that the event loop stays free to answer calls; torch uses one thread in it.
 
-A single thread runs functions in the order they come, so results equal the simulator's to the last bit.
+A single thread runs functions in the order they come, so results equal those of the engine
+`threads` to the last bit.
 """
 
 import asyncio

@@ -13,7 +13,7 @@ import numpy as np
 from cfel import validation
 from cfel.arrays import FloatArray
 from cfel.control.caps import Budget, Rounds
-from cfel.control.horizon import limit_to_budget
+from cfel.control.planning import plan_by_scheme
 from cfel.control.scheme import Observation, SchemeParameters
 from cfel.control.schemes import build_scheme
 from cfel.cost import Ledger, after_edge_round, after_global_round, edge_round_cost, open_ledger
@@ -184,8 +184,7 @@ class RoundPlanner:
             raise InputError(f"plan: all {len(self.history)} rounds are over")
         if not chosen:
             return {}
-        observation = limit_to_budget(self._observe(chosen))
-        plan, self._state = self._scheme.plan(self._state, observation)
+        plan, self._state = plan_by_scheme(self._scheme, self._state, self._observe(chosen))
         steps = np.rint(plan.rho * self.rounds.local_steps)
         orders = {
             node: NodeOrder(int(steps[place]), float(plan.theta[place]))

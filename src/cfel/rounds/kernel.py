@@ -9,7 +9,6 @@ Numbers only: who trains, and where, is up to the driver. What becomes of a glob
 when a run ends in `ending`.
 """
 
-import math
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import NamedTuple
@@ -17,7 +16,7 @@ from typing import NamedTuple
 import numpy as np
 
 from cfel.arrays import FloatArray
-from cfel.control.horizon import limit_to_budget
+from cfel.control.planning import plan_by_scheme
 from cfel.control.scheme import Observation, RoundPlan, State
 from cfel.control.setting import Setting
 from cfel.cost import (
@@ -159,21 +158,9 @@ def observe(
 def plan_edge_round(
     setting: Setting, control: ControlState, observation: Observation
 ) -> tuple[RoundPlan, ControlState]:
-    """The scheme's plan, for the rounds that the budget allows, and the control with its next state.
-
-    What the scheme does not state is added: the estimates of σ² and G², and the weights of sampled devices.
-    """
-    plan, scheme = setting.scheme.plan(control.scheme, limit_to_budget(observation))
-    if math.isnan(plan.sigma2) or math.isnan(plan.g2):
-        sigma2, g2 = observation.estimates()
-        plan = replace(plan, sigma2=sigma2, g2=g2)
-    if plan.weight is None:
-        plan = replace(plan, weight=observation.conditions.weight)
-    if setting.small_batches is not None:
-        # Every scheme is charged for whole samples, in both accounts.
-        whole = np.where(plan.rho > 0, setting.small_batches.round_down(plan.rho), 0.0)
-        plan = replace(plan, rho=whole)
-    return plan, replace(control, scheme=scheme)
+    """The scheme's plan, and the control with its next state."""
+    plan, state = plan_by_scheme(setting.scheme, control.scheme, observation)
+    return plan, replace(control, scheme=state)
 
 
 def count_costs(

@@ -20,8 +20,9 @@ class SimulationParameters:
     """The experiment file's `[simulation]`: accounts and evaluation, in deployments too; engine and workers.
 
     Attributes:
-        engine: "threads" (one device at a time per core), "batched" (devices of a cluster trained as one),
-            "ray" (as "threads", to the same bits, on a cluster), or "auto".
+        engine: "threads" (one device at a time per core), "batched" (many devices trained as one model; equal
+            to "threads" up to rounding), "ray" (as "threads", to the same bits, on a cluster), or "auto":
+            "batched" for small models that allow it, "threads" for others.
         workers: threads or processes; 0 for one per core. The results do not depend on it.
         accounting: which costs the budget counts: "expected" (the paper) or "realised".
         uploads: how realised uploads are counted: by the "share" θ of a full model (the paper), or by the

@@ -19,6 +19,7 @@ from cfel.runlog import (
     RunWriter,
     describe_environment,
     holds_run,
+    reject_existing_run,
     write_descriptions,
 )
 from cfel.runlog.toml_text import parse_toml
@@ -59,10 +60,18 @@ def open_run(
     Raises:
         RunDirectoryError: `path` holds a run and `resume` is not set, or it holds one of another experiment.
     """
+    reject_unusable(path, experiment_toml, resume)
     if resume and holds_run(path):
-        reject_other_experiment(path, experiment_toml)
         return RunWriter.resume(path, experiment_toml=experiment_toml)
     return create_run(path, setting, experiment_toml, command), None
+
+
+def reject_unusable(path: Path, experiment_toml: str, resume: bool) -> None:
+    """Raises if a run cannot start in `path`, or be resumed there; arguments as in `open_run`."""
+    if resume and holds_run(path):
+        reject_other_experiment(path, experiment_toml)
+    else:
+        reject_existing_run(path)
 
 
 def create_run(path: Path, setting: Setting, experiment_toml: str, command: Sequence[str]) -> RunWriter:

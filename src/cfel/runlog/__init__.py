@@ -6,7 +6,7 @@ Files and bytes only: it knows no model, scheme or clock, and needs no torch. `d
 
 from cfel.runlog.background import CheckpointWriter
 from cfel.runlog.checkpoint import Checkpoint, read_checkpoint, write_checkpoint
-from cfel.runlog.directory import RunDirectory, RunWriter, holds_run, write_descriptions
+from cfel.runlog.directory import RunDirectory, RunWriter, holds_run, reject_existing_run, write_descriptions
 from cfel.runlog.environment import SCHEMA, Environment, describe_environment
 from cfel.runlog.fleet import FleetDescription
 from cfel.runlog.plans import PlanTable
@@ -26,6 +26,7 @@ __all__ = [
     "describe_environment",
     "holds_run",
     "read_checkpoint",
+    "reject_existing_run",
     "write_checkpoint",
     "write_descriptions",
 ]

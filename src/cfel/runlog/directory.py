@@ -51,6 +51,15 @@ def holds_run(path: Path) -> bool:
     return os.path.lexists(path / _LOG)
 
 
+def reject_existing_run(path: Path) -> None:
+    """Raises if a new run in `path` would overwrite one."""
+    if holds_run(path) or (path / "checkpoint" / "manifest.json").exists():
+        raise RunDirectoryError(
+            f"{path} holds a run already: resume it (--resume, in Python resume=True), or choose another "
+            "directory"
+        )
+
+
 def write_descriptions(
     path: Path, *, experiment_toml: str, fleet: FleetDescription, environment: Environment
 ) -> None:
@@ -170,11 +179,7 @@ class RunWriter:
         Raises:
             StorageError: `path` holds a run already, or cannot be written.
         """
-        if holds_run(path) or (path / "checkpoint" / "manifest.json").exists():
-            raise RunDirectoryError(
-                f"{path} holds a run already: resume it (--resume, in Python resume=True), or choose another "
-                "directory"
-            )
+        reject_existing_run(path)
         write_descriptions(path, experiment_toml=experiment_toml, fleet=fleet, environment=environment)
         return cls(path, shard_bytes)
 

@@ -2,7 +2,8 @@
 
 An executor takes jobs and yields results in the same order, never more than a few ahead of their consumer:
 memory grows with the number of workers, not of devices. With the batched engine the devices of a group are
-trained as one model. Results have the same bits for any number of workers, be they threads or processes.
+trained as one model, which agrees with training them one by one up to rounding. For one engine, results have
+the same bits for any number of workers, be they threads or processes.
 """
 
 import os

@@ -5,6 +5,7 @@ The rounds themselves are in `loop`; what a directory looks like is up to `runlo
 
 import time
 from collections.abc import Callable
+from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -29,11 +30,12 @@ class Watch:
     """Hooks into a run.
 
     Attributes:
-        progress: called with every round once it is written.
+        follow: entered once the directory is known to be this run's, and left at its end; gives what to call
+            with every round once it is written.
         interrupted: called after every round; true ends the run there, with a checkpoint.
     """
 
-    progress: Progress | None = None
+    follow: Callable[[], AbstractContextManager[Progress]] = lambda: nullcontext(lambda _: None)
     interrupted: Callable[[], bool] = lambda: False
 
 
@@ -80,9 +82,7 @@ def run_in_directory(
         else:
             with translate_parse_errors(path / "checkpoint"):
                 state = from_checkpoint(checkpoint, world)
-        done = RunDirectory.open(path).records()
-        if not (done and is_over(world.setting.rounds, world.setting.budget, done[-1])):
-            _run_rounds(world, executor, parameters, state, writer, watch or Watch())
+        _run_rounds(world, executor, parameters, state, writer, watch or Watch())
     return list(RunDirectory.open(path).records())
 
 
@@ -95,30 +95,34 @@ def _run_rounds(
     watch: Watch,
 ) -> None:
     """Runs the rounds that are left, each written before the next begins; the last good one is saved."""
-    last_saved, stopped = state.control.rounds_done, False
-    diverged: DivergedError | None = None
-    try:
-        for outcome in simulate(world, executor, parameters, state, time.perf_counter):
-            writer.append(outcome.record, outcome.plans)
-            state, done = outcome.state, outcome.record.round
-            over = is_over(world.setting.rounds, world.setting.budget, outcome.record)
-            stopped = watch.interrupted() and not over
-            if stopped or (parameters.checkpoint_every and done % parameters.checkpoint_every == 0):
-                writer.save_checkpoint(to_checkpoint(state))
-                last_saved = done
-            if watch.progress is not None:
-                watch.progress(outcome.record)
-            if stopped:
-                break
-    except DivergedError as error:
-        diverged = error
-    if last_saved < state.control.rounds_done:
-        writer.save_checkpoint(to_checkpoint(state))
-    writer.wait()
-    if diverged is not None:
-        raise diverged.add_details(advice=_advice(writer.path, state.control.rounds_done)) from diverged
-    if stopped:
-        raise KeyboardInterrupt
+    done = RunDirectory.open(writer.path).records()
+    with watch.follow() as progress:
+        # A finished run is followed, too: a tracker may be new to it.
+        if done and is_over(world.setting.rounds, world.setting.budget, done[-1]):
+            return
+        last_saved, stopped = state.control.rounds_done, False
+        diverged: DivergedError | None = None
+        try:
+            for outcome in simulate(world, executor, parameters, state, time.perf_counter):
+                writer.append(outcome.record, outcome.plans)
+                state, number = outcome.state, outcome.record.round
+                over = is_over(world.setting.rounds, world.setting.budget, outcome.record)
+                stopped = watch.interrupted() and not over
+                if stopped or (parameters.checkpoint_every and number % parameters.checkpoint_every == 0):
+                    writer.save_checkpoint(to_checkpoint(state))
+                    last_saved = number
+                progress(outcome.record)
+                if stopped:
+                    break
+        except DivergedError as error:
+            diverged = error
+        if last_saved < state.control.rounds_done:
+            writer.save_checkpoint(to_checkpoint(state))
+        writer.wait()
+        if diverged is not None:
+            raise diverged.add_details(advice=_advice(writer.path, state.control.rounds_done)) from diverged
+        if stopped:
+            raise KeyboardInterrupt
 
 
 def _advice(path: Path, good_rounds: int) -> str:

@@ -1,8 +1,8 @@
 """A table of devices written by a user: one row per device, from CSV or Parquet.
 
 Columns `mu`, `alpha`, `nu`, `power` and `cluster` are required; `id` or `name`, `rho_min`, `rho_max`,
-`theta_min`, `theta_max` and `battery` are optional, others are ignored. A table describes one moment;
-conditions that change from round to round are a trace (`traces`).
+`theta_min`, `theta_max`, `battery`, `clock_static` and `clock_exponent` are optional, others are ignored. A
+table describes one moment; conditions that change from round to round are a trace (`traces`).
 """
 
 from dataclasses import dataclass
@@ -17,7 +17,11 @@ from cfel.system.files.tables import Table, number_texts, read_table
 from cfel.validation import make_read_only
 
 REQUIRED = ("mu", "alpha", "nu", "power", "cluster")
-NUMBERS = ("mu", "alpha", "nu", "power", "rho_min", "rho_max", "theta_min", "theta_max", "battery")
+CLOCKS = ("clock_static", "clock_exponent")
+NUMBERS = (
+    *("mu", "alpha", "nu", "power", "rho_min", "rho_max", "theta_min", "theta_max", "battery"),
+    *CLOCKS,
+)
 NAMES = ("id", "name")
 
 
@@ -35,6 +39,8 @@ class DeviceTable:
         names: what the file calls the devices, or None if it does not.
         rho_min, rho_max, theta_min, theta_max: bounds per device, in [0, 1], or None if not in the file.
         battery_joules: joules per device, infinity for an empty cell, or None if not in the file.
+        clock_static, clock_exponent: what a slower clock saves, see `clock.clock_energy`; None if not in the
+            file.
     """
 
     mu: FloatArray
@@ -49,6 +55,8 @@ class DeviceTable:
     theta_min: FloatArray | None = None
     theta_max: FloatArray | None = None
     battery_joules: FloatArray | None = None
+    clock_static: FloatArray | None = None
+    clock_exponent: FloatArray | None = None
 
     @property
     def devices(self) -> int:
@@ -93,6 +101,8 @@ def read_devices(path: str | Path) -> DeviceTable:
         theta_min=theta_min,
         theta_max=theta_max,
         battery_joules=table.floats("battery", least=0, blank=np.inf) if table.has("battery") else None,
+        clock_static=table.floats("clock_static", least=0, most=1) if table.has("clock_static") else None,
+        clock_exponent=table.floats("clock_exponent", least=0) if table.has("clock_exponent") else None,
     )
 
 

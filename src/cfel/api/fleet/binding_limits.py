@@ -15,7 +15,23 @@ MEANING = {
     "energy": "the common energy cap is worth more elsewhere",
     "noise": "more steps would add more noise than progress",
     "floor": "at its lower bounds",
+    "scheme": "the scheme asks for no more",
+    "idle": "left out of this round by the scheme",
 }
+
+
+def find_scheme_limits(problem: RoundProblem, solution: Solution) -> NDArray[np.str_]:
+    """The same of a plan by another scheme than HCEF: only the scheme itself knows what energy is worth."""
+    rho, theta = solution.rho, solution.theta
+    drained = np.zeros(problem.devices, dtype=bool)
+    if problem.battery is not None:
+        drained = solution.device_joules >= problem.battery * (1 - TOUCH)
+    timed = solution.device_seconds >= solution.time_cap[problem.cluster] * (1 - TOUCH)
+    return np.select(
+        [(rho == 0) & (theta == 0), (rho >= 1 - TOUCH) & (theta >= 1 - TOUCH), drained, timed],
+        ["idle", "full", "battery", "time"],
+        default="scheme",
+    )
 
 
 def find_binding_limits(problem: RoundProblem, solution: Solution) -> NDArray[np.str_]:

@@ -22,7 +22,8 @@ from cfel.wording import escape_control, show
 
 DEVICE_FIELDS = ("mu", "alpha", "nu", "power", "cluster")
 NAME_FIELDS = ("id", "name")
-OPTIONAL_FIELDS = ("rho_min", "rho_max", "theta_min", "theta_max", "battery")
+CLOCK_FIELDS = ("clock_static", "clock_exponent")
+OPTIONAL_FIELDS = ("rho_min", "rho_max", "theta_min", "theta_max", "battery", *CLOCK_FIELDS)
 ROUND_FIELDS = ("tau", "sigma2", "g2", "time_cap", "energy_cap", "noise_weight", "on_unreachable")
 COLUMNS = (*DEVICE_FIELDS, *OPTIONAL_FIELDS, *NAME_FIELDS)
 BOUND_FIELDS = ("rho_min", "rho_max", "theta_min", "theta_max")
@@ -171,7 +172,11 @@ def _locate_error(
 def _read_device_table(path: str | Path) -> Found:
     table = read_devices(path)
     fields: dict[str, Any] = {name: getattr(table, name) for name in DEVICE_FIELDS}
-    fields |= {name: getattr(table, name) for name in BOUND_FIELDS if getattr(table, name) is not None}
+    fields |= {
+        name: getattr(table, name)
+        for name in (*BOUND_FIELDS, *CLOCK_FIELDS)
+        if getattr(table, name) is not None
+    }
     if table.battery_joules is not None:
         fields["battery"] = table.battery_joules
     names = _number_names(table.devices) if table.names is None else tuple(table.names.tolist())

@@ -2,8 +2,8 @@
 
 The personal model v begins as the edge model. In every local step, v ← v − η (∇F(v) + λ (v − y)) on the batch
 of the step, with the edge model y at the beginning of the edge round. The edge model itself is trained as
-with SGD, to the same bits. With λ = 0, v is purely local training; a large λ keeps v near the edge model, and
-η λ must stay below 1.
+with SGD, one device at a time, to the same bits. With λ = 0, v is purely local training; a large λ keeps v
+near the edge model, and η λ must stay below 1.
 
 Options: `lambda` ≥ 0, 0.1 by default.
 

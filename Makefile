@@ -12,7 +12,7 @@ export PYTHONDONTWRITEBYTECODE :=
 PIP_OPTIONS := --quiet --disable-pip-version-check --no-compile
 
 .PHONY: demo setup test test-long test-faults chaos-quick chaos test-slow test-light wheel-test wheel-test-learn test-flower \
-    test-trackers fuzz check bench docs docs-links pictures clean
+    test-trackers fuzz check bench docs docs-links pictures release clean
 
 demo: $(READY)            ## run the main job
 	$(BIN)/cfel demo
@@ -103,6 +103,19 @@ docs-links: $(VENV)/.docs  ## also follow the links that lead to other sites
 
 pictures: $(READY)         ## the pictures of the tour, from real runs, in docs/images; needs Chromium; two minutes
 	$(BIN)/python -m docs.pictures
+
+# The wheel is built from the sdist, which shows that the sdist is complete.
+release:                   ## build wheel and sdist in dist, check them and the version, say what is left to do by hand
+	$(PYTHON) tools/release.py version
+	rm -rf dist build/release-venv build/trial-venv
+	$(PYTHON) -m venv build/release-venv
+	build/release-venv/bin/pip install $(PIP_OPTIONS) 'hatchling>=1.27'
+	build/release-venv/bin/hatchling build --target sdist --directory dist
+	build/release-venv/bin/pip wheel --quiet --disable-pip-version-check --no-deps --wheel-dir dist dist/cfel-*.tar.gz
+	$(PYTHON) -m venv build/trial-venv
+	build/trial-venv/bin/pip install $(PIP_OPTIONS) -c constraints.txt dist/cfel-*.whl
+	build/trial-venv/bin/python -I tests/wheel_trial.py dist/cfel-*.whl examples/devices.csv
+	$(PYTHON) tools/release.py files dist
 
 $(VENV)/.docs: $(READY)
 	$(BIN)/pip install $(PIP_OPTIONS) -c constraints.txt -e '.[docs]'

@@ -19,7 +19,7 @@ OTHERS = ("p_fedavg", "p_fedavg+slow_clocks")
 def format_table(results: Path) -> str:
     """One row per data set and accuracy."""
     lines = [
-        "| | P-FedAvg | P-FedAvg, early finishers slow down | HCEF+ | Gain over the latter |",
+        "| | P-FedAvg | P-FedAvg with slow clocks | HCEF+ | Gain over the latter |",
         "|---|---|---|---|---|",
     ]
     for name, dataset, percent in ROWS:

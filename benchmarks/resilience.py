@@ -34,13 +34,13 @@ from cfel.deployment.transport.addresses import split_address
 from cfel.deployment.transport.grpc_client import GrpcClient
 from cfel.errors import DeploymentError
 from cfel.experiment import Experiment, experiment_toml
-from cfel.launch.node_file import read_node, write_node
-from cfel.launch.preparation import prepare_nodes
+from cfel.launch.federation import prepare_nodes
+from cfel.launch.node import read_node, write_node
 from cfel.launch.processes import Processes
 from cfel.rounds.run_directory import describe_run
 from cfel.runlog import RoundRecord
-from cfel.runlog.log import read_log
 from cfel.runlog.plans import read_plan
+from cfel.runlog.records import read_log
 from cfel.world import World
 from tests.support.link_shaper import Link, Relay, shape
 from tests.support.shaped_namespace import ShapedNamespace, find_missing, shape_namespace

@@ -12,14 +12,13 @@ from cfel.control import Rounds, Setting
 from cfel.control.planning import Bounds, plan_round
 from cfel.control.scheme import Scheme, SchemeParameters, stateless
 from cfel.cost import backhaul_seconds
-from cfel.learning.compression.compressors import compressor
-from cfel.learning.data.augment import augmentation
+from cfel.learning.compressors import compressor
 from cfel.learning.data.dataset import DataSet, Normalisation
+from cfel.learning.data.images import augmentation
 from cfel.learning.local.parameters import LocalParameters, MomentumState, TrainingParameters
 from cfel.learning.models.builders import model_builder
 from cfel.learning.task import DeviceData, Task, initial_model
-from cfel.rounds.engine_choice import choose_engine
-from cfel.rounds.parameters import SimulationParameters
+from cfel.rounds.parameters import SimulationParameters, choose_engine
 from cfel.seeding import make_generator
 from cfel.system import Availability, FleetParameters, TopologyParameters, build_backhaul, build_fleet
 from cfel.world import World

@@ -37,10 +37,10 @@ from benchmarks.settings import (
     make_random_data,
 )
 from cfel.cli.output import new_table, print_table
-from cfel.learning.data.augment import augmentation
-from cfel.learning.local.iterations import draw_batches
+from cfel.learning.data.images import augmentation
+from cfel.learning.local.training import draw_batches
 from cfel.learning.models.builders import model_builder
-from cfel.learning.worker_threads import prepare_process, prepare_thread
+from cfel.learning.torch_state import prepare_process, prepare_thread
 from cfel.rounds.parameters import SimulationParameters
 from cfel.rounds.run_directory import create_run
 from cfel.runlog import RunWriter

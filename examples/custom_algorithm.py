@@ -14,7 +14,7 @@ from dataclasses import replace
 from torch import Tensor
 
 from cfel.learning.local.algorithm import LocalAlgorithm, LocalRun
-from cfel.learning.local.algorithms.sgd import sgd
+from cfel.learning.local.algorithms import sgd
 from cfel.learning.local.parameters import LocalParameters
 
 

@@ -2,7 +2,7 @@
 
     python experiments/crossing.py DIR TARGET [SEED ...]
 
-DIR holds one folder per scheme, as in `results/table1-femnist-full`. `cfel.report.crossing` says how the
+DIR holds one folder per scheme, as in `results/table1-femnist-full`. `cfel.report.summary` says how the
 costs at the target are found; with several seeds, gains are geometric means with 95 % intervals.
 """
 

@@ -14,8 +14,7 @@ from pathlib import Path
 from statistics import mean
 
 from cfel.report import Run, load_runs, write_summary
-from cfel.report.crossing import find_accuracy_at_budget
-from cfel.report.summary import geometric_mean, measure
+from cfel.report.summary import find_accuracy_at_budget, geometric_mean, measure
 from cfel.reproduce.copy_results import copy_results
 
 SCHEMES = ("cef", "hcef_plus")

@@ -3,14 +3,14 @@
     python experiments/same_choices.py [RESULTS]
 
 P-FedAvg gossips after every edge round, as HCEF+ does. What is left is what HCEF+ itself decides: batches and
-uploads per device, and clocks. Costs are realised, and interpolated at the accuracy (`cfel.report.crossing`).
+uploads per device, and clocks. Costs are realised, and interpolated at the accuracy (`cfel.report.summary`).
 """
 
 import sys
 from pathlib import Path
 
 from cfel.report import load_run
-from cfel.report.crossing import Crossing, find_crossing
+from cfel.report.summary import Crossing, find_crossing
 
 ROWS = (("FEMNIST", "femnist", 75), ("CIFAR-10", "cifar10", 55), ("CIFAR-10", "cifar10", 60))
 OTHERS = ("p_fedavg", "p_fedavg+slow_clocks")

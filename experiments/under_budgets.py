@@ -18,9 +18,8 @@ from typing import Any
 import numpy as np
 
 from cfel.report import Run, summarise, write_summary
-from cfel.report.crossing import find_accuracy_at_budget
 from cfel.report.load import find_runs, load_run
-from cfel.report.summary import confidence_half_width
+from cfel.report.summary import confidence_half_width, find_accuracy_at_budget
 from cfel.reproduce.copy_results import copy_results
 
 

@@ -13,7 +13,7 @@ import yaml
 from cfel.cli.dispatch import build_parser
 from cfel.deployment.transport.addresses import split_address
 from cfel.experiment import load_experiment
-from cfel.launch.node_file import NodeFile, read_node
+from cfel.launch.node import NodeFile, read_node
 
 ROOT = Path(__file__).parents[1]
 CONTAINERS = ROOT / "containers"

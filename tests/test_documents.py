@@ -15,8 +15,7 @@ from types import ModuleType
 import pytest
 
 from cfel.experiment.document import keys_of
-from cfel.experiment.fleet_section import CONDITIONS
-from cfel.experiment.tables import SECTIONS
+from cfel.experiment.sections import CONDITIONS, SECTIONS
 from cfel.system import Availability, DeviceClass
 
 ROOT = Path(__file__).parents[1]

@@ -3,7 +3,7 @@
 import pytest
 
 from cfel.errors import InputError
-from cfel.scheme_names import name_variants, parse_variants
+from cfel.plugins import name_variants, parse_variants
 
 
 @pytest.mark.parametrize(

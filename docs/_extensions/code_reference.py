@@ -71,7 +71,7 @@ class Names(_Lines):
 
 
 class Constants(_Lines):
-    """`{constants} cfel.launch.exit_codes`."""
+    """`{constants} cfel.launch.processes`."""
 
     def lines(self) -> list[str]:
         """A table of values and meanings."""

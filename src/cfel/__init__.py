@@ -14,23 +14,20 @@ from typing import TYPE_CHECKING
 from cfel.extras import import_on_use
 
 if TYPE_CHECKING:
-    from cfel.api.comparisons import Comparison
-    from cfel.api.fleet.plan import FleetPlan, plan
     from cfel.api.interface import compare, load, run, simulate, sweep, tune
-    from cfel.api.results import RunResult
-    from cfel.api.stepwise import Simulation
-    from cfel.api.sweeps import Sweep
-    from cfel.api.tuning import Tuning
+    from cfel.api.plan import FleetPlan, plan
+    from cfel.api.results import Comparison, RunResult, Simulation
+    from cfel.api.sweeps import Sweep, Tuning
     from cfel.control.problem import RoundProblem
     from cfel.control.solution import Solution
-    from cfel.control.solver.solve import solve
+    from cfel.control.solve import solve
     from cfel.errors import CfelError, InputError
     from cfel.experiment.experiment import Experiment
     from cfel.extras import MissingExtraError
     from cfel.learning.data.dataset import DataSet
     from cfel.learning.task import Task
     from cfel.report.pictures import Picture
-    from cfel.runlog.record import RoundRecord
+    from cfel.runlog.records import RoundRecord
 
 __version__ = "0.1.0"
 
@@ -63,27 +60,27 @@ __all__ = [
 
 _MODULES = {
     "CfelError": "errors",
-    "Comparison": "api.comparisons",
+    "Comparison": "api.results",
     "DataSet": "learning.data.dataset",
     "Experiment": "experiment.experiment",
-    "FleetPlan": "api.fleet.plan",
+    "FleetPlan": "api.plan",
     "InputError": "errors",
     "MissingExtraError": "extras",
     "Picture": "report.pictures",
     "RoundProblem": "control.problem",
-    "RoundRecord": "runlog.record",
+    "RoundRecord": "runlog.records",
     "RunResult": "api.results",
-    "Simulation": "api.stepwise",
+    "Simulation": "api.results",
     "Solution": "control.solution",
     "Sweep": "api.sweeps",
     "Task": "learning.task",
-    "Tuning": "api.tuning",
+    "Tuning": "api.sweeps",
     "compare": "api.interface",
     "load": "api.interface",
-    "plan": "api.fleet.plan",
+    "plan": "api.plan",
     "run": "api.interface",
     "simulate": "api.interface",
-    "solve": "control.solver.solve",
+    "solve": "control.solve",
     "sweep": "api.interface",
     "tune": "api.interface",
 }

@@ -19,6 +19,7 @@ from dataclasses import dataclass, field, replace
 from difflib import get_close_matches
 from importlib.metadata import entry_points
 from pathlib import Path
+from types import MappingProxyType
 from typing import Any
 
 from cfel.errors import CfelError, InputError, unknown_name
@@ -223,3 +224,43 @@ def import_from(*folders: Path) -> None:
         place = str(folder.absolute())
         if place not in sys.path:
             sys.path.append(place)
+
+
+# --------------------------------------------------------------------------------------------------
+# Names of schemes with their variants, as lists, folders and tables write them: `hcef+edge_gossip`.
+#
+# A variant is a key of `[scheme]`; `cfel.control.schemes` says what each does.
+
+
+VARIANTS: Mapping[str, tuple[str, str | bool]] = MappingProxyType(
+    {
+        "whole_steps": ("steps", "whole"),
+        "small_batches": ("steps", "small_batches"),
+        "edge_gossip": ("gossip", "edge_round"),
+        "slow_clocks": ("slow_clocks", True),
+    }
+)
+"""Names of variants, and the key and value of `[scheme]` that each stands for."""
+
+
+def parse_variants(text: str) -> dict[str, Any]:
+    """The fields of `SchemeParameters` that "hcef+edge_gossip" stands for.
+
+    Raises:
+        InputError: there is no such variant.
+    """
+    name, *variants = text.split("+")
+    for variant in variants:
+        if variant not in VARIANTS:
+            hint = "" if variant else "; HCEF+ is written hcef_plus"
+            raise InputError(unknown_name(f"scheme {text!r}: variant", variant, VARIANTS) + hint)
+    pairs = [VARIANTS[variant] for variant in variants]
+    if len({key for key, _ in pairs}) < len(pairs):
+        raise InputError(f"scheme {text!r}: two of its variants contradict each other")
+    return {"name": name, **dict(pairs)}
+
+
+def name_variants(scheme: Mapping[str, Any]) -> str:
+    """The name of a scheme with its variants, from a `[scheme]` table; the reverse of `parse_variants`."""
+    set_here = [variant for variant, (key, value) in VARIANTS.items() if scheme.get(key) == value]
+    return "+".join([str(scheme["name"]), *set_here])

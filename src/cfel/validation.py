@@ -5,7 +5,10 @@ the first bad index, the value and what is allowed. Data classes call these in `
 behind them never checks again. This module does not know what the numbers mean.
 """
 
-from typing import TypeVar
+import json
+import re
+import tomllib
+from typing import TYPE_CHECKING, Any, TypeVar
 
 import numpy as np
 from numpy.typing import ArrayLike, NDArray
@@ -13,6 +16,10 @@ from numpy.typing import ArrayLike, NDArray
 from cfel.arrays import BoolArray, FloatArray
 from cfel.errors import InputError
 from cfel.wording import escape_control, show
+
+if TYPE_CHECKING:
+    import pyarrow.parquet as pq
+
 
 MAX_WHOLE = 2**53
 """Largest whole number that is accepted anywhere; beyond it a float is not exact any more."""
@@ -196,3 +203,108 @@ def _first_not_a_number(values: ArrayLike) -> str:
         except (TypeError, ValueError, OverflowError):
             return f"[{index}] = {show(entry)}: must be a number"
     return ": must be one row of numbers"
+
+
+# --------------------------------------------------------------------------------------------------
+# How large the columns of a Parquet file will be, checked before they are read.
+#
+# Equal values are written once, so that a small file can hold a huge table. Knows nothing of what the
+# columns
+# mean.
+
+
+FREE_BYTES = 64 * 1024**2
+MAX_EXPANSION = 100
+"""A table may take `FREE_BYTES` of memory, and this many times the size of its file on top."""
+
+
+def check_unpacked_size(file: "pq.ParquetFile", columns: int, size: int) -> None:
+    """Raises an `InputError` if reading some columns of numbers would take too much memory.
+
+    Args:
+        file: the opened file.
+        columns: how many will be read.
+        size: bytes of the file.
+    """
+    facts = file.metadata
+    groups = [facts.row_group(number) for number in range(facts.num_row_groups)]
+    unpacked = sum(
+        group.column(number).total_uncompressed_size
+        for group in groups
+        for number in range(group.num_columns)
+    )
+    rows = max(facts.num_rows, sum(group.num_rows for group in groups))
+    most = FREE_BYTES + MAX_EXPANSION * size
+    if max(unpacked, rows * columns * 8) > most or min(unpacked, rows) < 0:
+        raise InputError(f"its {rows:,} rows would take more than {most:,} bytes, for a file of {size:,}")
+
+
+# --------------------------------------------------------------------------------------------------
+# JSON as it stands in the files of a run directory, which may be anybody's.
+#
+# Stricter than Python's own reader: no NaN or infinity, no half of a surrogate pair, which could not be
+# written
+# out again, and no text that would take all of the memory: `[],[],…` takes twenty times its length.
+
+
+MOST_CHARACTERS = 64 * 1024 * 1024
+"""Beyond what a fleet of a million devices, or one with a thousand clusters, needs."""
+
+_SURROGATE = re.compile(r"\\u[dD][89a-fA-F]")
+
+
+def parse_json(text: str, *, finite: bool = True) -> Any:  # noqa: ANN401 — any value of a JSON document
+    """The value that the text describes.
+
+    Args:
+        text: the document.
+        finite: whether NaN and infinity are rejected.
+
+    Raises:
+        InputError: it is no JSON, one of the values above, or too long.
+    """
+    if len(text) > MOST_CHARACTERS:
+        raise InputError(f"{len(text)} characters of JSON, at most {MOST_CHARACTERS} are read")
+    try:
+        value = json.loads(text, parse_constant=_reject if finite else None)
+        if _SURROGATE.search(text):
+            json.dumps(value, ensure_ascii=False).encode()
+    except (ValueError, RecursionError) as error:
+        raise InputError(f"not JSON: {error}") from error
+    return value
+
+
+def _reject(word: str) -> None:
+    raise ValueError(f"{word} is not a value of JSON")
+
+
+# --------------------------------------------------------------------------------------------------
+# TOML as it stands in the files of a run directory, which may be anybody's.
+#
+# Python's reader needs time and memory with the square of the length of a dotted key: 200 kB of `a.a.a…`
+# take
+# minutes and 9 GB. No key of an experiment has more than a few parts.
+
+
+MOST_TOML_CHARACTERS = 16 * 1024 * 1024
+MOST_PARTS = 32
+"""Of a dotted key."""
+
+_PART = r"""(?:[\w-]++|"(?:[^"\\\n]|\\.)*+"|'[^'\n]*+')"""
+_LONG_KEY = re.compile(rf"(?<![\w-]){_PART}(?:[ \t]*+\.[ \t]*+{_PART}){{{MOST_PARTS}}}")
+
+
+def parse_toml(text: str) -> dict[str, Any]:
+    """The document that the text describes.
+
+    Raises:
+        InputError: it is no TOML, or beyond the limits above.
+    """
+    if len(text) > MOST_TOML_CHARACTERS:
+        raise InputError(f"{len(text)} characters of TOML, at most {MOST_TOML_CHARACTERS} are read")
+    if _LONG_KEY.search(text):
+        raise InputError(f"a key of more than {MOST_PARTS} parts")
+    try:
+        return tomllib.loads(text)
+    except (ValueError, RecursionError) as error:
+        raise InputError(str(error)) from error

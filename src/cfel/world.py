@@ -8,7 +8,7 @@ from dataclasses import dataclass, field
 
 from cfel.control.setting import Setting
 from cfel.learning.aggregation import AggregationParameters
-from cfel.learning.compression.compressors import Compressor
+from cfel.learning.compressors import Compressor
 from cfel.learning.device_messages import DeviceState
 from cfel.learning.edge_rule import EdgeRules
 from cfel.learning.local.parameters import TrainingParameters

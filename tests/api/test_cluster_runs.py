@@ -2,7 +2,7 @@
 
 import pytest
 
-from cfel.api.cluster_runs import whole_runs_are_better
+from cfel.api.runs import whole_runs_are_better
 
 
 @pytest.mark.parametrize(

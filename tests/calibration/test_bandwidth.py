@@ -6,7 +6,7 @@ from collections.abc import Iterator
 
 import pytest
 
-from cfel.calibration.bandwidth import GREETING, BandwidthServer, measure_bandwidth
+from cfel.calibration import GREETING, BandwidthServer, measure_bandwidth
 from cfel.errors import UnreachableError
 
 

@@ -7,8 +7,14 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from cfel.calibration import BandwidthServer, CalibrationOptions, calibrate, machine
-from cfel.calibration.host_energy import find_host_energy, read_battery_joules
+from cfel import calibration as machine
+from cfel.calibration import (
+    BandwidthServer,
+    CalibrationOptions,
+    calibrate,
+    find_host_energy,
+    read_battery_joules,
+)
 from cfel.errors import InputError
 from cfel.experiment import load_experiment
 from cfel.experiment.experiment import Experiment

@@ -2,7 +2,7 @@
 
 from pathlib import Path
 
-from cfel.experiment.fleet_section import read_class_file
+from cfel.experiment.sections import read_class_file
 from tests.cli.conftest import Run
 
 TINY = str(Path(__file__).parents[2] / "examples" / "tiny.toml")

@@ -8,7 +8,7 @@ import torch
 from safetensors.numpy import load_file
 
 from cfel.learning.data import digits
-from cfel.learning.models import onnx_files
+from cfel.learning.models import files as onnx_files
 from cfel.learning.models.builders import mlp
 from tests.cli.conftest import Run
 

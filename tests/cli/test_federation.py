@@ -13,7 +13,7 @@ from cfel.deployment.node import Node
 from cfel.deployment.security.certificates import is_revoked
 from cfel.deployment.security.identity import Identity
 from cfel.errors import SilentEdgeServerError
-from cfel.launch.node_file import NodeFile, read_node, write_node
+from cfel.launch.node import NodeFile, read_node, write_node
 from cfel.status import ClusterStatus, DeviceStatus, RoundPoint, Status
 from tests.cli.conftest import Answer, Run, Write
 

@@ -13,10 +13,10 @@ from pathlib import Path
 import pytest
 from rich.console import Console
 
-from cfel.cli.federation_view import FederationView
+from cfel.cli.status import FederationView
 from cfel.cli.up import _resume_command
 from cfel.runlog import RoundRecord
-from cfel.runlog.log import read_log
+from cfel.runlog.records import read_log
 from cfel.status import ClusterStatus, DeviceStatus, Status
 
 EXAMPLE = Path(__file__).parents[2] / "examples" / "tiny.toml"

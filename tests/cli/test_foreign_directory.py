@@ -26,7 +26,7 @@ from pathlib import Path
 Path(__file__).with_name("ran").touch()
 
 def build(parameters):
-    from cfel.control.schemes.cef import cef
+    from cfel.control.schemes.bounded import cef
     return cef(parameters)
 
 def model(input_shape, classes):

@@ -11,7 +11,7 @@ import pyarrow.parquet as pa_parquet
 import pytest
 
 import cfel
-from cfel.api.fleet.problem_file import read_problem
+from cfel.api.fleet_file import read_problem
 from cfel.control import solve
 from cfel.errors import CfelError
 from tests.cli.conftest import HEAD, Run, Write
@@ -244,7 +244,7 @@ def test_failures_of_the_solver_exit_with_1(run: Run, one: Path, monkeypatch: py
     def broken(*_: object) -> None:
         raise CfelError("[no] plan")
 
-    monkeypatch.setattr("cfel.api.fleet.plan.solve", broken)
+    monkeypatch.setattr("cfel.api.plan.solve", broken)
     answer = run("plan", one)
     assert (answer.code, answer.out, answer.err) == (1, "", "failed: [no] plan\n")
 
@@ -253,7 +253,7 @@ def test_an_interruption_exits_with_130(run: Run, one: Path, monkeypatch: pytest
     def stopped(*_: object) -> None:
         raise KeyboardInterrupt
 
-    monkeypatch.setattr("cfel.api.fleet.plan.solve", stopped)
+    monkeypatch.setattr("cfel.api.plan.solve", stopped)
     assert run("plan", one).code == 130
 
 

@@ -13,9 +13,8 @@ from cfel.api.runs import RunOptions
 from cfel.cli.reproduce import describe_forecast
 from cfel.report import load_runs
 from cfel.reproduce.copy_results import copy_results
-from cfel.reproduce.forecast import count_rounds_left
 from cfel.reproduce.items import ReproductionRequest, plan_runs
-from cfel.reproduce.reproduction import execute_runs, write_results
+from cfel.reproduce.reproduction import count_rounds_left, execute_runs, write_results
 from cfel.runlog import WALL_CLOCK_FIELDS
 from tests.cli.conftest import Run
 from tests.paper_data import write_cifar10, write_femnist

@@ -9,8 +9,8 @@ import pytest
 from cfel.cli.reproduce import describe_forecast
 from cfel.report import load_runs
 from cfel.reproduce.copy_results import copy_results
-from cfel.reproduce.forecast import count_rounds_left
 from cfel.reproduce.items import PlannedRun, ReproductionRequest, load_base_experiment
+from cfel.reproduce.reproduction import count_rounds_left
 from tests.cli.conftest import Answer, Run
 from tests.report.conftest import record, write_run
 

@@ -7,7 +7,7 @@ import pytest
 
 from cfel.control import Budget, Rounds, SchemeParameters, build_scheme
 from cfel.control.caps import round_caps
-from cfel.control.horizon import LEAST_SHARE, limit_to_budget
+from cfel.control.planning import LEAST_SHARE, limit_to_budget
 from cfel.control.scheme import Observation
 from cfel.cost import Ledger
 from cfel.experiment import preset_experiment

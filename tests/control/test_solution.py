@@ -6,10 +6,10 @@ import numpy as np
 import pytest
 
 from cfel.control import Solution, SolverDefectError, solve
+from cfel.control.limits import find_feasible_limits
 from cfel.control.problem import RoundProblem
 from cfel.control.solution import prove
-from cfel.control.solver.feasible_limits import find_feasible_limits
-from cfel.control.solver.project_feasible import project_feasible
+from cfel.control.solve import project_feasible
 from tests.control.instances import CIFAR, paper_problem
 
 

@@ -12,7 +12,8 @@ from urllib.parse import urlsplit
 
 import pytest
 
-from cfel.dashboard import dashboard_app, event_stream
+from cfel.dashboard import app as event_stream
+from cfel.dashboard import dashboard_app
 from cfel.dashboard.access_control import Token, host_name, is_address
 from cfel.errors import InputError
 from cfel.status import Status

@@ -12,8 +12,9 @@ from urllib.parse import urlsplit
 
 import pytest
 
-from cfel.dashboard import connections, dashboard_app, serve
-from cfel.dashboard.connections import MOST_CONNECTIONS, Connections, find_network, most_connections
+from cfel.dashboard import dashboard_app, serve
+from cfel.dashboard import server as connections
+from cfel.dashboard.server import MOST_CONNECTIONS, Connections, find_network, most_connections
 from cfel.deployment.security.certificates import issue, make_authority
 from cfel.deployment.security.identity import Identity
 from cfel.status import Status

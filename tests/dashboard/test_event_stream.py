@@ -8,8 +8,8 @@ from typing import Any
 
 import pytest
 
-from cfel.dashboard import event_stream
-from cfel.dashboard.event_stream import EventStream, SnapshotFeed
+from cfel.dashboard import app as event_stream
+from cfel.dashboard.app import EventStream, SnapshotFeed
 from cfel.status import Status
 
 Message = MutableMapping[str, Any]

@@ -7,7 +7,8 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from cfel.dashboard import RunWatcher, run_status
+from cfel.dashboard import RunWatcher
+from cfel.dashboard import run_watcher as run_status
 from cfel.errors import RunDirectoryError
 from cfel.runlog import FleetDescription, PlanTable, RunWriter, describe_environment
 from cfel.status import Link, Status

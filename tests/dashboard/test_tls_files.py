@@ -7,8 +7,9 @@ from pathlib import Path
 
 import pytest
 
-from cfel.dashboard import dashboard_app, serve, tls_files
-from cfel.dashboard.tls_files import follow_files
+from cfel.dashboard import dashboard_app, serve
+from cfel.dashboard import server as tls_files
+from cfel.dashboard.server import follow_files
 from cfel.deployment.security.certificates import issue, make_authority
 from cfel.deployment.security.identity import Identity
 from tests.dashboard.test_server import now

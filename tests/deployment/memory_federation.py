@@ -22,7 +22,7 @@ from cfel.deployment.transport.messages import Message, join_message, split_mess
 from cfel.errors import RejectedError, UnreachableError
 from cfel.experiment import Experiment
 from cfel.runlog import RoundRecord
-from cfel.runlog.log import read_log
+from cfel.runlog.records import read_log
 from cfel.world import World
 
 MOST_BYTES = 10**7

@@ -23,7 +23,7 @@ from cfel.deployment.security.identity import Identity
 from cfel.errors import RejectedError
 from cfel.learning.device_messages import DeviceOrder
 from cfel.learning.models.flat import FlatModel
-from cfel.rounds.orders import make_order
+from cfel.rounds.kernel import make_order
 from cfel.world import World
 from tests.deployment.conftest import deployed
 from tests.deployment.memory_federation import Federation

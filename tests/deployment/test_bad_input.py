@@ -36,7 +36,7 @@ from cfel.deployment.transport.grpc_client import GrpcClient
 from cfel.deployment.transport.grpc_transport import GrpcServer
 from cfel.deployment.transport.messages import SMALL_HEADER_BYTES, Body, Message, split_message
 from cfel.errors import RejectedError
-from cfel.learning.compression.compressors import DenseUpdate
+from cfel.learning.compressors import DenseUpdate
 from cfel.learning.local.estimates import Estimates
 from tests.deployment.edge.test_verify_upload import (
     BODY,

@@ -27,7 +27,7 @@ from cfel.deployment.security.identity import Identity
 from cfel.deployment.transport.grpc_client import GrpcClient
 from cfel.experiment import Experiment
 from cfel.launch.federation import LaunchOptions, launch_federation
-from cfel.launch.node_file import read_node
+from cfel.launch.node import read_node
 from cfel.launch.processes import Processes
 from cfel.runlog import RoundRecord, RunDirectory
 from tests.deployment.conftest import deployed

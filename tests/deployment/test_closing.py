@@ -8,7 +8,7 @@ import pytest
 from cfel.deployment.security.identity import Identity
 from cfel.errors import UnreachableError
 from cfel.runlog import RoundRecord
-from cfel.runlog.log import read_log
+from cfel.runlog.records import read_log
 from tests.deployment.conftest import deployed
 from tests.deployment.memory_federation import Federation, Network, until
 

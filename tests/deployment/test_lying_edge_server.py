@@ -26,7 +26,7 @@ from cfel.deployment.protocol.peer_requests import ElectionRequest, HelloAnswer
 from cfel.deployment.security.identity import Identity
 from cfel.deployment.transport.messages import Message
 from cfel.errors import RejectedError, StaleTermError
-from cfel.runlog.log import read_log
+from cfel.runlog.records import read_log
 from tests.deployment.conftest import deployed
 from tests.deployment.memory_federation import Federation, MemoryClient, claim_term, until
 from tests.simulation.drive import records, timeless

@@ -20,8 +20,8 @@ from cfel.deployment.node import Node
 from cfel.deployment.security.certificates import issue, make_authority
 from cfel.deployment.security.identity import Identity
 from cfel.experiment import experiment_toml
-from cfel.launch.node_file import NodeFile, write_node
-from cfel.runlog.log import read_log
+from cfel.launch.node import NodeFile, write_node
+from cfel.runlog.records import read_log
 from tests.deployment.conftest import deployed
 
 EDGES = 3

@@ -18,14 +18,14 @@ from cfel.deployment.protocol.peer_requests import PeerModelAnswer
 from cfel.deployment.security.identity import Identity
 from cfel.deployment.transport.messages import Body, Message
 from cfel.experiment import Experiment
-from cfel.learning.compression.compressors import (
+from cfel.learning.compressors import (
+    BlockRotation,
     DenseUpdate,
     QuantisedUpdate,
     SampledUpdate,
     SparseUpdate,
     Update,
 )
-from cfel.learning.compression.projection import BlockRotation
 from cfel.learning.device_messages import DeviceOrder, DeviceReport
 from cfel.learning.models.flat import FlatModel
 from tests.deployment.conftest import deployed

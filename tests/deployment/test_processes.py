@@ -13,10 +13,10 @@ from cfel.deployment.node import ask_status
 from cfel.deployment.security.certificates import revoke
 from cfel.deployment.security.identity import Identity
 from cfel.launch.federation import LaunchOptions, launch_federation
-from cfel.launch.node_file import read_node
+from cfel.launch.node import read_node
 from cfel.launch.processes import Processes
+from cfel.learning.edge_update import read_edge_models
 from cfel.learning.models.flat import model_sha256
-from cfel.rounds.edge_models import read_edge_models
 from cfel.runlog import RoundRecord, RunDirectory
 from cfel.status import Status
 from tests.deployment.conftest import deployed

@@ -14,11 +14,11 @@ from cfel.deployment.security.certificates import issue, make_authority
 from cfel.deployment.security.experiment_check import ExperimentCheck
 from cfel.deployment.security.identity import Identity
 from cfel.experiment import Experiment, parse_experiment
-from cfel.launch.preparation import find_free_ports
+from cfel.launch.federation import find_free_ports
 from cfel.plugins import ANY_CODE
 from cfel.runlog import RoundRecord
-from cfel.runlog.log import read_log
 from cfel.runlog.plans import read_plan
+from cfel.runlog.records import read_log
 from tests.support.link_shaper import Link, Relay, shape
 
 ROUNDS = 2

@@ -18,7 +18,7 @@ from cfel.deployment.protocol.device_requests import UploadRequest
 from cfel.deployment.protocol.methods import METHODS
 from cfel.deployment.transport.messages import Body, Message, join_message, split_message
 from cfel.errors import RejectedError
-from cfel.learning.compression.compressors import BUILTIN, compressor
+from cfel.learning.compressors import BUILTIN, compressor
 from cfel.learning.device_messages import DeviceOrder, DeviceReport
 from cfel.learning.models.flat import FlatModel
 from tests.fuzz.mutations import change_bytes, change_document

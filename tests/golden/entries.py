@@ -8,9 +8,9 @@ from numpy.typing import NDArray
 from cfel import DataSet, Experiment, RoundProblem, simulate, solve
 from cfel.control import SCHEMES, Observation, RoundPlan, Scheme, SchemeParameters, Setting
 from cfel.cost import Ledger
-from cfel.learning.compression.compressors import BUILTIN as COMPRESSORS
-from cfel.learning.compression.packing import pack_update
+from cfel.learning.compressors import BUILTIN as COMPRESSORS
 from cfel.learning.local.algorithms import ALGORITHMS
+from cfel.learning.packing import pack_update
 from cfel.rounds.dry_run import dry_run
 from cfel.seeding import draw_uniforms, make_generator, make_key
 from cfel.world import World

@@ -16,13 +16,12 @@ import torch
 from cfel.deployment.device.memory import load_memory
 from cfel.errors import InputError
 from cfel.experiment import experiment_toml
-from cfel.launch.device_data import load_samples
-from cfel.launch.node_file import read_node, write_node
-from cfel.launch.preparation import prepare_nodes
+from cfel.launch.federation import prepare_nodes
+from cfel.launch.node import load_samples, read_node, write_node
 from cfel.launch.processes import Processes
 from cfel.learning.data import digits
 from cfel.plugins import import_from
-from cfel.runlog.log import read_log
+from cfel.runlog.records import read_log
 from tests.simulation.drive import tiny
 
 EXAMPLES = Path(__file__).parents[2] / "examples"

@@ -3,7 +3,7 @@
 import pytest
 
 from cfel import errors
-from cfel.launch.exit_codes import choose_exit_code
+from cfel.launch.processes import choose_exit_code
 
 
 @pytest.mark.parametrize(

@@ -11,7 +11,7 @@ import pytest
 from cfel.errors import ExperimentError, InputError
 from cfel.launch import logs
 from cfel.launch.logs import JsonLines, LogHandler, LogSettings, RepeatFilter, TextLines, start_logging
-from cfel.launch.node_file import read_node
+from cfel.launch.node import read_node
 
 FORGED = "x\n2026-01-01 00:00:00,000 INFO cfel: all is well\x1b[2J\ud800"
 

@@ -12,8 +12,7 @@ from cfel.deployment.node import Node
 from cfel.deployment.security.certificates import issue, make_authority
 from cfel.deployment.security.identity import Identity
 from cfel.errors import ExperimentError
-from cfel.launch.node import _make_dashboard
-from cfel.launch.node_file import NodeFile, read_node, write_node
+from cfel.launch.node import NodeFile, _make_dashboard, read_node, write_node
 from cfel.status import Status
 from tests.simulation.drive import tiny
 

@@ -10,8 +10,8 @@ import pytest
 from cfel.deployment.transport.addresses import split_address
 from cfel.errors import StorageError
 from cfel.experiment import load_experiment
-from cfel.launch.node_file import read_node
-from cfel.launch.preparation import prepare_nodes
+from cfel.launch.federation import prepare_nodes
+from cfel.launch.node import read_node
 
 TINY = Path(__file__).parents[2] / "examples" / "tiny.toml"
 

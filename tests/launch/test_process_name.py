@@ -6,11 +6,11 @@ from pathlib import Path
 
 import pytest
 
-from cfel.launch import process_name
+from cfel.launch import processes as process_name
 
 SHOW = """
 from pathlib import Path
-from cfel.launch.process_name import name_process
+from cfel.launch.processes import name_process
 name_process("cfel device-12")
 print(Path("/proc/self/comm").read_text().strip())
 print(Path("/proc/self/cmdline").read_bytes().rstrip(b"\\0").decode())

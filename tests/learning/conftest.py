@@ -6,7 +6,7 @@ from pathlib import Path
 import pytest
 import torch
 
-from cfel.learning.compression.compressors import compressor
+from cfel.learning.compressors import compressor
 from cfel.learning.data import digits, synthetic
 from cfel.learning.data.partition import PartitionParameters, partition
 from cfel.learning.device_messages import DeviceOrder, DeviceReport

@@ -13,12 +13,13 @@ from cfel.learning import aggregation as robust
 from cfel.learning.aggregation import (
     AggregationParameters,
     Kind,
+    ScaledUpdate,
     aggregate,
     robust_aggregate,
     weighted_median,
 )
-from cfel.learning.clipping import ScaledUpdate
-from cfel.learning.compression.compressors import (
+from cfel.learning.compressors import (
+    BlockRotation,
     DenseUpdate,
     QuantisedUpdate,
     SampledUpdate,
@@ -26,7 +27,6 @@ from cfel.learning.compression.compressors import (
     Update,
     compressor,
 )
-from cfel.learning.compression.projection import BlockRotation
 from cfel.learning.device_messages import DeviceReport
 from cfel.learning.local.estimates import Estimates
 from cfel.learning.models.flat import FlatModel

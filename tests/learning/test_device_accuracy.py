@@ -7,7 +7,7 @@ import pytest
 import torch
 
 from cfel.learning.data.dataset import DataSet
-from cfel.learning.device_accuracy import measure_devices, summarise_devices
+from cfel.learning.evaluate import measure_devices, summarise_devices
 from cfel.learning.task import DeviceData
 
 LABELS = torch.tensor([0, 0, 0, 1])

@@ -8,11 +8,10 @@ from torch import Tensor
 
 from cfel.errors import InputError
 from cfel.learning.aggregation import AggregationParameters
-from cfel.learning.compression.compressors import DenseUpdate, compressor
+from cfel.learning.compressors import DenseUpdate, compressor
 from cfel.learning.device_messages import DeviceReport, DeviceState
-from cfel.learning.edge_optimisers import build_optimiser, build_rules
 from cfel.learning.edge_rule import EdgeRules, read_memory
-from cfel.learning.edge_update import update_edge_model
+from cfel.learning.edge_update import build_optimiser, build_rules, update_edge_model
 from cfel.learning.local.algorithms import build_algorithm
 from cfel.learning.local.parameters import LocalParameters, TrainingParameters
 from cfel.learning.local.workspace import Workspace

@@ -8,7 +8,7 @@ from torch import Tensor, nn
 
 from cfel.errors import InputError
 from cfel.learning.data.dataset import DataSet
-from cfel.learning.fit import check_finite, check_labels, check_scores
+from cfel.learning.task import check_finite, check_labels, check_scores
 
 ROWS = 6
 LABELS = torch.arange(ROWS) % 3

@@ -5,7 +5,7 @@ from dataclasses import replace
 
 import pytest
 
-from cfel.report.crossing import Crossing, find_crossing
+from cfel.report.summary import Crossing, find_crossing
 from cfel.runlog import RoundRecord
 
 MakeRecord = Callable[..., RoundRecord]

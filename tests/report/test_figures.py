@@ -11,9 +11,17 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from cfel.report import load_runs
-from cfel.report.backhaul import draw_backhaul, place_on_circle
-from cfel.report.curves import _use_plain_labels, build_curve, space_apart
-from cfel.report.devices import average_devices, average_rows, pick_evenly, rank_most_frequent
+from cfel.report.figures import (
+    _use_plain_labels,
+    average_devices,
+    average_rows,
+    build_curve,
+    draw_backhaul,
+    pick_evenly,
+    place_on_circle,
+    rank_most_frequent,
+    space_apart,
+)
 from cfel.report.pictures import Picture, draw_pictures, write_pictures
 from cfel.report.style import assign_styles, list_colours, new_figure
 from cfel.runlog import FleetDescription, PlanTable, RoundRecord

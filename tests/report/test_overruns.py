@@ -7,7 +7,7 @@ import pytest
 
 from cfel.report import load_run
 from cfel.report.load import Run
-from cfel.report.overruns import describe_overruns, find_missed_caps, find_overruns, list_overruns
+from cfel.report.summary import describe_overruns, find_missed_caps, find_overruns, list_overruns
 from cfel.runlog import RoundRecord
 
 MakeRun = Callable[..., None]

@@ -9,8 +9,8 @@ import pytest
 
 from cfel.errors import StorageError
 from cfel.report import load_runs, summarise, write_report
+from cfel.report.page import compose_headline, format_gain, format_joules, format_percent, format_seconds
 from cfel.report.style import assign_styles
-from cfel.report.tables import compose_headline, format_gain, format_joules, format_percent, format_seconds
 from cfel.runlog import RoundRecord
 
 MakeRun = Callable[..., None]

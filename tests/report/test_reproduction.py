@@ -3,14 +3,7 @@
 from pathlib import Path
 from typing import Any
 
-from cfel.report.reproduction import (
-    Measure,
-    Reproduction,
-    TextTable,
-    draw_gains,
-    draw_sweep,
-    write_reproduction,
-)
+from cfel.reproduce.tables import Measure, Reproduction, TextTable, draw_gains, draw_sweep, write_reproduction
 
 
 def row(seconds: float | None, gain: float | None) -> dict[str, Any]:

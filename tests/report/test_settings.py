@@ -10,11 +10,11 @@ from typing import Any
 import pytest
 
 from cfel.report import load_runs, write_report
+from cfel.report.figures import MAX_LINES, choose_lines
 from cfel.report.load import group_by_scheme
-from cfel.report.overruns import describe_overruns
 from cfel.report.pictures import draw_one, draw_pictures
-from cfel.report.settings import MAX_LINES, choose_lines
 from cfel.report.style import assign_styles
+from cfel.report.summary import describe_overruns
 from cfel.runlog import RoundRecord
 
 MakeSweep = Callable[[Sequence[dict[str, Any]], Sequence[float]], Path]

@@ -9,6 +9,7 @@ import pytest
 from scipy import stats
 
 from cfel.report import load_runs, summarise, write_summary
+from cfel.report.page import render_metrics_table, render_work_table
 from cfel.report.style import assign_styles
 from cfel.report.summary import (
     confidence_half_width,
@@ -16,7 +17,6 @@ from cfel.report.summary import (
     geometric_mean,
     student_quantile,
 )
-from cfel.report.tables import render_metrics_table, render_work_table
 from cfel.runlog import RoundRecord
 
 MakeRun = Callable[..., None]

@@ -7,8 +7,8 @@ from pathlib import Path
 import pytest
 
 from cfel.errors import StorageError
-from cfel.report.tensorboard import crc32c, write_events
 from cfel.runlog import RoundRecord
+from cfel.tracking.tensorboard_sink import crc32c, write_events
 
 
 def unmask(value: int) -> int:

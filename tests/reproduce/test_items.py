@@ -6,18 +6,19 @@ import pytest
 
 from cfel.errors import InputError
 from cfel.experiment import load_experiment
-from cfel.reproduce.forecast import Pace, estimate_seconds
 from cfel.reproduce.items import (
     DATASETS,
     ITEMS,
     SCALES,
     PlannedRun,
     ReproductionRequest,
+    dump_rates,
     find_experiments,
+    load_paper_values,
+    load_rates,
     plan_runs,
 )
-from cfel.reproduce.paper_values import load_paper_values
-from cfel.reproduce.rates import dump_rates, load_rates
+from cfel.reproduce.reproduction import Pace, estimate_seconds
 from cfel.rounds.dry_run import compute_use
 
 ANYWHERE = Path("/anywhere")

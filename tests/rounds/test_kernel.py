@@ -6,7 +6,6 @@ import numpy as np
 import pytest
 
 from cfel.control import Budget, RoundPlan, Rounds, SchemeParameters, Setting, build_scheme
-from cfel.rounds.ending import is_evaluated, is_over
 from cfel.rounds.kernel import (
     ControlState,
     DeviceWork,
@@ -18,6 +17,8 @@ from cfel.rounds.kernel import (
     count_costs,
     count_global_round,
     initial_control,
+    is_evaluated,
+    is_over,
     observe,
     plan_edge_round,
 )

@@ -7,7 +7,7 @@ from cfel.control.caps import Budget, Rounds
 from cfel.control.scheme import Observation
 from cfel.cost import Ledger
 from cfel.learning.local.parameters import LocalParameters
-from cfel.rounds.orders import find_rate
+from cfel.rounds.kernel import find_rate
 from cfel.system import Conditions
 
 

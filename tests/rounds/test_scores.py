@@ -5,8 +5,7 @@ from dataclasses import replace
 
 import pytest
 
-from cfel.rounds.records import mean_metric
-from cfel.rounds.scores import average_metrics
+from cfel.rounds.records import average_metrics, mean_metric
 from cfel.runlog import RoundRecord
 from tests.simulation.drive import records, tiny
 

@@ -11,7 +11,7 @@ from hypothesis.extra import numpy as arrays
 
 from cfel.errors import InputError, RunDirectoryError, StorageError
 from cfel.runlog import Checkpoint, CheckpointWriter, read_checkpoint, write_checkpoint
-from cfel.runlog import background as background_module
+from cfel.runlog import checkpoint as background_module
 
 stored_types = st.sampled_from(["f2", "f4", "f8", "i1", "i4", "i8", "u1", "u8", "?"])
 tensors = st.dictionaries(

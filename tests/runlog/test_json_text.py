@@ -6,7 +6,7 @@ import math
 import pytest
 
 from cfel.errors import InputError
-from cfel.runlog.json_text import MOST_CHARACTERS, parse_json
+from cfel.validation import MOST_CHARACTERS, parse_json
 
 
 @pytest.mark.parametrize("text", ['"\\ud800"', '{"\\uDfff": 1}', '["\\ude00\\ud83d"]'])

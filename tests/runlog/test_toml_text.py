@@ -5,7 +5,8 @@ import time
 import pytest
 
 from cfel.errors import InputError
-from cfel.runlog.toml_text import MOST_CHARACTERS, parse_toml
+from cfel.validation import MOST_CHARACTERS_toml_text as MOST_CHARACTERS
+from cfel.validation import parse_toml
 
 DOTTED = ".".join(["a"] * 100_000)
 QUOTED = ".".join(['"\\""'] * 100_000)

@@ -64,7 +64,7 @@ def test_a_job_that_kills_every_worker(fake_ray: "FakeRay") -> None:
 
 
 def test_what_a_worker_raises_is_raised_here(fake_ray: "FakeRay", monkeypatch: pytest.MonkeyPatch) -> None:
-    from cfel.scaleout.worker import DeviceWorker
+    from cfel.scaleout.workers import DeviceWorker
 
     def reject(*_: object) -> None:
         raise InputError("theta of device 3")
@@ -79,7 +79,7 @@ def test_what_a_worker_raises_is_raised_here(fake_ray: "FakeRay", monkeypatch: p
 def test_no_room_for_objects(fake_ray: "FakeRay", monkeypatch: pytest.MonkeyPatch, where: str) -> None:
     from ray.exceptions import OutOfDiskError
 
-    from cfel.scaleout.worker import DeviceWorker
+    from cfel.scaleout.workers import DeviceWorker
 
     def full(*_: object) -> None:
         raise OutOfDiskError("Local disk is full")
@@ -93,7 +93,7 @@ def test_no_room_for_objects(fake_ray: "FakeRay", monkeypatch: pytest.MonkeyPatc
 
 
 def test_other_versions_are_rejected(fake_ray: "FakeRay", monkeypatch: pytest.MonkeyPatch) -> None:
-    from cfel.scaleout.worker import DeviceWorker, WorkerInfo
+    from cfel.scaleout.workers import DeviceWorker, WorkerInfo
 
     monkeypatch.setattr(DeviceWorker, "ready", lambda _: WorkerInfo("there", 1, ("cfel 0.0", "torch 1.0")))
     with pytest.raises(ScaleoutError, match=r"node there runs cfel 0\.0, torch 1\.0, this process"):

@@ -13,16 +13,21 @@ from cfel.api.runs import RunOptions, run_experiment
 from cfel.control.scheme import RoundPlan
 from cfel.errors import InputError
 from cfel.experiment import Experiment
-from cfel.learning.compression.compressors import DenseUpdate, Update
+from cfel.learning.compressors import DenseUpdate, Update
 from cfel.learning.device_messages import DeviceOrder, DeviceReport, DeviceState
 from cfel.learning.models.flat import FlatModel
-from cfel.rounds.orders import make_order
+from cfel.rounds.kernel import make_order
 from cfel.runlog import RoundRecord, RunDirectory
 from cfel.simulation import Executor, RunState, initial_state
 from cfel.simulation.buffered import BegunRound, find_busy, run_buffered, take_first
 from cfel.simulation.executors import Job, JobResult
-from cfel.simulation.pending import PendingUpdate, pending_tensors, pending_values, read_pending
-from cfel.simulation.state import from_checkpoint
+from cfel.simulation.state import (
+    PendingUpdate,
+    from_checkpoint,
+    pending_tensors,
+    pending_values,
+    read_pending,
+)
 from cfel.world import World
 from tests.simulation.drive import column, outcomes, records, timeless, tiny
 

@@ -4,9 +4,9 @@ from dataclasses import replace
 
 import pytest
 
+from cfel.learning.edge_update import mean_model
 from cfel.learning.evaluate import evaluate
 from cfel.learning.local.workspace import Workspace
-from cfel.rounds.edge_models import mean_model
 from cfel.runlog import WALL_CLOCK_FIELDS
 from tests.simulation.drive import outcomes, records, tiny
 

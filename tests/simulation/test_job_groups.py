@@ -5,7 +5,7 @@ from itertools import pairwise
 from hypothesis import given
 from hypothesis import strategies as st
 
-from cfel.simulation.job_groups import MOST_IN_A_GROUP, group_jobs, largest_group
+from cfel.simulation.executors import MOST_IN_A_GROUP, group_jobs, largest_group
 
 
 def test_groups_grow_smaller() -> None:

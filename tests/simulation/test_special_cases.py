@@ -4,9 +4,9 @@ import numpy as np
 import pytest
 import torch
 
-from cfel.learning.local.iterations import draw_batches
+from cfel.learning.local.training import draw_batches
 from cfel.learning.models.builders import mlp
-from cfel.learning.models.safetensors_files import named_tensors
+from cfel.learning.models.files import named_tensors
 from cfel.seeding import make_generator
 from cfel.world import World
 from tests.simulation.drive import outcomes, parameters_of, records, timeless, tiny

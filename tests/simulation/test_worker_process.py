@@ -14,7 +14,7 @@ import pytest
 import torch
 
 from cfel.errors import DivergedError, InputError, WorkerError
-from cfel.learning.compression.compressors import SparseUpdate
+from cfel.learning.compressors import SparseUpdate
 from cfel.learning.device_messages import DeviceReport, DeviceState
 from cfel.learning.local.estimates import Estimates
 from cfel.simulation import executors

@@ -20,7 +20,7 @@ LEARNING = """
 from types import SimpleNamespace
 import torch
 from torch import nn
-from cfel.learning.compression.compressors import DenseUpdate
+from cfel.learning.compressors import DenseUpdate
 from cfel.learning.data import DataSet, digits
 from cfel.learning.models.builders import mlp
 from cfel.learning.task import Task

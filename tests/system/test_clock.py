@@ -4,8 +4,7 @@ import numpy as np
 import pytest
 
 from cfel.system import DeviceClass, HardwareConditions
-from cfel.system.clock import clock_energy
-from cfel.system.conditions import Conditions, RandomConditions
+from cfel.system.conditions import Conditions, RandomConditions, clock_energy
 
 
 @pytest.mark.parametrize(

@@ -5,7 +5,7 @@ import pytest
 
 from cfel.errors import InputError
 from cfel.system import FleetParameters, Participation, build_fleet
-from cfel.system.participation import Sample, inclusion_chances
+from cfel.system.availability import Sample, inclusion_chances
 
 CLUSTER = np.repeat([0, 1], [4, 6])
 EVERYBODY = np.ones(10, dtype=bool)

@@ -4,7 +4,7 @@ import numpy as np
 import pytest
 
 from cfel.system import TopologyParameters, build_backhaul, check_gossip_step
-from cfel.system.sampled_links import sample_links, use_links
+from cfel.system.backhaul import sample_links, use_links
 
 
 @pytest.mark.parametrize("kind", ["ring", "star", "complete", "line"])

@@ -14,15 +14,14 @@ from cfel.errors import InputError, RunDirectoryError, StorageError, unknown_nam
 from cfel.experiment import Experiment, load_directory_experiment
 from cfel.learning.device_messages import DeviceState
 from cfel.learning.edge_rule import EdgeRules
+from cfel.learning.edge_update import mean_model, read_edge_models
 from cfel.learning.local.algorithms import build_algorithm
+from cfel.learning.models.files import save_model, save_onnx
 from cfel.learning.models.flat import FlatModel
-from cfel.learning.models.onnx_files import save_onnx
-from cfel.learning.models.safetensors_files import save_model
 from cfel.learning.task import Task, initial_model
 from cfel.plugins import BUILT_IN_ONLY, CodePolicy
-from cfel.rounds.edge_models import mean_model, read_edge_models
 from cfel.runlog import RunDirectory
-from cfel.simulation.evaluation import find_own_model
+from cfel.simulation.loop import find_own_model
 
 if TYPE_CHECKING:
     from cfel.deployment.edge.state import EdgeState

@@ -9,14 +9,18 @@ from os import PathLike
 from pathlib import Path
 from typing import Any
 
-from cfel.api.comparisons import Comparison, load_comparison
 from cfel.api.progress import track_runs
-from cfel.api.results import RunResult, load_result
-from cfel.api.run_options import RunOptions
-from cfel.api.runs import PlacedRun, compare_runs, count_rounds, place_run, replace_scheme, run_experiment
-from cfel.api.stepwise import Simulation
-from cfel.api.sweeps import Sweep, load_sweep, place_settings, sweep_runs
-from cfel.api.tuning import Tuning, tune_runs
+from cfel.api.results import Comparison, RunResult, Simulation, load_comparison, load_result
+from cfel.api.runs import (
+    PlacedRun,
+    RunOptions,
+    compare_runs,
+    count_rounds,
+    place_run,
+    replace_scheme,
+    run_experiment,
+)
+from cfel.api.sweeps import Sweep, Tuning, load_sweep, place_settings, sweep_runs, tune_runs
 from cfel.control.scheme import SchemeBuilder
 from cfel.errors import InputError
 from cfel.experiment import Experiment, load_experiment

@@ -15,12 +15,12 @@ from pathlib import Path
 import numpy as np
 
 from cfel.control.setting import Setting
-from cfel.cost.rounds import NO_DEVICE
+from cfel.cost import NO_DEVICE
 from cfel.errors import InputError
 from cfel.experiment import Experiment, experiment_toml, load_directory_experiment
 from cfel.plugins import BUILT_IN_ONLY, CodePolicy
-from cfel.rounds.buffering import reject_buffering
 from cfel.rounds.dry_run import DryRunRound, dry_run
+from cfel.rounds.parameters import reject_buffering
 from cfel.rounds.run_directory import create_run
 from cfel.runlog import RoundRecord, RunDirectory
 from cfel.wording import plural

@@ -4,7 +4,9 @@ Everything is read from the run directory, so that a result is the same whether 
 loaded later. Tables are always Arrow's; `.to_pandas()` makes a pandas frame of one.
 """
 
-from collections.abc import Sequence
+import time
+from collections.abc import Iterator, Sequence
+from contextlib import closing
 from dataclasses import dataclass, fields
 from os import PathLike
 from pathlib import Path
@@ -15,17 +17,22 @@ import pyarrow as pa
 from torch import nn
 
 from cfel.api.export import load_module
+from cfel.api.runs import RunOptions, open_executor
+from cfel.errors import InputError
 from cfel.experiment import Experiment, load_directory_experiment
 from cfel.extras import explain_missing_extra
+from cfel.learning.edge_update import mean_model
 from cfel.plugins import BUILT_IN_ONLY, CodePolicy
-from cfel.report.load import Run, group_by_scheme, load_run
-from cfel.report.overruns import list_overruns
+from cfel.report.load import Run, find_runs, find_target, group_by_scheme, load_run
+from cfel.report.summary import list_overruns, measure, summarise
 from cfel.runlog import PlanTable, RoundRecord
 from cfel.runlog.plans import column_names
+from cfel.simulation import RoundOutcome, initial_state, simulate
 from cfel.wording import plural
 
 if TYPE_CHECKING:
     from cfel.report.pictures import Picture
+
 
 FIGURE = "accuracy-seconds"
 """The figure that `plot` draws by default: accuracy over time."""
@@ -215,3 +222,119 @@ def _sum_devices(run: Run) -> pa.Table:
             "theta_mean": sums["theta"] / present,
         }
     )
+
+
+# --------------------------------------------------------------------------------------------------
+# Several runs as one object: a comparison of schemes.
+
+
+@dataclass(frozen=True, slots=True, eq=False, repr=False)
+class Comparison:
+    """Runs of several schemes and seeds.
+
+    Attributes:
+        path: the directory that contains them.
+        runs: one result per scheme and seed.
+        target: accuracy to reach, or None.
+    """
+
+    path: Path
+    runs: tuple[RunResult, ...]
+    target: float | None
+
+    @property
+    def summary(self) -> dict[str, Any]:
+        """The content of `summary.json`: means over seeds, intervals, gains over CEF."""
+        return summarise([each.run for each in self.runs], self.target)
+
+    @property
+    def table(self) -> pa.Table:
+        """One row per run: scheme, seed, time and energy to the target, final accuracy, costs, budgets."""
+        rows = [
+            {"scheme": each.run.scheme, "seed": each.run.seed, **measure(each.run, self.target)}
+            for each in self.runs
+        ]
+        return pa.Table.from_pylist(rows)
+
+    def plot(self, figure: str = FIGURE) -> "Picture":
+        """Draws a figure of the report with one line per scheme; see `RunResult.plot`."""
+        return draw([each.run for each in self.runs], figure, self.target)
+
+    def report(self) -> Path:
+        """Writes `report.html` and its figures into the directory; returns the page's path."""
+        with explain_missing_extra():
+            from cfel.report import write_report
+
+        return write_report(self.path, self.target)
+
+    def export_figures(self, to: str | PathLike[str], formats: Sequence[str] = FORMATS) -> tuple[Path, ...]:
+        """Writes every figure of the report into the directory `to`; returns the files.
+
+        Args:
+            to: receives the files; created if missing.
+            formats: "svg", "png", and "csv" for the numbers that a figure shows.
+
+        Raises:
+            InputError: there is no such format.
+        """
+        return export([each.run for each in self.runs], to, formats, self.target)
+
+    def __repr__(self) -> str:
+        schemes = dict.fromkeys(each.run.scheme for each in self.runs)
+        return f"<Comparison {str(self.path)!r}: {len(self.runs)} runs of {', '.join(schemes)}>"
+
+
+def load_comparison(path: Path, target: float | None = None) -> Comparison:
+    """The comparison in a directory."""
+    runs = tuple(map(load_result, find_runs(path)))
+    known = find_target(path, tuple(each.run for each in runs)) if target is None else target
+    return Comparison(path, runs, known)
+
+
+# --------------------------------------------------------------------------------------------------
+# A simulation that the caller drives: one global round per step, nothing written to disk.
+
+
+class Simulation:
+    """An experiment, simulated round by round while the caller iterates over its records.
+
+    `plans` and `model` show the last round that was yielded. Iterating again starts again.
+
+    Args:
+        experiment: what is run.
+    """
+
+    def __init__(self, experiment: Experiment) -> None:
+        self.experiment = experiment
+        self._world = experiment.build_world()
+        self._last: RoundOutcome | None = None
+
+    def __iter__(self) -> Iterator[RoundRecord]:
+        world = self._world
+        parameters = self.experiment.resolve(world).simulation
+        with open_executor(world, parameters, RunOptions()) as executor:
+            rounds = simulate(world, executor, parameters, initial_state(world), time.perf_counter)
+            # A caller may stop early; the work that is under way must end before its executor does.
+            with closing(rounds):  # type: ignore[type-var]
+                for outcome in rounds:
+                    self._last = outcome
+                    yield outcome.record
+
+    @property
+    def plans(self) -> pa.Table:
+        """One row per edge round and device of the last round: orders, conditions and costs."""
+        return tabulate_plan(self._outcome().plans)
+
+    def model(self, edge: int | None = None) -> nn.Module:
+        """The model after the last round, in evaluation mode: one edge server's, or the consensus of all."""
+        models = dict(enumerate(self._outcome().state.models))
+        if edge is not None and edge not in models:
+            raise InputError(f"edge = {edge}: there are edge servers 0 to {len(models) - 1}")
+        flat = self._world.task.build()
+        flat.load(mean_model(self._world.setting.fleet.sizes, models) if edge is None else models[edge])
+        return flat.module.eval()
+
+    def _outcome(self) -> RoundOutcome:
+        if self._last is None:
+            raise InputError("simulate: no round has been simulated yet; iterate first")
+        return self._last

@@ -1,42 +1,234 @@
 """Single runs and comparisons of several schemes, each run in its own directory."""
 
-from collections.abc import Callable, Sequence
-from contextlib import AbstractContextManager, nullcontext
-from dataclasses import replace
+import math
+import time
+import tomllib
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import AbstractContextManager, ExitStack, contextmanager, nullcontext
+from dataclasses import dataclass, field, replace
+from functools import partial
 from pathlib import Path
 from typing import Any
 
-from cfel.api.cluster_runs import PlacedRun, prefer_whole_runs, run_on_cluster
-from cfel.api.run_options import OnRound, RunOptions
 from cfel.control.scheme import SchemeBuilder
-from cfel.errors import InputError
-from cfel.experiment import Experiment, experiment_toml
-from cfel.experiment.tables import to_document
+from cfel.errors import InputError, RunBusyError
+from cfel.experiment import Experiment, experiment_toml, parse_experiment
+from cfel.experiment.sections import to_document
 from cfel.extras import MissingExtraError, explain_missing_extra
+from cfel.plugins import ANY_CODE, name_variants, parse_variants
 from cfel.report import load_runs, summarise, write_summary
-from cfel.rounds.engine_choice import choose_engine
-from cfel.rounds.parameters import SimulationParameters
-from cfel.runlog import RoundRecord
+from cfel.rounds.parameters import SimulationParameters, choose_engine
+from cfel.rounds.run_directory import flatten, reject_unusable
+from cfel.runlog import RoundRecord, RunDirectory, holds_run
 from cfel.scaleout import connect_cluster, ray_executor
-from cfel.scheme_names import name_variants, parse_variants
 from cfel.simulation import Executor, PoolExecutor, Watch, run_in_directory
+from cfel.tracking import TrackedRun, Tracker, follow_run
 from cfel.world import World
 
-__all__ = [
-    "OnRound",
-    "PlacedRun",
-    "RunOptions",
-    "compare",
-    "compare_runs",
-    "count_rounds",
-    "open_executor",
-    "place_run",
-    "replace_scheme",
-    "run_all",
-    "run_experiment",
-    "scheme_folder",
-    "write_report_if_possible",
-]
+# --------------------------------------------------------------------------------------------------
+# How runs are executed, whatever the experiment: progress, trackers, interruption, resuming, the cluster.
+
+
+OnRound = Callable[[str, RoundRecord], None]
+"""Called after every round, with the name of the run and the round's record."""
+
+
+@dataclass(frozen=True, slots=True)
+class RunOptions:
+    """How to execute runs.
+
+    Attributes:
+        command: the command line, kept in `environment.json`.
+        resume: continue runs that already exist.
+        on_round: called after every round.
+        interrupted: checked after every round; true ends the run there, with a checkpoint.
+        notify: receives one-line messages for the user.
+        ray_address: the cluster to use with engine "ray"; None starts one on this machine.
+        trackers: what each run is reported to, by name; see `choose_trackers`.
+    """
+
+    command: tuple[str, ...] = ()
+    resume: bool = False
+    on_round: OnRound | None = None
+    interrupted: Callable[[], bool] = lambda: False
+    notify: Callable[[str], None] = lambda _: None
+    ray_address: str | None = None
+    trackers: Mapping[str, Tracker] = field(default_factory=dict)
+
+    @contextmanager
+    def follow(
+        self, experiment: Experiment, directory: Path, name: str
+    ) -> Iterator[Callable[[RoundRecord], None]]:
+        """Reports one run to the trackers and to `on_round` while a block executes it.
+
+        Gives what to call after each round.
+        """
+        run = TrackedRun(experiment.name, name, directory, flatten(to_document(experiment)))
+        with follow_run(run, self.trackers, self.notify) as track_round:
+
+            def report(record: RoundRecord) -> None:
+                track_round(record)
+                if self.on_round is not None:
+                    self.on_round(name, record)
+
+            yield report
+
+
+# --------------------------------------------------------------------------------------------------
+# Comparisons on a Ray cluster: whole runs side by side, one core each, where that is faster.
+#
+# A run is sent as the text of its experiment and the path of its directory. Data files must be at the
+# same path
+# on every machine. The directory must be on storage shared by all machines, unless there is only this
+# one.
+
+
+# How long a run waits for an earlier process to release its directory: after a network failure that process
+# may still be alive and hold the lock.
+BUSY_SECONDS = 60.0
+# Speed of a worker when runs are split by device, relative to a worker that has a whole run to itself: for
+# models whose steps take tens of milliseconds, and for models whose steps take less time than a message.
+LARGE_MODEL_EFFICIENCY = 0.9
+SMALL_MODEL_EFFICIENCY = 0.3
+
+
+@dataclass(frozen=True, slots=True)
+class PlacedRun:
+    """One run of a comparison: its display name, its experiment and its directory."""
+
+    name: str
+    experiment: Experiment
+    directory: Path
+
+
+def prefer_whole_runs(runs: Sequence[PlacedRun]) -> bool:
+    """Whether the connected cluster finishes these runs sooner side by side than one after another."""
+    from cfel.scaleout.cluster import cluster_cores
+
+    first = runs[0].experiment
+    automatic = replace(first, simulation=replace(first.simulation, engine="auto"))
+    small = automatic.resolve(automatic.build_world()).simulation.engine == "batched"
+    cores = cluster_cores()
+    workers = min(cores, first.simulation.workers) if first.simulation.workers else cores
+    return whole_runs_are_better(len(runs), workers, first.fleet.devices, small)
+
+
+def whole_runs_are_better(runs: int, workers: int, devices: int, small_model: bool) -> bool:
+    """Whether running whole runs side by side, each on one worker, is faster than one run at a time on all.
+
+    In units of one run on one worker, whole runs take ⌈runs / workers⌉. Runs split by device take
+    runs / (efficiency · min(workers, devices)), as at most one worker per device is busy.
+
+    Args:
+        runs: how many there are.
+        workers: cores of the cluster.
+        devices: in each run.
+        small_model: whether a local step takes less time than a message.
+    """
+    efficiency = SMALL_MODEL_EFFICIENCY if small_model else LARGE_MODEL_EFFICIENCY
+    return math.ceil(runs / workers) <= runs / (efficiency * min(workers, devices))
+
+
+def run_on_cluster(runs: Sequence[PlacedRun], folder: Path, options: RunOptions) -> None:
+    """Executes whole runs on the connected cluster.
+
+    Raises:
+        RunDirectoryError: a directory cannot take its run; none has started then.
+        KeyboardInterrupt: the user interrupted them; every run that had started has a checkpoint.
+    """
+    from cfel.scaleout.run_sweep import Run, RunSweep, SweepCallbacks
+
+    function = partial(run_from_text, command=options.command)
+    wanted = [
+        Run(run.name, experiment_toml(run.experiment), run.directory.absolute(), options.resume)
+        for run in runs
+    ]
+    # Before any of them is followed: trackers would take what is in a directory for part of its run.
+    for run in wanted:
+        reject_unusable(run.directory, run.text, run.resume)
+    with RoundReporter(runs, options) as reporter:
+        callbacks = SweepCallbacks(lambda run: reporter.report(run.name), options.interrupted, options.notify)
+        if not RunSweep(function, folder.absolute(), callbacks).execute(wanted):
+            raise KeyboardInterrupt
+
+
+class RoundReporter(ExitStack):
+    """Reports runs on other machines by reading their logs: to `on_round` and to the trackers.
+
+    Args:
+        runs: the runs.
+        options: whom to report to.
+    """
+
+    def __init__(self, runs: Sequence[PlacedRun], options: RunOptions) -> None:
+        super().__init__()
+        self._runs = {run.name: run for run in runs}
+        self._options = options
+        self._reported: dict[str, int] = {}
+        self._report: dict[str, Callable[[RoundRecord], None]] = {}
+
+    def report(self, name: str) -> None:
+        """Reports the rounds that were added to a run's log since the last call."""
+        run = self._runs[name]
+        if not holds_run(run.directory):
+            return
+        if name not in self._report:
+            followed = self._options.follow(run.experiment, run.directory, name)
+            self._report[name] = self.enter_context(followed)
+        records = RunDirectory.open(run.directory).records()
+        for record in records[self._reported.get(name, 0) :]:
+            self._report[name](record)
+        # A directory that is being rewritten may briefly show fewer records than before.
+        self._reported[name] = max(self._reported.get(name, 0), len(records))
+
+
+def run_from_text(text: str, directory: str, resume: bool, stop: str, *, command: tuple[str, ...]) -> bool:
+    """Executes a run in this process, one device at a time; this is the job of one core of the cluster.
+
+    Args:
+        text: the experiment as TOML.
+        directory: the run directory.
+        resume: continue the run in that directory.
+        stop: path of a file; once it exists, the run ends after the current round.
+        command: the command line, kept in `environment.json`.
+
+    Returns:
+        True if the run finished, False if it was stopped.
+    """
+    experiment = parse_experiment(tomllib.loads(text), ANY_CODE)
+    world = experiment.build_world()
+    resolved = experiment.resolve(world)
+    with PoolExecutor(world, replace(resolved.simulation, engine="threads", workers=1)) as executor:
+        run = partial(
+            run_in_directory,
+            world,
+            executor,
+            resolved.simulation,
+            Path(directory),
+            experiment_toml=experiment_toml(resolved),
+            command=list(command),
+            resume=resume,
+            watch=Watch(interrupted=Path(stop).exists),
+        )
+        try:
+            _run_when_free(run)
+        except KeyboardInterrupt:
+            return False
+    return True
+
+
+def _run_when_free(run: Callable[[], object]) -> None:
+    """Waits until no other process uses the run directory, then runs."""
+    deadline = time.monotonic() + BUSY_SECONDS
+    while True:
+        try:
+            run()
+        except RunBusyError:
+            if time.monotonic() > deadline:
+                raise
+            time.sleep(1)
+        else:
+            return
 
 
 def run_experiment(

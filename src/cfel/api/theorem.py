@@ -17,8 +17,8 @@ from cfel.control.theory import RoundTerms, combine_terms, compute_terms
 from cfel.errors import InputError
 from cfel.experiment import Experiment, load_directory_experiment, load_experiment
 from cfel.plugins import BUILT_IN_ONLY, CodePolicy
-from cfel.rounds.buffering import reject_buffering
 from cfel.rounds.dry_run import dry_run
+from cfel.rounds.parameters import reject_buffering
 from cfel.runlog import FleetDescription, PlanTable, RunDirectory, holds_run
 from cfel.system import target_weights, zeta
 

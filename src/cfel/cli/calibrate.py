@@ -13,7 +13,7 @@ from cfel.deployment.transport.addresses import join_address, split_address
 from cfel.durable import replace_file
 from cfel.errors import InputError, unknown_name
 from cfel.system import DEVICE_CLASSES
-from cfel.system.devices import ClassFile, class_file_toml
+from cfel.system.device_classes import ClassFile, class_file_toml
 
 EXAMPLE = """  cfel calibrate --listen 0.0.0.0:7411              (on another machine)
   cfel calibrate experiment.toml --to 10.0.0.1:7411 --out my-board.toml

@@ -21,7 +21,7 @@ from cfel.cli.arguments import (
 from cfel.cli.output import new_table, print_json, print_report_path, print_table
 from cfel.cli.run import add_experiment_argument, add_run_options, make_options, read_experiment
 from cfel.experiment import Experiment
-from cfel.report.overruns import Overrun
+from cfel.report.summary import Overrun
 
 EXAMPLE = """  cfel compare experiment.toml --seeds 0,1,2 --target 0.7 --out runs/table
   cfel compare experiment.toml --schemes hcef,cef,my_module:build"""

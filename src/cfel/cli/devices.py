@@ -11,7 +11,10 @@ from cfel.cli.arguments import Commands, add_command, add_json_option, parse_nam
 from cfel.cli.output import new_table, print_json, print_table
 from cfel.durable import replace_file
 from cfel.errors import InputError, unknown_name
-from cfel.system.devices import (
+from cfel.system.device_classes import (
+    DEFAULT_FLOPS_PER_CYCLE,
+    DEFAULT_VOLTS,
+    FIGURES,
     RADIOS,
     ClassFile,
     DescribedClass,
@@ -21,8 +24,6 @@ from cfel.system.devices import (
     read_library,
     read_power_profile,
 )
-from cfel.system.devices.class_file import FIGURES
-from cfel.system.devices.profile_class import DEFAULT_FLOPS_PER_CYCLE, DEFAULT_VOLTS
 
 EXAMPLE = """  cfel devices
   cfel devices raspberry-pi-5

@@ -6,10 +6,9 @@ from pathlib import Path
 
 from cfel.cli.arguments import Commands, add_command
 from cfel.errors import CfelError, InputError
-from cfel.launch.exit_codes import FAILED, STOPPED, choose_exit_code
 from cfel.launch.logs import FORMATS, LEVELS, LogSettings, start_logging
-from cfel.launch.node import run_node
-from cfel.launch.node_file import read_node
+from cfel.launch.node import read_node, run_node
+from cfel.launch.processes import FAILED, STOPPED, choose_exit_code
 
 _LOG = logging.getLogger(__name__)
 

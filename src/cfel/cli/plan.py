@@ -12,10 +12,8 @@ from rich.console import Console
 from rich.markup import escape
 from rich.table import Table
 
-from cfel.api.fleet.binding_limits import MEANING
-from cfel.api.fleet.plan import FleetPlan, plan_fleet
-from cfel.api.fleet.problem_file import NamedProblem, make_length, read_problem
-from cfel.api.fleet.scheme_plan import HCEF, SchemeRequest
+from cfel.api.fleet_file import NamedProblem, make_length, read_problem
+from cfel.api.plan import HCEF, MEANING, FleetPlan, SchemeRequest, plan_fleet
 from cfel.cli.arguments import (
     Commands,
     add_command,

@@ -11,9 +11,7 @@ from cfel.api.progress import track_runs
 from cfel.cli.arguments import Commands, add_command, add_out_option, add_seeds_option, parse_names
 from cfel.cli.output import new_table, print_json, print_report_path, print_table
 from cfel.cli.run import add_run_options, make_options
-from cfel.report.reproduction import TextTable
 from cfel.reproduce.copy_results import copy_results
-from cfel.reproduce.forecast import count_rounds_left, estimate_seconds, measure_pace
 from cfel.reproduce.items import (
     DATASETS,
     ITEMS,
@@ -21,10 +19,17 @@ from cfel.reproduce.items import (
     PlannedRun,
     ReproductionRequest,
     find_experiments,
+    load_rates,
     plan_runs,
 )
-from cfel.reproduce.rates import load_rates
-from cfel.reproduce.reproduction import execute_runs, write_results
+from cfel.reproduce.reproduction import (
+    count_rounds_left,
+    estimate_seconds,
+    execute_runs,
+    measure_pace,
+    write_results,
+)
+from cfel.reproduce.tables import TextTable
 from cfel.wording import plural
 
 EXAMPLE = """  cfel reproduce table1 --dataset cifar10 --data data/cifar10 --scale smoke

@@ -2,6 +2,7 @@
 
 import argparse
 import sys
+from collections.abc import Sequence
 from dataclasses import replace
 from pathlib import Path
 
@@ -9,23 +10,51 @@ from rich.console import Console
 from rich.markup import escape
 
 from cfel.api.progress import track_runs
-from cfel.api.runs import RunOptions, run_experiment
+from cfel.api.results import load_result
+from cfel.api.runs import RunOptions, run_experiment, write_report_if_possible
 from cfel.cli.arguments import Commands, add_command, add_json_option, add_out_option, add_set_option
-from cfel.cli.run_result import print_run_result
+from cfel.cli.output import print_json
 from cfel.errors import RunDirectoryError
 from cfel.experiment import Experiment, load_experiment
 from cfel.plugins import ANY_CODE, import_from
+from cfel.report.summary import describe_overruns
 from cfel.rounds.parameters import ENGINES
 from cfel.runlog import RoundRecord, RunDirectory, holds_run
-from cfel.system import (
-    TraceParameters,
-    cluster_sizes,
-    describe_bias,
-    describe_short_trace,
-    read_trace,
-)
+from cfel.system import TraceParameters, cluster_sizes, describe_bias, describe_short_trace, read_trace
 from cfel.tracking import TRACKERS, choose_trackers
 from cfel.wording import plural
+
+# --------------------------------------------------------------------------------------------------
+# The end of `cfel run` and `cfel up`: write the report and print the result.
+
+
+def print_run_result(
+    arguments: argparse.Namespace, experiment: Experiment, out: Path, records: Sequence[RoundRecord]
+) -> int:
+    """Writes the report, prints the last round and returns the exit code."""
+    console = Console(highlight=False)
+    page = write_report_if_possible(out, experiment.rounds.target, _note)
+    result, last = load_result(out, experiment), records[-1]
+    if arguments.json:
+        print_json(result.summary)
+        return 0
+    accuracy = "not evaluated" if last.accuracy is None else f"{100 * last.accuracy:.2f} %"
+    console.print(
+        f"{plural(len(records), 'round')}: accuracy {accuracy}, {last.seconds:,.0f} s, {last.joules:,.0f} J"
+    )
+    if last.metrics:
+        values = ", ".join(f"{name} {value:.4g}" for name, value in last.metrics.items())
+        console.print(f"metrics of the task: {escape(values)}", soft_wrap=True)
+    for sentence in describe_overruns(result.run):
+        console.print(f"[yellow]warning:[/] {escape(sentence)}", soft_wrap=True)
+    if page is not None:
+        console.print(f"report: {escape(str(page))}", soft_wrap=True)
+    return 0
+
+
+def _note(text: str) -> None:
+    Console(stderr=True, highlight=False).print(escape(text), soft_wrap=True)
+
 
 EXAMPLE = """  cfel run experiment.toml --out runs/first --set rounds.global=10
   cfel run experiment.toml --out runs/first --resume"""

@@ -9,7 +9,7 @@ from rich.console import Console
 from rich.markup import escape
 
 from cfel.api.progress import track_runs
-from cfel.api.tuning import SEED_DISTANCE, Tuning, tune_runs
+from cfel.api.sweeps import SEED_DISTANCE, Tuning, tune_runs
 from cfel.cli.arguments import (
     Commands,
     add_command,

@@ -5,15 +5,14 @@ import shlex
 import sys
 from pathlib import Path
 
-from cfel.api.interrupt import defer_interrupt
+from cfel.api.progress import defer_interrupt
 from cfel.cli.arguments import Commands, add_command, add_json_option, add_out_option, add_set_option
-from cfel.cli.federation_view import FederationView
 from cfel.cli.node import add_log_options, choose_log_settings
-from cfel.cli.run import add_experiment_argument, read_experiment
-from cfel.cli.run_result import print_run_result
+from cfel.cli.run import add_experiment_argument, print_run_result, read_experiment
+from cfel.cli.status import FederationView
 from cfel.launch.federation import LaunchOptions, launch_federation
 from cfel.launch.logs import LogSettings
-from cfel.launch.node_file import read_node
+from cfel.launch.node import read_node
 from cfel.launch.processes import Processes
 from cfel.wording import plural
 

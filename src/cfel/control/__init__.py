@@ -9,13 +9,11 @@ This package works on numbers only: no tensors, no files, no clock. How P2 is so
 from typing import TYPE_CHECKING
 
 from cfel.control.caps import Budget, Rounds, round_caps
-from cfel.control.gossip import Gossip
 from cfel.control.problem import RoundProblem
-from cfel.control.scheme import DeviceOverrides, Observation, RoundPlan, Scheme, SchemeParameters
+from cfel.control.scheme import DeviceOverrides, Gossip, Observation, RoundPlan, Scheme, SchemeParameters
 from cfel.control.schemes import SCHEMES, build_scheme
 from cfel.control.solution import Solution, SolverDefectError
-from cfel.control.solver.alternating import Stopping
-from cfel.control.solver.solve import solve
+from cfel.control.solve import Stopping, solve
 from cfel.control.theory import Bound, Landscape, omega1, theorem_1
 
 if TYPE_CHECKING:

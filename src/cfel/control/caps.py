@@ -15,7 +15,7 @@ import numpy as np
 
 from cfel import validation
 from cfel.arrays import FloatArray
-from cfel.cost.ledger import Ledger
+from cfel.cost import Ledger
 from cfel.errors import InputError, unknown_name
 
 STOPS = ("rounds", "budget", "target")

@@ -9,14 +9,28 @@ from dataclasses import dataclass, replace
 
 import numpy as np
 
-from cfel.arrays import BoolArray, FloatArray
-from cfel.control.grid.step_table import StepTable, list_steps, list_theta, pair_up
-from cfel.control.grid.whole_steps import StepSolution, solve_whole_steps
-from cfel.control.horizon import limit_to_budget
+from cfel.arrays import BoolArray, FloatArray, IndexArray
+from cfel.control.list_solver import (
+    StepSolution,
+    StepTable,
+    list_steps,
+    list_theta,
+    pair_up,
+    solve_whole_steps,
+)
 from cfel.control.problem import RoundProblem
-from cfel.control.scheme import Observation, RoundPlan, Scheme, SchemeParameters, State, make_empty_plan
+from cfel.control.scheme import (
+    DeviceOverrides,
+    Observation,
+    RoundPlan,
+    Scheme,
+    SchemeParameters,
+    State,
+    make_empty_plan,
+)
 from cfel.control.solution import Solution
-from cfel.control.solver.solve import solve
+from cfel.control.solve import solve
+from cfel.cost import device_joules, device_seconds
 from cfel.errors import InputError
 
 Bound = float | FloatArray
@@ -182,3 +196,160 @@ def _share_battery(observation: Observation) -> FloatArray | None:
 
 def _select_present(bound: Bound, present: np.ndarray) -> FloatArray:
     return np.asarray(np.broadcast_to(bound, present.shape)[present], dtype=np.float64)
+
+
+# --------------------------------------------------------------------------------------------------
+# Pairs (ρ, θ) to choose from, for schemes that compare what pairs bring and cost instead of solving P2.
+#
+# A pair is a whole number of steps and a share of the update. `kept` says how much of an update arrives
+# at θ:
+# the contraction κ(θ) as devices measured it, or a guess before the first reports.
+
+
+# Before the first reports κ is taken to be θ to this power, about what trained networks show.
+PRIOR = 0.3
+
+# How much a limit may be exceeded by rounding.
+_ROUNDING = 1e-9
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class Choices:
+    """Pairs to choose from; the first has the fewest steps and the smallest θ, the last has ρ = θ = 1.
+
+    Attributes:
+        rho, theta: of every pair.
+        kept: κ(θ) of every pair, in (0, 1].
+    """
+
+    rho: FloatArray
+    theta: FloatArray
+    kept: FloatArray
+
+
+def list_choices(parameters: SchemeParameters, observation: Observation) -> Choices:
+    """Whole steps from ρ_min on, with a list of shares from θ_min on."""
+    tau = observation.rounds.local_steps
+    theta = list_theta(parameters.theta_min)
+    steps, share = pair_up(list_steps(parameters.rho_min, tau), theta)
+    kept = estimate_contraction(theta, observation.kept_energy)
+    return Choices(steps / tau, theta[share], kept[share])
+
+
+def override_devices(parameters: SchemeParameters) -> DeviceOverrides:
+    """What such schemes ask of devices: whole steps, and κ at the shares on the list."""
+    return DeviceOverrides(steps="whole", kept_energy_at=tuple(list_theta(parameters.theta_min).tolist()))
+
+
+def estimate_contraction(theta: FloatArray, kept_energy: FloatArray | None) -> FloatArray:
+    """κ(θ), rising to 1; a guess before anything is measured."""
+    curve = theta**PRIOR if kept_energy is None else kept_energy
+    # Top-k keeps at least the share θ of the energy, and more entries never keep less; noise may say
+    # otherwise.
+    return np.maximum(np.maximum.accumulate(np.clip(curve, 0.0, 1.0)), theta)
+
+
+def count_costs(
+    observation: Observation, rho: float | FloatArray, theta: float | FloatArray
+) -> tuple[FloatArray, FloatArray]:
+    """Seconds and joules of every device with one pair for all, or one pair each."""
+    now, tau = observation.conditions, observation.rounds.local_steps
+    seconds = device_seconds(rho, theta, tau, now.mu, now.nu)
+    return seconds, device_joules(rho, theta, tau, now.alpha, now.nu, now.power)
+
+
+def choose_best(
+    observation: Observation, choices: Choices, gain: FloatArray, seconds: FloatArray, joules: FloatArray
+) -> tuple[IndexArray, BoolArray]:
+    """Every device's pair with the largest gain within its own limits.
+
+    Args:
+        observation: the devices' conditions.
+        choices: the pairs.
+        gain: what each pair brings, the same for all devices.
+        seconds: each device's limit.
+        joules: likewise.
+
+    Returns:
+        The pair of each device, the first where none fits, and whether one fits.
+    """
+    best = np.zeros(len(observation.cluster), dtype=np.intp)
+    fits = np.zeros(len(best), dtype=bool)
+    # From the largest gain downwards, and of equal ones the cheaper first. One pair at a time: a table of all
+    # pairs and devices would not fit into memory for large fleets.
+    for pair in np.argsort(-gain, kind="stable").tolist():
+        used_seconds, used_joules = count_costs(observation, choices.rho[pair], choices.theta[pair])
+        within = (used_seconds <= seconds * (1 + _ROUNDING)) & (used_joules <= joules * (1 + _ROUNDING))
+        best[within & ~fits] = pair
+        fits |= within
+        if fits.all():
+            break
+    return best, fits
+
+
+# --------------------------------------------------------------------------------------------------
+# How many rounds a budget allows, for runs that end when it is used up (`rounds.stop = "budget"`).
+#
+# Caps share what is left of a budget among the rounds that are left. In such a run `rounds.global` is
+# only an
+# upper limit, often a generous one. Shared among all of it, a budget leaves next to nothing for each
+# round:
+# every plan is at its lower bounds, and the run still ends long before that limit. So no round is planned
+# with
+# less than a share of what full work (ρ = θ = 1) costs a typical device in it. The slowest device would
+# be no
+# measure: in a deep fade its upload can take hours, and a round must not be granted more for that.
+
+
+LEAST_SHARE = 0.3
+"""Half of what the paper's budgets leave to a round; docs/design.md has the measurements behind it.
+
+They are of one seed of `demo`, by the slowest device: 0.2 of its work is about 0.3 of the median device's.
+"""
+
+SMALL_BATCH_SHARE = 0.5
+"""The same with small batches: even the smallest take a slow device longer than 0.3 takes a typical one.
+
+Chosen by hand for that reason; no measurement of other shares is recorded.
+"""
+
+
+def limit_to_budget(observation: Observation) -> Observation:
+    """The observation with the rounds that the budget allows; unchanged if it does not end the run."""
+    rounds = observation.rounds
+    if rounds.stop != "budget" or not observation.conditions.available.any():
+        return observation
+    left = rounds.global_rounds - observation.global_round
+    allowed = _count_rounds(observation)
+    if allowed >= left:
+        return observation
+    # This round is under way, so it counts even if the budget does not cover it.
+    last = observation.global_round + max(1, int(allowed))
+    return replace(observation, rounds=replace(rounds, global_rounds=last))
+
+
+def _count_rounds(observation: Observation) -> float:
+    """How often the budget left covers this global round, its rest at the least share of full work."""
+    budget, ledger = observation.budget, observation.ledger
+    edge_rounds_left = observation.rounds.edge_rounds - observation.edge_round
+    share = (LEAST_SHARE if observation.small_batches is None else SMALL_BATCH_SHARE) * edge_rounds_left
+    work_seconds, work_joules = _typical_work(observation)
+    elapsed = np.asarray(ledger.elapsed_seconds)
+    seconds = float((elapsed + share * work_seconds + observation.gossip_seconds_left).max())
+    joules = ledger.elapsed_joules + share * work_joules
+    return min(
+        _divide(budget.seconds - ledger.seconds, seconds), _divide(budget.joules - ledger.joules, joules)
+    )
+
+
+def _typical_work(observation: Observation) -> tuple[float, float]:
+    """Seconds of the median device, and joules of as many such devices, in an edge round of full work."""
+    now, present = observation.conditions, observation.conditions.available
+    tau = observation.rounds.local_steps
+    seconds = device_seconds(1.0, 1.0, tau, now.mu, now.nu)
+    joules = device_joules(1.0, 1.0, tau, now.alpha, now.nu, now.power)
+    return float(np.median(seconds[present])), float(np.median(joules[present]) * present.sum())
+
+
+def _divide(left: float, cost: float) -> float:
+    return left / cost if cost > 0 else np.inf

@@ -13,7 +13,7 @@ from numpy.typing import ArrayLike
 from cfel import validation
 from cfel.arrays import FloatArray, IndexArray
 from cfel.errors import InputError, unknown_name
-from cfel.system.clock import PAPER_EXPONENT
+from cfel.system.conditions import PAPER_EXPONENT
 
 Unreachable = Literal["stretch", "minimum"]
 

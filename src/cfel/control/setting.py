@@ -11,13 +11,11 @@ from numpy.typing import ArrayLike
 
 from cfel.arrays import FloatArray
 from cfel.control.caps import Budget, Rounds
-from cfel.control.gossip import Gossip
-from cfel.control.scheme import RoundPlan, Scheme
+from cfel.control.scheme import Gossip, RoundPlan, Scheme
+from cfel.system.backhaul import Backhaul, SampledLinks, retarget_backhaul, sample_links, use_links
 from cfel.system.batch_shares import BatchShares
 from cfel.system.conditions import Conditions
 from cfel.system.fleet import Fleet
-from cfel.system.mixing import Backhaul, retarget_backhaul
-from cfel.system.sampled_links import SampledLinks, sample_links, use_links
 
 
 @dataclass(frozen=True, slots=True, eq=False)

@@ -9,8 +9,8 @@ from dataclasses import dataclass
 import numpy as np
 
 from cfel.arrays import FloatArray
+from cfel.control.limits import Limits
 from cfel.control.problem import RoundProblem
-from cfel.control.solver.feasible_limits import Limits
 from cfel.errors import CfelError
 
 # How much a limit may be exceeded by rounding, relative to the limit.

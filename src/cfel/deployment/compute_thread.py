@@ -10,7 +10,7 @@ from concurrent.futures import ThreadPoolExecutor
 from typing import TypeVar
 
 from cfel.errors import UnreachableError
-from cfel.learning.worker_threads import prepare_process, prepare_thread
+from cfel.learning.torch_state import prepare_process, prepare_thread
 
 Result = TypeVar("Result")
 _ENDED = "this node has ended"

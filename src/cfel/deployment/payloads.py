@@ -12,9 +12,9 @@ from torch import Tensor
 from cfel.deployment.protocol.device_requests import MeasurementReport, UploadRequest
 from cfel.deployment.transport.messages import Body, Bytes, cut
 from cfel.errors import RejectedError
-from cfel.learning.compression.packing import pack_update
 from cfel.learning.device_messages import DeviceOrder, DeviceReport
 from cfel.learning.models.flat import FlatModel
+from cfel.learning.packing import pack_update
 
 # Less is hashed faster than a thread is started.
 _QUICK_BYTES = 1024 * 1024

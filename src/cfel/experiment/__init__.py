@@ -13,8 +13,13 @@ from cfel.experiment.files import (
     parse_experiment,
     preset_experiment,
 )
-from cfel.experiment.sections import BudgetParameters, CompressionParameters, DataParameters, ModelParameters
-from cfel.experiment.tables import PRESETS
+from cfel.experiment.sections import (
+    PRESETS,
+    BudgetParameters,
+    CompressionParameters,
+    DataParameters,
+    ModelParameters,
+)
 
 __all__ = [
     "PRESETS",

@@ -13,54 +13,163 @@ import numpy as np
 
 from cfel import validation
 from cfel.arrays import IntArray
-from cfel.control import (
-    Budget,
-    DeviceOverrides,
-    Rounds,
-    SchemeParameters,
-    Setting,
-    build_scheme,
-)
+from cfel.control import Budget, DeviceOverrides, Rounds, SchemeParameters, Setting, build_scheme
 from cfel.control.setting import choose_links, weight_backhaul
 from cfel.cost import backhaul_seconds
 from cfel.deployment.parameters import DeploymentParameters
-from cfel.errors import InputError
-from cfel.experiment.document import Table
-from cfel.experiment.fill_in import change_document, fill_in
-from cfel.experiment.fleet_section import reject_short_trace
-from cfel.experiment.python_parts import Part
-from cfel.experiment.sections import BudgetParameters, CompressionParameters, DataParameters, ModelParameters
-from cfel.experiment.step_rules import check_steps, find_small_batches, keeps_dropped
-from cfel.experiment.tables import parse_sections, to_document
+from cfel.errors import ExperimentError, InputError, unknown_name
+from cfel.experiment.document import Table, merge, resolve_paths
+from cfel.experiment.python_parts import Part, name_objects
+from cfel.experiment.sections import (
+    PATHS,
+    SECTIONS,
+    BudgetParameters,
+    CompressionParameters,
+    DataParameters,
+    ModelParameters,
+    parse_sections,
+    reject_short_trace,
+    to_document,
+)
 from cfel.learning.aggregation import AggregationParameters
-from cfel.learning.compression.compressors import compressor
+from cfel.learning.compressors import compressor
 from cfel.learning.data import BUILTIN as DATA_SETS
 from cfel.learning.data import SHAPES, DataSet, load
-from cfel.learning.data.augment import augmentation
-from cfel.learning.data.held_out import hold_out
-from cfel.learning.data.partition import partition
+from cfel.learning.data.images import augmentation
+from cfel.learning.data.partition import hold_out, partition
 from cfel.learning.device_messages import DeviceState
-from cfel.learning.edge_optimisers import build_rules
 from cfel.learning.edge_rule import EdgeRules
+from cfel.learning.edge_update import build_rules
+from cfel.learning.local.algorithm import LocalAlgorithm
 from cfel.learning.local.algorithms import build_algorithm
 from cfel.learning.local.parameters import LocalParameters, TrainingParameters
 from cfel.learning.models.builders import BUILTIN as MODELS
 from cfel.learning.models.builders import model_builder
+from cfel.learning.models.files import load_model
 from cfel.learning.models.flat import FlatModule
-from cfel.learning.models.safetensors_files import load_model
 from cfel.learning.task import DeviceData, Task, check_batches, check_task, count_parameters, load_custom_task
 from cfel.plugins import ANY_CODE, CodePolicy
-from cfel.rounds.buffering import check_buffering
 from cfel.rounds.dry_run import compute_use
-from cfel.rounds.engine_choice import choose_engine
-from cfel.rounds.parameters import SimulationParameters
-from cfel.system import (
-    FleetParameters,
-    TopologyParameters,
-    build_backhaul,
-    build_fleet,
-)
+from cfel.rounds.parameters import SimulationParameters, check_buffering, choose_engine
+from cfel.system import FleetParameters, TopologyParameters, build_backhaul, build_fleet
+from cfel.system.batch_shares import BatchShares
 from cfel.world import World
+
+# --------------------------------------------------------------------------------------------------
+# How devices take their steps: what scheme and experiment say together, and what they must not say.
+
+
+def find_small_batches(local: LocalParameters, overrides: DeviceOverrides, batch: int) -> BatchShares | None:
+    """What ρ is in samples, where devices take all steps on small batches; else None."""
+    steps = overrides.steps or local.steps
+    return BatchShares(batch, local.step_overhead) if steps == "small_batches" else None
+
+
+def keeps_dropped(overrides: DeviceOverrides, compression: CompressionParameters) -> bool:
+    """Whether devices keep what compression drops: the scheme's word, if it has one, or the experiment's."""
+    asked = overrides.error_feedback
+    return compression.error_feedback if asked is None else asked
+
+
+def check_steps(
+    local: LocalParameters,
+    scheme: str,
+    overrides: DeviceOverrides,
+    algorithm: LocalAlgorithm,
+    compression: CompressionParameters,
+) -> None:
+    """Checks that steps are taken as the experiment says.
+
+    Args:
+        local: the experiment's `[local]`.
+        scheme: its name.
+        overrides: what the scheme asks of devices.
+        algorithm: what `local` names.
+        compression: the experiment's `[compression]`.
+
+    Raises:
+        InputError: they are not.
+    """
+    steps = overrides.steps or local.steps
+    if local.steps == "small_batches" and steps != "small_batches":
+        raise InputError(
+            f"local.steps = 'small_batches': scheme {scheme!r} plans in other steps; set "
+            "scheme.steps = 'small_batches' instead"
+        )
+    if steps == "small_batches" and algorithm.train is not None:
+        raise InputError(
+            f"scheme.steps = 'small_batches': algorithm {local.algorithm!r} has a loop of its own, which "
+            "draws its own batches"
+        )
+    feedback = keeps_dropped(overrides, compression)
+    if local.algorithm == "shared_momentum" and feedback and local.schedule != "constant":
+        raise InputError(
+            f"local.schedule = {local.schedule!r}: shared momentum would take updates that error feedback "
+            "sends late for momentum at the present rate; use a constant rate"
+        )
+
+
+# --------------------------------------------------------------------------------------------------
+# Completes what was given for an experiment in Python: presets, defaults, names for objects.
+#
+# The counterpart of `files` for arguments instead of a file; both end with the same sections.
+
+
+DEFAULT_ROUNDS = 40
+
+
+def fill_in(given: Mapping[str, Any], preset: str) -> tuple[dict[str, Any], dict[str, object]]:
+    """Name, seed and all sections of an experiment.
+
+    Args:
+        given: by name; sections as dataclasses, as tables, or as the value of their main key.
+        preset: where everything else comes from.
+
+    Returns:
+        The parts, and the objects among them by the names that stand for them.
+    """
+    ready = {key: part for key, part in given.items() if isinstance(part, SECTIONS.get(key, ()))}
+    ready |= {key: given[key] for key in ("name", "seed") if key in given}
+    rest, objects = _name_all({key: part for key, part in given.items() if key not in ready})
+    # A preset is a file: where nothing is missing, it need not be read.
+    if rest or len(ready) < len(SECTIONS) + 2:
+        document = resolve_paths(rest, Path.cwd(), PATHS)
+        ready = parse_sections({"preset": preset, **document}) | ready
+    return _defaults(ready) | ready, objects
+
+
+def change_document(document: Table, changes: Mapping[str, Any]) -> tuple[Table, dict[str, object]]:
+    """A document with values at dotted keys changed, and the objects among them by their names."""
+    known = ("name", "seed", *SECTIONS)
+    objects: dict[str, object] = {}
+    for key, value in changes.items():
+        first, *others = key.split(".")
+        if first not in known:
+            raise ExperimentError(unknown_name("experiment", first, known))
+        change: object = value
+        if first in SECTIONS:
+            nested = value
+            for name in reversed(others[1:]):
+                nested = {name: nested}
+            table, found = name_objects(first, {others[0]: nested} if others else nested)
+            objects |= found
+            change = table
+        document = merge(document, resolve_paths({first: change}, Path.cwd(), PATHS))
+    return document, objects
+
+
+def _name_all(tables: Mapping[str, Any]) -> tuple[dict[str, Table], dict[str, object]]:
+    named = {section: name_objects(section, table) for section, table in tables.items()}
+    objects = {name: each for _, found in named.values() for name, each in found.items()}
+    return {section: table for section, (table, _) in named.items()}, objects
+
+
+def _defaults(given: Mapping[str, Any]) -> dict[str, Any]:
+    """What is given neither by the caller nor by the preset."""
+    missing = [section for section in SECTIONS if section not in given]
+    sections = {section: SECTIONS[section]() for section in missing if section != "rounds"}
+    return {"name": "experiment", "seed": 0, "rounds": Rounds(DEFAULT_ROUNDS), **sections}
+
 
 CHOOSING_THETA = ("hcef", "hcef_plus", "cef_c", "anycost", "fedluck", "nori")
 

@@ -17,9 +17,9 @@ from cfel.durable import read_bytes
 from cfel.errors import ExperimentError, InputError, describe_error
 from cfel.experiment.document import Table, merge, parse_assignment, resolve_paths
 from cfel.experiment.experiment import Experiment
-from cfel.experiment.tables import FILE_NAMES, PATHS, parse_sections, to_document
+from cfel.experiment.sections import FILE_NAMES, PATHS, parse_sections, to_document
 from cfel.plugins import BUILT_IN_ONLY, CodePolicy
-from cfel.runlog.toml_text import parse_toml
+from cfel.validation import parse_toml
 
 # Keys that may differ between the nodes of a federation.
 NODE_KEYS = (

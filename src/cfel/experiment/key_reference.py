@@ -11,8 +11,7 @@ from types import UnionType
 from typing import Any, Literal, Union, get_args, get_origin, get_type_hints
 
 from cfel.control.schemes.hcef_plus import Options
-from cfel.experiment.fleet_section import CONDITIONS
-from cfel.experiment.tables import PRESETS, SECTIONS
+from cfel.experiment.sections import CONDITIONS, PRESETS, SECTIONS
 from cfel.system import Availability, DeviceClass
 
 _ENTRY = re.compile(r"^ {4}(?P<names>\w+(?:, \w+)*): (?P<text>.*)$")

@@ -16,11 +16,9 @@ from typing import TYPE_CHECKING
 from cfel.extras import import_on_use
 
 if TYPE_CHECKING:
-    from cfel.flower.clients import train_with
-    from cfel.flower.local_grid import LocalGrid
-    from cfel.flower.mods import describe_node, send_sparse
+    from cfel.flower.clients import LocalGrid, train_with
     from cfel.flower.planner import NodeConditions, RoundPlanner
-    from cfel.flower.strategy import PlannedFedAvg
+    from cfel.flower.strategy import PlannedFedAvg, describe_node, send_sparse
 
 __all__ = [
     "LocalGrid",
@@ -33,12 +31,12 @@ __all__ = [
 ]
 
 _MODULES = {
-    "LocalGrid": "local_grid",
+    "LocalGrid": "clients",
     "NodeConditions": "planner",
     "PlannedFedAvg": "strategy",
     "RoundPlanner": "planner",
-    "describe_node": "mods",
-    "send_sparse": "mods",
+    "describe_node": "strategy",
+    "send_sparse": "strategy",
     "train_with": "clients",
 }
 

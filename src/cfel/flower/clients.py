@@ -5,12 +5,13 @@ the edge model's parameters and the planned number of steps. cfel takes the diff
 time and energy, aggregates and gossips as for any other algorithm.
 """
 
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from typing import Any
 
 import torch
 from flwr.app import ConfigRecord, Context, Message, MessageType, RecordDict
 from flwr.clientapp import ClientApp
+from flwr.serverapp import Grid
 
 from cfel import validation
 from cfel.errors import InputError
@@ -130,3 +131,81 @@ def _find_estimates(metrics: Mapping[str, Any]) -> Estimates | None:
     if "sigma2" not in metrics or "g2" not in metrics:
         return None
     return Estimates(float(metrics["sigma2"]), float(metrics["g2"]))
+
+
+# --------------------------------------------------------------------------------------------------
+# A Flower grid in this process: every node runs the same ClientApp, one after another.
+#
+# For trials and tests of a ServerApp's strategy without SuperLink, SuperNodes or Ray. Messages are handed
+# over
+# as objects, so nothing is serialised that Flower does not serialise anyway (its arrays are bytes).
+
+
+class LocalGrid(Grid):  # type: ignore[misc]
+    """Nodes 1 … n of this process, of which node i has partition i − 1.
+
+    An exception in a client is raised here, with its traceback. With Flower's own grids it becomes a reply
+    with an error.
+
+    Args:
+        app: what every node runs.
+        nodes: how many there are.
+        run_config: for their contexts.
+    """
+
+    def __init__(self, app: ClientApp, nodes: int, run_config: Mapping[str, Any] | None = None) -> None:
+        identify_process()
+        self._app = app
+        self._contexts: dict[int, Context] = {
+            place + 1: open_context(place + 1, place, nodes, run_config or {}) for place in range(nodes)
+        }
+        self._replies: dict[str, Message] = {}
+        self._sent = 0
+
+    def set_run(self, run: Any) -> None:  # noqa: ANN401 — Flower's Run
+        """There is one run only."""
+
+    @property
+    def run(self) -> Any:  # noqa: ANN401 — Flower's Run
+        """There is no description of the run."""
+        raise InputError("LocalGrid: a run without SuperLink has no description")
+
+    def create_message(
+        self,
+        content: RecordDict,
+        message_type: str,
+        dst_node_id: int,
+        group_id: str,
+        ttl: float | None = None,
+    ) -> Message:
+        """A new message, as in Flower."""
+        return Message(content, dst_node_id, message_type, group_id=group_id, ttl=ttl)
+
+    def get_node_ids(self) -> Iterable[int]:
+        """The nodes."""
+        return list(self._contexts)
+
+    def push_messages(self, messages: Iterable[Message]) -> Iterable[str]:
+        """Runs the clients; their replies can then be pulled."""
+        names = []
+        for message in messages:
+            node = message.metadata.dst_node_id
+            if node not in self._contexts:
+                raise InputError(f"LocalGrid: there is no node {node}, only 1 to {len(self._contexts)}")
+            self._sent += 1
+            names.append(str(self._sent))
+            self._replies[names[-1]] = self._app(message, self._contexts[node])
+        return names
+
+    def pull_messages(self, message_ids: Iterable[str]) -> Iterable[Message]:
+        """The replies to these messages, each once."""
+        return [self._replies.pop(name) for name in message_ids if name in self._replies]
+
+    def send_and_receive(
+        self,
+        messages: Iterable[Message],
+        *,
+        timeout: float | None = None,  # noqa: ARG002 — all replies are there at once
+    ) -> Iterable[Message]:
+        """Runs the clients and returns their replies."""
+        return self.pull_messages(self.push_messages(messages))

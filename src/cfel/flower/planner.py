@@ -16,8 +16,15 @@ from cfel.control.caps import Budget, Rounds
 from cfel.control.planning import plan_by_scheme
 from cfel.control.scheme import Observation, SchemeParameters
 from cfel.control.schemes import build_scheme
-from cfel.cost import Ledger, after_edge_round, after_global_round, edge_round_cost, open_ledger
-from cfel.cost.device import realised_joules, realised_seconds
+from cfel.cost import (
+    Ledger,
+    after_edge_round,
+    after_global_round,
+    edge_round_cost,
+    open_ledger,
+    realised_joules,
+    realised_seconds,
+)
 from cfel.errors import InputError
 from cfel.system import Conditions
 

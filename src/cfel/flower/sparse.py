@@ -15,7 +15,7 @@ from numpy.typing import NDArray
 
 from cfel.arrays import Float32Array, Int32Array
 from cfel.errors import InputError
-from cfel.learning.compression.top_k import find_largest, measure_kept_energy
+from cfel.learning.top_k import find_largest, measure_kept_energy
 
 Arrays: TypeAlias = Mapping[str, NDArray[Any]]
 """The arrays of a model by name, in its order."""

@@ -3,10 +3,12 @@
 Knows exit codes and signals; what a node does is in `node`, what `cfel up` waits for in `federation`.
 """
 
+import ctypes
 import logging
 import multiprocessing
 import os
 import signal
+import sys
 import time
 from collections.abc import Iterable
 from dataclasses import dataclass
@@ -14,12 +16,92 @@ from multiprocessing.context import ForkServerContext
 from multiprocessing.process import BaseProcess
 from pathlib import Path
 
-from cfel.errors import CfelError, DeploymentError
-from cfel.launch.exit_codes import DAMAGED, INVALID, REJECTED, choose_exit_code
+from cfel.errors import (
+    CfelError,
+    CredentialsError,
+    DeploymentError,
+    DiskError,
+    InputError,
+    NotAdmittedError,
+    RunBusyError,
+    SilentEdgeServerError,
+    StorageError,
+)
 from cfel.launch.logs import LogSettings, start_logging
-from cfel.launch.node import run_node
-from cfel.launch.node_file import read_node
-from cfel.launch.process_name import name_process
+from cfel.launch.node import read_node, run_node
+
+# --------------------------------------------------------------------------------------------------
+# Exit codes of a node, which tell a supervisor whether to restart it.
+
+
+FAILED = 1
+"""Failed: an address in use, the disk, a clock that is behind. Restarting it may help."""
+INVALID = 2
+"""Invalid usage or configuration: arguments, node file, experiment, samples, the dashboard's token."""
+REJECTED = 3
+"""Not admitted: certificate or key missing, damaged, expired or revoked, or another experiment. The message
+names the file and the command."""
+SILENT = 4
+"""A device whose edge server has been silent for `deployment.give_up_seconds`: it missed the end, or the edge
+server is gone for good. If the run continues, start it again."""
+DAMAGED = 5
+"""Its directory is damaged and cannot be recovered, or is of another experiment or version. The message says
+which file, and what to do."""
+
+STOPPED = 130
+"""Asked to stop."""
+
+
+def choose_exit_code(error: CfelError) -> int:
+    """The exit code of a node that ends with an error."""
+    match error:
+        case InputError():
+            return INVALID
+        case NotAdmittedError() | CredentialsError():
+            return REJECTED
+        case SilentEdgeServerError():
+            return SILENT
+        # A full disk, or a process that still runs, may not be there the next time.
+        case DiskError() | RunBusyError():
+            return FAILED
+        case StorageError():
+            return DAMAGED
+        case _:
+            return FAILED
+
+
+# --------------------------------------------------------------------------------------------------
+# Gives a process a name that `ps` and `top` show, on Linux; elsewhere this does nothing.
+#
+# The nodes of `cfel up` are forked from one server process and would all be called like it. There is no
+# function for this in the standard library: the kernel keeps the short name, and reads the long one from
+# the
+# memory where the command line was put when the process started.
+
+
+_PR_SET_NAME = 15
+_MOST_SHORT = 15
+# Fields of /proc/self/stat behind the name in parentheses: where the command line begins and ends.
+_ARG_START, _ARG_END = 45, 46
+
+
+def name_process(name: str) -> None:
+    """Sets the name of this process; a system that does not allow it is left as it is."""
+    if sys.platform != "linux":
+        return
+    try:
+        ctypes.CDLL(None).prctl(_PR_SET_NAME, name.encode()[:_MOST_SHORT], 0, 0, 0)
+        _replace_command_line(name.encode())
+    except (OSError, AttributeError, ValueError, IndexError):
+        return
+
+
+def _replace_command_line(name: bytes) -> None:
+    fields = Path("/proc/self/stat").read_text().rpartition(")")[2].split()
+    begin, end = int(fields[_ARG_START]), int(fields[_ARG_END])
+    if 0 < begin < end:
+        ctypes.memmove(begin, name[: end - begin - 1].ljust(end - begin, b"\0"), end - begin)
+
 
 STOP_SECONDS = 10.0
 MOST_RESTARTS = 20

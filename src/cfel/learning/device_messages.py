@@ -11,7 +11,7 @@ import numpy as np
 from torch import Tensor
 
 from cfel.errors import InputError
-from cfel.learning.compression.compressors import Update
+from cfel.learning.compressors import Update
 from cfel.learning.local.estimates import Estimates
 from cfel.learning.models.flat import FlatModel
 from cfel.seeding import make_generator, make_key

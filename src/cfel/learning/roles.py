@@ -20,18 +20,16 @@ from torch import Tensor
 
 from cfel.arrays import FloatArray
 from cfel.errors import InputError
-from cfel.learning.compression.compressors import Update
-from cfel.learning.compression.top_k import measure_kept_energy
+from cfel.learning.compressors import Update
 from cfel.learning.device_messages import DeviceOrder, DeviceReport, DeviceState
 from cfel.learning.local.algorithm import LocalRun
-from cfel.learning.local.divergence import raise_if_diverged
 from cfel.learning.local.estimates import Estimates
-from cfel.learning.local.training import estimate_from_fresh_batches, train
+from cfel.learning.local.training import estimate_from_fresh_batches, raise_if_diverged, train
 from cfel.learning.local.workspace import Workspace
-from cfel.learning.models.flat import FlatModel
-from cfel.learning.models.personal import PARAMETERS
+from cfel.learning.models.flat import PARAMETERS, FlatModel
 from cfel.learning.task import DeviceData
-from cfel.learning.worker_threads import map_in_threads
+from cfel.learning.top_k import measure_kept_energy
+from cfel.learning.torch_state import map_in_threads
 
 
 def device_estimate(order: DeviceOrder, data: DeviceData, workspace: Workspace) -> Estimates:

@@ -13,7 +13,6 @@ if TYPE_CHECKING:
     from cfel.report.page import write_report
     from cfel.report.pictures import export_figures
     from cfel.report.summary import summarise, write_summary
-    from cfel.report.tensorboard import write_events
 
 __all__ = [
     "Run",
@@ -21,7 +20,6 @@ __all__ = [
     "load_run",
     "load_runs",
     "summarise",
-    "write_events",
     "write_report",
     "write_summary",
 ]
@@ -32,7 +30,6 @@ _MODULES = {
     "load_run": "load",
     "load_runs": "load",
     "summarise": "summary",
-    "write_events": "tensorboard",
     "write_report": "page",
     "write_summary": "summary",
 }

@@ -12,10 +12,9 @@ from typing import Any
 from cfel import validation
 from cfel.durable import read_bytes, translate_parse_errors
 from cfel.errors import InputError, RunDirectoryError, StorageError
+from cfel.plugins import name_variants
 from cfel.runlog import Environment, FleetDescription, RoundRecord, RunDirectory, holds_run
-from cfel.runlog.json_text import parse_json
-from cfel.runlog.toml_text import parse_toml
-from cfel.scheme_names import name_variants
+from cfel.validation import parse_json, parse_toml
 from cfel.wording import show
 
 _ORDER = ("hcef-plus", "hcef", "cef", "cef-c", "cef-f", "mll-sgd")

@@ -9,11 +9,20 @@ from pathlib import Path
 
 from cfel.durable import make_directory, replace_file
 from cfel.errors import InputError, unknown_name
-from cfel.report.backhaul import draw_backhaul
-from cfel.report.curves import draw_accuracy, draw_budget, draw_estimates, read_field
-from cfel.report.devices import draw_decisions, draw_stragglers
+from cfel.report.figures import (
+    MAX_LINES,
+    choose_lines,
+    draw_accuracy,
+    draw_accuracy_by_key,
+    draw_backhaul,
+    draw_budget,
+    draw_costs_by_key,
+    draw_decisions,
+    draw_estimates,
+    draw_stragglers,
+    read_field,
+)
 from cfel.report.load import Run, find_target, group_by_scheme, load_runs
-from cfel.report.settings import MAX_LINES, choose_lines, draw_accuracy_by_key, draw_costs_by_key
 from cfel.report.style import (
     Drawing,
     SchemeStyle,

@@ -1,10 +1,230 @@
 """The tables of a reproduction as text: measured values beside those of the paper."""
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from html import escape
+from pathlib import Path
 from typing import Any
 
-from cfel.report.reproduction import TextTable
-from cfel.reproduce.paper_values import PaperValues
+from matplotlib.axes import Axes
+
+from cfel.durable import replace_file
+from cfel.report.figures import Value, draw_accuracy
+from cfel.report.load import Run, group_by_scheme
+from cfel.report.page import render_gallery, render_provenance, render_stylesheet
+from cfel.report.pictures import Picture, write_pictures
+from cfel.report.style import INK, Drawing, SchemeStyle, assign_styles, new_figure
+from cfel.reproduce.items import PaperValues
+
+# --------------------------------------------------------------------------------------------------
+# Page and figures that show measured values beside those of the paper.
+#
+# The caller passes the paper's values; a scheme or setting that the paper does not report has no mark.
+
+
+Marks = Mapping[str, tuple[float, float]]
+"""The paper's points (x, y) by scheme."""
+
+_PAPER_MARK: dict[str, Any] = {"linestyle": "none", "markerfacecolor": "none", "markersize": 9}
+
+
+@dataclass(frozen=True, slots=True)
+class TextTable:
+    """A table of text: title, headings and rows of cells."""
+
+    title: str
+    headings: tuple[str, ...]
+    rows: tuple[tuple[str, ...], ...]
+
+
+@dataclass(frozen=True, slots=True)
+class Measure:
+    """A panel of a sweep's figure: a key of the summary, the title, and the unit to divide by."""
+
+    key: str
+    title: str
+    unit: float = 1.0
+
+
+def draw_gains(schemes: Mapping[str, Mapping[str, Any]], paper: Marks) -> Drawing | None:
+    """Draws measured gains over CEF and those of the paper; None if there are neither.
+
+    Args:
+        schemes: the schemes of a summary.
+        paper: the paper's gains in time and in energy.
+    """
+    names = [name for name, row in schemes.items() if row["gain_seconds"] is not None or name in paper]
+    if not names:
+        return None
+    styles = assign_styles(tuple(schemes))
+    figure, panels = new_figure(2, 0.9 + 0.32 * len(names))
+    both = (("gain_seconds", "gain in time over CEF"), ("gain_joules", "gain in energy over CEF"))
+    for number, (axes, (key, title)) in enumerate(zip(panels, both, strict=True)):
+        axes.set_title(title)
+        axes.set_yticks(range(len(names)), [styles[name].label for name in names])
+        axes.set_ylim(len(names) - 0.5, -0.5)
+        axes.axvline(1.0, color=INK, linewidth=0.8)
+        for place, name in enumerate(names):
+            _draw_gain(axes, place, schemes[name], key, styles[name])
+            if name in paper:
+                axes.plot(paper[name][number], place, marker="D", color=INK, **_PAPER_MARK)
+    panels[-1].set_xlabel("filled: measured, with 95 % interval; hollow: paper")
+    rows = [
+        (title, styles[name].label, schemes[name][key], paper[name][number] if name in paper else None)
+        for number, (key, title) in enumerate(both)
+        for name in names
+    ]
+    return Drawing(figure, ("panel", "scheme", "measured", "paper"), rows)
+
+
+def _draw_gain(axes: Axes, place: int, row: Mapping[str, Any], key: str, style: SchemeStyle) -> None:
+    if row[key] is not None:
+        low, high = row["interval"][key] or (row[key], row[key])
+        reach = [[row[key] - low], [high - row[key]]]
+        axes.errorbar(row[key], place, xerr=reach, color=style.colour, marker="o", capsize=3)
+
+
+def draw_marked_accuracy(
+    runs: tuple[Run, ...], x: Value, x_label: str, target: float | None, paper: Marks
+) -> Drawing | None:
+    """Draws accuracy curves with the paper's points."""
+    groups = group_by_scheme(runs)
+    styles = assign_styles(tuple(groups))
+    marks = {name: point for name, point in paper.items() if name in styles}
+    right = max((across for across, _ in marks.values()), default=0.0)
+    drawing = draw_accuracy(groups, styles, x, x_label, target, right)
+    if drawing is None:
+        return None
+    for name, (across, up) in marks.items():
+        style = styles[name]
+        drawing.figure.axes[0].plot(across, up, marker=style.marker, color=style.colour, **_PAPER_MARK)
+    points = [(f"{styles[name].label}, paper", *point, None, None, None) for name, point in marks.items()]
+    return Drawing(drawing.figure, drawing.columns, [*drawing.rows, *points])
+
+
+def draw_sweep(
+    values: Mapping[float, Mapping[str, Any]],
+    axis: str,
+    measures: Sequence[Measure],
+    paper: Mapping[str, Marks],
+) -> Drawing | None:
+    """Draws the results of every scheme over the swept key; settings that missed the target are left out.
+
+    Args:
+        values: the summary of each setting.
+        axis: label of the swept key.
+        measures: one per panel.
+        paper: the paper's points by the key of the measure, in the unit of the measure.
+    """
+    names = tuple(dict.fromkeys(name for summary in values.values() for name in summary["schemes"]))
+    styles = assign_styles(names)
+    figure, panels = new_figure(len(measures), 2.9)
+    for axes, measure in zip(panels, measures, strict=True):
+        axes.set_title(measure.title)
+        for name in names:
+            _draw_line(axes, values, name, measure, styles[name])
+            if name in paper.get(measure.key, {}):
+                across, up = paper[measure.key][name]
+                axes.plot(across, up, marker=styles[name].marker, color=styles[name].colour, **_PAPER_MARK)
+        axes.set_xticks(sorted(values), [f"{value:g}" for value in sorted(values)])
+    panels[-1].set_xlabel(axis)
+    handles, labels = panels[0].get_legend_handles_labels()
+    if labels:
+        # Outside the panel, where no line crosses it.
+        figure.legend(handles, labels, loc="outside upper left", fontsize=8, ncols=6, frameon=False)
+    if not any(axes.lines for axes in panels):
+        return None
+    return Drawing(figure, ("panel", "scheme", axis, "value"), _tabulate_sweep(values, measures, paper))
+
+
+def _tabulate_sweep(
+    values: Mapping[float, Mapping[str, Any]], measures: Sequence[Measure], paper: Mapping[str, Marks]
+) -> list[tuple[object, ...]]:
+    measured: list[tuple[object, ...]] = [
+        (measure.title, name, value, row[measure.key] / measure.unit)
+        for measure in measures
+        for value, summary in sorted(values.items())
+        for name, row in summary["schemes"].items()
+        if row[measure.key] is not None
+    ]
+    return measured + [
+        (measure.title, f"{name}, paper", *point)
+        for measure in measures
+        for name, point in paper.get(measure.key, {}).items()
+    ]
+
+
+def _draw_line(
+    axes: Axes,
+    values: Mapping[float, Mapping[str, Any]],
+    name: str,
+    measure: Measure,
+    style: SchemeStyle,
+) -> None:
+    rows = {value: summary["schemes"].get(name, {}).get(measure.key) for value, summary in values.items()}
+    found = {value: row / measure.unit for value, row in sorted(rows.items()) if row is not None}
+    if found:
+        axes.plot(
+            list(found),
+            list(found.values()),
+            color=style.colour,
+            linestyle=style.dash,
+            marker=style.marker,
+            label=style.label,
+        )
+
+
+@dataclass(frozen=True, slots=True)
+class Reproduction:
+    """The content of a page: title, notes, tables, figures and runs."""
+
+    title: str
+    notes: tuple[str, ...]
+    tables: tuple[TextTable, ...]
+    pictures: tuple[Picture, ...]
+    runs: tuple[Run, ...]
+
+
+def write_reproduction(path: Path, content: Reproduction) -> Path:
+    """Writes `report.html` and `figures/` into the directory `path`."""
+    write_pictures(path / "figures", content.pictures)
+    page = path / "report.html"
+    replace_file(page, _render_page(content).encode())
+    return page
+
+
+def _render_page(content: Reproduction) -> str:
+    title = escape(content.title)
+    styles = assign_styles(tuple(dict.fromkeys(run.scheme for run in content.runs)))
+    return (
+        '<!DOCTYPE html>\n<html lang="en"><head><meta charset="utf-8">'
+        '<meta name="viewport" content="width=device-width, initial-scale=1">'
+        '<meta name="color-scheme" content="light dark">'
+        f"<title>{title} · cfel</title><style>{render_stylesheet()}</style></head>"
+        f"<body><main><h1>{title}</h1>"
+        f"{''.join(f'<p>{escape(note)}</p>' for note in content.notes)}"
+        f"{''.join(map(_render_table, content.tables))}<h2>Figures</h2>{render_gallery(content.pictures)}"
+        f"<h2>How this was made</h2>{''.join(render_provenance(run, styles) for run in content.runs)}"
+        "</main></body></html>\n"
+    )
+
+
+def _render_table(table: TextTable) -> str:
+    head = "".join(f'<th scope="col">{escape(heading)}</th>' for heading in table.headings)
+    rows = "".join(_render_row(table.headings, row) for row in table.rows)
+    return (
+        f'<h2>{escape(table.title)}</h2><div class="card"><table class="summary">'
+        f"<thead><tr>{head}</tr></thead><tbody>{rows}</tbody></table></div>"
+    )
+
+
+def _render_row(headings: Sequence[str], row: Sequence[str]) -> str:
+    cells = "".join(
+        f'<td data-label="{escape(heading)}">{escape(cell)}</td>'
+        for heading, cell in zip(headings[1:], row[1:], strict=True)
+    )
+    return f'<tr><th scope="row">{escape(row[0])}</th>{cells}</tr>'
+
 
 NOTHING = "–"
 

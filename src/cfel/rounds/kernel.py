@@ -16,6 +16,7 @@ from typing import NamedTuple
 import numpy as np
 
 from cfel.arrays import FloatArray
+from cfel.control.caps import Budget, Rounds
 from cfel.control.planning import plan_by_scheme
 from cfel.control.scheme import Observation, RoundPlan, State
 from cfel.control.setting import Setting
@@ -34,7 +35,11 @@ from cfel.cost import (
     realised_joules,
     realised_seconds,
 )
+from cfel.learning.device_messages import DeviceOrder
+from cfel.learning.local.parameters import LocalParameters
+from cfel.learning.models.flat import FlatModel
 from cfel.rounds.parameters import SimulationParameters
+from cfel.runlog import RoundRecord
 from cfel.system import Conditions
 
 
@@ -278,3 +283,106 @@ def _exchange_seconds(setting: Setting, measured_seconds: float | None) -> Float
     if measured_seconds is None:
         return setting.exchange_seconds
     return np.full(setting.fleet.clusters, measured_seconds)
+
+
+# --------------------------------------------------------------------------------------------------
+# From a plan to the order of one device: its learning rate, and how much its update counts in its
+# cluster.
+#
+# Simulator, edge servers and devices make orders here, so that all of them train on the same random
+# streams.
+# The plan itself is made in `kernel`.
+
+
+def make_order(
+    setting: Setting,
+    global_round: int,
+    edge_round: int,
+    device: int,
+    rho: float,
+    theta: float,
+    model: FlatModel,
+    rate: float = 1.0,
+) -> DeviceOrder:
+    """The order to one device in one edge round."""
+    return DeviceOrder(
+        seed=setting.seed,
+        global_round=global_round,
+        edge_round=edge_round,
+        device=device,
+        rho=rho,
+        theta=theta,
+        tau=setting.rounds.local_steps,
+        model=model,
+        rate=rate,
+    )
+
+
+def find_rate(local: LocalParameters, observation: Observation) -> float:
+    """The share of the learning rate that the schedule leaves in an edge round, for all devices.
+
+    Args:
+        local: the schedule.
+        observation: how far the run has come, and what it has spent.
+    """
+    rounds = observation.rounds
+    if local.schedule_by == "rounds":
+        done = observation.global_round * rounds.edge_rounds + observation.edge_round
+        return local.find_rate(done / (rounds.global_rounds * rounds.edge_rounds))
+    ledger, budget = observation.ledger, observation.budget
+    seconds = ledger.seconds + max(ledger.elapsed_seconds)
+    joules = ledger.joules + ledger.elapsed_joules
+    return local.find_rate(min(1.0, max(seconds / budget.seconds, joules / budget.joules)))
+
+
+def device_weights(setting: Setting, plan: RoundPlan, samples: Mapping[int, int]) -> dict[int, float]:
+    """The weight of each device within its cluster.
+
+    Args:
+        setting: how the scheme weighs devices.
+        plan: its own weights take precedence.
+        samples: what each device that took part holds.
+    """
+    if plan.weight is not None:
+        return {device: float(plan.weight[device]) for device in samples}
+    # The paper weighs devices alike. Schemes that average by samples say so in their `gossip`.
+    if setting.scheme.gossip.weights == "equal":
+        return dict.fromkeys(samples, 1.0)
+    return {device: float(held) for device, held in samples.items()}
+
+
+# --------------------------------------------------------------------------------------------------
+# When a run is over, and which of its rounds are evaluated.
+#
+# Decided here for simulator and coordinator, so that both end after the same round. What `rounds.stop`
+# means is
+# documented in docs/reference/experiment.md.
+
+
+def is_over(rounds: Rounds, budget: Budget, record: RoundRecord) -> bool:
+    """Whether a run ends with this round: all rounds done, a budget used up, or the target reached.
+
+    Args:
+        rounds: φ, and when to stop.
+        budget: of the run.
+        record: of its last finished round.
+    """
+    if record.round >= rounds.global_rounds or _stops_at_budget(rounds, budget, record):
+        return True
+    # A round that was not evaluated cannot reach the target; the run continues until one is.
+    if rounds.stop != "target" or rounds.target is None or record.accuracy is None:
+        return False
+    return record.accuracy >= rounds.target
+
+
+def is_evaluated(setting: Setting, parameters: SimulationParameters, control: ControlState) -> bool:
+    """Whether the round just closed is evaluated: every so often, and the last one always."""
+    rounds, ledger = setting.rounds, control.ledger(parameters)
+    # Whether a target is reached is known only after evaluation, so `is_over` cannot be asked here.
+    last = control.rounds_done >= rounds.global_rounds or _stops_at_budget(rounds, setting.budget, ledger)
+    return last or control.rounds_done % parameters.evaluate_every == 0
+
+
+def _stops_at_budget(rounds: Rounds, budget: Budget, spent: Ledger | RoundRecord) -> bool:
+    used_up = spent.seconds >= budget.seconds or spent.joules >= budget.joules
+    return rounds.stop == "budget" and used_up

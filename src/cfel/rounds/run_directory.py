@@ -22,7 +22,7 @@ from cfel.runlog import (
     reject_existing_run,
     write_descriptions,
 )
-from cfel.runlog.toml_text import parse_toml
+from cfel.validation import parse_toml
 from cfel.wording import show
 
 MAY_DIFFER = (

@@ -4,13 +4,20 @@ Files and bytes only: it knows no model, scheme or clock, and needs no torch. `d
 `record` is one line of the log, `log` its file, `plans` the tables, `checkpoint` and `background` tensors.
 """
 
-from cfel.runlog.background import CheckpointWriter
-from cfel.runlog.checkpoint import Checkpoint, read_checkpoint, write_checkpoint
-from cfel.runlog.directory import RunDirectory, RunWriter, holds_run, reject_existing_run, write_descriptions
-from cfel.runlog.environment import SCHEMA, Environment, describe_environment
-from cfel.runlog.fleet import FleetDescription
+from cfel.runlog.checkpoint import Checkpoint, CheckpointWriter, read_checkpoint, write_checkpoint
+from cfel.runlog.directory import (
+    SCHEMA,
+    Environment,
+    FleetDescription,
+    RunDirectory,
+    RunWriter,
+    describe_environment,
+    holds_run,
+    reject_existing_run,
+    write_descriptions,
+)
 from cfel.runlog.plans import PlanTable
-from cfel.runlog.record import WALL_CLOCK_FIELDS, RoundRecord
+from cfel.runlog.records import WALL_CLOCK_FIELDS, RoundRecord
 
 __all__ = [
     "SCHEMA",

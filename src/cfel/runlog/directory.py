@@ -13,12 +13,21 @@ table is written before its line, and its line before any checkpoint that includ
 dies, every logged round has its table and every checkpoint its lines.
 """
 
+import json
+import math
 import os
-from dataclasses import dataclass
+import platform
+import re
+import shutil
+import subprocess
+from collections.abc import Sequence
+from dataclasses import asdict, dataclass
+from importlib.metadata import PackageNotFoundError, version
 from pathlib import Path
 from types import TracebackType
-from typing import Self
+from typing import Any, Self
 
+from cfel import validation
 from cfel.durable import (
     make_directory,
     read_bytes,
@@ -30,14 +39,260 @@ from cfel.durable import (
     translate_parse_errors,
 )
 from cfel.errors import InputError, RunDirectoryError, StorageError
-from cfel.runlog.background import CheckpointWriter
-from cfel.runlog.checkpoint import SHARD_BYTES, Checkpoint, read_checkpoint, remove_old_files
-from cfel.runlog.environment import Environment
-from cfel.runlog.fleet import FleetDescription
-from cfel.runlog.log import RoundLog, read_log
+from cfel.runlog.checkpoint import (
+    SHARD_BYTES,
+    Checkpoint,
+    CheckpointWriter,
+    read_checkpoint,
+    remove_old_files,
+)
 from cfel.runlog.plans import PlanTable, plan_paths, read_plan, write_plan
-from cfel.runlog.record import RoundRecord
-from cfel.wording import plural
+from cfel.runlog.records import RoundLog, RoundRecord, read_log
+from cfel.validation import parse_json
+from cfel.wording import plural, show
+
+# --------------------------------------------------------------------------------------------------
+# Environment: the software and the machine a run was made with, as `environment.json`.
+#
+# For information only. It also carries the schema number of the run directory, because it is read first.
+# Nothing here identifies a person or a host.
+
+
+SCHEMA = 1
+"""Layout of a run directory; raised when an older reader would misread a newer directory."""
+
+# The directories of an absolute path, at the beginning of a word or of a value in it.
+_DIRECTORIES = re.compile(r"(?<![\w./…~-])(?:~|/)(?:[^\s\"',;=/]*/)*")
+_PACKAGES = ("cfel", "numpy", "torch", "pyarrow", "safetensors", "ray")
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Environment:
+    """Versions, commit and machine.
+
+    Attributes:
+        schema: layout of the run directory.
+        python: version of the interpreter.
+        packages: versions of the installed packages that results depend on.
+        commit: commit of the source tree cfel runs from; None when it is an installed package.
+        modified: whether that tree had uncommitted changes; None when there is no commit.
+        cpu: model of the processor.
+        cores: logical cores this process may use.
+        platform: operating system and architecture.
+        command: the command line of the run, as words; only the last part of absolute paths.
+        started: when it started, in ISO 8601; may be empty.
+    """
+
+    schema: int
+    python: str
+    packages: dict[str, str]
+    commit: str | None
+    modified: bool | None
+    cpu: str
+    cores: int
+    platform: str
+    command: tuple[str, ...] = ()
+    started: str = ""
+
+    def __post_init__(self) -> None:
+        """Checks the types: a page is made of these values."""
+        texts = {name: getattr(self, name) for name in ("python", "cpu", "platform", "started")}
+        texts |= {f"packages[{key!r}]": value for key, value in dict(self.packages).items()}
+        texts |= {f"command[{place}]": word for place, word in enumerate(self.command)}
+        for name, value in texts.items():
+            if not isinstance(value, str):
+                raise InputError(f"{name}: {show(value)} is not text")
+        if not isinstance(self.commit, str | None) or not isinstance(self.modified, bool | None):
+            raise InputError(f"commit = {show(self.commit)}, modified = {show(self.modified)}: not allowed")
+        validation.check_whole("cores", self.cores, least=0)
+
+    def to_json(self) -> str:
+        """The document of `environment.json`."""
+        return json.dumps(asdict(self), indent=2, ensure_ascii=False) + "\n"
+
+    @classmethod
+    def from_json(cls, text: str) -> "Environment":
+        """Reads what `to_json` wrote.
+
+        Raises:
+            RunDirectoryError: it comes from a newer cfel.
+            Exception: of many kinds, if the text is no such document; see `translate_parse_errors`.
+        """
+        document: dict[str, Any] = parse_json(text)
+        schema = validation.check_whole("schema", document["schema"], least=0)
+        if schema > SCHEMA:
+            raise RunDirectoryError(
+                f"this run directory has schema {schema}, this cfel reads up to schema {SCHEMA}: "
+                "please use a newer cfel; nothing was changed"
+            )
+        return cls(**{**document, "command": tuple(document.get("command", ()))})
+
+
+def describe_environment(command: Sequence[str] = (), started: str = "") -> Environment:
+    """Describes the environment of this process.
+
+    Args:
+        command: the command line that makes the run.
+        started: the current time in ISO 8601, if it should be stored.
+    """
+    commit, modified = _commit(Path(__file__).resolve().parents[1])
+    return Environment(
+        schema=SCHEMA,
+        python=platform.python_version(),
+        packages=_versions(),
+        commit=commit,
+        modified=modified,
+        cpu=_cpu_model(),
+        cores=len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1,
+        platform=f"{platform.system()} {platform.release()} {platform.machine()}",
+        command=_strip_directories(command),
+        started=started,
+    )
+
+
+def _strip_directories(words: Sequence[str]) -> tuple[str, ...]:
+    """The words without the directories of absolute paths, which often name a person."""
+    return tuple(_DIRECTORIES.sub("" if place == 0 else "…/", word) for place, word in enumerate(words))
+
+
+def _versions() -> dict[str, str]:
+    found = {}
+    for package in _PACKAGES:
+        try:
+            found[package] = version(package)
+        except PackageNotFoundError:
+            continue
+    return found
+
+
+def _cpu_model(source: Path = Path("/proc/cpuinfo")) -> str:
+    try:
+        lines = source.read_text(encoding="utf-8", errors="replace").splitlines()
+    except OSError:
+        lines = []
+    models = (line.partition(":")[2].strip() for line in lines if line.startswith("model name"))
+    return next(models, platform.processor() or platform.machine())
+
+
+def _commit(package: Path) -> tuple[str | None, bool | None]:
+    """Commit of the tree that holds `package` as src/<package>, and whether the tree was changed since."""
+    root = package.parents[1]
+    if package.parent.name != "src" or not (root / ".git").exists():
+        return None, None  # a package installed below somebody's repository is not that repository
+    commit = _git(root, "rev-parse", "HEAD")
+    changes = _git(root, "status", "--porcelain", "--untracked-files=no")
+    return (commit, bool(changes)) if commit else (None, None)
+
+
+def _git(root: Path, *words: str) -> str | None:
+    program = shutil.which("git")
+    if program is None:
+        return None
+    try:
+        done = subprocess.run(  # noqa: S603 — fixed words, no shell
+            [program, "-C", str(root), *words], capture_output=True, text=True, timeout=10, check=True
+        )
+    except (OSError, subprocess.SubprocessError):
+        return None
+    return done.stdout.strip()
+
+
+# --------------------------------------------------------------------------------------------------
+# FleetDescription: what a report needs to know about the fleet, as `fleet.json`.
+#
+# A description for readers, not the fleet itself: conditions, classes and traces stay in `system`.
+
+
+_TOLERANCE = 1e-6
+"""How far rounding may take a mixing weight out of [0, 1]."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class FleetDescription:
+    """Clusters, backhaul and budgets of one run.
+
+    Attributes:
+        cluster: cluster of each device, by device number.
+        edges: links of the backhaul between edge servers, each once, as pairs of cluster numbers.
+        mixing: the mixing matrix W, one row per cluster; rows sum to 1.
+        seconds_budget: time budget, or None for no limit.
+        joules_budget: energy budget of all devices together, or None for no limit.
+    """
+
+    cluster: tuple[int, ...]
+    edges: tuple[tuple[int, int], ...]
+    mixing: tuple[tuple[float, ...], ...]
+    seconds_budget: float | None = None
+    joules_budget: float | None = None
+
+    def __post_init__(self) -> None:
+        """Converts arrays and lists to tuples of plain numbers and checks that they are consistent."""
+        object.__setattr__(self, "cluster", tuple(int(number) for number in self.cluster))
+        object.__setattr__(self, "edges", tuple((int(a), int(b)) for a, b in self.edges))
+        object.__setattr__(self, "mixing", tuple(tuple(float(w) for w in row) for row in self.mixing))
+        _check_clusters(self.cluster, self.edges, self.mixing)
+        for name in ("seconds_budget", "joules_budget"):
+            object.__setattr__(self, name, _check_budget(name, getattr(self, name)))
+
+    @property
+    def clusters(self) -> int:
+        """Number of clusters."""
+        return len(self.mixing)
+
+    @property
+    def devices(self) -> int:
+        """Number of devices."""
+        return len(self.cluster)
+
+    def to_json(self) -> str:
+        """The document of `fleet.json`."""
+        document = {
+            "clusters": self.clusters,
+            "devices": self.devices,
+            "cluster": self.cluster,
+            "edges": self.edges,
+            "mixing": self.mixing,
+            "seconds_budget": self.seconds_budget,
+            "joules_budget": self.joules_budget,
+        }
+        return json.dumps(document, allow_nan=False, separators=(",", ":")) + "\n"
+
+    @classmethod
+    def from_json(cls, text: str) -> "FleetDescription":
+        """Reads what `to_json` wrote.
+
+        Raises:
+            Exception: of many kinds, if the text is no such document; see `translate_parse_errors`.
+        """
+        document: dict[str, Any] = parse_json(text)
+        names = ("cluster", "edges", "mixing", "seconds_budget", "joules_budget")
+        return cls(**{name: document[name] for name in names})
+
+
+def _check_clusters(
+    cluster: tuple[int, ...], edges: tuple[tuple[int, int], ...], mixing: tuple[tuple[float, ...], ...]
+) -> None:
+    count = len(mixing)
+    for index, row in enumerate(mixing):
+        if len(row) != count:
+            raise InputError(f"mixing[{index}]: {len(row)} weights, but there are {count} clusters")
+        if not all(-_TOLERANCE <= weight <= 1 + _TOLERANCE for weight in row):
+            raise InputError(f"mixing[{index}]: has a weight outside of 0 to 1")
+    for index, number in enumerate(cluster):
+        if not 0 <= number < count:
+            raise InputError(f"cluster[{index}]: {number} is not one of the {count} clusters")
+    for index, edge in enumerate(edges):
+        if not all(0 <= end < count for end in edge):
+            raise InputError(f"edges[{index}]: {edge} does not join two of the {count} clusters")
+
+
+def _check_budget(name: str, value: float | None) -> float | None:
+    if value is None or value == math.inf:
+        return None
+    if isinstance(value, bool) or not value > 0:
+        raise InputError(f"{name}: {value!r} is not a number > 0 (None is no limit)")
+    return float(value)
+
 
 _LOG = "rounds.jsonl"
 _EXPERIMENT = "experiment.toml"

@@ -18,7 +18,7 @@ from numpy.typing import NDArray
 
 from cfel.durable import check_directory, read_bytes, replace_file, translate_parse_errors
 from cfel.errors import InputError
-from cfel.parquet_size import check_unpacked_size
+from cfel.validation import check_unpacked_size
 
 _WHOLE = ("edge_round", "device", "cluster", "steps")
 _SHARES = ("rho", "theta", "speed")

@@ -23,7 +23,7 @@ from cfel.extras import MissingExtraError, install_command
 
 if TYPE_CHECKING:
     from cfel.rounds.parameters import SimulationParameters
-    from cfel.scaleout.executor import RayExecutor
+    from cfel.scaleout.workers import RayExecutor
     from cfel.world import World
 
 
@@ -46,7 +46,7 @@ def ray_executor(
     # First: installing Ray would be in vain.
     _require_steps(world)
     prepare(address)
-    from cfel.scaleout.executor import RayExecutor
+    from cfel.scaleout.workers import RayExecutor
 
     return RayExecutor(world, parameters, address)
 

@@ -20,8 +20,7 @@ from ray.util.scheduling_strategies import NodeAffinitySchedulingStrategy
 
 from cfel.errors import ScaleoutError
 from cfel.scaleout.cluster import list_live_nodes
-from cfel.scaleout.worker import VERSIONS, extend_search_path
-from cfel.scaleout.worker_pool import START_SECONDS, WORKER_LOST, unwrap_error
+from cfel.scaleout.workers import START_SECONDS, VERSIONS, WORKER_LOST, extend_search_path, unwrap_error
 
 POLL_SECONDS = 0.5
 MOST_ATTEMPTS = 5

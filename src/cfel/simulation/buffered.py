@@ -24,18 +24,15 @@ import numpy as np
 from cfel.arrays import BoolArray, FloatArray
 from cfel.control.scheme import RoundPlan
 from cfel.control.setting import Setting
-from cfel.cost import EdgeRoundCost, Ledger, device_seconds
-from cfel.cost.rounds import NO_DEVICE
-from cfel.learning.clipping import ScaledUpdate
+from cfel.cost import NO_DEVICE, EdgeRoundCost, Ledger, device_seconds
+from cfel.learning.aggregation import ScaledUpdate
 from cfel.learning.device_messages import DeviceReport
 from cfel.learning.edge_update import update_edge_model
 from cfel.learning.models.flat import FlatModel
-from cfel.rounds.kernel import DeviceWork, EdgeRoundOutcome, count_costs
-from cfel.rounds.orders import device_weights
+from cfel.rounds.kernel import DeviceWork, EdgeRoundOutcome, count_costs, device_weights
 from cfel.rounds.parameters import SimulationParameters
 from cfel.simulation.executors import Executor, Job
-from cfel.simulation.pending import PendingUpdate
-from cfel.simulation.state import RunState
+from cfel.simulation.state import PendingUpdate, RunState
 from cfel.system import Conditions
 from cfel.world import World
 

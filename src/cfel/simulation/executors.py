@@ -19,17 +19,48 @@ from cfel.errors import InputError
 from cfel.learning.device_messages import DeviceOrder, DeviceReport, DeviceState
 from cfel.learning.evaluate import Evaluation, evaluate
 from cfel.learning.local.algorithms import find_algorithm
-from cfel.learning.local.batched import device_updates_batched
-from cfel.learning.local.batched_trial import find_obstacle
+from cfel.learning.local.batched import device_updates_batched, find_obstacle
 from cfel.learning.local.estimates import Estimates
 from cfel.learning.local.workspace import Workspace
 from cfel.learning.models.flat import FlatModel
 from cfel.learning.roles import device_estimate, device_update
-from cfel.learning.worker_threads import prepare_process, prepare_thread
+from cfel.learning.torch_state import prepare_process, prepare_thread
 from cfel.rounds.parameters import SimulationParameters
-from cfel.simulation.job_groups import group_jobs
 from cfel.simulation.worker_process import WorkerProcess, can_fork
 from cfel.world import World
+
+# --------------------------------------------------------------------------------------------------
+# Groups of jobs for workers: large ones first, to save messages, small ones last, to end together.
+
+
+MOST_IN_A_GROUP = 64
+# What the message of one group, or of its results, may hold; a worker and the driver keep a few of them.
+GROUP_BYTES = 64 * 2**20
+# A group takes this part of what is left for each worker.
+SHARES = 3
+
+Item = TypeVar("Item")
+
+
+def largest_group(parameters: int, vectors: int) -> int:
+    """How many devices may share a group, so that its message stays within `GROUP_BYTES`.
+
+    Args:
+        parameters: d, of the model.
+        vectors: dense vectors that travel with each device: its state, and its upload.
+    """
+    return max(1, min(MOST_IN_A_GROUP, GROUP_BYTES // (4 * parameters * max(1, vectors))))
+
+
+def group_jobs(jobs: Sequence[Item], workers: int, most: int) -> Iterator[Sequence[Item]]:
+    """The jobs in order, cut into groups of at most `most`, ever smaller towards the end."""
+    start = 0
+    while start < len(jobs):
+        left = len(jobs) - start
+        size = min(most, max(1, left // (SHARES * workers)))
+        yield jobs[start : start + size]
+        start += size
+
 
 # Jobs submitted beyond those being worked on, per worker: they keep all workers busy while results are used.
 AHEAD = 2
@@ -46,7 +77,6 @@ Job = tuple[DeviceOrder, DeviceState]
 """One device's training: what to do, and the device's state before."""
 JobResult = tuple[DeviceReport, DeviceState]
 """What the device sends, and its state after."""
-Item = TypeVar("Item")
 Result = TypeVar("Result")
 
 

@@ -11,7 +11,7 @@ from pathlib import Path
 
 from cfel.durable import translate_parse_errors
 from cfel.errors import DivergedError, RunDirectoryError
-from cfel.rounds.ending import is_over
+from cfel.rounds.kernel import is_over
 from cfel.rounds.parameters import SimulationParameters
 from cfel.rounds.run_directory import open_run
 from cfel.runlog import RoundRecord, RunDirectory, RunWriter, holds_run

@@ -28,11 +28,11 @@ import torch
 from torch import Tensor
 
 from cfel.errors import CfelError, WorkerError
-from cfel.learning.compression.compressors import SparseUpdate
+from cfel.learning.compressors import SparseUpdate
 from cfel.learning.device_messages import DeviceOrder, DeviceReport, DeviceState
 from cfel.learning.local.estimates import Estimates
 from cfel.learning.models.flat import FlatModel
-from cfel.learning.worker_threads import prepare_thread
+from cfel.learning.torch_state import prepare_thread
 
 # The most that Linux grants without privileges.
 PIPE_BYTES = 1 << 20

@@ -8,28 +8,40 @@ from typing import TYPE_CHECKING
 from cfel.extras import import_on_use
 
 if TYPE_CHECKING:
-    from cfel.system.availability import Availability, is_exhausted, joules_left
-    from cfel.system.availability_trace import AvailabilityTrace, read_availability
-    from cfel.system.conditions import ConditionModel, Conditions, RandomConditions
-    from cfel.system.device_table import DeviceTable, read_devices
-    from cfel.system.devices import DEVICE_CLASSES, DeviceClass
-    from cfel.system.fleet import ConditionParameters, Fleet, FleetParameters, build_fleet, cluster_sizes
-    from cfel.system.hardware import HardwareConditions
-    from cfel.system.mixing import (
+    from cfel.system.availability import (
+        Availability,
+        AvailabilityTrace,
+        Participation,
+        is_exhausted,
+        joules_left,
+        read_availability,
+    )
+    from cfel.system.backhaul import (
         Backhaul,
+        TopologyParameters,
         build_backhaul,
+        build_graph,
         check_gossip_step,
         check_mixing,
         describe_bias,
         live_metropolis_weights,
         metropolis_weights,
+        read_edges,
         retarget_backhaul,
         target_weights,
         zeta,
     )
-    from cfel.system.participation import Participation
-    from cfel.system.topology import TopologyParameters, build_graph, read_edges
-    from cfel.system.traces import TraceConditions, TraceParameters, describe_short_trace, read_trace
+    from cfel.system.conditions import ConditionModel, Conditions, RandomConditions
+    from cfel.system.device_classes import DEVICE_CLASSES, DeviceClass, HardwareConditions
+    from cfel.system.fleet import ConditionParameters, Fleet, FleetParameters, build_fleet, cluster_sizes
+    from cfel.system.traces import (
+        DeviceTable,
+        TraceConditions,
+        TraceParameters,
+        describe_short_trace,
+        read_devices,
+        read_trace,
+    )
 
 __all__ = [
     "DEVICE_CLASSES",
@@ -72,41 +84,41 @@ __all__ = [
 
 _MODULES = {
     "Availability": "availability",
-    "AvailabilityTrace": "availability_trace",
-    "Backhaul": "mixing",
+    "AvailabilityTrace": "availability",
+    "Backhaul": "backhaul",
     "ConditionModel": "conditions",
     "ConditionParameters": "fleet",
     "Conditions": "conditions",
-    "DEVICE_CLASSES": "devices",
-    "DeviceClass": "devices",
-    "DeviceTable": "device_table",
+    "DEVICE_CLASSES": "device_classes",
+    "DeviceClass": "device_classes",
+    "DeviceTable": "traces",
     "Fleet": "fleet",
     "FleetParameters": "fleet",
-    "HardwareConditions": "hardware",
-    "Participation": "participation",
+    "HardwareConditions": "device_classes",
+    "Participation": "availability",
     "RandomConditions": "conditions",
-    "TopologyParameters": "topology",
+    "TopologyParameters": "backhaul",
     "TraceConditions": "traces",
     "TraceParameters": "traces",
-    "build_backhaul": "mixing",
+    "build_backhaul": "backhaul",
     "build_fleet": "fleet",
-    "build_graph": "topology",
-    "check_gossip_step": "mixing",
-    "check_mixing": "mixing",
+    "build_graph": "backhaul",
+    "check_gossip_step": "backhaul",
+    "check_mixing": "backhaul",
     "cluster_sizes": "fleet",
-    "describe_bias": "mixing",
+    "describe_bias": "backhaul",
     "describe_short_trace": "traces",
     "is_exhausted": "availability",
     "joules_left": "availability",
-    "live_metropolis_weights": "mixing",
-    "metropolis_weights": "mixing",
-    "read_availability": "availability_trace",
-    "read_devices": "device_table",
-    "read_edges": "topology",
+    "live_metropolis_weights": "backhaul",
+    "metropolis_weights": "backhaul",
+    "read_availability": "availability",
+    "read_devices": "traces",
+    "read_edges": "backhaul",
     "read_trace": "traces",
-    "retarget_backhaul": "mixing",
-    "target_weights": "mixing",
-    "zeta": "mixing",
+    "retarget_backhaul": "backhaul",
+    "target_weights": "backhaul",
+    "zeta": "backhaul",
 }
 
 if not TYPE_CHECKING:

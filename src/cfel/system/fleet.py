@@ -13,11 +13,15 @@ from numpy.typing import ArrayLike
 from cfel import validation
 from cfel.arrays import FloatArray, IntArray
 from cfel.errors import InputError
-from cfel.system.availability import Availability, is_exhausted
-from cfel.system.availability_trace import AvailabilityTrace, read_availability
+from cfel.system.availability import (
+    Availability,
+    AvailabilityTrace,
+    Participation,
+    is_exhausted,
+    read_availability,
+)
 from cfel.system.conditions import ConditionModel, Conditions, RandomConditions
-from cfel.system.hardware import HardwareConditions
-from cfel.system.participation import Participation
+from cfel.system.device_classes import HardwareConditions
 from cfel.system.traces import TraceParameters, read_trace
 
 ConditionParameters = RandomConditions | HardwareConditions | TraceParameters

@@ -10,15 +10,154 @@ from dataclasses import dataclass
 from pathlib import Path
 
 import numpy as np
+from numpy.typing import NDArray
 
 from cfel.arrays import BoolArray, FloatArray, IntArray
 from cfel.errors import FleetFileError, InputError, unknown_name
 from cfel.system.conditions import Conditions
-from cfel.system.files.tables import Table, number_texts, read_table
+from cfel.system.tables import Table, number_texts, read_table
+from cfel.validation import make_read_only
 from cfel.wording import plural
 
+# --------------------------------------------------------------------------------------------------
+# A table of devices written by a user: one row per device, from CSV or Parquet.
+#
+# Columns `mu`, `alpha`, `nu`, `power` and `cluster` are required; `id` or `name`, `rho_min`, `rho_max`,
+# `theta_min`, `theta_max`, `battery`, `clock_static` and `clock_exponent` are optional, others are
+# ignored. A
+# table describes one moment; conditions that change from round to round are a trace (`traces`).
+
+
+REQUIRED = ("mu", "alpha", "nu", "power", "cluster")
+CLOCKS = ("clock_static", "clock_exponent")
+NUMBERS = (
+    *("mu", "alpha", "nu", "power", "rho_min", "rho_max", "theta_min", "theta_max", "battery"),
+    *CLOCKS,
+)
+NAMES = ("id", "name")
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class DeviceTable:
+    """Devices as read from a file, in the file's order.
+
+    Attributes:
+        mu: seconds per local step.
+        alpha: joules per local step.
+        nu: seconds to upload one full model.
+        power: watts while sending.
+        cluster: number of the device's cluster, 0 … m−1.
+        cluster_labels: what the file calls cluster 0, 1, …, in order of first appearance.
+        names: what the file calls the devices, or None if it does not.
+        rho_min, rho_max, theta_min, theta_max: bounds per device, in [0, 1], or None if not in the file.
+        battery_joules: joules per device, infinity for an empty cell, or None if not in the file.
+        clock_static, clock_exponent: what a slower clock saves, see `clock.clock_energy`; None if not in the
+            file.
+    """
+
+    mu: FloatArray
+    alpha: FloatArray
+    nu: FloatArray
+    power: FloatArray
+    cluster: IntArray
+    cluster_labels: tuple[str, ...]
+    names: NDArray[np.object_] | None = None
+    rho_min: FloatArray | None = None
+    rho_max: FloatArray | None = None
+    theta_min: FloatArray | None = None
+    theta_max: FloatArray | None = None
+    battery_joules: FloatArray | None = None
+    clock_static: FloatArray | None = None
+    clock_exponent: FloatArray | None = None
+
+    @property
+    def devices(self) -> int:
+        """Number of devices."""
+        return self.mu.size
+
+    @property
+    def clusters(self) -> int:
+        """Number of clusters."""
+        return len(self.cluster_labels)
+
+    def name(self, device: int) -> str:
+        """A device's name in the file, or else its number from 0."""
+        return str(device if self.names is None else self.names[device])
+
+    def conditions(self) -> Conditions:
+        """The table as conditions, with all devices present."""
+        return Conditions(self.mu, self.alpha, self.nu, self.power, np.ones(self.devices, dtype=bool))
+
+
+def read_devices(path: str | Path) -> DeviceTable:
+    """Reads a device table (columns: see the module).
+
+    Raises:
+        FleetFileError: names file, line, column and value of the first thing that is wrong.
+    """
+    table = read_table(path, REQUIRED, NUMBERS, ("cluster", *NAMES))
+    mu, alpha, nu, power = (_read_cost(table, column) for column in REQUIRED[:4])
+    cluster, labels = _read_clusters(table)
+    rho_min, rho_max = _read_bounds(table, "rho")
+    theta_min, theta_max = _read_bounds(table, "theta")
+    return DeviceTable(
+        mu=mu,
+        alpha=alpha,
+        nu=nu,
+        power=power,
+        cluster=cluster,
+        cluster_labels=labels,
+        names=_read_names(table),
+        rho_min=rho_min,
+        rho_max=rho_max,
+        theta_min=theta_min,
+        theta_max=theta_max,
+        battery_joules=table.floats("battery", least=0, blank=np.inf) if table.has("battery") else None,
+        clock_static=table.floats("clock_static", least=0, most=1) if table.has("clock_static") else None,
+        clock_exponent=table.floats("clock_exponent", least=0) if table.has("clock_exponent") else None,
+    )
+
+
+def _read_cost(table: Table, column: str) -> FloatArray:
+    return table.floats(column, above=0) if column == "mu" else table.floats(column, least=0)
+
+
+def _read_clusters(table: Table) -> tuple[IntArray, tuple[str, ...]]:
+    numbers, labels = number_texts(table.texts("cluster"))
+    return make_read_only(numbers), labels
+
+
+def _read_bounds(table: Table, variable: str) -> tuple[FloatArray | None, FloatArray | None]:
+    names = (f"{variable}_min", f"{variable}_max")
+    low, high = (table.floats(name, least=0, most=1) if table.has(name) else None for name in names)
+    if low is not None and high is not None and (low > high).any():
+        row = int(np.argmax(low > high))
+        raise table.error(names[0], row, f"at most {names[1]}, which is {high[row]!s} there")
+    return low, high
+
+
+def _read_names(table: Table) -> NDArray[np.object_] | None:
+    column = next((name for name in NAMES if table.has(name)), None)
+    if column is None:
+        return None
+    names = table.texts(column)
+    if len(set(names.tolist())) != len(names):
+        raise table.error(column, _find_repeated(names), "different for every device, it occurs twice")
+    return names
+
+
+def _find_repeated(names: NDArray[np.object_]) -> int:
+    """The first row whose name occurred before."""
+    seen: set[str] = set()
+    for row, name in enumerate(names):
+        if name in seen:
+            return row
+        seen.add(name)
+    raise AssertionError("no name occurs twice")
+
+
 AFTER_END = ("repeat", "hold", "reject")
-REQUIRED = ("device", "mu", "alpha", "nu", "power")
+REQUIRED_traces = ("device", "mu", "alpha", "nu", "power")
 
 
 @dataclass(frozen=True, slots=True)
@@ -123,7 +262,7 @@ def read_trace(path: str | Path, *, hold: bool = False) -> TraceConditions:
         FleetFileError: names file, line, column and value of the first thing that is wrong.
     """
     numbers = ("mu", "alpha", "nu", "power", "round", "edge_round")
-    table = read_table(path, REQUIRED, numbers, ("device", "available"))
+    table = read_table(path, REQUIRED_traces, numbers, ("device", "available"))
     keys = [table.integers(name) if table.has(name) else None for name in ("round", "edge_round")]
     whole = [np.zeros(table.rows, dtype=np.int64) if key is None else key for key in keys]
     whole = [_count_from_zero(key) for key in (*whole, _read_devices(table))]

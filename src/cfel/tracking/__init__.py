@@ -7,8 +7,6 @@
 One module per tracker. Each imports its package when a run starts, so that nobody else waits for it.
 """
 
-from cfel.tracking.choose import TRACKERS, choose_trackers
-from cfel.tracking.follow import follow_run
-from cfel.tracking.sink import RunEnd, RunSink, TrackedRun, Tracker
+from cfel.tracking.follow import TRACKERS, RunEnd, RunSink, TrackedRun, Tracker, choose_trackers, follow_run
 
 __all__ = ["TRACKERS", "RunEnd", "RunSink", "TrackedRun", "Tracker", "choose_trackers", "follow_run"]

@@ -7,19 +7,131 @@ without a tracker can be resumed with one.
 
 import json
 import threading
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import asdict, dataclass, replace
 from functools import partial
+from importlib import import_module
+from importlib.util import find_spec
+from pathlib import Path
 from queue import SimpleQueue
+from types import MappingProxyType
+from typing import Any, Literal, Protocol
 
 from cfel.durable import read_bytes, replace_file, translate_parse_errors
-from cfel.errors import CfelError
+from cfel.errors import CfelError, InputError, unknown_name
+from cfel.extras import MissingExtraError, install_command
 from cfel.report.load import load_run
 from cfel.report.summary import measure
 from cfel.runlog import RoundRecord, RunDirectory, holds_run
-from cfel.runlog.json_text import parse_json
-from cfel.tracking.sink import RunEnd, RunSink, Status, TrackedRun, Tracker
+from cfel.validation import parse_json
+
+# --------------------------------------------------------------------------------------------------
+# The seam between runs and trackers: what a tracker is told, and what it must offer.
+
+
+Status = Literal["finished", "interrupted", "failed"]
+
+
+@dataclass(frozen=True, slots=True)
+class TrackedRun:
+    """A run that starts, or that is resumed.
+
+    Attributes:
+        project: name of the experiment; the runs of a comparison or a sweep share it.
+        name: of this run.
+        directory: its run directory.
+        settings: the experiment's values by dotted keys.
+        earlier: the `run_id` of the sink that tracked the run before it was resumed, or None.
+    """
+
+    project: str
+    name: str
+    directory: Path
+    settings: Mapping[str, Any]
+    earlier: str | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class RunEnd:
+    """The end of a run.
+
+    Attributes:
+        status: whether all rounds are done, Ctrl-C was pressed, or an error ended the run.
+        summary: its final values by name, as in `summary.json`.
+        files: what is worth keeping besides the rounds: experiment, environment, fleet, log.
+    """
+
+    status: Status
+    summary: Mapping[str, float]
+    files: tuple[Path, ...]
+
+
+class RunSink(Protocol):
+    """Where one run is reported to. All methods are called from one thread, which is not the run's.
+
+    An exception ends this sink, not the run; the user is told once.
+    """
+
+    @property
+    def run_id(self) -> str:
+        """What the tracker calls this run; a resumed run is reported to the same one."""
+
+    def log_round(self, record: RoundRecord) -> None:
+        """Takes a round. Each arrives once, in order, also if the run was resumed in between."""
+
+    def finish(self, end: RunEnd) -> None:
+        """Takes the end of the run, and releases whatever the sink holds."""
+
+
+Tracker = Callable[[TrackedRun], RunSink]
+"""Opens a sink for a run."""
+
+
+# --------------------------------------------------------------------------------------------------
+# Which trackers there are, and the error if the package of one is missing, before a run starts.
+
+
+TRACKERS: Mapping[str, str] = MappingProxyType(
+    {
+        "tensorboard": "",
+        "mlflow": "mlflow",
+        "wandb": "wandb",
+        "trackio": "trackio",
+    }
+)
+"""Every tracker, with the package it needs. TensorBoard's files are written without TensorBoard."""
+
+
+def choose_trackers(wanted: Sequence[str | Tracker]) -> dict[str, Tracker]:
+    """The trackers with some names; functions are kept as they are, under their own names.
+
+    Raises:
+        InputError: there is no tracker of that name, or it is neither a name nor a function.
+        MissingExtraError: its package is not installed.
+    """
+    return dict(_choose(each) for each in wanted)
+
+
+def _choose(wanted: str | Tracker) -> tuple[str, Tracker]:
+    if not isinstance(wanted, str):
+        if not callable(wanted):
+            raise InputError(f"track: {wanted!r} is neither the name of a tracker nor a function")
+        return getattr(wanted, "__qualname__", type(wanted).__qualname__), wanted
+    if wanted not in TRACKERS:
+        raise InputError(unknown_name("track", wanted, TRACKERS))
+    package = TRACKERS[wanted]
+    if package and find_spec(package) is None:
+        raise MissingExtraError(
+            f"track {wanted!r}: {package} is not installed; install it with {install_command(package)}"
+        )
+
+    def open_sink(run: object) -> object:
+        # On first use, in the thread of the trackers: some packages take seconds to import.
+        return import_module(f"cfel.tracking.{wanted}_sink").open_sink(run)
+
+    return wanted, open_sink  # type: ignore[return-value]
+
 
 STATE_FILE = "tracking.json"
 FINISH_SECONDS = 60.0

@@ -10,8 +10,8 @@ from mlflow import MlflowClient
 from mlflow.entities import Metric, Param
 
 from cfel.runlog import RoundRecord
-from cfel.runlog.metrics import read_metrics
-from cfel.tracking.sink import RunEnd, TrackedRun
+from cfel.runlog.records import read_metrics
+from cfel.tracking.follow import RunEnd, TrackedRun
 
 _STATUS = {"finished": "FINISHED", "interrupted": "KILLED", "failed": "FAILED"}
 # What MLflow takes at once, and the longest value of a parameter.

@@ -6,8 +6,8 @@ from contextlib import redirect_stdout
 import trackio
 
 from cfel.runlog import RoundRecord
-from cfel.runlog.metrics import read_metrics
-from cfel.tracking.sink import RunEnd, TrackedRun
+from cfel.runlog.records import read_metrics
+from cfel.tracking.follow import RunEnd, TrackedRun
 
 
 def open_sink(run: TrackedRun) -> "TrackioSink":

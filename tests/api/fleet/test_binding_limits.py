@@ -3,7 +3,7 @@
 import numpy as np
 import pytest
 
-from cfel.api.fleet.binding_limits import MEANING, find_binding_limits
+from cfel.api.plan import MEANING, find_binding_limits
 from cfel.control import RoundProblem, Solution, solve
 
 

@@ -12,8 +12,8 @@ from cfel.control import SchemeParameters, Setting, build_scheme
 from cfel.control.scheme import Observation, RoundPlan, Scheme, stateless
 from cfel.control.schemes import SCHEMES
 from cfel.errors import InputError
+from cfel.plugins import parse_variants
 from cfel.rounds.dry_run import dry_run
-from cfel.scheme_names import parse_variants
 from cfel.system.batch_shares import BatchShares
 
 DEVICES = Path(__file__).parents[3] / "examples" / "devices.csv"

@@ -9,9 +9,8 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from cfel.control import RoundProblem
-from cfel.control.grid.step_table import StepTable
-from cfel.control.grid.whole_steps import StepSolution, solve_whole_steps
-from cfel.system.clock import clock_energy
+from cfel.control.list_solver import StepSolution, StepTable, solve_whole_steps
+from cfel.system.conditions import clock_energy
 
 TAU = 3
 SHARES = (0.01, 0.1, 1.0)

@@ -7,7 +7,7 @@ import numpy as np
 import pytest
 
 from cfel.control import Budget, Observation, RoundPlan, SchemeParameters, build_scheme
-from cfel.control.choices import choose_best, list_choices
+from cfel.control.planning import choose_best, list_choices
 from cfel.control.schemes.oort import Options, rate
 from cfel.errors import InputError
 from cfel.system.conditions import Conditions

@@ -7,7 +7,7 @@ import numpy as np
 import pytest
 
 from cfel.control import Observation, RoundPlan, SchemeParameters, build_scheme, round_caps
-from cfel.control.grid.step_table import THETA_LIST as LIST
+from cfel.control.list_solver import THETA_LIST as LIST
 from cfel.control.schemes.hcef_plus import SWITCHES
 from cfel.cost import device_joules, device_seconds
 from cfel.errors import InputError

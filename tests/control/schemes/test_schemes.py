@@ -265,7 +265,7 @@ def test_unknown_scheme_names_the_nearest(name: str, nearest: str) -> None:
 
 
 def test_scheme_from_a_module() -> None:
-    made = plan("cfel.control.schemes.cef:cef", observation())
+    made = plan("cfel.control.schemes.bounded:cef", observation())
     assert made.rho.tolist() == [1.0] * DEVICES
 
 

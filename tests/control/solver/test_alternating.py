@@ -5,8 +5,8 @@ import pytest
 from hypothesis import given, settings
 
 from cfel.control import RoundProblem, Stopping, solve
-from cfel.control.solver.alternating import make_start_feasible, solve_rho, solve_theta
-from cfel.control.solver.feasible_limits import find_feasible_limits
+from cfel.control.limits import find_feasible_limits
+from cfel.control.solve import make_start_feasible, solve_rho, solve_theta
 from cfel.errors import InputError
 from tests.control import reference
 from tests.control.instances import CIFAR, FEMNIST, PRESETS, RATIOS, SEEDS, paper_problem

@@ -6,8 +6,8 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from cfel.control import RoundProblem, Stopping, solve
-from cfel.control.solver.alternating import solve_alternating
-from cfel.control.solver.feasible_limits import find_feasible_limits
+from cfel.control.limits import find_feasible_limits
+from cfel.control.solve import solve_alternating
 from tests.control import reference
 from tests.control.instances import CIFAR, FEMNIST, PRESETS, RATIOS, SEEDS, paper_problem
 

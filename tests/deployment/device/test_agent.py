@@ -8,7 +8,7 @@ from typing import Any
 import pytest
 
 from cfel.arrays import FloatArray
-from cfel.cost.device import realised_seconds
+from cfel.cost import realised_seconds
 from cfel.deployment.device import agent as device_agent
 from cfel.deployment.security.identity import Identity
 from cfel.errors import DivergedError, NotAdmittedError, SilentEdgeServerError

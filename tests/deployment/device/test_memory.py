@@ -15,7 +15,7 @@ from cfel.deployment.device.memory import (
 )
 from cfel.deployment.payloads import make_upload
 from cfel.errors import RunBusyError
-from cfel.learning.compression.compressors import SparseUpdate
+from cfel.learning.compressors import SparseUpdate
 from cfel.learning.device_messages import DeviceOrder, DeviceReport, DeviceState
 from cfel.learning.local.estimates import Estimates
 from cfel.learning.models.flat import FlatModel

@@ -14,7 +14,7 @@ from cfel.deployment.protocol.codec import encode, from_message, to_message
 from cfel.deployment.protocol.device_requests import UploadRequest
 from cfel.deployment.transport.messages import Body, Message
 from cfel.errors import RejectedError
-from cfel.learning.compression.compressors import DenseUpdate, QuantisedUpdate, SparseUpdate
+from cfel.learning.compressors import DenseUpdate, QuantisedUpdate, SparseUpdate
 from cfel.learning.device_messages import DeviceOrder, DeviceReport
 from cfel.learning.local.estimates import Estimates
 from cfel.learning.models.flat import FlatModel

@@ -10,7 +10,8 @@ import torch
 from torch import Tensor
 
 from cfel.errors import InputError
-from cfel.learning.compression.compressors import (
+from cfel.learning.compressors import (
+    BlockRotation,
     DenseUpdate,
     QuantisedUpdate,
     SparseUpdate,
@@ -18,11 +19,11 @@ from cfel.learning.compression.compressors import (
     compressor,
     count_entries,
     draw_places,
+    hadamard,
     index_bits,
     quantise,
 )
-from cfel.learning.compression.packing import pack_update, unpack_update
-from cfel.learning.compression.projection import BlockRotation, hadamard
+from cfel.learning.packing import pack_update, unpack_update
 from cfel.seeding import make_key
 
 HEADER_BYTES = 13

@@ -9,7 +9,7 @@ from hypothesis.extra.numpy import arrays
 
 from cfel.arrays import Float32Array, IntArray
 from cfel.errors import InputError
-from cfel.learning.compression.top_k import find_largest, measure_kept_energy
+from cfel.learning.top_k import find_largest, measure_kept_energy
 
 
 def slow_largest(vector: Float32Array, k: int) -> IntArray:

@@ -4,7 +4,7 @@ import numpy as np
 import pytest
 import torch
 
-from cfel.learning.data.augment import augmentation
+from cfel.learning.data.images import augmentation
 from tests.simulation.drive import records, timeless, tiny
 
 

@@ -22,8 +22,7 @@ from PIL import Image
 from cfel.arrays import ByteArray
 from cfel.errors import InputError
 from cfel.learning.data import DataSet, Normalisation, cifar10, digits, femnist, load, synthetic
-from cfel.learning.data.cifar10_files import read_python_batch
-from cfel.learning.data.download import Archive, fetch_archive
+from cfel.learning.data.cifar10 import Archive, fetch_archive, read_python_batch
 from cfel.learning.data.images import cache_directory, load_images
 
 DRAW = np.random.default_rng(0)

@@ -6,7 +6,7 @@ import torch
 
 from cfel.errors import InputError
 from cfel.learning.data import DataSet
-from cfel.learning.data.held_out import hold_out
+from cfel.learning.data.partition import hold_out
 
 
 def numbered(labels: list[int]) -> DataSet:

@@ -7,7 +7,7 @@ import pytest
 import torch
 
 from cfel.errors import InputError
-from cfel.learning.data.augment import crop_and_flip
+from cfel.learning.data.images import crop_and_flip
 from cfel.learning.device_messages import DeviceState
 from cfel.learning.local.batched import device_updates_batched
 from cfel.learning.local.workspace import Workspace

@@ -11,10 +11,10 @@ from hypothesis import strategies as st
 from torch import Tensor, nn
 
 from cfel.errors import InputError
-from cfel.learning.compression.compressors import compressor
+from cfel.learning.compressors import compressor
 from cfel.learning.data import DataSet
 from cfel.learning.device_messages import DeviceOrder, DeviceState
-from cfel.learning.local.algorithms.sgd import apply_momentum_step
+from cfel.learning.local.algorithms import apply_momentum_step
 from cfel.learning.local.estimates import (
     Estimates,
     check_estimates,
@@ -24,11 +24,8 @@ from cfel.learning.local.estimates import (
     stack_estimates,
     unstack_estimates,
 )
-from cfel.learning.local.iterations import (
-    choose_iterations,
-    draw_batches,
-)
 from cfel.learning.local.parameters import LocalParameters, TrainingParameters
+from cfel.learning.local.training import choose_iterations, draw_batches
 from cfel.learning.local.workspace import Workspace
 from cfel.learning.models.flat import FlatModel
 from cfel.learning.roles import device_estimate, device_update

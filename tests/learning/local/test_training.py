@@ -11,7 +11,7 @@ from torch.nn.utils import parametrizations
 
 from cfel.learning.data import synthetic
 from cfel.learning.device_messages import DeviceState
-from cfel.learning.local.batched_trial import find_obstacle
+from cfel.learning.local.batched import find_obstacle
 from cfel.learning.local.parameters import LocalParameters, TrainingParameters
 from cfel.learning.models.builders import ModelBuilder
 from cfel.learning.roles import device_estimate, device_update

@@ -10,7 +10,7 @@ from torch import Tensor, nn
 import cfel
 from cfel.errors import InputError
 from cfel.learning.local.algorithm import LocalAlgorithm, WholeResult, WholeRun
-from cfel.learning.local.algorithms.sgd import sgd
+from cfel.learning.local.algorithms import sgd
 from cfel.learning.local.estimates import Estimates
 from cfel.learning.local.parameters import LocalParameters
 

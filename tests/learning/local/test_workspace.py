@@ -11,7 +11,7 @@ from cfel.errors import InputError
 from cfel.learning.data import synthetic
 from cfel.learning.device_messages import DeviceState
 from cfel.learning.evaluate import evaluate
-from cfel.learning.local.batched_trial import find_obstacle
+from cfel.learning.local.batched import find_obstacle
 from cfel.learning.local.parameters import LocalParameters
 from cfel.learning.roles import device_update
 from cfel.learning.task import Task, initial_model

@@ -11,9 +11,8 @@ from torch import Tensor, nn
 
 from cfel.errors import InputError
 from cfel.learning.data import synthetic
-from cfel.learning.models.behaviour import Behaviour, observe_behaviour
-from cfel.learning.models.flat import FlatModule
-from cfel.learning.models.safetensors_files import load_model, named_tensors, save_model
+from cfel.learning.models.files import load_model, named_tensors, save_model
+from cfel.learning.models.flat import Behaviour, FlatModule, observe_behaviour
 from cfel.learning.task import Task, check_batches, check_task, count_parameters, initial_model
 from tests import architectures
 

@@ -10,8 +10,8 @@ from torch import Tensor, nn
 from cfel.errors import InputError
 from cfel.learning.data import DataSet, synthetic
 from cfel.learning.models.builders import model_builder
+from cfel.learning.models.files import load_model, named_tensors, save_model
 from cfel.learning.models.flat import FlatModel, FlatModule, model_sha256
-from cfel.learning.models.safetensors_files import load_model, named_tensors, save_model
 from cfel.learning.task import Task, initial_model
 
 

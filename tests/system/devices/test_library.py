@@ -7,14 +7,14 @@ from importlib.resources import files
 import pytest
 
 from cfel.errors import InputError
-from cfel.system.devices import (
+from cfel.system.device_classes import (
+    FIGURES,
     ClassFile,
     DescribedClass,
     class_file_toml,
     parse_class_file,
     read_library,
 )
-from cfel.system.devices.class_file import FIGURES
 
 LIBRARY = read_library()
 BOARD = {"flops_per_second": 1e9, "compute_watts": 5, "radio_watts": 1, "uplink_bits_per_second": 1e6}
@@ -31,7 +31,7 @@ def test_every_figure_says_where_it_comes_from(each: DescribedClass) -> None:
 
 def test_every_source_is_cited_and_every_figure_is_in_the_file() -> None:
     """A figure left out would silently be the default of `DeviceClass`."""
-    text = files("cfel.system.devices").joinpath("library.toml").read_text(encoding="utf-8")
+    text = files("cfel.system").joinpath("device_library.toml").read_text(encoding="utf-8")
     assert [key for key in LIBRARY.sources if f"[{key}]" not in text] == []
     tables = tomllib.loads(text)["classes"]
     assert [name for name, table in tables.items() if not set(FIGURES) <= set(table)] == []

@@ -6,8 +6,7 @@ from pathlib import Path
 import pytest
 
 from cfel.errors import FleetFileError
-from cfel.system.devices import read_power_profile
-from cfel.system.devices.power_profile import MAX_BYTES, CpuCluster
+from cfel.system.device_classes import MAX_BYTES, CpuCluster, read_power_profile
 
 PROFILE = """<?xml version="1.0" encoding="utf-8"?>
 <device name="Android">

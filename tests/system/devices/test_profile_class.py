@@ -7,10 +7,8 @@ import numpy as np
 import pytest
 
 from cfel.errors import InputError
-from cfel.system.clock import clock_energy
-from cfel.system.devices import PowerProfile, ProfileOptions, derive_class
-from cfel.system.devices.power_profile import CpuCluster
-from cfel.system.devices.profile_class import fit_clock_curve
+from cfel.system.conditions import clock_energy
+from cfel.system.device_classes import CpuCluster, PowerProfile, ProfileOptions, derive_class, fit_clock_curve
 
 PHONE = PowerProfile(
     clusters=(CpuCluster(4, (5e5, 1e6), (8, 20), 3.0), CpuCluster(2, (1e6, 2e6), (50, 200), 7.0)),

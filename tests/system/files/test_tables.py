@@ -7,7 +7,7 @@ import numpy as np
 import pytest
 
 from cfel.extras import MissingExtraError
-from cfel.system.files.tables import CHUNK, number_texts, read_table
+from cfel.system.tables import CHUNK, number_texts, read_table
 
 
 def test_columns_of_a_csv_longer_than_one_chunk(tmp_path: Path) -> None:
@@ -27,6 +27,6 @@ def test_parquet_names_the_extra_it_needs(tmp_path: Path, monkeypatch: pytest.Mo
     file = tmp_path / "devices.parquet"
     file.write_bytes(b"PAR1")
     monkeypatch.setitem(sys.modules, "pyarrow", None)
-    monkeypatch.delitem(sys.modules, "cfel.system.files.parquet", raising=False)
+    monkeypatch.delitem(sys.modules, "cfel.system.parquet_tables", raising=False)
     with pytest.raises(MissingExtraError, match=r"needs pyarrow, .*: pip install 'cfel\[learn\]'"):
         read_table(file, ("x",), ("x",), ())

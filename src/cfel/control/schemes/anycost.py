@@ -13,7 +13,7 @@ share of its joules for every device, or what its battery allows.
 
 import numpy as np
 
-from cfel.control.choices import choose_best, list_choices, override_devices
+from cfel.control.planning import choose_best, list_choices, override_devices
 from cfel.control.scheme import Observation, RoundPlan, Scheme, SchemeParameters, make_empty_plan
 from cfel.wording import plural
 

@@ -20,7 +20,7 @@ slowest device can; energy is not limited, as in both papers.
 import numpy as np
 
 from cfel.arrays import FloatArray
-from cfel.control.choices import choose_best, count_costs, list_choices, override_devices
+from cfel.control.planning import choose_best, count_costs, list_choices, override_devices
 from cfel.control.scheme import Observation, RoundPlan, Scheme, SchemeParameters, make_empty_plan
 from cfel.cost import cluster_seconds
 

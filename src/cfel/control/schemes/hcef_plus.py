@@ -13,20 +13,18 @@ import numpy as np
 
 from cfel import validation
 from cfel.arrays import FloatArray
-from cfel.control.choices import estimate_contraction
-from cfel.control.gossip import Gossip
-from cfel.control.grid.step_table import StepTable, list_steps, list_theta, pair_up
-from cfel.control.grid.whole_steps import solve_whole_steps
-from cfel.control.options import read_options
-from cfel.control.planning import Bounds, build_problem, make_plan
+from cfel.control.list_solver import StepTable, list_steps, list_theta, pair_up, solve_whole_steps
+from cfel.control.planning import Bounds, build_problem, estimate_contraction, make_plan
 from cfel.control.problem import RoundProblem
 from cfel.control.scheme import (
     DeviceOverrides,
+    Gossip,
     Observation,
     RoundPlan,
     Scheme,
     SchemeParameters,
     make_empty_plan,
+    read_options,
 )
 from cfel.errors import InputError
 from cfel.system.batch_shares import BatchShares

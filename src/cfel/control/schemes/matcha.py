@@ -14,10 +14,8 @@ the same time however many are active, and fewer links save bytes only.
 from dataclasses import dataclass
 
 from cfel import validation
-from cfel.control.gossip import Gossip
-from cfel.control.options import read_options
 from cfel.control.planning import Bounds, plan_round
-from cfel.control.scheme import Scheme, SchemeParameters, stateless
+from cfel.control.scheme import Gossip, Scheme, SchemeParameters, read_options, stateless
 
 
 @dataclass(frozen=True, slots=True)

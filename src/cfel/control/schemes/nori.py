@@ -22,8 +22,7 @@ import numpy as np
 
 from cfel import validation
 from cfel.arrays import FloatArray
-from cfel.control.choices import Choices, count_costs, list_choices, override_devices
-from cfel.control.options import read_options
+from cfel.control.planning import Choices, count_costs, list_choices, override_devices
 from cfel.control.scheme import (
     Observation,
     RoundPlan,
@@ -31,6 +30,7 @@ from cfel.control.scheme import (
     SchemeParameters,
     State,
     make_empty_plan,
+    read_options,
 )
 from cfel.cost import cluster_seconds
 

@@ -19,8 +19,7 @@ import numpy as np
 
 from cfel import validation
 from cfel.arrays import BoolArray, FloatArray, IndexArray
-from cfel.control.choices import count_costs
-from cfel.control.options import read_options
+from cfel.control.planning import count_costs
 from cfel.control.scheme import (
     Observation,
     RoundPlan,
@@ -28,6 +27,7 @@ from cfel.control.scheme import (
     SchemeParameters,
     State,
     make_empty_plan,
+    read_options,
 )
 from cfel.seeding import make_generator
 

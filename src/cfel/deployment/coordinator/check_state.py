@@ -13,7 +13,7 @@ from cfel.deployment.measurement.measured_rounds import EdgeRoundMeasurements, F
 from cfel.deployment.positions import Position, gossip_steps
 from cfel.errors import InputError, RejectedError
 from cfel.learning.local.estimates import Estimates, check_loss
-from cfel.system.mixing import check_gossip_step
+from cfel.system.backhaul import check_gossip_step
 from cfel.world import World
 
 MixingRows = Sequence[Sequence[float]]

@@ -32,7 +32,7 @@ from cfel.deployment.protocol.peer_requests import HelloAnswer, PeerModelAnswer,
 from cfel.deployment.security.identity import Identity
 from cfel.errors import InputError, InvalidAnswerError, RejectedError
 from cfel.learning.local.estimates import check_loss
-from cfel.rounds.ending import is_over
+from cfel.rounds.kernel import is_over
 from cfel.wording import show
 from cfel.world import World
 

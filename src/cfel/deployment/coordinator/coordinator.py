@@ -45,13 +45,18 @@ from cfel.deployment.protocol.coordinator_requests import (
 from cfel.deployment.security.identity import Identity
 from cfel.deployment.transport.grpc_transport import OnRejection
 from cfel.errors import UnreachableError
-from cfel.rounds.ending import is_evaluated, is_over
 from cfel.rounds.estimates import combine_estimates, implausible_devices, needs_estimates
-from cfel.rounds.kernel import charge_exchange, close_global_round, observe, plan_edge_round
-from cfel.rounds.orders import find_rate
+from cfel.rounds.kernel import (
+    charge_exchange,
+    close_global_round,
+    find_rate,
+    is_evaluated,
+    is_over,
+    observe,
+    plan_edge_round,
+)
 from cfel.rounds.parameters import SimulationParameters
-from cfel.rounds.records import make_plan_table, make_record
-from cfel.rounds.scores import RoundScores
+from cfel.rounds.records import RoundScores, make_plan_table, make_record
 from cfel.world import World
 
 

@@ -9,7 +9,7 @@ import numpy as np
 
 from cfel.deployment.protocol.coordinator_requests import MixingRows
 from cfel.system import Backhaul
-from cfel.system.mixing import live_metropolis_weights
+from cfel.system.backhaul import live_metropolis_weights
 
 
 def mixing_rows(

@@ -10,8 +10,7 @@ import numpy as np
 
 from cfel.arrays import FloatArray
 from cfel.deployment.protocol.coordinator_requests import MixAnswer, ModelScores
-from cfel.rounds.records import mean_metric
-from cfel.rounds.scores import RoundScores, average_metrics
+from cfel.rounds.records import RoundScores, average_metrics, mean_metric
 from cfel.world import World
 
 

@@ -45,11 +45,10 @@ from cfel.errors import (
 from cfel.learning.device_messages import DeviceOrder
 from cfel.learning.local.estimates import refresh_estimates
 from cfel.learning.local.workspace import Workspace
-from cfel.learning.models.flat import FlatModel
-from cfel.learning.models.personal import complete_model
+from cfel.learning.models.flat import FlatModel, complete_model
 from cfel.learning.roles import device_estimate, device_update
 from cfel.learning.task import DeviceData
-from cfel.rounds.orders import make_order
+from cfel.rounds.kernel import make_order
 from cfel.seeding import make_generator
 from cfel.world import World
 

@@ -24,9 +24,9 @@ from cfel.deployment.protocol.device_requests import IssuedOrder, Round, UploadR
 from cfel.deployment.transport.messages import Body
 from cfel.durable import remove_leftovers, set_aside, translate_os_errors
 from cfel.errors import DamagedError, RejectedError, RunBusyError
-from cfel.learning.compression.packing import unpack_update
 from cfel.learning.device_messages import DeviceState
 from cfel.learning.local.estimates import Estimates
+from cfel.learning.packing import unpack_update
 
 _LOG = logging.getLogger(__name__)
 

@@ -29,7 +29,7 @@ from cfel.deployment.protocol.calls import Calls, Endpoint, serve
 from cfel.deployment.protocol.coordinator_requests import NewestAnswer, NewestRequest
 from cfel.deployment.security.identity import Identity
 from cfel.errors import RejectedError
-from cfel.rounds.ending import is_over
+from cfel.rounds.kernel import is_over
 from cfel.rounds.parameters import SimulationParameters
 from cfel.runlog import RoundRecord
 from cfel.world import World

@@ -35,8 +35,8 @@ from cfel.errors import (
     UnreachableError,
 )
 from cfel.runlog import PlanTable, RoundRecord
-from cfel.runlog.log import RoundLog, cut_damaged_log, read_log
 from cfel.runlog.plans import plan_path, read_plan, write_plan
+from cfel.runlog.records import RoundLog, cut_damaged_log, read_log
 from cfel.wording import plural
 
 _LOG = logging.getLogger(__name__)

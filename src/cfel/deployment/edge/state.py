@@ -24,7 +24,7 @@ from cfel.deployment.protocol.device_requests import Round
 from cfel.durable import check_directory, make_directory, read_bytes, remove_quietly, replace_file, set_aside
 from cfel.errors import DamagedError, RejectedError, StorageError
 from cfel.learning.models.flat import FlatModel
-from cfel.runlog.log import has_rounds
+from cfel.runlog.records import has_rounds
 
 _STATE = "state.bin"
 

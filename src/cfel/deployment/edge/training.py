@@ -32,7 +32,7 @@ from cfel.errors import InputError, RejectedError
 from cfel.learning.device_messages import DeviceOrder, DeviceReport
 from cfel.learning.edge_update import update_edge_model
 from cfel.learning.models.flat import FlatModel
-from cfel.rounds.orders import device_weights, make_order
+from cfel.rounds.kernel import device_weights, make_order
 from cfel.world import World
 
 _LOG = logging.getLogger(__name__)

@@ -8,11 +8,11 @@ from cfel.deployment.payloads import read_vector
 from cfel.deployment.plausible_models import check_update
 from cfel.deployment.protocol.device_requests import UploadRequest
 from cfel.errors import InputError, RejectedError
-from cfel.learning.clipping import ScaledUpdate, update_norm
-from cfel.learning.compression.compressors import Update
-from cfel.learning.compression.packing import unpack_update
+from cfel.learning.aggregation import ScaledUpdate, update_norm
+from cfel.learning.compressors import Update
 from cfel.learning.device_messages import DeviceOrder, DeviceReport
 from cfel.learning.local.estimates import Estimates, check_loss
+from cfel.learning.packing import unpack_update
 
 
 def verify_upload(

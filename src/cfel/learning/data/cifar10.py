@@ -6,17 +6,231 @@ Face hub (`train*.parquet`, `test*.parquet` with `img` or `image`, and `label`),
 the binary version is downloaded.
 """
 
+import codecs
+import hashlib
+import os
+import pickle
+import shutil
+import tarfile
+import urllib.error
+import urllib.request
 from collections.abc import Callable
-from pathlib import Path
+from dataclasses import dataclass
+from pathlib import Path, PurePosixPath
+from typing import TypeAlias
 
 import numpy as np
 import torch
 
+from cfel.arrays import ByteArray, IntArray
 from cfel.errors import InputError
-from cfel.learning.data.cifar10_files import Labelled, read_binary_batch, read_python_batch
 from cfel.learning.data.dataset import DataSet, Normalisation, make_class_targets
-from cfel.learning.data.download import Archive, Progress, fetch_archive
 from cfel.learning.data.images import cache_directory, load_images, read_column_names, read_columns
+
+# --------------------------------------------------------------------------------------------------
+# Downloads a data archive, checks its SHA-256, and moves it into place when it is complete.
+#
+# Archives come from the address that their authors publish. A download happens only when `data.path` is
+# not
+# set. Data sets of the Hugging Face hub are another matter (`hub`).
+
+
+Progress: TypeAlias = Callable[[int, int], None]
+"""(bytes so far, total bytes or 0 if unknown)."""
+
+_BLOCK = 1 << 18
+
+
+@dataclass(frozen=True, slots=True)
+class Archive:
+    """A compressed tar file on the web.
+
+    Attributes:
+        url: where it is.
+        sha256: of the file, in hexadecimal.
+    """
+
+    url: str
+    sha256: str
+
+
+def fetch_archive(
+    archive: Archive, target: Path, progress: Progress | None = None, timeout: float = 30.0
+) -> Path:
+    """Downloads and unpacks an archive, unless its directory exists already; returns the directory.
+
+    Args:
+        archive: what to download.
+        target: the directory to create; it appears only when complete.
+        progress: called with the bytes received so far and the total.
+        timeout: seconds without data before giving up.
+
+    Raises:
+        InputError: the host cannot be reached, or the file is not the one expected.
+    """
+    if target.is_dir():
+        return target
+    target.parent.mkdir(parents=True, exist_ok=True)
+    # Several processes may download at the same time. Each has its own files; the first to finish wins.
+    file = target.with_name(f"{target.name}.{os.getpid()}.part")
+    unpacked = target.with_name(f"{target.name}.{os.getpid()}.unpacked")
+    try:
+        _receive(archive, file, progress, timeout)
+        with tarfile.open(file) as tar:
+            _unpack(tar, unpacked)
+        unpacked.replace(target)
+    except (urllib.error.URLError, TimeoutError, OSError, tarfile.TarError) as error:
+        if target.is_dir():
+            return target
+        raise InputError(
+            f"{archive.url}: cannot be downloaded ({error}); download it by hand and set data.path"
+        ) from error
+    finally:
+        file.unlink(missing_ok=True)
+        shutil.rmtree(unpacked, ignore_errors=True)
+    return target
+
+
+def _unpack(tar: tarfile.TarFile, target: Path) -> None:
+    """Unpacks plain files and directories that stay within the target.
+
+    `extractall(filter="data")` would do, but Python has it from 3.11.4 on only.
+
+    Raises:
+        TarError: the archive has anything else.
+    """
+    for member in tar:
+        path = PurePosixPath(member.name)
+        if path.is_absolute() or ".." in path.parts or not (member.isreg() or member.isdir()):
+            raise tarfile.TarError(f"{member.name!r} is not a plain file within the archive")
+        place = target / path
+        if member.isdir():
+            place.mkdir(parents=True, exist_ok=True)
+        else:
+            place.parent.mkdir(parents=True, exist_ok=True)
+            content = tar.extractfile(member)
+            assert content is not None  # noqa: S101 — it is a file
+            with content, place.open("xb") as out:
+                shutil.copyfileobj(content, out)
+
+
+def _receive(archive: Archive, file: Path, progress: Progress | None, timeout: float) -> None:
+    digest, received = hashlib.sha256(), 0
+    with urllib.request.urlopen(archive.url, timeout=timeout) as answer, file.open("wb") as out:  # noqa: S310
+        total = int(answer.headers.get("Content-Length") or 0)
+        while block := answer.read(_BLOCK):
+            out.write(block)
+            digest.update(block)
+            received += len(block)
+            if progress is not None:
+                progress(received, total)
+    if digest.hexdigest() != archive.sha256:
+        raise InputError(f"{archive.url}: SHA-256 is {digest.hexdigest()}, expected {archive.sha256}")
+
+
+# --------------------------------------------------------------------------------------------------
+# The files of CIFAR-10: binary batches, and Python batches, which are read without trusting them.
+#
+# The Python batches are pickles, and a pickle can run any code. So they are read by an unpickler that
+# knows
+# only four names. Each is bound to a class that can hold bytes and shapes and do nothing else. Any other
+# name
+# raises an error before anything runs. NumPy's unpickling is not used. Finding the files is `cifar10`.
+
+
+Labelled: TypeAlias = tuple[ByteArray, IntArray]
+
+_PIXELS = 3 * 32 * 32
+
+
+def read_binary_batch(path: Path) -> Labelled:
+    """Reads a `.bin` file: records of a label and 3,072 pixels; images are samples × 3 × 32 × 32."""
+    content = np.frombuffer(path.read_bytes(), dtype=np.uint8)
+    if content.size == 0 or content.size % (1 + _PIXELS):
+        raise InputError(f"{path}: {content.size} bytes are not a whole number of records of {1 + _PIXELS}")
+    records = content.reshape(-1, 1 + _PIXELS)
+    return records[:, 1:].reshape(-1, 3, 32, 32).copy(), records[:, 0].astype(np.int64)
+
+
+def read_python_batch(path: Path) -> Labelled:
+    """Reads images and labels of a Python batch, written by any version of Python.
+
+    Raises:
+        InputError: the file refers to anything but an array of bytes, or is not a batch.
+    """
+    with path.open("rb") as file:
+        try:
+            content = _BatchUnpickler(file, encoding="bytes").load()
+        except InputError as error:
+            raise InputError(f"{path}: {error}") from error
+        except (pickle.UnpicklingError, EOFError, ValueError, TypeError, AttributeError, KeyError) as error:
+            raise InputError(f"{path}: not a CIFAR-10 batch: {error}") from error
+        except (IndexError, MemoryError, OverflowError) as error:
+            raise InputError(f"{path}: not a CIFAR-10 batch: {type(error).__name__}") from error
+    if not isinstance(content, dict):
+        raise InputError(f"{path}: holds a {type(content).__name__}, a CIFAR-10 batch is a dictionary")
+    fields = {k.decode() if isinstance(k, bytes) else k: v for k, v in content.items()}
+    data, labels = fields.get("data"), fields.get("labels")
+    if not isinstance(data, _Array) or not isinstance(labels, list):
+        raise InputError(f"{path}: needs an array 'data' and a list 'labels', has {sorted(map(str, fields))}")
+    if not all(isinstance(label, int) for label in labels):
+        raise InputError(f"{path}: 'labels' must be integers")
+    images = data.pixels(str(path))
+    if len(labels) != len(images):
+        raise InputError(f"{path}: {len(images)} images and {len(labels)} labels")
+    return images, np.asarray(labels, dtype=np.int64)
+
+
+class _Type:
+    """Takes the place of a NumPy dtype while a batch is read: holds its name."""
+
+    def __init__(self, name: str | bytes = "", *_: object) -> None:
+        self.name = name.decode("ascii", "replace") if isinstance(name, bytes) else str(name)
+
+    def __setstate__(self, state: object) -> None:
+        """Ignores byte order and the like: single bytes have none."""
+
+
+class _Array:
+    """Takes the place of a NumPy array while a batch is read: holds shape, type and bytes."""
+
+    def __init__(self, *_: object) -> None:
+        self.state: object = None
+
+    def __setstate__(self, state: object) -> None:
+        self.state = state
+
+    def pixels(self, where: str) -> ByteArray:
+        match self.state:
+            case (int(), (int() as rows, 3072), _Type() as kind, False | 0, bytes() as content) if (
+                kind.name in ("u1", "uint8", "|u1") and len(content) == rows * _PIXELS
+            ):
+                return np.frombuffer(content, dtype=np.uint8).reshape(rows, 3, 32, 32).copy()
+        raise InputError(f"{where}: 'data' must be bytes, samples × {_PIXELS} in C order")
+
+
+def _encode_latin1(text: object, encoding: object = "latin1") -> bytes:
+    """Makes bytes of the text that old pickle protocols store in their place."""
+    if not isinstance(text, str) or encoding not in ("latin1", b"latin1"):
+        raise InputError("a CIFAR-10 batch holds no text in an encoding other than latin1")
+    return codecs.encode(text, "latin1")
+
+
+class _BatchUnpickler(pickle.Unpickler):
+    """Knows only the four names in a CIFAR-10 batch; see the module's docstring."""
+
+    def find_class(self, module: str, name: str) -> object:
+        if name == "_reconstruct" and module in ("numpy.core.multiarray", "numpy._core.multiarray"):
+            return _Array
+        known = {
+            ("numpy", "ndarray"): _Array,
+            ("numpy", "dtype"): _Type,
+            ("_codecs", "encode"): _encode_latin1,
+        }
+        if (module, name) not in known:
+            raise InputError(f"rejected: it refers to {module}.{name}, which no CIFAR-10 batch needs")
+        return known[module, name]
+
 
 _CLASSES = 10
 _SCALE = Normalisation((0.4914, 0.4822, 0.4465), (0.2470, 0.2435, 0.2616))

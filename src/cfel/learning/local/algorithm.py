@@ -28,7 +28,7 @@ from torch import Tensor, nn
 from cfel.errors import InputError
 from cfel.learning.edge_rule import EdgeRule
 from cfel.learning.local.estimates import Estimates
-from cfel.learning.models.personal import PARAMETERS, STATISTICS
+from cfel.learning.models.flat import PARAMETERS, STATISTICS
 
 Memory: TypeAlias = Mapping[str, Tensor]
 """What a device remembers, by name; algorithms change the tensors in place."""

@@ -5,24 +5,392 @@ alone. What a step does is up to the algorithm. The estimates always come from t
 plans mean the same under every algorithm. `roles` loads the model before and compresses the difference after.
 """
 
-from collections.abc import Callable
+import math
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
 from functools import partial
 
 import numpy as np
 import torch
-from torch import Tensor
+from torch import Tensor, nn
 
-from cfel.errors import InputError
+from cfel.arrays import BoolArray, IntArray
+from cfel.errors import DivergedError, InputError
 from cfel.learning.device_messages import DeviceOrder
 from cfel.learning.edge_rule import read_memory
-from cfel.learning.local.algorithm import LocalRun, Memory, Step
-from cfel.learning.local.estimates import Estimates, Scatter, estimate_from_batches, scale_noise, squared_norm
-from cfel.learning.local.half_batch_estimates import compute_gradient_and_estimates
-from cfel.learning.local.iterations import choose_iterations, count_samples, draw_batches
-from cfel.learning.local.whole_run import train_whole
+from cfel.learning.local.algorithm import LocalRun, Memory, Step, WholeRun
+from cfel.learning.local.estimates import (
+    Estimates,
+    Scatter,
+    check_estimates,
+    estimate_from_batches,
+    estimate_from_halves,
+    scale_noise,
+    squared_norm,
+)
+from cfel.learning.local.parameters import LocalParameters, StepRule, TrainingParameters
 from cfel.learning.local.workspace import Workspace
-from cfel.learning.models.flat import FlatModel
+from cfel.learning.models.flat import FlatModel, Slot
 from cfel.learning.task import DeviceData
+from cfel.system.batch_shares import BatchShares
+
+# --------------------------------------------------------------------------------------------------
+# Which of the τ iterations a device runs, and on which samples.
+#
+# Every draw comes from a stream keyed by (seed, purpose, global round, edge round, device). All τ
+# uniforms and
+# τ batches are drawn, whether they are used or not: two schemes that run the same iteration see the same
+# batch.
+# A skipped iteration changes neither the model nor what the device remembers.
+
+
+def choose_iterations(rule: StepRule, rho: float, tau: int, draw: np.random.Generator) -> BoolArray:
+    """Chooses which of the τ iterations to run; draws τ uniforms under either rule.
+
+    Args:
+        rule: see `LocalParameters.steps`.
+        rho: share of iterations, in [0, 1].
+        tau: number of iterations, ≥ 1.
+        draw: the device's stream of this edge round.
+    """
+    uniforms = draw.random(tau)
+    if rule == "small_batches":
+        return np.full(tau, rho > 0)
+    if rule == "bernoulli":
+        return np.asarray(uniforms < rho)
+    # An iteration runs where the line ρ·t + u passes an integer: ⌊ρτ⌋ or ⌈ρτ⌉ times, ρτ on average.
+    if rule == "whole":
+        # In whole numbers, so that rounding never adds or drops a step.
+        steps, start = round(rho * tau), int(uniforms[0] * tau)
+        return np.asarray(np.diff((np.arange(tau + 1) * steps + start) // tau) > 0)
+    marks = np.floor(np.arange(tau + 1) * rho + uniforms[0])
+    return np.asarray(np.diff(marks) > 0)
+
+
+def count_samples(training: TrainingParameters, rho: float, samples: int) -> int:
+    """How many samples each step of a device uses: a batch, or with small batches what ρ pays for."""
+    local, size = training.local, min(training.batch, samples)
+    if local.steps != "small_batches":
+        return size
+    return min(size, BatchShares(training.batch, local.step_overhead).count_samples(rho))
+
+
+def draw_batches(samples: int, batch: int, count: int, draw: np.random.Generator) -> IntArray:
+    """Draws `count` mini-batches, as rows of positions 0 … samples − 1.
+
+    Batches are cut from one shuffle after another, never across two. So each batch is a simple random sample
+    of min(batch, samples) positions. A device sees all its samples before it sees one again, except for the
+    rest of a shuffle that does not fill a batch.
+    """
+    size = min(batch, samples)
+    # Whole batches in one shuffle.
+    each = samples // size
+    shuffles = [draw.permutation(samples)[: each * size] for _ in range(-(-count // each))]
+    return np.concatenate(shuffles).reshape(-1, size)[:count]
+
+
+# --------------------------------------------------------------------------------------------------
+# Detects that a device's training has diverged, before anything is compressed, sent or averaged.
+#
+# One number that is not finite spreads to all models within a round, and no later round repairs them. So
+# the
+# run ends where it first appears. A loss that is merely large is not an error.
+
+
+def raise_if_diverged(
+    order: DeviceOrder,
+    local: LocalParameters,
+    estimates: Estimates | None,
+    losses: Sequence[float] = (),
+    difference: Tensor | None = None,
+) -> None:
+    """Raises if any result of a device is not finite.
+
+    Args:
+        order: what the device was asked to do.
+        local: how it trained.
+        estimates: of σ² and G², or None.
+        losses: of its steps.
+        difference: to the order's model, or None.
+
+    Raises:
+        DivergedError: it names the device and the first result that is not finite.
+    """
+    what = _not_finite(estimates, losses, difference)
+    if what is not None:
+        raise DivergedError(
+            what,
+            device=order.device,
+            global_round=order.global_round,
+            edge_round=order.edge_round,
+            learning_rate=local.learning_rate * order.rate,
+        )
+
+
+def _not_finite(
+    estimates: Estimates | None, losses: Sequence[float], difference: Tensor | None
+) -> str | None:
+    for number, loss in enumerate(losses, start=1):
+        if not math.isfinite(loss):
+            return f"the loss of local step {number} is {loss}"
+    if estimates is not None and not estimates.is_finite:
+        return f"the estimates are σ² = {estimates.sigma2:g}, G² = {estimates.g2:g}"
+    # The sum is cheaper than checking each entry. It may overflow without any entry being infinite.
+    if difference is not None and not torch.isfinite(difference.sum()) and not _all_finite(difference):
+        return "the update holds entries that are not finite"
+    return None
+
+
+def _all_finite(vector: Tensor) -> bool:
+    return bool(torch.isfinite(vector).all())
+
+
+# --------------------------------------------------------------------------------------------------
+# One device's edge round by an algorithm with a loop of its own: hand out the model, take its values
+# back.
+#
+# What such a loop does is its own business. Values come back by name, and only those that the model
+# trains are
+# used: what is frozen stays as it is for the next device.
+
+
+_SEEDS = 2**31
+
+
+def train_whole(order: DeviceOrder, steps: int, workspace: Workspace) -> tuple[Estimates | None, list[float]]:
+    """Runs the algorithm's own loop; without steps it is not called.
+
+    Args:
+        order: what to do; its model is in the workspace.
+        steps: how many to take.
+        workspace: the worker's scratch memory; its parameters change.
+
+    Returns:
+        The estimates, or None if there are no new ones; and the mean loss, once per step.
+
+    Raises:
+        InputError: a value is missing, or has another shape than in the model.
+    """
+    train, flat = workspace.algorithm.train, workspace.flat
+    assert train is not None  # noqa: S101 — the caller has looked
+    if not steps:
+        return None, []
+    result = train(
+        WholeRun(
+            module=flat.module,
+            steps=steps,
+            rate=workspace.local.learning_rate * order.rate,
+            device=order.device,
+            global_round=order.global_round,
+            edge_round=order.edge_round,
+            seed=order.key("own loop") % _SEEDS,
+        )
+    )
+    where = f"device {order.device}: its training loop returned"
+    _write(flat.parameters, flat.parameter_slots, result.values, where)
+    _write(flat.buffers, flat.buffer_slots, result.values, where)
+    estimates = None if result.estimates is None else check_estimates(result.estimates)
+    return estimates, [float(result.loss)] * steps
+
+
+def _write(vector: Tensor, slots: Sequence[Slot], values: Mapping[str, Tensor], where: str) -> None:
+    for slot in slots:
+        if slot.name not in values:
+            raise InputError(f"{where} no {slot.name!r}, only {sorted(values)}")
+        value = values[slot.name]
+        if tuple(value.shape) != slot.shape:
+            raise InputError(
+                f"{where} {slot.name!r} of shape {tuple(value.shape)}, the model has {slot.shape}"
+            )
+        slot.view(vector).copy_(value.detach().to(torch.float32))
+
+
+# --------------------------------------------------------------------------------------------------
+# Estimates of σ² and G² from the two halves of a batch, without computing the batch twice.
+#
+# `reuse` needs the gradient of the batch and the distance between the gradients of its halves. Two
+# passes, one
+# per half, give both for any model, but read and write a dense layer of millions of weights twice. One
+# pass is
+# enough where all parameters belong to dense and convolution layers. The gradient of a dense layer is Σ_i
+# δ_i
+# a_iᵀ over the samples i, so ‖Σ_i c_i δ_i a_iᵀ‖² = Σ_ij c_i c_j (δ_i·δ_j)(a_i·a_j) needs only two small
+# Gram
+# matrices. The weight gradient of a convolution is computed for each half, which costs as much as for the
+# whole
+# batch. Other models (batch norm, recurrence, user-defined layers) need two passes. Both ways agree up to
+# rounding. The estimators themselves are in `estimates`.
+
+
+@dataclass(frozen=True, slots=True)
+class _Call:
+    """One call of a layer in a forward pass; `version` changes when the output is overwritten."""
+
+    layer: nn.Linear | nn.Conv2d
+    inputs: Tensor
+    outputs: Tensor
+    version: int
+
+
+def compute_gradient_and_estimates(
+    inputs: Tensor, targets: Tensor, samples: int, workspace: Workspace
+) -> tuple[list[Tensor], float, Estimates]:
+    """Computes a batch's gradient and loss, and estimates σ² and G² from its halves.
+
+    Args:
+        inputs: a batch of at least 2 of the device's samples, drawn without replacement.
+        targets: of these samples.
+        samples: number of samples that the device holds.
+        workspace: holds the model.
+    """
+    # The forward pass shows whether one pass is valid: a layer may be called twice, or its output changed.
+    if workspace.is_layered:
+        found = _compute_in_one_pass(inputs, targets, samples, workspace)
+        if found is not None:
+            return found
+    return _compute_in_two_passes(inputs, targets, samples, workspace)
+
+
+def _compute_in_two_passes(
+    inputs: Tensor, targets: Tensor, samples: int, workspace: Workspace
+) -> tuple[list[Tensor], float, Estimates]:
+    batch, half = len(targets), len(targets) // 2
+    gradient, loss = workspace.compute_gradient(inputs[:half], targets[:half])
+    scatter = Scatter(gradient, half, workspace.flat.shared.leaves)
+    gradient, other = workspace.compute_gradient(inputs[half:], targets[half:])
+    scatter.add(gradient, batch - half)
+    mean_loss = (half * loss + (batch - half) * other) / batch
+    estimates = estimate_from_halves(scatter.scatter, scatter.square_mean(), batch, samples)
+    return scatter.mean, mean_loss, estimates
+
+
+def _compute_in_one_pass(
+    inputs: Tensor, targets: Tensor, samples: int, workspace: Workspace
+) -> tuple[list[Tensor], float, Estimates] | None:
+    """None if the forward pass did something the shortcut does not cover."""
+    calls, outputs = _record_forward(inputs, workspace)
+    if not _is_covered(calls, workspace):
+        return None
+    loss = workspace.task.loss(outputs, targets).mean()
+    leaves, layers = workspace.flat.leaves, [call.layer for call in calls]
+    dense = [
+        place for layer in layers if isinstance(layer, nn.Linear) for place in workspace.find_places(layer)
+    ]
+    wanted = [*(leaves[place] for place in dense), *(call.outputs for call in calls)]
+    # Convolution weights are not asked for: their gradient is computed per half below.
+    found = torch.autograd.grad(loss, wanted, materialize_grads=True)
+    gradient = dict(zip(dense, found[: len(dense)], strict=True))
+    batch, half = len(targets), len(targets) // 2
+    products = torch.zeros(2, 2, dtype=torch.float64, device=loss.device)
+    for call, delta in zip(calls, found[len(dense) :], strict=True):
+        if isinstance(call.layer, nn.Linear):
+            if workspace.is_shared(call.layer.weight):
+                products += _dense_products(call, delta)
+        else:
+            one, two = _convolution_halves(call, delta)
+            if workspace.is_shared(call.layer.weight):
+                products += _products(one, two)
+            torch._foreach_add_(one, two)
+            gradient.update(zip(workspace.find_places(call.layer), one, strict=True))
+    ordered = [gradient[place] for place in range(len(leaves))]
+    estimates = estimate_from_halves(*_compute_scatter(products, batch, half), batch, samples)
+    return ordered, float(loss.detach()), estimates
+
+
+def _compute_scatter(products: Tensor, batch: int, half: int) -> tuple[float, float]:
+    """The halves' scatter and ‖ḡ‖², from the inner products of their shares u_a, u_b of the gradient.
+
+    g_a = u_a·B/h and g_b = u_b·B/(B − h), so the scatter h(B − h)/B·‖g_a − g_b‖² needs only these products.
+    """
+    (aa, ab), (_, bb) = products.tolist()
+    one, two = batch / half, batch / (batch - half)
+    apart = one * one * aa - 2 * one * two * ab + two * two * bb
+    # Rounding can make it slightly negative where the halves agree.
+    return max(apart, 0.0) * half * (batch - half) / batch, aa + 2 * ab + bb
+
+
+def _record_forward(inputs: Tensor, workspace: Workspace) -> tuple[list[_Call], Tensor]:
+    """Runs a forward pass and records the inputs and outputs of every layer."""
+    calls: list[_Call] = []
+
+    def note(layer: nn.Module, given: tuple[Tensor, ...], result: Tensor) -> None:
+        assert isinstance(layer, nn.Linear | nn.Conv2d)  # noqa: S101 — only those are hooked
+        calls.append(_Call(layer, given[0].detach(), result, result._version))
+
+    hooks = [layer.register_forward_hook(note) for layer in workspace.layers]
+    try:
+        outputs: Tensor = workspace.flat.module(inputs)
+    finally:
+        for hook in hooks:
+            # Also after an error, or the next forward pass would be recorded twice.
+            hook.remove()
+    return calls, outputs
+
+
+def _is_covered(calls: list[_Call], workspace: Workspace) -> bool:
+    """Whether one pass is valid: each layer called once, on one row or image per sample, output kept."""
+    once = {id(call.layer) for call in calls} == {id(layer) for layer in workspace.layers}
+    return (
+        once
+        and len(calls) == len(workspace.layers)
+        and all(call.inputs.dim() == (2 if isinstance(call.layer, nn.Linear) else 4) for call in calls)
+        and all(call.outputs._version == call.version for call in calls)
+        and all(_pads_with_zeros(call.layer) for call in calls)
+    )
+
+
+def _pads_with_zeros(layer: nn.Linear | nn.Conv2d) -> bool:
+    """Whether a convolution pads with zeros, by a given number; it may also pad by name ("same")."""
+    return isinstance(layer, nn.Linear) or (
+        layer.padding_mode == "zeros" and not isinstance(layer.padding, str)
+    )
+
+
+def _dense_products(call: _Call, delta: Tensor) -> Tensor:
+    """⟨u, v⟩ between the halves' shares of a dense layer's gradient, from Gram matrices over the samples."""
+    half = len(delta) // 2
+    inputs = (call.inputs @ call.inputs.T).double()
+    # A bias is the weight of one more input, which is always 1.
+    if call.layer.bias is not None:
+        inputs += 1.0
+    gram = (delta @ delta.T).double().mul_(inputs)
+    rows = torch.stack([gram[:half].sum(0), gram[half:].sum(0)])
+    return torch.stack([rows[:, :half].sum(1), rows[:, half:].sum(1)], 1)
+
+
+def _products(one: list[Tensor], two: list[Tensor]) -> Tensor:
+    """⟨u, v⟩ between two shares of a gradient, given as lists of tensors."""
+    # In float64, as the scatter is a small difference of large products.
+    both = torch.stack([torch.cat([part.flatten() for part in share]) for share in (one, two)]).double()
+    return both @ both.T
+
+
+def _convolution_halves(call: _Call, delta: Tensor) -> tuple[list[Tensor], list[Tensor]]:
+    """The share of each half of the batch in a convolution's gradient."""
+    half = len(delta) // 2
+    one = _convolution_gradient(call.layer, call.inputs[:half], delta[:half])
+    return one, _convolution_gradient(call.layer, call.inputs[half:], delta[half:])
+
+
+def _convolution_gradient(layer: nn.Linear | nn.Conv2d, inputs: Tensor, delta: Tensor) -> list[Tensor]:
+    """The gradient of a convolution's weight and bias."""
+    # `torch.nn.grad.conv2d_weight` would lose the strides of the weight; this is what autograd calls.
+    assert isinstance(layer, nn.Conv2d)  # noqa: S101
+    biased = layer.bias is not None
+    _, weight, bias = torch.ops.aten.convolution_backward(
+        delta,
+        inputs,
+        layer.weight,
+        [layer.out_channels] if biased else None,
+        layer.stride,
+        layer.padding,
+        layer.dilation,
+        False,
+        [0, 0],
+        layer.groups,
+        [False, True, biased],
+    )
+    return [weight, bias] if biased else [weight]
 
 
 def train(

@@ -13,12 +13,12 @@ from torch import Tensor, nn
 
 from cfel.arrays import IntArray
 from cfel.errors import InputError
-from cfel.learning.compression.compressors import Compressor
+from cfel.learning.compressors import Compressor
 from cfel.learning.local.algorithms import find_algorithm
 from cfel.learning.local.parameters import TrainingParameters
-from cfel.learning.models.personal import PARAMETERS, STATISTICS
+from cfel.learning.models.flat import PARAMETERS, STATISTICS
 from cfel.learning.task import DeviceData, Task
-from cfel.learning.torch_generator import seed_generator
+from cfel.learning.torch_state import seed_generator
 
 # Batches loaded at a time; eight of CIFAR-10's fit into a core's cache.
 BATCHES_AT_ONCE = 8

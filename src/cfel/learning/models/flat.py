@@ -16,18 +16,267 @@ as fast kernels prefer. Four-dimensional ones (convolution kernels) are stored c
 reason. This order is part of the flat format; files (`safetensors_files`) use names and shapes instead.
 """
 
-from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import dataclass
+import hashlib
+import random
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from dataclasses import dataclass, field, replace
+from fnmatch import fnmatchcase
+from typing import NamedTuple
 
+import numpy as np
 import torch
 from torch import Tensor, nn
 
 from cfel.errors import InputError
-from cfel.learning.models.behaviour import Behaviour
-from cfel.learning.models.flat_model import FlatModel, model_sha256
-from cfel.learning.models.personal import PersonalPart, SharedPart, find_personal
+from cfel.learning.torch_state import map_in_threads, seed_generator
 
-__all__ = ["FlatModel", "FlatModule", "Slot", "lay_out_slots", "model_sha256"]
+# --------------------------------------------------------------------------------------------------
+# A model as a plain value: a pair of vectors, and what an edge server remembers beside it.
+#
+# The module that the vectors belong to is in `flat`.
+
+
+@dataclass(frozen=True, slots=True)
+class FlatModel:
+    """The values of a model. Several owners may share one, so its vectors must not be changed in place.
+
+    Attributes:
+        parameters: float32 vector of d trained numbers.
+        buffers: float32 vector of the buffers that training changes (batch-norm statistics); may be empty.
+        memory: float32 vector of what an edge server remembers beside its model (`edge_rule`); may be empty.
+    """
+
+    parameters: Tensor
+    buffers: Tensor
+    memory: Tensor = field(default_factory=lambda: torch.empty(0))
+
+    def __post_init__(self) -> None:
+        for name in ("parameters", "buffers", "memory"):
+            value: Tensor = getattr(self, name)
+            if value.dim() != 1 or value.dtype != torch.float32:
+                raise InputError(
+                    f"model.{name}: must be a float32 vector, is {value.dtype} {tuple(value.shape)}"
+                )
+
+    @property
+    def parts(self) -> tuple[Tensor, Tensor, Tensor]:
+        """All vectors, in the order of files and messages."""
+        return self.parameters, self.buffers, self.memory
+
+    def is_finite(self) -> bool:
+        """Whether no value is infinite or NaN."""
+        return all(bool(torch.isfinite(part).all()) for part in self.parts)
+
+    def sha256(self) -> bytes:
+        """The SHA-256 of the vectors' bytes, parameters first."""
+        digest = hashlib.sha256()
+        for part in self.parts:
+            digest.update(part.detach().cpu().contiguous().numpy().data)
+        return digest.digest()
+
+
+def model_sha256(models: Sequence[FlatModel], workers: int = 0) -> str:
+    """SHA-256, in hexadecimal, of the concatenated SHA-256s of the edge models in cluster order.
+
+    Args:
+        models: the edge models.
+        workers: most threads to use; 0 for one per core.
+    """
+    digests = map_in_threads(FlatModel.sha256, models, workers)
+    return hashlib.sha256(b"".join(digests)).hexdigest()
+
+
+# --------------------------------------------------------------------------------------------------
+# The personal part of a model: tensors that stay on the device (FedPer, local heads, FedBN).
+#
+# It is named by patterns over the names of trained parameters and statistics. A device keeps it in its
+# memory,
+# under reserved names. Nothing of it is sent, aggregated or charged.
+
+
+PARAMETERS, STATISTICS = "personal", "personal_statistics"
+"""Their names in a device's memory."""
+
+
+class SharedPart(NamedTuple):
+    """How many numbers of the parameters and of the statistics are shared, and how many parameter tensors."""
+
+    parameters: int
+    buffers: int
+    leaves: int
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class PersonalPart:
+    """The values that a device keeps: what comes after the shared numbers in both vectors; may be empty."""
+
+    parameters: Tensor
+    buffers: Tensor
+
+    @classmethod
+    def from_memory(cls, memory: Mapping[str, Tensor]) -> "PersonalPart | None":
+        """What a device remembers of its own; None before its first values."""
+        if PARAMETERS not in memory and STATISTICS not in memory:
+            return None
+        empty = torch.empty(0)
+        return cls(memory.get(PARAMETERS, empty), memory.get(STATISTICS, empty))
+
+    def to_memory(self) -> dict[str, Tensor]:
+        """The same by the names that a device's memory uses; without empty ones."""
+        named = {PARAMETERS: self.parameters, STATISTICS: self.buffers}
+        return {name: each for name, each in named.items() if each.numel()}
+
+    def complete(self, model: FlatModel) -> FlatModel:
+        """The whole model, from an edge server's model."""
+        if not (self.parameters.numel() or self.buffers.numel()):
+            return model
+        return replace(
+            model,
+            parameters=torch.cat([model.parameters, self.parameters]),
+            buffers=torch.cat([model.buffers, self.buffers]),
+        )
+
+
+def complete_model(model: FlatModel, memory: Mapping[str, Tensor]) -> FlatModel:
+    """An edge server's model with the device's own part, if its memory has one."""
+    own = PersonalPart.from_memory(memory)
+    return model if own is None else own.complete(model)
+
+
+def find_personal(
+    trained: Sequence[tuple[str, Tensor]], statistics: Sequence[tuple[str, Tensor]], patterns: Sequence[str]
+) -> frozenset[str]:
+    """The names of the tensors that stay on devices.
+
+    Args:
+        trained: named parameters that are trained.
+        statistics: named statistics of batch norm.
+        patterns: with *, ? and [...] as in file names.
+
+    Raises:
+        InputError: a pattern matches nothing, or no parameter is left to share.
+    """
+    names = [name for name, _ in (*trained, *statistics)]
+    for pattern in patterns:
+        if not any(fnmatchcase(name, pattern) for name in names):
+            raise InputError(
+                f"model.personal: {pattern!r} matches no trained parameter; there are {', '.join(names)}"
+            )
+    found = frozenset(name for name in names if any(fnmatchcase(name, each) for each in patterns))
+    if all(name in found for name, _ in trained):
+        raise InputError(
+            "model.personal: all trained parameters would stay on devices, so nothing is left to share"
+        )
+    return found
+
+
+# --------------------------------------------------------------------------------------------------
+# What a module does when it is called, found by calling it: whether it draws, and what it changes.
+#
+# A module's code cannot be read for this: `F.dropout` is no layer, and only some buffers are statistics.
+# So a
+# module is called on two samples before anything else is done with it. Its values are the same after
+# that.
+
+
+@dataclass(frozen=True, slots=True)
+class Behaviour:
+    """How a module behaves.
+
+    Attributes:
+        is_random: it draws from torch's generator, in training or in evaluation.
+        statistics: names of the floating buffers that training changes; None if that is not known.
+        least_batch: the fewest samples it trains on; 2 with batch norm over single values.
+    """
+
+    is_random: bool = False
+    statistics: frozenset[str] | None = None
+    least_batch: int = 1
+
+
+def observe_behaviour(module: nn.Module, inputs: Tensor) -> Behaviour:
+    """Calls a module on a batch, and on its first sample, and observes what happens.
+
+    Args:
+        module: on the CPU; its buffers are restored, and it is left in training mode.
+        inputs: two samples.
+
+    Raises:
+        InputError: it does something that cannot be repeated, or replaces a buffer.
+    """
+    before = dict(module.named_buffers())
+    values = {name: buffer.clone() for name, buffer in before.items()}
+    with torch.no_grad(), seed_generator(0):
+        start = torch.default_generator.get_state()
+        module.train()
+        _reject_other_randomness(lambda: module(inputs))
+        statistics = _find_statistics(module, before, values)
+        least_batch = 1 if _accepts(module, inputs[:1]) else 2
+        module.eval()
+        module(inputs)
+        is_random = not torch.equal(start, torch.default_generator.get_state())
+        for name, buffer in before.items():
+            buffer.copy_(values[name])
+    module.train()
+    return Behaviour(is_random, statistics, least_batch)
+
+
+def _accepts(module: nn.Module, inputs: Tensor) -> bool:
+    try:
+        module(inputs)
+    except (ValueError, RuntimeError):
+        return False
+    return True
+
+
+def _find_statistics(
+    module: nn.Module, before: dict[str, Tensor], values: dict[str, Tensor]
+) -> frozenset[str]:
+    """The floating buffers of every layer that has changed one of them."""
+    after = dict(module.named_buffers())
+    for name, buffer in before.items():
+        if after.get(name) is not buffer:
+            raise InputError(
+                f"model: buffer {name!r} is replaced by the forward pass; change it in place, with copy_()"
+            )
+    changed = {
+        name.rpartition(".")[0]
+        for name, buffer in before.items()
+        if buffer.is_floating_point() and not _are_equal(buffer, values[name])
+    }
+    # Not buffer by buffer: the mean of a layer that has seen zeros only does not change.
+    return frozenset(
+        name for name in before if before[name].is_floating_point() and name.rpartition(".")[0] in changed
+    )
+
+
+def _are_equal(one: Tensor, two: Tensor) -> bool:
+    return bool(torch.equal(one.nan_to_num(), two.nan_to_num()))
+
+
+def _read_numpy_state() -> object:
+    state = np.random.get_state(legacy=False)["state"]  # noqa: NPY002 — nothing is drawn
+    return bytes(state["key"]), state["pos"]
+
+
+def _reject_other_randomness(call: Callable[[], object]) -> None:
+    """Calls the module, and rejects it if it draws from a generator that is not torch's."""
+    states: dict[str, Callable[[], object]] = {
+        "Python's random module": random.getstate,
+        "NumPy's global generator": _read_numpy_state,
+    }
+    # Another thread may draw at the same moment, but hardly in each of three calls.
+    suspected = set(states)
+    for _ in range(3):
+        before = {name: states[name]() for name in suspected}
+        call()
+        suspected = {name for name in suspected if states[name]() != before[name]}
+        if not suspected:
+            return
+    raise InputError(
+        f"model: it draws from {min(suspected)}, so runs could not be repeated; draw with torch, e.g. "
+        "torch.rand, which is seeded for every step"
+    )
 
 
 @dataclass(frozen=True, slots=True)
@@ -94,7 +343,7 @@ class FlatModule:
         personal: Sequence[str] = (),
     ) -> None:
         self.behaviour = behaviour or Behaviour()
-        trained, statistics = _find_trained(module), _find_statistics(module, self.behaviour)
+        trained, statistics = _find_trained(module), _find_statistics_flat(module, self.behaviour)
         own = find_personal(trained, statistics, personal)
         self.module = module.to(device)
         self.parameter_slots, parameters_shared = _lay_out_shared_first(trained, own)
@@ -195,7 +444,7 @@ def _find_trained(module: nn.Module) -> list[tuple[str, Tensor]]:
     return _check_dtype(trained)
 
 
-def _find_statistics(module: nn.Module, behaviour: Behaviour) -> list[tuple[str, Tensor]]:
+def _find_statistics_flat(module: nn.Module, behaviour: Behaviour) -> list[tuple[str, Tensor]]:
     """The floating buffers that training changes; all floating ones if that is not known."""
     floating = [(name, each) for name, each in module.named_buffers() if each.is_floating_point()]
     names = behaviour.statistics

@@ -4,7 +4,7 @@ from collections.abc import Callable, Mapping
 
 import pytest
 
-from cfel.learning.compression.compressors import compressor
+from cfel.learning.compressors import compressor
 from cfel.learning.device_messages import DeviceReport, DeviceState
 from cfel.learning.edge_rule import EdgeRules
 from cfel.learning.local.algorithm import LocalAlgorithm

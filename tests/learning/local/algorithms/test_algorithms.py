@@ -11,8 +11,7 @@ from cfel.errors import InputError
 from cfel.learning.device_messages import DeviceState
 from cfel.learning.edge_rule import EdgeRound
 from cfel.learning.local.algorithm import LocalAlgorithm, LocalRun
-from cfel.learning.local.algorithms import ALGORITHMS, build_algorithm
-from cfel.learning.local.algorithms.sgd import sgd
+from cfel.learning.local.algorithms import ALGORITHMS, build_algorithm, sgd
 from cfel.learning.local.parameters import LocalParameters
 from cfel.learning.models.flat import FlatModel
 from cfel.learning.roles import device_update

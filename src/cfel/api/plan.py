@@ -1,0 +1,516 @@
+"""A plan for a fleet of named devices: what `cfel plan` prints and `cfel.plan` returns."""
+
+import csv
+import math
+import re
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, replace
+from os import PathLike
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+from numpy.typing import ArrayLike, NDArray
+
+from cfel import validation
+from cfel.api.fleet_file import NamedProblem, OptionName, RunLength, make_length, name_option, read_problem
+from cfel.arrays import FloatArray
+from cfel.control import solve
+from cfel.control.caps import Budget, Rounds
+from cfel.control.limits import MOST_SENTENCES
+from cfel.control.planning import plan_by_scheme
+from cfel.control.problem import RoundProblem, Unreachable
+from cfel.control.scheme import Observation, RoundPlan, Scheme, SchemeBuilder, SchemeParameters
+from cfel.control.schemes import build_scheme
+from cfel.control.solution import ROUNDING, Solution
+from cfel.control.solve import Method
+from cfel.cost import cluster_seconds, device_joules, device_seconds, open_ledger
+from cfel.errors import FleetFileError, InputError
+from cfel.plugins import ANY_CODE, CodePolicy, import_from, label_object, parse_variants
+from cfel.system.batch_shares import DEFAULT_OVERHEAD, BatchShares
+from cfel.system.conditions import Conditions
+
+# --------------------------------------------------------------------------------------------------
+# What keeps each device from doing more: the first question people ask about a plan.
+
+
+# How close to a limit counts as touching it.
+TOUCH = 1e-6
+
+MEANING = {
+    "full": "at its upper bounds",
+    "time": "its cluster's time cap is used up",
+    "battery": "its own battery is used up",
+    "energy": "the common energy cap is worth more elsewhere",
+    "noise": "more steps would add more noise than progress",
+    "floor": "at its lower bounds",
+    "scheme": "the scheme asks for no more",
+    "idle": "left out of this round by the scheme",
+}
+
+
+def find_scheme_limits(problem: RoundProblem, solution: Solution) -> NDArray[np.str_]:
+    """The same of a plan by another scheme than HCEF: only the scheme itself knows what energy is worth."""
+    rho, theta = solution.rho, solution.theta
+    drained = np.zeros(problem.devices, dtype=bool)
+    if problem.battery is not None:
+        drained = solution.device_joules >= problem.battery * (1 - TOUCH)
+    timed = solution.device_seconds >= solution.time_cap[problem.cluster] * (1 - TOUCH)
+    return np.select(
+        [(rho == 0) & (theta == 0), (rho >= 1 - TOUCH) & (theta >= 1 - TOUCH), drained, timed],
+        ["idle", "full", "battery", "time"],
+        default="scheme",
+    )
+
+
+def find_binding_limits(problem: RoundProblem, solution: Solution) -> NDArray[np.str_]:
+    """Finds what limits each device; returns one word of `MEANING` per device."""
+    rho, theta = solution.rho, solution.theta
+    cap = solution.time_cap[problem.cluster]
+    timed = solution.device_seconds >= cap * (1 - TOUCH)
+    full = (rho >= problem.rho_max - TOUCH) & (theta >= problem.theta_max - TOUCH)
+    floor = (rho <= problem.rho_min + TOUCH) & (theta <= problem.theta_min + TOUCH)
+    drained = np.zeros(problem.devices, dtype=bool)
+    if problem.battery is not None:
+        drained = solution.device_joules >= problem.battery * (1 - TOUCH)
+    priced = (solution.multiplier > 0) & (problem.joules(problem.rho_max, problem.theta_max) > 0)
+    # A device over a cap that could not be met is at its lower bounds for that reason, not held by the cap.
+    late = floor & (solution.device_seconds > cap * (1 + TOUCH))
+    return np.select(
+        [full, drained, late, timed, floor, priced],
+        ["full", "battery", "floor", "time", "floor", "energy"],
+        default="noise",
+    )
+
+
+# --------------------------------------------------------------------------------------------------
+# A fleet's round as any scheme plans it: what the first edge round of a simulation would ask of the
+# devices.
+#
+# The scheme gets the observation that it would get there, and is asked in the same way.
+
+
+HCEF = "hcef"
+"""The scheme that solves the problem of the table itself, with bounds per device."""
+
+
+@dataclass(frozen=True, slots=True)
+class SchemeRequest:
+    """Which scheme is to plan, and what the user says about it; None where nothing is said.
+
+    Attributes:
+        scheme: its name, also with variants, or a function that builds it.
+        scheme_options: `[scheme.options]` of the experiment file.
+        batch: samples of a full batch, ≥ 1; required with small batches.
+        step_overhead: share of the cost of a step that its batch does not change, in [0, 1); for small
+            batches, by default as in the experiment file.
+        seed: of schemes that draw, ≥ 0; 0 by default.
+    """
+
+    scheme: str | SchemeBuilder = HCEF
+    scheme_options: Mapping[str, Any] | None = None
+    batch: int | None = None
+    step_overhead: float | None = None
+    seed: int | None = None
+
+    def reject_given(self, names: Sequence[str], why: str, option_name: OptionName) -> None:
+        """Raises for the first of these fields that is given: an ignored option would mislead."""
+        for name in names:
+            if getattr(self, name) is not None:
+                raise InputError(f"{option_name(name)}: {why}")
+
+    @property
+    def name(self) -> str:
+        """What the plan calls the scheme."""
+        return self.scheme if isinstance(self.scheme, str) else label_object("scheme", self.scheme)
+
+    def find_scheme(self) -> tuple[SchemeParameters, CodePolicy]:
+        """Its parameters as far as they are known, and a policy that finds its code."""
+        options = self.scheme_options or {}
+        if isinstance(self.scheme, str):
+            return SchemeParameters(**parse_variants(self.scheme), options=options), ANY_CODE
+        return SchemeParameters(self.name, options=options), ANY_CODE.add_objects({self.name: self.scheme})
+
+
+def plan_by_request(
+    problem: RoundProblem,
+    request: SchemeRequest,
+    method: Method,
+    length: RunLength | None,
+    option_name: OptionName,
+) -> tuple[Solution, FloatArray | None]:
+    """Plans the first edge round of a run.
+
+    Args:
+        problem: the fleet, with the caps of that round.
+        request: who plans.
+        method: how schemes solve P2, if they do.
+        length: the run; None for a run of this round only.
+        option_name: what the user knows an option by.
+
+    Returns:
+        The plan, with the scheme's name for its method, and the share of its clock that each device runs at,
+        or None for full clocks. The plan is not feasible if it exceeds a cap, whatever the scheme says.
+
+    Raises:
+        InputError: the scheme cannot plan this problem; the message says why.
+    """
+    found, code = request.find_scheme()
+    parameters = replace(found, solver=method, **_read_bounds(problem, found.name, option_name))
+    scheme = build_scheme(parameters, code)
+    observation = replace(
+        _observe(problem, length, option_name),
+        seed=0 if request.seed is None else validation.check_whole("seed", request.seed, least=0),
+        small_batches=_find_small_batches(scheme, request, option_name),
+    )
+    plan, _ = plan_by_scheme(scheme, scheme.init(), observation)
+    return _count(problem, observation, plan, request.name), plan.speed
+
+
+def _read_bounds(problem: RoundProblem, scheme: str, option_name: OptionName) -> dict[str, Any]:
+    """The keys of `[scheme]` that the problem states."""
+    for name in ("rho_max", "theta_max"):
+        if (getattr(problem, name) < 1).any():
+            raise InputError(f"{name}: only with the scheme hcef; for {scheme} it is 1 everywhere")
+    for name in ("rho_min", "theta_min"):
+        if np.ptp(getattr(problem, name)) > 0:
+            raise InputError(
+                f"{option_name(name)}: one value per device is only for the scheme hcef; {scheme} takes one"
+            )
+    return {
+        "rho_min": float(problem.rho_min[0]),
+        "theta_min": float(problem.theta_min[0]),
+        "noise_weight": problem.noise_weight,
+        "on_unreachable": problem.on_unreachable,
+    }
+
+
+def _find_small_batches(
+    scheme: Scheme, request: SchemeRequest, option_name: OptionName
+) -> BatchShares | None:
+    if scheme.device_overrides.steps != "small_batches":
+        why = "only with small batches, as in hcef_plus+small_batches"
+        request.reject_given(("batch", "step_overhead"), why, option_name)
+        return None
+    if request.batch is None:
+        raise InputError(
+            f"{option_name('batch')}: required with small batches, which are parts of a full one"
+        )
+    overhead = DEFAULT_OVERHEAD if request.step_overhead is None else request.step_overhead
+    validation.check_number(option_name("step_overhead"), overhead, least=0, below=1)
+    return BatchShares(validation.check_whole(option_name("batch"), request.batch, least=1), overhead)
+
+
+def _observe(problem: RoundProblem, length: RunLength | None, option_name: OptionName) -> Observation:
+    """What a scheme knows before the first edge round of a run with these caps, or these budgets."""
+    edge_rounds, run = (1, 1) if length is None else (length.edge_rounds, length.rounds * length.edge_rounds)
+    rounds = Rounds(run // edge_rounds, edge_rounds, problem.tau)
+    caps, most = problem.time_cap, float(problem.time_cap.max())
+    for name, cap in (("time_cap", most), ("energy_cap", problem.energy_cap)):
+        # A problem may have been overspent; a run begins with something to spend.
+        validation.check_number(option_name(name), cap, above=0, finite=False)
+    if math.isinf(most) and np.isfinite(caps).any():
+        raise InputError(f"{option_name('time_cap')}: limits all clusters or none, where a scheme plans")
+    seconds = None if length is None else length.time_budget
+    joules = None if length is None else length.energy_budget
+    everybody = np.ones(problem.devices)
+    return Observation(
+        global_round=0,
+        edge_round=0,
+        rounds=rounds,
+        conditions=Conditions(
+            mu=problem.mu,
+            alpha=problem.alpha,
+            nu=problem.nu,
+            power=problem.power,
+            available=everybody > 0,
+            clock_static=problem.clock_static,
+            clock_exponent=problem.clock_exponent,
+        ),
+        cluster=problem.cluster,
+        sigma2=problem.sigma2 * everybody,
+        g2=problem.g2 * everybody,
+        ledger=open_ledger(problem.clusters),
+        # A scheme knows totals: what a cap or a battery allows in this round is that share of one.
+        budget=Budget(
+            most * run if seconds is None else seconds, problem.energy_cap * run if joules is None else joules
+        ),
+        # A cluster with less time than others has as much less as if its edge server were busy meanwhile.
+        gossip_seconds_left=np.zeros(problem.clusters) if math.isinf(most) else (most - caps) * edge_rounds,
+        battery=None if problem.battery is None else problem.battery * run,
+    )
+
+
+def _count(problem: RoundProblem, observation: Observation, plan: RoundPlan, scheme: str) -> Solution:
+    """The plan with what it costs, and what it exceeds."""
+    now, tau = plan.apply_speed(observation.conditions), problem.tau
+    seconds = device_seconds(plan.rho, plan.theta, tau, now.mu, now.nu)
+    joules = device_joules(plan.rho, plan.theta, tau, now.alpha, now.nu, now.power)
+    # A scheme that ignores caps, as CEF does, reports none of them as exceeded.
+    violations = plan.violations or _find_excess(problem, seconds, joules)
+    return Solution(
+        rho=plan.rho,
+        theta=plan.theta,
+        objective=plan.objective,
+        lower_bound=plan.lower_bound,
+        feasible=plan.feasible and not violations,
+        violations=violations,
+        device_seconds=seconds,
+        device_joules=joules,
+        time_cap=problem.time_cap,
+        energy_cap=problem.energy_cap,
+        multiplier=math.nan,
+        method=scheme,
+    )
+
+
+def _find_excess(problem: RoundProblem, seconds: FloatArray, joules: FloatArray) -> tuple[str, ...]:
+    used = cluster_seconds(seconds, problem.cluster, problem.clusters)
+    words = _describe_excess("cluster", used, problem.time_cap, "s")
+    if (total := float(joules.sum())) > problem.energy_cap * (1 + ROUNDING):
+        words.append(f"energy cap {problem.energy_cap:g} J: the plan takes {total:.6g} J")
+    if problem.battery is not None:
+        words += _describe_excess("device", joules, problem.battery, "J")
+    return tuple(words)
+
+
+def _describe_excess(what: str, used: FloatArray, allowed: FloatArray, unit: str) -> list[str]:
+    over = np.flatnonzero(used > allowed * (1 + ROUNDING))
+    words = [
+        f"{what} {i}: may take {allowed[i]:g} {unit}, the plan takes {used[i]:.6g}"
+        for i in over[:MOST_SENTENCES].tolist()
+    ]
+    left_out = len(over) - len(words)
+    return [*words, f"… and {left_out} more {what}s"] if left_out else words
+
+
+_DOCUMENT = (
+    *("rho", "theta", "speed", "objective", "lower_bound", "gap", "feasible", "violations"),
+    *("device_seconds", "device_joules", "time_cap", "energy_cap", "multiplier", "method", "iterations"),
+)
+
+
+@dataclass(frozen=True, slots=True, eq=False, repr=False)
+class FleetPlan:
+    """How much each device of a fleet computes and sends in one edge round, and how good that is.
+
+    Attributes:
+        named: the problem, with the names of devices and clusters.
+        solution: its solution, by device number.
+        scheme: who planned.
+        clock: share of its clock that each device is to run at; None where the scheme leaves clocks alone.
+    """
+
+    named: NamedProblem
+    solution: Solution
+    scheme: str = HCEF
+    clock: FloatArray | None = None
+
+    @property
+    def devices(self) -> tuple[str, ...]:
+        """Names of the devices, in the order of all arrays."""
+        return self.named.device_names
+
+    @property
+    def rho(self) -> FloatArray:
+        """Probability of each local step, per device."""
+        return self.solution.rho
+
+    @property
+    def theta(self) -> FloatArray:
+        """Share of the update that is sent, per device."""
+        return self.solution.theta
+
+    @property
+    def speed(self) -> FloatArray:
+        """Share of its clock that each device is to run at; 1 where the scheme leaves clocks alone."""
+        return np.ones(len(self.devices)) if self.clock is None else self.clock
+
+    @property
+    def objective(self) -> float:
+        """What the scheme minimised; NaN where it solves no problem."""
+        return self.solution.objective
+
+    @property
+    def gap(self) -> float:
+        """How much worse than the optimum this can be at most; NaN where the scheme solves no problem."""
+        return self.solution.gap
+
+    @property
+    def seconds(self) -> float:
+        """Expected time of the slowest device."""
+        return self.solution.seconds
+
+    @property
+    def joules(self) -> float:
+        """Expected energy of all devices together."""
+        return self.solution.joules
+
+    @property
+    def feasible(self) -> bool:
+        """Whether every cap was met as asked."""
+        return self.solution.feasible
+
+    @property
+    def violations(self) -> tuple[str, ...]:
+        """What could not be met, in words with the fleet's own names."""
+        return tuple(_insert_names(words, self.named) for words in self.solution.violations)
+
+    @property
+    def limited_by(self) -> NDArray[np.str_]:
+        """What keeps each device from doing more, in one word; see `binding_limits.MEANING`."""
+        find = find_binding_limits if self.scheme == HCEF else find_scheme_limits
+        return find(self.named.problem, self.solution)
+
+    @property
+    def columns(self) -> dict[str, Sequence[Any]]:
+        """The plan as columns, one entry per device; `pandas.DataFrame(plan.columns)` is its frame."""
+        cluster_names = self.named.cluster_names
+        return {
+            "device": list(self.named.device_names),
+            "cluster": [cluster_names[number] for number in self.named.problem.cluster],
+            "rho": self.rho.tolist(),
+            "theta": self.theta.tolist(),
+            **({} if self.clock is None else {"speed": self.clock.tolist()}),
+            "seconds": self.solution.device_seconds.tolist(),
+            "joules": self.solution.device_joules.tolist(),
+            "limited_by": self.limited_by.tolist(),
+        }
+
+    def to_document(self) -> dict[str, Any]:
+        """The scheme, the fields of the solution by name, and clocks."""
+        found = {name: getattr(self if name == "speed" else self.solution, name) for name in _DOCUMENT}
+        return {"scheme": self.scheme, **found}
+
+    def write_csv(self, path: str | PathLike[str]) -> None:
+        """Writes one line per device.
+
+        Raises:
+            FleetFileError: the file cannot be written.
+        """
+        columns = self.columns
+        try:
+            with Path(path).open("w", newline="", encoding="utf-8") as file:
+                writer = csv.writer(file)
+                writer.writerow(columns)
+                writer.writerows(zip(*columns.values(), strict=True))
+        except OSError as error:
+            raise FleetFileError(f"{path}: cannot be written: {error}") from error
+
+    def __repr__(self) -> str:
+        devices, gap = len(self.devices), 100 * self.gap
+        met = "all limits met" if self.feasible else "; ".join(self.violations)
+        costs = f"{self.seconds:.1f} s, {self.joules:.1f} J"
+        proof = "no proof" if math.isnan(gap) else f"at most {gap:.4f} % above the best plan"
+        return f"<FleetPlan: {devices} devices, {costs}, {proof}, {met}>"
+
+
+def plan(
+    table: object,
+    *,
+    time_cap: ArrayLike | None = None,
+    energy_cap: float | None = None,
+    tau: int | None = None,
+    sigma2: float | None = None,
+    g2: float | None = None,
+    rho_min: ArrayLike | None = None,
+    theta_min: ArrayLike | None = None,
+    noise_weight: float | None = None,
+    on_unreachable: Unreachable | None = None,
+    time_budget: float | None = None,
+    energy_budget: float | None = None,
+    rounds: int | None = None,
+    edge_rounds: int | None = None,
+    method: Method = "joint",
+    start: float | None = None,
+    scheme: str | SchemeBuilder = HCEF,
+    scheme_options: Mapping[str, Any] | None = None,
+    batch: int | None = None,
+    step_overhead: float | None = None,
+    seed: int | None = None,
+) -> FleetPlan:
+    """Plans one edge round of a fleet.
+
+    HCEF solves the problem that the table and the options state. Any other scheme gets what it would observe
+    before the first edge round of a simulation with these devices, and plans what it would plan there.
+
+    Args:
+        table: one row per device with the columns mu (s/step), alpha (J/step), nu (s per full upload), power
+            (W) and cluster; optional: id, rho_min, rho_max, theta_min, theta_max, battery (J), and what a
+            slower clock saves: clock_static, clock_exponent (0 and 2 by default). A path (.csv, .parquet or
+            .json), a mapping of columns, a list of mappings, a pandas or polars frame, or an Arrow table.
+        time_cap: seconds for this round, one number or one per cluster; default: no limit.
+        energy_cap: joules for this round, all devices together; default: no limit.
+        tau: local steps of the round, 5 by default.
+        sigma2: variance of a mini-batch gradient, 1 by default.
+        g2: squared norm of a local gradient, 1 by default.
+        rho_min: least share of local steps, 0.1 by default.
+        theta_min: least share of the update, 0.01 by default.
+        noise_weight: weight of the noise term, 1 by default.
+        on_unreachable: time caps that cannot be met: "stretch" them (default), or plan the "minimum" there.
+        time_budget: seconds for a whole run, instead of a cap for the round.
+        energy_budget: joules for a whole run, likewise.
+        rounds: global rounds of that run.
+        edge_rounds: edge rounds in each of them, 5 by default.
+        method: "joint", with a proven gap, or "alternating", the paper's Algorithm 3.
+        start: initial ρ of "alternating"; only with HCEF.
+        scheme: who plans: a built-in scheme, also with variants ("hcef+slow_clocks"), an entry point,
+            "module:function", or a function that builds one.
+        scheme_options: `[scheme.options]` of the experiment file, as {"least_speed": 0.7} of "hcef_plus".
+        batch: samples of a full batch; required with small batches ("hcef_plus+small_batches").
+        step_overhead: share of a step's cost that its batch does not change, 0.05 by default; likewise.
+        seed: of schemes that draw, 0 by default.
+
+    Raises:
+        InputError: naming the field, the place and the value.
+    """
+    given: Mapping[str, object] = {
+        "tau": tau,
+        "sigma2": sigma2,
+        "g2": g2,
+        "time_cap": time_cap,
+        "energy_cap": energy_cap,
+        "rho_min": rho_min,
+        "theta_min": theta_min,
+        "noise_weight": noise_weight,
+        "on_unreachable": on_unreachable,
+    }
+    options = {field: value for field, value in given.items() if value is not None}
+    length = make_length(options, time_budget, energy_budget, rounds, edge_rounds, str)
+    named = read_problem(table, options, length, str)
+    if isinstance(table, str | Path):
+        # A scheme of the user's own usually lies beside the table.
+        import_from(Path(table).parent)
+    request = SchemeRequest(scheme, scheme_options, batch, step_overhead, seed)
+    return plan_fleet(named, request, length, method, start, str)
+
+
+def plan_fleet(
+    named: NamedProblem,
+    request: SchemeRequest,
+    length: RunLength | None,
+    method: Method,
+    start: float | None,
+    option_name: OptionName = name_option,
+) -> FleetPlan:
+    """Plans a round of a fleet with the scheme that was asked for; other arguments as in `plan`."""
+    # The joint solver has no start, and a silently ignored option would mislead.
+    if start is not None and method != "alternating":
+        raise InputError(f"{option_name('start')}: only with {option_name('method')} alternating")
+    if start is not None and request.scheme != HCEF:
+        raise InputError(f"{option_name('start')}: only with the scheme hcef")
+    if request.scheme == HCEF:
+        given = ("scheme_options", "batch", "step_overhead", "seed")
+        request.reject_given(given, "only with another scheme than hcef", option_name)
+        return FleetPlan(named, solve(named.problem, method, None if start is None else (start, 1.0)))
+    solution, clock = plan_by_request(named.problem, request, method, length, option_name)
+    return FleetPlan(named, solution, request.name, clock)
+
+
+def _insert_names(words: str, named: NamedProblem) -> str:
+    """The sentence with the names of the file instead of cluster and device numbers."""
+    # The solver knows numbers only.
+    names = {"cluster": named.cluster_names, "device": named.device_names}
+    return re.sub(
+        r"^(cluster|device) (\d+)", lambda found: f"{found[1]} {names[found[1]][int(found[2])]}", words
+    )

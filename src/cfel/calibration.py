@@ -1,0 +1,509 @@
+"""Measures this machine and describes it as a device class: `cfel calibrate`."""
+
+import math
+import platform
+import socket
+import struct
+import time
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, field
+from pathlib import Path
+from types import TracebackType
+from typing import Self
+
+from torch.utils.flop_counter import FlopCounterMode
+
+from cfel import validation
+from cfel.deployment.measurement.energy_counters import SYSFS, EnergyCounter, PackageCounter, find_counter
+from cfel.deployment.measurement.gpu_counter import find_gpu_counter
+from cfel.errors import InputError, UnreachableError, describe_error
+from cfel.experiment import Experiment
+from cfel.learning.device_messages import DeviceOrder, DeviceState
+from cfel.learning.local.workspace import Workspace
+from cfel.learning.roles import device_update
+from cfel.learning.torch_state import prepare_thread
+from cfel.system.device_classes import FIGURES, REQUIRED, DescribedClass, DeviceClass, HardwareConditions
+from cfel.world import World
+
+# --------------------------------------------------------------------------------------------------
+# How fast this machine sends to another one: a plain TCP stream against a small server of our own.
+#
+# The server discards what it receives and answers with the number of bytes. It knows no peers: anybody
+# who can
+# reach it can fill its link for as long as it runs. Nothing else of cfel uses it.
+
+
+GREETING = b"cfel bandwidth 1\n"
+MAX_SECONDS = 60.0
+"""A server gives one client at most this long."""
+_BLOCK = 64 * 1024
+# A larger buffer would take long to drain over a slow link.
+_SEND_BUFFER = 256 * 1024
+_ANSWER = struct.Struct("!Q")
+
+
+class BandwidthServer:
+    """Receives streams, one client at a time, until it is closed.
+
+    Args:
+        host: address to listen on.
+        port: 0 for any free one.
+    """
+
+    def __init__(self, host: str, port: int) -> None:
+        try:
+            self._socket = socket.create_server((host, port), backlog=4)
+        except OSError as error:
+            raise UnreachableError(f"cannot listen on {host}:{port}: {describe_error(error)}") from error
+
+    @property
+    def port(self) -> int:
+        """The port it listens on."""
+        return int(self._socket.getsockname()[1])
+
+    def serve_one(self) -> tuple[str, int]:
+        """Serves the next client.
+
+        Returns:
+            Its address and the number of bytes it sent; 0 if it was not a client of ours or went away.
+        """
+        connection, address = self._socket.accept()
+        with connection:
+            try:
+                received = _receive_stream(connection)
+            except OSError:
+                # It went away or was too slow; the next one may do better.
+                received = 0
+        return str(address[0]), received
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        self._socket.close()
+
+
+def _receive_stream(connection: socket.socket) -> int:
+    deadline = time.monotonic() + MAX_SECONDS
+    connection.settimeout(MAX_SECONDS)
+    if _receive_exactly(connection, len(GREETING)) != GREETING:
+        return 0
+    received, space = 0, bytearray(_BLOCK)
+    while time.monotonic() < deadline:
+        size = connection.recv_into(space)
+        if size == 0:
+            connection.sendall(_ANSWER.pack(received))
+            return received
+        received += size
+    return 0
+
+
+def _receive_exactly(connection: socket.socket, size: int) -> bytes:
+    """That many bytes, or fewer if the stream ends before."""
+    parts = b""
+    while len(parts) < size and (part := connection.recv(size - len(parts))):
+        parts += part
+    return parts
+
+
+def measure_bandwidth(host: str, port: int, seconds: float) -> float:
+    """Sends for some seconds and returns the bits per second that arrived.
+
+    Args:
+        host: where `cfel calibrate --listen` runs.
+        port: its port.
+        seconds: how long to send; what is in the buffers then still has to arrive.
+
+    Raises:
+        UnreachableError: nobody answers there, or not as our server does.
+    """
+    place = f"{host}:{port}"
+    try:
+        with socket.create_connection((host, port), timeout=10) as connection:
+            connection.settimeout(MAX_SECONDS - seconds / 2)
+            connection.setsockopt(socket.SOL_SOCKET, socket.SO_SNDBUF, _SEND_BUFFER)
+            connection.sendall(GREETING)
+            begin, block = time.monotonic(), bytes(_BLOCK)
+            while time.monotonic() - begin < seconds:
+                connection.sendall(block)
+            connection.shutdown(socket.SHUT_WR)
+            answer = _receive_exactly(connection, _ANSWER.size)
+            passed = time.monotonic() - begin
+    except OSError as error:
+        raise UnreachableError(f"{place}: cannot measure the bandwidth: {describe_error(error)}") from error
+    if len(answer) != _ANSWER.size or not (received := _ANSWER.unpack(answer)[0]):
+        raise UnreachableError(f"{place}: does not answer as `cfel calibrate --listen` does")
+    return float(8 * received / passed)
+
+
+# --------------------------------------------------------------------------------------------------
+# Which energy counters this host offers, and in words why not; the size of its battery.
+
+
+_MICRO = 1e-6
+_JOULES_PER_WATT_HOUR = 3600.0
+
+
+@dataclass(frozen=True, slots=True)
+class HostEnergy:
+    """Counters that are added up.
+
+    Attributes:
+        counters: none if joules cannot be measured here.
+        reason: why not; empty if they can.
+        includes_radio: whether what they count includes the radio.
+    """
+
+    counters: tuple[EnergyCounter, ...]
+    reason: str
+    includes_radio: bool
+
+    @property
+    def source(self) -> str:
+        """Where the joules come from."""
+        return " and ".join(counter.source for counter in self.counters)
+
+
+def find_host_energy(sysfs: Path, power_file: Path | None, device: str) -> HostEnergy:
+    """Finds this host's counters.
+
+    Args:
+        sysfs: the directory of `powercap` and `power_supply`.
+        power_file: a power monitor's file, preferred to others.
+        device: torch's device; a GPU's own counter is added where nothing else includes it.
+    """
+    host = find_counter(sysfs, power_file)
+    if host is None:
+        return HostEnergy((), _explain(sysfs), False)
+    if not isinstance(host, PackageCounter):
+        return HostEnergy((host,), "", True)
+    if not device.startswith("cuda"):
+        return HostEnergy((host,), "", False)
+    gpu, reason = find_gpu_counter()
+    if gpu is None:
+        return HostEnergy((), f"RAPL does not include the GPU, and {reason}", False)
+    return HostEnergy((host, gpu), "", False)
+
+
+def _explain(sysfs: Path) -> str:
+    if any((sysfs / "powercap").glob("intel-rapl:*")):
+        return "the processor counts energy (RAPL), but this user may not read it; root may"
+    return "this host shows no energy counter: no RAPL, and no battery with a power reading"
+
+
+def read_battery_joules(sysfs: Path) -> tuple[float, str] | str:
+    """The charge of the first battery when full, or why it is unknown."""
+    for battery in sorted((sysfs / "power_supply").glob("*")):
+        if _read(battery / "type") != "Battery":
+            continue
+        energy = _read_micro(battery / "energy_full")
+        if energy:
+            return _JOULES_PER_WATT_HOUR * energy, f"{battery.name}: {energy:g} Wh when full"
+        charge, volts = _read_micro(battery / "charge_full"), _read_micro(battery / "voltage_min_design")
+        if charge and volts:
+            return _JOULES_PER_WATT_HOUR * charge * volts, f"{battery.name}: {charge:g} Ah × {volts:g} V"
+        return f"{battery.name} does not show its capacity"
+    return math.inf, "this host has no battery"
+
+
+def _read_micro(path: Path) -> float | None:
+    try:
+        return _MICRO * int(_read(path) or "")
+    except ValueError:
+        return None
+
+
+def _read(path: Path) -> str | None:
+    """Reads a file of the kernel; None if it is missing or cannot be read now."""
+    try:
+        return path.read_text(encoding="ascii").strip()
+    except (OSError, UnicodeDecodeError):
+        return None
+
+
+# --------------------------------------------------------------------------------------------------
+# Times the local steps of an experiment's device on this machine, and counts their joules and operations.
+#
+# A step is the one that a device of a federation takes: the same function, one torch thread. It is
+# measured for
+# a given time; only a single step that takes longer exceeds it.
+
+
+@dataclass(frozen=True, slots=True)
+class StepMeasurement:
+    """What local steps took.
+
+    Attributes:
+        steps: how many were measured.
+        seconds: of all of them.
+        joules: of all of them, by the host's counters; None if one of them could not be read.
+        flops_per_sample: operations of one sample in one step, as torch counts them; 0 if it cannot.
+    """
+
+    steps: int
+    seconds: float
+    joules: float | None
+    flops_per_sample: float
+
+
+def measure_steps(
+    world: World,
+    seconds: float,
+    now: Callable[[], float],
+    counters: Sequence[EnergyCounter] = (),
+    device: str = "cpu",
+) -> StepMeasurement:
+    """Measures local steps of the experiment's device with the most samples.
+
+    Args:
+        world: what is learned, and how.
+        seconds: how long to measure.
+        now: a monotonic clock.
+        counters: of this host, all of which are added.
+        device: torch's device.
+    """
+    prepare_thread()
+    workspace = Workspace(world.task, world.training, world.compress, device)
+    # The first step of an order also makes estimates, so a step is what a second one adds.
+    flops = _count_flops(world, workspace, 2) - _count_flops(world, workspace, 1)
+    batch = min(world.training.batch, world.data[_find_device(world)].samples)
+    # Caches are warm by now; one step is timed, to know how many fit into the time.
+    before = now()
+    _take_steps(world, workspace, 1)
+    pace = max(now() - before, 1e-9)
+    begin = now()
+    _read_joules(counters, begin)
+    steps = 0
+    while steps == 0 or (now() - begin) + pace < seconds:
+        many = min(world.setting.rounds.local_steps, max(1, int((seconds - (now() - begin)) / pace)))
+        _take_steps(world, workspace, many)
+        steps += many
+    end = now()
+    return StepMeasurement(steps, end - begin, _read_joules(counters, end), flops / batch)
+
+
+def _count_flops(world: World, workspace: Workspace, steps: int) -> int:
+    with FlopCounterMode(display=False) as counter:
+        _take_steps(world, workspace, steps)
+    return int(counter.get_total_flops())
+
+
+def _take_steps(world: World, workspace: Workspace, steps: int) -> None:
+    device = _find_device(world)
+    order = DeviceOrder(
+        seed=world.setting.seed,
+        global_round=0,
+        edge_round=0,
+        device=device,
+        rho=1.0,
+        theta=1.0,
+        tau=steps,
+        model=world.start,
+    )
+    device_update(order, world.data[device], DeviceState(), workspace)
+
+
+def _find_device(world: World) -> int:
+    """The device with the most samples, whose batches are full if any are."""
+    return max(range(len(world.data)), key=lambda device: world.data[device].samples)
+
+
+def _read_joules(counters: Sequence[EnergyCounter], now: float) -> float | None:
+    """Joules of all counters since the last call; None without counters, or if one cannot be read."""
+    readings = [counter.joules(now) for counter in counters]
+    known = [joules for joules in readings if joules is not None]
+    return sum(known) if known and len(known) == len(readings) else None
+
+
+# --------------------------------------------------------------------------------------------------
+# This machine as a device class: what was measured, what was given, what could not be measured and why.
+
+
+SENDING_SECONDS = 5.0
+
+
+@dataclass(frozen=True, slots=True)
+class CalibrationOptions:
+    """What to measure, and figures to use instead.
+
+    Attributes:
+        name: of the class.
+        seconds: how long to train, at most half a minute.
+        send_to: host and port of a `BandwidthServer`, or None.
+        given: figures that need no measurement, e.g. watts from a power meter.
+        like: a class to take from what can be neither measured nor is given.
+        device: torch's device, "cpu" or "cuda".
+        power_file: a power monitor's file in microwatts.
+        sysfs: where the kernel shows counters.
+    """
+
+    name: str = field(default_factory=platform.node)
+    seconds: float = 10.0
+    send_to: tuple[str, int] | None = None
+    given: Mapping[str, float] = field(default_factory=dict)
+    like: DeviceClass | None = None
+    device: str = "cpu"
+    power_file: Path | None = None
+    sysfs: Path = SYSFS
+
+    def __post_init__(self) -> None:
+        validation.check_text("name", self.name)
+        validation.check_number("seconds", self.seconds, above=0, most=MAX_SECONDS / 2)
+
+
+@dataclass(frozen=True, slots=True)
+class Calibration:
+    """What was found.
+
+    Attributes:
+        steps: the measured local steps.
+        batch, flops_per_sample, utilisation: with which the class gives the measured seconds per step.
+        figures: of the class, as far as they are known.
+        how: how each of them was obtained.
+        missing: figure → why it could not be measured.
+        title: of the class.
+        name: of the class.
+    """
+
+    steps: StepMeasurement
+    batch: int
+    flops_per_sample: float
+    utilisation: float
+    figures: Mapping[str, float]
+    how: Mapping[str, str]
+    missing: Mapping[str, str]
+    title: str
+    name: str
+
+    @property
+    def seconds_per_step(self) -> float:
+        """μ of this machine."""
+        return self.steps.seconds / self.steps.steps
+
+    def build_class(self) -> DescribedClass:
+        """The class.
+
+        Raises:
+            InputError: a figure that a class must have is missing; says why and what to do.
+        """
+        lacking = [f"{figure} ({self.missing[figure]})" for figure in REQUIRED if figure not in self.figures]
+        if lacking:
+            raise InputError(
+                f"no class was written, as these figures are unknown: {'; '.join(lacking)}. Give them, or "
+                "name a similar class with --like"
+            )
+        return DescribedClass(DeviceClass(name=self.name, source=self.title, **self.figures), self.how)
+
+
+@dataclass(slots=True)
+class _Figures:
+    """Collects figures: given ones first, then measured ones, then those of a similar class."""
+
+    options: CalibrationOptions
+    values: dict[str, float] = field(default_factory=dict)
+    how: dict[str, str] = field(default_factory=dict)
+    missing: dict[str, str] = field(default_factory=dict)
+
+    def add(self, figure: str, measure: Callable[[], tuple[float, str] | str]) -> None:
+        """Adds a figure; `measure` returns its value and how it was measured, or why it cannot be."""
+        if figure in self.options.given:
+            self._set(figure, self.options.given[figure], "given on the command line")
+            return
+        found = measure()
+        if not isinstance(found, str):
+            self._set(figure, *found)
+            return
+        self.missing[figure] = found
+        like = self.options.like
+        if like is not None:
+            self._set(figure, getattr(like, figure), f"not measured ({found}); as {like.name}")
+
+    def _set(self, figure: str, value: float, how: str) -> None:
+        self.values[figure], self.how[figure] = value, how
+
+
+def calibrate(
+    experiment: Experiment, options: CalibrationOptions, now: Callable[[], float] = time.monotonic
+) -> Calibration:
+    """Measures this machine with an experiment's model and data.
+
+    Raises:
+        InputError: torch cannot count the model's operations and the experiment does not state them.
+        UnreachableError: the other host does not answer.
+    """
+    energy = find_host_energy(options.sysfs, options.power_file, options.device)
+    world = experiment.build_world()
+    steps = measure_steps(world, options.seconds, now, energy.counters, options.device)
+    batch, flops, utilisation = _find_work(experiment, steps.flops_per_sample)
+    figures = _Figures(options)
+    pace = steps.seconds / steps.steps
+    timed = f"{batch} × {flops:.4g} FLOP in {pace:.4g} s, the mean of {steps.steps} local steps"
+    at = "" if utilisation == 1 else f", at utilisation {utilisation:g}"
+    figures.add("flops_per_second", lambda: (batch * flops / (pace * utilisation), timed + at))
+    figures.add("compute_watts", lambda: _find_watts(steps, energy))
+    _measure_sending(figures, energy, now)
+    for figure in ("clock_static", "clock_exponent"):
+        figures.add(figure, lambda: "clocks are not changed here")
+    figures.add("battery_joules", lambda: read_battery_joules(options.sysfs))
+    for figure in FIGURES[4:]:
+        # A class need not have these, so what is unknown is the default of a class, and says so.
+        if figure not in figures.values:
+            figures.how[figure] = f"default; {figures.missing[figure]}"
+    title = f"{platform.machine()} {platform.system()}, measured by cfel calibrate with {experiment.name}"
+    return Calibration(
+        steps, batch, flops, utilisation, figures.values, figures.how, figures.missing, title, options.name
+    )
+
+
+def _find_work(experiment: Experiment, counted: float) -> tuple[int, float, float]:
+    """Batch, operations per sample and utilisation with which a class gives seconds per step."""
+    stated = experiment.fleet.conditions
+    if isinstance(stated, HardwareConditions):
+        return stated.batch, stated.flops_per_sample, stated.utilisation
+    if counted <= 0:
+        raise InputError(
+            "torch counts no operations in this model: state flops_per_sample in the experiment's "
+            'fleet.conditions, with kind = "classes"'
+        )
+    return experiment.data.batch, counted, 1.0
+
+
+def _find_watts(steps: StepMeasurement, energy: HostEnergy) -> tuple[float, str] | str:
+    if steps.joules is None or steps.joules <= 0:
+        return energy.reason or "the counter could not be read, or did not move, during the measurement"
+    watts = steps.joules / steps.seconds
+    return (
+        watts,
+        f"{steps.joules:.4g} J in {steps.seconds:.4g} s, by {energy.source}, everything on this host",
+    )
+
+
+def _measure_sending(figures: _Figures, energy: HostEnergy, now: Callable[[], float]) -> None:
+    """Adds the uplink, and the watts meanwhile where a counter includes the radio."""
+    target = figures.options.send_to
+    reason = "no host was named to send to: run `cfel calibrate --listen` there and give --to"
+    if target is None:
+        figures.add("uplink_bits_per_second", lambda: reason)
+        figures.add("radio_watts", lambda: reason)
+        return
+    begin = now()
+    _read_machine(energy, begin)
+    rate = measure_bandwidth(*target, SENDING_SECONDS)
+    end = now()
+    joules = _read_machine(energy, end)
+    sent = f"TCP stream of {SENDING_SECONDS:g} s"
+    figures.add("uplink_bits_per_second", lambda: (rate, sent))
+    if joules is None or not energy.includes_radio:
+        unmeasured = energy.reason or f"{energy.source} does not include the radio"
+        figures.add("radio_watts", lambda: unmeasured)
+    else:
+        watts = joules / (end - begin)
+        figures.add("radio_watts", lambda: (watts, f"{energy.source} during the {sent}, everything included"))
+
+
+def _read_machine(energy: HostEnergy, now: float) -> float | None:
+    readings: Sequence[float | None] = [counter.joules(now) for counter in energy.counters]
+    known = [joules for joules in readings if joules is not None]
+    return math.fsum(known) if known and len(known) == len(readings) else None

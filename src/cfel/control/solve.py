@@ -1,0 +1,267 @@
+"""`solve`: from a `RoundProblem` to a `Solution`, by either method, with the same proof for both.
+
+The steps are listed in the package's docstring; this module puts them in order and checks the arguments.
+"""
+
+from dataclasses import dataclass, replace
+from typing import Literal
+
+import numpy as np
+from numpy.typing import ArrayLike
+
+from cfel.arrays import FloatArray
+from cfel.control.joint import solve_joint
+from cfel.control.limits import Limits, find_feasible_limits
+from cfel.control.prices import DeviceTerms, PricedFleet, search_energy_price
+from cfel.control.problem import RoundProblem
+from cfel.control.solution import Solution, prove
+from cfel.errors import InputError, unknown_name
+
+# --------------------------------------------------------------------------------------------------
+# Algorithm 3 of the paper: θ with ρ fixed (P2.1), then ρ with θ fixed (P2.2), until nothing moves.
+#
+# Kept as the paper has it, for comparison. Its result depends on where it starts: a device whose time cap
+# is
+# used up (ρτμ + θν = cap) is a fixed point for *every* split between ρ and θ. The two sub-problems need
+# no
+# general solver. P2.1 is a fractional knapsack and P2.2 is water-filling; both are solved exactly here.
+
+
+@dataclass(frozen=True, slots=True)
+class Stopping:
+    """When Algorithm 3 ends: the step ‖z_e − z_{e−1}‖ falls to `tolerance`, or after `most_iterations`."""
+
+    tolerance: float = 1e-6
+    most_iterations: int = 100
+
+
+def solve_alternating(
+    problem: RoundProblem, limits: Limits, start: tuple[FloatArray, FloatArray], stopping: Stopping
+) -> tuple[FloatArray, FloatArray, int]:
+    """Runs Algorithm 3 (lines 4–10) and returns ρ, θ and the number of passes.
+
+    A start that breaks the limits is first brought within them (`make_start_feasible`).
+    """
+    rho, theta = make_start_feasible(problem, limits, start)
+    for iteration in range(1, stopping.most_iterations + 1):  # noqa: B007 — counted, and returned
+        new_theta = solve_theta(problem, limits, rho)
+        new_rho = solve_rho(problem, limits, new_theta)
+        moved = np.sqrt(np.sum((new_rho - rho) ** 2) + np.sum((new_theta - theta) ** 2))
+        rho, theta = new_rho, new_theta
+        if moved <= stopping.tolerance:
+            break
+    return rho, theta, iteration
+
+
+def make_start_feasible(
+    problem: RoundProblem, limits: Limits, start: tuple[FloatArray, FloatArray]
+) -> tuple[FloatArray, FloatArray]:
+    """Clips a start to its bounds and moves it towards the lower bounds until every limit holds.
+
+    P2.1 keeps ρ, so ρ must leave room for θ_min. First ρ is cut to what each device's own time and battery
+    allow beside θ_min; then all ρ move towards ρ_min by one common factor until the energy suffices.
+    """
+    terms = DeviceTerms.from_problem(problem, limits)
+    rho = np.clip(start[0], problem.rho_min, problem.rho_max)
+    theta = np.clip(start[1], problem.theta_min, problem.theta_max)
+    seconds_left = limits.seconds - problem.theta_min * problem.nu
+    joules_left = terms.joules - problem.theta_min * terms.upload_joules
+    rho = np.minimum(rho, seconds_left / terms.step_seconds)
+    rho = np.minimum(
+        rho, np.divide(joules_left, terms.step_joules, out=np.ones_like(rho), where=terms.step_joules > 0)
+    )
+    rho = np.maximum(rho, problem.rho_min)
+    least = float(problem.joules(problem.rho_min, problem.theta_min).sum())
+    wanted = float(problem.joules(rho, problem.theta_min).sum())
+    share = min(1.0, (limits.joules - least) / (wanted - least)) if wanted > least else 1.0
+    return problem.rho_min + share * (rho - problem.rho_min), theta
+
+
+def solve_theta(problem: RoundProblem, limits: Limits, rho: FloatArray) -> FloatArray:
+    """Solves P2.1: the best θ for a given ρ.
+
+    Maximise Σ ρθ where each θ costs pν joules and is limited by what ρ leaves of the device's time and
+    battery: a fractional knapsack, filled in the order of ρ/(pν).
+    """
+    terms = DeviceTerms.from_problem(problem, limits)
+    most = _largest_theta(terms, rho)
+    room = most - problem.theta_min
+    joules = room * terms.upload_joules
+    left = limits.joules - float(problem.joules(rho, problem.theta_min).sum())
+    worth = np.divide(rho, terms.upload_joules, out=np.full_like(rho, np.inf), where=terms.upload_joules > 0)
+    ranked = np.argsort(-worth, kind="stable")
+    before = np.cumsum(joules[ranked]) - joules[ranked]
+    share = np.ones_like(rho)
+    needed = joules[ranked]
+    share[ranked] = np.clip(
+        np.divide(left - before, needed, out=np.ones_like(rho), where=needed > 0), 0.0, 1.0
+    )
+    return problem.theta_min + share * room
+
+
+def solve_rho(problem: RoundProblem, limits: Limits, theta: FloatArray) -> FloatArray:
+    """Solves P2.2: the best ρ for a given θ.
+
+    Minimise Σ 3G²ρ² + Cρ with C = (2−θ)σ² − (4+θ)G²: water-filling over the price of energy λ. The price
+    search of the joint solver does that if every device has the one segment "θ as given". That problem is
+    convex, so the two responses it returns may be mixed to use the energy exactly.
+    """
+    scale = problem.sigma2 + problem.g2
+    gradient = problem.g2 / scale if scale > 0 else 0.0
+    terms = replace(DeviceTerms.from_problem(problem, limits), theta_min=theta, theta_max=theta)
+    bracket = search_energy_price(
+        PricedFleet.from_terms(terms, problem.noise_weight, gradient), limits.joules
+    )
+    over, under = bracket.over, bracket.under
+    span = over.joules - under.joules
+    share = (limits.joules - under.joules) / span if span > 0 else 0.0
+    return under.rho + min(1.0, max(0.0, share)) * (over.rho - under.rho)
+
+
+def _largest_theta(terms: DeviceTerms, rho: FloatArray) -> FloatArray:
+    """The largest θ that time and battery leave beside ρ."""
+    most = terms.theta_max
+    for budget, step, upload in (
+        (terms.seconds, terms.step_seconds, terms.upload_seconds),
+        (terms.joules, terms.step_joules, terms.upload_joules),
+    ):
+        room = np.divide(budget - rho * step, upload, out=np.full_like(rho, np.inf), where=upload > 0)
+        most = np.minimum(most, room)
+    return np.maximum(most, terms.theta_min)
+
+
+# --------------------------------------------------------------------------------------------------
+# Takes back what rounding put over a limit.
+#
+# A solver computes θ as what a limit leaves beside ρ. Where that is a small difference of large numbers,
+# the
+# plan can exceed the limit by more than the limit's own rounding. Such a plan is moved towards the lower
+# bounds, which keep every limit, just as far as needed. All other plans stay as they are.
+
+
+# An excess below this share of a limit is left alone.
+ROUNDING = 1e-10
+
+
+def project_feasible(
+    problem: RoundProblem, limits: Limits, rho: FloatArray, theta: FloatArray
+) -> tuple[FloatArray, FloatArray]:
+    """Moves a plan within its bounds and limits: first device by device, then all together for the energy."""
+    rho = np.clip(rho, problem.rho_min, problem.rho_max)
+    theta = np.clip(theta, problem.theta_min, problem.theta_max)
+    if _fits(problem, limits, rho, theta):
+        return rho, theta
+    least = problem.joules(problem.rho_min, problem.theta_min)
+    least_seconds = problem.seconds(problem.rho_min, problem.theta_min)
+    kept = _share_to_keep(problem.seconds(rho, theta), least_seconds, limits.seconds)
+    if limits.battery is not None:
+        kept = np.minimum(kept, _share_to_keep(problem.joules(rho, theta), least, limits.battery))
+    rho, theta = _shrink(problem, rho, theta, kept)
+    total, spent = float(least.sum()), float(problem.joules(rho, theta).sum())
+    return _shrink(
+        problem, rho, theta, _share_to_keep(np.array(spent), np.array(total), np.array(limits.joules))
+    )
+
+
+def _fits(problem: RoundProblem, limits: Limits, rho: FloatArray, theta: FloatArray) -> bool:
+    joules, wider = problem.joules(rho, theta), 1.0 + ROUNDING
+    return bool(
+        joules.sum() <= limits.joules * wider
+        and (problem.seconds(rho, theta) <= limits.seconds * wider).all()
+        and (limits.battery is None or (joules <= limits.battery * wider).all())
+    )
+
+
+def _share_to_keep(used: FloatArray, least: FloatArray, allowed: FloatArray) -> FloatArray:
+    """How much of what exceeds the least use may stay, 0 … 1."""
+    over = used > allowed * (1.0 + ROUNDING)
+    room = np.subtract(allowed, least, out=np.zeros_like(used), where=over)
+    return np.divide(room, used - least, out=np.ones_like(used), where=over)
+
+
+def _shrink(
+    problem: RoundProblem, rho: FloatArray, theta: FloatArray, kept: FloatArray
+) -> tuple[FloatArray, FloatArray]:
+    """Moves a plan towards the lower bounds; costs are linear in ρ and θ and shrink by the same share."""
+    rho_min, theta_min = problem.rho_min, problem.theta_min
+    return rho_min + kept * (rho - rho_min), theta_min + kept * (theta - theta_min)
+
+
+Method = Literal["joint", "alternating"]
+METHODS = ("joint", "alternating")
+
+
+def solve(
+    problem: RoundProblem,
+    method: Method = "joint",
+    start: tuple[ArrayLike, ArrayLike] | None = None,
+    stopping: Stopping | None = None,
+) -> Solution:
+    """Decides how much every device computes and sends.
+
+    Args:
+        problem: what is known and what may be spent.
+        method: "joint" finds the optimum up to a proven gap; "alternating" is the paper's Algorithm 3.
+        start: ρ₀ and θ₀ of Algorithm 3, numbers or arrays; by default the upper bounds.
+        stopping: when Algorithm 3 ends.
+
+    Returns:
+        A plan with its proof. Caps that cannot be met do not raise an error: see `Solution.violations`.
+    """
+    if method not in METHODS:
+        raise InputError(unknown_name("method", method, METHODS))
+    if method == "joint" and (start is not None or stopping is not None):
+        raise InputError("start, stopping: only method='alternating' takes them")
+    limits = find_feasible_limits(problem)
+    if limits.forced:
+        return _take_lower_bounds(problem, limits, method)
+    # Algorithm 3 has no bound of its own; the joint solver's holds for every plan within the limits.
+    certificate = solve_joint(problem, limits)
+    rho, theta, iterations = certificate.rho, certificate.theta, 0
+    if method == "alternating":
+        begin = _read_start(problem, start)
+        rho, theta, iterations = solve_alternating(problem, limits, begin, stopping or Stopping())
+    rho, theta = project_feasible(problem, limits, rho, theta)
+    return prove(
+        problem,
+        limits,
+        rho,
+        theta,
+        lower_bound=certificate.lower_bound,
+        multiplier=certificate.multiplier,
+        method=method,
+        iterations=iterations,
+    )
+
+
+def _take_lower_bounds(problem: RoundProblem, limits: Limits, method: str) -> Solution:
+    """Returns the lower bounds, as the energy cap is out of reach."""
+    # The limits allow the energy of the lower bounds, so the bound is over plans that use no more than these.
+    rho, theta = problem.rho_min, problem.theta_min
+    bound = solve_joint(problem, limits).lower_bound
+    return prove(problem, limits, rho, theta, lower_bound=bound, multiplier=np.inf, method=method)
+
+
+def _read_start(
+    problem: RoundProblem, start: tuple[ArrayLike, ArrayLike] | None
+) -> tuple[FloatArray, FloatArray]:
+    if start is None:
+        return problem.rho_max, problem.theta_max
+    rho, theta = (
+        _check_start(name, values, problem.devices)
+        for name, values in zip(("rho", "theta"), start, strict=True)
+    )
+    return rho, theta
+
+
+def _check_start(name: str, values: ArrayLike, devices: int) -> FloatArray:
+    array = np.asarray(values, dtype=np.float64)
+    if array.ndim == 0:
+        array = np.full(devices, array)
+    if array.shape != (devices,) or not np.isfinite(array).all():
+        raise InputError(f"start: {name}₀ must be a finite number or {devices} of them, got {values!r}")
+    outside = np.flatnonzero((array < 0) | (array > 1))
+    if outside.size:
+        first = outside[0]
+        raise InputError(f"start: {name}₀[{first}] = {array[first]}: must lie in [0, 1]")
+    return array

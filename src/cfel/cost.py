@@ -1,0 +1,353 @@
+"""What a round costs in seconds and joules: pure functions, no state. Budgets become caps in `control`."""
+
+from collections.abc import Mapping, Sequence
+from dataclasses import asdict, dataclass
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+from numpy.typing import ArrayLike
+
+from cfel import validation
+from cfel.arrays import BoolArray, FloatArray, IntArray
+from cfel.errors import InputError, unknown_name
+
+if TYPE_CHECKING:
+    import networkx as nx
+
+
+# --------------------------------------------------------------------------------------------------
+# Seconds of one gossip step: every edge server sends its full model to all its neighbours at once.
+#
+# This is max over i′ ∈ N_i of T_{i,i′} in the paper's equation (time). Devices are not involved.
+
+
+PAPER_BITS_PER_SECOND = 50e6
+"""Rate of every backhaul link in the paper's evaluation."""
+
+
+def backhaul_seconds(
+    graph: "nx.Graph[int]",
+    model_bits: float,
+    bits_per_second: float | Mapping[tuple[int, int], float] = PAPER_BITS_PER_SECOND,
+) -> FloatArray:
+    """Seconds per cluster: the full model over its slowest link; 0 for a cluster without a neighbour.
+
+    Args:
+        graph: the backhaul, nodes 0 … m−1.
+        model_bits: size of one full model, ≥ 0.
+        bits_per_second: one rate for all links, > 0, or one per link, keyed by its two ends in any order.
+
+    Raises:
+        InputError: a rate is not positive, or a link has none.
+    """
+    bits = validation.check_number("model_bits", model_bits, least=0)
+    if not isinstance(bits_per_second, Mapping):
+        rate = validation.check_number("bits_per_second", bits_per_second, above=0)
+        return np.array([bits / rate if graph.degree(node) else 0.0 for node in range(len(graph))])
+    seconds = np.zeros(len(graph))
+    for ends in graph.edges:
+        for node in ends:
+            # An edge server sends to all neighbours at the same time, so its slowest link counts.
+            seconds[node] = max(seconds[node], bits / _find_rate(bits_per_second, ends))
+    return seconds
+
+
+def _find_rate(rates: Mapping[tuple[int, int], float], ends: tuple[int, int]) -> float:
+    # Links have no direction, but a rate may be keyed either way round.
+    there, back = ends, (ends[1], ends[0])
+    if there not in rates and back not in rates:
+        raise InputError(f"bits_per_second: no rate for the link between clusters {ends[0]} and {ends[1]}")
+    rate = rates[there] if there in rates else rates[back]
+    return validation.check_number(f"bits_per_second[{ends[0]}, {ends[1]}]", rate, above=0)
+
+
+# --------------------------------------------------------------------------------------------------
+# Seconds and joules of single devices in one edge round: terms of the paper's (time) and (energy).
+#
+# All arguments may be numbers or arrays with one entry per device. Nothing is checked here: the numbers
+# come
+# from `Conditions` and from a plan, which are validated when they are created.
+#
+# Symbols: ρ local update probability, θ share of the model that is sent, τ local iterations, μ seconds
+# per
+# step, α joules per step, ν seconds per full upload, p watts while sending.
+
+
+def device_seconds(rho: ArrayLike, theta: ArrayLike, tau: int, mu: ArrayLike, nu: ArrayLike) -> FloatArray:
+    """Expected seconds: ρτμ + θν."""
+    return realised_seconds(np.multiply(rho, float(tau)), theta, mu, nu)
+
+
+def device_joules(
+    rho: ArrayLike, theta: ArrayLike, tau: int, alpha: ArrayLike, nu: ArrayLike, power: ArrayLike
+) -> FloatArray:
+    """Expected joules: ρτα + pθν."""
+    return realised_joules(np.multiply(rho, float(tau)), theta, alpha, nu, power)
+
+
+def realised_seconds(steps: ArrayLike, share_sent: ArrayLike, mu: ArrayLike, nu: ArrayLike) -> FloatArray:
+    """Realised seconds.
+
+    Args:
+        steps: local steps computed, in place of ρτ.
+        share_sent: bits sent over the bits of a full model, in place of θ; may exceed 1 with indices.
+        mu: μ.
+        nu: ν.
+    """
+    return np.add(np.multiply(steps, mu, dtype=np.float64), np.multiply(share_sent, nu, dtype=np.float64))
+
+
+def realised_joules(
+    steps: ArrayLike, share_sent: ArrayLike, alpha: ArrayLike, nu: ArrayLike, power: ArrayLike
+) -> FloatArray:
+    """Realised joules (arguments: see `realised_seconds`, with α and p)."""
+    sending = np.multiply(share_sent, nu, dtype=np.float64)
+    return np.add(np.multiply(steps, alpha, dtype=np.float64), np.multiply(power, sending))
+
+
+# --------------------------------------------------------------------------------------------------
+# What an edge round and a global round cost: the maxima and sums of the paper's (time) and (energy).
+#
+#     global round = max over clusters of ( Σ over edge rounds of max over the cluster's devices +
+# backhaul )
+#
+# Clusters run side by side within a global round, so an edge round has one time per cluster and no common
+# one.
+# With gossip after every edge round they wait for each other each time, and sum and first maximum swap
+# places.
+
+
+NO_DEVICE = -1
+"""In place of a device where none took part."""
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class EdgeRoundCost:
+    """Cost of one edge round.
+
+    Attributes:
+        seconds: per cluster, that of its slowest device; 0 if none took part.
+        slowest_device: per cluster, the device that took longest (the first of several), or `NO_DEVICE`.
+        joules: of all devices together.
+    """
+
+    seconds: FloatArray
+    slowest_device: IntArray
+    joules: float
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class GlobalRoundCost:
+    """Cost of one global round.
+
+    Attributes:
+        seconds: the makespan, that of the slowest cluster with its backhaul.
+        cluster_seconds: per cluster, edge rounds and backhaul together, without waiting for others.
+        slowest_cluster: the first of those that took longest.
+        straggler: the device that the slowest cluster waited for longest, in all edge rounds, or `NO_DEVICE`.
+        joules: of all devices together.
+    """
+
+    seconds: float
+    cluster_seconds: FloatArray
+    slowest_cluster: int
+    straggler: int
+    joules: float
+
+
+def cluster_seconds(device_seconds: ArrayLike, cluster: ArrayLike, clusters: int) -> FloatArray:
+    """Seconds of each cluster's slowest device; 0 for a cluster without devices.
+
+    Args:
+        device_seconds: one entry per device, ≥ 0; 0 for a device that takes no part.
+        cluster: cluster of every device, 0 … clusters−1.
+        clusters: number of clusters.
+    """
+    seconds = np.asarray(device_seconds, dtype=np.float64)
+    slowest = np.zeros(clusters)
+    np.maximum.at(slowest, _check_members(cluster, seconds.size, clusters), seconds)
+    return slowest
+
+
+def edge_round_cost(
+    device_seconds: ArrayLike,
+    device_joules: ArrayLike,
+    cluster: ArrayLike,
+    clusters: int,
+    available: BoolArray | None = None,
+) -> EdgeRoundCost:
+    """Computes the cost of one edge round from the cost of its devices.
+
+    Args:
+        device_seconds: one entry per device.
+        device_joules: one entry per device.
+        cluster: cluster of every device.
+        clusters: number of clusters.
+        available: whether each device took part; the others cost nothing. None for all devices.
+    """
+    seconds = np.asarray(device_seconds, dtype=np.float64)
+    joules = np.asarray(device_joules, dtype=np.float64)
+    present = np.ones(seconds.size, dtype=bool) if available is None else available
+    member = _check_members(cluster, seconds.size, clusters)
+    slowest = cluster_seconds(np.where(present, seconds, 0.0), member, clusters)
+    # The first of several, so that simulator and deployment name the same straggler.
+    first = _find_first_device(present & (seconds == slowest[member]), member, clusters)
+    return EdgeRoundCost(slowest, first, float(np.where(present, joules, 0.0).sum()))
+
+
+def global_round_cost(
+    edge_rounds: Sequence[EdgeRoundCost], exchange_seconds: ArrayLike, *, every_edge_round: bool = False
+) -> GlobalRoundCost:
+    """Computes the cost of one global round from its edge rounds and its exchanges.
+
+    Args:
+        edge_rounds: in order; sums run in this order.
+        exchange_seconds: of one exchange, per cluster.
+        every_edge_round: clusters exchange after every edge round, and wait for one another there, instead
+            of at the end only.
+    """
+    exchange = np.asarray(exchange_seconds, dtype=np.float64)
+    elapsed = np.zeros_like(exchange)
+    joules = makespan = 0.0
+    for cost in edge_rounds:
+        # Both ways of counting are summed here, in the order of the rounds: the order changes the last bits.
+        elapsed = elapsed + cost.seconds
+        makespan += float((cost.seconds + exchange).max())
+        joules += cost.joules
+    total = elapsed + exchange * (len(edge_rounds) if every_edge_round else 1)
+    slowest = int(np.argmax(total))
+    seconds = makespan if every_edge_round else float(total[slowest])
+    return GlobalRoundCost(seconds, total, slowest, _find_straggler(edge_rounds, slowest), joules)
+
+
+def _find_straggler(edge_rounds: Sequence[EdgeRoundCost], cluster: int) -> int:
+    waited: dict[int, float] = {}
+    for cost in edge_rounds:
+        device = int(cost.slowest_device[cluster])
+        if device != NO_DEVICE:
+            waited[device] = waited.get(device, 0.0) + float(cost.seconds[cluster])
+    return min(waited, key=lambda device: (-waited[device], device), default=NO_DEVICE)
+
+
+def _find_first_device(chosen: BoolArray, member: IntArray, clusters: int) -> IntArray:
+    devices = np.flatnonzero(chosen)
+    first = np.full(clusters, member.size, dtype=np.int64)
+    np.minimum.at(first, member[devices], devices)
+    return np.where(first == member.size, NO_DEVICE, first)
+
+
+def _check_members(cluster: ArrayLike, devices: int, clusters: int) -> IntArray:
+    member = np.asarray(cluster)
+    if member.shape != (devices,) or not np.issubdtype(member.dtype, np.integer):
+        raise InputError(
+            f"cluster: must be {devices} whole numbers, got {member.dtype} of shape {member.shape}"
+        )
+    strange = (member < 0) | (member >= validation.check_whole("clusters", clusters, least=1))
+    if strange.any():
+        index = int(np.argmax(strange))
+        raise InputError(
+            f"cluster[{index}] = {member[index]!s}: unknown cluster (allowed: 0 to {clusters - 1})"
+        )
+    return member.astype(np.int64, copy=False)
+
+
+# --------------------------------------------------------------------------------------------------
+# The ledger: what has been spent so far, as far as the caps of the next edge round depend on it.
+#
+# A ledger is immutable: `after_edge_round` and `after_global_round` return a new one. It does not know
+# the
+# budgets; those and the caps belong to `control`. It survives a round trip through JSON unchanged.
+
+
+@dataclass(frozen=True, slots=True)
+class Ledger:
+    """Time and energy spent.
+
+    Attributes:
+        seconds: makespans of the finished global rounds, summed.
+        joules: energy of the finished global rounds.
+        elapsed_seconds: per cluster, edge rounds of the current global round so far.
+        elapsed_joules: energy of the current global round so far.
+    """
+
+    seconds: float
+    joules: float
+    elapsed_seconds: tuple[float, ...]
+    elapsed_joules: float
+
+    def __post_init__(self) -> None:
+        for field in ("seconds", "joules", "elapsed_joules"):
+            amount = validation.check_number(f"ledger.{field}", getattr(self, field), least=0)
+            object.__setattr__(self, field, amount)
+        elapsed = validation.check_floats("ledger.elapsed_seconds", self.elapsed_seconds, least=0)
+        object.__setattr__(self, "elapsed_seconds", tuple(elapsed.tolist()))
+
+    @property
+    def clusters(self) -> int:
+        """Number of clusters."""
+        return len(self.elapsed_seconds)
+
+    @property
+    def total_joules(self) -> float:
+        """Energy of finished rounds and of the current one."""
+        return self.joules + self.elapsed_joules
+
+    def to_dict(self) -> dict[str, Any]:
+        """Returns plain numbers and lists; `from_dict` restores an equal ledger, also from JSON."""
+        return {**asdict(self), "elapsed_seconds": list(self.elapsed_seconds)}
+
+    @classmethod
+    def from_dict(cls, fields: Mapping[str, Any]) -> "Ledger":
+        """Restores the ledger that `to_dict` wrote.
+
+        Raises:
+            InputError: a field is missing, unknown or not allowed.
+        """
+        allowed = cls.__dataclass_fields__
+        for name in fields:
+            if name not in allowed:
+                raise InputError(unknown_name("ledger", name, allowed))
+        # No defaults: a ledger that lost a field would let the next round use what is spent already.
+        for name in allowed:
+            if name not in fields:
+                raise InputError(f"ledger.{name}: is missing")
+        return cls(**fields)
+
+
+def open_ledger(clusters: int) -> Ledger:
+    """Opens a ledger with nothing spent."""
+    return Ledger(0.0, 0.0, (0.0,) * validation.check_whole("clusters", clusters, least=1), 0.0)
+
+
+def after_edge_round(ledger: Ledger, cost: EdgeRoundCost) -> Ledger:
+    """Returns the ledger with one more edge round of the current global round."""
+    seconds = validation.check_floats("cost.seconds", cost.seconds, length=ledger.clusters, least=0)
+    elapsed = np.add(ledger.elapsed_seconds, seconds)
+    return Ledger(ledger.seconds, ledger.joules, tuple(elapsed.tolist()), ledger.elapsed_joules + cost.joules)
+
+
+def after_exchange(ledger: Ledger, exchange_seconds: ArrayLike) -> Ledger:
+    """Returns the ledger after an exchange within a global round, which all clusters end at the same time.
+
+    Args:
+        ledger: after an edge round.
+        exchange_seconds: per cluster.
+    """
+    exchange = validation.check_floats("exchange_seconds", exchange_seconds, length=ledger.clusters, least=0)
+    # An exchange ends when the last model has arrived; no cluster starts its next edge round before that.
+    latest = float(np.add(ledger.elapsed_seconds, exchange).max())
+    return Ledger(ledger.seconds, ledger.joules, (latest,) * ledger.clusters, ledger.elapsed_joules)
+
+
+def after_global_round(ledger: Ledger, exchange_seconds: ArrayLike, backhaul_joules: float = 0.0) -> Ledger:
+    """Returns the ledger after the exchange that ends the global round, ready for the next.
+
+    Args:
+        ledger: after the last edge round.
+        exchange_seconds: per cluster.
+        backhaul_joules: of all exchanges of the global round, where they are charged.
+    """
+    exchange = validation.check_floats("exchange_seconds", exchange_seconds, length=ledger.clusters, least=0)
+    makespan = float(np.add(ledger.elapsed_seconds, exchange).max())
+    joules = ledger.total_joules + validation.check_number("backhaul_joules", backhaul_joules, least=0)
+    return Ledger(ledger.seconds + makespan, joules, (0.0,) * ledger.clusters, 0.0)

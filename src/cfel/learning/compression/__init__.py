@@ -1,1 +1,0 @@
-"""Compression of uploads: compressors, exact top-k, and the wire format of updates."""

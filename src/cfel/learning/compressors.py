@@ -1,0 +1,341 @@
+"""Compressors: a model difference in, a smaller update out, with its exact size on the wire.
+
+A compressor is a function `(vector, theta, key) -> Update`. An `Update` can add itself to a dense vector and
+knows its size in bits. θ is the share of a full upload: of entries for top-k, random-k and projection, of
+bits for the quantiser. Compressors have no state: for error feedback, `roles` keeps a residual. An update
+holds only what is sent; what both ends can derive from the key of a random stream is not. Bytes are in
+`packing`.
+"""
+
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
+from types import MappingProxyType
+from typing import Protocol, TypeAlias
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from cfel.errors import InputError
+from cfel.learning.top_k import find_largest
+from cfel.plugins import BUILT_IN_ONLY, CodePolicy, resolve
+from cfel.seeding import make_generator_from_key
+
+# --------------------------------------------------------------------------------------------------
+# A random orthogonal change of basis in linear time: random signs, then a Hadamard transform block by
+# block.
+#
+# The Johnson–Lindenstrauss compressor takes entries of the rotated vector. A dense Gaussian matrix for
+# 6.6
+# million entries would not fit into memory; this one is never stored. A block of 4,096 entries is
+# transformed
+# by two multiplications with the 64×64 Hadamard matrix. Which entries are sent is decided in
+# `compressors`.
+
+
+_SIDE = 64
+
+
+@dataclass(frozen=True, slots=True)
+class BlockRotation:
+    """A rotation, given by a key.
+
+    Attributes:
+        size: length of the vectors it takes.
+        key: 128-bit integer from which the random signs are drawn.
+    """
+
+    size: int
+    key: int
+
+    @property
+    def side(self) -> int:
+        """The side of the Hadamard matrix: 64, or less for short vectors."""
+        return min(_SIDE, max(1, 1 << (max(1, self.size - 1).bit_length() + 1) // 2))
+
+    @property
+    def padded(self) -> int:
+        """`size` rounded up to whole blocks."""
+        block = self.side**2
+        return -(-self.size // block) * block
+
+    def forward(self, vector: Tensor) -> Tensor:
+        """Rotates a vector; the result has `padded` entries and the same norm."""
+        signed = torch.nn.functional.pad(vector, (0, self.padded - self.size)) * self._signs()
+        return self._transform(signed)
+
+    def backward(self, rotated: Tensor) -> Tensor:
+        """Applies the transpose of `forward`; the result is cut to `size` entries."""
+        return (self._transform(rotated) * self._signs())[: self.size]
+
+    def _signs(self) -> Tensor:
+        # The stream of the key itself draws the places of the entries; the signs need another one.
+        random = make_generator_from_key(self.key ^ 1).bytes(self.padded // 8 + 1)
+        # One random bit per sign; a float per sign would take 32 times the draws.
+        bits = np.unpackbits(np.frombuffer(random, dtype=np.uint8))[: self.padded]
+        return torch.from_numpy(bits).to(torch.float32).mul_(2).sub_(1)
+
+    def _transform(self, vector: Tensor) -> Tensor:
+        matrix = hadamard(self.side)
+        blocks = vector.view(-1, self.side, self.side)
+        return torch.matmul(torch.matmul(matrix, blocks), matrix).reshape(-1)
+
+
+def hadamard(side: int) -> Tensor:
+    """The symmetric orthonormal Hadamard matrix of a power-of-two side."""
+    matrix = torch.ones(1, 1)
+    while matrix.shape[0] < side:
+        matrix = torch.cat([torch.cat([matrix, matrix], 1), torch.cat([matrix, -matrix], 1)])
+    return matrix.div_(side**0.5)
+
+
+FLOAT_BITS = 32
+KEY_BITS = 128
+BUCKET = 1024
+
+
+class Update(Protocol):
+    """A compressed model difference, as a device uploads it."""
+
+    @property
+    def size(self) -> int:
+        """Length d of the vector."""
+
+    @property
+    def wire_bits(self) -> int:
+        """Size of the upload in bits."""
+
+    def add_to(self, dense: Tensor, weight: float) -> None:
+        """Adds `weight` times the vector to `dense` (float32, d entries), in place."""
+
+
+Compressor: TypeAlias = Callable[[Tensor, float, int], Update]
+"""(float32 vector on the CPU, θ in (0, 1], 128-bit key of a stream) → update; the vector is not changed."""
+
+
+@dataclass(frozen=True, slots=True)
+class DenseUpdate:
+    """All entries, uncompressed."""
+
+    values: Tensor
+
+    @property
+    def size(self) -> int:
+        """Length of the vector."""
+        return self.values.numel()
+
+    @property
+    def wire_bits(self) -> int:
+        """32 bits per entry."""
+        return FLOAT_BITS * self.values.numel()
+
+    def add_to(self, dense: Tensor, weight: float) -> None:
+        """Adds weight · values."""
+        dense.add_(self.values, alpha=weight)
+
+
+@dataclass(frozen=True, slots=True)
+class SparseUpdate:
+    """Some entries and their indices.
+
+    Attributes:
+        size: length of the vector.
+        indices: int32, ascending, without repetition.
+        values: float32, one per index.
+    """
+
+    size: int
+    indices: Tensor
+    values: Tensor
+
+    @property
+    def wire_bits(self) -> int:
+        """The values, and the shorter of a bitmap and packed indices."""
+        return FLOAT_BITS * self.values.numel() + index_bits(self.size, self.values.numel())
+
+    def add_to(self, dense: Tensor, weight: float) -> None:
+        """Adds weight · values at the indices."""
+        dense.index_add_(0, self.indices, self.values, alpha=weight)
+
+
+@dataclass(frozen=True, slots=True)
+class SampledUpdate:
+    """Entries at places that both ends draw from the same stream: only the values and the key are sent.
+
+    Attributes:
+        size: length of the vector.
+        key: names the stream.
+        values: float32, at the drawn places in ascending order.
+        rotation: applied to the vector before entries were taken, or None.
+    """
+
+    size: int
+    key: int
+    values: Tensor
+    rotation: BlockRotation | None = None
+
+    @property
+    def wire_bits(self) -> int:
+        """The values and the key."""
+        return FLOAT_BITS * self.values.numel() + KEY_BITS
+
+    def add_to(self, dense: Tensor, weight: float) -> None:
+        """Adds weight · the vector rebuilt from the values."""
+        if self.rotation is None:
+            places = draw_places(self.key, self.size, self.values.numel())
+            dense.index_add_(0, places, self.values, alpha=weight)
+            return
+        rotated = torch.zeros(self.rotation.padded)
+        rotated[draw_places(self.key, self.rotation.padded, self.values.numel())] = self.values
+        dense.add_(self.rotation.backward(rotated), alpha=weight)
+
+
+@dataclass(frozen=True, slots=True)
+class QuantisedUpdate:
+    """All entries as small signed integers, with one scale per bucket.
+
+    Attributes:
+        size: length of the vector.
+        bits: bits per entry, sign included.
+        codes: int16, padded to whole buckets: −levels … levels.
+        scales: float32, one per bucket: the value of code 1.
+    """
+
+    size: int
+    bits: int
+    codes: Tensor
+    scales: Tensor
+
+    @property
+    def wire_bits(self) -> int:
+        """`bits` per entry and 32 per bucket."""
+        return self.bits * self.size + FLOAT_BITS * self.scales.numel()
+
+    def add_to(self, dense: Tensor, weight: float) -> None:
+        """Adds weight · scale · code."""
+        values = self.codes.view(self.scales.numel(), -1) * self.scales[:, None]
+        dense.add_(values.view(-1)[: self.size], alpha=weight)
+
+
+def index_bits(size: int, kept: int) -> int:
+    """Bits that say which `kept` of `size` entries are sent; none if all are."""
+    if kept == size:
+        return 0
+    # A bitmap is shorter from about one entry in log₂ d on.
+    return min(size, kept * max(1, (size - 1).bit_length()))
+
+
+def count_entries(theta: float, size: int) -> int:
+    """The number of entries in a share θ: max(1, round(θ·d)).
+
+    Raises:
+        InputError: θ is not in (0, 1].
+    """
+    if not 0 < theta <= 1:
+        raise InputError(f"theta: must lie in (0, 1], got {theta}")
+    return max(1, round(theta * size))
+
+
+def draw_places(key: int, size: int, count: int) -> Tensor:
+    """Draws `count` of `size` places without replacement from the stream `key`; ascending."""
+    draw = make_generator_from_key(key)
+    # Drawing the smaller of the two sets takes less time and memory.
+    if 2 * count > size:
+        mask = np.ones(size, dtype=np.bool_)
+        mask[draw.choice(size, size - count, replace=False, shuffle=False)] = False
+    else:
+        mask = np.zeros(size, dtype=np.bool_)
+        mask[draw.choice(size, count, replace=False, shuffle=False)] = True
+    return torch.from_numpy(np.flatnonzero(mask))
+
+
+def none(vector: Tensor, theta: float, key: int) -> Update:  # noqa: ARG001 — part of the interface
+    """Sends everything; θ is ignored."""
+    return DenseUpdate(vector.clone())
+
+
+def topk(vector: Tensor, theta: float, key: int) -> Update:  # noqa: ARG001
+    """Keeps the k = max(1, round(θ·d)) entries of largest magnitude; θ = 1 is exact."""
+    kept = count_entries(theta, vector.numel())
+    if kept == vector.numel():
+        return DenseUpdate(vector.clone())
+    indices, values = find_largest(vector.numpy(), kept)
+    return SparseUpdate(vector.numel(), torch.from_numpy(indices), torch.from_numpy(values))
+
+
+def randomk(vector: Tensor, theta: float, key: int) -> Update:
+    """Keeps k random entries, unscaled: a contraction, E‖x − Q(x)‖² = (1 − k/d)‖x‖²."""
+    kept = count_entries(theta, vector.numel())
+    if kept == vector.numel():
+        return DenseUpdate(vector.clone())
+    places = draw_places(key, vector.numel(), kept)
+    return SampledUpdate(vector.numel(), key, vector.index_select(0, places))
+
+
+def jl(vector: Tensor, theta: float, key: int) -> Update:
+    """Projects onto k random directions of a randomly signed block-Hadamard basis (Johnson–Lindenstrauss).
+
+    The receiver multiplies by the transpose: an orthogonal projection, so E‖x − Q(x)‖² = (1 − k/d′)‖x‖²,
+    with d′ the padded length. It takes O(d) time and never forms a dense matrix.
+    """
+    rotation = BlockRotation(vector.numel(), key)
+    kept = count_entries(theta, rotation.padded)
+    if count_entries(theta, vector.numel()) == vector.numel():
+        return DenseUpdate(vector.clone())
+    places = draw_places(key, rotation.padded, kept)
+    return SampledUpdate(vector.numel(), key, rotation.forward(vector)[places], rotation)
+
+
+def quantise(vector: Tensor, theta: float, key: int) -> Update:
+    """Rounds entries randomly, without bias, to 2^(bits−1) − 1 levels per sign (FedPAQ, QSGD).
+
+    bits = round(32·θ), at least 2; above 16 the update is sent uncompressed. The grid spans the largest
+    magnitude M of each bucket of 1,024 entries, so E‖x − Q(x)‖² ≤ Σ over buckets 1024·(M/levels)²/4.
+    """
+    count_entries(theta, vector.numel())
+    bits = max(2, round(FLOAT_BITS * theta))
+    # Codes are int16 in memory, and above 16 bits there is little left to save.
+    if bits > 16:
+        return DenseUpdate(vector.clone())
+    levels = 2 ** (bits - 1) - 1
+    buckets = -(-vector.numel() // BUCKET)
+    # The last bucket is filled with zeros, which do not change its scale.
+    padded = torch.nn.functional.pad(vector, (0, buckets * BUCKET - vector.numel())).view(buckets, BUCKET)
+    scales = padded.abs().amax(1).div_(levels)
+    noise = make_generator_from_key(key).random(padded.shape, dtype=np.float32)
+    grid = torch.where(scales[:, None] > 0, padded / scales[:, None], 0.0)
+    # floor(x + u) with u uniform in [0, 1) rounds up with probability x − ⌊x⌋: without bias.
+    codes = grid.add_(torch.from_numpy(noise)).floor_().clamp_(-levels, levels).to(torch.int16)
+    return QuantisedUpdate(vector.numel(), bits, codes.view(-1), scales)
+
+
+BUILTIN: Mapping[str, Compressor] = MappingProxyType(
+    {"topk": topk, "randomk": randomk, "jl": jl, "quantise": quantise, "none": none}
+)
+
+
+def compressor(name: str, code: CodePolicy = BUILT_IN_ONLY) -> Compressor:
+    """The compressor called `name`: built in, or an entry point `cfel.compression` or "module:function"."""
+    found: Compressor = resolve("compression", name, BUILTIN, ("vector", "theta", "key"), code=code)
+    if name in BUILTIN:
+        return found
+
+    def compress(vector: Tensor, theta: float, key: int) -> Update:
+        update = found(vector, theta, key)
+        _check_update(name, update, vector.numel())
+        return update
+
+    return compress
+
+
+def _check_update(name: str, update: object, size: int) -> None:
+    """Raises where a user-defined compressor returns no valid update, and not later, where it is used."""
+    lacking = [part for part in ("size", "wire_bits", "add_to") if not hasattr(update, part)]
+    if lacking:
+        raise InputError(
+            f"compression {name!r} returned a {type(update).__name__}, not an update: it has no {lacking[0]}"
+        )
+    if update.size != size:  # type: ignore[attr-defined]
+        raise InputError(
+            f"compression {name!r} returned an update of {update.size} entries for a vector of {size}"  # type: ignore[attr-defined]
+        )

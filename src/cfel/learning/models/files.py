@@ -1,0 +1,181 @@
+"""Models as ONNX files, for runtimes without torch. Needs the extra `cfel[onnx]`.
+
+The graph is the network in evaluation mode: scaled inputs (any number of samples) in, scores out. Files are
+only written, not read.
+"""
+
+import logging
+import warnings
+from collections.abc import Iterator
+from contextlib import contextmanager
+from importlib.util import find_spec
+from pathlib import Path
+
+import torch
+from safetensors import SafetensorError
+from safetensors.torch import load, save_file
+from torch import Tensor
+
+from cfel.durable import read_bytes, replacing
+from cfel.errors import InputError, StorageError
+from cfel.extras import MissingExtraError, install_command
+from cfel.learning.models.flat import FlatModel, FlatModule, Slot
+
+# --------------------------------------------------------------------------------------------------
+# Models as safetensors files, with the names and shapes of the torch module.
+#
+# A file holds one tensor per parameter and buffer, trained or not, under its name in the module, so that
+# it
+# loads into the plain torch module with `load_state_dict(strict=False)`. Nothing is pickled. Checkpoints
+# of a
+# run are in `runlog`.
+
+
+def named_tensors(model: FlatModel, flat: FlatModule) -> dict[str, Tensor]:
+    """A model's parameters and buffers by name, contiguous; frozen ones as the module has them.
+
+    Of a model that is the shared part only, the personal tensors are missing.
+    """
+    parts = ((flat.parameter_slots, model.parameters), (flat.buffer_slots, model.buffers))
+    named = {
+        slot.name: slot.view(vector).contiguous()
+        for slots, vector in parts
+        for slot in slots
+        if slot.stop <= vector.numel()
+    }
+    # Copied, as the format does not allow tensors that share memory.
+    return named | {name: each.clone() for name, each in flat.read_fixed().items()}
+
+
+def save_model(path: Path, model: FlatModel, flat: FlatModule) -> None:
+    """Writes a model to a safetensors file, which appears only when it is complete.
+
+    Args:
+        path: the file to write.
+        model: the values.
+        flat: a module of the same task, for names and shapes.
+    """
+    try:
+        with replacing(path) as temporary:
+            save_file(named_tensors(model, flat), temporary, metadata={"format": "pt"})
+    except StorageError as error:
+        raise InputError(str(error)) from error
+    except SafetensorError as error:
+        raise InputError(f"cannot write {path}: {error}") from error
+
+
+def load_model(path: Path, flat: FlatModule) -> FlatModel:
+    """Reads a model from a safetensors file.
+
+    Args:
+        path: the file.
+        flat: a module of the task, for names and shapes; its values change to the file's.
+
+    Raises:
+        InputError: the file cannot be read, or a tensor is missing, unknown or of another shape.
+    """
+    try:
+        # Not the library's own reader of files, which would wait for a pipe.
+        tensors = load(read_bytes(path, max_bytes=None, follow_links=True))
+    except StorageError as error:
+        raise InputError(str(error)) from error
+    except (SafetensorError, ValueError, KeyError, RuntimeError) as error:
+        raise InputError(f"{path}: cannot be read as safetensors: {error}") from error
+    fixed = flat.read_fixed()
+    known = {slot.name for slot in (*flat.parameter_slots, *flat.buffer_slots)} | fixed.keys()
+    unknown = sorted(n for n, t in tensors.items() if n not in known and t.is_floating_point())
+    if unknown:
+        raise InputError(f"{path}: tensor {unknown[0]!r} is not part of the model")
+    for name, value in fixed.items():
+        if value.is_floating_point() and name in tensors and not torch.equal(tensors[name], value.cpu()):
+            raise InputError(
+                f"{path}: tensor {name!r} is frozen and differs from the model's; load the frozen ones where "
+                "the model is built"
+            )
+    parts = (
+        (flat.parameter_slots, flat.parameters, flat.shared.parameters),
+        (flat.buffer_slots, flat.buffers, flat.shared.buffers),
+    )
+    for slots, vector, shared in parts:
+        for slot in slots:
+            # A file of edge models has no personal part: devices begin it anew.
+            if slot.start >= shared and slot.name not in tensors:
+                continue
+            slot.view(vector).copy_(_find_tensor(tensors, slot, path))
+    return flat.read()
+
+
+def _find_tensor(tensors: dict[str, Tensor], slot: Slot, path: Path) -> Tensor:
+    tensor = tensors.get(slot.name)
+    if tensor is None:
+        raise InputError(f"{path}: tensor {slot.name!r} is missing")
+    if tuple(tensor.shape) != slot.shape or not tensor.is_floating_point():
+        raise InputError(
+            f"{path}: tensor {slot.name!r} is {tensor.dtype} of shape {tuple(tensor.shape)}, "
+            f"the model has shape {slot.shape}"
+        )
+    return tensor
+
+
+NEEDED = ("onnx", "onnxscript")
+
+
+def save_onnx(path: Path, model: FlatModel, flat: FlatModule, input_shape: tuple[int, ...]) -> None:
+    """Writes a model to an ONNX file, which appears only when it is complete.
+
+    Args:
+        path: the file to write.
+        model: the values.
+        flat: a module of the same task; its values change to the model's.
+        input_shape: of one sample.
+
+    Raises:
+        InputError: a package is missing, the module cannot be expressed, or the file cannot be written.
+    """
+    missing = [name for name in NEEDED if find_spec(name) is None]
+    if missing:
+        raise MissingExtraError(f"{path}: ONNX needs {' and '.join(missing)}: {install_command(missing[0])}")
+    if model.parameters.numel() < flat.parameters.numel():
+        raise InputError(
+            f"{path}: a part of the model is personal (model.personal), and ONNX needs a whole model; name "
+            "the device with --device, or write the shared part as .safetensors"
+        )
+    flat.load(model)
+    program = _export_program(flat, input_shape, path)
+    try:
+        with replacing(path) as temporary:
+            program.save(str(temporary))
+    except StorageError as error:
+        raise InputError(str(error)) from error
+
+
+def _export_program(flat: FlatModule, input_shape: tuple[int, ...], path: Path) -> torch.onnx.ONNXProgram:
+    with _silence_exporter():
+        try:
+            program = torch.onnx.export(
+                flat.module.eval(),
+                (torch.zeros(2, *input_shape),),
+                input_names=["inputs"],
+                output_names=["scores"],
+                dynamic_shapes=({0: torch.export.Dim("samples")},),
+                dynamo=True,
+                verbose=False,
+            )
+        except torch.onnx.OnnxExporterError as error:
+            raise InputError(f"{path}: the model cannot be expressed in ONNX: {error}") from error
+    assert program is not None  # noqa: S101 — it is None only when torch writes the file itself
+    return program
+
+
+@contextmanager
+def _silence_exporter() -> Iterator[None]:
+    """Hides the exporter's messages about packages that are not needed, and about its own deprecations."""
+    logger = logging.getLogger("torch.onnx")
+    level = logger.level
+    logger.setLevel(logging.ERROR)
+    try:
+        with warnings.catch_warnings():
+            warnings.simplefilter("ignore")
+            yield
+    finally:
+        logger.setLevel(level)

@@ -1,0 +1,192 @@
+"""The wire format of updates: `pack_update` makes bytes, `unpack_update` reads them.
+
+A packed update has as many bits as its `wire_bits`, plus a short header and rounding to whole bytes. Nothing
+is pickled, and bytes are checked before they are used. Numbers are little-endian.
+
+    header           kind, d, number of values, one more field
+    dense            values
+    sparse (top-k)   values, then their indices: as a bitmap or packed, whichever is shorter (`pack_indices`)
+    sampled          key, values: the receiver draws the same places from the key
+    quantised        scales, codes
+"""
+
+import struct
+
+import numpy as np
+import torch
+
+from cfel.arrays import Int32Array, IntArray
+from cfel.errors import InputError
+from cfel.learning.compressors import (
+    BUCKET,
+    KEY_BITS,
+    BlockRotation,
+    DenseUpdate,
+    QuantisedUpdate,
+    SampledUpdate,
+    SparseUpdate,
+    Update,
+    index_bits,
+)
+
+_HEADER = struct.Struct("<B I I I")
+# Numbers unpacked at once; of any width they fill whole bytes.
+_BLOCK = 8192
+_KEY_BYTES = KEY_BITS // 8
+_DENSE, _BITMAP, _PACKED, _SAMPLED, _ROTATED, _QUANTISED = range(6)
+
+
+def pack_update(update: Update) -> bytes:
+    """Packs an update into bytes.
+
+    Raises:
+        InputError: it comes from a user-defined compressor, which has no wire format.
+    """
+    match update:
+        case DenseUpdate():
+            return _HEADER.pack(_DENSE, update.size, update.size, 0) + _pack_floats(update.values)
+        case SparseUpdate():
+            return _pack_sparse(update)
+        case SampledUpdate():
+            kind = _SAMPLED if update.rotation is None else _ROTATED
+            header = _HEADER.pack(kind, update.size, update.values.numel(), 0)
+            return header + update.key.to_bytes(_KEY_BYTES, "little") + _pack_floats(update.values)
+        case QuantisedUpdate():
+            header = _HEADER.pack(_QUANTISED, update.size, update.scales.numel(), update.bits)
+            # Bits hold no sign, so codes are shifted to 0 … 2^bits − 1.
+            offset = update.codes[: update.size].numpy().astype(np.int64) + 2 ** (update.bits - 1)
+            return header + _pack_floats(update.scales) + _pack_bits(offset, update.bits)
+    raise InputError(f"update: a {type(update).__name__} has no form on the wire")
+
+
+def unpack_update(content: bytes | bytearray | memoryview, expected_size: int | None = None) -> Update:
+    """The inverse of `pack_update`.
+
+    Args:
+        content: the bytes.
+        expected_size: d; for bytes from the network, so that no memory is allocated for another size.
+
+    Raises:
+        InputError: the bytes are not an update, or not one of that size.
+    """
+    try:
+        kind, size, count, extra = _HEADER.unpack_from(content)
+        # Before the body: a header with a huge d must not make the receiver allocate it.
+        if expected_size is not None and size != expected_size:
+            raise InputError(f"update: {size} entries, the model has {expected_size}")
+        return _unpack_body(kind, size, count, extra, memoryview(content)[_HEADER.size :])
+    except (struct.error, ValueError) as error:
+        raise InputError(f"update: {len(content)} bytes that are not one ({error})") from error
+
+
+def _unpack_body(kind: int, size: int, count: int, extra: int, body: memoryview) -> Update:
+    # Each update has one form only: fields without a meaning are 0.
+    if kind != _QUANTISED and (extra or (kind == _DENSE and count != size)):
+        raise InputError(f"update: {count} values of {size} entries, {extra}")
+    if kind == _DENSE:
+        return DenseUpdate(_unpack_floats(body, size))
+    if kind in (_BITMAP, _PACKED):
+        indices = unpack_indices(kind, size, count, body[4 * count :])
+        return SparseUpdate(size, torch.from_numpy(indices), _unpack_floats(body[: 4 * count], count))
+    if kind in (_SAMPLED, _ROTATED):
+        if len(body) < _KEY_BYTES:
+            raise InputError(f"update: a key of {len(body)} bytes")
+        key = int.from_bytes(body[:_KEY_BYTES], "little")
+        rotation = BlockRotation(size, key) if kind == _ROTATED else None
+        # Otherwise drawing the places would fail where the update is used.
+        if count > (size if rotation is None else rotation.padded):
+            raise InputError(f"update: {count} values of {size} entries")
+        return SampledUpdate(size, key, _unpack_floats(body[_KEY_BYTES:], count), rotation)
+    if kind == _QUANTISED and 2 <= extra <= 16 and count > 0:
+        return _unpack_quantised(size, count, extra, body)
+    raise InputError(f"update: unknown kind {kind}")
+
+
+def _pack_sparse(update: SparseUpdate) -> bytes:
+    kind, indices = pack_indices(update.indices.numpy(), update.size)
+    header = _HEADER.pack(kind, update.size, update.values.numel(), 0)
+    return header + _pack_floats(update.values) + indices
+
+
+def pack_indices(indices: Int32Array, size: int) -> tuple[int, bytes]:
+    """Packs ascending indices below `size`, the cheaper way; returns the kind of update and the bytes.
+
+    A bitmap takes one bit per entry of the vector. Packed indices take ⌈log₂ size⌉ bits each, and are shorter
+    where only a small share of the entries is sent.
+    """
+    if index_bits(size, indices.size) == size:
+        mask = np.zeros(size, dtype=np.uint8)
+        mask[indices] = 1
+        return _BITMAP, np.packbits(mask).tobytes()
+    return _PACKED, _pack_bits(indices.astype(np.int64), _index_width(size))
+
+
+def unpack_indices(kind: int, size: int, count: int, body: memoryview) -> Int32Array:
+    """The inverse of `pack_indices`, for an update with `count` values.
+
+    Raises:
+        InputError: the indices are not `count` ascending ones below `size`.
+    """
+    if kind == _BITMAP:
+        if len(body) != -(-size // 8):
+            raise InputError(f"update: a bitmap of {len(body)} bytes for {size} entries")
+        _check_padding(body, size)
+        mask = np.unpackbits(np.frombuffer(body, dtype=np.uint8), count=size)
+        found = np.flatnonzero(mask.view(np.bool_)).astype(np.int32)
+    else:
+        found = _unpack_bits(body, count, _index_width(size))
+    # Ascending and distinct: `index_add_` of a repeated index would count its value twice.
+    if found.size != count or (count and (found[-1] >= size or (np.diff(found) <= 0).any())):
+        raise InputError("update: its indices are not ascending, or not as many as its values")
+    return found
+
+
+def _unpack_quantised(size: int, buckets: int, bits: int, body: memoryview) -> QuantisedUpdate:
+    if buckets != -(-size // BUCKET):
+        raise InputError(f"update: {buckets} buckets for {size} entries")
+    codes = np.zeros(buckets * BUCKET, dtype=np.int16)
+    codes[:size] = _unpack_bits(body[4 * buckets :], size, bits) - 2 ** (bits - 1)
+    return QuantisedUpdate(size, bits, torch.from_numpy(codes), _unpack_floats(body[: 4 * buckets], buckets))
+
+
+def _index_width(size: int) -> int:
+    """Bits of one packed index, as `index_bits` counts them."""
+    return max(1, (size - 1).bit_length())
+
+
+def _pack_floats(values: torch.Tensor) -> bytes:
+    return values.numpy().astype("<f4", copy=False).tobytes()
+
+
+def _unpack_floats(content: memoryview, count: int) -> torch.Tensor:
+    values = np.frombuffer(content, dtype="<f4")
+    if values.size != count:
+        raise InputError(f"update: {values.size} values, {count} expected")
+    return torch.from_numpy(values.astype(np.float32))
+
+
+def _pack_bits(numbers: IntArray, width: int) -> bytes:
+    """Packs non-negative integers below 2^width, `width` bits each."""
+    places = np.arange(width - 1, -1, -1)
+    return np.packbits(((numbers[:, None] >> places) & 1).astype(np.uint8)).tobytes()
+
+
+def _unpack_bits(content: memoryview, count: int, width: int) -> Int32Array:
+    # The last byte is filled up: fewer than 8 bits may be left over.
+    if not 0 <= 8 * len(content) - count * width < 8:
+        raise InputError(f"update: {8 * len(content)} bits for {count} numbers of {width}")
+    _check_padding(content, count * width)
+    packed, found = np.frombuffer(content, dtype=np.uint8), np.empty(count, dtype=np.int32)
+    places = 1 << np.arange(width - 1, -1, -1)
+    # Block by block: as digits, all of them would take 64 times the memory of the bytes.
+    for start in range(0, count, _BLOCK):
+        number, first = min(_BLOCK, count - start), start * width // 8
+        bits = np.unpackbits(packed[first : first - (-number * width // 8)], count=number * width)
+        found[start : start + number] = bits.reshape(number, width) @ places
+    return found
+
+
+def _check_padding(content: memoryview, used_bits: int) -> None:
+    """Raises unless the bits that fill up the last byte are 0."""
+    if used_bits % 8 and content[-1] & (0xFF >> used_bits % 8):
+        raise InputError("update: the bits behind its numbers are not 0")

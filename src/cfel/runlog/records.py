@@ -1,0 +1,441 @@
+"""The numbers of a round that are worth a curve, by name; for trackers and event files."""
+
+import fcntl
+import json
+import math
+import os
+import re
+from collections.abc import Mapping
+from dataclasses import dataclass, field, fields
+from pathlib import Path
+from typing import Any
+
+from cfel.durable import read_bytes, replace_file, translate_os_errors
+from cfel.errors import InputError, RunBusyError, RunDirectoryError, StorageError, unknown_name
+from cfel.validation import parse_json
+from cfel.wording import show
+
+# --------------------------------------------------------------------------------------------------
+# RoundRecord: the result of one global round, and its line of JSON.
+#
+# The line is strict JSON and restores exactly the same record: a number that JSON cannot express (a loss
+# that
+# diverged) is written as "nan", "inf" or "-inf". Numbers per device are not here but in a plan table
+# (`plans`).
+
+
+WALL_CLOCK_FIELDS = ("wall_seconds", "peak_memory_bytes")
+"""Fields that differ between two runs of the same experiment; all others are equal to the last bit."""
+
+_MAX_COUNT = 2**100
+_NOT_A_JSON_NUMBER = ("nan", "inf", "-inf")
+_CUMULATIVE = (
+    "seconds",
+    "joules",
+    "seconds_expected",
+    "joules_expected",
+    "seconds_realised",
+    "joules_realised",
+)
+_FLOATS = (*_CUMULATIVE, "rho_mean", "theta_mean", "sigma2", "g2", "wall_seconds")
+_DEVICE_ACCURACY = ("device_accuracy_mean", "device_accuracy_worst", "device_accuracy_spread")
+_PERSONAL_ACCURACY = ("personal_accuracy_mean", "personal_accuracy_worst", "personal_accuracy_spread")
+_PERSONAL = (*_PERSONAL_ACCURACY, "personal_loss")
+_OPTIONAL_FLOATS = ("accuracy", "loss", "gap", "steps_planned", *_DEVICE_ACCURACY, *_PERSONAL)
+_COUNTS = ("round", "wire_bytes", "devices_taking_part")
+_ADDED_COUNTS = ("steps_taken", "upload_bytes_planned", "upload_bytes", "backhaul_bytes", "peak_memory_bytes")
+_OPTIONAL_COUNTS = ("straggler", "slowest_cluster", *_ADDED_COUNTS)
+_ADDED = ("steps_planned", "metrics", *_DEVICE_ACCURACY, *_PERSONAL, *_ADDED_COUNTS)
+"""Fields that logs of earlier versions do not have."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class RoundRecord:
+    """One global round.
+
+    Attributes:
+        round: number of the global round; consecutive within a run.
+        seconds: virtual (or real) time since the start, in the account the experiment chose.
+        joules: energy of all devices since the start, in the same account.
+        seconds_expected: time since the start as the controller counts it (the mean of the step draws).
+        joules_expected: energy likewise.
+        seconds_realised: time since the start with the steps actually taken.
+        joules_realised: energy likewise.
+        accuracy: the task's metric, larger is better; None when this round was not evaluated.
+        loss: mean training loss of the round; None when no device took a step.
+        rho_mean: mean of ρ over devices and edge rounds.
+        theta_mean: mean of θ over devices and edge rounds.
+        sigma2: estimate of the gradient noise σ².
+        g2: estimate of the squared gradient norm G².
+        gap: largest proven optimality gap of the round's plans; None when nothing was solved.
+        feasible: whether every plan of the round met its caps.
+        violations: what could not be met, in words.
+        wire_bytes: bytes of this round's uploads and gossip.
+        wall_seconds: real time this round took to compute.
+        model_sha256: SHA-256 of the concatenated SHA-256s of the edge models, in cluster order, as hex.
+        straggler: device the slowest cluster waited for, by realised seconds; None when no device took part.
+        slowest_cluster: cluster that all others waited for, likewise.
+        devices_taking_part: devices that took part in at least one edge round.
+        steps_planned: local steps of all devices in this round by the plans, Σ ρτ.
+        steps_taken: local steps that they took.
+        upload_bytes_planned: bytes of this round's uploads by the plans, Σ θ times a full model.
+        upload_bytes: bytes that devices sent, indices included.
+        backhaul_bytes: bytes of models between edge servers in this round.
+        device_accuracy_mean: mean over devices of the metric on test samples like their own; None if not
+            evaluated per device (`simulation.device_accuracy`).
+        device_accuracy_worst: mean over the worst tenth of the devices.
+        device_accuracy_spread: standard deviation over devices.
+        personal_accuracy_mean: the same mean, of the models that devices keep to themselves; None without.
+        personal_accuracy_worst: mean over the worst tenth of the devices.
+        personal_accuracy_spread: standard deviation over devices.
+        personal_loss: mean over devices of the task's loss of these models, on the same samples.
+        metrics: the task's further metrics by their own names, averaged like accuracy; empty without.
+        peak_memory_bytes: most memory that the simulating process has used so far, without workers in other
+            processes; None if not known.
+    """
+
+    round: int
+    seconds: float
+    joules: float
+    seconds_expected: float
+    joules_expected: float
+    seconds_realised: float
+    joules_realised: float
+    accuracy: float | None
+    loss: float | None
+    rho_mean: float
+    theta_mean: float
+    sigma2: float
+    g2: float
+    gap: float | None
+    feasible: bool
+    wire_bytes: int
+    wall_seconds: float
+    model_sha256: str
+    violations: tuple[str, ...] = ()
+    straggler: int | None = None
+    slowest_cluster: int | None = None
+    devices_taking_part: int = 0
+    steps_planned: float | None = None
+    steps_taken: int | None = None
+    upload_bytes_planned: int | None = None
+    upload_bytes: int | None = None
+    backhaul_bytes: int | None = None
+    device_accuracy_mean: float | None = None
+    device_accuracy_worst: float | None = None
+    device_accuracy_spread: float | None = None
+    personal_accuracy_mean: float | None = None
+    personal_accuracy_worst: float | None = None
+    personal_accuracy_spread: float | None = None
+    personal_loss: float | None = None
+    metrics: dict[str, float] = field(default_factory=dict)
+    peak_memory_bytes: int | None = None
+
+    def __post_init__(self) -> None:
+        """Converts NumPy scalars to plain numbers and checks all values."""
+        for name in (*_FLOATS, *_OPTIONAL_FLOATS):
+            self._set(name, _as_float(name, getattr(self, name), optional=name in _OPTIONAL_FLOATS))
+        for name in (*_COUNTS, *_OPTIONAL_COUNTS):
+            self._set(name, _as_count(name, getattr(self, name), optional=name in _OPTIONAL_COUNTS))
+        for name in _CUMULATIVE:
+            if not 0 <= getattr(self, name) < math.inf:
+                raise InputError(f"{name}: {show(getattr(self, name))} is not a finite number >= 0")
+        self._set("metrics", {str(name): _as_metric(name, each) for name, each in self.metrics.items()})
+        self._set("feasible", bool(self.feasible))
+        self._set("violations", tuple(str(words) for words in self.violations))
+        if not re.fullmatch(r"[0-9a-f]{64}", self.model_sha256):
+            raise InputError(
+                f"model_sha256: {show(self.model_sha256)} is not 64 lower-case hexadecimal digits"
+            )
+
+    def _set(self, name: str, value: object) -> None:
+        object.__setattr__(self, name, value)
+
+    def to_json_line(self) -> str:
+        """The record as one line of JSON, newline included."""
+        document = {each.name: _encode(getattr(self, each.name)) for each in fields(self)}
+        return json.dumps(document, allow_nan=False, ensure_ascii=False, separators=(",", ":")) + "\n"
+
+    @classmethod
+    def from_json_line(cls, line: str) -> "RoundRecord":
+        """Reads what `to_json_line` wrote.
+
+        Raises:
+            InputError: the line is not such a record; the message names the field.
+        """
+        try:
+            document = parse_json(line)
+        except InputError as error:
+            raise InputError(f"not a JSON object: {error}") from error
+        if not isinstance(document, dict):
+            raise InputError(f"not a JSON object but {type(document).__name__}")
+        return cls(**_arguments(document))
+
+
+def _arguments(document: Mapping[str, Any]) -> dict[str, Any]:
+    names = {each.name for each in fields(RoundRecord)}
+    required = names - {"violations", "straggler", "slowest_cluster", "devices_taking_part", *_ADDED}
+    for name in document:
+        if name not in names:
+            raise InputError(unknown_name("field", name, names))
+    if missing := sorted(required - document.keys()):
+        raise InputError(f"field {missing[0]!r} is missing")
+    return {name: _decode(name, value) for name, value in document.items()}
+
+
+def _encode(value: object) -> object:
+    if isinstance(value, dict):
+        return {name: _encode(each) for name, each in value.items()}
+    return repr(value) if isinstance(value, float) and not math.isfinite(value) else value
+
+
+def _decode(name: str, value: object) -> object:
+    if name in (*_FLOATS, *_OPTIONAL_FLOATS) and value in _NOT_A_JSON_NUMBER:
+        return float(str(value))
+    if name == "metrics":
+        if not isinstance(value, dict):
+            raise InputError(f"metrics: {show(value)} is not an object")
+        return {key: float(str(each)) if each in _NOT_A_JSON_NUMBER else each for key, each in value.items()}
+    if name == "violations" and not isinstance(value, list):
+        raise InputError(f"violations: {show(value)} is not a list of words")
+    if name == "feasible" and not isinstance(value, bool):
+        raise InputError(f"feasible: {show(value)} is not true or false")
+    if name == "model_sha256" and not isinstance(value, str):
+        raise InputError(f"model_sha256: {show(value)} is not text")
+    return value
+
+
+def _as_float(name: str, value: Any, *, optional: bool) -> float | None:  # noqa: ANN401 — NumPy scalars too
+    if optional and value is None:
+        return None
+    if isinstance(value, str | bytes | bool) or not hasattr(value, "__float__"):
+        raise InputError(f"{name}: {show(value)} is not a number")
+    try:
+        found = float(value)
+    except OverflowError as error:
+        raise InputError(f"{name}: is too large for a number") from error
+    # Always the same NaN: records are compared, and one that was read again has to equal itself.
+    return math.nan if math.isnan(found) else found
+
+
+def _as_metric(name: str, value: object) -> float:
+    found = _as_float(f"metrics.{name}", value, optional=False)
+    assert found is not None  # noqa: S101 — not optional
+    return found
+
+
+def _as_count(name: str, value: Any, *, optional: bool) -> int | None:  # noqa: ANN401 — NumPy scalars too
+    if optional and value is None:
+        return None
+    if isinstance(value, bool) or not hasattr(value, "__index__") or int(value) < 0:
+        raise InputError(f"{name}: {show(value)} is not a whole number >= 0")
+    if int(value) > _MAX_COUNT:
+        raise InputError(f"{name}: is larger than {_MAX_COUNT}")
+    return int(value)
+
+
+# --------------------------------------------------------------------------------------------------
+# rounds.jsonl: appended line by line, each on the disk before the next round starts.
+#
+# A line counts when its newline is there. Text after the last newline was being written when the process
+# died:
+# readers skip it and the next writer removes it. Any other line that is not a record is an error that
+# names
+# the line; it is never skipped.
+
+
+_ADVICE = (
+    "Nothing was changed: restore the file from a backup, or remove this line and all after it to look at "
+    "the rounds before it"
+)
+
+
+@dataclass(frozen=True, slots=True)
+class LogContent:
+    """The content of a log.
+
+    Attributes:
+        records: the rounds, in order.
+        ends: byte offset after each record's line.
+    """
+
+    records: tuple[RoundRecord, ...]
+    ends: tuple[int, ...]
+
+    def bytes_up_to(self, last_round: int | None) -> int:
+        """Length of the log that ends with `last_round` (None: the empty log)."""
+        kept = [
+            end for record, end in zip(self.records, self.ends, strict=True) if _is_within(record, last_round)
+        ]
+        return kept[-1] if kept else 0
+
+
+def _is_within(record: RoundRecord, last_round: int | None) -> bool:
+    return last_round is not None and record.round <= last_round
+
+
+def read_log(path: Path) -> LogContent:
+    """Reads every complete line of the log; skips an incomplete last line.
+
+    Raises:
+        RunDirectoryError: a complete line is not a record, or the round before it is missing.
+    """
+    records: list[RoundRecord] = []
+    ends: list[int] = []
+    offset = 0
+    whole, _, _torn = read_bytes(path).rpartition(b"\n")
+    for number, line in enumerate(whole.split(b"\n") if whole else (), start=1):
+        offset += len(line) + 1
+        records.append(_parse_line(path, number, line, records[-1].round if records else None))
+        ends.append(offset)
+    return LogContent(tuple(records), tuple(ends))
+
+
+def _parse_line(path: Path, number: int, line: bytes, previous_round: int | None) -> RoundRecord:
+    try:
+        record = RoundRecord.from_json_line(line.decode())
+    except (InputError, UnicodeDecodeError) as error:
+        raise RunDirectoryError(f"{path}, line {number}: {error}. {_ADVICE}") from error
+    # A gap means that lines were lost; counting on would hide it.
+    _check_follows(f"{path}, line {number}", record.round, previous_round, f". {_ADVICE}")
+    return record
+
+
+def _check_follows(where: str, this_round: int, previous_round: int | None, advice: str = "") -> None:
+    if previous_round is not None and this_round != previous_round + 1:
+        raise RunDirectoryError(f"{where}: round {this_round} cannot follow round {previous_round}{advice}")
+
+
+def has_rounds(directory: Path) -> bool:
+    """Whether a directory has a log that is not empty."""
+    path = directory / "rounds.jsonl"
+    return path.exists() and path.stat().st_size > 0
+
+
+def cut_damaged_log(path: Path) -> str:
+    """Cuts a log before its first line that is no record, and keeps a copy of it; returns what it did."""
+    whole = read_bytes(path)
+    records: list[RoundRecord] = []
+    good = 0
+    for number, line in enumerate(whole.split(b"\n")[:-1], start=1):
+        try:
+            records.append(_parse_line(path, number, line, records[-1].round if records else None))
+        except RunDirectoryError:
+            break
+        good += len(line) + 1
+    copy = path.with_name(f"{path.name}.damaged")
+    replace_file(copy, whole)
+    replace_file(path, whole[:good])
+    return f"{path} was cut before line {len(records) + 1}, which is damaged; all of it is in {copy.name}"
+
+
+class RoundLog:
+    """The log of a run in progress, locked by one process at a time.
+
+    Args:
+        path: the file; it is created when missing.
+
+    Raises:
+        StorageError: another process is writing it, or it cannot be opened or read.
+    """
+
+    def __init__(self, path: Path) -> None:
+        self._path = path
+        with translate_os_errors("open", path):
+            flags = os.O_RDWR | os.O_CREAT | os.O_APPEND | os.O_NOFOLLOW | os.O_CLOEXEC
+            self._descriptor = os.open(path, flags, 0o666)
+        try:
+            self._lock()
+            content = read_log(path)
+        except StorageError:
+            self.close()
+            raise
+        self._length = content.ends[-1] if content.ends else 0
+        self.last_round = content.records[-1].round if content.records else None
+
+    def _lock(self) -> None:
+        try:
+            fcntl.flock(self._descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        except BlockingIOError as error:
+            raise RunBusyError(f"{self._path}: another process is writing this run") from error
+
+    def truncate(self, last_round: int | None) -> None:
+        """Removes the lines after `last_round` (None: all of them), and an incomplete last line."""
+        content = read_log(self._path)
+        if last_round is not None and (self.last_round is None or self.last_round < last_round):
+            raise RunDirectoryError(
+                f"{self._path} ends with round {self.last_round}, but the checkpoint is of round {last_round}"
+                ": lines were lost. Nothing was changed: restore the file from a backup, or delete the "
+                "directory to begin anew"
+            )
+        self._length = content.bytes_up_to(last_round)
+        with translate_os_errors("write", self._path):
+            os.ftruncate(self._descriptor, self._length)
+            os.fsync(self._descriptor)
+        self.last_round = last_round if self._length else None
+
+    def append(self, record: RoundRecord) -> None:
+        """Adds one line and returns when it is on the disk.
+
+        Raises:
+            StorageError: the round does not follow the last one, or the file cannot be written; the log then
+                ends with the last complete line, as before.
+        """
+        _check_follows(str(self._path), record.round, self.last_round)
+        line = record.to_json_line().encode()
+        with translate_os_errors("write", self._path):
+            try:
+                _write_all(self._descriptor, line)
+                os.fsync(self._descriptor)
+            except OSError:
+                # Part of the line may be on the disk already; a retry must not append to it.
+                os.ftruncate(self._descriptor, self._length)
+                raise
+        self._length += len(line)
+        self.last_round = record.round
+
+    def close(self) -> None:
+        """Closes the file and releases its lock; may be called twice."""
+        if self._descriptor >= 0:
+            os.close(self._descriptor)
+            self._descriptor = -1
+
+
+def _write_all(descriptor: int, content: bytes) -> None:
+    rest = memoryview(content)
+    while rest:
+        rest = rest[os.write(descriptor, rest) :]
+
+
+METRICS = (
+    "accuracy",
+    "loss",
+    "seconds",
+    "joules",
+    "rho_mean",
+    "theta_mean",
+    "sigma2",
+    "g2",
+    "gap",
+    "wire_bytes",
+    "steps_planned",
+    "steps_taken",
+    "upload_bytes_planned",
+    "upload_bytes",
+    "backhaul_bytes",
+    "device_accuracy_mean",
+    "device_accuracy_worst",
+    "device_accuracy_spread",
+    "personal_accuracy_mean",
+    "personal_accuracy_worst",
+    "personal_accuracy_spread",
+    "personal_loss",
+)
+"""Fields of `RoundRecord`."""
+
+
+def read_metrics(record: RoundRecord) -> dict[str, float]:
+    """The values that a round has, and the task's own metrics; without an evaluation there is no accuracy."""
+    found = ((name, getattr(record, name)) for name in METRICS)
+    own = {f"metrics/{name}": float(value) for name, value in record.metrics.items()}
+    return {name: float(value) for name, value in found if value is not None} | own

@@ -1,0 +1,651 @@
+"""Conditions from hardware figures: a fleet mixed from device classes.
+
+The classes themselves, and where their figures come from, are in `devices`.
+
+Kinds of devices: what one kind is, a library of sourced ones, and files and phone profiles to add more.
+
+One kind of device: how fast it computes and sends, and what that costs; the figures are in `library`.
+
+Files of device classes: TOML with one table per class, and beside each figure how it was obtained.
+
+    [sources]
+    bench = "our lab notes, March"
+
+    [classes.my-board]
+    title = "The board on my desk"
+    flops_per_second = 31e9
+    flops_per_second_how = "50 × 123.9e6 FLOP in 0.2 s [bench]"
+
+The library, `cfel calibrate` and imported power profiles share this form. `_how` and `[sources]` are optional
+in a file of a user. This module handles documents, not paths: who reads a file knows whom it may come from.
+
+The library of device classes that comes with cfel: `library.toml`, where each figure has its origin.
+
+The figures are good for planning and for comparing kinds of devices, but not measurements of your boards.
+
+Reads Android's `power_profile.xml`: clock speeds and currents of a phone's processor, radios, battery.
+
+Such a file may be anybody's, so it is read with expat alone: no document type, hence no entities, a limited
+size and depth. What follows from the currents is in `profile_class`.
+
+A device class from a phone's power profile: speed, watts, the clock's energy curve, radio and battery.
+
+All cores run at the same share of their full clock, as a training that uses the whole processor would. What a
+profile does not hold (arithmetic per cycle, upload rate) comes from the caller or a stated default, and each
+figure says how it was obtained.
+"""
+
+import math
+import tomllib
+from collections.abc import Mapping
+from dataclasses import dataclass, field, fields
+from importlib.resources import files
+from pathlib import Path
+from types import MappingProxyType
+from typing import Any
+from xml.parsers import expat
+
+import numpy as np
+
+from cfel import validation
+from cfel.arrays import FloatArray, IntArray
+from cfel.durable import read_bytes
+from cfel.errors import FleetFileError, InputError, StorageError, unknown_name
+from cfel.seeding import draw_uniforms, make_generator
+from cfel.system.conditions import Conditions, check_redraw, clock_energy, round_index
+from cfel.wording import show
+
+
+@dataclass(frozen=True, slots=True)
+class DeviceClass:
+    """One kind of device.
+
+    Attributes:
+        name: how a fleet refers to it.
+        flops_per_second: sustained floating point operations per second.
+        compute_watts: power drawn while computing.
+        radio_watts: power drawn while sending.
+        uplink_bits_per_second: sustained upload rate.
+        source: where the figures come from, in words.
+        clock_static: share of a step's energy that a slower clock does not save, in [0, 1].
+        clock_exponent: γ ≥ 0 of the rest, which falls with the clock as s^γ. The defaults are in the middle
+            of what power profiles of phones show: at half the clock a step takes 0.47 of the energy.
+        battery_joules: a full battery; infinity for mains power.
+    """
+
+    name: str
+    flops_per_second: float
+    compute_watts: float
+    radio_watts: float
+    uplink_bits_per_second: float
+    source: str
+    clock_static: float = 0.3
+    clock_exponent: float = 2.0
+    battery_joules: float = math.inf
+
+    def __post_init__(self) -> None:
+        validation.check_text("device class: name", self.name)
+        place = f"device class {self.name!r}"
+        for name in ("flops_per_second", "uplink_bits_per_second"):
+            validation.check_number(f"{place}: {name}", getattr(self, name), above=0)
+        for name in ("compute_watts", "radio_watts", "clock_exponent"):
+            validation.check_number(f"{place}: {name}", getattr(self, name), least=0)
+        validation.check_number(f"{place}: clock_static", self.clock_static, least=0, most=1)
+        validation.check_number(f"{place}: battery_joules", self.battery_joules, above=0, finite=False)
+
+
+FIGURES = tuple(entry.name for entry in fields(DeviceClass) if entry.name not in ("name", "source"))
+REQUIRED = FIGURES[:4]
+_HOW = "_how"
+_KEYS = ("title", *FIGURES, *(figure + _HOW for figure in FIGURES))
+
+
+@dataclass(frozen=True, slots=True)
+class DescribedClass:
+    """A device class with its origin.
+
+    Attributes:
+        device: the figures.
+        how: for some or all figures, how they were obtained; sources in square brackets.
+    """
+
+    device: DeviceClass
+    how: Mapping[str, str]
+
+
+@dataclass(frozen=True, slots=True)
+class ClassFile:
+    """The content of a file.
+
+    Attributes:
+        classes: in the file's order.
+        sources: key → citation.
+    """
+
+    classes: tuple[DescribedClass, ...]
+    sources: Mapping[str, str]
+
+
+def parse_class_file(document: Mapping[str, Any], place: str) -> ClassFile:
+    """The classes that a TOML document describes.
+
+    Args:
+        document: as parsed.
+        place: the file, for messages.
+
+    Raises:
+        InputError: names the place, the class, the key and the value.
+    """
+    for key in document:
+        if key not in ("sources", "classes"):
+            raise InputError(unknown_name(f"{place}: top level", key, ("sources", "classes")))
+    tables = _check_table(f"{place}: classes", document.get("classes"))
+    sources = _check_table(f"{place}: sources", document.get("sources", {}))
+    for key, text in sources.items():
+        validation.check_text(f"{place}: sources.{key}", text)
+    return ClassFile(tuple(_parse_class(name, table, place) for name, table in tables.items()), sources)
+
+
+def _parse_class(name: str, given: object, place: str) -> DescribedClass:
+    where = f"{place}: classes.{name}"
+    table = _check_table(where, given)
+    for key in table:
+        if key not in _KEYS:
+            raise InputError(unknown_name(where, key, _KEYS))
+    missing = next((figure for figure in REQUIRED if figure not in table), None)
+    if missing is not None:
+        raise InputError(f"{where}.{missing}: is missing")
+    how = {key.removesuffix(_HOW): table[key] for key in table if key.endswith(_HOW)}
+    for figure, text in how.items():
+        validation.check_text(f"{where}.{figure}{_HOW}", text)
+    title = validation.check_text(f"{where}.title", table.get("title", name))
+    figures = {figure: table[figure] for figure in FIGURES if figure in table}
+    try:
+        return DescribedClass(DeviceClass(name=name, source=title, **figures), how)
+    except InputError as error:
+        raise InputError(f"{place}: {error}") from error
+
+
+def _check_table(where: str, value: object) -> Mapping[str, Any]:
+    if not isinstance(value, Mapping):
+        raise InputError(f"{where} = {show(value)}: must be a table")
+    return value
+
+
+def class_file_toml(content: ClassFile) -> str:
+    """The file's text; `parse_class_file` reads the same classes from it."""
+    # Imported here, as only those who write such a file need it.
+    import tomli_w
+
+    document: dict[str, Any] = {"sources": dict(content.sources)} if content.sources else {}
+    document["classes"] = {each.device.name: _class_table(each) for each in content.classes}
+    return tomli_w.dumps(document)
+
+
+def _class_table(described: DescribedClass) -> dict[str, Any]:
+    table: dict[str, Any] = {"title": described.device.source}
+    for figure in FIGURES:
+        table[figure] = getattr(described.device, figure)
+        if figure in described.how:
+            table[figure + _HOW] = described.how[figure]
+    return table
+
+
+def read_library() -> ClassFile:
+    """The library with the origin of every figure."""
+    text = files("cfel.system").joinpath("device_library.toml").read_text(encoding="utf-8")
+    return parse_class_file(tomllib.loads(text), "library.toml")
+
+
+DEVICE_CLASSES: Mapping[str, DeviceClass] = MappingProxyType(
+    {each.device.name: each.device for each in read_library().classes}
+)
+"""The classes of the library, by name."""
+
+
+MAX_BYTES = 1024**2
+_MAX_DEPTH = 16
+
+
+@dataclass(frozen=True, slots=True)
+class CpuCluster:
+    """Cores of one kind.
+
+    Attributes:
+        cores: how many.
+        kilohertz: clock speeds, rising.
+        milliamps: of one core at each speed.
+        shared_milliamps: of the cluster itself while any core runs.
+    """
+
+    cores: int
+    kilohertz: tuple[float, ...]
+    milliamps: tuple[float, ...]
+    shared_milliamps: float
+
+
+@dataclass(frozen=True, slots=True)
+class PowerProfile:
+    """What a phone's profile says, as far as training and sending are concerned.
+
+    Attributes:
+        clusters: of the processor.
+        active_milliamps: of the processor as a whole while it runs.
+        cellular_milliamps, wifi_milliamps: while sending; None if the profile has no such figure. Of several
+            transmission levels the middle one.
+        battery_milliamp_hours: a full battery; None if the profile has no such figure.
+        volts: at which the currents are meant; None if the profile does not say.
+    """
+
+    clusters: tuple[CpuCluster, ...]
+    active_milliamps: float
+    cellular_milliamps: float | None
+    wifi_milliamps: float | None
+    battery_milliamp_hours: float | None
+    volts: float | None
+
+
+@dataclass(frozen=True, slots=True)
+class _Entry:
+    """One item or array, and the line it is on."""
+
+    line: int
+    values: tuple[float, ...]
+
+
+def read_power_profile(path: str | Path) -> PowerProfile:
+    """Reads a profile.
+
+    Raises:
+        FleetFileError: names the file, and the line and value where there is one.
+    """
+    return _Profile(Path(path), _read_entries(Path(path))).build()
+
+
+def _read_entries(path: Path) -> dict[str, _Entry]:
+    try:
+        content = read_bytes(path, max_bytes=MAX_BYTES, follow_links=True)
+    except StorageError as error:
+        raise FleetFileError(str(error)) from error
+    return _EntryReader(path).read(content)
+
+
+@dataclass(slots=True)
+class _EntryReader:
+    """Collects items and arrays; ignores everything else."""
+
+    path: Path
+    entries: dict[str, _Entry] = field(default_factory=dict)
+    _open: list[str] = field(default_factory=list)
+    _name: str | None = None
+    _line: int = 0
+    _values: list[float] = field(default_factory=list)
+    _text: list[str] = field(default_factory=list)
+
+    def read(self, content: bytes) -> dict[str, _Entry]:
+        parser = expat.ParserCreate()
+        parser.StartDoctypeDeclHandler = lambda *_: self._fail(
+            parser.CurrentLineNumber, "has a document type, which a power profile does not need"
+        )
+        parser.StartElementHandler = lambda tag, given: self._start(tag, given, parser.CurrentLineNumber)
+        parser.EndElementHandler = lambda tag: self._end(tag, parser.CurrentLineNumber)
+        parser.CharacterDataHandler = self._text.append
+        try:
+            parser.Parse(content, True)
+        except expat.ExpatError as error:
+            self._fail(error.lineno, f"is not XML: {expat.errors.messages[error.code]}")
+        return self.entries
+
+    def _start(self, tag: str, given: dict[str, str], line: int) -> None:
+        self._open.append(tag)
+        if len(self._open) > _MAX_DEPTH:
+            self._fail(line, f"has more than {_MAX_DEPTH} elements inside each other")
+        self._text.clear()
+        if tag in ("item", "array") and "name" in given:
+            self._name, self._line, self._values = given["name"], line, []
+
+    def _end(self, tag: str, line: int) -> None:
+        self._open.pop()
+        if self._name is None:
+            return
+        if tag in ("item", "value"):
+            self._values.append(self._parse_number("".join(self._text), line))
+        if tag in ("item", "array"):
+            if self._name in self.entries:
+                self._fail(self._line, f"{show(self._name)} occurs twice")
+            self.entries[self._name] = _Entry(self._line, tuple(self._values))
+            self._name = None
+
+    def _parse_number(self, text: str, line: int) -> float:
+        try:
+            value = float(text)
+        except ValueError:
+            value = math.nan
+        if not 0 <= value < math.inf:
+            self._fail(line, f"{show(self._name)}: {show(text.strip())}: must be a number ≥ 0")
+        return value
+
+    def _fail(self, line: int, reason: str) -> None:
+        raise FleetFileError(f"{self.path}, line {line}: {reason}")
+
+
+@dataclass(frozen=True, slots=True)
+class _Profile:
+    """Finds the figures under the names that Android has given them over the years."""
+
+    path: Path
+    entries: dict[str, _Entry]
+
+    def build(self) -> PowerProfile:
+        cores = self._find("cpu.clusters.cores")
+        if cores is None:
+            raise FleetFileError(
+                f"{self.path}: 'cpu.clusters.cores' is missing: the number of cores is unknown"
+            )
+        millivolts = self._middle("modem.controller.voltage", "wifi.controller.voltage")
+        active = self._find("cpu.active")
+        return PowerProfile(
+            clusters=tuple(self._read_cluster(i, count, cores.line) for i, count in enumerate(cores.values)),
+            # In old profiles the same name is an array of currents per speed, of which nothing is shared.
+            active_milliamps=active.values[0] if active and len(active.values) == 1 else 0.0,
+            cellular_milliamps=self._middle("modem.controller.tx", "radio.active"),
+            wifi_milliamps=self._middle("wifi.controller.tx", "wifi.active"),
+            battery_milliamp_hours=self._middle("battery.capacity"),
+            volts=millivolts / 1000 if millivolts else None,
+        )
+
+    def _read_cluster(self, number: int, cores: float, line: int) -> CpuCluster:
+        if not 1 <= cores <= 1024 or cores != int(cores):
+            raise self._error(line, f"'cpu.clusters.cores': {cores:g}: must be a whole number of cores")
+        speeds = self._require(
+            f"cpu.core_speeds.cluster{number}", f"cpu.speeds.cluster{number}", "cpu.speeds"
+        )
+        currents = self._require(
+            f"cpu.core_power.cluster{number}", f"cpu.active.cluster{number}", "cpu.active"
+        )
+        if len(speeds.values) != len(currents.values) or not speeds.values:
+            counts = f"{len(currents.values)} currents for {len(speeds.values)} speeds"
+            raise self._error(currents.line, f"cluster {number} has {counts}")
+        if list(speeds.values) != sorted(set(speeds.values)) or speeds.values[0] <= 0:
+            raise self._error(speeds.line, f"the speeds of cluster {number} must rise, from above 0")
+        # The template of Android has 0.1 everywhere.
+        if currents.values[-1] <= 1:
+            shown = f"{currents.values[-1]:g} mA at full clock"
+            raise self._error(
+                currents.line, f"cluster {number}: {shown}: is a placeholder, not a measurement"
+            )
+        shared = self._middle(f"cpu.cluster_power.cluster{number}")
+        return CpuCluster(int(cores), speeds.values, currents.values, shared or 0.0)
+
+    def _find(self, *names: str) -> _Entry | None:
+        return next((self.entries[name] for name in names if name in self.entries), None)
+
+    def _require(self, *names: str) -> _Entry:
+        found = self._find(*names)
+        if found is None:
+            raise FleetFileError(f"{self.path}: {names[0]!r} is missing")
+        return found
+
+    def _middle(self, *names: str) -> float | None:
+        """The only value, or the middle one of several levels; zero means that it was not measured."""
+        found = self._find(*names)
+        return found.values[len(found.values) // 2] or None if found and found.values else None
+
+    def _error(self, line: int, reason: str) -> FleetFileError:
+        return FleetFileError(f"{self.path}, line {line}: {reason}")
+
+
+RADIOS = ("cellular", "wifi")
+DEFAULT_VOLTS = 3.7
+DEFAULT_FLOPS_PER_CYCLE = 8.0
+"""One 128-bit multiply-add a cycle in single precision: 4 lanes × 2."""
+LTE_BITS_PER_SECOND = 6e6
+"""Median uplink of LTE in Huang et al., MobiSys 2012."""
+SUSTAINED = 0.5
+"""Share of the arithmetic peak that is reached; HPL reaches 0.41 and 0.46 of it on Raspberry Pi 4 and 5."""
+_CURVE_POINTS = 21
+_EXPONENTS = np.arange(0.5, 6.01, 0.05)
+
+
+@dataclass(frozen=True, slots=True)
+class ProfileOptions:
+    """What to add to a profile.
+
+    Attributes:
+        flops_per_cycle: of one core of each cluster, single precision; empty for the default.
+        radio: "cellular" or "wifi".
+        uplink_bits_per_second: None for the median of LTE; required for Wi-Fi.
+        volts: of the battery; None for what the profile says, or else 3.7.
+    """
+
+    flops_per_cycle: tuple[float, ...] = ()
+    radio: str = "cellular"
+    uplink_bits_per_second: float | None = None
+    volts: float | None = None
+
+    def __post_init__(self) -> None:
+        for value in self.flops_per_cycle:
+            validation.check_number("flops per cycle", value, above=0)
+        if self.radio not in RADIOS:
+            raise InputError(unknown_name("radio", self.radio, RADIOS))
+        for name in ("uplink_bits_per_second", "volts"):
+            if getattr(self, name) is not None:
+                validation.check_number(name, getattr(self, name), above=0)
+        if self.radio == "wifi" and self.uplink_bits_per_second is None:
+            raise InputError("uplink_bits_per_second: is needed for Wi-Fi; a profile does not hold it")
+
+
+def derive_class(profile: PowerProfile, name: str, title: str, options: ProfileOptions) -> DescribedClass:
+    """The class of a phone, with how each figure was obtained.
+
+    Raises:
+        InputError: the options do not fit the profile, or it lacks the radio's current.
+    """
+    rates = _choose_rates(profile, options)
+    volts = options.volts or profile.volts or DEFAULT_VOLTS
+    one = np.ones(1)
+    watts = float(volts * _milliamps(profile, one)[0] / 1000)
+    flops = float(SUSTAINED * _peak_flops(profile, rates, one)[0])
+    static, exponent, error = fit_clock_curve(profile, rates)
+    sending = _choose_radio(profile, options)
+    uplink = options.uplink_bits_per_second or LTE_BITS_PER_SECOND
+    charge = profile.battery_milliamp_hours
+    battery = math.inf if charge is None else 3.6 * charge * volts
+    cores = " + ".join(
+        f"{each.cores} × {each.kilohertz[-1] / 1e6:g} GHz × {rate:g} FLOP"
+        for each, rate in zip(profile.clusters, rates, strict=True)
+    )
+    at = f"at {volts:g} V" + ("" if options.volts or profile.volts else ", which the profile does not say")
+    device = DeviceClass(name, flops, watts, volts * sending / 1000, uplink, title, static, exponent, battery)
+    curve = f"least-squares fit over the profile's clocks, error {error:.3f} of the energy at full clock"
+    return DescribedClass(
+        device,
+        {
+            "flops_per_second": f"{SUSTAINED:g} of the peak: {cores} a cycle",
+            "compute_watts": f"{1000 * watts / volts:.1f} mA {at}: all cores at full clock",
+            "radio_watts": f"{sending:g} mA {at}: {options.radio}, middle transmission level",
+            "uplink_bits_per_second": "as given"
+            if options.uplink_bits_per_second
+            else "median LTE uplink, Huang et al., MobiSys 2012",
+            "clock_static": curve,
+            "clock_exponent": curve,
+            "battery_joules": "not in the profile: no limit" if charge is None else f"{charge:g} mAh {at}",
+        },
+    )
+
+
+def fit_clock_curve(profile: PowerProfile, rates: tuple[float, ...]) -> tuple[float, float, float]:
+    """Fits c and γ of `clock.clock_energy` to the energy of an operation at slower clocks.
+
+    Returns:
+        c, γ and the root mean square error. One speed only shows no saving: c is 1.
+    """
+    # Below the lowest speed of any cluster the profile says nothing.
+    lowest = max(each.kilohertz[0] / each.kilohertz[-1] for each in profile.clusters)
+    speed = np.linspace(lowest, 1, _CURVE_POINTS)
+    energy = _milliamps(profile, speed) / _peak_flops(profile, rates, speed)
+    energy = energy / energy[-1]
+    if lowest == 1:
+        return 1.0, 2.0, 0.0
+    fits = [_fit_static(speed, energy, float(exponent)) for exponent in _EXPONENTS]
+    error, static, exponent = min(fits)
+    return round(static, 3), round(exponent, 2), error
+
+
+def _fit_static(speed: FloatArray, energy: FloatArray, exponent: float) -> tuple[float, float, float]:
+    """Error, c and γ for a given γ: least squares in c, kept within [0, 1]."""
+    dynamic = speed**exponent
+    static = float(np.clip(((energy - dynamic) @ (1 - dynamic)) / ((1 - dynamic) @ (1 - dynamic)), 0, 1))
+    error = energy - clock_energy(speed, static, exponent)
+    return float(np.sqrt(np.mean(error**2))), static, exponent
+
+
+def _choose_rates(profile: PowerProfile, options: ProfileOptions) -> tuple[float, ...]:
+    given, clusters = options.flops_per_cycle, len(profile.clusters)
+    if given and len(given) != clusters:
+        raise InputError(f"flops per cycle: {len(given)} given, the profile has {clusters} clusters of cores")
+    return given or (DEFAULT_FLOPS_PER_CYCLE,) * clusters
+
+
+def _choose_radio(profile: PowerProfile, options: ProfileOptions) -> float:
+    found = profile.cellular_milliamps if options.radio == "cellular" else profile.wifi_milliamps
+    if found is None:
+        other = next(radio for radio in RADIOS if radio != options.radio)
+        raise InputError(f"radio = {options.radio!r}: the profile has no such current; try {other!r}")
+    return found
+
+
+def _milliamps(profile: PowerProfile, speed: FloatArray) -> FloatArray:
+    """Of the whole processor, all cores at these shares of their full clock."""
+    return profile.active_milliamps + sum(
+        (each.shared_milliamps + each.cores * _core_milliamps(each, speed) for each in profile.clusters),
+        start=np.zeros_like(speed),
+    )
+
+
+def _core_milliamps(cluster: CpuCluster, speed: FloatArray) -> FloatArray:
+    return np.interp(speed * cluster.kilohertz[-1], cluster.kilohertz, cluster.milliamps)
+
+
+def _peak_flops(profile: PowerProfile, rates: tuple[float, ...], speed: FloatArray) -> FloatArray:
+    full = sum(
+        1e3 * each.kilohertz[-1] * each.cores * rate
+        for each, rate in zip(profile.clusters, rates, strict=True)
+    )
+    return full * speed
+
+
+GOLDEN = (5**0.5 - 1) / 2
+"""Multiples of it fill the unit interval evenly, however many are taken."""
+
+
+@dataclass(frozen=True, slots=True)
+class HardwareConditions:
+    """A fleet of device classes.
+
+    μ = batch · flops_per_sample / (flops_per_second · utilisation), α = μ · compute_watts,
+    ν = bits / uplink_bits_per_second.
+
+    With shares, device n's class depends on n and the seed only, and every range of device ids holds the
+    classes in about their shares. With counts, the seed assigns the classes to device ids at random.
+
+    Attributes:
+        classes: class name → share (sum 1) or → count (sum = number of devices).
+        flops_per_sample: floating point operations to train on one sample once (ResNet-20: 123.9e6).
+        batch: samples per local step.
+        utilisation: share of the sustained rate that training reaches, in (0, 1].
+        jitter: J in [0, 1); computing and upload times are multiplied by independent U[1−J, 1+J) factors.
+        redraw: how often the jitter is drawn again: "edge_round", "global_round" or "never".
+        extra_classes: user-defined classes; they take precedence over the library.
+        battery_share: share of its class's battery that a device may use; 0 for no limit.
+    """
+
+    classes: Mapping[str, float]
+    flops_per_sample: float
+    batch: int = 50
+    utilisation: float = 1.0
+    jitter: float = 0.0
+    redraw: str = "edge_round"
+    extra_classes: tuple[DeviceClass, ...] = ()
+    battery_share: float = 0.0
+
+    def __post_init__(self) -> None:
+        if not isinstance(self.classes, Mapping):
+            raise InputError(f"conditions.classes = {self.classes!r}: must be a table of class and amount")
+        object.__setattr__(self, "classes", dict(self.classes))
+        object.__setattr__(self, "extra_classes", tuple(self.extra_classes))
+        known = self._known()
+        for name, amount in self.classes.items():
+            if name not in known:
+                raise InputError(unknown_name("conditions.classes", name, known))
+            validation.check_number(f"conditions.classes[{name!r}]", amount, above=0)
+        validation.check_number("conditions.flops_per_sample", self.flops_per_sample, above=0)
+        validation.check_whole("conditions.batch", self.batch, least=1)
+        validation.check_number("conditions.utilisation", self.utilisation, above=0, most=1)
+        if validation.check_number("conditions.jitter", self.jitter, least=0) >= 1:
+            raise InputError(f"conditions.jitter = {self.jitter}: must be < 1")
+        check_redraw("conditions.redraw", self.redraw)
+        validation.check_number("conditions.battery_share", self.battery_share, least=0, most=1)
+
+    def _known(self) -> dict[str, DeviceClass]:
+        return {**DEVICE_CLASSES, **{row.name: row for row in self.extra_classes}}
+
+    def check_devices(self, devices: int) -> None:
+        """Raises an `InputError` for amounts that are neither shares nor counts of that many devices."""
+        total = sum(self.classes.values())
+        if not self._are_counts(devices) and abs(total - 1) > 1e-9:
+            raise InputError(
+                f"conditions.classes: sum to {total:g}, must be 1 (shares) or {devices} (whole counts)"
+            )
+
+    def _are_counts(self, devices: int) -> bool:
+        amounts = self.classes.values()
+        return sum(amounts) == devices and all(float(amount).is_integer() for amount in amounts)
+
+    def class_of(self, seed: int, devices: int) -> IntArray:
+        """For each device, the position of its class in `classes`."""
+        self.check_devices(devices)
+        amounts = np.array(list(self.classes.values()), dtype=np.float64)
+        if self._are_counts(devices):
+            dealt = np.repeat(np.arange(amounts.size), amounts.astype(np.int64))
+            return np.asarray(make_generator(seed, "hardware").permutation(dealt), dtype=np.int64)
+        # Evenly spread instead of independent draws, so that small fleets have about the shares, too.
+        places = (make_generator(seed, "hardware").random() + np.arange(devices) * GOLDEN) % 1
+        inner = np.cumsum(amounts)[:-1]
+        return np.searchsorted(inner, places, side="right").astype(np.int64)
+
+    def conditions(
+        self, seed: int, global_round: int, edge_round: int, devices: int, model_bits: float
+    ) -> Conditions:
+        """See `ConditionModel`."""
+        kind = self.class_of(seed, devices)
+        mu = (self.batch * self.flops_per_sample / self.utilisation) / self._figures("flops_per_second")[kind]
+        nu = model_bits / self._figures("uplink_bits_per_second")[kind]
+        if self.jitter > 0:
+            index = round_index(self.redraw, global_round, edge_round)
+            draws = draw_uniforms(seed, "hardware-jitter", index, devices, 2)
+            mu, nu = (
+                times * (1 + self.jitter * (2 * draw - 1))
+                for times, draw in zip((mu, nu), draws.T, strict=True)
+            )
+        watts = self._figures("compute_watts")[kind]
+        power = self._figures("radio_watts")[kind]
+        return Conditions(
+            mu=mu,
+            alpha=mu * watts,
+            nu=nu,
+            power=power,
+            available=np.ones(devices, dtype=bool),
+            clock_static=self._figures("clock_static")[kind],
+            clock_exponent=self._figures("clock_exponent")[kind],
+        )
+
+    def battery_joules(self, seed: int, devices: int) -> FloatArray | None:
+        """What each device may use of its battery, infinity on mains power; None without a limit."""
+        if self.battery_share == 0:
+            return None
+        return self.battery_share * self._figures("battery_joules")[self.class_of(seed, devices)]
+
+    def _figures(self, field: str) -> FloatArray:
+        known = self._known()
+        return np.array([getattr(known[name], field) for name in self.classes], dtype=np.float64)

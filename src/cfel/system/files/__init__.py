@@ -1,1 +1,0 @@
-"""Tables that users write: columns of a CSV or Parquet file, with errors that say where."""

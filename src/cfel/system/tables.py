@@ -1,0 +1,324 @@
+"""Reads columns of a CSV or Parquet file, with errors that say where: file, line, column, value.
+
+Only when something is wrong is the file searched for the place. The caller knows what the columns mean. In a
+CSV the heading is line 1; the rows of a Parquet file count from 1. Parquet needs pyarrow, CSV does not.
+"""
+
+import csv
+import re
+from collections.abc import Collection, Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from difflib import get_close_matches
+from itertools import islice
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+from cfel import validation
+from cfel.arrays import BoolArray, FloatArray, IntArray
+from cfel.errors import FleetFileError, describe_error
+from cfel.extras import explain_missing_extra
+
+# --------------------------------------------------------------------------------------------------
+# The columns of a table as its heading names them: all that are needed, none misspelt.
+#
+# A misspelt optional column would otherwise be ignored, and the file would mean something else.
+
+
+MISSPELT = 0.75
+"""Similarity of names, from 0 to 1, from which on one counts as the other misspelt."""
+
+_SEPARATORS = ((";", "semicolons"), ("\t", "tabs"), ("|", "bars"))
+
+
+def check_headings(
+    place: str, headings: Sequence[str], required: Collection[str], known: Collection[str]
+) -> None:
+    """Checks the names of all columns.
+
+    Args:
+        place: file and line, for messages.
+        headings: as they are in the file.
+        required: columns that must be there.
+        known: these and optional ones.
+
+    Raises:
+        FleetFileError: a column is missing, occurs twice or is misspelt, or the heading is not separated by
+            commas.
+    """
+    names = [heading.strip() for heading in headings]
+    if not any(names):
+        file = place.partition(", line")[0]
+        raise FleetFileError(f"{file}: is empty; must have a heading with the columns {', '.join(required)}")
+    _reject_separators(place, names)
+    twice = next((name for name in names if names.count(name) > 1), None)
+    if twice is not None:
+        raise FleetFileError(f"{place}: column {twice!r} occurs twice")
+    for column in required:
+        if column not in names:
+            free = [name for name in names if name not in required]
+            near = [n for n in free if n.lower() == column.lower()] or get_close_matches(column, free, n=1)
+            hint = f"; is {near[0]!r} meant?" if near else ""
+            found = ", ".join(repr(name) for name in names)
+            raise FleetFileError(f"{place}: column {column!r} is missing{hint} (found: {found})")
+    _reject_misspelt(place, names, known)
+
+
+def _reject_separators(place: str, names: Sequence[str]) -> None:
+    """Raises if a heading of one field has separators other than commas."""
+    for sign, word in _SEPARATORS:
+        if len(names) == 1 and sign in names[0]:
+            raise FleetFileError(
+                f"{place}: the columns seem to be separated by {word} ({names[0]!r}); must be separated by "
+                "commas, with points as decimal marks"
+            )
+
+
+def _reject_misspelt(place: str, names: Sequence[str], known: Collection[str]) -> None:
+    """Raises for a column that would be ignored although it is named almost like an absent one."""
+    absent = sorted(set(known).difference(names))
+    for name in names:
+        if name in known:
+            continue
+        near = [each for each in absent if _simplify(each) == _simplify(name)]
+        near = near or get_close_matches(name.lower(), absent, n=1, cutoff=MISSPELT)
+        if near:
+            raise FleetFileError(
+                f"{place}: column {name!r} is unknown; is {near[0]!r} meant? Rename or remove it; columns "
+                "with other names are ignored"
+            )
+
+
+def _simplify(name: str) -> str:
+    """A name without case, blanks, hyphens, underscores, a unit and a plural's s."""
+    return re.sub(r"[\s_-]|[\s_-]*(joules|seconds|watts|s)$", "", name.strip().lower())
+
+
+YES = ("1", "1.0", "true")
+NO = ("0", "0.0", "false")
+
+CHUNK = 65_536
+"""Records that are converted at once: few enough that their texts take little memory."""
+
+Texts = NDArray[np.object_]
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class Table:
+    """Columns of one file; numbers are float64 with NaN for an empty cell, texts are stripped of blanks.
+
+    Attributes:
+        path: where they came from.
+        columns: by name, without the blanks around it.
+    """
+
+    path: Path
+    columns: Mapping[str, NDArray[Any]]
+
+    @property
+    def rows(self) -> int:
+        """Number of devices, readings, ..."""
+        return len(next(iter(self.columns.values()), ()))
+
+    def has(self, column: str) -> bool:
+        """Whether the file has this column."""
+        return column in self.columns
+
+    def floats(
+        self,
+        column: str,
+        *,
+        above: float | None = None,
+        least: float | None = None,
+        most: float | None = None,
+        blank: float | None = None,
+    ) -> FloatArray:
+        """A column of finite numbers in a range.
+
+        Args:
+            column: its name.
+            above: every number must be larger than this.
+            least: every number must be at least this.
+            most: every number must be at most this.
+            blank: what an empty cell stands for; None if it must not be empty.
+        """
+        array: FloatArray = self.columns[column]
+        if blank is not None:
+            array = np.where(np.isnan(array), blank, array)
+        row = validation.find_outside(array, above=above, least=least, most=most, finite=blank is None)
+        if row is not None:
+            raise self.error(column, row, validation.describe_range(above=above, least=least, most=most))
+        return validation.make_read_only(array)
+
+    def integers(self, column: str) -> IntArray:
+        """A column of whole numbers ≥ 0."""
+        array = self.floats(column, least=0, most=2**53)
+        odd = array != np.round(array)
+        if odd.any():
+            raise self.error(column, int(np.argmax(odd)), "a whole number ≥ 0")
+        return array.astype(np.int64)
+
+    def texts(self, column: str) -> Texts:
+        """A column of texts, none of them empty."""
+        texts: Texts = self.columns[column]
+        empty = texts == ""
+        if empty.any():
+            raise self.error(column, int(np.argmax(empty)), "a number or a name")
+        return texts
+
+    def booleans(self, column: str) -> BoolArray:
+        """A column of 1 or 0, true or false, read as text."""
+        words = [text.lower() for text in self.texts(column)]
+        yes = np.array([word in YES for word in words], dtype=bool)
+        unclear = ~(yes | np.array([word in NO for word in words], dtype=bool))
+        if unclear.any():
+            raise self.error(column, int(np.argmax(unclear)), "1 or 0, true or false")
+        return validation.make_read_only(yes)
+
+    def error(self, column: str, row: int, allowed: str) -> FleetFileError:
+        """Returns the error for one cell; `row` counts from 0."""
+        if _is_parquet(self.path):
+            cell = self.columns[column][row : row + 1].tolist()[0]
+
+            place, value = f"row {row + 1}", repr(cell)
+        else:
+            line, fields = _read_record(self.path, row)
+            place, value = f"line {line}", repr(fields.get(column, "").strip())
+        return FleetFileError(f"{self.path}, {place}, column {column!r}: {value}: must be {allowed}")
+
+
+def number_texts(texts: Texts) -> tuple[IntArray, tuple[str, ...]]:
+    """A number for each distinct text, in order of first appearance, and the texts that they stand for."""
+    labels = {label: number for number, label in enumerate(dict.fromkeys(texts.tolist()))}
+    return np.array([labels[text] for text in texts.tolist()], dtype=np.int64), tuple(labels)
+
+
+def read_table(
+    path: str | Path, required: Collection[str], numbers: Collection[str], texts: Collection[str]
+) -> Table:
+    """Reads the named columns of a file; others are ignored, unless their names resemble one of these.
+
+    Args:
+        path: a Parquet file if it ends in .parquet, else CSV with a heading, comma-separated, UTF-8.
+        required: columns that must be there.
+        numbers: columns to read as numbers.
+        texts: columns to read as text.
+
+    Raises:
+        FleetFileError: the file cannot be read, lacks a column or misspells one, or a number is not one.
+    """
+    file = Path(path)
+    if file.exists() and not (file.is_file() or file.is_dir()):
+        raise FleetFileError(f"{file}: cannot be read: it is not a regular file")
+    try:
+        columns = (
+            _read_parquet_file(file, required, numbers, texts)
+            if _is_parquet(file)
+            else _read_csv_file(file, required, numbers, texts)
+        )
+    except (OSError, UnicodeDecodeError, csv.Error) as error:
+        raise FleetFileError(f"{file}: cannot be read: {describe_error(error)}") from error
+    table = Table(file, columns)
+    if table.rows == 0:
+        raise FleetFileError(f"{file}: has a heading but no rows; must have at least 1")
+    return table
+
+
+def _read_parquet_file(
+    file: Path, required: Collection[str], numbers: Collection[str], texts: Collection[str]
+) -> dict[str, NDArray[Any]]:
+    # Only those who have such files need its package.
+    with explain_missing_extra():
+        from cfel.system.parquet_tables import read_headings, read_parquet
+    headings = read_headings(file)
+    check_headings(f"{file}", headings, required, {*numbers, *texts})
+    wanted = [name for name in headings if name.strip() in {*numbers, *texts}]
+    return read_parquet(file, wanted, numbers)
+
+
+def _read_csv_file(
+    file: Path, required: Collection[str], numbers: Collection[str], texts: Collection[str]
+) -> dict[str, NDArray[Any]]:
+    line, headings = _read_headings(file)
+    check_headings(f"{file}, line {line}", headings, required, {*numbers, *texts})
+    names = [heading.strip() for heading in headings]
+    places = {place: name for place, name in enumerate(names) if name in {*numbers, *texts}}
+    parts: dict[str, list[NDArray[Any]]] = {name: [np.empty(0)] for name in places.values()}
+    records = islice(_read_records(file, errors="strict"), 1, None)
+    while chunk := [fields for _, fields in islice(records, CHUNK)]:
+        try:
+            columns = list(zip(*chunk, strict=True))
+            if len(columns) != len(headings):
+                raise ValueError(f"{len(columns)} fields")  # noqa: TRY301 — found below, with its line
+            for place, name in places.items():
+                parts[name].append(_convert(columns[place], name in numbers))
+        except ValueError as error:
+            raise _find_bad_record(file, headings, numbers, str(error)) from error
+    return {name: np.concatenate(found[1:] or found) for name, found in parts.items()}
+
+
+def _convert(column: tuple[str, ...], number: bool) -> NDArray[Any]:
+    if number:
+        return np.array([float(text) if text else np.nan for text in column])
+    texts = np.empty(len(column), dtype=object)
+    texts[:] = [text.strip() for text in column]
+    return texts
+
+
+def _is_parquet(file: Path) -> bool:
+    return file.suffix.lower() == ".parquet"
+
+
+def _read_headings(file: Path) -> tuple[int, list[str]]:
+    """The line of the heading and its fields; line 1, unless empty lines come first."""
+    return next(_read_records(file), (0, []))
+
+
+def _read_records(file: Path, errors: str = "replace") -> Iterator[tuple[int, list[str]]]:
+    """Line number and fields of every record that is not empty, the heading first."""
+    with file.open(encoding="utf-8-sig", errors=errors, newline="") as lines:
+        records = csv.reader(lines)
+        for record in records:
+            if record:
+                yield records.line_num, record
+
+
+def _read_record(file: Path, row: int) -> tuple[int, dict[str, str]]:
+    names = [heading.strip() for heading in _read_headings(file)[1]]
+    for place, (line, fields) in enumerate(_read_records(file)):
+        if place == row + 1:
+            return line, dict(zip(names, fields, strict=False))
+    raise FleetFileError(f"{file}: changed while it was read")
+
+
+def _find_bad_record(
+    file: Path, headings: list[str], numbers: Collection[str], reason: str
+) -> FleetFileError:
+    places = {place: name.strip() for place, name in enumerate(headings) if name.strip() in numbers}
+    line, place, fields = 0, 0, headings
+    try:
+        for line, fields in islice(_read_records(file), 1, None):
+            if len(fields) != len(headings):
+                return FleetFileError(
+                    f"{file}, line {line}: has {len(fields)} fields, must have {len(headings)}"
+                    f"{_suspect_decimal_commas(fields, headings)}"
+                )
+            for place in places:
+                float(fields[place] or "nan")
+    except ValueError:
+        value = fields[place].strip()
+        comma = ", with a point as decimal mark" if re.fullmatch(r"[-+]?\d*,\d+", value) else ""
+        return FleetFileError(
+            f"{file}, line {line}, column {places[place]!r}: {value!r}: must be a number{comma}"
+        )
+    return FleetFileError(f"{file}: cannot be read: {reason}")
+
+
+def _suspect_decimal_commas(fields: list[str], headings: list[str]) -> str:
+    """A hint if decimal commas would explain why a line has so many more fields than the heading."""
+    whole = sum(re.fullmatch(r"\s*[-+]?\d+\s*", field) is not None for field in fields)
+    if len(headings) < len(fields) <= 2 * len(headings) and whole >= 2 * (len(fields) - len(headings)):
+        return "; are there decimal commas? Numbers need a point as decimal mark"
+    return ""

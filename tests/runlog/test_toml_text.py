@@ -5,7 +5,7 @@ import time
 import pytest
 
 from cfel.errors import InputError
-from cfel.validation import MOST_CHARACTERS_toml_text as MOST_CHARACTERS
+from cfel.validation import MOST_TOML_CHARACTERS as MOST_CHARACTERS
 from cfel.validation import parse_toml
 
 DOTTED = ".".join(["a"] * 100_000)

@@ -216,9 +216,9 @@ def _flatten_places(row: NDArray[np.signedinteger[Any]], columns: int) -> IndexA
 # --------------------------------------------------------------------------------------------------
 # From a device's limits to the segments of `DeviceSegments`.
 #
-# A limit is a budget that ρ and θ share linearly: of seconds (P2's time constraint) or of joules (the battery).
-# At a given ρ the largest allowed θ is the least of θ_max and what each limit leaves: a concave chain of segments.
-# Each segment is kept over the interval of ρ where it is the least one.
+# A limit is a budget that ρ and θ share linearly: of seconds (P2's time constraint) or of joules (the
+# battery). At a given ρ the largest allowed θ is the least of θ_max and what each limit leaves: a concave
+# chain of segments. Each segment is kept over the interval of ρ where it is the least one.
 
 
 # A limit is widened by this share: where it leaves room for one ρ only, rounding must not take that away.

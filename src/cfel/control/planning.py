@@ -5,6 +5,7 @@ of bounds, and the work is done here once. How the problem is solved is in `solv
 """
 
 import math
+from collections.abc import Callable
 from dataclasses import dataclass, replace
 
 import numpy as np
@@ -214,9 +215,15 @@ def list_pairs(parameters: SchemeParameters, observation: Observation) -> Pairs:
     return Pairs(steps / tau, theta[share], kept[share])
 
 
-def override_devices(parameters: SchemeParameters) -> DeviceOverrides:
-    """What such schemes ask of devices: whole steps, and κ at the shares on the list."""
-    return DeviceOverrides(steps="whole", kept_energy_at=tuple(list_theta(parameters.theta_min).tolist()))
+def choose_from_pairs(
+    parameters: SchemeParameters,
+    init: Callable[[], State],
+    plan: Callable[[State, Observation], tuple[RoundPlan, State]],
+) -> Scheme:
+    """Makes a scheme whose plans are such pairs: devices take whole steps, and measure κ at the listed θ."""
+    theta = tuple(list_theta(parameters.theta_min).tolist())
+    overrides = DeviceOverrides(steps="whole", kept_energy_at=theta)
+    return Scheme(init, plan, device_overrides=overrides, chooses_theta=parameters.theta_min < 1)
 
 
 def estimate_contraction(theta: FloatArray, kept_energy: FloatArray | None) -> FloatArray:

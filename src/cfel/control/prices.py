@@ -9,8 +9,8 @@ with two responses, one over the cap and one under it:
 * the chord between the two responses, read off at the cap, is what mixing them would give at best.
 
 The search ends when bound and chord meet. Two kinds of fleet respond to a price: `segments.PricedFleet`,
-where ρ and θ are continuous, and `list_solver.PairGrid`, where devices choose from a list of pairs. The search
-needs no plan within the cap; `joint` and `list_solver` make one.
+where ρ and θ are continuous, and `list_solver.PairGrid`, where devices choose from a list of pairs. The
+search needs no plan within the cap; `joint` and `list_solver` make one.
 """
 
 from collections.abc import Iterator

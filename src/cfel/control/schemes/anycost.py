@@ -13,7 +13,7 @@ share of its joules for every device, or what its battery allows.
 
 import numpy as np
 
-from cfel.control.planning import choose_best, list_pairs, override_devices
+from cfel.control.planning import choose_best, choose_from_pairs, list_pairs
 from cfel.control.scheme import Observation, RoundPlan, Scheme, SchemeParameters, make_empty_plan
 from cfel.wording import plural
 
@@ -41,6 +41,4 @@ def anycost(parameters: SchemeParameters) -> Scheme:
             violations=(f"{plural(short, 'device')} cannot keep to their own limits",) if short else (),
         )
 
-    return Scheme(
-        dict, lambda state, seen: (plan(seen), state), device_overrides=override_devices(parameters)
-    )
+    return choose_from_pairs(parameters, dict, lambda state, seen: (plan(seen), state))

@@ -20,7 +20,7 @@ slowest device can; energy is not limited, as in both papers.
 import numpy as np
 
 from cfel.arrays import FloatArray
-from cfel.control.planning import choose_best, compute_costs, list_pairs, override_devices
+from cfel.control.planning import choose_best, choose_from_pairs, compute_costs, list_pairs
 from cfel.control.scheme import Observation, RoundPlan, Scheme, SchemeParameters, make_empty_plan
 from cfel.cost import cluster_seconds
 
@@ -51,9 +51,7 @@ def fedluck(parameters: SchemeParameters) -> Scheme:
             rho=np.where(present, pairs.rho[best], 0.0), theta=np.where(present, pairs.theta[best], 0.0)
         )
 
-    return Scheme(
-        dict, lambda state, seen: (plan(seen), state), device_overrides=override_devices(parameters)
-    )
+    return choose_from_pairs(parameters, dict, lambda state, seen: (plan(seen), state))
 
 
 def _list_bounds(seen: Observation, rho: float, theta: float) -> tuple[FloatArray, FloatArray]:

@@ -131,6 +131,7 @@ def hcef_plus(parameters: SchemeParameters) -> Scheme:
             kept_energy_at=tuple(theta.tolist()) if options.curve else (),
         ),
         plans_clocks=options.frequency,
+        chooses_theta=parameters.theta_min < 1,
     )
 
 

@@ -22,7 +22,7 @@ import numpy as np
 
 from cfel import validation
 from cfel.arrays import FloatArray
-from cfel.control.planning import Pairs, compute_costs, list_pairs, override_devices
+from cfel.control.planning import Pairs, choose_from_pairs, compute_costs, list_pairs
 from cfel.control.scheme import (
     Observation,
     RoundPlan,
@@ -70,7 +70,7 @@ def nori(parameters: SchemeParameters) -> Scheme:
             violations=() if fits.any() else ("no pair (ρ, θ) for all devices keeps to the caps",),
         ), {"first_loss": first}
 
-    return Scheme(init, plan, device_overrides=override_devices(parameters))
+    return choose_from_pairs(parameters, init, plan)
 
 
 def _mean_loss(seen: Observation) -> float | None:

@@ -22,8 +22,10 @@ from cfel.plugins import BUILT_IN_ONLY, CodePolicy, resolve
 
 SCHEMES: Mapping[str, SchemeBuilder] = MappingProxyType(
     {
-        **BOUNDED_SCHEMES,
+        # The order of the reference: the project's own schemes first.
+        "hcef": BOUNDED_SCHEMES["hcef"],
         "hcef_plus": hcef_plus,
+        **BOUNDED_SCHEMES,
         "oort": oort,
         "anycost": anycost,
         "fedluck": fedluck,

@@ -107,14 +107,16 @@ def _gossip_over_sampled_links(parameters: SchemeParameters) -> Gossip:
 
 _TABLE: Mapping[str, BoundedScheme] = MappingProxyType(
     {
-        # The paper's scheme and its ablations: budgets hold.
+        # The paper's scheme.
         "hcef": BoundedScheme(
             "Solves P2 in every edge round.", chooses_rho=True, chooses_theta=True, within_budget=True
         ),
+        # CE-FedAvg.
+        "cef": BoundedScheme("HCEF's problem with ρ = θ = 1 and no caps."),
+        # The ablations.
         "cef_f": BoundedScheme("HCEF's problem with θ pinned at 1.", chooses_rho=True, within_budget=True),
         "cef_c": BoundedScheme("HCEF's problem with ρ pinned at 1.", chooses_theta=True, within_budget=True),
-        # CE-FedAvg and MLL-SGD, as the paper compares them.
-        "cef": BoundedScheme("HCEF's problem with ρ = θ = 1 and no caps."),
+        # Castiglia, Das, Patterson, "Multi-Level Local SGD", ICLR 2021; ρ as the HCEF paper compares it.
         "mll_sgd": BoundedScheme(
             "HCEF's problem with θ = 1, ρ given by the device's clock, and no caps.", pin_rho=_follow_clock
         ),

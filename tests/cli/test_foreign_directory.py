@@ -26,8 +26,8 @@ from pathlib import Path
 Path(__file__).with_name("ran").touch()
 
 def build(parameters):
-    from cfel.control.schemes.bounded import cef
-    return cef(parameters)
+    from cfel.control import SCHEMES
+    return SCHEMES["cef"](parameters)
 
 def model(input_shape, classes):
     from cfel.learning.models.builders import mlp

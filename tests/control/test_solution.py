@@ -8,7 +8,7 @@ import pytest
 from cfel.control import Solution, SolverDefectError, solve
 from cfel.control.limits import find_feasible_limits
 from cfel.control.problem import RoundProblem
-from cfel.control.solution import prove
+from cfel.control.solution import Proposal, prove
 from cfel.control.solve import project_feasible
 from tests.control.instances import CIFAR, paper_problem
 
@@ -16,9 +16,8 @@ from tests.control.instances import CIFAR, paper_problem
 def prove_uniform(problem: RoundProblem, rho: float, theta: float) -> Solution:
     """The same ρ and θ for all devices, offered as a solution."""
     plan = (np.full(problem.devices, value) for value in (rho, theta))
-    return prove(
-        problem, find_feasible_limits(problem), *plan, lower_bound=0.0, multiplier=0.0, method="joint"
-    )
+    found = Proposal(*plan, lower_bound=0.0, multiplier=0.0, method="joint")
+    return prove(problem, find_feasible_limits(problem), found)
 
 
 def test_plan_over_a_time_cap_is_rejected() -> None:

@@ -229,7 +229,7 @@ def test_file_names_are_absolute_once_read(tmp_path: Path, monkeypatch: pytest.M
         ("scheme.rho_min=0.25", "scheme.rho_min", 0.25),
         ("scheme.name=cef_f", "scheme.name", "cef_f"),
         ('scheme.name="cef_f"', "scheme.name", "cef_f"),
-        ("scheme.name=cfel.control.schemes.bounded:cef", "scheme.name", "cfel.control.schemes.bounded:cef"),
+        ("scheme.name=cfel.control.schemes.oort:oort", "scheme.name", "cfel.control.schemes.oort:oort"),
         ("name=two words", "name", "two words"),
         ('name=a "quoted" \\ word', "name", 'a "quoted" \\ word'),
         ("name=a=b", "name", "a=b"),

@@ -212,7 +212,10 @@ def collect_problems() -> Cases:
         problem = make_problem(number)
         for method in ("joint", "alternating"):
             solution = solve(problem, method)
-            found[f"{number} {method}"] = {**_plain(solution), "gap": solution.gap}
+            fields = _plain(solution)
+            # P2 has no clocks; the stored values are older than this field.
+            assert fields.pop("clock") is None
+            found[f"{number} {method}"] = {**fields, "gap": solution.gap}
     return found
 
 

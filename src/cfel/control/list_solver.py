@@ -1,4 +1,13 @@
-"""A round solved in whole steps: as much progress as its time and energy are worth, within both caps.
+"""The list responder: a round solved on a list of pairs (k, θ), each with a clock to match.
+
+A plan in whole steps happens as planned, so its expected cost is its realised cost. For every pair the best
+clock is the slowest one that meets the device's time limit,
+
+    s = kμ / (limit − θν), at least the slowest clock allowed;   energy = kα·e(s) + pθν
+
+with the device's clock curve e(s) = c + (1 − c)·s^γ. So each device has a short list of pairs, each with an
+objective and an energy, and the search for the price of energy (`prices`) applies as it does to P2. Its bound
+says: no plan on the list with this makespan and this energy has a smaller objective.
 
 The caps say what a round may use, not what it should use. Slow clocks that fill a slack time cap, or uploads
 that hardly help but fit the energy budget, buy little. So with a time weight a between 0 and 1 the plan
@@ -9,8 +18,6 @@ maximises
 among the plans within the caps: one percent more time is spent only where it brings at least a percent of a
 in progress. For a given makespan this sets the price of energy, λ = (1 − a)·progress / energy, and the
 response to a price is exact. The makespan is searched on a grid. Without a time weight the caps are used up.
-
-The bound says: no plan on the list with this makespan and this energy has a smaller objective.
 """
 
 import math
@@ -20,43 +27,54 @@ from dataclasses import dataclass, replace
 import numpy as np
 
 from cfel.arrays import FloatArray, IndexArray
-from cfel.control.limits import SLACK, Limits, find_feasible_limits
-from cfel.control.prices import BLOCK, Response, search_energy_price
+from cfel.control.limits import SLACK, find_feasible_limits
+from cfel.control.prices import Response, search_energy_price, split_into_blocks
 from cfel.control.problem import RoundProblem
-from cfel.control.solution import reject_excess
+from cfel.control.solution import Proposal, Solution, prove
 from cfel.system.conditions import clock_energy
-
-# --------------------------------------------------------------------------------------------------
-# The pairs (k, θ) that whole-step plans choose from: steps to take, share to send, and what that is
-# worth.
-#
-# The table is the same for all devices of a round. What a pair takes in time and energy differs from
-# device to
-# device; that is in `step_grid`.
-
 
 THETA_LIST = (0.01, 0.02, 0.03, 0.05, 0.07, 0.1, 0.15, 0.2, 0.3, 0.5, 0.7, 1.0)
 """The shares θ to choose from; those below `theta_min` are left out."""
 
 # With more local iterations than this, the numbers of steps to choose from are thinned out.
 MOST_STEP_COUNTS = 20
+# Up to this many energies (devices × pairs) are kept between responses; more are computed again every time.
+MOST_KEPT = 4_000_000
+# Makespans that are tried, evenly spaced in the logarithm; twice, the second time around the best.
+MAKESPANS = 12
+# Progress per joule rises with its price, so the fixed point is reached from below in a few steps.
+PRICE_STEPS = 12
+# Energy left over after the search is offered to all devices this many times.
+FILLS = 4
+# A larger fleet chooses its makespan by a sample of about this size.
+SAMPLE = 2048
+_PER_DEVICE = (
+    *("step_seconds", "step_joules", "upload_seconds", "upload_joules"),
+    *("clock_static", "clock_exponent", "seconds", "battery"),
+)
 
 
 @dataclass(frozen=True, slots=True, eq=False)
-class StepTable:
+class PairTable:
     """The pairs (k, θ) to choose from, the same for all devices.
 
     Attributes:
         steps: k of every pair; the first pair has the fewest steps and the smallest θ.
         theta: θ of every pair.
         cost: objective of every pair, to be made small; negative where a pair is progress.
-        least_speed: smallest share of its clock that a device may run at, in (0, 1]; 1 for fixed clocks.
+        least_clock: smallest share of its full clock that a device may run at, in (0, 1]; `None` where clocks
+            are not chosen.
     """
 
     steps: FloatArray
     theta: FloatArray
     cost: FloatArray
-    least_speed: float = 1.0
+    least_clock: float | None = None
+
+    @property
+    def slowest(self) -> float:
+        """The slowest clock."""
+        return 1.0 if self.least_clock is None else self.least_clock
 
 
 def list_theta(least: float, most: float = 1.0) -> FloatArray:
@@ -80,34 +98,9 @@ def pair_up(steps: FloatArray, theta: FloatArray) -> tuple[FloatArray, IndexArra
     return np.repeat(steps, theta.size), np.tile(np.arange(theta.size), steps.size)
 
 
-# --------------------------------------------------------------------------------------------------
-# What devices can choose from when steps are whole: a step count k, a share θ, and a clock to match.
-#
-# A plan in whole steps happens as planned, so its expected cost is its realised cost. For every pair (k,
-# θ) the
-# best clock is the slowest one that meets the device's time limit,
-#
-#     s = kμ / (limit − θν), at least the slowest clock allowed;   energy = kα·e(s) + pθν
-#
-# with the device's clock curve e(s) = c + (1 − c)·s^γ. So each device has a short list of pairs, each
-# with an
-# objective and an energy. A `StepGrid` responds to a price of energy as a `PricedFleet` does: the same
-# search
-# finds the price, and its bound proves how good a plan is on this list. It does not look between its
-# entries.
-
-
-_PER_DEVICE = (
-    *("step_seconds", "step_joules", "upload_seconds", "upload_joules"),
-    *("clock_static", "clock_exponent", "seconds", "battery"),
-)
-# Up to this many energies (devices × pairs) are kept between responses; more are computed again every time.
-MOST_KEPT = 4_000_000
-
-
 @dataclass(frozen=True, slots=True, eq=False)
-class StepGrid:
-    """The devices of a round and their limits; arrays have one entry per device.
+class PairGrid:
+    """The devices of a round and their limits, which respond to a price by pairs; one entry per device.
 
     Attributes:
         table: the pairs.
@@ -118,7 +111,7 @@ class StepGrid:
         rows: what `_rows` yields, where it is kept.
     """
 
-    table: StepTable
+    table: PairTable
     step_seconds: FloatArray
     step_joules: FloatArray
     upload_seconds: FloatArray
@@ -131,8 +124,8 @@ class StepGrid:
 
     @classmethod
     def from_problem(
-        cls, problem: RoundProblem, table: StepTable, seconds: FloatArray, battery: FloatArray | None
-    ) -> "StepGrid":
+        cls, problem: RoundProblem, table: PairTable, seconds: FloatArray, battery: FloatArray | None
+    ) -> "PairGrid":
         """The devices of a round."""
         return cls(
             table,
@@ -151,15 +144,15 @@ class StepGrid:
         """Number of devices, N."""
         return len(self.seconds)
 
-    def take(self, which: slice) -> "StepGrid":
+    def take(self, which: slice) -> "PairGrid":
         """Some of the devices."""
         return replace(self, rows=None, **{name: getattr(self, name)[which] for name in _PER_DEVICE})
 
-    def sample(self, stride: int) -> "StepGrid":
+    def sample(self, stride: int) -> "PairGrid":
         """Takes one device in `stride`."""
         return self if stride == 1 else self.take(slice(None, None, stride))._keep_rows()
 
-    def within(self, makespan: float) -> "StepGrid":
+    def within(self, makespan: float) -> "PairGrid":
         """The same devices, which now have at most `makespan` seconds."""
         return replace(self, rows=None, seconds=np.minimum(self.seconds, makespan))._keep_rows()
 
@@ -171,7 +164,7 @@ class StepGrid:
 
     def longest_makespan(self) -> float:
         """Seconds beyond which no device has a use for more: all steps at the slowest clock, all sent."""
-        slowest = self.table.steps.max() * self.step_seconds / self.table.least_speed
+        slowest = self.table.steps.max() * self.step_seconds / self.table.slowest
         return float((slowest + self.table.theta.max() * self.upload_seconds).max())
 
     def respond(self, price: float) -> Response:
@@ -194,18 +187,17 @@ class StepGrid:
         """Energy of every device at its pair."""
         return self._joules(self.table.steps[pair], self.table.theta[pair])
 
-    def speed(self, pair: IndexArray) -> FloatArray:
-        """Share of its clock that every device runs at with its pair."""
-        return self._speed(self.table.steps[pair], self.table.theta[pair])
+    def clock(self, pair: IndexArray) -> FloatArray:
+        """Share of its full clock that every device runs at with its pair."""
+        return self._clock(self.table.steps[pair], self.table.theta[pair])
 
     def upgrade(self, pair: IndexArray, joules: float) -> tuple[IndexArray, FloatArray, FloatArray]:
         """Every device's change of pair that gains most per joule and takes at most `joules` more.
 
-        Returns:
-            The new pair (the old one where nothing is gained), its gain and its additional joules.
+        Returns the new pair (the old one where nothing is gained), its gain and its additional joules.
         """
         better, spent = pair.copy(), self.joules(pair)
-        for block, energy in zip(self._slices(), self._rows(), strict=True):
+        for block, energy in zip(split_into_blocks(self.size), self._rows(), strict=True):
             extra = energy - spent[block][:, None]
             gain = self.table.cost[pair[block]][:, None] - self.table.cost
             worth = np.where((gain > 0) & (extra <= joules), gain / np.maximum(extra, 1e-300), 0.0)
@@ -213,15 +205,12 @@ class StepGrid:
             better[block] = np.where(worth.max(axis=1) > 0, best, pair[block])
         return better, self.costs(pair) - self.costs(better), self.joules(better) - spent
 
-    def _slices(self) -> list[slice]:
-        return [slice(start, start + BLOCK) for start in range(0, self.size, BLOCK)]
-
     def _rows(self) -> Iterator[FloatArray]:
         """Energy of every pair, infinite where the limits forbid it: one row per device, block by block."""
         if self.rows is not None:
             yield from self.rows
             return
-        for block in self._slices():
+        for block in split_into_blocks(self.size):
             part = self.take(block)
             columns = replace(part, **{name: getattr(part, name)[:, None] for name in _PER_DEVICE})
             steps, theta = self.table.steps, self.table.theta
@@ -232,19 +221,19 @@ class StepGrid:
             joules[beyond] = np.inf
             yield joules
 
-    def _keep_rows(self) -> "StepGrid":
+    def _keep_rows(self) -> "PairGrid":
         """The same grid, with the energies of all pairs kept if they take little memory."""
         few = self.size * len(self.table.steps) <= MOST_KEPT
         return replace(self, rows=tuple(self._rows())) if few else self
 
-    def _speed(self, steps: FloatArray, theta: FloatArray) -> FloatArray:
+    def _clock(self, steps: FloatArray, theta: FloatArray) -> FloatArray:
         left = self.seconds - theta * self.upload_seconds
         with np.errstate(divide="ignore", invalid="ignore"):
             needed = np.where(left > 0, steps * self.step_seconds / left, 1.0)
-        return np.asarray(np.clip(needed, self.table.least_speed, 1.0))
+        return np.asarray(np.clip(needed, self.table.slowest, 1.0))
 
     def _joules(self, steps: FloatArray, theta: FloatArray) -> FloatArray:
-        share = clock_energy(self._speed(steps, theta), self.clock_static, self.clock_exponent)
+        share = clock_energy(self._clock(steps, theta), self.clock_static, self.clock_exponent)
         return np.asarray(steps * self.step_joules * share + theta * self.upload_joules)
 
     def _response(self, price: float, pairs: list[IndexArray]) -> Response:
@@ -258,45 +247,6 @@ class StepGrid:
         )
 
 
-# Makespans that are tried, evenly spaced in the logarithm; twice, the second time around the best.
-MAKESPANS = 12
-# Progress per joule rises with its price, so the fixed point is reached from below in a few steps.
-PRICE_STEPS = 12
-# Energy left over after the search is offered to all devices this many times.
-FILLS = 4
-# A larger fleet chooses its makespan by a sample of about this size.
-SAMPLE = 2048
-
-
-@dataclass(frozen=True, slots=True, eq=False)
-class StepSolution:
-    """Who takes how many steps and sends how much, at what clock, and how good that is.
-
-    Attributes:
-        rho, theta, speed: per device; ρ is k/τ, speed the share of the clock.
-        objective: the sum over devices.
-        lower_bound: no plan on the list with this makespan and energy has a smaller objective.
-        feasible, violations: as in `Solution`.
-        device_seconds, device_joules: cost of every device.
-    """
-
-    rho: FloatArray
-    theta: FloatArray
-    speed: FloatArray
-    objective: float
-    lower_bound: float
-    feasible: bool
-    violations: tuple[str, ...]
-    device_seconds: FloatArray
-    device_joules: FloatArray
-
-    @property
-    def gap(self) -> float:
-        """(objective − lower bound) / |lower bound|."""
-        distance = self.objective - self.lower_bound
-        return distance / abs(self.lower_bound) if self.lower_bound else (np.inf if distance else 0.0)
-
-
 @dataclass(frozen=True, slots=True, eq=False)
 class _Plan:
     """Every device's pair, and a lower bound on the objective at the same makespan and energy."""
@@ -305,6 +255,13 @@ class _Plan:
     objective: float
     joules: float
     lower_bound: float
+    price: float
+
+    @classmethod
+    def from_response(cls, response: Response) -> "_Plan":
+        """A response is the best plan of its energy."""
+        objective = response.objective
+        return cls(response.choice, objective, response.joules, objective, response.price)
 
     def score(self, makespan: float, time_weight: float) -> float:
         """What is maximised; −inf for a plan that makes no progress."""
@@ -314,9 +271,7 @@ class _Plan:
         return math.log(-self.objective) - cost
 
 
-def solve_whole_steps(
-    problem: RoundProblem, table: StepTable, time_weight: float | None = None
-) -> StepSolution:
+def solve_on_list(problem: RoundProblem, table: PairTable, time_weight: float | None = None) -> Solution:
     """Decides the steps, θ and the clock of every device.
 
     Args:
@@ -326,19 +281,27 @@ def solve_whole_steps(
         time_weight: a in (0, 1); None to use the caps up.
     """
     limits = find_feasible_limits(problem)
-    grid = StepGrid.from_problem(problem, table, limits.seconds, limits.battery)
+    grid = PairGrid.from_problem(problem, table, limits.seconds, limits.battery)
     if limits.forced:
-        least = grid.spend_least()
-        plan = _Plan(least.choice, least.objective, least.joules, least.objective)
+        plan = _Plan.from_response(grid.spend_least())
     elif time_weight is None:
         plan = _fill_cap(grid, limits.joules)
     else:
         grid = grid.within(_choose_makespan(grid, limits.joules, time_weight))
         plan = _plan_within(grid, limits.joules, time_weight)
-    return _prove(problem, limits, grid, plan)
+    found = Proposal(
+        rho=table.steps[plan.pair] / problem.tau,
+        theta=table.theta[plan.pair],
+        lower_bound=plan.lower_bound,
+        multiplier=plan.price,
+        method="list",
+        clock=None if table.least_clock is None else grid.clock(plan.pair),
+        objective=plan.objective,
+    )
+    return prove(problem, limits, found)
 
 
-def _choose_makespan(grid: StepGrid, energy_cap: float, time_weight: float) -> float:
+def _choose_makespan(grid: PairGrid, energy_cap: float, time_weight: float) -> float:
     """The makespan of the best score, among a grid of them, and then among a finer grid around the best."""
     stride = max(1, grid.size // SAMPLE)
     sample, shortest = grid.sample(stride), grid.least_makespan()
@@ -357,7 +320,7 @@ def _choose_makespan(grid: StepGrid, energy_cap: float, time_weight: float) -> f
     return float(tried[best])
 
 
-def _plan_within(grid: StepGrid, energy_cap: float, time_weight: float) -> _Plan:
+def _plan_within(grid: PairGrid, energy_cap: float, time_weight: float) -> _Plan:
     """The best plan within the makespan: at the price that the score sets, or within the cap if it binds."""
     response = grid.respond(0.0)
     for _ in range(PRICE_STEPS):
@@ -370,10 +333,10 @@ def _plan_within(grid: StepGrid, energy_cap: float, time_weight: float) -> _Plan
         response = grid.respond(price)
     if response.joules > energy_cap:
         return _fill_cap(grid, energy_cap)
-    return _Plan(response.choice, response.objective, response.joules, response.objective)
+    return _Plan.from_response(response)
 
 
-def _fill_cap(grid: StepGrid, energy_cap: float) -> _Plan:
+def _fill_cap(grid: PairGrid, energy_cap: float) -> _Plan:
     """The least objective within the energy cap, nearly: the dual search, and what is left over spent."""
     bracket = search_energy_price(grid, energy_cap)
     pair = bracket.under.choice.copy()
@@ -389,29 +352,5 @@ def _fill_cap(grid: StepGrid, energy_cap: float) -> _Plan:
         paid = paid if paid.size else order[:1]
         pair[paid] = better[paid]
         left = energy_cap - float(grid.joules(pair).sum())
-    objective = float(grid.costs(pair).sum())
-    return _Plan(pair, objective, float(grid.joules(pair).sum()), min(bracket.lower_bound, objective))
-
-
-def _prove(problem: RoundProblem, limits: Limits, grid: StepGrid, plan: _Plan) -> StepSolution:
-    """The solution, its costs computed again and checked against every limit."""
-    steps, theta = grid.table.steps[plan.pair], grid.table.theta[plan.pair]
-    speed = grid.speed(plan.pair)
-    seconds = steps * problem.mu / speed + theta * problem.nu
-    share = clock_energy(speed, problem.clock_static, problem.clock_exponent)
-    joules = steps * problem.alpha * share + theta * problem.power * problem.nu
-    reject_excess("seconds", seconds, limits.seconds)
-    reject_excess("joules", np.array([joules.sum()]), np.array([limits.joules]))
-    if limits.battery is not None:
-        reject_excess("battery", joules, limits.battery)
-    return StepSolution(
-        steps / problem.tau,
-        theta,
-        speed,
-        plan.objective,
-        plan.lower_bound,
-        not limits.violations,
-        limits.violations,
-        seconds,
-        joules,
-    )
+    objective, joules = float(grid.costs(pair).sum()), float(grid.joules(pair).sum())
+    return _Plan(pair, objective, joules, min(bracket.lower_bound, objective), bracket.price)

@@ -1,23 +1,17 @@
 """From an observation to a plan: by asking any scheme, and by way of P2, as the schemes of the paper do.
 
 HCEF and its ablations solve the same problem and differ only in the bounds they pin. So a scheme is a choice
-of bounds, and the work is done here once. How the problem is solved is in `solver/`.
+of bounds, and the work is done here once. How the problem is solved is in `solve` and `list_solver`.
 """
 
 import math
+from collections.abc import Callable
 from dataclasses import dataclass, replace
 
 import numpy as np
 
 from cfel.arrays import BoolArray, FloatArray, IndexArray
-from cfel.control.list_solver import (
-    StepSolution,
-    StepTable,
-    list_steps,
-    list_theta,
-    pair_up,
-    solve_whole_steps,
-)
+from cfel.control.list_solver import PairTable, list_steps, list_theta, pair_up, solve_on_list
 from cfel.control.problem import RoundProblem
 from cfel.control.scheme import (
     DeviceOverrides,
@@ -33,15 +27,15 @@ from cfel.control.solve import solve
 from cfel.cost import device_joules, device_seconds
 from cfel.errors import InputError
 
-Bound = float | FloatArray
+PerDevice = float | FloatArray
 
 
 @dataclass(frozen=True, slots=True, eq=False)
 class Bounds:
     """Lower and upper bounds of ρ and θ, numbers or one entry per device of the fleet."""
 
-    rho: tuple[Bound, Bound]
-    theta: tuple[Bound, Bound]
+    rho: tuple[PerDevice, PerDevice]
+    theta: tuple[PerDevice, PerDevice]
 
 
 def plan_by_scheme(scheme: Scheme, state: State, observation: Observation) -> tuple[RoundPlan, State]:
@@ -83,9 +77,10 @@ def plan_round(
     # With ρ pinned there is nothing to round, and the exact solver also chooses θ between the entries of a
     # list.
     if whole and (problem.rho_min < problem.rho_max).any():
-        return make_plan(problem, _solve_in_whole_steps(problem), present)
-    # Without caps the joint solver is done after one response; Algorithm 3 would only take longer.
-    solution = solve(problem, parameters.solver if within_budget else "joint")
+        solution = _solve_in_whole_steps(problem)
+    else:
+        # Without caps the joint solver is done after one response; Algorithm 3 would only take longer.
+        solution = solve(problem, parameters.solver if within_budget else "joint")
     return make_plan(problem, solution, present)
 
 
@@ -96,7 +91,7 @@ def _round_bounds(bounds: Bounds, tau: int) -> Bounds:
     return Bounds(rho=(low / tau, high / tau), theta=bounds.theta)
 
 
-def _solve_in_whole_steps(problem: RoundProblem) -> StepSolution:
+def _solve_in_whole_steps(problem: RoundProblem) -> Solution:
     """P2 on a list of pairs (k, θ), at full clocks."""
     limits = (problem.rho_min, problem.rho_max, problem.theta_min, problem.theta_max)
     if any(np.ptp(bound) > 0 for bound in limits):
@@ -107,25 +102,12 @@ def _solve_in_whole_steps(problem: RoundProblem) -> StepSolution:
     count, share = pair_up(steps[steps <= rho_max * problem.tau + 1e-9], shares)
     rho, theta = count / problem.tau, shares[share]
     noise = problem.noise_weight * (2.0 - theta) * rho * (problem.sigma2 + problem.g2)
-    table = StepTable(count, theta, noise + 3.0 * (1.0 - rho) ** 2 * problem.g2)
-    return solve_whole_steps(problem, table)
+    return solve_on_list(problem, PairTable(count, theta, noise + 3.0 * (1.0 - rho) ** 2 * problem.g2))
 
 
-def make_plan(
-    problem: RoundProblem,
-    solution: Solution | StepSolution,
-    present: BoolArray,
-    *,
-    speed: FloatArray | None = None,
-) -> RoundPlan:
-    """Turns a solution for the devices that take part into a plan for the whole fleet.
-
-    Args:
-        problem: the problem that was solved.
-        solution: its solution, one entry per device that takes part.
-        present: whether each device of the fleet takes part.
-        speed: share of the clock of each device that takes part; `None` for full clocks.
-    """
+def make_plan(problem: RoundProblem, solution: Solution, present: BoolArray) -> RoundPlan:
+    """Turns a solution for the devices that take part into a plan for the whole fleet."""
+    clock = solution.clock
     return RoundPlan(
         rho=_expand_to_fleet(solution.rho, present, absent=0.0),
         theta=_expand_to_fleet(solution.theta, present, absent=0.0),
@@ -136,7 +118,7 @@ def make_plan(
         gap=solution.gap,
         feasible=solution.feasible,
         violations=solution.violations,
-        speed=None if speed is None else _expand_to_fleet(speed, present, absent=1.0),
+        speed=None if clock is None else _expand_to_fleet(clock, present, absent=1.0),
     )
 
 
@@ -194,16 +176,12 @@ def _share_battery(observation: Observation) -> FloatArray | None:
     return np.asarray(observation.battery[observation.conditions.available] / left)
 
 
-def _select_present(bound: Bound, present: np.ndarray) -> FloatArray:
+def _select_present(bound: PerDevice, present: np.ndarray) -> FloatArray:
     return np.asarray(np.broadcast_to(bound, present.shape)[present], dtype=np.float64)
 
 
-# --------------------------------------------------------------------------------------------------
-# Pairs (ρ, θ) to choose from, for schemes that compare what pairs bring and cost instead of solving P2.
-#
-# A pair is a whole number of steps and a share of the update. `kept` says how much of an update arrives
-# at θ:
-# the contraction κ(θ) as devices measured it, or a guess before the first reports.
+# Pairs (ρ, θ) to choose from, for schemes that compare what pairs bring and cost instead of solving P2. A
+# pair is a whole number of steps and a share of the update.
 
 
 # Before the first reports κ is taken to be θ to this power, about what trained networks show.
@@ -214,12 +192,13 @@ _ROUNDING = 1e-9
 
 
 @dataclass(frozen=True, slots=True, eq=False)
-class Choices:
+class Pairs:
     """Pairs to choose from; the first has the fewest steps and the smallest θ, the last has ρ = θ = 1.
 
     Attributes:
         rho, theta: of every pair.
-        kept: κ(θ) of every pair, in (0, 1].
+        kept: κ(θ) of every pair, in (0, 1]: how much of an update arrives, as devices measured it, or a guess
+            before the first reports.
     """
 
     rho: FloatArray
@@ -227,18 +206,24 @@ class Choices:
     kept: FloatArray
 
 
-def list_choices(parameters: SchemeParameters, observation: Observation) -> Choices:
+def list_pairs(parameters: SchemeParameters, observation: Observation) -> Pairs:
     """Whole steps from ρ_min on, with a list of shares from θ_min on."""
     tau = observation.rounds.local_steps
     theta = list_theta(parameters.theta_min)
     steps, share = pair_up(list_steps(parameters.rho_min, tau), theta)
     kept = estimate_contraction(theta, observation.kept_energy)
-    return Choices(steps / tau, theta[share], kept[share])
+    return Pairs(steps / tau, theta[share], kept[share])
 
 
-def override_devices(parameters: SchemeParameters) -> DeviceOverrides:
-    """What such schemes ask of devices: whole steps, and κ at the shares on the list."""
-    return DeviceOverrides(steps="whole", kept_energy_at=tuple(list_theta(parameters.theta_min).tolist()))
+def choose_from_pairs(
+    parameters: SchemeParameters,
+    init: Callable[[], State],
+    plan: Callable[[State, Observation], tuple[RoundPlan, State]],
+) -> Scheme:
+    """Makes a scheme whose plans are such pairs: devices take whole steps, and measure κ at the listed θ."""
+    theta = tuple(list_theta(parameters.theta_min).tolist())
+    overrides = DeviceOverrides(steps="whole", kept_energy_at=theta)
+    return Scheme(init, plan, device_overrides=overrides, chooses_theta=parameters.theta_min < 1)
 
 
 def estimate_contraction(theta: FloatArray, kept_energy: FloatArray | None) -> FloatArray:
@@ -249,7 +234,7 @@ def estimate_contraction(theta: FloatArray, kept_energy: FloatArray | None) -> F
     return np.maximum(np.maximum.accumulate(np.clip(curve, 0.0, 1.0)), theta)
 
 
-def count_costs(
+def compute_costs(
     observation: Observation, rho: float | FloatArray, theta: float | FloatArray
 ) -> tuple[FloatArray, FloatArray]:
     """Seconds and joules of every device with one pair for all, or one pair each."""
@@ -259,26 +244,18 @@ def count_costs(
 
 
 def choose_best(
-    observation: Observation, choices: Choices, gain: FloatArray, seconds: FloatArray, joules: FloatArray
+    observation: Observation, pairs: Pairs, gain: FloatArray, seconds: FloatArray, joules: FloatArray
 ) -> tuple[IndexArray, BoolArray]:
-    """Every device's pair with the largest gain within its own limits.
+    """Every device's pair with the largest gain within its own limits of seconds and joules.
 
-    Args:
-        observation: the devices' conditions.
-        choices: the pairs.
-        gain: what each pair brings, the same for all devices.
-        seconds: each device's limit.
-        joules: likewise.
-
-    Returns:
-        The pair of each device, the first where none fits, and whether one fits.
+    Returns the pair of each device, the first where none fits, and whether one fits.
     """
     best = np.zeros(len(observation.cluster), dtype=np.intp)
     fits = np.zeros(len(best), dtype=bool)
     # From the largest gain downwards, and of equal ones the cheaper first. One pair at a time: a table of all
     # pairs and devices would not fit into memory for large fleets.
     for pair in np.argsort(-gain, kind="stable").tolist():
-        used_seconds, used_joules = count_costs(observation, choices.rho[pair], choices.theta[pair])
+        used_seconds, used_joules = compute_costs(observation, pairs.rho[pair], pairs.theta[pair])
         within = (used_seconds <= seconds * (1 + _ROUNDING)) & (used_joules <= joules * (1 + _ROUNDING))
         best[within & ~fits] = pair
         fits |= within
@@ -287,18 +264,13 @@ def choose_best(
     return best, fits
 
 
-# --------------------------------------------------------------------------------------------------
-# How many rounds a budget allows, for runs that end when it is used up (`rounds.stop = "budget"`).
-#
-# Caps share what is left of a budget among the rounds that are left. In such a run `rounds.global` is
-# only an
-# upper limit, often a generous one. Shared among all of it, a budget leaves next to nothing for each
-# round:
+# How many rounds a budget allows, for runs that end when it is used up (`rounds.stop = "budget"`). Caps
+# share what is left of a budget among the rounds that are left. In such a run `rounds.global` is only an
+# upper limit, often a generous one. Shared among all of it, a budget leaves next to nothing for each round:
 # every plan is at its lower bounds, and the run still ends long before that limit. So no round is planned
-# with
-# less than a share of what full work (ρ = θ = 1) costs a typical device in it. The slowest device would
-# be no
-# measure: in a deep fade its upload can take hours, and a round must not be granted more for that.
+# with less than a share of what full work (ρ = θ = 1) costs a typical device in it. The slowest device
+# would be no measure: in a deep fade its upload can take hours, and a round must not be granted more for
+# that.
 
 
 LEAST_SHARE = 0.3
@@ -344,10 +316,8 @@ def _count_rounds(observation: Observation) -> float:
 
 def _typical_work(observation: Observation) -> tuple[float, float]:
     """Seconds of the median device, and joules of as many such devices, in an edge round of full work."""
-    now, present = observation.conditions, observation.conditions.available
-    tau = observation.rounds.local_steps
-    seconds = device_seconds(1.0, 1.0, tau, now.mu, now.nu)
-    joules = device_joules(1.0, 1.0, tau, now.alpha, now.nu, now.power)
+    present = observation.conditions.available
+    seconds, joules = compute_costs(observation, 1.0, 1.0)
     return float(np.median(seconds[present])), float(np.median(joules[present]) * present.sum())
 
 

@@ -1,6 +1,6 @@
 """One edge round's decision problem: the paper's P2, with the caps of this round already computed.
 
-`RoundProblem` states what is known about every device and what may be spent; `solver/` decides. It validates
+`RoundProblem` states what is known about every device and what may be spent; `solve` decides. It validates
 itself when it is created, so that a solver never sees a bad number.
 """
 
@@ -13,7 +13,7 @@ from numpy.typing import ArrayLike
 from cfel import validation
 from cfel.arrays import FloatArray, IndexArray
 from cfel.errors import InputError, unknown_name
-from cfel.system.conditions import PAPER_EXPONENT
+from cfel.system.conditions import PAPER_EXPONENT, clock_energy
 
 Unreachable = Literal["stretch", "minimum"]
 
@@ -52,8 +52,8 @@ class RoundProblem:
         battery: joules each device may spend in this round, ≥ 0 or +inf; `None` for no limit.
         device: the number of each device in messages, for a round in which only a part of a fleet takes part;
             `None` for 0 … N − 1.
-        clock_static, clock_exponent: what a slower clock saves (`system.clock`), one number or one entry per
-            device; only a solver in whole steps looks at them.
+        clock_static, clock_exponent: what a slower clock saves (`system.conditions.clock_energy`), one number
+            or one entry per device; only solvers that choose clocks look at them.
     """
 
     tau: int
@@ -131,13 +131,17 @@ class RoundProblem:
         skipped = 1.0 - rho
         return noise + 3.0 * self.g2 * float(np.dot(skipped, skipped))
 
-    def seconds(self, rho: FloatArray, theta: FloatArray) -> FloatArray:
-        """Expected seconds of every device, ρτμ + θν."""
-        return rho * (self.tau * self.mu) + theta * self.nu
+    def seconds(self, rho: FloatArray, theta: FloatArray, clock: FloatArray | None = None) -> FloatArray:
+        """Expected seconds of every device, ρτμ + θν; at a share s of the clock, ρτμ/s + θν."""
+        computing = rho * (self.tau * self.mu)
+        return (computing if clock is None else computing / clock) + theta * self.nu
 
-    def joules(self, rho: FloatArray, theta: FloatArray) -> FloatArray:
-        """Expected joules of every device, ρτα + pθν."""
-        return rho * (self.tau * self.alpha) + theta * (self.power * self.nu)
+    def joules(self, rho: FloatArray, theta: FloatArray, clock: FloatArray | None = None) -> FloatArray:
+        """Expected joules of every device, ρτα + pθν; at a slower clock a step takes a share of α."""
+        computing = rho * (self.tau * self.alpha)
+        if clock is not None:
+            computing = computing * clock_energy(clock, self.clock_static, self.clock_exponent)
+        return computing + theta * (self.power * self.nu)
 
     def _set(self, field: str, value: object) -> None:
         object.__setattr__(self, field, value)

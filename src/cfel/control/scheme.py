@@ -25,15 +25,11 @@ from cfel.errors import InputError, unknown_name
 from cfel.system.batch_shares import BatchShares
 from cfel.system.conditions import Conditions
 
-# --------------------------------------------------------------------------------------------------
-# `[scheme.options]` of one scheme, from a table of the experiment file to the scheme's own dataclass.
-
-
 Options = TypeVar("Options")
 
 
 def read_options(kind: type[Options], given: Mapping[str, Any]) -> Options:
-    """Makes a scheme's options; the dataclass checks their values.
+    """Makes a scheme's options from `[scheme.options]`; the dataclass checks their values.
 
     Raises:
         InputError: there is no such option; the message names the nearest one.
@@ -45,18 +41,6 @@ def read_options(kind: type[Options], given: Mapping[str, Any]) -> Options:
     return kind(**given)
 
 
-# --------------------------------------------------------------------------------------------------
-# How a scheme uses the backhaul: when edge servers exchange models, in how many steps, with what weights.
-#
-# Every scheme has a `Gossip`. The default is the paper's: one step with the neighbours at the end of a
-# global
-# round, all devices weighing the same. Time is counted by one rule: at an exchange all clusters wait for
-# the
-# slowest, and the exchange then takes each of them its own backhaul seconds. Nothing is mixed here; these
-# are
-# the numbers that the round loop, the caps and the accounts share.
-
-
 Weights = Literal["equal", "samples"]
 Reach = Literal["neighbours", "everybody"]
 
@@ -66,7 +50,12 @@ TRIPS_TO_EVERYBODY = 2
 
 @dataclass(frozen=True, slots=True)
 class Gossip:
-    """The use of the backhaul.
+    """How a scheme uses the backhaul: when edge servers exchange models, how often, with what weights.
+
+    The default is the paper's: one step with the neighbours at the end of a global round, all devices
+    weighing the same. At an exchange all clusters wait for the slowest, and the exchange then takes each of
+    them its own backhaul seconds. Nothing is mixed here; these are the numbers that the round loop, the
+    caps and the accounts share.
 
     Attributes:
         every_edge_round: an exchange after every edge aggregation, instead of one per global round.
@@ -76,7 +65,7 @@ class Gossip:
         reach: models are averaged with those of the "neighbours", or at once over "everybody", as a cloud
             server does; the latter is charged two transfers of the full model.
         link_budget: share of links in use on average, in (0, 1]; below 1 each gossip step uses a random part
-            of them, see `system.sampled_links`.
+            of them, see `system.backhaul.SampledLinks`.
     """
 
     every_edge_round: bool = False
@@ -97,11 +86,7 @@ class Gossip:
             raise InputError(f"gossip.steps = {self.steps}: one step reaches everybody already")
 
     def exchange_seconds(self, backhaul_seconds: FloatArray) -> FloatArray:
-        """Seconds of one exchange, per cluster.
-
-        Args:
-            backhaul_seconds: of a full model over the slowest link, per cluster.
-        """
+        """Seconds of one exchange, given those of a full model over the slowest link; both per cluster."""
         trips = TRIPS_TO_EVERYBODY if self.reach == "everybody" else self.steps
         return np.asarray(backhaul_seconds * trips)
 
@@ -329,6 +314,7 @@ class Scheme:
         gossip: how the backhaul is used.
         device_overrides: settings of local training that the scheme overrides.
         plans_clocks: whether its plans slow devices' clocks down.
+        chooses_theta: whether its plans choose θ, so that devices need a compressor.
     """
 
     init: Callable[[], State]
@@ -336,14 +322,22 @@ class Scheme:
     gossip: Gossip = field(default_factory=Gossip)
     device_overrides: DeviceOverrides = field(default_factory=DeviceOverrides)
     plans_clocks: bool = False
+    chooses_theta: bool = False
 
 
 SchemeBuilder = Callable[[SchemeParameters], Scheme]
 
 
-def stateless(plan: Callable[[Observation], RoundPlan], gossip: Gossip | None = None) -> Scheme:
+def stateless(
+    plan: Callable[[Observation], RoundPlan], gossip: Gossip | None = None, *, chooses_theta: bool = False
+) -> Scheme:
     """Makes a scheme without a state from its plan function."""
-    return Scheme(dict, lambda state, observation: (plan(observation), state), gossip or Gossip())
+    return Scheme(
+        dict,
+        lambda state, observation: (plan(observation), state),
+        gossip or Gossip(),
+        chooses_theta=chooses_theta,
+    )
 
 
 def make_empty_plan(devices: int) -> RoundPlan:

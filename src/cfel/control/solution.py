@@ -1,7 +1,8 @@
 """An answer to a `RoundProblem` that proves itself.
 
-A `Solution` trusts the solver for ρ, θ and the lower bound only. Objective, energy and times are computed
-again from the problem itself, and a plan that breaks a limit the solver did not report raises an error.
+Every solver makes a `Proposal`; `prove` turns it into a `Solution`. It trusts the solver for the plan and the
+lower bound only. Energy and times are computed again from the problem itself, and a plan that breaks a limit
+the solver did not report raises an error.
 """
 
 from dataclasses import dataclass
@@ -22,22 +23,41 @@ class SolverDefectError(CfelError):
 
 
 @dataclass(frozen=True, slots=True, eq=False)
+class Proposal:
+    """What a solver found; the fields are those of `Solution`.
+
+    A solver with an objective of its own states its value; `None` stands for the problem's.
+    """
+
+    rho: FloatArray
+    theta: FloatArray
+    lower_bound: float
+    multiplier: float
+    method: str
+    iterations: int = 0
+    clock: FloatArray | None = None
+    objective: float | None = None
+
+
+@dataclass(frozen=True, slots=True, eq=False)
 class Solution:
     """How much every device computes and sends in one edge round, and how good that is.
 
     Attributes:
-        rho: probability of each local step, per device.
+        rho: probability of each local step, per device; k/τ where steps are whole.
         theta: share of the update that is sent, per device.
-        objective: the P2 sum over devices.
-        lower_bound: no plan within the caps (after stretching) has a smaller objective.
+        objective: the P2 sum over devices, or that of the list of pairs.
+        lower_bound: no plan within the caps (after stretching) has a smaller objective; on a list of pairs,
+            no plan on the list with this makespan and energy.
         feasible: whether every cap was met as asked.
         violations: what could not be met, in words; empty when feasible.
         device_seconds, device_joules: expected cost of every device.
         time_cap: seconds per cluster that the plan keeps to (stretched where necessary).
         energy_cap: joules that the plan keeps to.
         multiplier: what one more joule would be worth in units of the objective; 0 when energy is plentiful.
-        method: "joint" or "alternating".
-        iterations: passes of Algorithm 3; 0 for "joint".
+        method: "joint", "alternating" or "list".
+        iterations: passes of Algorithm 3; 0 for other methods.
+        clock: share of its full clock that every device runs at; `None` for full clocks.
     """
 
     rho: FloatArray
@@ -53,6 +73,7 @@ class Solution:
     multiplier: float
     method: str
     iterations: int = 0
+    clock: FloatArray | None = None
 
     @property
     def gap(self) -> float:
@@ -71,50 +92,40 @@ class Solution:
         return float(self.device_seconds.max())
 
 
-def prove(
-    problem: RoundProblem,
-    limits: Limits,
-    rho: FloatArray,
-    theta: FloatArray,
-    *,
-    lower_bound: float,
-    multiplier: float,
-    method: str,
-    iterations: int = 0,
-) -> Solution:
+def prove(problem: RoundProblem, limits: Limits, found: Proposal) -> Solution:
     """Checks a plan against every limit and builds its solution.
 
     Raises:
         SolverDefectError: the plan breaks a limit.
     """
-    # Rounding may leave a variable outside its bounds by a last bit.
-    rho = np.clip(rho, problem.rho_min, problem.rho_max)
-    theta = np.clip(theta, problem.theta_min, problem.theta_max)
-    seconds, joules = problem.seconds(rho, theta), problem.joules(rho, theta)
-    reject_excess("seconds", seconds, limits.seconds)
-    reject_excess("joules", np.array([joules.sum()]), np.array([limits.joules]))
+    rho, theta = found.rho, found.theta
+    seconds = problem.seconds(rho, theta, found.clock)
+    joules = problem.joules(rho, theta, found.clock)
+    _reject_excess("seconds", seconds, limits.seconds)
+    _reject_excess("joules", np.array([joules.sum()]), np.array([limits.joules]))
     if limits.battery is not None:
-        reject_excess("battery", joules, limits.battery)
-    objective = problem.objective(rho, theta)
+        _reject_excess("battery", joules, limits.battery)
+    objective = problem.objective(rho, theta) if found.objective is None else found.objective
     return Solution(
         rho=rho,
         theta=theta,
         objective=objective,
         # Both are rounded, so the bound may end up above the objective it bounds.
-        lower_bound=min(lower_bound, objective),
+        lower_bound=min(found.lower_bound, objective),
         feasible=not limits.violations,
         violations=limits.violations,
         device_seconds=seconds,
         device_joules=joules,
         time_cap=limits.time_cap,
         energy_cap=limits.joules,
-        multiplier=multiplier,
-        method=method,
-        iterations=iterations,
+        multiplier=found.multiplier,
+        method=found.method,
+        iterations=found.iterations,
+        clock=found.clock,
     )
 
 
-def reject_excess(what: str, used: FloatArray, allowed: FloatArray) -> None:
+def _reject_excess(what: str, used: FloatArray, allowed: FloatArray) -> None:
     """Raises `SolverDefectError` where a plan uses more than it may, beyond rounding."""
     excess = used > allowed * (1.0 + ROUNDING)
     # A NaN exceeds nothing, so it has to be looked for.

@@ -1,6 +1,7 @@
 """`solve`: from a `RoundProblem` to a `Solution`, by either method, with the same proof for both.
 
-The steps are listed in the package's docstring; this module puts them in order and checks the arguments.
+`joint` finds the optimum; the paper's Algorithm 3 is here, for comparison. Plans from a list of pairs
+(`list_solver.solve_on_list`) get the same kind of solution.
 """
 
 from dataclasses import dataclass, replace
@@ -10,21 +11,18 @@ import numpy as np
 from numpy.typing import ArrayLike
 
 from cfel.arrays import FloatArray
-from cfel.control.joint import solve_joint
+from cfel.control.joint import interpolate_rho, solve_joint
 from cfel.control.limits import Limits, find_feasible_limits
-from cfel.control.prices import DeviceTerms, PricedFleet, search_energy_price
+from cfel.control.prices import search_energy_price
 from cfel.control.problem import RoundProblem
+from cfel.control.segments import DeviceTerms, PricedFleet
 from cfel.control.solution import Solution, prove
 from cfel.errors import InputError, unknown_name
 
-# --------------------------------------------------------------------------------------------------
-# Algorithm 3 of the paper: θ with ρ fixed (P2.1), then ρ with θ fixed (P2.2), until nothing moves.
-#
-# Kept as the paper has it, for comparison. Its result depends on where it starts: a device whose time cap
-# is
-# used up (ρτμ + θν = cap) is a fixed point for *every* split between ρ and θ. The two sub-problems need
-# no
-# general solver. P2.1 is a fractional knapsack and P2.2 is water-filling; both are solved exactly here.
+Method = Literal["joint", "alternating"]
+METHODS = ("joint", "alternating")
+# An excess below this share of a limit is left alone.
+ROUNDING = 1e-10
 
 
 @dataclass(frozen=True, slots=True)
@@ -33,6 +31,72 @@ class Stopping:
 
     tolerance: float = 1e-6
     most_iterations: int = 100
+
+
+def solve(
+    problem: RoundProblem,
+    method: Method = "joint",
+    start: tuple[ArrayLike, ArrayLike] | None = None,
+    stopping: Stopping | None = None,
+) -> Solution:
+    """Decides how much every device computes and sends.
+
+    Args:
+        problem: what is known and what may be spent.
+        method: "joint" finds the optimum up to a proven gap; "alternating" is the paper's Algorithm 3.
+        start: ρ₀ and θ₀ of Algorithm 3, numbers or arrays; by default the upper bounds.
+        stopping: when Algorithm 3 ends.
+
+    Returns:
+        A plan with its proof. Caps that cannot be met do not raise an error: see `Solution.violations`.
+    """
+    if method not in METHODS:
+        raise InputError(unknown_name("method", method, METHODS))
+    if method == "joint" and (start is not None or stopping is not None):
+        raise InputError("start, stopping: only method='alternating' takes them")
+    limits = find_feasible_limits(problem)
+    # Algorithm 3 has no bound of its own; the joint solver's holds for every plan within the limits.
+    found = replace(solve_joint(problem, limits), method=method)
+    if limits.forced:
+        # The limits allow the energy of the lower bounds, so the bound is over plans that use no more.
+        found = replace(found, rho=problem.rho_min, theta=problem.theta_min, multiplier=np.inf)
+    elif method == "alternating":
+        begin = _read_start(problem, start)
+        rho, theta, passes = solve_alternating(problem, limits, begin, stopping or Stopping())
+        found = replace(found, rho=rho, theta=theta, iterations=passes)
+    rho, theta = project_feasible(problem, limits, found.rho, found.theta)
+    return prove(problem, limits, replace(found, rho=rho, theta=theta))
+
+
+def _read_start(
+    problem: RoundProblem, start: tuple[ArrayLike, ArrayLike] | None
+) -> tuple[FloatArray, FloatArray]:
+    if start is None:
+        return problem.rho_max, problem.theta_max
+    rho, theta = (
+        _check_start(name, values, problem.devices)
+        for name, values in zip(("rho", "theta"), start, strict=True)
+    )
+    return rho, theta
+
+
+def _check_start(name: str, values: ArrayLike, devices: int) -> FloatArray:
+    array = np.asarray(values, dtype=np.float64)
+    if array.ndim == 0:
+        array = np.full(devices, array)
+    if array.shape != (devices,) or not np.isfinite(array).all():
+        raise InputError(f"start: {name}₀ must be a finite number or {devices} of them, got {values!r}")
+    outside = np.flatnonzero((array < 0) | (array > 1))
+    if outside.size:
+        first = outside[0]
+        raise InputError(f"start: {name}₀[{first}] = {array[first]}: must lie in [0, 1]")
+    return array
+
+
+# Algorithm 3 of the paper: θ with ρ fixed (P2.1), then ρ with θ fixed (P2.2), until nothing moves. Its
+# result depends on where it starts: a device whose time cap is used up (ρτμ + θν = cap) is a fixed point
+# for *every* split between ρ and θ. The two sub-problems need no general solver. P2.1 is a fractional
+# knapsack and P2.2 is water-filling; both are solved exactly here.
 
 
 def solve_alternating(
@@ -106,16 +170,8 @@ def solve_rho(problem: RoundProblem, limits: Limits, theta: FloatArray) -> Float
     search of the joint solver does that if every device has the one segment "θ as given". That problem is
     convex, so the two responses it returns may be mixed to use the energy exactly.
     """
-    scale = problem.sigma2 + problem.g2
-    gradient = problem.g2 / scale if scale > 0 else 0.0
-    terms = replace(DeviceTerms.from_problem(problem, limits), theta_min=theta, theta_max=theta)
-    bracket = search_energy_price(
-        PricedFleet.from_terms(terms, problem.noise_weight, gradient), limits.joules
-    )
-    over, under = bracket.over, bracket.under
-    span = over.joules - under.joules
-    share = (limits.joules - under.joules) / span if span > 0 else 0.0
-    return under.rho + min(1.0, max(0.0, share)) * (over.rho - under.rho)
+    bracket = search_energy_price(PricedFleet.from_problem(problem, limits, theta), limits.joules)
+    return interpolate_rho(bracket, limits.joules)
 
 
 def _largest_theta(terms: DeviceTerms, rho: FloatArray) -> FloatArray:
@@ -130,17 +186,9 @@ def _largest_theta(terms: DeviceTerms, rho: FloatArray) -> FloatArray:
     return np.maximum(most, terms.theta_min)
 
 
-# --------------------------------------------------------------------------------------------------
-# Takes back what rounding put over a limit.
-#
-# A solver computes θ as what a limit leaves beside ρ. Where that is a small difference of large numbers,
-# the
-# plan can exceed the limit by more than the limit's own rounding. Such a plan is moved towards the lower
-# bounds, which keep every limit, just as far as needed. All other plans stay as they are.
-
-
-# An excess below this share of a limit is left alone.
-ROUNDING = 1e-10
+# Takes back what rounding put over a limit. A solver computes θ as what a limit leaves beside ρ. Where that
+# is a small difference of large numbers, the plan can exceed the limit by more than the limit's own
+# rounding. Such a plan is moved towards the lower bounds, which keep every limit, just as far as needed.
 
 
 def project_feasible(
@@ -158,9 +206,8 @@ def project_feasible(
         kept = np.minimum(kept, _share_to_keep(problem.joules(rho, theta), least, limits.battery))
     rho, theta = _shrink(problem, rho, theta, kept)
     total, spent = float(least.sum()), float(problem.joules(rho, theta).sum())
-    return _shrink(
-        problem, rho, theta, _share_to_keep(np.array(spent), np.array(total), np.array(limits.joules))
-    )
+    kept = _share_to_keep(np.array(spent), np.array(total), np.array(limits.joules))
+    return _shrink(problem, rho, theta, kept)
 
 
 def _fits(problem: RoundProblem, limits: Limits, rho: FloatArray, theta: FloatArray) -> bool:
@@ -184,84 +231,6 @@ def _shrink(
 ) -> tuple[FloatArray, FloatArray]:
     """Moves a plan towards the lower bounds; costs are linear in ρ and θ and shrink by the same share."""
     rho_min, theta_min = problem.rho_min, problem.theta_min
-    return rho_min + kept * (rho - rho_min), theta_min + kept * (theta - theta_min)
-
-
-Method = Literal["joint", "alternating"]
-METHODS = ("joint", "alternating")
-
-
-def solve(
-    problem: RoundProblem,
-    method: Method = "joint",
-    start: tuple[ArrayLike, ArrayLike] | None = None,
-    stopping: Stopping | None = None,
-) -> Solution:
-    """Decides how much every device computes and sends.
-
-    Args:
-        problem: what is known and what may be spent.
-        method: "joint" finds the optimum up to a proven gap; "alternating" is the paper's Algorithm 3.
-        start: ρ₀ and θ₀ of Algorithm 3, numbers or arrays; by default the upper bounds.
-        stopping: when Algorithm 3 ends.
-
-    Returns:
-        A plan with its proof. Caps that cannot be met do not raise an error: see `Solution.violations`.
-    """
-    if method not in METHODS:
-        raise InputError(unknown_name("method", method, METHODS))
-    if method == "joint" and (start is not None or stopping is not None):
-        raise InputError("start, stopping: only method='alternating' takes them")
-    limits = find_feasible_limits(problem)
-    if limits.forced:
-        return _take_lower_bounds(problem, limits, method)
-    # Algorithm 3 has no bound of its own; the joint solver's holds for every plan within the limits.
-    certificate = solve_joint(problem, limits)
-    rho, theta, iterations = certificate.rho, certificate.theta, 0
-    if method == "alternating":
-        begin = _read_start(problem, start)
-        rho, theta, iterations = solve_alternating(problem, limits, begin, stopping or Stopping())
-    rho, theta = project_feasible(problem, limits, rho, theta)
-    return prove(
-        problem,
-        limits,
-        rho,
-        theta,
-        lower_bound=certificate.lower_bound,
-        multiplier=certificate.multiplier,
-        method=method,
-        iterations=iterations,
-    )
-
-
-def _take_lower_bounds(problem: RoundProblem, limits: Limits, method: str) -> Solution:
-    """Returns the lower bounds, as the energy cap is out of reach."""
-    # The limits allow the energy of the lower bounds, so the bound is over plans that use no more than these.
-    rho, theta = problem.rho_min, problem.theta_min
-    bound = solve_joint(problem, limits).lower_bound
-    return prove(problem, limits, rho, theta, lower_bound=bound, multiplier=np.inf, method=method)
-
-
-def _read_start(
-    problem: RoundProblem, start: tuple[ArrayLike, ArrayLike] | None
-) -> tuple[FloatArray, FloatArray]:
-    if start is None:
-        return problem.rho_max, problem.theta_max
-    rho, theta = (
-        _check_start(name, values, problem.devices)
-        for name, values in zip(("rho", "theta"), start, strict=True)
-    )
-    return rho, theta
-
-
-def _check_start(name: str, values: ArrayLike, devices: int) -> FloatArray:
-    array = np.asarray(values, dtype=np.float64)
-    if array.ndim == 0:
-        array = np.full(devices, array)
-    if array.shape != (devices,) or not np.isfinite(array).all():
-        raise InputError(f"start: {name}₀ must be a finite number or {devices} of them, got {values!r}")
-    outside = np.flatnonzero((array < 0) | (array > 1))
-    if outside.size:
-        first = outside[0]
-        raise InputError(f"start: {name}₀[{first}] = {array[first]}: must lie in [0, 1]")
-    return array
+    rho, theta = rho_min + kept * (rho - rho_min), theta_min + kept * (theta - theta_min)
+    # Rounding may leave a variable outside its bounds by a last bit.
+    return np.clip(rho, rho_min, problem.rho_max), np.clip(theta, theta_min, problem.theta_max)

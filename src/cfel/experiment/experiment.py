@@ -171,9 +171,6 @@ def _defaults(given: Mapping[str, Any]) -> dict[str, Any]:
     return {"name": "experiment", "seed": 0, "rounds": Rounds(DEFAULT_ROUNDS), **sections}
 
 
-CHOOSING_THETA = ("hcef", "hcef_plus", "cef_c", "anycost", "fedluck", "nori")
-
-
 @dataclass(frozen=True, slots=True, init=False)
 class Experiment:
     """An experiment with every default filled in; one attribute per section of the file.
@@ -261,14 +258,13 @@ class Experiment:
         if self.data.task is None:
             model_builder(self.model.name, self.code)
         compressor(self.compression.kind, self.code)
-        chooses = self.scheme.name in CHOOSING_THETA and self.scheme.theta_min < 1
-        # It would be charged for a share θ, but send everything.
-        if self.compression.kind == "none" and chooses:
-            reason = f"scheme {self.scheme.name!r} chooses how much is sent, and is charged for that"
-            raise InputError(f"compression.kind = 'none': {reason}; choose a compressor")
         augmentation(self.data.augment, self.code)
         self.build_edge_rules()
         algorithm, scheme = build_algorithm(self.local, self.code), build_scheme(self.scheme, self.code)
+        # It would be charged for a share θ, but send everything.
+        if self.compression.kind == "none" and scheme.chooses_theta:
+            reason = f"scheme {self.scheme.name!r} chooses how much is sent, and is charged for that"
+            raise InputError(f"compression.kind = 'none': {reason}; choose a compressor")
         check_buffering(self.aggregation, self.simulation, algorithm)
         check_steps(self.local, self.scheme.name, scheme.device_overrides, algorithm, self.compression)
 

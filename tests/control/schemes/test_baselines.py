@@ -7,7 +7,7 @@ import numpy as np
 import pytest
 
 from cfel.control import Budget, Observation, RoundPlan, SchemeParameters, build_scheme
-from cfel.control.planning import choose_best, list_choices
+from cfel.control.planning import choose_best, list_pairs
 from cfel.control.schemes.oort import Options, rate
 from cfel.errors import InputError
 from cfel.system.conditions import Conditions
@@ -100,15 +100,15 @@ def test_anycost_keeps_every_device_within_its_own_limits() -> None:
 
 def test_anycost_chooses_the_best_pair_by_exhaustion() -> None:
     seen = observation(share=0.5)
-    choices = list_choices(SchemeParameters(), seen)
+    pairs = list_pairs(SchemeParameters(), seen)
     caps, energy = seen.caps()
     made = plan("anycost", seen)
     at = seen.conditions
     for n in range(DEVICES):
-        used = choices.rho * 5 * at.mu[n] + choices.theta * at.nu[n]
-        spent = choices.rho * 5 * at.alpha[n] + at.power[n] * choices.theta * at.nu[n]
+        used = pairs.rho * 5 * at.mu[n] + pairs.theta * at.nu[n]
+        spent = pairs.rho * 5 * at.alpha[n] + at.power[n] * pairs.theta * at.nu[n]
         fits = (used <= caps[seen.cluster[n]]) & (spent <= energy / DEVICES)
-        gain = np.where(fits, choices.rho * choices.kept, -1)
+        gain = np.where(fits, pairs.rho * pairs.kept, -1)
         assert made.rho[n] * made.theta[n] ** 0.3 == pytest.approx(gain.max())
 
 
@@ -127,8 +127,8 @@ def test_fedluck_minimises_time_per_progress_of_a_lone_kind() -> None:
     """Devices alike: the best pair is the least (ρτμ + θν + exchange)/(ρ θ^0.3) of all deadlines' pairs."""
     seen = alike(gossip_seconds_left=np.zeros(CLUSTERS))
     made = plan("fedluck", seen)
-    choices = list_choices(SchemeParameters(), seen)
-    ratio = (choices.rho * 50 + choices.theta * 50) / (choices.rho * choices.kept)
+    pairs = list_pairs(SchemeParameters(), seen)
+    ratio = (pairs.rho * 50 + pairs.theta * 50) / (pairs.rho * pairs.kept)
     found = float((made.rho[0] * 50 + made.theta[0] * 50) / (made.rho[0] * made.theta[0] ** 0.3))
     assert len(set(made.theta.tolist())) == 1
     assert found <= 1.05 * ratio.min()
@@ -180,8 +180,8 @@ def test_nori_keeps_to_the_caps_or_says_that_nothing_does() -> None:
 
 def test_where_nothing_fits_the_cheapest_pair_is_taken() -> None:
     seen = alike()
-    choices = list_choices(SchemeParameters(), seen)
+    pairs = list_pairs(SchemeParameters(), seen)
     none = np.zeros(DEVICES)
-    best, fits = choose_best(seen, choices, choices.rho, none, none)
+    best, fits = choose_best(seen, pairs, pairs.rho, none, none)
     assert not fits.any()
     assert set(best.tolist()) == {0}

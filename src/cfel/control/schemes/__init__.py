@@ -1,4 +1,4 @@
-"""The schemes that come with cfel, one file each; no scheme imports another."""
+"""The schemes that come with cfel, checks of user-defined ones, and variants of both."""
 
 import json
 from collections.abc import Mapping
@@ -11,38 +11,44 @@ from cfel import plugins
 from cfel.arrays import BoolArray, FloatArray
 from cfel.control.scheme import Observation, RoundPlan, Scheme, SchemeBuilder, SchemeParameters, State
 from cfel.control.schemes.anycost import anycost
-from cfel.control.schemes.bounded import (
-    cef,
-    cef_c,
-    cef_f,
-    fedavg,
-    hcef,
-    hier_fedavg,
-    mll_sgd,
-    p_fedavg,
-    sd_feel,
-)
+from cfel.control.schemes.bounded import BOUNDED_SCHEMES
 from cfel.control.schemes.fedluck import fedluck
 from cfel.control.schemes.hcef_plus import hcef_plus
-from cfel.control.schemes.matcha import matcha
 from cfel.control.schemes.nori import nori
 from cfel.control.schemes.oort import oort
 from cfel.cost import cluster_seconds, device_seconds
 from cfel.errors import InputError
 from cfel.plugins import BUILT_IN_ONLY, CodePolicy, resolve
 
-# --------------------------------------------------------------------------------------------------
+SCHEMES: Mapping[str, SchemeBuilder] = MappingProxyType(
+    {
+        # The order of the reference: the project's own schemes first.
+        "hcef": BOUNDED_SCHEMES["hcef"],
+        "hcef_plus": hcef_plus,
+        **BOUNDED_SCHEMES,
+        "oort": oort,
+        "anycost": anycost,
+        "fedluck": fedluck,
+        "nori": nori,
+    }
+)
+
+
+def build_scheme(parameters: SchemeParameters, code: CodePolicy = BUILT_IN_ONLY) -> Scheme:
+    """Builds the scheme that the parameters name: built in, an entry point, or "module:function"."""
+    builder: SchemeBuilder = resolve("scheme", parameters.name, SCHEMES, ("parameters",), code=code)
+    scheme = builder(parameters)
+    # Built-in schemes are covered by tests, and a check of every plan takes time.
+    if parameters.name not in SCHEMES:
+        scheme = check_scheme(parameters.name, scheme)
+    return apply_variants(scheme, parameters)
+
+
 # Checks of user-defined schemes: a mistake is reported where it happens, not rounds later.
-#
-# Built-in schemes skip these checks; the test suite covers them.
 
 
 def check_scheme(name: str, scheme: object) -> Scheme:
     """Returns the scheme with a check of every state and plan it produces.
-
-    Args:
-        name: the scheme's name in the experiment.
-        scheme: what its builder returned.
 
     Raises:
         InputError: it is not a scheme, or cannot be called as one; later, a state or plan is invalid.
@@ -112,17 +118,13 @@ def _check_range(what: str, values: FloatArray, wrong: BoolArray, allowed: str) 
         raise InputError(f"{what}[{first}] = {values[first]}: must lie in {allowed}")
 
 
-# --------------------------------------------------------------------------------------------------
-# Variants of any scheme, built in or user-defined: whole steps, gossip times, clocks of early finishers.
-#
-# `[scheme]` has a key for each. They separate what a scheme brings from what these ingredients bring by
-# themselves: CEF with slower clocks, or HCEF with gossip after every edge round. HCEF+ has its own
-# switches.
-# How variants are named is in `cfel.plugins`.
+# Variants of any scheme, built in or user-defined: `[scheme]` has a key for each, `cfel.plugins` their names.
+# They separate what a scheme brings from what these ingredients bring by themselves: CEF with slow clocks, or
+# HCEF with gossip after every edge round. HCEF+ has its own switches.
 
 
-LEAST_SPEED = 0.5
-"""Smallest share of its clock that an early finisher runs at."""
+LEAST_CLOCK = 0.5
+"""Smallest share of its clock that a device runs at with `slow_clocks`; the default of HCEF+, too."""
 
 
 def apply_variants(scheme: Scheme, parameters: SchemeParameters) -> Scheme:
@@ -133,11 +135,11 @@ def apply_variants(scheme: Scheme, parameters: SchemeParameters) -> Scheme:
     if parameters.steps != "local":
         scheme = replace(scheme, device_overrides=replace(scheme.device_overrides, steps=parameters.steps))
     if parameters.slow_clocks:
-        scheme = _slow_early_finishers(scheme)
+        scheme = _slow_clocks(scheme)
     return scheme
 
 
-def _slow_early_finishers(scheme: Scheme) -> Scheme:
+def _slow_clocks(scheme: Scheme) -> Scheme:
     def plan(state: State, observation: Observation) -> tuple[RoundPlan, State]:
         full, state = scheme.plan(state, observation)
         # The scheme chose clocks itself, or nothing sets clocks on these devices.
@@ -163,35 +165,4 @@ def _match_slowest(observation: Observation, plan: RoundPlan, all_clusters_wait:
     left = until - plan.theta * conditions.nu
     with np.errstate(divide="ignore", invalid="ignore"):
         needed = np.where(left > 0, computing / left, 1.0)
-    return np.where(conditions.available, np.clip(needed, LEAST_SPEED, 1.0), 1.0)
-
-
-SCHEMES: Mapping[str, SchemeBuilder] = MappingProxyType(
-    {
-        "hcef": hcef,
-        "hcef_plus": hcef_plus,
-        "cef": cef,
-        "cef_f": cef_f,
-        "cef_c": cef_c,
-        "mll_sgd": mll_sgd,
-        "fedavg": fedavg,
-        "hier_fedavg": hier_fedavg,
-        "p_fedavg": p_fedavg,
-        "sd_feel": sd_feel,
-        "matcha": matcha,
-        "oort": oort,
-        "anycost": anycost,
-        "fedluck": fedluck,
-        "nori": nori,
-    }
-)
-
-
-def build_scheme(parameters: SchemeParameters, code: CodePolicy = BUILT_IN_ONLY) -> Scheme:
-    """Builds the scheme that the parameters name: built in, an entry point, or "module:function"."""
-    builder: SchemeBuilder = resolve("scheme", parameters.name, SCHEMES, ("parameters",), code=code)
-    scheme = builder(parameters)
-    # Built-in schemes are covered by tests, and a check of every plan takes time.
-    if parameters.name not in SCHEMES:
-        scheme = check_scheme(parameters.name, scheme)
-    return apply_variants(scheme, parameters)
+    return np.where(conditions.available, np.clip(needed, LEAST_CLOCK, 1.0), 1.0)

@@ -13,7 +13,7 @@ share of its joules for every device, or what its battery allows.
 
 import numpy as np
 
-from cfel.control.planning import choose_best, list_choices, override_devices
+from cfel.control.planning import choose_best, choose_from_pairs, list_pairs
 from cfel.control.scheme import Observation, RoundPlan, Scheme, SchemeParameters, make_empty_plan
 from cfel.wording import plural
 
@@ -30,17 +30,15 @@ def anycost(parameters: SchemeParameters) -> Scheme:
         if seen.battery is not None:
             left = seen.rounds.edge_rounds_left(seen.global_round, seen.edge_round)
             own_joules = np.minimum(own_joules, seen.battery / left)
-        choices = list_choices(parameters, seen)
-        gain = choices.rho * choices.kept
-        best, fits = choose_best(seen, choices, gain, cluster_seconds[seen.cluster], own_joules)
+        pairs = list_pairs(parameters, seen)
+        gain = pairs.rho * pairs.kept
+        best, fits = choose_best(seen, pairs, gain, cluster_seconds[seen.cluster], own_joules)
         short = int((present & ~fits).sum())
         return RoundPlan(
-            rho=np.where(present, choices.rho[best], 0.0),
-            theta=np.where(present, choices.theta[best], 0.0),
+            rho=np.where(present, pairs.rho[best], 0.0),
+            theta=np.where(present, pairs.theta[best], 0.0),
             feasible=not short,
             violations=(f"{plural(short, 'device')} cannot keep to their own limits",) if short else (),
         )
 
-    return Scheme(
-        dict, lambda state, seen: (plan(seen), state), device_overrides=override_devices(parameters)
-    )
+    return choose_from_pairs(parameters, dict, lambda state, seen: (plan(seen), state))

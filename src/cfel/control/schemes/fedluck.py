@@ -20,7 +20,7 @@ slowest device can; energy is not limited, as in both papers.
 import numpy as np
 
 from cfel.arrays import FloatArray
-from cfel.control.planning import choose_best, count_costs, list_choices, override_devices
+from cfel.control.planning import choose_best, choose_from_pairs, compute_costs, list_pairs
 from cfel.control.scheme import Observation, RoundPlan, Scheme, SchemeParameters, make_empty_plan
 from cfel.cost import cluster_seconds
 
@@ -35,32 +35,30 @@ def fedluck(parameters: SchemeParameters) -> Scheme:
         present = seen.conditions.available
         if not present.any():
             return make_empty_plan(len(present))
-        choices = list_choices(parameters, seen)
-        gain, no_limit = choices.rho * choices.kept, np.full(len(present), np.inf)
-        least, most = _list_bounds(seen, choices.rho[0], choices.theta[0])
+        pairs = list_pairs(parameters, seen)
+        gain, no_limit = pairs.rho * pairs.kept, np.full(len(present), np.inf)
+        least, most = _list_bounds(seen, pairs.rho[0], pairs.theta[0])
         best = np.zeros(len(present), dtype=np.intp)
         lowest = np.full(seen.clusters, np.inf)
         for share in np.linspace(0.0, 1.0, DEADLINES):
             until = least + share * (most - least)
-            found, _ = choose_best(seen, choices, gain, until[seen.cluster], no_limit)
-            score = _rate(seen, choices.rho[found], choices.theta[found], gain[found])
+            found, _ = choose_best(seen, pairs, gain, until[seen.cluster], no_limit)
+            score = _rate(seen, pairs.rho[found], pairs.theta[found], gain[found])
             better = score < lowest
             lowest = np.where(better, score, lowest)
             best = np.where(better[seen.cluster], found, best)
         return RoundPlan(
-            rho=np.where(present, choices.rho[best], 0.0), theta=np.where(present, choices.theta[best], 0.0)
+            rho=np.where(present, pairs.rho[best], 0.0), theta=np.where(present, pairs.theta[best], 0.0)
         )
 
-    return Scheme(
-        dict, lambda state, seen: (plan(seen), state), device_overrides=override_devices(parameters)
-    )
+    return choose_from_pairs(parameters, dict, lambda state, seen: (plan(seen), state))
 
 
 def _list_bounds(seen: Observation, rho: float, theta: float) -> tuple[FloatArray, FloatArray]:
     """Per cluster, the earliest deadline its slowest device can meet, and the latest worth comparing."""
     present = seen.conditions.available
     least, most = (
-        cluster_seconds(np.where(present, count_costs(seen, *pair)[0], 0.0), seen.cluster, seen.clusters)
+        cluster_seconds(np.where(present, compute_costs(seen, *pair)[0], 0.0), seen.cluster, seen.clusters)
         for pair in ((rho, theta), (1.0, 1.0))
     )
     return least, np.maximum(least, np.minimum(most, seen.caps()[0]))
@@ -69,7 +67,7 @@ def _list_bounds(seen: Observation, rho: float, theta: float) -> tuple[FloatArra
 def _rate(seen: Observation, rho: FloatArray, theta: FloatArray, gain: FloatArray) -> FloatArray:
     """Seconds per progress of every cluster; infinite without devices."""
     present = seen.conditions.available
-    seconds, _ = count_costs(seen, rho, theta)
+    seconds, _ = compute_costs(seen, rho, theta)
     waited = cluster_seconds(np.where(present, seconds, 0.0), seen.cluster, seen.clusters)
     exchange = seen.gossip_seconds_left / (seen.rounds.edge_rounds - seen.edge_round)
     gained = np.bincount(seen.cluster, np.where(present, gain, 0.0), minlength=seen.clusters)

@@ -13,7 +13,7 @@ import numpy as np
 
 from cfel import validation
 from cfel.arrays import FloatArray
-from cfel.control.list_solver import StepTable, list_steps, list_theta, pair_up, solve_whole_steps
+from cfel.control.list_solver import PairTable, list_steps, list_theta, pair_up, solve_on_list
 from cfel.control.planning import Bounds, build_problem, estimate_contraction, make_plan
 from cfel.control.problem import RoundProblem
 from cfel.control.scheme import (
@@ -118,9 +118,8 @@ def hcef_plus(parameters: SchemeParameters) -> Scheme:
         part = None if shares is None else shares.find_part(count / tau)
         cost = _pair_costs(options, problem, count / tau, kept[share], part)
         slow_clocks = options.frequency and not observation.full_clocks
-        table = StepTable(count, theta[share], cost, options.least_speed if slow_clocks else 1.0)
-        solution = solve_whole_steps(problem, table, time_weight)
-        return make_plan(problem, solution, present, speed=solution.speed)
+        table = PairTable(count, theta[share], cost, options.least_speed if slow_clocks else 1.0)
+        return make_plan(problem, solve_on_list(problem, table, time_weight), present)
 
     return Scheme(
         init=dict,
@@ -132,6 +131,7 @@ def hcef_plus(parameters: SchemeParameters) -> Scheme:
             kept_energy_at=tuple(theta.tolist()) if options.curve else (),
         ),
         plans_clocks=options.frequency,
+        chooses_theta=parameters.theta_min < 1,
     )
 
 

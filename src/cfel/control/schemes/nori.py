@@ -22,7 +22,7 @@ import numpy as np
 
 from cfel import validation
 from cfel.arrays import FloatArray
-from cfel.control.planning import Choices, count_costs, list_choices, override_devices
+from cfel.control.planning import Pairs, choose_from_pairs, compute_costs, list_pairs
 from cfel.control.scheme import (
     Observation,
     RoundPlan,
@@ -59,18 +59,18 @@ def nori(parameters: SchemeParameters) -> Scheme:
         if not present.any():
             return make_empty_plan(len(present)), {"first_loss": first}
         ratio = 1.0 if loss is None or not first else loss / first
-        choices = list_choices(parameters, seen)
-        seconds, fits = _measure(seen, choices)
-        score = _score(choices, seconds, seen.rounds.local_steps, ratio, options.floor)
+        pairs = list_pairs(parameters, seen)
+        seconds, fits = _measure(seen, pairs)
+        score = _score(pairs, seconds, seen.rounds.local_steps, ratio, options.floor)
         best = int(np.argmin(np.where(fits, score, np.inf))) if fits.any() else 0
         return RoundPlan(
-            rho=np.where(present, choices.rho[best], 0.0),
-            theta=np.where(present, choices.theta[best], 0.0),
+            rho=np.where(present, pairs.rho[best], 0.0),
+            theta=np.where(present, pairs.theta[best], 0.0),
             feasible=bool(fits.any()),
             violations=() if fits.any() else ("no pair (ρ, θ) for all devices keeps to the caps",),
         ), {"first_loss": first}
 
-    return Scheme(init, plan, device_overrides=override_devices(parameters))
+    return choose_from_pairs(parameters, init, plan)
 
 
 def _mean_loss(seen: Observation) -> float | None:
@@ -78,21 +78,21 @@ def _mean_loss(seen: Observation) -> float | None:
     return None if known is None or not known.size else float(known.mean())
 
 
-def _measure(seen: Observation, choices: Choices) -> tuple[FloatArray, np.ndarray]:
+def _measure(seen: Observation, pairs: Pairs) -> tuple[FloatArray, np.ndarray]:
     """Seconds of the slowest device with each pair, and whether the pair keeps to the caps."""
     present = seen.conditions.available
     cap_seconds, cap_joules = seen.caps()
-    slowest, fits = np.zeros(choices.rho.size), np.zeros(choices.rho.size, dtype=bool)
-    for pair, (rho, theta) in enumerate(zip(choices.rho, choices.theta, strict=True)):
-        seconds, joules = count_costs(seen, rho, theta)
+    slowest, fits = np.zeros(pairs.rho.size), np.zeros(pairs.rho.size, dtype=bool)
+    for pair, (rho, theta) in enumerate(zip(pairs.rho, pairs.theta, strict=True)):
+        seconds, joules = compute_costs(seen, rho, theta)
         waited = cluster_seconds(np.where(present, seconds, 0.0), seen.cluster, seen.clusters)
         slowest[pair] = waited.max()
         fits[pair] = bool((waited <= cap_seconds).all()) and float(joules[present].sum()) <= cap_joules
     return slowest, fits
 
 
-def _score(choices: Choices, seconds: FloatArray, tau: int, ratio: float, floor: float) -> FloatArray:
+def _score(pairs: Pairs, seconds: FloatArray, tau: int, ratio: float, floor: float) -> FloatArray:
     """The bound of every pair; the last pair is full work."""
-    per_step = seconds / choices.rho / seconds[-1]
-    drift = (choices.rho * tau - 1) / max(1, tau - 1)
-    return np.asarray(ratio * per_step / choices.kept + floor * (drift + 1 / choices.kept - 1))
+    per_step = seconds / pairs.rho / seconds[-1]
+    drift = (pairs.rho * tau - 1) / max(1, tau - 1)
+    return np.asarray(ratio * per_step / pairs.kept + floor * (drift + 1 / pairs.kept - 1))

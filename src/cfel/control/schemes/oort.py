@@ -19,7 +19,7 @@ import numpy as np
 
 from cfel import validation
 from cfel.arrays import BoolArray, FloatArray, IndexArray
-from cfel.control.planning import count_costs
+from cfel.control.planning import compute_costs
 from cfel.control.scheme import (
     Observation,
     RoundPlan,
@@ -81,7 +81,7 @@ def oort(parameters: SchemeParameters) -> Scheme:
         # When each device was asked last, counted in plans from 1; 0 for never.
         asked = np.array(state["asked"] or [0] * devices)
         number = state["plans"] + 1
-        seconds, _ = count_costs(seen, 1.0, 1.0)
+        seconds, _ = compute_costs(seen, 1.0, 1.0)
         utility = rate(options, seen, seconds, asked, number, state["threshold"])
         chosen = np.zeros(devices, dtype=bool)
         # One stream for all clusters in order, so that a plan is a function of its round.

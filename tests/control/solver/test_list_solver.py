@@ -8,20 +8,20 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from cfel.control import RoundProblem
-from cfel.control.list_solver import StepSolution, StepTable, solve_whole_steps
+from cfel.control import RoundProblem, Solution
+from cfel.control.list_solver import PairTable, solve_on_list
 from cfel.system.conditions import clock_energy
 
 TAU = 3
 SHARES = (0.01, 0.1, 1.0)
 
 
-def table(least_speed: float = 0.5, tau: int = TAU) -> StepTable:
+def table(least_clock: float = 0.5, tau: int = TAU) -> PairTable:
     """Progress of √√θ a step, less for uneven shares of work."""
     steps = np.repeat(np.arange(1.0, tau + 1), len(SHARES))
     theta = np.tile(np.array(SHARES), tau)
     cost = 0.25 * (1 - steps / tau) ** 2 - steps / tau * theta**0.25
-    return StepTable(steps, theta, cost, least_speed)
+    return PairTable(steps, theta, cost, least_clock)
 
 
 def problem(devices: int, seed: int, share: float = 0.6, **changes: Any) -> RoundProblem:
@@ -37,18 +37,18 @@ def problem(devices: int, seed: int, share: float = 0.6, **changes: Any) -> Roun
     return RoundProblem(TAU, 1.0, 1.0, cluster=cluster, rho_min=1 / TAU, theta_min=SHARES[0], **values)
 
 
-def cost_of(case: RoundProblem, pairs: StepTable, chosen: np.ndarray, makespan: float) -> tuple[float, float]:
+def cost_of(case: RoundProblem, pairs: PairTable, chosen: np.ndarray, makespan: float) -> tuple[float, float]:
     """Objective and joules of a choice, each device at the slowest clock within the makespan; inf if late."""
     steps, theta = pairs.steps[chosen], pairs.theta[chosen]
     left = makespan - theta * case.nu
     if (steps * case.mu > left * (1 + 1e-9)).any():
         return np.inf, np.inf
-    speed = np.clip(steps * case.mu / left, pairs.least_speed, 1)
-    spent = steps * case.alpha * clock_energy(speed, case.clock_static, case.clock_exponent)
+    clock = np.clip(steps * case.mu / left, pairs.slowest, 1)
+    spent = steps * case.alpha * clock_energy(clock, case.clock_static, case.clock_exponent)
     return float(pairs.cost[chosen].sum()), float((spent + theta * case.power * case.nu).sum())
 
 
-def brute_force(case: RoundProblem, pairs: StepTable) -> float:
+def brute_force(case: RoundProblem, pairs: PairTable) -> float:
     """The least objective within both caps, by trying every choice of every device."""
     every = itertools.product(range(len(pairs.steps)), repeat=case.devices)
     cap = float(case.time_cap[0])
@@ -59,25 +59,25 @@ def brute_force(case: RoundProblem, pairs: StepTable) -> float:
 @pytest.mark.parametrize("seed", range(12))
 def test_near_the_best_of_all_choices_and_never_above_its_bound(seed: int) -> None:
     case = problem(3, seed, share=0.5 + 0.04 * seed)
-    best, solution = brute_force(case, table()), solve_whole_steps(case, table())
+    best, solution = brute_force(case, table()), solve_on_list(case, table())
     if solution.feasible:
         assert solution.lower_bound <= best + 1e-9
         assert best - 1e-9 <= solution.objective <= best + 0.15
 
 
 def test_many_devices_leave_a_tiny_gap() -> None:
-    gaps = [solve_whole_steps(problem(512, seed), table()).gap for seed in range(5)]
+    gaps = [solve_on_list(problem(512, seed), table()).gap for seed in range(5)]
     assert max(gaps) < 1e-3
-    assert solve_whole_steps(problem(20_000, 0), table()).gap < 1e-4
+    assert solve_on_list(problem(20_000, 0), table()).gap < 1e-4
 
 
 def test_steps_are_whole_and_theta_is_on_the_list() -> None:
-    solution = solve_whole_steps(problem(64, 3), table(), 0.7)
+    solution = solve_on_list(problem(64, 3), table(), 0.7)
     assert np.array_equal(solution.rho * TAU, np.round(solution.rho * TAU))
     assert np.isin(solution.theta, SHARES).all()
 
 
-def within_limits(case: RoundProblem, solution: StepSolution) -> bool:
+def within_limits(case: RoundProblem, solution: Solution) -> bool:
     """Whether every device is in time and all together keep to the energy cap."""
     in_time = (solution.device_seconds <= case.time_cap[case.cluster] * (1 + 1e-8)).all()
     return bool(in_time and solution.device_joules.sum() <= case.energy_cap * (1 + 1e-8))
@@ -92,12 +92,13 @@ def within_limits(case: RoundProblem, solution: StepSolution) -> bool:
     st.floats(0.3, 1.0),
 )
 def test_a_feasible_plan_keeps_to_every_cap(
-    devices: int, seed: int, share: float, time_weight: float | None, least_speed: float
+    devices: int, seed: int, share: float, time_weight: float | None, least_clock: float
 ) -> None:
     case = problem(devices, seed, share)
-    solution = solve_whole_steps(case, table(least_speed), time_weight)
+    solution = solve_on_list(case, table(least_clock), time_weight)
     assert solution.lower_bound <= solution.objective + 1e-9
-    assert (solution.speed >= least_speed).all()
+    assert solution.clock is not None
+    assert (solution.clock >= least_clock).all()
     if solution.feasible:
         assert within_limits(case, solution)
     else:
@@ -107,12 +108,12 @@ def test_a_feasible_plan_keeps_to_every_cap(
 def test_a_slack_time_cap_is_not_filled() -> None:
     """Ten times the time and energy anyone needs: clocks slow down for their energy, not to fill the cap."""
     case = problem(64, 1, share=10.0)
-    frugal, lavish = (solve_whole_steps(case, table(), weight) for weight in (0.7, None))
+    frugal, lavish = (solve_on_list(case, table(), weight) for weight in (0.7, None))
     assert frugal.device_seconds.max() < 0.5 * lavish.device_seconds.max()
 
 
 def test_the_more_time_counts_the_shorter_the_round() -> None:
-    plans = [solve_whole_steps(problem(64, 2, share=2.0), table(), weight) for weight in (0.3, 0.6, 0.9)]
+    plans = [solve_on_list(problem(64, 2, share=2.0), table(), weight) for weight in (0.3, 0.6, 0.9)]
     spans = [plan.device_seconds.max() for plan in plans]
     spent = [plan.device_joules.sum() for plan in plans]
     assert spans[0] > spans[1] > spans[2]
@@ -122,18 +123,18 @@ def test_the_more_time_counts_the_shorter_the_round() -> None:
 def test_a_clock_that_saves_nothing_is_not_slowed_for_nothing() -> None:
     """With everything static a slower clock costs as much, and the plan's energy is that of full clocks."""
     case = problem(16, 4, clock_static=1.0)
-    slow, full = (solve_whole_steps(case, table(least_speed)) for least_speed in (0.5, 1.0))
+    slow, full = (solve_on_list(case, table(least_clock)) for least_clock in (0.5, 1.0))
     assert slow.device_joules.sum() == pytest.approx(full.device_joules.sum())
 
 
 def test_batteries_hold() -> None:
     battery = np.full(16, 20.0)
-    solution = solve_whole_steps(problem(16, 2, battery=battery, energy_cap=np.inf), table())
+    solution = solve_on_list(problem(16, 2, battery=battery, energy_cap=np.inf), table())
     assert (solution.device_joules <= np.maximum(battery, solution.device_joules.min()) * (1 + 1e-8)).all()
 
 
 def test_an_energy_cap_out_of_reach_gives_everybody_the_least() -> None:
-    solution = solve_whole_steps(problem(8, 0, energy_cap=0.1), table(), 0.7)
+    solution = solve_on_list(problem(8, 0, energy_cap=0.1), table(), 0.7)
     assert not solution.feasible
     assert "energy cap" in " ".join(solution.violations)
     assert (solution.rho == 1 / TAU).all()

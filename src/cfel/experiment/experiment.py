@@ -38,8 +38,7 @@ from cfel.learning.data import SHAPES, DataSet, load
 from cfel.learning.data.images import augmentation
 from cfel.learning.data.partition import hold_out, partition
 from cfel.learning.device_messages import DeviceState
-from cfel.learning.edge_rule import EdgeRules
-from cfel.learning.edge_update import build_rules
+from cfel.learning.edge_update import EdgeRules, build_rules
 from cfel.learning.local.algorithm import LocalAlgorithm
 from cfel.learning.local.algorithms import build_algorithm
 from cfel.learning.local.parameters import LocalParameters, TrainingParameters
@@ -370,7 +369,6 @@ class Experiment:
             training=self._build_training(setting.scheme.device_overrides),
             compress=compressor(self.compression.kind, self.code),
             start=start,
-            aggregation=self.aggregation,
             edge_rules=rules,
             new_device=DeviceState(flat.read_personal().to_memory()),
         )

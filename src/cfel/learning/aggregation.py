@@ -57,13 +57,7 @@ def is_finite(report: DeviceReport) -> bool:
 
 
 def clip_reports(model: FlatModel, reports: Sequence[DeviceReport], clip: float) -> list[DeviceReport]:
-    """Scales long updates down to `clip` times the median length, and batch-norm statistics likewise.
-
-    Args:
-        model: the model the devices started from.
-        reports: finite ones.
-        clip: > 0.
-    """
+    """Scales long updates down to `clip` times the median length, and batch-norm statistics likewise."""
     if not reports:
         return []
     updates = _clip_factors([update_norm(report.update) for report in reports], clip)
@@ -177,9 +171,6 @@ def aggregate(
         reports: of the devices in `weights`, by ascending id.
         weights: by device id, > 0, of the devices that take part; with none the model stays the same.
         parameters: which rule.
-
-    Raises:
-        InputError: the reports are not those of these devices in this order.
     """
     if not weights:
         return model
@@ -212,12 +203,6 @@ def robust_aggregate(
 
     When a rule has nothing to leave out, the result has the same bits as the mean. With no report that is
     finite the model stays the same.
-
-    Args:
-        model: the model the devices started from; not changed.
-        reports: of the devices that took part, in any order.
-        weights: by device id, see `edge_aggregate`.
-        parameters: which rule.
     """
     for report in reports:
         check_fits(model, report)

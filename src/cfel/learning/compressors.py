@@ -38,12 +38,7 @@ _SIDE = 64
 
 @dataclass(frozen=True, slots=True)
 class BlockRotation:
-    """A rotation, given by a key.
-
-    Attributes:
-        size: length of the vectors it takes.
-        key: 128-bit integer from which the random signs are drawn.
-    """
+    """A rotation, given by a key."""
 
     size: int
     key: int
@@ -226,11 +221,7 @@ def index_bits(size: int, kept: int) -> int:
 
 
 def count_entries(theta: float, size: int) -> int:
-    """The number of entries in a share θ: max(1, round(θ·d)).
-
-    Raises:
-        InputError: θ is not in (0, 1].
-    """
+    """The number of entries in a share θ: max(1, round(θ·d))."""
     if not 0 < theta <= 1:
         raise InputError(f"theta: must lie in (0, 1], got {theta}")
     return max(1, round(theta * size))

@@ -44,13 +44,7 @@ class Evaluation:
 
 
 def choose_test_samples(count: int, samples: int | None, seed: int) -> Tensor:
-    """The places of the test samples to evaluate, ascending.
-
-    Args:
-        count: size of the test set.
-        samples: size of a subset, drawn without replacement; None for the whole test set.
-        seed: of the subset; the same seed gives the same subset, so that rounds and schemes compare.
-    """
+    """The places of the test samples to evaluate, ascending."""
     if samples is None or samples >= count:
         return torch.arange(count)
     drawn = make_generator(seed, "test sample").choice(count, samples, replace=False)
@@ -59,14 +53,7 @@ def choose_test_samples(count: int, samples: int | None, seed: int) -> Tensor:
 
 
 def evaluate(model: FlatModel, workspace: Workspace, samples: int | None = None, seed: int = 0) -> Evaluation:
-    """Evaluates a model.
-
-    Args:
-        model: the model.
-        workspace: the worker's scratch memory.
-        samples: see `choose_test_samples`.
-        seed: see there.
-    """
+    """Evaluates a model."""
     if samples is not None and samples < 1:
         raise InputError(f"evaluate_samples: must be at least 1, got {samples}")
     data, flat = workspace.task.data, workspace.flat

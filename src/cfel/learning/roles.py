@@ -26,7 +26,7 @@ from cfel.learning.local.algorithm import LocalRun
 from cfel.learning.local.estimates import Estimates
 from cfel.learning.local.training import estimate_from_fresh_batches, raise_if_diverged, train
 from cfel.learning.local.workspace import Workspace
-from cfel.learning.models.flat import PARAMETERS, FlatModel
+from cfel.learning.models.flat import PARAMETERS, FlatModel, Tensors
 from cfel.learning.task import DeviceData
 from cfel.learning.top_k import measure_kept_energy
 from cfel.learning.torch_state import map_in_threads
@@ -56,18 +56,7 @@ def device_update(
     *,
     give_up_state: bool = False,
 ) -> tuple[DeviceReport, DeviceState]:
-    """Runs τ local iterations from the order's model and compresses the difference (Algorithm 1, lines 6–11).
-
-    Args:
-        order: what to do.
-        data: the device's samples.
-        state: the device's state; not changed, unless `give_up_state`.
-        workspace: the worker's scratch memory.
-        give_up_state: the caller does not use `state` again, so its memory may be reused.
-
-    Returns:
-        The report for the edge server, and the device's new state.
-    """
+    """Runs τ local iterations from the order's model and compresses the difference (Algorithm 1, lines 6–11)."""
     flat, shared = workspace.flat, workspace.flat.shared
     flat.load(flat.complete(order.model, state.memory))
     flat.module.train()
@@ -98,31 +87,14 @@ def finish_update(
     workspace: Workspace,
     *,
     difference: Tensor,
-    memory: Mapping[str, Tensor],
+    memory: Tensors,
     buffers: Tensor,
     estimates: Estimates | None,
     losses: Sequence[float],
     run: LocalRun | None = None,
     give_up_state: bool = False,
 ) -> tuple[DeviceReport, DeviceState]:
-    """Compresses a device's model difference, and makes its report and its new state.
-
-    Args:
-        order: what the device was asked to do.
-        data: its samples.
-        state: its state before.
-        workspace: the worker's scratch memory.
-        difference: to the order's model, d numbers on the CPU; overwritten.
-        memory: what the algorithm remembers after the last step.
-        buffers: batch-norm statistics.
-        estimates: new ones, or None to keep the old ones.
-        losses: of the steps taken.
-        run: the finished run; None if its algorithm need not know what is sent.
-        give_up_state: the memory of `state` may be reused.
-
-    Raises:
-        DivergedError: any of these is not finite.
-    """
+    """Compresses a device's model difference, and makes its report and its new state."""
     local = workspace.local
     raise_if_diverged(order, local, estimates, losses, difference)
     raise_if_diverged(order, local, None, difference=memory.get(PARAMETERS))
@@ -155,7 +127,7 @@ def finish_update(
     )
 
 
-def _tell_sent(run: LocalRun, update: Update, memory: Mapping[str, Tensor], workspace: Workspace) -> None:
+def _tell_sent(run: LocalRun, update: Update, memory: Tensors, workspace: Workspace) -> None:
     """Lets the algorithm know what the edge server will get, and takes over what it remembers then."""
     assert workspace.algorithm.sent is not None  # noqa: S101 — the caller has looked
     sent = torch.zeros(update.size)
@@ -191,13 +163,7 @@ def _compute_residual(difference: Tensor, update: Update, memory: Tensor | None)
 def edge_aggregate(
     model: FlatModel, reports: Sequence[DeviceReport], weights: Mapping[int, float] | None = None
 ) -> FlatModel:
-    """Adds the weighted mean of the updates to the edge model (Algorithm 1, line 12).
-
-    Args:
-        model: the model the devices started from; not changed.
-        reports: of the devices that took part, in any order; with none the model stays the same.
-        weights: by device id, > 0, scaled here to sum to 1 over those that took part; None means all equal.
-    """
+    """Adds the weighted mean of the updates to the edge model (Algorithm 1, line 12)."""
     # Floating-point sums depend on their order, and reports arrive in any.
     ordered = sorted(reports, key=lambda report: report.device)
     if not ordered:
@@ -206,13 +172,7 @@ def edge_aggregate(
 
 
 def add_updates(model: FlatModel, reports: Iterable[DeviceReport], weights: Sequence[float]) -> FlatModel:
-    """`edge_aggregate` of a stream of reports: each is used when it arrives, and none is kept.
-
-    Args:
-        model: the model the devices started from; not changed.
-        reports: by ascending device id.
-        weights: one per report, scaled here to sum to 1.
-    """
+    """`edge_aggregate` of a stream of reports: each is used when it arrives, and none is kept."""
     # Each weight is divided by the total first: then a report is complete once it has been added.
     total = math.fsum(weights)
     parameters, buffers = model.parameters.clone(), torch.zeros_like(model.buffers)
@@ -225,11 +185,7 @@ def add_updates(model: FlatModel, reports: Iterable[DeviceReport], weights: Sequ
 
 
 def check_fits(model: FlatModel, report: DeviceReport) -> None:
-    """Checks that a report is about a model of this size.
-
-    Raises:
-        InputError: it is not.
-    """
+    """Checks that a report is about a model of this size."""
     if report.update.size != model.parameters.numel():
         raise InputError(
             f"report of device {report.device}: {report.update.size} entries, the model has "
@@ -238,11 +194,7 @@ def check_fits(model: FlatModel, report: DeviceReport) -> None:
 
 
 def weights_of(devices: Iterable[int], weights: Mapping[int, float] | None) -> list[float]:
-    """The weight of each device, not scaled.
-
-    Raises:
-        InputError: a device has none, or it is not a positive number.
-    """
+    """The weight of each device, not scaled."""
     return [1.0 if weights is None else _check_weight(weights, device) for device in devices]
 
 
@@ -270,13 +222,7 @@ def weighted_model(models: Mapping[int, FlatModel], weights: Mapping[int, float]
 
 
 def gossip_mix(models: Sequence[FlatModel], mixing: FloatArray, workers: int = 0) -> list[FlatModel]:
-    """One gossip step: y_i ← Σ_j W_ij y_j (Algorithm 1, line 14).
-
-    Args:
-        models: the edge models in cluster order; not changed.
-        mixing: W, one row per edge server, rows summing to 1.
-        workers: most threads to use; 0 for one per core.
-    """
+    """One gossip step: y_i ← Σ_j W_ij y_j (Algorithm 1, line 14)."""
     if mixing.shape != (len(models), len(models)):
         raise InputError(f"mixing matrix: shape {mixing.shape} for {len(models)} edge models")
     by_id = dict(enumerate(models))

@@ -29,12 +29,7 @@ _LOCK = RLock()
 
 @contextmanager
 def seed_generator(key: int, device: torch.device | None = None) -> Iterator[None]:
-    """Seeds torch's generators of the CPU and of `device` for the block, and restores them after it.
-
-    Args:
-        key: of a stream, from `make_key`.
-        device: where the block computes; None for the CPU.
-    """
+    """Seeds torch's generators of the CPU and of `device` for the block, and restores them after it."""
     # Not `fork_rng` and `manual_seed`: they visit every kind of device, which takes longer than a small step.
     generators = [torch.default_generator]
     if device is not None and device.type == "cuda":
@@ -67,13 +62,7 @@ def prepare_thread() -> None:
 def map_in_threads(
     function: Callable[[Item], Result], items: Sequence[Item], workers: int = 0
 ) -> list[Result]:
-    """Applies a function to every item, in at most `workers` threads; results are in the items' order.
-
-    Args:
-        function: must release the interpreter lock for most of its time, or threads gain nothing.
-        items: what to apply it to.
-        workers: most threads to use; 0 for one per core. More than one per core are never used.
-    """
+    """Applies a function to every item, in at most `workers` threads; results are in the items' order."""
     cores = os.cpu_count() or 1
     # A comparison on a cluster may have hundreds of workers; the threads here are on one machine.
     count = max(1, min(workers or cores, cores, len(items)))

@@ -91,7 +91,8 @@ def run_buffered(
     slowest = np.full(len(models), NO_DEVICE, dtype=np.int64)
     for i, model in enumerate(models):
         arrived, late = take_first(
-            [each for each in pending if setting.fleet.cluster[each.device] == i], world.aggregation.buffer
+            [each for each in pending if setting.fleet.cluster[each.device] == i],
+            world.edge_rules.aggregation.buffer,
         )
         if arrived:
             realised[i] = arrived[-1].seconds_left
@@ -150,7 +151,6 @@ def _aggregate(
         model,
         reports,
         {each.device: each.weight for each in ordered},
-        world.aggregation,
         world.edge_rules,
         share=len(ordered) / int(world.setting.fleet.sizes[cluster]),
         rate=world.training.local.learning_rate * begun.rate,

@@ -53,13 +53,7 @@ SHAPES: Mapping[str, tuple[tuple[int, ...], int]] = MappingProxyType(
 
 
 def load(name: str, path: Path | None = None, code: CodePolicy = BUILT_IN_ONLY) -> DataSet:
-    """The data set called `name`: built in, "hf:…", an entry point `cfel.data`, or "module:function".
-
-    Args:
-        name: which.
-        path: where its files are; None where it needs none.
-        code: whether a name that is not built in may be loaded.
-    """
+    """The data set called `name`: built in, "hf:…", an entry point `cfel.data`, or "module:function"."""
     if name.startswith(PREFIX):
         # The hub's package fetches what it is asked for, and some versions of it run scripts that come along.
         code.check("data", name)

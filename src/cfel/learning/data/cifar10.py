@@ -43,12 +43,7 @@ _BLOCK = 1 << 18
 
 @dataclass(frozen=True, slots=True)
 class Archive:
-    """A compressed tar file on the web.
-
-    Attributes:
-        url: where it is.
-        sha256: of the file, in hexadecimal.
-    """
+    """A compressed tar file on the web."""
 
     url: str
     sha256: str
@@ -64,9 +59,6 @@ def fetch_archive(
         target: the directory to create; it appears only when complete.
         progress: called with the bytes received so far and the total.
         timeout: seconds without data before giving up.
-
-    Raises:
-        InputError: the host cannot be reached, or the file is not the one expected.
     """
     if target.is_dir():
         return target
@@ -95,9 +87,6 @@ def _unpack(tar: tarfile.TarFile, target: Path) -> None:
     """Unpacks plain files and directories that stay within the target.
 
     `extractall(filter="data")` would do, but Python has it from 3.11.4 on only.
-
-    Raises:
-        TarError: the archive has anything else.
     """
     for member in tar:
         path = PurePosixPath(member.name)
@@ -153,11 +142,7 @@ def read_binary_batch(path: Path) -> Labelled:
 
 
 def read_python_batch(path: Path) -> Labelled:
-    """Reads images and labels of a Python batch, written by any version of Python.
-
-    Raises:
-        InputError: the file refers to anything but an array of bytes, or is not a batch.
-    """
+    """Reads images and labels of a Python batch, written by any version of Python."""
     with path.open("rb") as file:
         try:
             content = _BatchUnpickler(file, encoding="bytes").load()
@@ -247,14 +232,7 @@ def cifar10(
     archive: Archive = ARCHIVE,
     progress: Progress | None = None,
 ) -> DataSet:
-    """Loads CIFAR-10: 3×32×32 images in 10 classes.
-
-    Args:
-        path: the directory that holds it; None downloads it into the cache.
-        cache: directory for decoded images and downloads; by default the user's, see `cache_directory`.
-        archive: what to download.
-        progress: called during the download.
-    """
+    """Loads CIFAR-10: 3×32×32 images in 10 classes."""
     cache = cache or cache_directory()
     directory = fetch_archive(archive, cache / "cifar10", progress) if path is None else path
     if not directory.is_dir():

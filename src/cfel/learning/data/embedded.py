@@ -18,9 +18,6 @@ def digits(test_share: float = 0.2) -> DataSet:
     """Loads the 1,797 handwritten digits of 8×8 pixels that come with scikit-learn.
 
     The split is always the same; it does not depend on the experiment's seed.
-
-    Args:
-        test_share: share of the samples for testing, in (0, 1).
     """
     table = _read_digits()
     order = make_generator(0, "digits split").permutation(len(table))

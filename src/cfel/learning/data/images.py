@@ -38,11 +38,7 @@ Augmentation: TypeAlias = Callable[[Tensor, np.random.Generator], Tensor]
 
 
 def crop_and_flip(padding: int = 4) -> Augmentation:
-    """Shifts each image by up to `padding` pixels each way, fills with zeros, and mirrors half of them.
-
-    Args:
-        padding: pixels of zeros around the image before the crop, ≥ 0.
-    """
+    """Shifts each image by up to `padding` pixels each way, fills with zeros, and mirrors half of them."""
     if padding < 0:
         raise InputError(f"augmentation: padding must not be negative, got {padding}")
 
@@ -119,14 +115,7 @@ def read_column_names(path: Path) -> list[str]:
 
 
 def load_images(path: Path, column: str, channels: int, cache: Path | None) -> ByteArray:
-    """Loads all images of a column of a Parquet file, as samples × channels × height × width.
-
-    Args:
-        path: the Parquet file.
-        column: a struct column with a field `bytes`.
-        channels: 1 (grey) or 3 (colour); images are converted.
-        cache: directory for the decoded array, or None.
-    """
+    """Loads all images of a column of a Parquet file, as samples × channels × height × width."""
     file = None if cache is None else cache / f"{_fingerprint(path, column, channels)}.npy"
     return load_cached_array(file, lambda: _decode_column(path, column, channels))
 
@@ -159,9 +148,6 @@ def decode_images(
         channels: 1 (grey) or 3 (colour), images are converted; None for as many as the first image has.
         where: where they come from, for messages.
         count: how many there are, if known; saves a copy.
-
-    Raises:
-        InputError: there are none, one is not an image, or they differ in size.
     """
     images: list[ByteArray] | ByteArray = []
     shape: tuple[int, ...] | None = None

@@ -54,18 +54,9 @@ def partition(
 ) -> tuple[DataSet, list[IntArray]]:
     """Spreads a data set's training samples over devices.
 
-    Args:
-        data: the data set.
-        devices: how many, ≥ 1.
-        parameters: the rule and its numbers.
-        seed: the experiment's.
-
     Returns:
         The data set, and for each device the ascending indices of its training samples. By writer, the data
         set holds only the drawn writers, also for testing.
-
-    Raises:
-        InputError: there are not enough samples, or the data set has no writers or classes.
     """
     samples = len(data.train_targets)
     each = parameters.least if parameters.rule == "dirichlet" else 1
@@ -198,9 +189,6 @@ def hold_out(
 
     Returns:
         The data set with the new test set, and the training samples that each device keeps.
-
-    Raises:
-        InputError: no device has a sample to spare.
     """
     # A stream of its own, so that holding out changes no other draw of the run.
     draw = make_generator(seed, "held out")

@@ -31,13 +31,7 @@ from cfel.learning.task import DeviceData, Task
 
 @dataclass(frozen=True, slots=True)
 class _Schedule:
-    """What the devices of a group will do, drawn in advance.
-
-    Attributes:
-        taken: devices × iterations: whether the device runs it.
-        rows: devices × iterations × batch: places in the data set; short batches repeat their first sample.
-        sizes: samples in a batch of each device.
-    """
+    """What the devices of a group will do, drawn in advance."""
 
     taken: BoolArray
     rows: IntArray
@@ -50,17 +44,7 @@ def device_updates_batched(
     states: Sequence[DeviceState],
     workspace: Workspace,
 ) -> list[tuple[DeviceReport, DeviceState]]:
-    """`device_update` for a group of devices of the same data set and τ, trained side by side.
-
-    Args:
-        orders: one per device; the models may differ.
-        data: the devices' samples.
-        states: the devices' states; not changed.
-        workspace: the worker's scratch memory.
-
-    Returns:
-        A report and a new state per device, in the same order.
-    """
+    """`device_update` for a group of devices of the same data set and τ, trained side by side."""
     if not orders:
         return []
     _check(orders, data, workspace)
@@ -318,15 +302,7 @@ _MOST_DIFFERENCE = 0.01
 def find_obstacle(
     task: Task, training: TrainingParameters, model: FlatModel, data: DeviceData, device: str = "cpu"
 ) -> str | None:
-    """Why devices cannot be trained side by side, or None if they can.
-
-    Args:
-        task: what is learned.
-        training: how devices train.
-        model: to start from.
-        data: the samples of one device.
-        device: torch device.
-    """
+    """Why devices cannot be trained side by side, or None if they can."""
     alike = replace(training, error_feedback=False)
     workspace = Workspace(task, alike, compressor("none"), device)
     if workspace.local.algorithm != "sgd":

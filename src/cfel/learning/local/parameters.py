@@ -34,15 +34,7 @@ FIRST_RATE = 0.1
 def decay_rate(
     schedule: Schedule, used: float, *, final: float, at: tuple[float, ...], factor: float
 ) -> float:
-    """The share of the learning rate, without warm-up.
-
-    Args:
-        schedule: see the top of the module.
-        used: share of the run that is over, in [0, 1].
-        final: for `linear` and `cosine`.
-        at: for `step`.
-        factor: for `step`.
-    """
+    """The share of the learning rate, without warm-up."""
     match schedule:
         case "linear":
             return final + (1 - final) * (1 - used)
@@ -157,11 +149,7 @@ class LocalParameters:
             validation.check_number(f"local.decay_at[{place}]", share, above=0, below=1)
 
     def find_rate(self, used: float) -> float:
-        """The share of the learning rate that the schedule leaves.
-
-        Args:
-            used: share of the run that is over, in [0, 1].
-        """
+        """The share of the learning rate that the schedule leaves."""
         decayed = decay_rate(
             self.schedule, used, final=self.final_rate, at=self.decay_at, factor=self.decay_factor
         )
@@ -176,18 +164,7 @@ class LocalParameters:
         least: float | None = None,
         below: float | None = None,
     ) -> float:
-        """A number of `[local.options]`, or the default.
-
-        Args:
-            name: of the option.
-            default: where the file does not have it.
-            above: what it must be larger than.
-            least: what it must be at least.
-            below: what it must be smaller than.
-
-        Raises:
-            InputError: it is not a number in this range.
-        """
+        """A number of `[local.options]`, or the default."""
         value = self.options.get(name, default)
         return validation.check_number(f"local.options.{name}", value, above=above, least=least, below=below)
 

@@ -48,13 +48,7 @@ def named_tensors(model: FlatModel, flat: FlatModule) -> dict[str, Tensor]:
 
 
 def save_model(path: Path, model: FlatModel, flat: FlatModule) -> None:
-    """Writes a model to a safetensors file, which appears only when it is complete.
-
-    Args:
-        path: the file to write.
-        model: the values.
-        flat: a module of the same task, for names and shapes.
-    """
+    """Writes a model to a safetensors file, which appears only when it is complete."""
     try:
         with replacing(path) as temporary:
             save_file(named_tensors(model, flat), temporary, metadata={"format": "pt"})
@@ -70,9 +64,6 @@ def load_model(path: Path, flat: FlatModule) -> FlatModel:
     Args:
         path: the file.
         flat: a module of the task, for names and shapes; its values change to the file's.
-
-    Raises:
-        InputError: the file cannot be read, or a tensor is missing, unknown or of another shape.
     """
     try:
         # Not the library's own reader of files, which would wait for a pipe.
@@ -128,9 +119,6 @@ def save_onnx(path: Path, model: FlatModel, flat: FlatModule, input_shape: tuple
         model: the values.
         flat: a module of the same task; its values change to the model's.
         input_shape: of one sample.
-
-    Raises:
-        InputError: a package is missing, the module cannot be expressed, or the file cannot be written.
     """
     missing = [name for name in NEEDED if find_spec(name) is None]
     if missing:

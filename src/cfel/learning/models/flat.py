@@ -21,7 +21,7 @@ import random
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from fnmatch import fnmatchcase
-from typing import NamedTuple
+from typing import NamedTuple, TypeAlias
 
 import numpy as np
 import torch
@@ -30,10 +30,8 @@ from torch import Tensor, nn
 from cfel.errors import InputError
 from cfel.learning.torch_state import map_in_threads, seed_generator
 
-# --------------------------------------------------------------------------------------------------
-# A model as a plain value: a pair of vectors, and what an edge server remembers beside it.
-#
-# The module that the vectors belong to is in `flat`.
+Tensors: TypeAlias = Mapping[str, Tensor]
+"""Tensors by name, such as what a device or an edge server remembers."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -76,12 +74,7 @@ class FlatModel:
 
 
 def model_sha256(models: Sequence[FlatModel], workers: int = 0) -> str:
-    """SHA-256, in hexadecimal, of the concatenated SHA-256s of the edge models in cluster order.
-
-    Args:
-        models: the edge models.
-        workers: most threads to use; 0 for one per core.
-    """
+    """SHA-256, in hexadecimal, of the concatenated SHA-256s of the edge models in cluster order."""
     digests = map_in_threads(FlatModel.sha256, models, workers)
     return hashlib.sha256(b"".join(digests)).hexdigest()
 
@@ -114,7 +107,7 @@ class PersonalPart:
     buffers: Tensor
 
     @classmethod
-    def from_memory(cls, memory: Mapping[str, Tensor]) -> "PersonalPart | None":
+    def from_memory(cls, memory: Tensors) -> "PersonalPart | None":
         """What a device remembers of its own; None before its first values."""
         if PARAMETERS not in memory and STATISTICS not in memory:
             return None
@@ -137,7 +130,7 @@ class PersonalPart:
         )
 
 
-def complete_model(model: FlatModel, memory: Mapping[str, Tensor]) -> FlatModel:
+def complete_model(model: FlatModel, memory: Tensors) -> FlatModel:
     """An edge server's model with the device's own part, if its memory has one."""
     own = PersonalPart.from_memory(memory)
     return model if own is None else own.complete(model)
@@ -146,16 +139,7 @@ def complete_model(model: FlatModel, memory: Mapping[str, Tensor]) -> FlatModel:
 def find_personal(
     trained: Sequence[tuple[str, Tensor]], statistics: Sequence[tuple[str, Tensor]], patterns: Sequence[str]
 ) -> frozenset[str]:
-    """The names of the tensors that stay on devices.
-
-    Args:
-        trained: named parameters that are trained.
-        statistics: named statistics of batch norm.
-        patterns: with *, ? and [...] as in file names.
-
-    Raises:
-        InputError: a pattern matches nothing, or no parameter is left to share.
-    """
+    """The names of the tensors that stay on devices."""
     names = [name for name, _ in (*trained, *statistics)]
     for pattern in patterns:
         if not any(fnmatchcase(name, pattern) for name in names):
@@ -196,10 +180,6 @@ class Behaviour:
 
 def observe_behaviour(module: nn.Module, inputs: Tensor) -> Behaviour:
     """Calls a module on a batch, and on its first sample, and observes what happens.
-
-    Args:
-        module: on the CPU; its buffers are restored, and it is left in training mode.
-        inputs: two samples.
 
     Raises:
         InputError: it does something that cannot be repeated, or replaces a buffer.
@@ -362,11 +342,7 @@ class FlatModule:
         self._first = self.read_personal()
 
     def load(self, model: FlatModel) -> None:
-        """Loads a model's values: one copy per vector; all other buffers get their first values back.
-
-        Args:
-            model: a whole model, or the shared part, whose personal part then has its first values.
-        """
+        """Loads a model's values: one copy per vector; all other buffers get their first values back."""
         model = self.complete(model, {})
         self._check_size("parameters", model.parameters, self.parameters)
         self._check_size("buffers", model.buffers, self.buffers)
@@ -375,13 +351,8 @@ class FlatModule:
         for buffer, first in self._others:
             buffer.copy_(first)
 
-    def complete(self, model: FlatModel, memory: Mapping[str, Tensor]) -> FlatModel:
-        """The whole model: with a device's own part, or with that part's first values.
-
-        Args:
-            model: the shared part; a whole model stays as it is.
-            memory: what the device remembers.
-        """
+    def complete(self, model: FlatModel, memory: Tensors) -> FlatModel:
+        """The whole model: with a device's own part, or with that part's first values."""
         if (model.parameters.numel(), model.buffers.numel()) != self.shared[:2]:
             return model
         return (PersonalPart.from_memory(memory) or self._first).complete(model)
@@ -426,7 +397,7 @@ def _new_vector(laid: tuple[Slot, ...], device: torch.device) -> Tensor:
     return torch.empty(laid[-1].stop if laid else 0, dtype=torch.float32, device=device)
 
 
-def _make_views(laid: tuple[Slot, ...], vector: Tensor, tensors: Mapping[str, Tensor]) -> None:
+def _make_views(laid: tuple[Slot, ...], vector: Tensor, tensors: Tensors) -> None:
     for slot in laid:
         view = slot.view(vector)
         view.copy_(tensors[slot.name].detach())

@@ -13,7 +13,7 @@ Other rules than the mean are in `aggregation`.
 
 import math
 from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import replace
+from dataclasses import dataclass, replace
 
 import torch
 from torch import Tensor
@@ -56,7 +56,11 @@ def device_update(
     *,
     give_up_state: bool = False,
 ) -> tuple[DeviceReport, DeviceState]:
-    """Runs τ local iterations from the order's model and compresses the difference (Algorithm 1, lines 6–11)."""
+    """Runs τ local iterations from the order's model and compresses the difference (Algorithm 1, lines 6–11).
+
+    Returns the report for the edge server, and the device's new state. With `give_up_state` the caller does
+    not use `state` again, so its memory may be reused.
+    """
     flat, shared = workspace.flat, workspace.flat.shared
     flat.load(flat.complete(order.model, state.memory))
     flat.module.train()
@@ -65,19 +69,36 @@ def device_update(
     own = flat.read_personal().to_memory()
     # In place: the workspace loads another model before it is used again.
     difference = flat.parameters[: shared.parameters].sub_(order.model.parameters.to(workspace.device)).cpu()
-    return finish_update(
-        order,
-        data,
-        state,
-        workspace,
+    result = LocalResult(
         difference=difference,
         memory={name: values.cpu() for name, values in memory.items()} | own,
         buffers=flat.buffers[: shared.buffers].clone().cpu(),
         estimates=estimates,
         losses=losses,
         run=run,
-        give_up_state=give_up_state,
     )
+    return finish_update(order, data, state, workspace, result, give_up_state=give_up_state)
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class LocalResult:
+    """What the local iterations of a device yield, on the CPU.
+
+    Attributes:
+        difference: to the order's model, d numbers; `finish_update` overwrites it.
+        memory: what the algorithm remembers after the last step.
+        buffers: batch-norm statistics.
+        estimates: new ones, or None to keep the old ones.
+        losses: of the steps taken.
+        run: the finished run; None if its algorithm need not know what is sent.
+    """
+
+    difference: Tensor
+    memory: Tensors
+    buffers: Tensor
+    estimates: Estimates | None
+    losses: Sequence[float]
+    run: LocalRun | None = None
 
 
 def finish_update(
@@ -85,34 +106,29 @@ def finish_update(
     data: DeviceData,
     state: DeviceState,
     workspace: Workspace,
+    result: LocalResult,
     *,
-    difference: Tensor,
-    memory: Tensors,
-    buffers: Tensor,
-    estimates: Estimates | None,
-    losses: Sequence[float],
-    run: LocalRun | None = None,
     give_up_state: bool = False,
 ) -> tuple[DeviceReport, DeviceState]:
     """Compresses a device's model difference, and makes its report and its new state."""
-    local = workspace.local
-    raise_if_diverged(order, local, estimates, losses, difference)
+    local, difference, memory, losses = workspace.local, result.difference, result.memory, result.losses
+    raise_if_diverged(order, local, result.estimates, losses, difference)
     raise_if_diverged(order, local, None, difference=memory.get(PARAMETERS))
     # Error feedback: what earlier uploads left out competes for a place in this one.
     if state.residual is not None:
         difference.add_(state.residual)
     update = workspace.compress(difference, order.theta, order.key("compression"))
-    if run is not None and workspace.algorithm.sent is not None:
-        _tell_sent(run, update, memory, workspace)
+    if result.run is not None and workspace.algorithm.sent is not None:
+        _tell_sent(result.run, update, memory, workspace)
     # A device that took no step has nothing new to report, and repeats its last estimates.
-    estimates = estimates or state.estimates
+    estimates = result.estimates or state.estimates
     if estimates is not None:
         kept = measure_kept_energy(difference.numpy(), local.kept_energy_at) if local.kept_energy_at else ()
         estimates = replace(estimates, kept_energy=kept)
     report = DeviceReport(
         device=order.device,
         update=update,
-        buffers=buffers,
+        buffers=result.buffers,
         estimates=estimates,
         steps=len(losses),
         loss=math.fsum(losses) / len(losses) if losses else math.nan,

@@ -90,10 +90,8 @@ def run_buffered(
     realised, expected = np.zeros(len(models)), np.zeros(len(models))
     slowest = np.full(len(models), NO_DEVICE, dtype=np.int64)
     for i, model in enumerate(models):
-        arrived, late = take_first(
-            [each for each in pending if setting.fleet.cluster[each.device] == i],
-            world.edge_rules.aggregation.buffer,
-        )
+        own = [each for each in pending if setting.fleet.cluster[each.device] == i]
+        arrived, late = take_first(own, world.edge_rules.aggregation.buffer)
         if arrived:
             realised[i] = arrived[-1].seconds_left
             expected[i] = max(each.expected_left for each in arrived)

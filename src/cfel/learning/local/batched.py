@@ -25,7 +25,7 @@ from cfel.learning.local.parameters import TrainingParameters
 from cfel.learning.local.training import choose_iterations, count_samples, draw_batches
 from cfel.learning.local.workspace import Workspace
 from cfel.learning.models.flat import PARAMETERS, FlatModel
-from cfel.learning.roles import device_update, finish_update
+from cfel.learning.roles import LocalResult, device_update, finish_update
 from cfel.learning.task import DeviceData, Task
 
 
@@ -67,12 +67,14 @@ def device_updates_batched(
             data[n],
             state,
             workspace,
-            difference=differences[n],
-            # A row of the matrix would keep the whole matrix in memory.
-            memory={name: each[n].clone() for name, each in memory.items()},
-            buffers=buffers,
-            estimates=estimates[n],
-            losses=losses[n],
+            LocalResult(
+                differences[n],
+                # A row of the matrix would keep the whole matrix in memory.
+                {name: each[n].clone() for name, each in memory.items()},
+                buffers,
+                estimates[n],
+                losses[n],
+            ),
         )
         for n, (order, state) in enumerate(zip(orders, states, strict=True))
     ]

@@ -62,7 +62,7 @@ def check_estimates(estimates: Estimates) -> Estimates:
 
 
 def check_loss(loss: float, steps: int) -> None:
-    """Checks the mean loss that a device reports over some steps; without steps, NaN says that there is none."""
+    """Raises for a mean loss that no device can report; NaN is possible only without steps."""
     if not abs(loss) <= MOST_REPORTED and (steps or not math.isnan(loss)):
         raise InputError(f"loss = {loss}: must be finite, and at most {MOST_REPORTED:g}")
 

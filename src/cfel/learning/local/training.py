@@ -266,11 +266,11 @@ def _write_values(vector: Tensor, slots: Sequence[Slot], values: Tensors, where:
 
 
 # Estimates. `reuse` needs the gradient of a batch and the distance between the gradients of its halves. Two
-# passes, one per half, give both for any model, but read and write a dense layer of millions of weights twice.
-# One pass is enough where all parameters belong to dense and convolution layers. The gradient of a dense layer
-# is Σ_i δ_i a_iᵀ over the samples i, so ‖Σ_i c_i δ_i a_iᵀ‖² = Σ_ij c_i c_j (δ_i·δ_j)(a_i·a_j) needs only two
-# small Gram matrices. The weight gradient of a convolution is computed for each half, which costs as much as
-# for the whole batch. Both ways agree up to rounding.
+# passes, one per half, give both for any model, but read and write a dense layer of millions of weights
+# twice. One pass is enough where all parameters belong to dense and convolution layers. The gradient of a
+# dense layer is Σ_i δ_i a_iᵀ over the samples i, so ‖Σ_i c_i δ_i a_iᵀ‖² = Σ_ij c_i c_j (δ_i·δ_j)(a_i·a_j)
+# needs only two small Gram matrices. The weight gradient of a convolution is computed for each half, which
+# costs as much as for the whole batch. Both ways agree up to rounding.
 
 
 def estimate_from_fresh_batches(order: DeviceOrder, data: DeviceData, workspace: Workspace) -> Estimates:

@@ -34,7 +34,7 @@ from cfel.experiment.sections import (
 from cfel.learning.aggregation import AggregationParameters
 from cfel.learning.compressors import compressor
 from cfel.learning.data import BUILTIN as DATA_SETS
-from cfel.learning.data import SHAPES, DataSet, load
+from cfel.learning.data import DataSet, load
 from cfel.learning.data.images import augmentation
 from cfel.learning.data.partition import hold_out, partition
 from cfel.learning.device_messages import DeviceState
@@ -319,9 +319,10 @@ class Experiment:
         if self.model.parameters is not None:
             return self.model.parameters
         # The shape of a built-in data set is known, so that planning works before its files are there.
-        if self.data.task is None and self.data.name in SHAPES:
+        if self.data.task is None and self.data.name in DATA_SETS:
             builder = model_builder(self.model.name, self.code)
-            return count_parameters(builder, *SHAPES[self.data.name], self.model.personal)
+            known = DATA_SETS[self.data.name]
+            return count_parameters(builder, known.input_shape, known.classes, self.model.personal)
         return self._build_start(self.load_task()).shared.parameters
 
     def _compute_budget(self, setting: Setting) -> Budget:

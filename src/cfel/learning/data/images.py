@@ -1,6 +1,6 @@
-"""Images from Parquet files in the Hugging Face schema, decoded once and cached.
+"""Random changes to training images, and images from Parquet files, decoded once and cached.
 
-A column of images holds structs {bytes, path} with PNG (or other) files. Decoding 60,000 of them takes about
+A column of images (Hugging Face schema) holds structs {bytes, path} with PNG (or other) files. Decoding 60,000 of them takes about
 fifteen seconds, reading the decoded array a tenth of a second. So the array is kept in a cache directory,
 under a name made from the file's path, size and modification time. It is written to a temporary file and
 renamed, so that no process reads half of it. If the cache cannot be written, images are decoded each time.
@@ -26,15 +26,8 @@ from cfel.arrays import ByteArray
 from cfel.errors import InputError
 from cfel.plugins import BUILT_IN_ONLY, CodePolicy, check_call, resolve
 
-# --------------------------------------------------------------------------------------------------
-# Random changes to a training batch: flips, and the crop and flip that is usual for CIFAR.
-#
-# An augmentation is a function `(batch, generator) -> batch`. It draws random numbers only from the
-# generator
-# that it is given, and works on the whole batch at once, without a loop over samples.
-
-
 Augmentation: TypeAlias = Callable[[Tensor, np.random.Generator], Tensor]
+"""(batch, generator) → batch; draws from the generator only, and works on the whole batch at once."""
 
 
 def crop_and_flip(padding: int = 4) -> Augmentation:

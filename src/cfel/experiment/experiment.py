@@ -371,7 +371,7 @@ class Experiment:
             compress=compressor(self.compression.kind, self.code),
             start=start,
             edge_rules=rules,
-            new_device=DeviceState(flat.read_personal().to_memory()),
+            new_device=DeviceState(flat.read_personal()),
         )
 
     def _split(self, task: Task) -> tuple[DataSet, list[IntArray]]:

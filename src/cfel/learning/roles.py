@@ -20,7 +20,7 @@ from torch import Tensor
 
 from cfel.arrays import FloatArray
 from cfel.errors import InputError
-from cfel.learning.compressors import Update
+from cfel.learning.compressors import Update, decode
 from cfel.learning.device_messages import DeviceOrder, DeviceReport, DeviceState
 from cfel.learning.local.algorithm import LocalRun
 from cfel.learning.local.estimates import Estimates
@@ -66,7 +66,7 @@ def device_update(
     flat.module.train()
     memory = _load_memory(state, workspace, give_up_state)
     estimates, losses, run = train(order, data, memory, workspace)
-    own = flat.read_personal().to_memory()
+    own = flat.read_personal()
     # In place: the workspace loads another model before it is used again.
     difference = flat.parameters[: shared.parameters].sub_(order.model.parameters.to(workspace.device)).cpu()
     result = LocalResult(
@@ -146,9 +146,7 @@ def finish_update(
 def _tell_sent(run: LocalRun, update: Update, memory: Tensors, workspace: Workspace) -> None:
     """Lets the algorithm know what the edge server will get, and takes over what it remembers then."""
     assert workspace.algorithm.sent is not None  # noqa: S101 — the caller has looked
-    sent = torch.zeros(update.size)
-    update.add_to(sent, 1.0)
-    workspace.algorithm.sent(run, sent.to(workspace.device))
+    workspace.algorithm.sent(run, decode(update).to(workspace.device))
     if workspace.device.type != "cpu":
         for name, values in run.memory.items():
             memory[name][: values.numel()].copy_(values)

@@ -25,12 +25,6 @@ from cfel.learning.torch_state import seed_generator
 from cfel.plugins import BUILT_IN_ONLY, CodePolicy, call_part, check_result, resolve
 from cfel.seeding import make_key
 
-# --------------------------------------------------------------------------------------------------
-# Whether data, labels and scores fit each other: what is checked once, before the first round.
-#
-# Torch would find the same mistakes in the middle of a run, and would not name the data.
-
-
 LABEL_TYPES = (torch.int64, torch.uint8)
 """What torch's cross-entropy takes as class labels."""
 

@@ -1,4 +1,4 @@
-"""Threads and processes that run role functions: their settings, and a bounded map over threads.
+"""Torch's state in a worker: its seeded generator, its threads and its allocator; and a map over threads.
 
 One torch thread per worker makes results independent of the worker. The allocator's settings only affect
 speed. The settings are safe to apply twice. Workers that train devices are started by the executors.
@@ -15,21 +15,16 @@ from typing import TypeVar
 
 import torch
 
-# --------------------------------------------------------------------------------------------------
-# Torch's global generator, seeded for a block of code and restored after it.
-#
-# Layers draw from this generator when they are built, and some (dropout) when they train. It is one for
-# the
-# whole process, so a block has it to itself: other threads wait. Everything else in cfel draws from keyed
-# streams (`seeding`).
-
-
 _LOCK = RLock()
 
 
 @contextmanager
 def seed_generator(key: int, device: torch.device | None = None) -> Iterator[None]:
-    """Seeds torch's generators of the CPU and of `device` for the block, and restores them after it."""
+    """Seeds torch's generators of the CPU and of `device` for the block, and restores them after it.
+
+    Layers draw from them when they are built, and some (dropout) when they train. There is one for the whole
+    process, so a block has it to itself: other threads wait. All else in cfel draws from keyed streams.
+    """
     # Not `fork_rng` and `manual_seed`: they visit every kind of device, which takes longer than a small step.
     generators = [torch.default_generator]
     if device is not None and device.type == "cuda":

@@ -1,9 +1,9 @@
 """Random changes to training images, and images from Parquet files, decoded once and cached.
 
-A column of images (Hugging Face schema) holds structs {bytes, path} with PNG (or other) files. Decoding 60,000 of them takes about
-fifteen seconds, reading the decoded array a tenth of a second. So the array is kept in a cache directory,
-under a name made from the file's path, size and modification time. It is written to a temporary file and
-renamed, so that no process reads half of it. If the cache cannot be written, images are decoded each time.
+A column of images, in the Hugging Face schema, holds structs {bytes, path} with PNG (or other) files.
+Decoding 60,000 of them takes about fifteen seconds, reading the decoded array a tenth of a second. So the
+array is kept in a cache directory, under a name made from the file's path, size and modification time. If the
+cache cannot be written, images are decoded each time.
 """
 
 import hashlib
@@ -190,6 +190,7 @@ def _read_cache(file: Path) -> ByteArray | None:
 
 
 def _write_cache(file: Path, images: ByteArray) -> None:
+    # Written under another name first, so that no process reads half of it.
     partial = file.with_name(f"{file.stem}.{os.getpid()}.part")
     try:
         file.parent.mkdir(parents=True, exist_ok=True)

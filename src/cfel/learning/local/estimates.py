@@ -139,14 +139,21 @@ def estimate_from_batches(scatter: Scatter, batches: int) -> Estimates:
 
 
 def estimate_from_halves(scatter: float, mean_squared: float, batch: int, samples: int) -> Estimates:
-    """The `reuse` estimates, from two parts of one batch drawn without replacement."""
+    """The `reuse` estimates, from two parts of a batch of B out of a device's n samples.
+
+    `scatter` is of the parts weighted by their sizes, B·‖g_a − g_b‖²/4 for equal halves; `mean_squared` is
+    ‖ḡ‖² of the whole batch.
+    """
     # The last factor corrects for drawing without replacement: a batch of all samples has no noise.
     sigma2 = scatter / batch * (1 - batch / samples)
     return Estimates(sigma2, mean_squared - sigma2)
 
 
 def scale_noise(estimates: Estimates, *, used: int, batch: int, samples: int) -> Estimates:
-    """The same estimates with σ² of a full batch, from those of a smaller one."""
+    """Estimates from the halves of b = `used` samples, with σ² of a full batch of B instead.
+
+    A device with fewer than B samples has full batches of all its n samples.
+    """
     full = min(batch, samples)
     if used == full:
         return estimates

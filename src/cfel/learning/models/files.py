@@ -1,7 +1,9 @@
-"""Models as ONNX files, for runtimes without torch. Needs the extra `cfel[onnx]`.
+"""Models as files: safetensors to keep and load, ONNX for runtimes without torch.
 
-The graph is the network in evaluation mode: scaled inputs (any number of samples) in, scores out. Files are
-only written, not read.
+A safetensors file holds one tensor per parameter and buffer, trained or not, under its name in the module, so
+that it loads into the plain torch module with `load_state_dict(strict=False)`. Nothing is pickled. An ONNX
+file, which needs the extra `cfel[onnx]`, is the network in evaluation mode: scaled inputs (any number of
+samples) in, scores out; it is only written, not read. Checkpoints of a run are in `runlog`.
 """
 
 import logging
@@ -20,15 +22,6 @@ from cfel.durable import read_bytes, replacing
 from cfel.errors import InputError, StorageError
 from cfel.extras import MissingExtraError, install_command
 from cfel.learning.models.flat import FlatModel, FlatModule, Slot
-
-# --------------------------------------------------------------------------------------------------
-# Models as safetensors files, with the names and shapes of the torch module.
-#
-# A file holds one tensor per parameter and buffer, trained or not, under its name in the module, so that
-# it
-# loads into the plain torch module with `load_state_dict(strict=False)`. Nothing is pickled. Checkpoints
-# of a
-# run are in `runlog`.
 
 
 def named_tensors(model: FlatModel, flat: FlatModule) -> dict[str, Tensor]:

@@ -7,10 +7,9 @@ the course of a run belongs to the simulator's state or the coordinator's.
 from dataclasses import dataclass, field
 
 from cfel.control.setting import Setting
-from cfel.learning.aggregation import AggregationParameters
 from cfel.learning.compressors import Compressor
 from cfel.learning.device_messages import DeviceState
-from cfel.learning.edge_rule import EdgeRules
+from cfel.learning.edge_update import EdgeRules
 from cfel.learning.local.parameters import TrainingParameters
 from cfel.learning.models.flat import FlatModel
 from cfel.learning.task import DeviceData, Task
@@ -27,8 +26,7 @@ class World:
         training: how devices train.
         compress: how uploads are compressed.
         start: the model every edge server begins with.
-        aggregation: how an edge server makes one update of many.
-        edge_rules: what it does with that update.
+        edge_rules: what an edge server makes of updates.
         new_device: what a device remembers before its first order: its own part of the model.
     """
 
@@ -38,6 +36,5 @@ class World:
     training: TrainingParameters
     compress: Compressor
     start: FlatModel
-    aggregation: AggregationParameters = field(default_factory=AggregationParameters)
     edge_rules: EdgeRules = field(default_factory=EdgeRules)
     new_device: DeviceState = field(default_factory=DeviceState)

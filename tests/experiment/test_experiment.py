@@ -12,7 +12,7 @@ from cfel.experiment import (
     Experiment,
     parse_experiment,
 )
-from cfel.learning.data import SHAPES
+from cfel.learning.data import BUILTIN as DATA_SETS
 from cfel.learning.data import load as load_data
 from cfel.plugins import ANY_CODE
 from cfel.rounds.dry_run import compute_use
@@ -103,7 +103,7 @@ def test_the_setting_counts_the_model_on_user_defined_data(
 def test_built_in_data_has_the_shape_it_is_listed_with(name: str, tmp_path: Path) -> None:
     write = {"cifar10": write_cifar10, "femnist": write_femnist}.get(name)
     data = load_data(name, None if write is None else write(tmp_path / name))
-    assert SHAPES[name] == (data.input_shape, data.classes)
+    assert (DATA_SETS[name].input_shape, DATA_SETS[name].classes) == (data.input_shape, data.classes)
 
 
 def test_costs_of_another_models_size() -> None:

@@ -10,8 +10,8 @@ from cfel.errors import InputError
 from cfel.learning.aggregation import AggregationParameters
 from cfel.learning.compressors import DenseUpdate, compressor
 from cfel.learning.device_messages import DeviceReport, DeviceState
-from cfel.learning.edge_rule import EdgeRules, read_memory
-from cfel.learning.edge_update import build_optimiser, build_rules, update_edge_model
+from cfel.learning.edge_rule import read_memory
+from cfel.learning.edge_update import EdgeRules, build_optimiser, build_rules, update_edge_model
 from cfel.learning.local.algorithms import build_algorithm
 from cfel.learning.local.parameters import LocalParameters, TrainingParameters
 from cfel.learning.local.workspace import Workspace
@@ -20,8 +20,6 @@ from cfel.learning.roles import device_update, weighted_model
 from cfel.learning.task import Task, initial_model
 from tests.learning.conftest import Make, Spread
 
-MEAN = AggregationParameters()
-
 
 def _report(device: int, update: list[float], steps: int) -> DeviceReport:
     return DeviceReport(device, DenseUpdate(torch.tensor(update)), torch.empty(0), None, steps, 0.5, 10)
@@ -29,7 +27,7 @@ def _report(device: int, update: list[float], steps: int) -> DeviceReport:
 
 def _update(rules: EdgeRules, model: FlatModel, reports: list[DeviceReport], share: float = 1.0) -> FlatModel:
     weights = dict.fromkeys((report.device for report in reports), 1.0)
-    return update_edge_model(model, reports, weights, MEAN, rules, share=share, rate=0.1)
+    return update_edge_model(model, reports, weights, rules, share=share, rate=0.1)
 
 
 @pytest.mark.parametrize(
@@ -58,7 +56,7 @@ def test_optimisers(name: str, first: float, second: float) -> None:
 
 def test_the_average_follows_the_model() -> None:
     """A quarter of every new model: 0, then 0 + (4 − 0)/4, then 1 + (8 − 1)/4."""
-    rules = EdgeRules(average=0.25)
+    rules = EdgeRules(aggregation=AggregationParameters(average=0.25))
     model = rules.add_memory(FlatModel(torch.zeros(1), torch.ones(1)))
     for value, average in ((4.0, 1.0), (8.0, 2.75)):
         model = rules.add_to_average(replace(model, parameters=torch.tensor([value])))

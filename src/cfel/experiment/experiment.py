@@ -34,12 +34,11 @@ from cfel.experiment.sections import (
 from cfel.learning.aggregation import AggregationParameters
 from cfel.learning.compressors import compressor
 from cfel.learning.data import BUILTIN as DATA_SETS
-from cfel.learning.data import SHAPES, DataSet, load
+from cfel.learning.data import DataSet, load
 from cfel.learning.data.images import augmentation
 from cfel.learning.data.partition import hold_out, partition
 from cfel.learning.device_messages import DeviceState
-from cfel.learning.edge_rule import EdgeRules
-from cfel.learning.edge_update import build_rules
+from cfel.learning.edge_update import EdgeRules, build_rules
 from cfel.learning.local.algorithm import LocalAlgorithm
 from cfel.learning.local.algorithms import build_algorithm
 from cfel.learning.local.parameters import LocalParameters, TrainingParameters
@@ -316,9 +315,10 @@ class Experiment:
         if self.model.parameters is not None:
             return self.model.parameters
         # The shape of a built-in data set is known, so that planning works before its files are there.
-        if self.data.task is None and self.data.name in SHAPES:
+        if self.data.task is None and self.data.name in DATA_SETS:
             builder = model_builder(self.model.name, self.code)
-            return count_parameters(builder, *SHAPES[self.data.name], self.model.personal)
+            known = DATA_SETS[self.data.name]
+            return count_parameters(builder, known.input_shape, known.classes, self.model.personal)
         return self._build_start(self.load_task()).shared.parameters
 
     def _compute_budget(self, setting: Setting) -> Budget:
@@ -366,9 +366,8 @@ class Experiment:
             training=self._build_training(setting.scheme.device_overrides),
             compress=compressor(self.compression.kind, self.code),
             start=start,
-            aggregation=self.aggregation,
             edge_rules=rules,
-            new_device=DeviceState(flat.read_personal().to_memory()),
+            new_device=DeviceState(flat.read_personal()),
         )
 
     def _split(self, task: Task) -> tuple[DataSet, list[IntArray]]:

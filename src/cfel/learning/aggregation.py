@@ -22,19 +22,10 @@ from torch import Tensor
 
 from cfel import validation
 from cfel.errors import InputError, unknown_name
-from cfel.learning.compressors import DenseUpdate, SampledUpdate, SparseUpdate, Update, draw_places
+from cfel.learning.compressors import DenseUpdate, SampledUpdate, SparseUpdate, Update, decode, draw_places
 from cfel.learning.device_messages import DeviceReport
 from cfel.learning.models.flat import FlatModel
 from cfel.learning.roles import add_updates, check_fits, edge_aggregate, weights_of
-
-# --------------------------------------------------------------------------------------------------
-# Lengths of updates: whether one is finite once it is decoded, and scaling down the long ones.
-#
-# A compressed update may hold finite numbers only and still decode to infinite ones: a scale times a
-# code, or a
-# sum of rotated values, can exceed the largest float. So lengths are those of the decoded vector, in
-# float64,
-# which no float32 vector overflows. What is too long is decided by the callers.
 
 
 def norm(values: Tensor) -> float:
@@ -43,12 +34,12 @@ def norm(values: Tensor) -> float:
 
 
 def update_norm(update: Update) -> float:
-    """Euclidean norm of an update's decoded vector; infinite or NaN if it decodes to such entries."""
-    if isinstance(update, DenseUpdate | SparseUpdate):
-        return norm(update.values)
-    dense = torch.zeros(update.size)
-    update.add_to(dense, 1.0)
-    return norm(dense)
+    """Euclidean norm of an update's decoded vector; infinite or NaN if it decodes to such entries.
+
+    Finite numbers may decode to infinite ones: a scale times a code, or a sum of rotated values, can exceed
+    the largest float. In float64 no float32 vector overflows.
+    """
+    return norm(update.values if isinstance(update, DenseUpdate | SparseUpdate) else decode(update))
 
 
 def is_finite(report: DeviceReport) -> bool:
@@ -57,13 +48,7 @@ def is_finite(report: DeviceReport) -> bool:
 
 
 def clip_reports(model: FlatModel, reports: Sequence[DeviceReport], clip: float) -> list[DeviceReport]:
-    """Scales long updates down to `clip` times the median length, and batch-norm statistics likewise.
-
-    Args:
-        model: the model the devices started from.
-        reports: finite ones.
-        clip: > 0.
-    """
+    """Scales long updates down to `clip` times the median length, and batch-norm statistics likewise."""
     if not reports:
         return []
     updates = _clip_factors([update_norm(report.update) for report in reports], clip)
@@ -177,9 +162,6 @@ def aggregate(
         reports: of the devices in `weights`, by ascending id.
         weights: by device id, > 0, of the devices that take part; with none the model stays the same.
         parameters: which rule.
-
-    Raises:
-        InputError: the reports are not those of these devices in this order.
     """
     if not weights:
         return model
@@ -212,12 +194,6 @@ def robust_aggregate(
 
     When a rule has nothing to leave out, the result has the same bits as the mean. With no report that is
     finite the model stays the same.
-
-    Args:
-        model: the model the devices started from; not changed.
-        reports: of the devices that took part, in any order.
-        weights: by device id, see `edge_aggregate`.
-        parameters: which rule.
     """
     for report in reports:
         check_fits(model, report)
@@ -286,8 +262,7 @@ def _make_reader(update: Update) -> Reader:
         case SampledUpdate(size, key, values, None):
             return _make_sparse_reader(draw_places(key, size, values.numel()), values)
         case _:
-            dense = torch.zeros(update.size)
-            update.add_to(dense, 1.0)
+            dense = decode(update)
             return lambda start, stop: dense[start:stop]
 
 

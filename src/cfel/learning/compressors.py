@@ -21,28 +21,14 @@ from cfel.learning.top_k import find_largest
 from cfel.plugins import BUILT_IN_ONLY, CodePolicy, resolve
 from cfel.seeding import make_generator_from_key
 
-# --------------------------------------------------------------------------------------------------
-# A random orthogonal change of basis in linear time: random signs, then a Hadamard transform block by
-# block.
-#
-# The Johnson–Lindenstrauss compressor takes entries of the rotated vector. A dense Gaussian matrix for
-# 6.6
-# million entries would not fit into memory; this one is never stored. A block of 4,096 entries is
-# transformed
-# by two multiplications with the 64×64 Hadamard matrix. Which entries are sent is decided in
-# `compressors`.
-
-
-_SIDE = 64
-
 
 @dataclass(frozen=True, slots=True)
 class BlockRotation:
-    """A rotation, given by a key.
+    """A random orthogonal change of basis in linear time: random signs, then Hadamard transforms of blocks.
 
-    Attributes:
-        size: length of the vectors it takes.
-        key: 128-bit integer from which the random signs are drawn.
+    A dense Gaussian matrix for 6.6 million entries would not fit into memory; this one is never stored. A
+    block of 4,096 entries is transformed by two multiplications with the 64×64 Hadamard matrix. The signs are
+    drawn from the 128-bit key.
     """
 
     size: int
@@ -51,7 +37,7 @@ class BlockRotation:
     @property
     def side(self) -> int:
         """The side of the Hadamard matrix: 64, or less for short vectors."""
-        return min(_SIDE, max(1, 1 << (max(1, self.size - 1).bit_length() + 1) // 2))
+        return min(64, max(1, 1 << (max(1, self.size - 1).bit_length() + 1) // 2))
 
     @property
     def padded(self) -> int:
@@ -226,11 +212,7 @@ def index_bits(size: int, kept: int) -> int:
 
 
 def count_entries(theta: float, size: int) -> int:
-    """The number of entries in a share θ: max(1, round(θ·d)).
-
-    Raises:
-        InputError: θ is not in (0, 1].
-    """
+    """The number of entries in a share θ: max(1, round(θ·d))."""
     if not 0 < theta <= 1:
         raise InputError(f"theta: must lie in (0, 1], got {theta}")
     return max(1, round(theta * size))
@@ -247,6 +229,13 @@ def draw_places(key: int, size: int, count: int) -> Tensor:
         mask = np.zeros(size, dtype=np.bool_)
         mask[draw.choice(size, count, replace=False, shuffle=False)] = True
     return torch.from_numpy(np.flatnonzero(mask))
+
+
+def decode(update: Update) -> Tensor:
+    """The vector that an update stands for."""
+    dense = torch.zeros(update.size)
+    update.add_to(dense, 1.0)
+    return dense
 
 
 def none(vector: Tensor, theta: float, key: int) -> Update:  # noqa: ARG001 — part of the interface

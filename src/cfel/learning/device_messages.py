@@ -4,7 +4,6 @@ How they travel is up to the drivers (`simulation`, `deployment`). `roles` compu
 """
 
 import math
-from collections.abc import Mapping
 from dataclasses import dataclass, field
 
 import numpy as np
@@ -13,7 +12,7 @@ from torch import Tensor
 from cfel.errors import InputError
 from cfel.learning.compressors import Update
 from cfel.learning.local.estimates import Estimates
-from cfel.learning.models.flat import FlatModel
+from cfel.learning.models.flat import FlatModel, Tensors
 from cfel.seeding import make_generator, make_key
 
 
@@ -72,7 +71,7 @@ class DeviceState:
         estimates: the last σ² and G², or None before the first.
     """
 
-    memory: Mapping[str, Tensor] = field(default_factory=dict)
+    memory: Tensors = field(default_factory=dict)
     residual: Tensor | None = None
     estimates: Estimates | None = None
 

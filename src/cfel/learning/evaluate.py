@@ -44,13 +44,7 @@ class Evaluation:
 
 
 def choose_test_samples(count: int, samples: int | None, seed: int) -> Tensor:
-    """The places of the test samples to evaluate, ascending.
-
-    Args:
-        count: size of the test set.
-        samples: size of a subset, drawn without replacement; None for the whole test set.
-        seed: of the subset; the same seed gives the same subset, so that rounds and schemes compare.
-    """
+    """The places of the test samples to evaluate, ascending."""
     if samples is None or samples >= count:
         return torch.arange(count)
     drawn = make_generator(seed, "test sample").choice(count, samples, replace=False)
@@ -59,14 +53,7 @@ def choose_test_samples(count: int, samples: int | None, seed: int) -> Tensor:
 
 
 def evaluate(model: FlatModel, workspace: Workspace, samples: int | None = None, seed: int = 0) -> Evaluation:
-    """Evaluates a model.
-
-    Args:
-        model: the model.
-        workspace: the worker's scratch memory.
-        samples: see `choose_test_samples`.
-        seed: see there.
-    """
+    """Evaluates a model."""
     if samples is not None and samples < 1:
         raise InputError(f"evaluate_samples: must be at least 1, got {samples}")
     data, flat = workspace.task.data, workspace.flat
@@ -101,21 +88,6 @@ def evaluate(model: FlatModel, workspace: Workspace, samples: int | None = None,
     )
 
 
-# --------------------------------------------------------------------------------------------------
-# The metric of every device: on test samples like its own, from one evaluation of its edge model.
-#
-# Where samples have writers (FEMNIST), a device's test samples are those of its writers; otherwise all
-# test
-# samples count, weighted so that labels have the shares that they have on the device. Both are one rule:
-# groups
-# of test samples, weighted by their shares of the device's training samples. So nothing is drawn and
-# nothing is
-# evaluated twice. Without writers and labels (regression), the test set is the same for all devices.
-
-
-WORST_SHARE = 0.1
-
-
 class DeviceAccuracy(NamedTuple):
     """Mean over devices, mean over the worst tenth of them, and standard deviation."""
 
@@ -127,7 +99,12 @@ class DeviceAccuracy(NamedTuple):
 def measure_devices(
     data: DataSet, devices: Sequence[DeviceData], places: IntArray, metrics: Sequence[FloatArray]
 ) -> FloatArray:
-    """The metric of every device; NaN where no test sample is like its own.
+    """The metric of every device on test samples like its own; NaN where there are none.
+
+    Where samples have writers (FEMNIST), a device's test samples are those of its writers; otherwise all test
+    samples count, weighted so that labels have the shares that they have on the device. Both are one rule:
+    groups of test samples, weighted by their shares of the device's training samples. So nothing is drawn and
+    nothing is evaluated twice. Without writers and labels (regression), all devices have the same test set.
 
     Args:
         data: the data set.
@@ -167,5 +144,5 @@ def summarise_devices(accuracies: FloatArray) -> DeviceAccuracy | None:
     values = np.sort(accuracies[np.isfinite(accuracies)])
     if not values.size:
         return None
-    worst = values[: max(1, round(WORST_SHARE * values.size))]
+    worst = values[: max(1, round(0.1 * values.size))]
     return DeviceAccuracy(float(values.mean()), float(worst.mean()), float(values.std()))

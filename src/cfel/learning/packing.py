@@ -37,11 +37,7 @@ _DENSE, _BITMAP, _PACKED, _SAMPLED, _ROTATED, _QUANTISED = range(6)
 
 
 def pack_update(update: Update) -> bytes:
-    """Packs an update into bytes.
-
-    Raises:
-        InputError: it comes from a user-defined compressor, which has no wire format.
-    """
+    """Packs an update into bytes."""
     match update:
         case DenseUpdate():
             return _HEADER.pack(_DENSE, update.size, update.size, 0) + _pack_floats(update.values)
@@ -122,11 +118,7 @@ def pack_indices(indices: Int32Array, size: int) -> tuple[int, bytes]:
 
 
 def unpack_indices(kind: int, size: int, count: int, body: memoryview) -> Int32Array:
-    """The inverse of `pack_indices`, for an update with `count` values.
-
-    Raises:
-        InputError: the indices are not `count` ascending ones below `size`.
-    """
+    """The inverse of `pack_indices`, for an update with `count` values."""
     if kind == _BITMAP:
         if len(body) != -(-size // 8):
             raise InputError(f"update: a bitmap of {len(body)} bytes for {size} entries")

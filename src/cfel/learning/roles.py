@@ -13,20 +13,20 @@ Other rules than the mean are in `aggregation`.
 
 import math
 from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import replace
+from dataclasses import dataclass, replace
 
 import torch
 from torch import Tensor
 
 from cfel.arrays import FloatArray
 from cfel.errors import InputError
-from cfel.learning.compressors import Update
+from cfel.learning.compressors import Update, decode
 from cfel.learning.device_messages import DeviceOrder, DeviceReport, DeviceState
 from cfel.learning.local.algorithm import LocalRun
 from cfel.learning.local.estimates import Estimates
 from cfel.learning.local.training import estimate_from_fresh_batches, raise_if_diverged, train
 from cfel.learning.local.workspace import Workspace
-from cfel.learning.models.flat import PARAMETERS, FlatModel
+from cfel.learning.models.flat import PARAMETERS, FlatModel, Tensors
 from cfel.learning.task import DeviceData
 from cfel.learning.top_k import measure_kept_energy
 from cfel.learning.torch_state import map_in_threads
@@ -58,37 +58,47 @@ def device_update(
 ) -> tuple[DeviceReport, DeviceState]:
     """Runs τ local iterations from the order's model and compresses the difference (Algorithm 1, lines 6–11).
 
-    Args:
-        order: what to do.
-        data: the device's samples.
-        state: the device's state; not changed, unless `give_up_state`.
-        workspace: the worker's scratch memory.
-        give_up_state: the caller does not use `state` again, so its memory may be reused.
-
-    Returns:
-        The report for the edge server, and the device's new state.
+    Returns the report for the edge server, and the device's new state. With `give_up_state` the caller does
+    not use `state` again, so its memory may be reused.
     """
     flat, shared = workspace.flat, workspace.flat.shared
     flat.load(flat.complete(order.model, state.memory))
     flat.module.train()
     memory = _load_memory(state, workspace, give_up_state)
     estimates, losses, run = train(order, data, memory, workspace)
-    own = flat.read_personal().to_memory()
+    own = flat.read_personal()
     # In place: the workspace loads another model before it is used again.
     difference = flat.parameters[: shared.parameters].sub_(order.model.parameters.to(workspace.device)).cpu()
-    return finish_update(
-        order,
-        data,
-        state,
-        workspace,
+    result = LocalResult(
         difference=difference,
         memory={name: values.cpu() for name, values in memory.items()} | own,
         buffers=flat.buffers[: shared.buffers].clone().cpu(),
         estimates=estimates,
         losses=losses,
         run=run,
-        give_up_state=give_up_state,
     )
+    return finish_update(order, data, state, workspace, result, give_up_state=give_up_state)
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class LocalResult:
+    """What the local iterations of a device yield, on the CPU.
+
+    Attributes:
+        difference: to the order's model, d numbers; `finish_update` overwrites it.
+        memory: what the algorithm remembers after the last step.
+        buffers: batch-norm statistics.
+        estimates: new ones, or None to keep the old ones.
+        losses: of the steps taken.
+        run: the finished run; None if its algorithm need not know what is sent.
+    """
+
+    difference: Tensor
+    memory: Tensors
+    buffers: Tensor
+    estimates: Estimates | None
+    losses: Sequence[float]
+    run: LocalRun | None = None
 
 
 def finish_update(
@@ -96,51 +106,29 @@ def finish_update(
     data: DeviceData,
     state: DeviceState,
     workspace: Workspace,
+    result: LocalResult,
     *,
-    difference: Tensor,
-    memory: Mapping[str, Tensor],
-    buffers: Tensor,
-    estimates: Estimates | None,
-    losses: Sequence[float],
-    run: LocalRun | None = None,
     give_up_state: bool = False,
 ) -> tuple[DeviceReport, DeviceState]:
-    """Compresses a device's model difference, and makes its report and its new state.
-
-    Args:
-        order: what the device was asked to do.
-        data: its samples.
-        state: its state before.
-        workspace: the worker's scratch memory.
-        difference: to the order's model, d numbers on the CPU; overwritten.
-        memory: what the algorithm remembers after the last step.
-        buffers: batch-norm statistics.
-        estimates: new ones, or None to keep the old ones.
-        losses: of the steps taken.
-        run: the finished run; None if its algorithm need not know what is sent.
-        give_up_state: the memory of `state` may be reused.
-
-    Raises:
-        DivergedError: any of these is not finite.
-    """
-    local = workspace.local
-    raise_if_diverged(order, local, estimates, losses, difference)
+    """Compresses a device's model difference, and makes its report and its new state."""
+    local, difference, memory, losses = workspace.local, result.difference, result.memory, result.losses
+    raise_if_diverged(order, local, result.estimates, losses, difference)
     raise_if_diverged(order, local, None, difference=memory.get(PARAMETERS))
     # Error feedback: what earlier uploads left out competes for a place in this one.
     if state.residual is not None:
         difference.add_(state.residual)
     update = workspace.compress(difference, order.theta, order.key("compression"))
-    if run is not None and workspace.algorithm.sent is not None:
-        _tell_sent(run, update, memory, workspace)
+    if result.run is not None and workspace.algorithm.sent is not None:
+        _tell_sent(result.run, update, memory, workspace)
     # A device that took no step has nothing new to report, and repeats its last estimates.
-    estimates = estimates or state.estimates
+    estimates = result.estimates or state.estimates
     if estimates is not None:
         kept = measure_kept_energy(difference.numpy(), local.kept_energy_at) if local.kept_energy_at else ()
         estimates = replace(estimates, kept_energy=kept)
     report = DeviceReport(
         device=order.device,
         update=update,
-        buffers=buffers,
+        buffers=result.buffers,
         estimates=estimates,
         steps=len(losses),
         loss=math.fsum(losses) / len(losses) if losses else math.nan,
@@ -155,12 +143,10 @@ def finish_update(
     )
 
 
-def _tell_sent(run: LocalRun, update: Update, memory: Mapping[str, Tensor], workspace: Workspace) -> None:
+def _tell_sent(run: LocalRun, update: Update, memory: Tensors, workspace: Workspace) -> None:
     """Lets the algorithm know what the edge server will get, and takes over what it remembers then."""
     assert workspace.algorithm.sent is not None  # noqa: S101 — the caller has looked
-    sent = torch.zeros(update.size)
-    update.add_to(sent, 1.0)
-    workspace.algorithm.sent(run, sent.to(workspace.device))
+    workspace.algorithm.sent(run, decode(update).to(workspace.device))
     if workspace.device.type != "cpu":
         for name, values in run.memory.items():
             memory[name][: values.numel()].copy_(values)
@@ -191,13 +177,7 @@ def _compute_residual(difference: Tensor, update: Update, memory: Tensor | None)
 def edge_aggregate(
     model: FlatModel, reports: Sequence[DeviceReport], weights: Mapping[int, float] | None = None
 ) -> FlatModel:
-    """Adds the weighted mean of the updates to the edge model (Algorithm 1, line 12).
-
-    Args:
-        model: the model the devices started from; not changed.
-        reports: of the devices that took part, in any order; with none the model stays the same.
-        weights: by device id, > 0, scaled here to sum to 1 over those that took part; None means all equal.
-    """
+    """Adds the weighted mean of the updates to the edge model (Algorithm 1, line 12)."""
     # Floating-point sums depend on their order, and reports arrive in any.
     ordered = sorted(reports, key=lambda report: report.device)
     if not ordered:
@@ -206,13 +186,7 @@ def edge_aggregate(
 
 
 def add_updates(model: FlatModel, reports: Iterable[DeviceReport], weights: Sequence[float]) -> FlatModel:
-    """`edge_aggregate` of a stream of reports: each is used when it arrives, and none is kept.
-
-    Args:
-        model: the model the devices started from; not changed.
-        reports: by ascending device id.
-        weights: one per report, scaled here to sum to 1.
-    """
+    """`edge_aggregate` of a stream of reports: each is used when it arrives, and none is kept."""
     # Each weight is divided by the total first: then a report is complete once it has been added.
     total = math.fsum(weights)
     parameters, buffers = model.parameters.clone(), torch.zeros_like(model.buffers)
@@ -225,11 +199,7 @@ def add_updates(model: FlatModel, reports: Iterable[DeviceReport], weights: Sequ
 
 
 def check_fits(model: FlatModel, report: DeviceReport) -> None:
-    """Checks that a report is about a model of this size.
-
-    Raises:
-        InputError: it is not.
-    """
+    """Checks that a report is about a model of this size."""
     if report.update.size != model.parameters.numel():
         raise InputError(
             f"report of device {report.device}: {report.update.size} entries, the model has "
@@ -238,11 +208,7 @@ def check_fits(model: FlatModel, report: DeviceReport) -> None:
 
 
 def weights_of(devices: Iterable[int], weights: Mapping[int, float] | None) -> list[float]:
-    """The weight of each device, not scaled.
-
-    Raises:
-        InputError: a device has none, or it is not a positive number.
-    """
+    """The weight of each device, not scaled."""
     return [1.0 if weights is None else _check_weight(weights, device) for device in devices]
 
 
@@ -270,13 +236,7 @@ def weighted_model(models: Mapping[int, FlatModel], weights: Mapping[int, float]
 
 
 def gossip_mix(models: Sequence[FlatModel], mixing: FloatArray, workers: int = 0) -> list[FlatModel]:
-    """One gossip step: y_i ← Σ_j W_ij y_j (Algorithm 1, line 14).
-
-    Args:
-        models: the edge models in cluster order; not changed.
-        mixing: W, one row per edge server, rows summing to 1.
-        workers: most threads to use; 0 for one per core.
-    """
+    """One gossip step: y_i ← Σ_j W_ij y_j (Algorithm 1, line 14)."""
     if mixing.shape != (len(models), len(models)):
         raise InputError(f"mixing matrix: shape {mixing.shape} for {len(models)} edge models")
     by_id = dict(enumerate(models))

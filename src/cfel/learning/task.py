@@ -25,12 +25,6 @@ from cfel.learning.torch_state import seed_generator
 from cfel.plugins import BUILT_IN_ONLY, CodePolicy, call_part, check_result, resolve
 from cfel.seeding import make_key
 
-# --------------------------------------------------------------------------------------------------
-# Whether data, labels and scores fit each other: what is checked once, before the first round.
-#
-# Torch would find the same mistakes in the middle of a run, and would not name the data.
-
-
 LABEL_TYPES = (torch.int64, torch.uint8)
 """What torch's cross-entropy takes as class labels."""
 
@@ -179,12 +173,7 @@ def load_custom_task(name: str, path: Path | None = None, code: CodePolicy = BUI
 
 
 def check_task(what: str, task: Task) -> None:
-    """Runs two samples through model, loss and metric, to find parts that do not fit before training.
-
-    Raises:
-        InputError: a part fails, labels or scores do not fit the classes, inputs are not finite, loss or
-            metric do not return one number per sample, or nothing is trained.
-    """
+    """Runs two samples through model, loss and metric, to find parts that do not fit before training."""
     if task.loss is cross_entropy:
         check_labels(what, task.data)
     inputs, targets = task.load_two_samples()
@@ -222,16 +211,7 @@ def _check_gradient(what: str, losses: Tensor, flat: FlatModule) -> None:
 
 
 def check_batches(flat: FlatModule, batch: int, samples: Sequence[int]) -> None:
-    """Checks that the model can be trained on every device's batches.
-
-    Args:
-        flat: the model.
-        batch: samples in a mini-batch; a device with fewer uses all of them.
-        samples: of each device.
-
-    Raises:
-        InputError: a device's batches are too small for the model.
-    """
+    """Checks that the model can be trained on every device's batches."""
     least = flat.behaviour.least_batch
     if min(batch, *samples) >= least:
         return
@@ -262,12 +242,7 @@ def _build_module(model: ModelBuilder, input_shape: tuple[int, ...], classes: in
 
 @dataclass(frozen=True, slots=True)
 class DeviceData:
-    """The samples of one device: some of a data set's training samples.
-
-    Attributes:
-        data: the data set.
-        indices: the device's samples, at least one.
-    """
+    """The samples of one device: some of a data set's training samples."""
 
     data: DataSet
     indices: np.ndarray[tuple[int], np.dtype[np.int64]]

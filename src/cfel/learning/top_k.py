@@ -26,13 +26,6 @@ _SMALL = 1 << 15
 def find_largest(vector: Float32Array, k: int) -> tuple[Int32Array, Float32Array]:
     """Finds the k entries of largest magnitude; of equal ones, those with the lowest indices.
 
-    Args:
-        vector: float32, one-dimensional, finite.
-        k: how many, 0 … len(vector).
-
-    Returns:
-        Their indices, ascending, and their values.
-
     Raises:
         InputError: k is out of range, or an entry is not a finite number.
     """
@@ -87,10 +80,6 @@ def measure_kept_energy(vector: Float32Array, shares: tuple[float, ...]) -> tupl
     """The share of ‖x‖² in the largest entries, for several shares θ of entries kept.
 
     It is estimated on about 65,000 evenly spaced entries, which is cheap, and exact for smaller vectors.
-
-    Args:
-        vector: float32, one-dimensional.
-        shares: values of θ in [0, 1].
     """
     energy = np.square(vector[:: _stride(vector.size)], dtype=np.float64)
     energy[::-1].sort()
@@ -123,11 +112,6 @@ def _collect_at_least(vector: Float32Array, bound: np.float32, count: int) -> tu
 
     `flatnonzero` is about three times faster on masks with more than a tenth of their entries true, as NumPy
     then avoids branches. Extra true entries behind a sparse mask get it there, and are cut off the result.
-
-    Args:
-        vector: the entries.
-        bound: least magnitude.
-        count: about how many entries will be found.
     """
     size = -(-vector.size // -(-vector.size // _PIECE))
     tail = size // 8 if 0.02 < count / vector.size < 0.11 else 0

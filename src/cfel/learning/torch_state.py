@@ -1,4 +1,4 @@
-"""Threads and processes that run role functions: their settings, and a bounded map over threads.
+"""Torch's state in a worker: its seeded generator, its threads and its allocator; and a map over threads.
 
 One torch thread per worker makes results independent of the worker. The allocator's settings only affect
 speed. The settings are safe to apply twice. Workers that train devices are started by the executors.
@@ -15,15 +15,6 @@ from typing import TypeVar
 
 import torch
 
-# --------------------------------------------------------------------------------------------------
-# Torch's global generator, seeded for a block of code and restored after it.
-#
-# Layers draw from this generator when they are built, and some (dropout) when they train. It is one for
-# the
-# whole process, so a block has it to itself: other threads wait. Everything else in cfel draws from keyed
-# streams (`seeding`).
-
-
 _LOCK = RLock()
 
 
@@ -31,9 +22,8 @@ _LOCK = RLock()
 def seed_generator(key: int, device: torch.device | None = None) -> Iterator[None]:
     """Seeds torch's generators of the CPU and of `device` for the block, and restores them after it.
 
-    Args:
-        key: of a stream, from `make_key`.
-        device: where the block computes; None for the CPU.
+    Layers draw from them when they are built, and some (dropout) when they train. There is one for the whole
+    process, so a block has it to itself: other threads wait. All else in cfel draws from keyed streams.
     """
     # Not `fork_rng` and `manual_seed`: they visit every kind of device, which takes longer than a small step.
     generators = [torch.default_generator]
@@ -67,13 +57,7 @@ def prepare_thread() -> None:
 def map_in_threads(
     function: Callable[[Item], Result], items: Sequence[Item], workers: int = 0
 ) -> list[Result]:
-    """Applies a function to every item, in at most `workers` threads; results are in the items' order.
-
-    Args:
-        function: must release the interpreter lock for most of its time, or threads gain nothing.
-        items: what to apply it to.
-        workers: most threads to use; 0 for one per core. More than one per core are never used.
-    """
+    """Applies a function to every item, in at most `workers` threads; results are in the items' order."""
     cores = os.cpu_count() or 1
     # A comparison on a cluster may have hundreds of workers; the threads here are on one machine.
     count = max(1, min(workers or cores, cores, len(items)))

@@ -90,9 +90,8 @@ def run_buffered(
     realised, expected = np.zeros(len(models)), np.zeros(len(models))
     slowest = np.full(len(models), NO_DEVICE, dtype=np.int64)
     for i, model in enumerate(models):
-        arrived, late = take_first(
-            [each for each in pending if setting.fleet.cluster[each.device] == i], world.aggregation.buffer
-        )
+        own = [each for each in pending if setting.fleet.cluster[each.device] == i]
+        arrived, late = take_first(own, world.edge_rules.aggregation.buffer)
         if arrived:
             realised[i] = arrived[-1].seconds_left
             expected[i] = max(each.expected_left for each in arrived)
@@ -150,7 +149,6 @@ def _aggregate(
         model,
         reports,
         {each.device: each.weight for each in ordered},
-        world.aggregation,
         world.edge_rules,
         share=len(ordered) / int(world.setting.fleet.sizes[cluster]),
         rate=world.training.local.learning_rate * begun.rate,

@@ -264,7 +264,7 @@ def run_edge_round(
 def _run_edge_round(
     world: World, executor: Executor, parameters: SimulationParameters, state: RunState, edge_round: int
 ) -> tuple[RunState, EdgeRoundOutcome]:
-    setting, control, buffered = world.setting, state.control, world.aggregation.buffer > 0
+    setting, control, buffered = world.setting, state.control, world.edge_rules.aggregation.buffer > 0
     conditions = setting.conditions(control.rounds_done, edge_round, control.spent_joules)
     if buffered:
         conditions = conditions.without(find_busy(state.pending, setting.fleet.devices))
@@ -309,7 +309,6 @@ def _train(
             models[cluster],
             reports,
             weights,
-            world.aggregation,
             world.edge_rules,
             share=len(numbers) / int(world.setting.fleet.sizes[cluster]),
             rate=world.training.local.learning_rate * rate,

@@ -47,7 +47,7 @@ def test_a_device_keeps_its_part_and_sends_the_rest(task: Task, order: Make, spr
     report, state = device_update(order(model), data, DeviceState(), workspace)
     assert dense(report).numel() == 4810 - HEAD
     first = workspace.task.build().read_personal()
-    assert not torch.equal(state.memory[PARAMETERS], first.parameters)
+    assert not torch.equal(state.memory[PARAMETERS], first[PARAMETERS])
     # From the same shared part, the device continues with its own head, and another with a new one.
     again, _ = device_update(order(model, edge_round=1), data, state, workspace)
     new, _ = device_update(order(model, edge_round=1), data, DeviceState(), workspace)
@@ -86,7 +86,7 @@ def test_terms_of_an_algorithm_are_of_the_shared_part(task: Task, order: Make, s
     def train(mu: float) -> tuple[float, float]:
         local = LocalParameters(algorithm="fedprox", momentum=0.0, options={"mu": mu})
         report, state = device_update(order(model, tau=8), data, DeviceState(), make_workspace(task, local))
-        first = task.build().read_personal().parameters
+        first = task.build().read_personal()[PARAMETERS]
         return float(dense(report).norm()), float((state.memory[PARAMETERS] - first).norm())
 
     free, held = train(0.0), train(15.0)
@@ -118,4 +118,4 @@ def test_files_of_the_shared_part(task: Task, tmp_path: Path) -> None:
     assert sorted(named_tensors(model, flat)) == ["dense1.bias", "dense1.weight"]
     save_model(tmp_path / "shared.safetensors", model, flat)
     assert torch.equal(load_model(tmp_path / "shared.safetensors", flat).parameters, model.parameters)
-    assert torch.equal(flat.read_personal().parameters, task.build().read_personal().parameters)
+    assert torch.equal(flat.read_personal()[PARAMETERS], task.build().read_personal()[PARAMETERS])

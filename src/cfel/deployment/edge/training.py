@@ -149,9 +149,7 @@ class EdgeTraining:
         share, rate = len(reports) / len(self._devices.devices), world.training.local.learning_rate * rate
 
         def add_up() -> FlatModel | None:
-            made = update_edge_model(
-                model, reports, weights, world.aggregation, world.edge_rules, share=share, rate=rate
-            )
+            made = update_edge_model(model, reports, weights, world.edge_rules, share=share, rate=rate)
             return made if made.is_finite() else None
 
         return await self._compute.run(add_up)

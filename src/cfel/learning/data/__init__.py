@@ -1,10 +1,11 @@
 """Data sets in memory, their loaders, and their partition over devices.
 
-A loader is a function `path -> DataSet`. User-defined loaders are added by entry point (`cfel.data`) or as
-"module:function".
+A loader is a function `path -> DataSet`. Built-in ones are listed below. User-defined ones are added by entry
+point (`cfel.data`) or as "module:function".
 """
 
 from collections.abc import Callable, Mapping
+from dataclasses import dataclass
 from pathlib import Path
 from types import MappingProxyType
 from typing import TypeAlias
@@ -16,57 +17,39 @@ from cfel.learning.data.femnist import femnist
 from cfel.learning.data.hub import PREFIX, load_from_hub
 from cfel.plugins import BUILT_IN_ONLY, CodePolicy, call_part, check_result, resolve
 
-__all__ = [
-    "BUILTIN",
-    "SHAPES",
-    "DataSet",
-    "Loader",
-    "Normalisation",
-    "cifar10",
-    "digits",
-    "femnist",
-    "load",
-    "load_from_hub",
-    "synthetic",
-]
+__all__ = ["BUILTIN", "DataSet", "Normalisation", "cifar10", "digits", "femnist", "load", "synthetic"]
 
 Loader: TypeAlias = Callable[[Path | None], DataSet]
 
-BUILTIN: Mapping[str, Loader] = MappingProxyType(
-    {
-        "cifar10": cifar10,
-        "digits": lambda _: digits(),
-        "femnist": femnist,
-        "synthetic": lambda _: synthetic(),
-    }
-)
 
-SHAPES: Mapping[str, tuple[tuple[int, ...], int]] = MappingProxyType(
+@dataclass(frozen=True, slots=True)
+class BuiltInData:
+    """A data set that comes with cfel; shape and classes serve planning without its files."""
+
+    load: Loader
+    input_shape: tuple[int, ...]
+    classes: int
+
+
+BUILTIN: Mapping[str, BuiltInData] = MappingProxyType(
     {
-        "cifar10": ((3, 32, 32), 10),
-        "digits": ((1, 8, 8), 10),
-        "femnist": ((1, 28, 28), 62),
-        "synthetic": ((1, 8, 8), 10),
+        "cifar10": BuiltInData(cifar10, (3, 32, 32), 10),
+        "digits": BuiltInData(lambda _: digits(), (1, 8, 8), 10),
+        "femnist": BuiltInData(femnist, (1, 28, 28), 62),
+        "synthetic": BuiltInData(lambda _: synthetic(), (1, 8, 8), 10),
     }
 )
-"""Input shape and classes of every built-in data set, for planning without its files."""
 
 
 def load(name: str, path: Path | None = None, code: CodePolicy = BUILT_IN_ONLY) -> DataSet:
-    """The data set called `name`: built in, "hf:…", an entry point `cfel.data`, or "module:function".
-
-    Args:
-        name: which.
-        path: where its files are; None where it needs none.
-        code: whether a name that is not built in may be loaded.
-    """
+    """The data set called `name`: built in, "hf:…", an entry point `cfel.data`, or "module:function"."""
+    if name in BUILTIN:
+        return BUILTIN[name].load(path)
     if name.startswith(PREFIX):
         # The hub's package fetches what it is asked for, and some versions of it run scripts that come along.
         code.check("data", name)
         return load_from_hub(name, path)
     loader: Loader = resolve("data", name, BUILTIN, ("path",), code=code)
-    if name in BUILTIN:
-        return loader(path)
     place = "without data.path" if path is None else f"with data.path = {str(path)!r}"
     found: DataSet = call_part(f"data {name!r}, called {place},", loader, path)
     check_result(f"data {name!r}", found, DataSet)

@@ -27,120 +27,75 @@ from cfel.errors import InputError
 from cfel.learning.data.dataset import DataSet, Normalisation, make_class_targets
 from cfel.learning.data.images import cache_directory, load_images, read_column_names, read_columns
 
-# --------------------------------------------------------------------------------------------------
-# Downloads a data archive, checks its SHA-256, and moves it into place when it is complete.
-#
-# Archives come from the address that their authors publish. A download happens only when `data.path` is
-# not
-# set. Data sets of the Hugging Face hub are another matter (`hub`).
-
-
-Progress: TypeAlias = Callable[[int, int], None]
-"""(bytes so far, total bytes or 0 if unknown)."""
+Labelled: TypeAlias = tuple[ByteArray, IntArray]
 
 _BLOCK = 1 << 18
+_PIXELS = 3 * 32 * 32
+_CLASSES = 10
+_SCALE = Normalisation((0.4914, 0.4822, 0.4465), (0.2470, 0.2435, 0.2616))
 
 
 @dataclass(frozen=True, slots=True)
 class Archive:
-    """A compressed tar file on the web.
-
-    Attributes:
-        url: where it is.
-        sha256: of the file, in hexadecimal.
-    """
+    """A compressed tar file on the web."""
 
     url: str
     sha256: str
 
 
-def fetch_archive(
-    archive: Archive, target: Path, progress: Progress | None = None, timeout: float = 30.0
-) -> Path:
-    """Downloads and unpacks an archive, unless its directory exists already; returns the directory.
+ARCHIVE = Archive(
+    "https://www.cs.toronto.edu/~kriz/cifar-10-binary.tar.gz",
+    "c4a38c50a1bc5f3a1c5537f2155ab9d68f9f25eb1ed8d9ddda3db29a59bca1dd",
+)
 
-    Args:
-        archive: what to download.
-        target: the directory to create; it appears only when complete.
-        progress: called with the bytes received so far and the total.
-        timeout: seconds without data before giving up.
 
-    Raises:
-        InputError: the host cannot be reached, or the file is not the one expected.
+def cifar10(path: Path | None = None, *, cache: Path | None = None, archive: Archive = ARCHIVE) -> DataSet:
+    """Loads CIFAR-10, 3×32×32 images in 10 classes, from a directory; without one, downloads it.
+
+    `cache` is for decoded images and downloads; by default it is the user's, see `cache_directory`.
     """
-    if target.is_dir():
-        return target
-    target.parent.mkdir(parents=True, exist_ok=True)
-    # Several processes may download at the same time. Each has its own files; the first to finish wins.
-    file = target.with_name(f"{target.name}.{os.getpid()}.part")
-    unpacked = target.with_name(f"{target.name}.{os.getpid()}.unpacked")
-    try:
-        _receive(archive, file, progress, timeout)
-        with tarfile.open(file) as tar:
-            _unpack(tar, unpacked)
-        unpacked.replace(target)
-    except (urllib.error.URLError, TimeoutError, OSError, tarfile.TarError) as error:
-        if target.is_dir():
-            return target
-        raise InputError(
-            f"{archive.url}: cannot be downloaded ({error}); download it by hand and set data.path"
-        ) from error
-    finally:
-        file.unlink(missing_ok=True)
-        shutil.rmtree(unpacked, ignore_errors=True)
-    return target
+    cache = cache or cache_directory()
+    directory = fetch_archive(archive, cache / "cifar10") if path is None else path
+    if not directory.is_dir():
+        raise InputError(f"data.path: {directory} is not a directory")
+    train, test = _read_directory(directory, cache)
+    return DataSet(
+        "cifar10",
+        torch.from_numpy(train[0]),
+        make_class_targets(train[1], _CLASSES, f"{directory}: training labels"),
+        torch.from_numpy(test[0]),
+        make_class_targets(test[1], _CLASSES, f"{directory}: test labels"),
+        _CLASSES,
+        _SCALE,
+    )
 
 
-def _unpack(tar: tarfile.TarFile, target: Path) -> None:
-    """Unpacks plain files and directories that stay within the target.
-
-    `extractall(filter="data")` would do, but Python has it from 3.11.4 on only.
-
-    Raises:
-        TarError: the archive has anything else.
-    """
-    for member in tar:
-        path = PurePosixPath(member.name)
-        if path.is_absolute() or ".." in path.parts or not (member.isreg() or member.isdir()):
-            raise tarfile.TarError(f"{member.name!r} is not a plain file within the archive")
-        place = target / path
-        if member.isdir():
-            place.mkdir(parents=True, exist_ok=True)
-        else:
-            place.parent.mkdir(parents=True, exist_ok=True)
-            content = tar.extractfile(member)
-            assert content is not None  # noqa: S101 — it is a file
-            with content, place.open("xb") as out:
-                shutil.copyfileobj(content, out)
+def _read_directory(directory: Path, cache: Path) -> tuple[Labelled, Labelled]:
+    forms: tuple[tuple[str, str, Callable[[Path], Labelled]], ...] = (
+        ("train*.parquet", "test*.parquet", lambda path: _read_parquet(path, cache)),
+        ("data_batch_?.bin", "test_batch.bin", read_binary_batch),
+        ("data_batch_?", "test_batch", read_python_batch),
+    )
+    for train_pattern, test_pattern, read in forms:
+        train = sorted(filter(Path.is_file, directory.rglob(train_pattern)))
+        test = sorted(filter(Path.is_file, directory.rglob(test_pattern)))
+        if train and test:
+            return _concatenate([read(file) for file in train]), _concatenate([read(file) for file in test])
+    looked_for = "; ".join(f"{train} with {test}" for train, test, _ in forms)
+    raise InputError(f"data.path: {directory} holds no CIFAR-10 (looked for {looked_for})")
 
 
-def _receive(archive: Archive, file: Path, progress: Progress | None, timeout: float) -> None:
-    digest, received = hashlib.sha256(), 0
-    with urllib.request.urlopen(archive.url, timeout=timeout) as answer, file.open("wb") as out:  # noqa: S310
-        total = int(answer.headers.get("Content-Length") or 0)
-        while block := answer.read(_BLOCK):
-            out.write(block)
-            digest.update(block)
-            received += len(block)
-            if progress is not None:
-                progress(received, total)
-    if digest.hexdigest() != archive.sha256:
-        raise InputError(f"{archive.url}: SHA-256 is {digest.hexdigest()}, expected {archive.sha256}")
+def _read_parquet(path: Path, cache: Path) -> Labelled:
+    names = read_column_names(path)
+    image = "img" if "img" in names else "image"
+    labels = read_columns(path, ["label"])["label"].to_numpy().astype(np.int64)
+    return load_images(path, image, 3, cache), labels
 
 
-# --------------------------------------------------------------------------------------------------
-# The files of CIFAR-10: binary batches, and Python batches, which are read without trusting them.
-#
-# The Python batches are pickles, and a pickle can run any code. So they are read by an unpickler that
-# knows
-# only four names. Each is bound to a class that can hold bytes and shapes and do nothing else. Any other
-# name
-# raises an error before anything runs. NumPy's unpickling is not used. Finding the files is `cifar10`.
-
-
-Labelled: TypeAlias = tuple[ByteArray, IntArray]
-
-_PIXELS = 3 * 32 * 32
+def _concatenate(parts: list[Labelled]) -> Labelled:
+    if len(parts) == 1:
+        return parts[0]
+    return np.concatenate([images for images, _ in parts]), np.concatenate([labels for _, labels in parts])
 
 
 def read_binary_batch(path: Path) -> Labelled:
@@ -153,11 +108,7 @@ def read_binary_batch(path: Path) -> Labelled:
 
 
 def read_python_batch(path: Path) -> Labelled:
-    """Reads images and labels of a Python batch, written by any version of Python.
-
-    Raises:
-        InputError: the file refers to anything but an array of bytes, or is not a batch.
-    """
+    """Reads images and labels of a Python batch, written by any version of Python."""
     with path.open("rb") as file:
         try:
             content = _BatchUnpickler(file, encoding="bytes").load()
@@ -217,7 +168,11 @@ def _encode_latin1(text: object, encoding: object = "latin1") -> bytes:
 
 
 class _BatchUnpickler(pickle.Unpickler):
-    """Knows only the four names in a CIFAR-10 batch; see the module's docstring."""
+    """Reads a batch without trusting it: a pickle can run any code, so only four names are known.
+
+    Each is bound to a class that can hold bytes and shapes and do nothing else. NumPy's unpickling is not
+    used. Any other name raises an error before anything runs.
+    """
 
     def find_class(self, module: str, name: str) -> object:
         if name == "_reconstruct" and module in ("numpy.core.multiarray", "numpy._core.multiarray"):
@@ -232,68 +187,59 @@ class _BatchUnpickler(pickle.Unpickler):
         return known[module, name]
 
 
-_CLASSES = 10
-_SCALE = Normalisation((0.4914, 0.4822, 0.4465), (0.2470, 0.2435, 0.2616))
-ARCHIVE = Archive(
-    "https://www.cs.toronto.edu/~kriz/cifar-10-binary.tar.gz",
-    "c4a38c50a1bc5f3a1c5537f2155ab9d68f9f25eb1ed8d9ddda3db29a59bca1dd",
-)
+def fetch_archive(archive: Archive, target: Path, timeout: float = 30.0) -> Path:
+    """Downloads and unpacks an archive, unless its directory exists already; returns the directory.
 
-
-def cifar10(
-    path: Path | None = None,
-    *,
-    cache: Path | None = None,
-    archive: Archive = ARCHIVE,
-    progress: Progress | None = None,
-) -> DataSet:
-    """Loads CIFAR-10: 3×32×32 images in 10 classes.
-
-    Args:
-        path: the directory that holds it; None downloads it into the cache.
-        cache: directory for decoded images and downloads; by default the user's, see `cache_directory`.
-        archive: what to download.
-        progress: called during the download.
+    The directory appears only when it is complete. `timeout` is in seconds without data.
     """
-    cache = cache or cache_directory()
-    directory = fetch_archive(archive, cache / "cifar10", progress) if path is None else path
-    if not directory.is_dir():
-        raise InputError(f"data.path: {directory} is not a directory")
-    train, test = _read_directory(directory, cache)
-    return DataSet(
-        "cifar10",
-        torch.from_numpy(train[0]),
-        make_class_targets(train[1], _CLASSES, f"{directory}: training labels"),
-        torch.from_numpy(test[0]),
-        make_class_targets(test[1], _CLASSES, f"{directory}: test labels"),
-        _CLASSES,
-        _SCALE,
-    )
+    if target.is_dir():
+        return target
+    target.parent.mkdir(parents=True, exist_ok=True)
+    # Several processes may download at the same time. Each has its own files; the first to finish wins.
+    file = target.with_name(f"{target.name}.{os.getpid()}.part")
+    unpacked = target.with_name(f"{target.name}.{os.getpid()}.unpacked")
+    try:
+        _receive(archive, file, timeout)
+        with tarfile.open(file) as tar:
+            _unpack(tar, unpacked)
+        unpacked.replace(target)
+    except (urllib.error.URLError, TimeoutError, OSError, tarfile.TarError) as error:
+        if target.is_dir():
+            return target
+        raise InputError(
+            f"{archive.url}: cannot be downloaded ({error}); download it by hand and set data.path"
+        ) from error
+    finally:
+        file.unlink(missing_ok=True)
+        shutil.rmtree(unpacked, ignore_errors=True)
+    return target
 
 
-def _read_directory(directory: Path, cache: Path) -> tuple[Labelled, Labelled]:
-    forms: tuple[tuple[str, str, Callable[[Path], Labelled]], ...] = (
-        ("train*.parquet", "test*.parquet", lambda path: _read_parquet(path, cache)),
-        ("data_batch_?.bin", "test_batch.bin", read_binary_batch),
-        ("data_batch_?", "test_batch", read_python_batch),
-    )
-    for train_pattern, test_pattern, read in forms:
-        train = sorted(filter(Path.is_file, directory.rglob(train_pattern)))
-        test = sorted(filter(Path.is_file, directory.rglob(test_pattern)))
-        if train and test:
-            return _concatenate([read(file) for file in train]), _concatenate([read(file) for file in test])
-    looked_for = "; ".join(f"{train} with {test}" for train, test, _ in forms)
-    raise InputError(f"data.path: {directory} holds no CIFAR-10 (looked for {looked_for})")
+def _unpack(tar: tarfile.TarFile, target: Path) -> None:
+    """Unpacks plain files and directories that stay within the target.
+
+    `extractall(filter="data")` would do, but Python has it from 3.11.4 on only.
+    """
+    for member in tar:
+        path = PurePosixPath(member.name)
+        if path.is_absolute() or ".." in path.parts or not (member.isreg() or member.isdir()):
+            raise tarfile.TarError(f"{member.name!r} is not a plain file within the archive")
+        place = target / path
+        if member.isdir():
+            place.mkdir(parents=True, exist_ok=True)
+        else:
+            place.parent.mkdir(parents=True, exist_ok=True)
+            content = tar.extractfile(member)
+            assert content is not None  # noqa: S101 — it is a file
+            with content, place.open("xb") as out:
+                shutil.copyfileobj(content, out)
 
 
-def _read_parquet(path: Path, cache: Path) -> Labelled:
-    names = read_column_names(path)
-    image = "img" if "img" in names else "image"
-    labels = read_columns(path, ["label"])["label"].to_numpy().astype(np.int64)
-    return load_images(path, image, 3, cache), labels
-
-
-def _concatenate(parts: list[Labelled]) -> Labelled:
-    if len(parts) == 1:
-        return parts[0]
-    return np.concatenate([images for images, _ in parts]), np.concatenate([labels for _, labels in parts])
+def _receive(archive: Archive, file: Path, timeout: float) -> None:
+    digest = hashlib.sha256()
+    with urllib.request.urlopen(archive.url, timeout=timeout) as answer, file.open("wb") as out:  # noqa: S310
+        while block := answer.read(_BLOCK):
+            out.write(block)
+            digest.update(block)
+    if digest.hexdigest() != archive.sha256:
+        raise InputError(f"{archive.url}: SHA-256 is {digest.hexdigest()}, expected {archive.sha256}")

@@ -14,20 +14,17 @@ from cfel.learning.data.dataset import DataSet, Normalisation, make_class_target
 from cfel.seeding import make_generator
 
 
-def digits(test_share: float = 0.2) -> DataSet:
+def digits() -> DataSet:
     """Loads the 1,797 handwritten digits of 8×8 pixels that come with scikit-learn.
 
-    The split is always the same; it does not depend on the experiment's seed.
-
-    Args:
-        test_share: share of the samples for testing, in (0, 1).
+    A fifth is for testing, always the same; it does not depend on the experiment's seed.
     """
     table = _read_digits()
     order = make_generator(0, "digits split").permutation(len(table))
     # Bytes, like all images, so that the same scaling applies.
     images = torch.from_numpy((table[:, :64] * (255 / 16)).round().astype(np.uint8)).view(-1, 1, 8, 8)
     targets = make_class_targets(table[:, 64].astype(np.int64), 10, "digits")
-    test = torch.from_numpy(order[: round(test_share * len(order))])
+    test = torch.from_numpy(order[: round(0.2 * len(order))])
     train = torch.from_numpy(order[len(test) :])
     pixels = images[train].to(torch.float64) / 255
     scale = Normalisation((float(pixels.mean()),), (float(pixels.std()),))

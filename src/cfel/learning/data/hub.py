@@ -31,13 +31,7 @@ WRITERS = ("writer_id", "client_id", "user_id")
 
 @dataclass(frozen=True, slots=True)
 class HubName:
-    """A parsed name like "hf:owner/name?label=fine_label".
-
-    Attributes:
-        text: the whole name, for messages.
-        repository: the data set on the hub; only a label where `data.path` is given.
-        options: by key of `OPTIONS`.
-    """
+    """A parsed name like "hf:owner/name?label=fine_label"."""
 
     text: str
     repository: str
@@ -62,11 +56,7 @@ class Part:
 
 
 def parse_name(text: str) -> HubName:
-    """Parses a name that starts with "hf:".
-
-    Raises:
-        InputError: it names no data set, or an option that does not exist.
-    """
+    """Parses a name that starts with "hf:"."""
     repository, _, query = text.removeprefix(PREFIX).partition("?")
     options = dict(parse_qsl(query, keep_blank_values=True))
     for key in options:
@@ -83,9 +73,6 @@ def load_from_hub(name: str, path: Path | None = None) -> DataSet:
     Args:
         name: "hf:…", see the top of the module.
         path: a folder to read instead of the hub.
-
-    Raises:
-        InputError: the package is missing, the data set cannot be loaded, or its columns are ambiguous.
     """
     wanted = parse_name(name)
     splits = load_splits(wanted, path)

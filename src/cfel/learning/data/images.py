@@ -1,9 +1,9 @@
-"""Images from Parquet files in the Hugging Face schema, decoded once and cached.
+"""Random changes to training images, and images from Parquet files, decoded once and cached.
 
-A column of images holds structs {bytes, path} with PNG (or other) files. Decoding 60,000 of them takes about
-fifteen seconds, reading the decoded array a tenth of a second. So the array is kept in a cache directory,
-under a name made from the file's path, size and modification time. It is written to a temporary file and
-renamed, so that no process reads half of it. If the cache cannot be written, images are decoded each time.
+A column of images, in the Hugging Face schema, holds structs {bytes, path} with PNG (or other) files.
+Decoding 60,000 of them takes about fifteen seconds, reading the decoded array a tenth of a second. So the
+array is kept in a cache directory, under a name made from the file's path, size and modification time. If the
+cache cannot be written, images are decoded each time.
 """
 
 import hashlib
@@ -26,23 +26,12 @@ from cfel.arrays import ByteArray
 from cfel.errors import InputError
 from cfel.plugins import BUILT_IN_ONLY, CodePolicy, check_call, resolve
 
-# --------------------------------------------------------------------------------------------------
-# Random changes to a training batch: flips, and the crop and flip that is usual for CIFAR.
-#
-# An augmentation is a function `(batch, generator) -> batch`. It draws random numbers only from the
-# generator
-# that it is given, and works on the whole batch at once, without a loop over samples.
-
-
 Augmentation: TypeAlias = Callable[[Tensor, np.random.Generator], Tensor]
+"""(batch, generator) → batch; draws from the generator only, and works on the whole batch at once."""
 
 
 def crop_and_flip(padding: int = 4) -> Augmentation:
-    """Shifts each image by up to `padding` pixels each way, fills with zeros, and mirrors half of them.
-
-    Args:
-        padding: pixels of zeros around the image before the crop, ≥ 0.
-    """
+    """Shifts each image by up to `padding` pixels each way, fills with zeros, and mirrors half of them."""
     if padding < 0:
         raise InputError(f"augmentation: padding must not be negative, got {padding}")
 
@@ -119,14 +108,7 @@ def read_column_names(path: Path) -> list[str]:
 
 
 def load_images(path: Path, column: str, channels: int, cache: Path | None) -> ByteArray:
-    """Loads all images of a column of a Parquet file, as samples × channels × height × width.
-
-    Args:
-        path: the Parquet file.
-        column: a struct column with a field `bytes`.
-        channels: 1 (grey) or 3 (colour); images are converted.
-        cache: directory for the decoded array, or None.
-    """
+    """Loads all images of a column of a Parquet file, as samples × channels × height × width."""
     file = None if cache is None else cache / f"{_fingerprint(path, column, channels)}.npy"
     return load_cached_array(file, lambda: _decode_column(path, column, channels))
 
@@ -159,9 +141,6 @@ def decode_images(
         channels: 1 (grey) or 3 (colour), images are converted; None for as many as the first image has.
         where: where they come from, for messages.
         count: how many there are, if known; saves a copy.
-
-    Raises:
-        InputError: there are none, one is not an image, or they differ in size.
     """
     images: list[ByteArray] | ByteArray = []
     shape: tuple[int, ...] | None = None
@@ -211,6 +190,7 @@ def _read_cache(file: Path) -> ByteArray | None:
 
 
 def _write_cache(file: Path, images: ByteArray) -> None:
+    # Written under another name first, so that no process reads half of it.
     partial = file.with_name(f"{file.stem}.{os.getpid()}.part")
     try:
         file.parent.mkdir(parents=True, exist_ok=True)

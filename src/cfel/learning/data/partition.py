@@ -54,18 +54,9 @@ def partition(
 ) -> tuple[DataSet, list[IntArray]]:
     """Spreads a data set's training samples over devices.
 
-    Args:
-        data: the data set.
-        devices: how many, ≥ 1.
-        parameters: the rule and its numbers.
-        seed: the experiment's.
-
     Returns:
         The data set, and for each device the ascending indices of its training samples. By writer, the data
         set holds only the drawn writers, also for testing.
-
-    Raises:
-        InputError: there are not enough samples, or the data set has no writers or classes.
     """
     samples = len(data.train_targets)
     each = parameters.least if parameters.rule == "dirichlet" else 1
@@ -79,7 +70,11 @@ def partition(
         return partition_by_writer(data, devices, draw)
     if parameters.rule == "iid":
         return data, partition_iid(samples, devices, draw)
-    labels = _class_labels(data, parameters.rule)
+    labels = _read_labels(data)
+    if labels is None:
+        raise InputError(
+            f"data.partition: {parameters.rule!r} needs class labels, which {data.name!r} does not have"
+        )
     if parameters.rule == "shards":
         return data, partition_by_shards(labels, devices, parameters.shards, draw)
     return data, partition_dirichlet(labels, devices, parameters.beta, parameters.least, draw)
@@ -138,10 +133,11 @@ def partition_by_writer(
     return restricted, _group_by_owner(np.searchsorted(drawn, restricted.train_writers), devices)
 
 
-def _class_labels(data: DataSet, rule: str) -> IntArray:
+def _read_labels(data: DataSet) -> IntArray | None:
+    """Class labels of the training samples, or None where targets are not classes."""
     targets = data.train_targets
     if targets.dim() != 1 or targets.is_floating_point():
-        raise InputError(f"data.partition: {rule!r} needs class labels, which {data.name!r} does not have")
+        return None
     return np.asarray(targets.numpy(), dtype=np.int64)
 
 
@@ -174,20 +170,12 @@ def _group_by_owner(owner: IntArray, devices: int) -> list[IntArray]:
     return np.split(order, np.cumsum(np.bincount(owner, minlength=devices))[:-1])
 
 
-# --------------------------------------------------------------------------------------------------
-# Holds out a share of the training samples, to choose learning rates without the test set.
-#
-# Learning rates and the like must not be chosen by test accuracy. So a share of every device's samples is
-# not
-# trained on and replaces the test set. It is spread evenly over the device's classes and drawn with the
-# seed.
-# The real test samples are not used at all.
-
-
 def hold_out(
     data: DataSet, shares: Sequence[IntArray], share: float, seed: int
 ) -> tuple[DataSet, list[IntArray]]:
-    """Replaces the test set by held-out training samples.
+    """Replaces the test set by held-out training samples, to choose learning rates without the test set.
+
+    They are spread evenly over each device's classes. The real test samples are not used at all.
 
     Args:
         data: the data set.
@@ -198,13 +186,11 @@ def hold_out(
 
     Returns:
         The data set with the new test set, and the training samples that each device keeps.
-
-    Raises:
-        InputError: no device has a sample to spare.
     """
     # A stream of its own, so that holding out changes no other draw of the run.
     draw = make_generator(seed, "held out")
-    labels = _class_labels_held_out(data)
+    found = _read_labels(data)
+    labels = np.zeros(len(data.train_targets), dtype=np.int64) if found is None else found
     taken = [_draw_evenly(indices, labels, share, draw) for indices in shares]
     held = np.sort(np.concatenate(taken))
     if held.size == 0:
@@ -227,11 +213,3 @@ def _draw_evenly(own: IntArray, labels: IntArray, share: float, draw: np.random.
     count = min(round(share * own.size), own.size - 1)
     places = ((np.arange(count) + draw.random()) * own.size / max(count, 1)).astype(np.int64)
     return np.asarray(ordered[places])
-
-
-def _class_labels_held_out(data: DataSet) -> IntArray:
-    """Class labels, or zeros where targets are not classes."""
-    targets = data.train_targets
-    if targets.dim() != 1 or targets.is_floating_point():
-        return np.zeros(len(targets), dtype=np.int64)
-    return np.asarray(targets.numpy(), dtype=np.int64)

@@ -28,10 +28,7 @@ from torch import Tensor, nn
 from cfel.errors import InputError
 from cfel.learning.edge_rule import EdgeRule
 from cfel.learning.local.estimates import Estimates
-from cfel.learning.models.flat import PARAMETERS, STATISTICS
-
-Memory: TypeAlias = Mapping[str, Tensor]
-"""What a device remembers, by name; algorithms change the tensors in place."""
+from cfel.learning.models.flat import PARAMETERS, STATISTICS, Tensors
 
 RESERVED = frozenset({"", "residual", "upload", PARAMETERS, STATISTICS})
 """Names that a device's file uses for other tensors."""
@@ -58,8 +55,8 @@ class LocalRun:
 
     parameters: Tensor
     start: Tensor
-    memory: Memory
-    edge_memory: Memory
+    memory: Tensors
+    edge_memory: Tensors
     rate: float
     tau: int
     gradient_at: Callable[[Tensor], Tensor]
@@ -102,12 +99,12 @@ class WholeResult:
         estimates: of σ² and G² at the model that the device got, or None.
     """
 
-    values: Mapping[str, Tensor]
+    values: Tensors
     loss: float
     estimates: Estimates | None = None
 
 
-Step: TypeAlias = Callable[[Tensor, Tensor, Memory, float], None]
+Step: TypeAlias = Callable[[Tensor, Tensor, Tensors, float], None]
 """(x, gradient, memory, learning rate): changes x and memory in place; the gradient may be overwritten."""
 
 PartsStep: TypeAlias = Callable[
@@ -163,11 +160,7 @@ class LocalAlgorithm:
                 raise InputError(f"local algorithm: memory {name!r} has a reserved name, or is named twice")
 
     def list_kept(self, *, keep: bool) -> tuple[str, ...]:
-        """The names of what a device keeps from edge round to edge round.
-
-        Args:
-            keep: whether it keeps what the optimiser remembers.
-        """
+        """The names of what a device keeps from edge round to edge round."""
         return (*self.memory, *self.lasting, *self.counters) if keep else self.lasting
 
     @property

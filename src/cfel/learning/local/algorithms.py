@@ -1,8 +1,10 @@
-"""The local algorithms that come with cfel, one file each, and how one is found by its name."""
+"""The local algorithms that come with cfel, and the registry that finds one by its name.
+
+Each is a builder `LocalParameters -> LocalAlgorithm`. Most are SGD with one hook replaced.
+"""
 
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
-from functools import partial
 from types import MappingProxyType
 from typing import TypeAlias
 
@@ -12,21 +14,21 @@ from torch.optim.sgd import sgd as torch_sgd
 
 from cfel.errors import InputError, unknown_name
 from cfel.learning.edge_rule import EdgeRound, EdgeRule
-from cfel.learning.local.algorithm import LocalAlgorithm, LocalRun, Memory
+from cfel.learning.local.algorithm import LocalAlgorithm, LocalRun
 from cfel.learning.local.parameters import LocalParameters, TrainingParameters
+from cfel.learning.models.flat import Tensors
 from cfel.plugins import BUILT_IN_ONLY, CodePolicy, check_call, check_result, resolve
-
-# --------------------------------------------------------------------------------------------------
-# SGD with momentum (Polyak 1964; Nesterov 1983 with `nesterov`) and weight decay: the paper's local
-# steps.
-#
-# m ← βm + g + decay·x,  x ← x − ηm,  and with `nesterov`  x ← x − η(g + decay·x + βm)
 
 
 def sgd(local: LocalParameters) -> LocalAlgorithm:
-    """SGD; other algorithms build on it with `dataclasses.replace`."""
+    """SGD with momentum (Polyak 1964; Nesterov 1983) and weight decay: the paper's local steps.
 
-    def step(x: Tensor, gradient: Tensor, memory: Memory, rate: float) -> None:
+    m ← βm + g + decay·x,  x ← x − ηm,  and with `nesterov`  x ← x − η(g + decay·x + βm).
+
+    Other algorithms build on it with `dataclasses.replace`.
+    """
+
+    def step(x: Tensor, gradient: Tensor, memory: Tensors, rate: float) -> None:
         momentum = [memory["momentum"]] if local.momentum else ()
         apply_momentum_step([x], [gradient], momentum, local, rate)
 
@@ -38,7 +40,7 @@ def sgd(local: LocalParameters) -> LocalAlgorithm:
     return LocalAlgorithm(step, memory=("momentum",) if local.momentum else (), step_parts=step_parts)
 
 
-def reject_momentum(local: LocalParameters) -> None:
+def _reject_momentum(local: LocalParameters) -> None:
     """Raises an `InputError` for algorithms in which a step must be the rate times the gradient."""
     if local.momentum or local.weight_decay:
         raise InputError(
@@ -53,15 +55,7 @@ def apply_momentum_step(
     local: LocalParameters,
     rate: float,
 ) -> None:
-    """Applies one step, in place and in one pass over memory.
-
-    Args:
-        parameters: x, one tensor per parameter.
-        gradient: g, likewise; may be overwritten.
-        momentum: m, likewise, strided like the parameters; may be empty if β = 0.
-        local: momentum β, weight decay, and whether to look ahead.
-        rate: learning rate η.
-    """
+    """Applies one step of SGD, in place and in one pass over memory; may overwrite the gradient."""
     with torch.no_grad():
         # Torch's own function without the optimiser around it, which would keep state between devices.
         torch_sgd(
@@ -85,81 +79,60 @@ def _match_strides(part: Tensor, parameter: Tensor) -> Tensor:
     return torch.empty_like(parameter).copy_(part)
 
 
-# --------------------------------------------------------------------------------------------------
-# Adam, and AdamW with decoupled weight decay.
-#
-#     m ← β₁m + (1 − β₁)g,  v ← β₂v + (1 − β₂)g²,  x ← x − η (m/(1 − β₁ᵗ)) / (√(v/(1 − β₂ᵗ)) + ε)
-#
-# Adam adds `weight_decay` · x to the gradient; AdamW first takes x ← x − η · weight_decay · x. Moments
-# and the
-# number t of steps are the device's memory. Options: `beta1`, `beta2`, `epsilon`.
-#
-# Kingma, Ba: Adam: a method for stochastic optimization, ICLR 2015. Loshchilov, Hutter: Decoupled weight
-# decay
-# regularization, ICLR 2019.
-
-
 def adam(local: LocalParameters) -> LocalAlgorithm:
-    """Adam with weight decay in the gradient."""
-    return _build(local, decoupled=False)
+    """Adam, which adds `weight_decay` · x to the gradient.
+
+    m ← β₁m + (1 − β₁)g,  v ← β₂v + (1 − β₂)g²,  x ← x − η (m/(1 − β₁ᵗ)) / (√(v/(1 − β₂ᵗ)) + ε).
+    The device remembers m, v and the number t of steps. Options: `beta1`, `beta2`, `epsilon`.
+
+    Kingma, Ba: Adam: a method for stochastic optimization, ICLR 2015.
+    """
+    return _build_adam(local, decoupled=False)
 
 
 def adamw(local: LocalParameters) -> LocalAlgorithm:
-    """Adam with weight decay beside the gradient."""
-    return _build(local, decoupled=True)
+    """Adam with decoupled weight decay: each step first takes x ← x − η · weight_decay · x.
+
+    Loshchilov, Hutter: Decoupled weight decay regularization, ICLR 2019.
+    """
+    return _build_adam(local, decoupled=True)
 
 
-def _build(local: LocalParameters, *, decoupled: bool) -> LocalAlgorithm:
-    betas = (
-        local.read_option("beta1", 0.9, least=0, below=1),
-        local.read_option("beta2", 0.999, least=0, below=1),
-    )
+def _build_adam(local: LocalParameters, *, decoupled: bool) -> LocalAlgorithm:
+    beta1 = local.read_option("beta1", 0.9, least=0, below=1)
+    beta2 = local.read_option("beta2", 0.999, least=0, below=1)
     epsilon = local.read_option("epsilon", 1e-8, above=0)
+    decay = local.weight_decay
+
+    def step(x: Tensor, gradient: Tensor, memory: Tensors, rate: float) -> None:
+        first, second, steps = memory["first_moment"], memory["second_moment"], memory["steps"]
+        if decoupled:
+            x.mul_(1 - rate * decay)
+        elif decay:
+            gradient.add_(x, alpha=decay)
+        steps.add_(1)
+        taken = int(steps.item())
+        first.lerp_(gradient, 1 - beta1)
+        second.mul_(beta2).addcmul_(gradient, gradient, value=1 - beta2)
+        scale = (1 - beta2**taken) ** 0.5
+        x.addcdiv_(first, second.sqrt().div_(scale).add_(epsilon), value=-rate / (1 - beta1**taken))
+
     return LocalAlgorithm(
-        partial(_step, betas=betas, epsilon=epsilon, decay=local.weight_decay, decoupled=decoupled),
+        step,
         memory=("first_moment", "second_moment"),
         counters=("steps",),
         options=("beta1", "beta2", "epsilon"),
     )
 
 
-def _step(
-    x: Tensor,
-    gradient: Tensor,
-    memory: Memory,
-    rate: float,
-    *,
-    betas: tuple[float, float],
-    epsilon: float,
-    decay: float,
-    decoupled: bool,
-) -> None:
-    first, second, steps = memory["first_moment"], memory["second_moment"], memory["steps"]
-    if decoupled:
-        x.mul_(1 - rate * decay)
-    elif decay:
-        gradient.add_(x, alpha=decay)
-    steps.add_(1)
-    taken = int(steps.item())
-    first.lerp_(gradient, 1 - betas[0])
-    second.mul_(betas[1]).addcmul_(gradient, gradient, value=1 - betas[1])
-    scale = (1 - betas[1] ** taken) ** 0.5
-    x.addcdiv_(first, second.sqrt().div_(scale).add_(epsilon), value=-rate / (1 - betas[0] ** taken))
-
-
-# --------------------------------------------------------------------------------------------------
-# FedProx: SGD on the loss plus μ/2 · ‖x − edge model‖², which keeps devices with unlike data close
-# together.
-#
-# Option: `mu` ≥ 0; with 0 it is SGD.
-#
-# Li, Sahu, Zaheer, Sanjabi, Talwalkar, Smith: Federated optimization in heterogeneous networks, MLSys
-# 2020. The
-# paper's inexact local solutions are here the devices' shares ρ of the steps.
-
-
 def fedprox(local: LocalParameters) -> LocalAlgorithm:
-    """SGD with a proximal term."""
+    """FedProx: SGD on the loss plus μ/2 · ‖x − edge model‖², which keeps devices with unlike data together.
+
+    Option: `mu` ≥ 0; with 0 it is SGD. The paper's inexact local solutions are here the devices' shares ρ of
+    the steps.
+
+    Li, Sahu, Zaheer, Sanjabi, Talwalkar, Smith: Federated optimization in heterogeneous networks, MLSys 2020.
+    """
     mu = local.read_option("mu", 0.01, least=0)
 
     def pull(run: LocalRun, gradient: Tensor) -> None:
@@ -168,27 +141,20 @@ def fedprox(local: LocalParameters) -> LocalAlgorithm:
     return replace(sgd(local), change_gradient=pull, options=("mu",))
 
 
-# --------------------------------------------------------------------------------------------------
-# SCAFFOLD: SGD with control variates, which correct the drift of devices with unlike data.
-#
-# Device i adds c − c_i to its gradient: c_i is the mean gradient along its last edge round, c the mean
-# over all
-# devices, which its edge server keeps. Afterwards c_i ← c_i − c − Δ_i/(K_i η), with its update Δ_i as it
-# was
-# sent and its K_i steps (the paper's option II). The edge server knows Δ_i and K_i, so it changes c by
-# the mean
-# of the same differences, and nothing but the update is uploaded. c goes to devices with the model, and
-# to
-# neighbours in gossip, where it is charged. If an upload is lost on its way, c misses one device's
-# difference.
-#
-# Karimireddy, Kale, Mohri, Reddi, Stich, Suresh: SCAFFOLD: stochastic controlled averaging for federated
-# learning, ICML 2020. Without momentum only, as Δ_i/(K_i η) would not be a mean gradient.
-
-
 def scaffold(local: LocalParameters) -> LocalAlgorithm:
-    """SGD with control variates."""
-    reject_momentum(local)
+    """SCAFFOLD: SGD with control variates, which correct the drift of devices with unlike data.
+
+    Device i adds c − c_i to its gradient: c_i is the mean gradient along its last edge round, c the mean over
+    all devices, which its edge server keeps. Afterwards c_i ← c_i − c − Δ_i/(K_i η), with its update Δ_i as
+    sent and its K_i steps (the paper's option II). The edge server knows Δ_i and K_i, so it changes c by the
+    mean of the same differences, and nothing but the update is uploaded. c goes to devices with the model,
+    and to neighbours in gossip, where it is charged. If an upload is lost, c misses one device's difference.
+    Without momentum only, as Δ_i/(K_i η) would not be a mean gradient.
+
+    Karimireddy, Kale, Mohri, Reddi, Stich, Suresh: SCAFFOLD: stochastic controlled averaging for federated
+    learning, ICML 2020.
+    """
+    _reject_momentum(local)
 
     def correct(run: LocalRun, gradient: Tensor) -> None:
         gradient.add_(run.edge_memory["variate"]).sub_(run.memory["variate"])
@@ -198,7 +164,7 @@ def scaffold(local: LocalParameters) -> LocalAlgorithm:
             run.memory["variate"].sub_(run.edge_memory["variate"])
             run.memory["variate"].sub_(update, alpha=1 / (run.steps * run.rate))
 
-    def change(found: EdgeRound, memory: Mapping[str, Tensor]) -> Tensor:
+    def change(found: EdgeRound, memory: Tensors) -> Tensor:
         if found.rate:
             memory["variate"].mul_(1 - found.share * found.active)
             memory["variate"].sub_(found.update_per_step, alpha=found.share / found.rate)
@@ -213,25 +179,17 @@ def scaffold(local: LocalParameters) -> LocalAlgorithm:
     )
 
 
-# --------------------------------------------------------------------------------------------------
-# FedDyn: SGD on a loss that is changed in every round so that devices' optima move towards the common
-# one.
-#
-# Device i adds −g_i + α(x − edge model) to its gradient, and after the edge round takes g_i ← g_i − αΔ_i,
-# with
-# its update Δ_i as it was sent. The edge server remembers the sum z of its mean updates, which is the
-# mean of
-# −g_i/α, and adds it to every change: x ← x + mean Δ_i + z. Edge servers gossip z with their models.
-# Option:
-# `alpha` > 0.
-#
-# Acar, Zhao, Matas Navarro, Mattina, Whatmough, Saligrama: Federated learning based on dynamic
-# regularization,
-# ICLR 2021. The paper has one server; here each cluster has one, and they gossip z as they gossip models.
-
-
 def feddyn(local: LocalParameters) -> LocalAlgorithm:
-    """SGD with a dynamic regulariser."""
+    """FedDyn: SGD on a loss that changes in every round so that devices' optima move towards the common one.
+
+    Device i adds −g_i + α(x − edge model) to its gradient, and after the edge round takes g_i ← g_i − αΔ_i,
+    with its update Δ_i as sent. The edge server remembers the sum z of its mean updates, which is the mean of
+    −g_i/α, and adds it to every change: x ← x + mean Δ_i + z. The paper has one server; here each cluster has
+    one, and they gossip z as they gossip models. Option: `alpha` > 0.
+
+    Acar, Zhao, Matas Navarro, Mattina, Whatmough, Saligrama: Federated learning based on dynamic
+    regularization, ICLR 2021.
+    """
     alpha = local.read_option("alpha", 0.01, above=0)
 
     def regularise(run: LocalRun, gradient: Tensor) -> None:
@@ -240,7 +198,7 @@ def feddyn(local: LocalParameters) -> LocalAlgorithm:
     def remember(run: LocalRun, update: Tensor) -> None:
         run.memory["drift"].sub_(update, alpha=alpha)
 
-    def change(found: EdgeRound, memory: Mapping[str, Tensor]) -> Tensor:
+    def change(found: EdgeRound, memory: Tensors) -> Tensor:
         return found.update + memory["total_drift"].add_(found.update, alpha=found.share)
 
     return replace(
@@ -253,56 +211,39 @@ def feddyn(local: LocalParameters) -> LocalAlgorithm:
     )
 
 
-# --------------------------------------------------------------------------------------------------
-# FedNova: SGD whose updates count per step, so that devices that take more steps do not pull harder.
-#
-# The edge server adds T · Σ p_i Δ_i / τ_i instead of Σ p_i Δ_i: Δ_i is device i's update, τ_i its number
-# of
-# steps and T their weighted mean. Under HCEF, where devices take different shares ρ of the steps, the
-# plain
-# mean favours the data of fast devices.
-#
-# Wang, Liu, Liang, Joshi, Poor: Tackling the objective inconsistency problem in heterogeneous federated
-# optimization, NeurIPS 2020. Without momentum only: with it, a step's share in the update is not 1/τ_i.
-
-
 def fednova(local: LocalParameters) -> LocalAlgorithm:
-    """SGD with normalised averaging."""
-    reject_momentum(local)
+    """FedNova: SGD whose updates count per step, so that devices that take more steps do not pull harder.
 
-    def change(found: EdgeRound, _memory: Mapping[str, Tensor]) -> Tensor:
+    The edge server adds T · Σ p_i Δ_i / τ_i instead of Σ p_i Δ_i: Δ_i is device i's update, τ_i its number of
+    steps and T their weighted mean. Under HCEF, where devices take different shares ρ of the steps, the plain
+    mean favours the data of fast devices. Without momentum only: with it, a step's share in the update is not
+    1/τ_i.
+
+    Wang, Liu, Liang, Joshi, Poor: Tackling the objective inconsistency problem in heterogeneous federated
+    optimization, NeurIPS 2020.
+    """
+    _reject_momentum(local)
+
+    def change(found: EdgeRound, _memory: Tensors) -> Tensor:
         return found.update_per_step * found.mean_steps
 
     return replace(sgd(local), edge=EdgeRule(change, per_step=True))
 
 
-# --------------------------------------------------------------------------------------------------
-# Ditto: every device also trains a whole model of its own, which is pulled towards the edge model.
-#
-# The personal model v begins as the edge model. In every local step, v ← v − η (∇F(v) + λ (v − y)) on the
-# batch
-# of the step, with the edge model y at the beginning of the edge round. The edge model itself is trained
-# as
-# with SGD, one device at a time, to the same bits. With λ = 0, v is purely local training; a large λ
-# keeps v
-# near the edge model, and η λ must stay below 1.
-#
-# Options: `lambda` ≥ 0, 0.1 by default.
-#
-# Li, Hu, Beirami, Smith: Ditto: fair and robust federated learning through personalization, ICML 2021.
-# Kept:
-# the objective, and v trained beside the global model. Not kept: a number of personal steps of its own
-# (here
-# one per local step, on the same batch, so that ρ limits both). v is trained without momentum. Time and
-# energy
-# are charged for two gradients per step. Statistics of batch norm are the edge model's.
-
-
-PERSONAL = "personal_model"
-
-
 def ditto(local: LocalParameters) -> LocalAlgorithm:
-    """SGD, and a personal model beside it."""
+    """Ditto: every device also trains a whole model of its own, which is pulled towards the edge model.
+
+    The personal model v begins as the edge model. In every local step, v ← v − η (∇F(v) + λ (v − y)) on the
+    batch of the step, with the edge model y at the beginning of the edge round. The edge model itself is
+    trained as with SGD, to the same bits. With λ = 0, v is purely local training; a large λ keeps v near the
+    edge model, and η λ must stay below 1. Option: `lambda` ≥ 0, 0.1 by default.
+
+    Li, Hu, Beirami, Smith: Ditto: fair and robust federated learning through personalization, ICML 2021. The
+    paper has a separate number of personal steps; here it is one per local step, on the same batch, so that ρ
+    limits both. v is trained without momentum. Time and energy are charged for two gradients per step.
+    Statistics of batch norm are the edge model's.
+    """
+    own_model = "personal_model"
     pull = local.read_option("lambda", 0.1, least=0)
     if pull * local.learning_rate >= 1:
         raise InputError(
@@ -312,55 +253,46 @@ def ditto(local: LocalParameters) -> LocalAlgorithm:
 
     def begin(run: LocalRun) -> None:
         # Only a device's first order finds zeros: nobody trains a model of zeros.
-        if not run.memory[PERSONAL].any():
-            run.memory[PERSONAL].copy_(run.start)
+        if not run.memory[own_model].any():
+            run.memory[own_model].copy_(run.start)
 
     def step_aside(run: LocalRun, _: Tensor) -> None:
-        own = run.memory[PERSONAL]
+        own = run.memory[own_model]
         change = run.gradient_at(own).add_(own - run.start, alpha=pull)
         own.sub_(change, alpha=run.rate)
 
     return replace(
         sgd(local),
-        lasting=(PERSONAL,),
+        lasting=(own_model,),
         begin=begin,
         change_gradient=step_aside,
         options=("lambda",),
-        personal_model=PERSONAL,
+        personal_model=own_model,
         gradients=2,
     )
 
 
-# --------------------------------------------------------------------------------------------------
-# Shared momentum: SGD whose momentum starts every edge round at the mean of the cluster's.
-#
-# A device's own momentum carries the noise of its batches and the bias of its data from edge round to
-# edge
-# round, and pulls its model away from the others' in every step. Averaging momentum along with the models
-# removes both. Nothing more has to be uploaded: −Δ/(Kη), the mean update Δ over the mean number of steps
-# K and
-# the learning rate, is the mean momentum along the edge round, as far as it is sent. The edge server
-# keeps it,
-# sends it to devices with the model, and mixes it with its neighbours' in gossip, where it is charged.
-# What
-# error feedback sends late counts as momentum of the present, so that the learning rate must not fall
-# then.
-#
-# Yu, Jin, Yang: On the linear speedup analysis of communication efficient momentum SGD for distributed
-# non-convex optimization, ICML 2019, average momentum, too, but upload it. Xu, Wang, Wang, Yao: FedCM,
-# 2021,
-# send devices the mean update as a direction that stays the same in all steps of a round.
-
-
 def shared_momentum(local: LocalParameters) -> LocalAlgorithm:
-    """SGD with the momentum of the cluster."""
+    """SGD whose momentum starts every edge round at the mean of the cluster's.
+
+    A device's own momentum carries the noise of its batches and the bias of its data from edge round to edge
+    round, and pulls its model away from the others' in every step. Averaging momentum along with the models
+    removes both. Nothing more has to be uploaded: −Δ/(Kη), the mean update Δ over the mean number of steps K
+    and the learning rate, is the mean momentum along the edge round, as far as it is sent. The edge server
+    keeps it, sends it to devices with the model, and gossips it, where it is charged. What error feedback
+    sends late counts as present momentum, so the learning rate must not fall then.
+
+    Yu, Jin, Yang: On the linear speedup analysis of communication efficient momentum SGD for distributed
+    non-convex optimization, ICML 2019, also average momentum, but upload it. Xu, Wang, Wang, Yao: FedCM,
+    2021, send devices the mean update as a direction that stays the same in all steps of a round.
+    """
     if not local.momentum:
         raise InputError("local.algorithm = 'shared_momentum': needs local.momentum > 0")
 
     def begin(run: LocalRun) -> None:
         run.memory["momentum"].copy_(run.edge_memory["mean_momentum"])
 
-    def change(found: EdgeRound, memory: Mapping[str, Tensor]) -> Tensor:
+    def change(found: EdgeRound, memory: Tensors) -> Tensor:
         if found.rate and found.mean_steps:
             memory["mean_momentum"].copy_(found.update).div_(-found.rate * found.mean_steps)
         return found.update
@@ -386,11 +318,7 @@ ALGORITHMS: Mapping[str, AlgorithmBuilder] = MappingProxyType(
 
 
 def build_algorithm(local: LocalParameters, code: CodePolicy = BUILT_IN_ONLY) -> LocalAlgorithm:
-    """Builds the algorithm that `[local]` names: built in, an entry point, or "module:function".
-
-    Raises:
-        InputError: there is no such algorithm, it cannot be called as one, or an option is unknown.
-    """
+    """Builds the algorithm that `[local]` names: built in, an entry point, or "module:function"."""
     name = local.algorithm
     builder: AlgorithmBuilder = resolve("algorithm", name, ALGORITHMS, ("local",), code=code)
     algorithm = builder(local)

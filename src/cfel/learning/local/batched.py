@@ -18,25 +18,22 @@ from torch.func import functional_call, vmap
 
 from cfel.arrays import BoolArray, IntArray
 from cfel.errors import CfelError, DivergedError, InputError
-from cfel.learning.compressors import compressor
+from cfel.learning.compressors import compressor, decode
 from cfel.learning.device_messages import DeviceOrder, DeviceReport, DeviceState
 from cfel.learning.local.estimates import Estimates, estimate_from_halves, scale_noise
 from cfel.learning.local.parameters import TrainingParameters
 from cfel.learning.local.training import choose_iterations, count_samples, draw_batches
 from cfel.learning.local.workspace import Workspace
 from cfel.learning.models.flat import PARAMETERS, FlatModel
-from cfel.learning.roles import device_update, finish_update
+from cfel.learning.roles import LocalResult, device_update, finish_update
 from cfel.learning.task import DeviceData, Task
 
 
 @dataclass(frozen=True, slots=True)
 class _Schedule:
-    """What the devices of a group will do, drawn in advance.
+    """What the devices of a group will do: devices × iterations, drawn in advance.
 
-    Attributes:
-        taken: devices × iterations: whether the device runs it.
-        rows: devices × iterations × batch: places in the data set; short batches repeat their first sample.
-        sizes: samples in a batch of each device.
+    `rows` are places in the data set; batches shorter than the longest repeat their first sample.
     """
 
     taken: BoolArray
@@ -50,20 +47,10 @@ def device_updates_batched(
     states: Sequence[DeviceState],
     workspace: Workspace,
 ) -> list[tuple[DeviceReport, DeviceState]]:
-    """`device_update` for a group of devices of the same data set and τ, trained side by side.
-
-    Args:
-        orders: one per device; the models may differ.
-        data: the devices' samples.
-        states: the devices' states; not changed.
-        workspace: the worker's scratch memory.
-
-    Returns:
-        A report and a new state per device, in the same order.
-    """
+    """`device_update` for a group of devices of the same data set and τ, trained side by side."""
     if not orders:
         return []
-    _check(orders, data, workspace)
+    _check_group(orders, data, workspace)
     # Evaluation, in the same worker, leaves the module in evaluation mode.
     workspace.flat.module.train()
     pairs = zip(orders, states, strict=True)
@@ -83,26 +70,38 @@ def device_updates_batched(
             data[n],
             state,
             workspace,
-            difference=differences[n],
-            # A row of the matrix would keep the whole matrix in memory.
-            memory={name: each[n].clone() for name, each in memory.items()},
-            buffers=buffers,
-            estimates=estimates[n],
-            losses=losses[n],
+            LocalResult(
+                differences[n],
+                # A row of the matrix would keep the whole matrix in memory.
+                {name: each[n].clone() for name, each in memory.items()},
+                buffers,
+                estimates[n],
+                losses[n],
+            ),
         )
         for n, (order, state) in enumerate(zip(orders, states, strict=True))
     ]
 
 
-def _check(orders: Sequence[DeviceOrder], data: Sequence[DeviceData], workspace: Workspace) -> None:
-    if workspace.local.algorithm != "sgd":
-        raise InputError("batched: only the algorithm 'sgd' trains devices side by side")
-    if workspace.flat.buffers.numel():
-        raise InputError("batched: models with batch-norm statistics cannot be trained side by side")
-    if workspace.flat.behaviour.is_random:
-        raise InputError("batched: models that draw random numbers cannot be trained side by side")
+def _check_group(orders: Sequence[DeviceOrder], data: Sequence[DeviceData], workspace: Workspace) -> None:
+    restriction = _find_restriction(workspace)
+    if restriction is not None:
+        raise InputError(f"batched: {restriction}")
     if len({(order.tau, order.rate) for order in orders}) > 1 or len({id(own.data) for own in data}) > 1:
         raise InputError("batched: the devices of a group need the same tau, rate and data set")
+
+
+def _find_restriction(workspace: Workspace) -> str | None:
+    """Why these settings and this model train one device at a time; None if they need not."""
+    if workspace.local.algorithm != "sgd":
+        return f"the algorithm {workspace.local.algorithm!r} trains one device at a time"
+    if workspace.local.precision != "float32":
+        return f"local.precision = {workspace.local.precision!r} is for one device at a time"
+    if workspace.flat.buffers.numel():
+        return "the batch-norm statistics of the model would change with padded batches"
+    if workspace.flat.behaviour.is_random:
+        return "the model draws random numbers (dropout)"
+    return None
 
 
 def _load_momenta(states: Sequence[DeviceState], start: Tensor, workspace: Workspace) -> Tensor | None:
@@ -304,13 +303,6 @@ def _step(
         parameters.index_add_(0, chosen, gradient, alpha=-local.learning_rate * rate)
 
 
-# --------------------------------------------------------------------------------------------------
-# Tries whether a model can be trained side by side, before a run relies on it.
-#
-# `torch.func.vmap` supports most layers, but not all of them, and some (recurrent ones) would ignore the
-# parameters they are given. So a trial trains a device for two steps both ways and compares.
-
-
 # Of the length of an update: float32 leaves about 1e-5 after two steps.
 _MOST_DIFFERENCE = 0.01
 
@@ -320,23 +312,14 @@ def find_obstacle(
 ) -> str | None:
     """Why devices cannot be trained side by side, or None if they can.
 
-    Args:
-        task: what is learned.
-        training: how devices train.
-        model: to start from.
-        data: the samples of one device.
-        device: torch device.
+    `torch.func.vmap` supports most layers, but not all, and some (recurrent ones) would ignore the parameters
+    they are given. So a trial trains two devices for two steps both ways and compares.
     """
     alike = replace(training, error_feedback=False)
     workspace = Workspace(task, alike, compressor("none"), device)
-    if workspace.local.algorithm != "sgd":
-        return f"the algorithm {workspace.local.algorithm!r} trains one device at a time"
-    if workspace.local.precision != "float32":
-        return f"local.precision = {workspace.local.precision!r} is for one device at a time"
-    if workspace.flat.buffers.numel():
-        return "the batch-norm statistics of the model would change with padded batches"
-    if workspace.flat.behaviour.is_random:
-        return "the model draws random numbers (dropout)"
+    restriction = _find_restriction(workspace)
+    if restriction is not None:
+        return restriction
     orders = [DeviceOrder(0, 0, 0, number, 1.0, 1.0, 2, model) for number in range(2)]
     try:
         alone = [device_update(order, data, DeviceState(), workspace) for order in orders]
@@ -367,9 +350,7 @@ def _train_together(
 
 
 def _differ(one: DeviceReport, two: DeviceReport) -> bool:
-    first, second = (torch.zeros(report.update.size) for report in (one, two))
-    one.update.add_to(first, 1.0)
-    two.update.add_to(second, 1.0)
+    first, second = decode(one.update), decode(two.update)
     return float((first - second).norm()) > _MOST_DIFFERENCE * float(first.norm())
 
 

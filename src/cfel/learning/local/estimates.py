@@ -52,11 +52,7 @@ class Estimates:
 
 
 def check_estimates(estimates: Estimates) -> Estimates:
-    """The same estimates, if they are possible; for those read from a file or received from a device.
-
-    Raises:
-        InputError: they are not finite or absurdly large, or σ² is negative.
-    """
+    """The same estimates, if they are possible; for those read from a file or received from a device."""
     # A NaN fails both comparisons.
     if not (0 <= estimates.sigma2 <= MOST_REPORTED and abs(estimates.g2) <= MOST_REPORTED):
         raise InputError(
@@ -66,11 +62,7 @@ def check_estimates(estimates: Estimates) -> Estimates:
 
 
 def check_loss(loss: float, steps: int) -> None:
-    """Checks the mean loss that a device reports over some steps; without steps, NaN says that there is none.
-
-    Raises:
-        InputError: it is not finite, or absurdly large.
-    """
+    """Raises for a mean loss that no device can report; NaN is possible only without steps."""
     if not abs(loss) <= MOST_REPORTED and (steps or not math.isnan(loss)):
         raise InputError(f"loss = {loss}: must be finite, and at most {MOST_REPORTED:g}")
 
@@ -84,11 +76,7 @@ def refresh_estimates(before: Estimates | None, fresh: Estimates) -> Estimates:
 
 
 def stack_estimates(estimates: Sequence[Estimates | None]) -> dict[str, FloatArray]:
-    """The estimates of all devices as arrays by name, one row per device, NaN where there are none.
-
-    Returns:
-        `estimates` with columns σ² and G², and `kept_energy` if any device has it.
-    """
+    """The estimates of all devices as arrays by name, one row per device, NaN where there are none."""
     nothing = (math.nan, math.nan)
     rows = [nothing if each is None else (each.sigma2, each.g2) for each in estimates]
     arrays = {"estimates": np.array(rows, dtype=np.float64)}
@@ -115,13 +103,7 @@ def _curve(row: list[float]) -> tuple[float, ...]:
 
 
 class Scatter:
-    """Weighted mean and scatter of gradients (Welford's recurrence).
-
-    Args:
-        first: a gradient, one tensor per parameter; its memory becomes the mean's.
-        weight: its weight, e.g. its number of samples.
-        shared: how many of its tensors count, from the first one on; None for all.
-    """
+    """Weighted mean and scatter of gradients (Welford's recurrence)."""
 
     def __init__(self, first: list[Tensor], weight: float = 1.0, shared: int | None = None) -> None:
         self.mean = first
@@ -157,13 +139,10 @@ def estimate_from_batches(scatter: Scatter, batches: int) -> Estimates:
 
 
 def estimate_from_halves(scatter: float, mean_squared: float, batch: int, samples: int) -> Estimates:
-    """The `reuse` estimates, from two parts of one batch drawn without replacement.
+    """The `reuse` estimates, from two parts of a batch of B out of a device's n samples.
 
-    Args:
-        scatter: of the parts weighted by their sizes; B·‖g_a − g_b‖²/4 for halves of equal size.
-        mean_squared: ‖ḡ‖² of the whole batch.
-        batch: B, samples in the batch, at least 2.
-        samples: n, samples of the device, at least B.
+    `scatter` is of the parts weighted by their sizes, B·‖g_a − g_b‖²/4 for equal halves; `mean_squared` is
+    ‖ḡ‖² of the whole batch.
     """
     # The last factor corrects for drawing without replacement: a batch of all samples has no noise.
     sigma2 = scatter / batch * (1 - batch / samples)
@@ -171,13 +150,9 @@ def estimate_from_halves(scatter: float, mean_squared: float, batch: int, sample
 
 
 def scale_noise(estimates: Estimates, *, used: int, batch: int, samples: int) -> Estimates:
-    """The same estimates with σ² of a full batch, from those of a smaller one.
+    """Estimates from the halves of b = `used` samples, with σ² of a full batch of B instead.
 
-    Args:
-        estimates: from `used` samples, by halves.
-        used: b, samples they come from.
-        batch: B, samples of a full batch, if the device has as many.
-        samples: n, samples of the device.
+    A device with fewer than B samples has full batches of all its n samples.
     """
     full = min(batch, samples)
     if used == full:

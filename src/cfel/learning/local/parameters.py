@@ -10,54 +10,8 @@ from cfel.errors import InputError, unknown_name
 from cfel.learning.local.algorithm import LocalAlgorithm
 from cfel.system.batch_shares import DEFAULT_OVERHEAD
 
-# --------------------------------------------------------------------------------------------------
-# Schedules of the learning rate: the share of `local.learning_rate` that is used after a share of the
-# run.
-#
-#     constant  1
-#     linear    from 1 down to `final_rate`
-#     cosine    the same along half a cosine: slow at first and at the end
-#     step      times `decay_factor` at each of the shares `decay_at`
-#
-# With `warmup`, the rate first rises linearly, from a tenth. Pure functions: how far a run has come is up
-# to
-# `rounds.orders`.
-
-
 Schedule = Literal["constant", "linear", "cosine", "step"]
 ScheduleBy = Literal["rounds", "budget"]
-
-FIRST_RATE = 0.1
-"""Of a warm-up. It does not start at zero, as the first round would then learn nothing."""
-
-
-def decay_rate(
-    schedule: Schedule, used: float, *, final: float, at: tuple[float, ...], factor: float
-) -> float:
-    """The share of the learning rate, without warm-up.
-
-    Args:
-        schedule: see the top of the module.
-        used: share of the run that is over, in [0, 1].
-        final: for `linear` and `cosine`.
-        at: for `step`.
-        factor: for `step`.
-    """
-    match schedule:
-        case "linear":
-            return final + (1 - final) * (1 - used)
-        case "cosine":
-            return final + (1 - final) * (1 + math.cos(math.pi * used)) / 2
-        case "step":
-            return math.prod(factor for share in at if used >= share)
-        case _:
-            return 1.0
-
-
-def warm_up(used: float, warmup: float) -> float:
-    """What a warm-up over the share `warmup` of the run leaves of the rate."""
-    return 1.0 if used >= warmup else FIRST_RATE + (1 - FIRST_RATE) * used / warmup
-
 
 MomentumState = Literal["keep", "reset"]
 StepRule = Literal["bernoulli", "systematic", "whole", "small_batches"]
@@ -157,15 +111,20 @@ class LocalParameters:
             validation.check_number(f"local.decay_at[{place}]", share, above=0, below=1)
 
     def find_rate(self, used: float) -> float:
-        """The share of the learning rate that the schedule leaves.
-
-        Args:
-            used: share of the run that is over, in [0, 1].
-        """
-        decayed = decay_rate(
-            self.schedule, used, final=self.final_rate, at=self.decay_at, factor=self.decay_factor
-        )
-        return decayed * warm_up(used, self.warmup)
+        """The share of the learning rate that the schedule leaves when a share `used` of the run is over."""
+        match self.schedule:
+            case "linear":
+                decayed = self.final_rate + (1 - self.final_rate) * (1 - used)
+            case "cosine":
+                decayed = self.final_rate + (1 - self.final_rate) * (1 + math.cos(math.pi * used)) / 2
+            case "step":
+                decayed = math.prod(self.decay_factor for share in self.decay_at if used >= share)
+            case _:
+                decayed = 1.0
+        if used >= self.warmup:
+            return decayed
+        # From a tenth and not from zero, as the first round would then learn nothing.
+        return decayed * (0.1 + (1 - 0.1) * used / self.warmup)
 
     def read_option(
         self,
@@ -176,18 +135,7 @@ class LocalParameters:
         least: float | None = None,
         below: float | None = None,
     ) -> float:
-        """A number of `[local.options]`, or the default.
-
-        Args:
-            name: of the option.
-            default: where the file does not have it.
-            above: what it must be larger than.
-            least: what it must be at least.
-            below: what it must be smaller than.
-
-        Raises:
-            InputError: it is not a number in this range.
-        """
+        """A number of `[local.options]`, or the default; an `InputError` if it is out of range."""
         value = self.options.get(name, default)
         return validation.check_number(f"local.options.{name}", value, above=above, least=least, below=below)
 

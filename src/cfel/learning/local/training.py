@@ -1,4 +1,4 @@
-"""The local iterations of one device, from the model in the workspace, and the estimates taken on the way.
+"""The local iterations of one device: draws, steps, estimates of σ² and G², and the check for divergence.
 
 What is drawn for a step (batch, augmentation, dropout) depends on the order's key and the number of the step
 alone. What a step does is up to the algorithm. The estimates always come from the plain gradient, so that
@@ -6,7 +6,7 @@ plans mean the same under every algorithm. `roles` loads the model before and co
 """
 
 import math
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from functools import partial
 
@@ -18,7 +18,7 @@ from cfel.arrays import BoolArray, IntArray
 from cfel.errors import DivergedError, InputError
 from cfel.learning.device_messages import DeviceOrder
 from cfel.learning.edge_rule import read_memory
-from cfel.learning.local.algorithm import LocalRun, Memory, Step, WholeRun
+from cfel.learning.local.algorithm import LocalRun, Step, WholeRun
 from cfel.learning.local.estimates import (
     Estimates,
     Scatter,
@@ -30,29 +30,16 @@ from cfel.learning.local.estimates import (
 )
 from cfel.learning.local.parameters import LocalParameters, StepRule, TrainingParameters
 from cfel.learning.local.workspace import Workspace
-from cfel.learning.models.flat import FlatModel, Slot
+from cfel.learning.models.flat import Slot, Tensors
 from cfel.learning.task import DeviceData
 from cfel.system.batch_shares import BatchShares
 
-# --------------------------------------------------------------------------------------------------
-# Which of the τ iterations a device runs, and on which samples.
-#
-# Every draw comes from a stream keyed by (seed, purpose, global round, edge round, device). All τ
-# uniforms and
-# τ batches are drawn, whether they are used or not: two schemes that run the same iteration see the same
-# batch.
-# A skipped iteration changes neither the model nor what the device remembers.
+# Draws. All τ uniforms and τ batches are drawn, used or not: two schemes that run the same iteration see the
+# same batch. A skipped iteration changes neither the model nor what the device remembers.
 
 
 def choose_iterations(rule: StepRule, rho: float, tau: int, draw: np.random.Generator) -> BoolArray:
-    """Chooses which of the τ iterations to run; draws τ uniforms under either rule.
-
-    Args:
-        rule: see `LocalParameters.steps`.
-        rho: share of iterations, in [0, 1].
-        tau: number of iterations, ≥ 1.
-        draw: the device's stream of this edge round.
-    """
+    """Chooses which of the τ iterations to run, by `LocalParameters.steps`; every rule draws τ uniforms."""
     uniforms = draw.random(tau)
     if rule == "small_batches":
         return np.full(tau, rho > 0)
@@ -89,87 +76,160 @@ def draw_batches(samples: int, batch: int, count: int, draw: np.random.Generator
     return np.concatenate(shuffles).reshape(-1, size)[:count]
 
 
-# --------------------------------------------------------------------------------------------------
-# Detects that a device's training has diverged, before anything is compressed, sent or averaged.
-#
-# One number that is not finite spreads to all models within a round, and no later round repairs them. So
-# the
-# run ends where it first appears. A loss that is merely large is not an error.
+# Steps.
 
 
-def raise_if_diverged(
-    order: DeviceOrder,
-    local: LocalParameters,
-    estimates: Estimates | None,
-    losses: Sequence[float] = (),
-    difference: Tensor | None = None,
-) -> None:
-    """Raises if any result of a device is not finite.
+def train(
+    order: DeviceOrder, data: DeviceData, memory: Tensors, workspace: Workspace
+) -> tuple[Estimates | None, list[float], LocalRun]:
+    """Runs the chosen iterations from the model in the workspace, which is in training mode.
 
-    Args:
-        order: what the device was asked to do.
-        local: how it trained.
-        estimates: of σ² and G², or None.
-        losses: of its steps.
-        difference: to the order's model, or None.
+    With `estimator = "reuse"` the first step also yields the estimates. `memory` changes in place.
 
-    Raises:
-        DivergedError: it names the device and the first result that is not finite.
+    Returns:
+        The estimates, or None if there are no new ones; the loss of every step taken; and the finished run.
     """
-    what = _not_finite(estimates, losses, difference)
-    if what is not None:
-        raise DivergedError(
-            what,
-            device=order.device,
-            global_round=order.global_round,
-            edge_round=order.edge_round,
-            learning_rate=local.learning_rate * order.rate,
+    local, flat, algorithm = workspace.local, workspace.flat, workspace.algorithm
+    taken = choose_iterations(local.steps, order.rho, order.tau, order.stream("steps"))
+    if algorithm.train is not None:
+        return *_train_whole(order, int(taken.sum()), workspace), _open_run(order, memory, workspace)
+    batches = draw_batches(data.samples, workspace.training.batch, order.tau, order.stream("batches"))
+    batches = batches[:, : count_samples(workspace.training, order.rho, data.samples)]
+    run = _open_run(order, memory, workspace)
+    take_step = _make_step(run, memory, workspace)
+    estimates: Estimates | None = None
+    losses: list[float] = []
+    iterations = np.flatnonzero(taken).tolist()
+    streams = [partial(order.stream, "augmentation", each) for each in iterations]
+    loaded = workspace.load_batches(data, batches[taken], streams)
+    if algorithm.begin is not None:
+        algorithm.begin(run)
+    for iteration, (inputs, targets) in zip(iterations, loaded, strict=True):
+        run.iteration, run.batch = iteration, (inputs, targets)
+        # A batch of one sample has no halves to compare.
+        estimating = not losses and local.estimator == "reuse" and len(targets) > 1
+        halves = len(targets) // 2 >= flat.behaviour.least_batch
+        if estimating and not halves:
+            estimates = _estimate_aside(order, data, workspace)
+        with workspace.seed_model(partial(order.key, "model", iteration)):
+            if estimating and halves:
+                gradient, loss, found = _compute_gradient_and_estimates(
+                    inputs, targets, data.samples, workspace
+                )
+                estimates = scale_noise(
+                    found, used=len(targets), batch=workspace.training.batch, samples=data.samples
+                )
+            else:
+                gradient, loss = workspace.compute_gradient(inputs, targets)
+        if local.clip_gradient is not None:
+            _clip_gradient(gradient, local.clip_gradient)
+        take_step(gradient)
+        run.steps += 1
+        losses.append(loss)
+    if algorithm.end is not None:
+        algorithm.end(run)
+    return estimates, losses, run
+
+
+def _open_run(order: DeviceOrder, memory: Tensors, workspace: Workspace) -> LocalRun:
+    """The run as hooks see it: of all vectors the shared part, which relates to the edge model."""
+    shared, edge = workspace.flat.shared.parameters, workspace.algorithm.edge
+    kept = {} if edge is None else read_memory(order.model, edge.memory)
+    vectors = workspace.algorithm.remembers
+
+    def compute_at(parameters: Tensor) -> Tensor:
+        flat = workspace.flat
+        before = flat.parameters.clone(), flat.buffers.clone()
+        flat.parameters[:shared].copy_(parameters)
+        # The same key as for the step itself: dropout leaves out the same units.
+        with torch.enable_grad(), workspace.seed_model(partial(order.key, "model", run.iteration)):
+            gradient, _ = workspace.compute_gradient(*run.batch)
+        flat.parameters.copy_(before[0])
+        flat.buffers.copy_(before[1])
+        return _join(gradient, workspace)[:shared]
+
+    run = LocalRun(
+        parameters=workspace.flat.parameters[:shared],
+        start=order.model.parameters.to(workspace.device),
+        memory={name: each[:shared] if vectors[name] else each for name, each in memory.items()},
+        edge_memory={name: each.to(workspace.device) for name, each in kept.items()},
+        rate=workspace.local.learning_rate * order.rate,
+        tau=order.tau,
+        gradient_at=compute_at,
+        draw=lambda purpose: order.stream(f"algorithm: {purpose}", run.iteration),
+    )
+    return run
+
+
+def _make_step(run: LocalRun, memory: Tensors, workspace: Workspace) -> Callable[[list[Tensor]], None]:
+    """The function that hands a gradient to the algorithm; the step itself sees the personal part, too."""
+    algorithm, flat = workspace.algorithm, workspace.flat
+    if algorithm.step_parts is not None and algorithm.change_gradient is None:
+        step_parts = algorithm.step_parts
+        vectors = algorithm.memory + algorithm.lasting
+        parts = {name: flat.views(memory[name]) for name in vectors}
+        return lambda gradient: step_parts(flat.leaves, gradient, parts, run.rate)
+
+    step = algorithm.step
+    assert step is not None  # noqa: S101 — algorithms without it have a loop of their own
+
+    def take_step(gradient: list[Tensor]) -> None:
+        vector = _join(gradient, workspace)
+        with torch.no_grad():
+            if algorithm.change_gradient is not None:
+                shared = vector[: flat.shared.parameters]
+                added = algorithm.change_gradient(run, shared)
+                _reject_result("change_gradient", "the gradient", added, shared)
+            x = flat.parameters
+            _reject_result("step", "x", _call_step(step, x, vector, memory, run.rate), x)
+
+    return take_step
+
+
+def _call_step(step: Step, x: Tensor, gradient: Tensor, memory: Tensors, rate: float) -> object:
+    try:
+        # What it returns is looked at, as functions of users return more than they should.
+        return step(x, gradient, memory, rate)  # type: ignore[func-returns-value]
+    except KeyError as error:
+        if error.args[0] in memory:
+            raise
+        raise InputError(
+            f"local algorithm: step asks its memory for {error}, which it does not have; name everything "
+            f"that is remembered: LocalAlgorithm(step, memory=({error},))"
+        ) from error
+
+
+def _reject_result(function: str, what: str, found: object, changed: Tensor) -> None:
+    """Rejects a new vector that nobody would use; functions that end with x.sub_(…) return x itself."""
+    if found is not None and found is not changed:
+        raise InputError(
+            f"local algorithm: {function} returned a {type(found).__name__}, which nothing uses; change "
+            f"{what} in place, as with add_, sub_ or copy_"
         )
 
 
-def _not_finite(
-    estimates: Estimates | None, losses: Sequence[float], difference: Tensor | None
-) -> str | None:
-    for number, loss in enumerate(losses, start=1):
-        if not math.isfinite(loss):
-            return f"the loss of local step {number} is {loss}"
-    if estimates is not None and not estimates.is_finite:
-        return f"the estimates are σ² = {estimates.sigma2:g}, G² = {estimates.g2:g}"
-    # The sum is cheaper than checking each entry. It may overflow without any entry being infinite.
-    if difference is not None and not torch.isfinite(difference.sum()) and not _all_finite(difference):
-        return "the update holds entries that are not finite"
-    return None
+def _join(gradient: list[Tensor], workspace: Workspace) -> Tensor:
+    """A gradient as one vector, laid out like the parameters."""
+    vector = torch.empty_like(workspace.flat.parameters)
+    for view, part in zip(workspace.flat.views(vector), gradient, strict=True):
+        view.copy_(part)
+    return vector
 
 
-def _all_finite(vector: Tensor) -> bool:
-    return bool(torch.isfinite(vector).all())
+def _clip_gradient(gradient: list[Tensor], most: float) -> None:
+    """Scales a gradient down, in place, to a Euclidean norm of at most `most`."""
+    norm = squared_norm(gradient) ** 0.5
+    if norm > most:
+        torch._foreach_mul_(gradient, most / norm)
 
 
-# --------------------------------------------------------------------------------------------------
-# One device's edge round by an algorithm with a loop of its own: hand out the model, take its values
-# back.
-#
-# What such a loop does is its own business. Values come back by name, and only those that the model
-# trains are
-# used: what is frozen stays as it is for the next device.
-
-
-_SEEDS = 2**31
-
-
-def train_whole(order: DeviceOrder, steps: int, workspace: Workspace) -> tuple[Estimates | None, list[float]]:
+def _train_whole(
+    order: DeviceOrder, steps: int, workspace: Workspace
+) -> tuple[Estimates | None, list[float]]:
     """Runs the algorithm's own loop; without steps it is not called.
 
-    Args:
-        order: what to do; its model is in the workspace.
-        steps: how many to take.
-        workspace: the worker's scratch memory; its parameters change.
-
-    Returns:
-        The estimates, or None if there are no new ones; and the mean loss, once per step.
-
-    Raises:
-        InputError: a value is missing, or has another shape than in the model.
+    Values come back by name, and only those that the model trains are used: what is frozen stays as it is for
+    the next device. Returns the loop's estimates, if any, and its mean loss, once per step.
     """
     train, flat = workspace.algorithm.train, workspace.flat
     assert train is not None  # noqa: S101 — the caller has looked
@@ -183,17 +243,17 @@ def train_whole(order: DeviceOrder, steps: int, workspace: Workspace) -> tuple[E
             device=order.device,
             global_round=order.global_round,
             edge_round=order.edge_round,
-            seed=order.key("own loop") % _SEEDS,
+            seed=order.key("own loop") % 2**31,
         )
     )
     where = f"device {order.device}: its training loop returned"
-    _write(flat.parameters, flat.parameter_slots, result.values, where)
-    _write(flat.buffers, flat.buffer_slots, result.values, where)
+    _write_values(flat.parameters, flat.parameter_slots, result.values, where)
+    _write_values(flat.buffers, flat.buffer_slots, result.values, where)
     estimates = None if result.estimates is None else check_estimates(result.estimates)
     return estimates, [float(result.loss)] * steps
 
 
-def _write(vector: Tensor, slots: Sequence[Slot], values: Mapping[str, Tensor], where: str) -> None:
+def _write_values(vector: Tensor, slots: Sequence[Slot], values: Tensors, where: str) -> None:
     for slot in slots:
         if slot.name not in values:
             raise InputError(f"{where} no {slot.name!r}, only {sorted(values)}")
@@ -205,44 +265,44 @@ def _write(vector: Tensor, slots: Sequence[Slot], values: Mapping[str, Tensor], 
         slot.view(vector).copy_(value.detach().to(torch.float32))
 
 
-# --------------------------------------------------------------------------------------------------
-# Estimates of σ² and G² from the two halves of a batch, without computing the batch twice.
-#
-# `reuse` needs the gradient of the batch and the distance between the gradients of its halves. Two
-# passes, one
-# per half, give both for any model, but read and write a dense layer of millions of weights twice. One
-# pass is
-# enough where all parameters belong to dense and convolution layers. The gradient of a dense layer is Σ_i
-# δ_i
-# a_iᵀ over the samples i, so ‖Σ_i c_i δ_i a_iᵀ‖² = Σ_ij c_i c_j (δ_i·δ_j)(a_i·a_j) needs only two small
-# Gram
-# matrices. The weight gradient of a convolution is computed for each half, which costs as much as for the
-# whole
-# batch. Other models (batch norm, recurrence, user-defined layers) need two passes. Both ways agree up to
-# rounding. The estimators themselves are in `estimates`.
+# Estimates. `reuse` needs the gradient of a batch and the distance between the gradients of its halves. Two
+# passes, one per half, give both for any model, but read and write a dense layer of millions of weights
+# twice. One pass is enough where all parameters belong to dense and convolution layers. The gradient of a
+# dense layer is Σ_i δ_i a_iᵀ over the samples i, so ‖Σ_i c_i δ_i a_iᵀ‖² = Σ_ij c_i c_j (δ_i·δ_j)(a_i·a_j)
+# needs only two small Gram matrices. The weight gradient of a convolution is computed for each half, which
+# costs as much as for the whole batch. Both ways agree up to rounding.
 
 
-@dataclass(frozen=True, slots=True)
-class _Call:
-    """One call of a layer in a forward pass; `version` changes when the output is overwritten."""
+def estimate_from_fresh_batches(order: DeviceOrder, data: DeviceData, workspace: Workspace) -> Estimates:
+    """Estimates of σ² and G² from K extra mini-batches at the model in the workspace."""
+    local, draw = workspace.local, order.stream("fresh batches")
+    scatter: Scatter | None = None
+    # `Scatter` takes one gradient at a time, so that K of them need no memory of their own.
+    for number in range(local.fresh_batches):
+        rows = draw_batches(data.samples, workspace.training.batch, 1, draw)
+        (batch,) = workspace.load_batches(data, rows, [lambda: draw])
+        with workspace.seed_model(partial(order.key, "model on fresh batches", number)):
+            gradient, _ = workspace.compute_gradient(*batch)
+        if scatter is None:
+            scatter = Scatter(gradient, shared=workspace.flat.shared.leaves)
+        else:
+            scatter.add(gradient)
+    assert scatter is not None  # noqa: S101 — fresh_batches ≥ 2
+    return estimate_from_batches(scatter, local.fresh_batches)
 
-    layer: nn.Linear | nn.Conv2d
-    inputs: Tensor
-    outputs: Tensor
-    version: int
+
+def _estimate_aside(order: DeviceOrder, data: DeviceData, workspace: Workspace) -> Estimates:
+    """Fresh estimates in the middle of training, for models that cannot train on half of a small batch."""
+    statistics = workspace.flat.buffers.clone()
+    estimates = estimate_from_fresh_batches(order, data, workspace)
+    workspace.flat.buffers.copy_(statistics)
+    return estimates
 
 
-def compute_gradient_and_estimates(
+def _compute_gradient_and_estimates(
     inputs: Tensor, targets: Tensor, samples: int, workspace: Workspace
 ) -> tuple[list[Tensor], float, Estimates]:
-    """Computes a batch's gradient and loss, and estimates σ² and G² from its halves.
-
-    Args:
-        inputs: a batch of at least 2 of the device's samples, drawn without replacement.
-        targets: of these samples.
-        samples: number of samples that the device holds.
-        workspace: holds the model.
-    """
+    """A batch's gradient and loss, and estimates from its halves; the device has `samples` in all."""
     # The forward pass shows whether one pass is valid: a layer may be called twice, or its output changed.
     if workspace.is_layered:
         found = _compute_in_one_pass(inputs, targets, samples, workspace)
@@ -262,6 +322,16 @@ def _compute_in_two_passes(
     mean_loss = (half * loss + (batch - half) * other) / batch
     estimates = estimate_from_halves(scatter.scatter, scatter.square_mean(), batch, samples)
     return scatter.mean, mean_loss, estimates
+
+
+@dataclass(frozen=True, slots=True)
+class _Call:
+    """One call of a layer in a forward pass; `version` changes when the output is overwritten."""
+
+    layer: nn.Linear | nn.Conv2d
+    inputs: Tensor
+    outputs: Tensor
+    version: int
 
 
 def _compute_in_one_pass(
@@ -287,7 +357,8 @@ def _compute_in_one_pass(
             if workspace.is_shared(call.layer.weight):
                 products += _dense_products(call, delta)
         else:
-            one, two = _convolution_halves(call, delta)
+            one = _convolution_gradient(call.layer, call.inputs[:half], delta[:half])
+            two = _convolution_gradient(call.layer, call.inputs[half:], delta[half:])
             if workspace.is_shared(call.layer.weight):
                 products += _products(one, two)
             torch._foreach_add_(one, two)
@@ -295,18 +366,6 @@ def _compute_in_one_pass(
     ordered = [gradient[place] for place in range(len(leaves))]
     estimates = estimate_from_halves(*_compute_scatter(products, batch, half), batch, samples)
     return ordered, float(loss.detach()), estimates
-
-
-def _compute_scatter(products: Tensor, batch: int, half: int) -> tuple[float, float]:
-    """The halves' scatter and ‖ḡ‖², from the inner products of their shares u_a, u_b of the gradient.
-
-    g_a = u_a·B/h and g_b = u_b·B/(B − h), so the scatter h(B − h)/B·‖g_a − g_b‖² needs only these products.
-    """
-    (aa, ab), (_, bb) = products.tolist()
-    one, two = batch / half, batch / (batch - half)
-    apart = one * one * aa - 2 * one * two * ab + two * two * bb
-    # Rounding can make it slightly negative where the halves agree.
-    return max(apart, 0.0) * half * (batch - half) / batch, aa + 2 * ab + bb
 
 
 def _record_forward(inputs: Tensor, workspace: Workspace) -> tuple[list[_Call], Tensor]:
@@ -365,13 +424,6 @@ def _products(one: list[Tensor], two: list[Tensor]) -> Tensor:
     return both @ both.T
 
 
-def _convolution_halves(call: _Call, delta: Tensor) -> tuple[list[Tensor], list[Tensor]]:
-    """The share of each half of the batch in a convolution's gradient."""
-    half = len(delta) // 2
-    one = _convolution_gradient(call.layer, call.inputs[:half], delta[:half])
-    return one, _convolution_gradient(call.layer, call.inputs[half:], delta[half:])
-
-
 def _convolution_gradient(layer: nn.Linear | nn.Conv2d, inputs: Tensor, delta: Tensor) -> list[Tensor]:
     """The gradient of a convolution's weight and bias."""
     # `torch.nn.grad.conv2d_weight` would lose the strides of the weight; this is what autograd calls.
@@ -393,182 +445,50 @@ def _convolution_gradient(layer: nn.Linear | nn.Conv2d, inputs: Tensor, delta: T
     return [weight, bias] if biased else [weight]
 
 
-def train(
-    order: DeviceOrder, data: DeviceData, memory: Memory, workspace: Workspace
-) -> tuple[Estimates | None, list[float], LocalRun]:
-    """Runs the chosen iterations; with `estimator = "reuse"` the first one also yields the estimates.
+def _compute_scatter(products: Tensor, batch: int, half: int) -> tuple[float, float]:
+    """The halves' scatter and ‖ḡ‖², from the inner products of their shares u_a, u_b of the gradient.
 
-    Args:
-        order: what to do; its model is in the workspace, in training mode.
-        data: the device's samples.
-        memory: what the device remembers; its tensors change in place.
-        workspace: the worker's scratch memory; its parameters change.
-
-    Returns:
-        The estimates, or None if there are no new ones; the loss of every step taken; and the finished run.
+    g_a = u_a·B/h and g_b = u_b·B/(B − h), so the scatter h(B − h)/B·‖g_a − g_b‖² needs only these products.
     """
-    local, flat, algorithm = workspace.local, workspace.flat, workspace.algorithm
-    taken = choose_iterations(local.steps, order.rho, order.tau, order.stream("steps"))
-    if algorithm.train is not None:
-        return *train_whole(order, int(taken.sum()), workspace), _open_run(order, memory, workspace)
-    # All τ batches, also of skipped iterations: schemes that differ in ρ then see the same batches.
-    batches = draw_batches(data.samples, workspace.training.batch, order.tau, order.stream("batches"))
-    batches = batches[:, : count_samples(workspace.training, order.rho, data.samples)]
-    run = _open_run(order, memory, workspace)
-    take_step = _make_step(run, memory, workspace)
-    estimates: Estimates | None = None
-    losses: list[float] = []
-    iterations = np.flatnonzero(taken).tolist()
-    streams = [partial(order.stream, "augmentation", each) for each in iterations]
-    loaded = workspace.load_batches(data, batches[taken], streams)
-    if algorithm.begin is not None:
-        algorithm.begin(run)
-    for iteration, (inputs, targets) in zip(iterations, loaded, strict=True):
-        run.iteration, run.batch = iteration, (inputs, targets)
-        # A batch of one sample has no halves to compare.
-        estimating = not losses and local.estimator == "reuse" and len(targets) > 1
-        halves = len(targets) // 2 >= flat.behaviour.least_batch
-        if estimating and not halves:
-            estimates = _estimate_aside(order, data, workspace)
-        with workspace.seed_model(partial(order.key, "model", iteration)):
-            if estimating and halves:
-                gradient, loss, found = compute_gradient_and_estimates(
-                    inputs, targets, data.samples, workspace
-                )
-                estimates = scale_noise(
-                    found, used=len(targets), batch=workspace.training.batch, samples=data.samples
-                )
-            else:
-                gradient, loss = workspace.compute_gradient(inputs, targets)
-        if local.clip_gradient is not None:
-            clip_gradient(gradient, local.clip_gradient)
-        take_step(gradient)
-        run.steps += 1
-        losses.append(loss)
-    if algorithm.end is not None:
-        algorithm.end(run)
-    return estimates, losses, run
+    (aa, ab), (_, bb) = products.tolist()
+    one, two = batch / half, batch / (batch - half)
+    apart = one * one * aa - 2 * one * two * ab + two * two * bb
+    # Rounding can make it slightly negative where the halves agree.
+    return max(apart, 0.0) * half * (batch - half) / batch, aa + 2 * ab + bb
 
 
-def clip_gradient(gradient: list[Tensor], most: float) -> None:
-    """Scales a gradient down, in place, to a Euclidean norm of at most `most`."""
-    norm = squared_norm(gradient) ** 0.5
-    if norm > most:
-        torch._foreach_mul_(gradient, most / norm)
+# Divergence. One number that is not finite spreads to all models within a round, and no later round repairs
+# them. So the run ends where it first appears. A loss that is merely large is not an error.
 
 
-def _open_run(order: DeviceOrder, memory: Memory, workspace: Workspace) -> LocalRun:
-    """The run as hooks see it: of all vectors the shared part, which relates to the edge model."""
-    shared = workspace.flat.shared.parameters
-    vectors = workspace.algorithm.remembers
-
-    def compute_at(parameters: Tensor) -> Tensor:
-        flat = workspace.flat
-        before = flat.parameters.clone(), flat.buffers.clone()
-        flat.parameters[:shared].copy_(parameters)
-        # The same key as for the step itself: dropout leaves out the same units.
-        with torch.enable_grad(), workspace.seed_model(partial(order.key, "model", run.iteration)):
-            gradient, _ = workspace.compute_gradient(*run.batch)
-        flat.parameters.copy_(before[0])
-        flat.buffers.copy_(before[1])
-        return _join(gradient, workspace)[:shared]
-
-    run = LocalRun(
-        parameters=workspace.flat.parameters[:shared],
-        start=order.model.parameters.to(workspace.device),
-        memory={name: each[:shared] if vectors[name] else each for name, each in memory.items()},
-        edge_memory=_read_edge_memory(order.model, workspace),
-        rate=workspace.local.learning_rate * order.rate,
-        tau=order.tau,
-        gradient_at=compute_at,
-        draw=lambda purpose: order.stream(f"algorithm: {purpose}", run.iteration),
-    )
-    return run
-
-
-def _read_edge_memory(model: FlatModel, workspace: Workspace) -> dict[str, Tensor]:
-    edge = workspace.algorithm.edge
-    if edge is None:
-        return {}
-    return {name: each.to(workspace.device) for name, each in read_memory(model, edge.memory).items()}
-
-
-def _make_step(run: LocalRun, memory: Memory, workspace: Workspace) -> Callable[[list[Tensor]], None]:
-    """The function that hands a gradient to the algorithm; the step itself sees the personal part, too."""
-    algorithm, flat = workspace.algorithm, workspace.flat
-    if algorithm.step_parts is not None and algorithm.change_gradient is None:
-        step_parts = algorithm.step_parts
-        vectors = algorithm.memory + algorithm.lasting
-        parts = {name: flat.views(memory[name]) for name in vectors}
-        return lambda gradient: step_parts(flat.leaves, gradient, parts, run.rate)
-
-    step = algorithm.step
-    assert step is not None  # noqa: S101 — algorithms without it have a loop of their own
-
-    def take_step(gradient: list[Tensor]) -> None:
-        vector = _join(gradient, workspace)
-        with torch.no_grad():
-            if algorithm.change_gradient is not None:
-                shared = vector[: flat.shared.parameters]
-                added = algorithm.change_gradient(run, shared)
-                _reject_result("change_gradient", "the gradient", added, shared)
-            x = flat.parameters
-            _reject_result("step", "x", _call_step(step, x, vector, memory, run.rate), x)
-
-    return take_step
-
-
-def _call_step(step: Step, x: Tensor, gradient: Tensor, memory: Memory, rate: float) -> object:
-    try:
-        # What it returns is looked at, as functions of users return more than they should.
-        return step(x, gradient, memory, rate)  # type: ignore[func-returns-value]
-    except KeyError as error:
-        if error.args[0] in memory:
-            raise
-        raise InputError(
-            f"local algorithm: step asks its memory for {error}, which it does not have; name everything "
-            f"that is remembered: LocalAlgorithm(step, memory=({error},))"
-        ) from error
-
-
-def _reject_result(function: str, what: str, found: object, changed: Tensor) -> None:
-    """Rejects a new vector that nobody would use; functions that end with x.sub_(…) return x itself."""
-    if found is not None and found is not changed:
-        raise InputError(
-            f"local algorithm: {function} returned a {type(found).__name__}, which nothing uses; change "
-            f"{what} in place, as with add_, sub_ or copy_"
+def raise_if_diverged(
+    order: DeviceOrder,
+    local: LocalParameters,
+    estimates: Estimates | None,
+    losses: Sequence[float] = (),
+    difference: Tensor | None = None,
+) -> None:
+    """Raises a `DivergedError` that names the device and its first result that is not finite."""
+    what = _find_divergence(estimates, losses, difference)
+    if what is not None:
+        raise DivergedError(
+            what,
+            device=order.device,
+            global_round=order.global_round,
+            edge_round=order.edge_round,
+            learning_rate=local.learning_rate * order.rate,
         )
 
 
-def _join(gradient: list[Tensor], workspace: Workspace) -> Tensor:
-    """A gradient as one vector, laid out like the parameters."""
-    vector = torch.empty_like(workspace.flat.parameters)
-    for view, part in zip(workspace.flat.views(vector), gradient, strict=True):
-        view.copy_(part)
-    return vector
-
-
-def estimate_from_fresh_batches(order: DeviceOrder, data: DeviceData, workspace: Workspace) -> Estimates:
-    """Estimates of σ² and G² from K extra mini-batches at the model in the workspace."""
-    local, draw = workspace.local, order.stream("fresh batches")
-    scatter: Scatter | None = None
-    # `Scatter` takes one gradient at a time, so that K of them need no memory of their own.
-    for number in range(local.fresh_batches):
-        rows = draw_batches(data.samples, workspace.training.batch, 1, draw)
-        (batch,) = workspace.load_batches(data, rows, [lambda: draw])
-        with workspace.seed_model(partial(order.key, "model on fresh batches", number)):
-            gradient, _ = workspace.compute_gradient(*batch)
-        if scatter is None:
-            scatter = Scatter(gradient, shared=workspace.flat.shared.leaves)
-        else:
-            scatter.add(gradient)
-    assert scatter is not None  # noqa: S101 — fresh_batches ≥ 2
-    return estimate_from_batches(scatter, local.fresh_batches)
-
-
-def _estimate_aside(order: DeviceOrder, data: DeviceData, workspace: Workspace) -> Estimates:
-    """Fresh estimates in the middle of training, for models that cannot train on half of a small batch."""
-    statistics = workspace.flat.buffers.clone()
-    estimates = estimate_from_fresh_batches(order, data, workspace)
-    workspace.flat.buffers.copy_(statistics)
-    return estimates
+def _find_divergence(
+    estimates: Estimates | None, losses: Sequence[float], difference: Tensor | None
+) -> str | None:
+    for number, loss in enumerate(losses, start=1):
+        if not math.isfinite(loss):
+            return f"the loss of local step {number} is {loss}"
+    if estimates is not None and not estimates.is_finite:
+        return f"the estimates are σ² = {estimates.sigma2:g}, G² = {estimates.g2:g}"
+    # The sum is cheaper than checking each entry. It may overflow without any entry being infinite.
+    if difference is not None and not difference.sum().isfinite() and not difference.isfinite().all():
+        return "the update holds entries that are not finite"
+    return None

@@ -27,12 +27,6 @@ BATCHES_AT_ONCE = 8
 class Workspace:
     """A worker's scratch memory: the module and its parameters. Do not share it between threads.
 
-    Args:
-        task: what is learned.
-        training: how devices train.
-        compress: the compressor of uploads.
-        device: "cpu", "cuda", ..., or "auto" for a GPU where torch finds one.
-
     Attributes:
         algorithm: what devices do with their gradients.
         kept_names: what devices keep from edge round to edge round.
@@ -94,11 +88,7 @@ class Workspace:
         return [self._places[id(each)] for each in layer.parameters(recurse=False)]
 
     def seed_model(self, key: Callable[[], int]) -> AbstractContextManager[None]:
-        """Seeds torch's generator for a block that calls the model, if the model draws from it.
-
-        Args:
-            key: returns the key of the stream.
-        """
+        """Seeds torch's generator for a block that calls the model, if the model draws from it."""
         return seed_generator(key(), self.device) if self.flat.behaviour.is_random else nullcontext()
 
     def run_model(self, inputs: Tensor) -> Tensor:
@@ -128,11 +118,6 @@ class Workspace:
         """Loads batches of a device's samples: augmented and scaled inputs, and targets.
 
         It loads and scales several batches at a time: for small samples that hardly costs more than one.
-
-        Args:
-            data: the device's samples.
-            rows: batches × size, positions among the device's samples.
-            streams: for augmentation, one per batch.
         """
         for start in range(0, len(rows), BATCHES_AT_ONCE):
             part = slice(start, start + BATCHES_AT_ONCE)

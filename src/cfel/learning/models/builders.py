@@ -73,15 +73,7 @@ class ResNet20(nn.Module):
 
 
 class TwoConvolutions(nn.Module):
-    """Convolution, pooling, convolution, pooling, dense, dense: LEAF's FEMNIST network and a smaller one.
-
-    Args:
-        input_shape: channels, height, width; height and width divisible by 4.
-        classes: number of scores.
-        filters: output channels of the two convolutions.
-        kernel: their side, odd; the image size is kept ("same").
-        hidden: width of the first dense layer.
-    """
+    """Convolution, pooling, convolution, pooling, dense, dense: LEAF's FEMNIST network and a smaller one."""
 
     def __init__(
         self,

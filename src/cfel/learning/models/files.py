@@ -1,7 +1,9 @@
-"""Models as ONNX files, for runtimes without torch. Needs the extra `cfel[onnx]`.
+"""Models as files: safetensors to keep and load, ONNX for runtimes without torch.
 
-The graph is the network in evaluation mode: scaled inputs (any number of samples) in, scores out. Files are
-only written, not read.
+A safetensors file holds one tensor per parameter and buffer, trained or not, under its name in the module, so
+that it loads into the plain torch module with `load_state_dict(strict=False)`. Nothing is pickled. An ONNX
+file, which needs the extra `cfel[onnx]`, is the network in evaluation mode: scaled inputs (any number of
+samples) in, scores out; it is only written, not read. Checkpoints of a run are in `runlog`.
 """
 
 import logging
@@ -21,15 +23,6 @@ from cfel.errors import InputError, StorageError
 from cfel.extras import MissingExtraError, install_command
 from cfel.learning.models.flat import FlatModel, FlatModule, Slot
 
-# --------------------------------------------------------------------------------------------------
-# Models as safetensors files, with the names and shapes of the torch module.
-#
-# A file holds one tensor per parameter and buffer, trained or not, under its name in the module, so that
-# it
-# loads into the plain torch module with `load_state_dict(strict=False)`. Nothing is pickled. Checkpoints
-# of a
-# run are in `runlog`.
-
 
 def named_tensors(model: FlatModel, flat: FlatModule) -> dict[str, Tensor]:
     """A model's parameters and buffers by name, contiguous; frozen ones as the module has them.
@@ -48,13 +41,7 @@ def named_tensors(model: FlatModel, flat: FlatModule) -> dict[str, Tensor]:
 
 
 def save_model(path: Path, model: FlatModel, flat: FlatModule) -> None:
-    """Writes a model to a safetensors file, which appears only when it is complete.
-
-    Args:
-        path: the file to write.
-        model: the values.
-        flat: a module of the same task, for names and shapes.
-    """
+    """Writes a model to a safetensors file, which appears only when it is complete."""
     try:
         with replacing(path) as temporary:
             save_file(named_tensors(model, flat), temporary, metadata={"format": "pt"})
@@ -70,9 +57,6 @@ def load_model(path: Path, flat: FlatModule) -> FlatModel:
     Args:
         path: the file.
         flat: a module of the task, for names and shapes; its values change to the file's.
-
-    Raises:
-        InputError: the file cannot be read, or a tensor is missing, unknown or of another shape.
     """
     try:
         # Not the library's own reader of files, which would wait for a pipe.
@@ -128,9 +112,6 @@ def save_onnx(path: Path, model: FlatModel, flat: FlatModule, input_shape: tuple
         model: the values.
         flat: a module of the same task; its values change to the model's.
         input_shape: of one sample.
-
-    Raises:
-        InputError: a package is missing, the module cannot be expressed, or the file cannot be written.
     """
     missing = [name for name in NEEDED if find_spec(name) is None]
     if missing:

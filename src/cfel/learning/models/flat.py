@@ -8,12 +8,13 @@ Only what training changes is in the vectors, is sent and is charged: parameters
 once even if several layers share it, and the floating buffers that training changes (batch-norm statistics).
 All else (frozen parameters, tables of positions, counters) keeps the values that the builder gave it.
 
-A personal part stays on the device: in both vectors it comes after the shared part, which alone is exchanged.
-So a `FlatModel` of the shared part is a shorter one, and both can be loaded.
+A personal part (FedPer, local heads, FedBN) stays on the device: in both vectors it comes after the shared
+part, which alone is sent, aggregated and charged. So a `FlatModel` of the shared part is a shorter one, and
+both can be loaded.
 
 Tensors are stored from the largest to the smallest, so that the large ones start at a multiple of 64 bytes,
 as fast kernels prefer. Four-dimensional ones (convolution kernels) are stored channels-last, for the same
-reason. This order is part of the flat format; files (`safetensors_files`) use names and shapes instead.
+reason. This order is part of the flat format; `files` uses names and shapes instead.
 """
 
 import hashlib
@@ -21,7 +22,7 @@ import random
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from fnmatch import fnmatchcase
-from typing import NamedTuple
+from typing import NamedTuple, TypeAlias
 
 import numpy as np
 import torch
@@ -30,10 +31,11 @@ from torch import Tensor, nn
 from cfel.errors import InputError
 from cfel.learning.torch_state import map_in_threads, seed_generator
 
-# --------------------------------------------------------------------------------------------------
-# A model as a plain value: a pair of vectors, and what an edge server remembers beside it.
-#
-# The module that the vectors belong to is in `flat`.
+Tensors: TypeAlias = Mapping[str, Tensor]
+"""Tensors by name, such as what a device or an edge server remembers."""
+
+PARAMETERS, STATISTICS = "personal", "personal_statistics"
+"""The names of the personal part in a device's memory."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -76,26 +78,48 @@ class FlatModel:
 
 
 def model_sha256(models: Sequence[FlatModel], workers: int = 0) -> str:
-    """SHA-256, in hexadecimal, of the concatenated SHA-256s of the edge models in cluster order.
-
-    Args:
-        models: the edge models.
-        workers: most threads to use; 0 for one per core.
-    """
+    """SHA-256, in hexadecimal, of the concatenated SHA-256s of the edge models in cluster order."""
     digests = map_in_threads(FlatModel.sha256, models, workers)
     return hashlib.sha256(b"".join(digests)).hexdigest()
 
 
-# --------------------------------------------------------------------------------------------------
-# The personal part of a model: tensors that stay on the device (FedPer, local heads, FedBN).
-#
-# It is named by patterns over the names of trained parameters and statistics. A device keeps it in its
-# memory,
-# under reserved names. Nothing of it is sent, aggregated or charged.
+def complete_model(model: FlatModel, memory: Tensors) -> FlatModel:
+    """An edge server's model with the device's own part, if its memory has one."""
+    empty = torch.empty(0)
+    parameters, buffers = memory.get(PARAMETERS, empty), memory.get(STATISTICS, empty)
+    if not (parameters.numel() or buffers.numel()):
+        return model
+    return replace(
+        model,
+        parameters=torch.cat([model.parameters, parameters]),
+        buffers=torch.cat([model.buffers, buffers]),
+    )
 
 
-PARAMETERS, STATISTICS = "personal", "personal_statistics"
-"""Their names in a device's memory."""
+@dataclass(frozen=True, slots=True)
+class Slot:
+    """The place of one named tensor in a flat vector."""
+
+    name: str
+    shape: tuple[int, ...]
+    start: int
+    stop: int
+
+    def view(self, vector: Tensor) -> Tensor:
+        """The named tensor as a view of `vector`; kernels are strided channels-last."""
+        piece = vector[self.start : self.stop]
+        if len(self.shape) == 4:
+            out, into, height, width = self.shape
+            return piece.view(out, height, width, into).permute(0, 3, 1, 2)
+        return piece.view(self.shape)
+
+    def rows(self, matrix: Tensor) -> Tensor:
+        """The named tensor of every row of `matrix` (models × d), as a view; strided like `view`."""
+        piece = matrix[:, self.start : self.stop]
+        if len(self.shape) == 4:
+            out, into, height, width = self.shape
+            return piece.view(-1, out, height, width, into).permute(0, 1, 4, 2, 3)
+        return piece.view(-1, *self.shape)
 
 
 class SharedPart(NamedTuple):
@@ -104,79 +128,6 @@ class SharedPart(NamedTuple):
     parameters: int
     buffers: int
     leaves: int
-
-
-@dataclass(frozen=True, slots=True, eq=False)
-class PersonalPart:
-    """The values that a device keeps: what comes after the shared numbers in both vectors; may be empty."""
-
-    parameters: Tensor
-    buffers: Tensor
-
-    @classmethod
-    def from_memory(cls, memory: Mapping[str, Tensor]) -> "PersonalPart | None":
-        """What a device remembers of its own; None before its first values."""
-        if PARAMETERS not in memory and STATISTICS not in memory:
-            return None
-        empty = torch.empty(0)
-        return cls(memory.get(PARAMETERS, empty), memory.get(STATISTICS, empty))
-
-    def to_memory(self) -> dict[str, Tensor]:
-        """The same by the names that a device's memory uses; without empty ones."""
-        named = {PARAMETERS: self.parameters, STATISTICS: self.buffers}
-        return {name: each for name, each in named.items() if each.numel()}
-
-    def complete(self, model: FlatModel) -> FlatModel:
-        """The whole model, from an edge server's model."""
-        if not (self.parameters.numel() or self.buffers.numel()):
-            return model
-        return replace(
-            model,
-            parameters=torch.cat([model.parameters, self.parameters]),
-            buffers=torch.cat([model.buffers, self.buffers]),
-        )
-
-
-def complete_model(model: FlatModel, memory: Mapping[str, Tensor]) -> FlatModel:
-    """An edge server's model with the device's own part, if its memory has one."""
-    own = PersonalPart.from_memory(memory)
-    return model if own is None else own.complete(model)
-
-
-def find_personal(
-    trained: Sequence[tuple[str, Tensor]], statistics: Sequence[tuple[str, Tensor]], patterns: Sequence[str]
-) -> frozenset[str]:
-    """The names of the tensors that stay on devices.
-
-    Args:
-        trained: named parameters that are trained.
-        statistics: named statistics of batch norm.
-        patterns: with *, ? and [...] as in file names.
-
-    Raises:
-        InputError: a pattern matches nothing, or no parameter is left to share.
-    """
-    names = [name for name, _ in (*trained, *statistics)]
-    for pattern in patterns:
-        if not any(fnmatchcase(name, pattern) for name in names):
-            raise InputError(
-                f"model.personal: {pattern!r} matches no trained parameter; there are {', '.join(names)}"
-            )
-    found = frozenset(name for name in names if any(fnmatchcase(name, each) for each in patterns))
-    if all(name in found for name, _ in trained):
-        raise InputError(
-            "model.personal: all trained parameters would stay on devices, so nothing is left to share"
-        )
-    return found
-
-
-# --------------------------------------------------------------------------------------------------
-# What a module does when it is called, found by calling it: whether it draws, and what it changes.
-#
-# A module's code cannot be read for this: `F.dropout` is no layer, and only some buffers are statistics.
-# So a
-# module is called on two samples before anything else is done with it. Its values are the same after
-# that.
 
 
 @dataclass(frozen=True, slots=True)
@@ -194,12 +145,169 @@ class Behaviour:
     least_batch: int = 1
 
 
-def observe_behaviour(module: nn.Module, inputs: Tensor) -> Behaviour:
-    """Calls a module on a batch, and on its first sample, and observes what happens.
+class FlatModule:
+    """A module, and the two vectors that its trained parameters and its statistics are views of.
 
-    Args:
-        module: on the CPU; its buffers are restored, and it is left in training mode.
-        inputs: two samples.
+    The module changes, and belongs to the FlatModule from now on. `personal` are patterns of the names of
+    tensors that stay on devices.
+
+    Attributes:
+        parameters: the parameter vector; writing to it changes the module.
+        buffers: the vector of statistics.
+        leaves: the module's trained parameters in slot order, to differentiate by.
+        behaviour: what the module was seen doing.
+        shared: how many of the parameters, of the statistics and of the leaves are shared, which come first.
+    """
+
+    def __init__(
+        self,
+        module: nn.Module,
+        device: torch.device | str = "cpu",
+        behaviour: Behaviour | None = None,
+        personal: Sequence[str] = (),
+    ) -> None:
+        self.behaviour = behaviour or Behaviour()
+        trained, statistics = _find_trained(module), _select_statistics(module, self.behaviour)
+        own = _find_personal(trained, statistics, personal)
+        self.module = module.to(device)
+        self.parameter_slots, parameters_shared = _lay_out_shared_first(trained, own)
+        self.buffer_slots, buffers_shared = _lay_out_shared_first(statistics, own)
+        leaves_shared = sum(slot.name not in own for slot in self.parameter_slots)
+        self.shared = SharedPart(parameters_shared, buffers_shared, leaves_shared)
+        self.parameters = _new_vector(self.parameter_slots, torch.device(device))
+        self.buffers = _new_vector(self.buffer_slots, torch.device(device))
+        parameters, buffers = dict(module.named_parameters()), dict(module.named_buffers())
+        _make_views(self.parameter_slots, self.parameters, parameters)
+        _make_views(self.buffer_slots, self.buffers, buffers)
+        self.leaves = tuple(parameters[slot.name] for slot in self.parameter_slots)
+        known = {slot.name for slot in (*self.parameter_slots, *self.buffer_slots)}
+        # Counters and the like start anew with every model, or one device would leave them to the next.
+        self._others = [(each, each.clone()) for name, each in buffers.items() if name not in known]
+        self._first = self.read_personal()
+
+    def load(self, model: FlatModel) -> None:
+        """Loads a whole model or its shared part; all that it does not have gets its first values back."""
+        model = self.complete(model, {})
+        for name, own in (("parameters", self.parameters), ("buffers", self.buffers)):
+            given = getattr(model, name).numel()
+            if given != own.numel():
+                raise InputError(f"model.{name}: {given} numbers given, the model has {own.numel()}")
+        self.parameters.copy_(model.parameters)
+        self.buffers.copy_(model.buffers)
+        for buffer, first in self._others:
+            buffer.copy_(first)
+
+    def complete(self, model: FlatModel, memory: Tensors) -> FlatModel:
+        """The whole model: a shared part with the device's own part, or with that part's first values."""
+        if (model.parameters.numel(), model.buffers.numel()) != self.shared[:2]:
+            return model
+        is_known = PARAMETERS in memory or STATISTICS in memory
+        return complete_model(model, memory if is_known else self._first)
+
+    def read_fixed(self) -> dict[str, Tensor]:
+        """What is not in the vectors, by name: frozen parameters, and other buffers that are saved."""
+        known = {slot.name for slot in (*self.parameter_slots, *self.buffer_slots)}
+        saved = self.module.state_dict()
+        fixed = [*self.module.named_parameters(), *self.module.named_buffers()]
+        return {name: each.detach() for name, each in fixed if name not in known and name in saved}
+
+    def read(self) -> FlatModel:
+        """Copies the present values of the shared part, to the CPU."""
+        parameters, buffers, _ = self.shared
+        return FlatModel(self.parameters[:parameters].clone().cpu(), self.buffers[:buffers].clone().cpu())
+
+    def read_personal(self) -> dict[str, Tensor]:
+        """Copies the present values of the personal part, to the CPU, by their names in a device's memory."""
+        parameters, buffers, _ = self.shared
+        own = {PARAMETERS: self.parameters[parameters:], STATISTICS: self.buffers[buffers:]}
+        return {name: each.clone().cpu() for name, each in own.items() if each.numel()}
+
+    def views(self, vector: Tensor) -> list[Tensor]:
+        """Views of `vector` (d numbers), shaped and strided like `leaves`."""
+        return [slot.view(vector) for slot in self.parameter_slots]
+
+
+def _find_trained(module: nn.Module) -> list[tuple[str, Tensor]]:
+    """The parameters that require a gradient, each once."""
+    trained: list[tuple[str, Tensor]] = [
+        (name, each) for name, each in module.named_parameters() if each.requires_grad
+    ]
+    if not trained:
+        frozen = " (all are frozen: requires_grad is False)" if any(True for _ in module.parameters()) else ""
+        raise InputError(f"model: it has no parameters to train{frozen}")
+    return _check_dtype(trained)
+
+
+def _select_statistics(module: nn.Module, behaviour: Behaviour) -> list[tuple[str, Tensor]]:
+    """The floating buffers that training changes; all floating ones if that is not known."""
+    floating = [(name, each) for name, each in module.named_buffers() if each.is_floating_point()]
+    names = behaviour.statistics
+    return _check_dtype(floating if names is None else [each for each in floating if each[0] in names])
+
+
+def _check_dtype(named: list[tuple[str, Tensor]]) -> list[tuple[str, Tensor]]:
+    for name, value in named:
+        if value.dtype != torch.float32:
+            raise InputError(
+                f"model: {name} is {value.dtype}, only float32 can be trained; freeze it or convert it "
+                "with .float()"
+            )
+    return named
+
+
+def _find_personal(
+    trained: Sequence[tuple[str, Tensor]], statistics: Sequence[tuple[str, Tensor]], patterns: Sequence[str]
+) -> frozenset[str]:
+    """The names of the tensors that stay on devices, by patterns as in file names."""
+    names = [name for name, _ in (*trained, *statistics)]
+    for pattern in patterns:
+        if not any(fnmatchcase(name, pattern) for name in names):
+            raise InputError(
+                f"model.personal: {pattern!r} matches no trained parameter; there are {', '.join(names)}"
+            )
+    found = frozenset(name for name in names if any(fnmatchcase(name, each) for each in patterns))
+    if all(name in found for name, _ in trained):
+        raise InputError(
+            "model.personal: all trained parameters would stay on devices, so nothing is left to share"
+        )
+    return found
+
+
+def _lay_out_shared_first(
+    named: list[tuple[str, Tensor]], own: frozenset[str]
+) -> tuple[tuple[Slot, ...], int]:
+    """All slots, and how many numbers are shared."""
+    shared = _lay_out(each for each in named if each[0] not in own)
+    size = shared[-1].stop if shared else 0
+    return shared + _lay_out((each for each in named if each[0] in own), size), size
+
+
+def _lay_out(named: Iterable[tuple[str, Tensor]], start: int = 0) -> tuple[Slot, ...]:
+    """Lays out the named tensors one after another, the largest first, from place `start` on."""
+    laid: list[Slot] = []
+    # The sort is stable, so tensors of equal size keep the module's order on every machine.
+    for name, value in sorted(named, key=lambda pair: -pair[1].numel()):
+        laid.append(Slot(name, tuple(value.shape), start, start + value.numel()))
+        start += value.numel()
+    return tuple(laid)
+
+
+def _new_vector(laid: tuple[Slot, ...], device: torch.device) -> Tensor:
+    return torch.empty(laid[-1].stop if laid else 0, dtype=torch.float32, device=device)
+
+
+def _make_views(laid: tuple[Slot, ...], vector: Tensor, tensors: Tensors) -> None:
+    for slot in laid:
+        view = slot.view(vector)
+        view.copy_(tensors[slot.name].detach())
+        tensors[slot.name].data = view
+
+
+def observe_behaviour(module: nn.Module, inputs: Tensor) -> Behaviour:
+    """Calls a module, on the CPU, on two samples and on the first of them, and observes what happens.
+
+    A module's code cannot be read for this: `F.dropout` is no layer, and only some buffers are statistics.
+    Its buffers are restored, and it is left in training mode.
 
     Raises:
         InputError: it does something that cannot be repeated, or replaces a buffer.
@@ -254,11 +362,6 @@ def _are_equal(one: Tensor, two: Tensor) -> bool:
     return bool(torch.equal(one.nan_to_num(), two.nan_to_num()))
 
 
-def _read_numpy_state() -> object:
-    state = np.random.get_state(legacy=False)["state"]  # noqa: NPY002 — nothing is drawn
-    return bytes(state["key"]), state["pos"]
-
-
 def _reject_other_randomness(call: Callable[[], object]) -> None:
     """Calls the module, and rejects it if it draws from a generator that is not torch's."""
     states: dict[str, Callable[[], object]] = {
@@ -279,183 +382,6 @@ def _reject_other_randomness(call: Callable[[], object]) -> None:
     )
 
 
-@dataclass(frozen=True, slots=True)
-class Slot:
-    """The place of one named tensor in a flat vector."""
-
-    name: str
-    shape: tuple[int, ...]
-    start: int
-    stop: int
-
-    def view(self, vector: Tensor) -> Tensor:
-        """The named tensor as a view of `vector`; kernels are strided channels-last."""
-        piece = vector[self.start : self.stop]
-        if len(self.shape) == 4:
-            out, into, height, width = self.shape
-            return piece.view(out, height, width, into).permute(0, 3, 1, 2)
-        return piece.view(self.shape)
-
-    def rows(self, matrix: Tensor) -> Tensor:
-        """The named tensor of every row of `matrix` (models × d), as a view; strided like `view`."""
-        piece = matrix[:, self.start : self.stop]
-        if len(self.shape) == 4:
-            out, into, height, width = self.shape
-            return piece.view(-1, out, height, width, into).permute(0, 1, 4, 2, 3)
-        return piece.view(-1, *self.shape)
-
-
-def lay_out_slots(named: Iterable[tuple[str, Tensor]], start: int = 0) -> tuple[Slot, ...]:
-    """Lays out the named tensors one after another, the largest first, from place `start` on."""
-    laid: list[Slot] = []
-    # The sort is stable, so tensors of equal size keep the module's order on every machine.
-    for name, value in sorted(named, key=lambda pair: -pair[1].numel()):
-        laid.append(Slot(name, tuple(value.shape), start, start + value.numel()))
-        start += value.numel()
-    return tuple(laid)
-
-
-class FlatModule:
-    """A module, and the two vectors that its trained parameters and its statistics are views of.
-
-    Args:
-        module: any module with trained parameters; it changes, and belongs to the FlatModule from now on.
-        device: torch device of the vectors.
-        behaviour: what the module was seen doing.
-        personal: patterns of the names of tensors that stay on devices.
-
-    Attributes:
-        parameters: the parameter vector; writing to it changes the module.
-        buffers: the vector of statistics.
-        leaves: the module's trained parameters in slot order, to differentiate by.
-        behaviour: as given.
-        shared: how many of the parameters, of the statistics and of the leaves are shared, which come first.
-
-    Raises:
-        InputError: nothing in the module is trained, or not in float32, or a pattern is in vain.
-    """
-
-    def __init__(
-        self,
-        module: nn.Module,
-        device: torch.device | str = "cpu",
-        behaviour: Behaviour | None = None,
-        personal: Sequence[str] = (),
-    ) -> None:
-        self.behaviour = behaviour or Behaviour()
-        trained, statistics = _find_trained(module), _find_statistics_flat(module, self.behaviour)
-        own = find_personal(trained, statistics, personal)
-        self.module = module.to(device)
-        self.parameter_slots, parameters_shared = _lay_out_shared_first(trained, own)
-        self.buffer_slots, buffers_shared = _lay_out_shared_first(statistics, own)
-        leaves_shared = sum(slot.name not in own for slot in self.parameter_slots)
-        self.shared = SharedPart(parameters_shared, buffers_shared, leaves_shared)
-        self.parameters = _new_vector(self.parameter_slots, torch.device(device))
-        self.buffers = _new_vector(self.buffer_slots, torch.device(device))
-        parameters, buffers = dict(module.named_parameters()), dict(module.named_buffers())
-        _make_views(self.parameter_slots, self.parameters, parameters)
-        _make_views(self.buffer_slots, self.buffers, buffers)
-        self.leaves = tuple(parameters[slot.name] for slot in self.parameter_slots)
-        known = {slot.name for slot in (*self.parameter_slots, *self.buffer_slots)}
-        # Counters and the like start anew with every model, or one device would leave them to the next.
-        self._others = [(each, each.clone()) for name, each in buffers.items() if name not in known]
-        self._first = self.read_personal()
-
-    def load(self, model: FlatModel) -> None:
-        """Loads a model's values: one copy per vector; all other buffers get their first values back.
-
-        Args:
-            model: a whole model, or the shared part, whose personal part then has its first values.
-        """
-        model = self.complete(model, {})
-        self._check_size("parameters", model.parameters, self.parameters)
-        self._check_size("buffers", model.buffers, self.buffers)
-        self.parameters.copy_(model.parameters)
-        self.buffers.copy_(model.buffers)
-        for buffer, first in self._others:
-            buffer.copy_(first)
-
-    def complete(self, model: FlatModel, memory: Mapping[str, Tensor]) -> FlatModel:
-        """The whole model: with a device's own part, or with that part's first values.
-
-        Args:
-            model: the shared part; a whole model stays as it is.
-            memory: what the device remembers.
-        """
-        if (model.parameters.numel(), model.buffers.numel()) != self.shared[:2]:
-            return model
-        return (PersonalPart.from_memory(memory) or self._first).complete(model)
-
-    def read_fixed(self) -> dict[str, Tensor]:
-        """What is not in the vectors, by name: frozen parameters, and other buffers that are saved."""
-        known = {slot.name for slot in (*self.parameter_slots, *self.buffer_slots)}
-        saved = self.module.state_dict()
-        fixed = [*self.module.named_parameters(), *self.module.named_buffers()]
-        return {name: each.detach() for name, each in fixed if name not in known and name in saved}
-
-    def read(self) -> FlatModel:
-        """Copies the present values of the shared part, to the CPU."""
-        parameters, buffers, _ = self.shared
-        return FlatModel(self.parameters[:parameters].clone().cpu(), self.buffers[:buffers].clone().cpu())
-
-    def read_personal(self) -> PersonalPart:
-        """Copies the present values of the personal part, to the CPU."""
-        parameters, buffers, _ = self.shared
-        return PersonalPart(self.parameters[parameters:].clone().cpu(), self.buffers[buffers:].clone().cpu())
-
-    def views(self, vector: Tensor) -> list[Tensor]:
-        """Views of `vector` (d numbers), shaped and strided like `leaves`."""
-        return [slot.view(vector) for slot in self.parameter_slots]
-
-    @staticmethod
-    def _check_size(name: str, given: Tensor, expected: Tensor) -> None:
-        if given.numel() != expected.numel():
-            raise InputError(f"model.{name}: {given.numel()} numbers given, the model has {expected.numel()}")
-
-
-def _lay_out_shared_first(
-    named: list[tuple[str, Tensor]], own: frozenset[str]
-) -> tuple[tuple[Slot, ...], int]:
-    """All slots, and how many numbers are shared."""
-    shared = lay_out_slots(each for each in named if each[0] not in own)
-    size = shared[-1].stop if shared else 0
-    return shared + lay_out_slots((each for each in named if each[0] in own), size), size
-
-
-def _new_vector(laid: tuple[Slot, ...], device: torch.device) -> Tensor:
-    return torch.empty(laid[-1].stop if laid else 0, dtype=torch.float32, device=device)
-
-
-def _make_views(laid: tuple[Slot, ...], vector: Tensor, tensors: Mapping[str, Tensor]) -> None:
-    for slot in laid:
-        view = slot.view(vector)
-        view.copy_(tensors[slot.name].detach())
-        tensors[slot.name].data = view
-
-
-def _find_trained(module: nn.Module) -> list[tuple[str, Tensor]]:
-    """The parameters that require a gradient, each once."""
-    trained: list[tuple[str, Tensor]] = [
-        (name, each) for name, each in module.named_parameters() if each.requires_grad
-    ]
-    if not trained:
-        frozen = " (all are frozen: requires_grad is False)" if any(True for _ in module.parameters()) else ""
-        raise InputError(f"model: it has no parameters to train{frozen}")
-    return _check_dtype(trained)
-
-
-def _find_statistics_flat(module: nn.Module, behaviour: Behaviour) -> list[tuple[str, Tensor]]:
-    """The floating buffers that training changes; all floating ones if that is not known."""
-    floating = [(name, each) for name, each in module.named_buffers() if each.is_floating_point()]
-    names = behaviour.statistics
-    return _check_dtype(floating if names is None else [each for each in floating if each[0] in names])
-
-
-def _check_dtype(named: list[tuple[str, Tensor]]) -> list[tuple[str, Tensor]]:
-    for name, value in named:
-        if value.dtype != torch.float32:
-            raise InputError(
-                f"model: {name} is {value.dtype}, only float32 can be trained; freeze it or convert it "
-                "with .float()"
-            )
-    return named
+def _read_numpy_state() -> object:
+    state = np.random.get_state(legacy=False)["state"]  # noqa: NPY002 — nothing is drawn
+    return bytes(state["key"]), state["pos"]

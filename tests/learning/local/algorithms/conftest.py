@@ -6,7 +6,7 @@ import pytest
 
 from cfel.learning.compressors import compressor
 from cfel.learning.device_messages import DeviceReport, DeviceState
-from cfel.learning.edge_rule import EdgeRules
+from cfel.learning.edge_update import EdgeRules
 from cfel.learning.local.algorithm import LocalAlgorithm
 from cfel.learning.local.parameters import LocalParameters, TrainingParameters
 from cfel.learning.local.workspace import Workspace

@@ -1,8 +1,4 @@
-"""The built parts of an experiment that the simulator and a deployment both run.
-
-Small on purpose: a World is handed around whole, does nothing by itself and is never changed. What changes in
-the course of a run belongs to the simulator's state or the coordinator's.
-"""
+"""The built parts of an experiment that the simulator and a deployment both run."""
 
 from dataclasses import dataclass, field
 
@@ -16,9 +12,23 @@ from cfel.learning.models.flat import FlatModel
 from cfel.learning.task import DeviceData, Task
 
 
+@dataclass(frozen=True, slots=True)
+class Evaluations:
+    """When models are evaluated, and on what; `SimulationParameters` says what the values mean."""
+
+    every: int = 1
+    samples: int = 0
+    on: str = "edge"
+    device_accuracy: str = "never"
+
+    def measures_devices(self, *, over: bool) -> bool:
+        """Whether edge models are measured per device, too, in a round with which the run is over or not."""
+        return self.device_accuracy == "every" or (over and self.device_accuracy == "end")
+
+
 @dataclass(frozen=True, slots=True, eq=False)
 class World:
-    """Everything a run needs.
+    """Everything a run needs; never changed. What changes in the course of a run is its state.
 
     Attributes:
         setting: who, how long, under which scheme and budgets; all that plans and costs depend on.
@@ -30,6 +40,7 @@ class World:
         aggregation: how an edge server makes one update of many.
         edge_rules: what it does with that update.
         new_device: what a device remembers before its first order: its own part of the model.
+        evaluation: when models are evaluated, and on what.
     """
 
     setting: Setting
@@ -41,3 +52,4 @@ class World:
     aggregation: AggregationParameters = field(default_factory=AggregationParameters)
     edge_rules: EdgeRules = field(default_factory=EdgeRules)
     new_device: DeviceState = field(default_factory=DeviceState)
+    evaluation: Evaluations = field(default_factory=Evaluations)

@@ -309,6 +309,8 @@ class Experiment:
             joules_per_bit=self.topology.joules_per_bit,
             work_per_step=build_algorithm(self.local, self.code).gradients,
             small_batches=find_small_batches(self.local, scheme.device_overrides, self.data.batch),
+            accounting=self.simulation.accounting,
+            uploads=self.simulation.uploads,
         )
         budget = self._compute_budget(setting)
         if self.local.schedule_by == "budget" and np.isinf([budget.seconds, budget.joules]).all():
@@ -373,6 +375,7 @@ class Experiment:
             aggregation=self.aggregation,
             edge_rules=rules,
             new_device=DeviceState(flat.read_personal().to_memory()),
+            evaluation=self.simulation.evaluation,
         )
 
     def _split(self, task: Task) -> tuple[DataSet, list[IntArray]]:

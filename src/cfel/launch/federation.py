@@ -28,7 +28,7 @@ from cfel.launch.processes import STOP_SECONDS, Processes
 from cfel.learning.edge_update import edge_tensors
 from cfel.rounds.kernel import is_over
 from cfel.rounds.parameters import reject_buffering
-from cfel.rounds.run_directory import open_run
+from cfel.rounds.run_directory import RunRequest, open_run
 from cfel.runlog import Checkpoint, RoundRecord, RunDirectory, RunWriter
 from cfel.runlog.plans import plan_path, read_plan
 from cfel.runlog.records import read_log
@@ -158,9 +158,7 @@ def launch_federation(experiment: Experiment, out: Path, options: LaunchOptions)
     world = experiment.build_world()
     resolved = experiment.resolve(world)
     text = experiment_toml(resolved)
-    writer, _ = open_run(
-        out, world.setting, experiment_toml=text, command=options.command, resume=options.resume
-    )
+    writer, _ = open_run(RunRequest(out, text, options.command, options.resume), world.setting)
     with writer:
         configurations = prepare_nodes(resolved, world, out, options.import_from, options.log)
         merge_logs(out, writer, world, options.on_round)

@@ -13,7 +13,7 @@ from typing import Any
 from cfel.control.scheme import SchemeBuilder
 from cfel.errors import InputError, RunBusyError
 from cfel.experiment import Experiment, experiment_toml, parse_experiment
-from cfel.experiment.sections import to_document
+from cfel.experiment.experiment import to_document
 from cfel.extras import MissingExtraError, explain_missing_extra
 from cfel.plugins import ANY_CODE, name_variants, parse_variants
 from cfel.report import load_runs, summarise, write_summary

@@ -15,7 +15,7 @@ from cfel.errors import InputError, unknown_name
 from cfel.learning.aggregation import AggregationParameters, aggregate
 from cfel.learning.device_messages import DeviceReport
 from cfel.learning.edge_rule import EdgeRound, EdgeRule, EdgeRules, read_memory
-from cfel.learning.local.algorithms import build_algorithm
+from cfel.learning.local.algorithm import LocalAlgorithm
 from cfel.learning.local.parameters import LocalParameters
 from cfel.learning.models.flat import FlatModel
 from cfel.learning.roles import weighted_model
@@ -82,14 +82,17 @@ OPTIMISERS: Mapping[str, OptimiserBuilder] = MappingProxyType(
 
 
 def build_rules(
-    local: LocalParameters, parameters: AggregationParameters, code: CodePolicy = BUILT_IN_ONLY
+    local: LocalParameters,
+    algorithm: LocalAlgorithm,
+    parameters: AggregationParameters,
+    code: CodePolicy = BUILT_IN_ONLY,
 ) -> EdgeRules:
     """All that edge servers do with updates: the local algorithm's part, then their own optimiser.
 
     Raises:
         InputError: they cannot be built, or do not go together.
     """
-    rules = (build_algorithm(local, code).edge, build_optimiser(parameters, code))
+    rules = (algorithm.edge, build_optimiser(parameters, code))
     if rules[0] is not None and parameters.kind != "mean":
         what = f"local.algorithm = {local.algorithm!r}"
         raise InputError(f"{what}: needs aggregation.kind = 'mean', not {parameters.kind!r}")

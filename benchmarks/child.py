@@ -56,7 +56,7 @@ def run_first_step() -> None:
     world = experiment.build_world()
     parameters = experiment.resolve(world).simulation
     with PoolExecutor(world, parameters) as executor:
-        run_edge_round(world, executor, parameters, initial_state(world), 0)
+        run_edge_round(world, executor, initial_state(world), 0)
 
 
 def run_one_round(devices: int) -> int:

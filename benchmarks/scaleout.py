@@ -232,7 +232,7 @@ class TimedExecutor:
     """An executor that measures the time of its updates."""
 
     def __init__(self, inner: Executor) -> None:
-        self._inner = inner
+        self._inner, self.workers = inner, inner.workers
         self.update_seconds = 0.0
 
     def run_estimates(self, orders: Sequence[DeviceOrder]) -> Iterator[Estimates]:
@@ -284,10 +284,9 @@ def start_child(engine: EngineSetting) -> Iterator[ChildProcess]:
         process.communicate()
 
 
-def _time_rounds(world: World, executor: Executor, setting: BenchSetting) -> Iterator[RoundTiming]:
+def _time_rounds(world: World, executor: Executor) -> Iterator[RoundTiming]:
     timed = TimedExecutor(executor)
-    parameters = build_bench_parameters(setting, world)
-    outcomes = simulate(world, timed, parameters, initial_state(world), time.perf_counter)
+    outcomes = simulate(world, timed, initial_state(world), time.perf_counter)
     while True:
         begin, before = time.perf_counter(), getattr(executor, "busy_seconds", 0.0)
         timed.update_seconds = 0.0
@@ -328,7 +327,7 @@ def serve(text: str) -> None:
             executor: Executor = stack.enter_context(ray_executor(world, parameters, address))
         else:
             executor = stack.enter_context(PoolExecutor(world, parameters))
-        timings = _time_rounds(world, executor, setting)
+        timings = _time_rounds(world, executor)
         # An empty line of JSON tells the parent that this child is ready.
         sys.stdout.write("{}\n")
         sys.stdout.flush()

@@ -21,7 +21,7 @@ from cfel.learning.task import DeviceData, Task, initial_model
 from cfel.rounds.parameters import SimulationParameters, choose_engine
 from cfel.seeding import make_generator
 from cfel.system import Availability, FleetParameters, TopologyParameters, build_backhaul, build_fleet
-from cfel.world import World
+from cfel.world import Evaluations, World
 
 SEED = 0
 RHO, THETA = 1.0, 0.1
@@ -138,10 +138,11 @@ def build_bench_world(setting: BenchSetting) -> World:
         ),
         compress=compressor("topk"),
         start=start,
+        evaluation=Evaluations(every=ENDLESS),
     )
 
 
 def build_bench_parameters(setting: BenchSetting, world: World) -> SimulationParameters:
-    """Parameters without checkpoints and evaluation, and with the engine that this model gets by default."""
+    """The engine that this model gets by default."""
     engine = choose_engine(setting.engine, world).engine
-    return SimulationParameters(engine=engine, evaluate_every=ENDLESS, checkpoint_every=0)
+    return SimulationParameters(engine=engine)

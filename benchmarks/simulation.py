@@ -160,13 +160,11 @@ def open_timed_rounds(world: World, parameters: SimulationParameters) -> Iterato
         PoolExecutor(world, parameters) as executor,
         create_run(Path(folder) / "run", world.setting, "", ()) as writer,
     ):
-        yield _time_rounds(world, parameters, executor, writer)
+        yield _time_rounds(world, executor, writer)
 
 
-def _time_rounds(
-    world: World, parameters: SimulationParameters, executor: PoolExecutor, writer: RunWriter
-) -> Iterator[Round]:
-    outcomes = simulate(world, executor, parameters, initial_state(world), time.perf_counter)
+def _time_rounds(world: World, executor: PoolExecutor, writer: RunWriter) -> Iterator[Round]:
+    outcomes = simulate(world, executor, initial_state(world), time.perf_counter)
     while True:
         cpu, begin = executor.cpu_seconds(), time.perf_counter()
         outcome = next(outcomes)

@@ -15,7 +15,8 @@ from types import ModuleType
 import pytest
 
 from cfel.experiment.document import keys_of
-from cfel.experiment.sections import CONDITIONS, SECTIONS
+from cfel.experiment.experiment import SECTIONS
+from cfel.experiment.sections import CONDITIONS
 from cfel.system import Availability, DeviceClass
 
 ROOT = Path(__file__).parents[1]

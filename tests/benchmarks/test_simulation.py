@@ -49,7 +49,7 @@ def test_everybody_sends_a_tenth() -> None:
     world = build_bench_world(TINY)
     parameters = build_bench_parameters(TINY, world)
     with PoolExecutor(world, parameters) as executor:
-        _, outcome = run_edge_round(world, executor, parameters, initial_state(world), 0)
+        _, outcome = run_edge_round(world, executor, initial_state(world), 0)
     assert outcome.plan.rho.tolist() == [1.0] * 6
     assert outcome.plan.theta.tolist() == [THETA] * 6
 

@@ -5,8 +5,8 @@ import json
 import pytest
 
 from cfel.cli import main
+from cfel.experiment.experiment import SECTIONS
 from cfel.experiment.key_reference import list_tables
-from cfel.experiment.sections import SECTIONS
 
 
 def test_every_table_and_key_is_there(capsys: pytest.CaptureFixture[str]) -> None:

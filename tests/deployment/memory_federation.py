@@ -144,7 +144,6 @@ class Federation:
     async def _edge(self, member: Identity) -> None:
         node = EdgeNode(
             self.world,
-            self.experiment.resolve(self.world).simulation,
             self.experiment.deployment,
             member.number,
             self.directory / str(member),

@@ -63,8 +63,7 @@ async def run_behind(
         return Node(who, (f"127.0.0.1:{at}",), directory / str(who), directory, energy="model")
 
     async with shape(link, "127.0.0.1", port) as relay:
-        simulation = experiment.resolve(world).simulation
-        edge = run_edge(world, simulation, experiment.deployment, node(Identity("edge", 0), port), check)
+        edge = run_edge(world, experiment.deployment, node(Identity("edge", 0), port), check)
         beside = [
             asyncio.create_task(run_device(world, experiment.deployment, node(SLOW, relay.port), check)),
             asyncio.create_task(

@@ -46,7 +46,7 @@ def test_a_node_that_the_experiment_does_not_have(tmp_path: Path) -> None:
     world, deployment = experiment.build_world(), experiment.deployment
     node = Node(Identity("edge", 7), ("a:1", "b:2"), tmp_path, tmp_path)
     with pytest.raises(InputError, match="edge-7: the experiment has edge servers 0 to 1"):
-        asyncio.run(run_edge(world, experiment.resolve(world).simulation, deployment, node, SAME))
+        asyncio.run(run_edge(world, deployment, node, SAME))
     node = replace(node, identity=Identity("device", 4))
     with pytest.raises(InputError, match="device-4: the experiment has devices 0 to 3"):
         asyncio.run(run_device(world, deployment, node, SAME))

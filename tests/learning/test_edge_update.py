@@ -123,9 +123,11 @@ def test_what_needs_plain_steps_says_so(name: str) -> None:
 
 def test_an_algorithm_with_a_rule_needs_the_mean() -> None:
     local = LocalParameters(algorithm="scaffold", momentum=0.0)
-    assert build_rules(local, AggregationParameters(optimiser="fedadam", average=0.1)).vectors == 4
+    algorithm = build_algorithm(local)
+    fedadam = AggregationParameters(optimiser="fedadam", average=0.1)
+    assert build_rules(local, algorithm, fedadam).vectors == 4
     with pytest.raises(InputError, match=r"needs aggregation.kind = 'mean', not 'median'"):
-        build_rules(local, AggregationParameters(kind="median"))
+        build_rules(local, algorithm, AggregationParameters(kind="median"))
 
 
 def test_unknown_optimisers_and_options() -> None:

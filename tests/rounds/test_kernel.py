@@ -12,9 +12,9 @@ from cfel.rounds.kernel import (
     EdgeRoundOutcome,
     FleetEstimates,
     charge_edge_round,
-    charge_exchange,
+    charge_gossip,
     close_global_round,
-    count_costs,
+    compute_outcome,
     count_global_round,
     initial_control,
     is_evaluated,
@@ -22,12 +22,10 @@ from cfel.rounds.kernel import (
     observe,
     plan_edge_round,
 )
-from cfel.rounds.parameters import SimulationParameters
-from cfel.rounds.records import make_plan_table, make_record, mean_metric
+from cfel.rounds.records import RoundScores, make_plan_table, make_record, mean_metric
 from cfel.runlog import RoundRecord
 from cfel.system import Conditions, FleetParameters, TopologyParameters, build_backhaul, build_fleet
-
-EXPECTED, REALISED = SimulationParameters(), SimulationParameters(accounting="realised")
+from tests.simulation.drive import tiny
 
 
 def setting(
@@ -69,13 +67,14 @@ PLAN = RoundPlan(
 WORK = (DeviceWork(0, 4, 100, 1.5), DeviceWork(1, 0, 200, float("nan")))
 
 
-def counted(parameters: SimulationParameters = EXPECTED) -> EdgeRoundOutcome:
-    return count_costs(setting(), parameters, CONDITIONS, PLAN, WORK)
+def count(accounting: str = "expected", uploads: str = "share") -> EdgeRoundOutcome:
+    where = replace(setting(), accounting=accounting, uploads=uploads)
+    return compute_outcome(where, CONDITIONS, PLAN, WORK)
 
 
 def test_expected_costs_follow_the_plan() -> None:
     """Seconds ρτμ + θν: 5 + 1 and 20 + 5; joules ρτα + pθν: 2.5 + 0.1 and 5 + 0.5. Device 2 is absent."""
-    found = counted()
+    found = count()
     assert found.seconds.tolist() == pytest.approx([6.0, 25.0, 0.0])
     assert found.joules.tolist() == pytest.approx([2.6, 5.5, 0.0])
     assert found.expected.seconds.tolist() == pytest.approx([25.0, 0.0])
@@ -84,7 +83,7 @@ def test_expected_costs_follow_the_plan() -> None:
 
 def test_realised_costs_follow_the_steps() -> None:
     """Device 0 took 4 steps and device 1 none; uploads as planned: 4 + 1 and 0 + 5 seconds."""
-    found = counted(REALISED)
+    found = count("realised")
     assert found.seconds.tolist() == pytest.approx([5.0, 5.0, 0.0])
     assert found.joules.tolist() == pytest.approx([2.0 + 0.1, 0.5, 0.0])
     assert found.losses == {0: 1.5}
@@ -93,34 +92,34 @@ def test_realised_costs_follow_the_steps() -> None:
 
 def test_uploads_by_the_wire_are_charged_by_their_bits() -> None:
     """100 and 200 bits, charged twice, are 0.2 and 0.4 of a model: 4 + 2 and 0 + 4 seconds."""
-    found = counted(SimulationParameters(accounting="realised", uploads="wire"))
+    found = count("realised", "wire")
     assert found.wire_bits.tolist() == [200.0, 400.0, 0.0]
     assert found.seconds.tolist() == pytest.approx([6.0, 4.0, 0.0])
 
 
 def test_without_work_nothing_is_realised_but_the_planned_uploads() -> None:
     """A dry run counts so; its expected costs are those of a run."""
-    found = count_costs(setting(), EXPECTED, CONDITIONS, PLAN, work=())
-    assert found.expected.joules == counted().expected.joules
+    found = compute_outcome(setting(), CONDITIONS, PLAN, work=())
+    assert found.expected.joules == count().expected.joules
     assert found.losses == {}
 
 
 def test_both_ledgers_are_charged() -> None:
     """Expected max(25 + 2, 0 + 2) s and 8.1 J; realised max(5 + 2, 0 + 2) s and 2.6 J."""
-    control = charge_edge_round(initial_control(setting()), counted())
+    control = charge_edge_round(initial_control(setting()), count())
     assert control.spent_joules.tolist() == pytest.approx([2.6, 5.5, 0.0])
     closed = close_global_round(setting(), control)
     assert closed.rounds_done == 1
     assert (closed.expected.seconds, closed.expected.joules) == pytest.approx((27.0, 8.1))
     assert (closed.realised.seconds, closed.realised.joules) == pytest.approx((7.0, 2.6))
-    assert closed.ledger(EXPECTED) is closed.expected
-    assert closed.ledger(REALISED) is closed.realised
+    assert closed.ledger(setting()) is closed.expected
+    assert closed.ledger(replace(setting(), accounting="realised")) is closed.realised
 
 
 def test_a_measured_exchange_counts_in_the_realised_account_only() -> None:
     """11 s by the clock instead of 2 s by the model."""
-    control = charge_edge_round(initial_control(setting()), counted())
-    within = charge_exchange(setting(), control, 11.0)
+    control = charge_edge_round(initial_control(setting()), count())
+    within = charge_gossip(setting(), control, 11.0)
     assert within.expected.elapsed_seconds == pytest.approx((27.0, 27.0))
     assert within.realised.elapsed_seconds == pytest.approx((16.0, 16.0))
     closed = close_global_round(setting(), control, 11.0)
@@ -129,10 +128,11 @@ def test_a_measured_exchange_counts_in_the_realised_account_only() -> None:
 
 def test_the_scheme_sees_the_account_that_counts_and_what_batteries_hold() -> None:
     world = setting(battery=4.0)
-    control = charge_edge_round(initial_control(world), counted())
+    control = charge_edge_round(initial_control(world), count())
     estimates = FleetEstimates(np.ones(3), np.ones(3))
     expected, realised = (
-        observe(world, parameters, control, 0, CONDITIONS, estimates) for parameters in (EXPECTED, REALISED)
+        observe(replace(world, accounting=account), control, 0, CONDITIONS, estimates)
+        for account in ("expected", "realised")
     )
     assert (expected.ledger, realised.ledger) == (control.expected, control.realised)
     assert expected.battery is not None
@@ -144,10 +144,10 @@ def test_the_scheme_sees_the_account_that_counts_and_what_batteries_hold() -> No
 
 
 def closed_round() -> tuple[ControlState, RoundRecord]:
-    control = close_global_round(setting(), charge_edge_round(initial_control(setting()), counted()))
-    record = make_record(
-        setting(), EXPECTED, control, [counted()], accuracy=0.5, model_sha256="0" * 64, wall_seconds=1.0
-    )
+    control = close_global_round(setting(), charge_edge_round(initial_control(setting()), count()))
+    world = replace(tiny().build_world(), setting=setting())
+    scores = RoundScores(accuracy=0.5)
+    record = make_record(world, control, [count()], scores, model_sha256="0" * 64, wall_seconds=1.0)
     return control, record
 
 
@@ -161,11 +161,11 @@ def test_a_record_sums_the_round_up() -> None:
     assert (record.rho_mean, record.theta_mean, record.loss) == pytest.approx((0.75, 0.3, 1.5))
     assert (record.wire_bytes, record.devices_taking_part) == (325, 2)
     assert (record.straggler, record.slowest_cluster, record.gap) == (0, 0, 0.25)
-    assert count_global_round(setting(), EXPECTED, [counted()]).seconds == pytest.approx(27.0)
+    assert count_global_round(setting(), [count()]).seconds == pytest.approx(27.0)
 
 
 def test_a_plan_table_has_a_row_per_device_that_took_part() -> None:
-    table = make_plan_table(setting(), [counted(), counted()], 1)
+    table = make_plan_table(setting(), [count(), count()], 1)
     assert table.device.tolist() == [0, 1, 0, 1]
     assert table.edge_round.tolist() == [0, 0, 1, 1]
     assert np.array_equal(table.rho, [0.5, 1.0] * 2)
@@ -196,9 +196,8 @@ def test_when_a_run_is_over(rounds: Rounds, budget: Budget, over: bool) -> None:
     assert is_over(rounds, budget, record) is over
     unevaluated = replace(record, accuracy=None)
     assert is_over(rounds, budget, unevaluated) is (over and rounds.stop != "target")
-    seldom = SimulationParameters(evaluate_every=3)
     # A round that reaches its target is the last only because it was evaluated.
-    assert is_evaluated(setting(rounds, budget), seldom, control) is (over and rounds.stop != "target")
+    assert is_evaluated(setting(rounds, budget), 3, control) is (over and rounds.stop != "target")
 
 
 def test_rounds_are_evaluated_every_so_often() -> None:
@@ -206,5 +205,5 @@ def test_rounds_are_evaluated_every_so_often() -> None:
     found = []
     for _ in range(4):
         control = close_global_round(setting(), control)
-        found.append(is_evaluated(setting(), SimulationParameters(evaluate_every=3), control))
+        found.append(is_evaluated(setting(), 3, control))
     assert found == [False, False, True, True]

@@ -6,7 +6,13 @@ import pytest
 
 from cfel.errors import RunDirectoryError
 from cfel.experiment import experiment_toml
-from cfel.rounds.run_directory import create_run, describe_run, open_run, reject_other_experiment
+from cfel.rounds.run_directory import (
+    RunRequest,
+    create_run,
+    describe_run,
+    open_run,
+    reject_other_experiment,
+)
 from cfel.runlog import RunDirectory
 from tests.simulation.drive import tiny
 
@@ -48,7 +54,7 @@ def test_a_run_is_created_once_and_then_resumed(tmp_path: Path) -> None:
     assert RunDirectory.open(tmp_path).environment().command == ("cfel", "run")
     assert RunDirectory.open(tmp_path).fleet().seconds_budget == setting.budget.seconds
     with pytest.raises(RunDirectoryError, match="holds a run already"):
-        open_run(tmp_path, setting, experiment_toml=TEXT, command=(), resume=False)
-    writer, checkpoint = open_run(tmp_path, setting, experiment_toml=TEXT, command=(), resume=True)
+        open_run(RunRequest(tmp_path, TEXT), setting)
+    writer, checkpoint = open_run(RunRequest(tmp_path, TEXT, resume=True), setting)
     writer.close()
     assert checkpoint is None

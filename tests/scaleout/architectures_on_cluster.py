@@ -15,7 +15,7 @@ def run(name: str, address: str) -> list[str]:
     world = experiment.build_world()
     parameters = experiment.resolve(world).simulation
     with ray_executor(world, parameters, address) as executor:
-        rounds = simulate(world, executor, parameters, initial_state(world), lambda: 0.0)
+        rounds = simulate(world, executor, initial_state(world), lambda: 0.0)
         return [each.record.model_sha256 for each in rounds]
 
 

@@ -16,7 +16,7 @@ def main(experiment: str, address: str, *changes: str) -> None:
     parameters = parsed.resolve(world).simulation
     with ray_executor(world, parameters, address) as executor:
         nodes = {worker.node for worker in executor.describe_workers()}
-        rounds = list(simulate(world, executor, parameters, initial_state(world), lambda: 0.0))
+        rounds = list(simulate(world, executor, initial_state(world), lambda: 0.0))
     records = [asdict(each.record) for each in rounds]
     print(json.dumps({"nodes": len(nodes), "records": records}))  # noqa: T201
 

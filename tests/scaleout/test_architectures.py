@@ -32,6 +32,6 @@ def test_workers_train_as_threads_do(
     world = experiment.build_world()
     parameters = experiment.resolve(world).simulation
     with ray_executor(world, parameters) as executor:
-        rounds = simulate(world, executor, parameters, initial_state(world), lambda: 0.0)
+        rounds = simulate(world, executor, initial_state(world), lambda: 0.0)
         found = timeless([each.record for each in rounds])
     assert found == timeless(records(experiment))

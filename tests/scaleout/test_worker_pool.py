@@ -37,7 +37,7 @@ def on_ray(experiment: Experiment) -> list[dict[str, object]]:
     parameters = experiment.resolve(world).simulation
     with ray_executor(world, parameters) as executor:
         assert len(executor.describe_workers()) == 2
-        rounds = simulate(world, executor, parameters, initial_state(world), lambda: 0.0)
+        rounds = simulate(world, executor, initial_state(world), lambda: 0.0)
         return timeless([each.record for each in rounds])
 
 

@@ -38,7 +38,7 @@ def outcomes(experiment: Experiment, world: World | None = None) -> list[RoundOu
     built = world or experiment.build_world()
     parameters = experiment.resolve(built).simulation
     with PoolExecutor(built, parameters) as executor:
-        return list(simulate(built, executor, parameters, initial_state(built), lambda: 0.0))
+        return list(simulate(built, executor, initial_state(built), lambda: 0.0))
 
 
 def records(experiment: Experiment) -> list[RoundRecord]:

@@ -98,7 +98,7 @@ def edge_round(experiment: Experiment) -> tuple[World, Listening, RunState, RunS
     world = experiment.build_world()
     with Listening(world, experiment) as executor:
         before = initial_state(world)
-        after, outcome = run_edge_round(world, executor, experiment.resolve(world).simulation, before, 0)
+        after, outcome = run_edge_round(world, executor, before, 0)
     return world, executor, before, after, outcome
 
 

@@ -14,12 +14,11 @@ from cfel.control.scheme import RoundPlan
 from cfel.errors import InputError
 from cfel.experiment import Experiment
 from cfel.learning.compressors import DenseUpdate, Update
-from cfel.learning.device_messages import DeviceOrder, DeviceReport, DeviceState
+from cfel.learning.device_messages import DeviceReport, DeviceState
 from cfel.learning.models.flat import FlatModel
-from cfel.rounds.kernel import make_order
 from cfel.runlog import RoundRecord, RunDirectory
 from cfel.simulation import Executor, RunState, initial_state
-from cfel.simulation.buffered import BegunRound, find_busy, run_buffered, take_first
+from cfel.simulation.buffered import EdgeRoundOrders, find_busy, run_buffered, take_first
 from cfel.simulation.executors import Job, JobResult
 from cfel.simulation.state import (
     PendingUpdate,
@@ -57,20 +56,13 @@ def _play(world: World, rounds: int, mu: list[float]) -> Iterator[tuple[RunState
     state, devices = initial_state(world), len(mu)
     ones = np.ones(devices)
     plan = RoundPlan(ones, ones)
-    parameters = replace(tiny().simulation, accounting="realised")
     for number in range(rounds):
         now = replace(world.setting.conditions(0, 0), mu=np.array(mu), nu=0.0 * ones)
         now = now.without(find_busy(state.pending, devices))
-        free = np.flatnonzero(now.available).tolist()
-        jobs: list[Job] = [(_order(world, state, number, n), state.devices[n]) for n in free]
-        begun = BegunRound(number, now, plan, jobs, 1.0)
+        orders = EdgeRoundOrders(number, now, plan, 1.0)
         before = state.models[0].parameters
-        state, outcome = run_buffered(world, cast(Executor, Scripted()), parameters, state, begun)
+        state, outcome = run_buffered(world, cast(Executor, Scripted()), state, orders)
         yield state, outcome, float((state.models[0].parameters - before)[0])
-
-
-def _order(world: World, state: RunState, number: int, device: int) -> DeviceOrder:
-    return make_order(world.setting, 0, number, device, 1.0, 1.0, state.models[0])
 
 
 def test_a_slow_device_arrives_later_and_counts_less() -> None:

@@ -43,7 +43,7 @@ def observed(
     parameters = experiment.resolve(world).simulation
     with Asking(world, parameters) as executor:
         executor.asked = []
-        last = list(simulate(world, executor, parameters, initial_state(world), lambda: 0.0))[-1]
+        last = list(simulate(world, executor, initial_state(world), lambda: 0.0))[-1]
         return seen, executor.asked, list(last.state.devices)
 
 

@@ -41,9 +41,8 @@ def test_fedavg_counts_samples() -> None:
     experiment = named("fedavg", ONE)
     world = experiment.build_world()
     with Listening(world, experiment) as executor:
-        parameters = experiment.resolve(world).simulation
         state = initial_state(world)
-        after, _ = run_edge_round(world, executor, parameters, state, 0)
+        after, _ = run_edge_round(world, executor, state, 0)
     mixed = gossip_mix(after.models, world.setting.backhaul.weights)[0]
     workspace = Workspace(world.task, world.training, world.compress)
     held = np.array([data.samples for data in world.data], dtype=np.float64)
@@ -79,8 +78,7 @@ def test_p_fedavg_gossips_after_every_edge_aggregation() -> None:
     experiment = named("p_fedavg", twice, {"fleet": {"clusters": [2, 2, 1, 1]}, "topology": {"kind": "line"}})
     world = experiment.build_world()
     with Listening(world, experiment) as executor:
-        parameters = experiment.resolve(world).simulation
-        list(simulate(world, executor, parameters, initial_state(world), lambda: 0.0))
+        list(simulate(world, executor, initial_state(world), lambda: 0.0))
     second = {order.device: order.model.parameters for order in executor.orders[6:]}
     state, _ = _first_edge_round(experiment)
     mixed = gossip_mix(state.models, world.setting.backhaul.weights)
@@ -92,8 +90,7 @@ def test_p_fedavg_gossips_after_every_edge_aggregation() -> None:
 def _first_edge_round(experiment: Experiment) -> tuple[RunState, EdgeRoundOutcome]:
     world = experiment.build_world()
     with Listening(world, experiment) as executor:
-        parameters = experiment.resolve(world).simulation
-        return run_edge_round(world, executor, parameters, initial_state(world), 0)
+        return run_edge_round(world, executor, initial_state(world), 0)
 
 
 def test_sd_feel_takes_several_gossip_steps_by_samples() -> None:
@@ -120,7 +117,7 @@ def test_sd_feel_weighs_devices_by_samples() -> None:
     world = experiment.build_world()
     with Listening(world, experiment) as executor:
         before = initial_state(world)
-        after, _ = run_edge_round(world, executor, experiment.resolve(world).simulation, before, 0)
+        after, _ = run_edge_round(world, executor, before, 0)
     workspace = Workspace(world.task, world.training, world.compress)
     reports = [
         device_update(order, world.data[order.device], before.devices[order.device], workspace)[0]

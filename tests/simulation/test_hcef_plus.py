@@ -53,14 +53,14 @@ def test_the_measured_curve_survives_a_checkpoint() -> None:
     world = experiment.build_world()
     parameters = experiment.resolve(world).simulation
     with PoolExecutor(world, parameters) as executor:
-        run = simulate(world, executor, parameters, initial_state(world), lambda: 0.0)
+        run = simulate(world, executor, initial_state(world), lambda: 0.0)
         known = next(run).state
         state = from_checkpoint(to_checkpoint(known), world)
         reported = [each.kept_energy for each in state.estimates if each is not None]
         assert reported == [each.kept_energy for each in known.estimates if each is not None]
         assert all(len(each) == 12 for each in reported)
         never_stopped = [each.record for each in run]
-        resumed = [each.record for each in simulate(world, executor, parameters, state, lambda: 0.0)]
+        resumed = [each.record for each in simulate(world, executor, state, lambda: 0.0)]
     assert timeless(resumed) == timeless(never_stopped)
 
 

@@ -35,11 +35,10 @@ def test_fresh_estimates_are_made_at_the_edge_model() -> None:
     """What a device remembers after an edge round is what `device_estimate` gives at its beginning."""
     experiment = tiny(local={"estimator": "fresh", "fresh_batches": 3}, scheme={"name": "cef"})
     world = experiment.build_world()
-    parameters = experiment.resolve(world).simulation
     with Listening(world, experiment) as executor:
         state = initial_state(world)
         for edge_round in range(2):
-            state, outcome = run_edge_round(world, executor, parameters, state, edge_round)
+            state, outcome = run_edge_round(world, executor, state, edge_round)
     workspace = Workspace(world.task, world.training, world.compress)
     expected = [device_estimate(order, world.data[order.device], workspace) for order in executor.orders[6:]]
     assert [each.estimates for each in state.devices] == expected
@@ -89,7 +88,7 @@ def test_error_feedback_sends_what_was_dropped(overheard: Given, engine: str) ->
     )
     world = experiment.build_world()
     with Listening(world, experiment) as executor:
-        middle, _ = run_edge_round(world, executor, experiment.simulation, initial_state(world), 0)
+        middle, _ = run_edge_round(world, executor, initial_state(world), 0)
         for order, device in zip(executor.orders, middle.devices, strict=True):
             key = order.key("compression")
             rest = overheard[key].clone()
@@ -100,10 +99,10 @@ def test_error_feedback_sends_what_was_dropped(overheard: Given, engine: str) ->
         kept = [
             torch.zeros(()) if each.residual is None else each.residual.clone() for each in middle.devices
         ]
-        run_edge_round(world, executor, experiment.simulation, middle, 1)
+        run_edge_round(world, executor, middle, 1)
         sent = [overheard[order.key("compression")] for order in executor.orders[6:]]
         forgetful = replace(middle, devices=tuple(replace(each, residual=None) for each in middle.devices))
-        run_edge_round(world, executor, experiment.simulation, forgetful, 1)
+        run_edge_round(world, executor, forgetful, 1)
         learned = [overheard[order.key("compression")] for order in executor.orders[12:]]
     for residual, whole, new in zip(kept, sent, learned, strict=True):
         torch.testing.assert_close(whole, new + residual)

@@ -85,7 +85,7 @@ def test_a_checkpoint_keeps_the_losses_that_selection_depends_on() -> None:
     parameters = experiment.resolve(world).simulation
     state = from_checkpoint(to_checkpoint(whole[0].state), world)
     with PoolExecutor(world, parameters) as executor:
-        rest = list(simulate(world, executor, parameters, state, lambda: 0.0))
+        rest = list(simulate(world, executor, state, lambda: 0.0))
     assert timeless([each.record for each in rest]) == timeless([each.record for each in whole[1:]])
     assert whole[-1].state.control.losses is not None
     assert np.isfinite(whole[-1].state.control.losses).all()

@@ -32,7 +32,7 @@ def accuracy(kind: str, poisoned: bool) -> float:
     world = experiment.build_world()
     parameters = experiment.resolve(world).simulation
     with (Poisoned if poisoned else PoolExecutor)(world, parameters) as executor:
-        rounds = list(simulate(world, executor, parameters, initial_state(world), lambda: 0.0))
+        rounds = list(simulate(world, executor, initial_state(world), lambda: 0.0))
     found = rounds[-1].record.accuracy
     assert found is not None
     return found

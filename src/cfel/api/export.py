@@ -92,7 +92,7 @@ def load_any_model(
         InputError: there is no such edge server or device, or devices keep no models.
     """
     if device is None:
-        return load_trained_model(run, task, experiment.build_edge_rules(), edge)
+        return load_trained_model(run, task, experiment.build_parts().edge_rules, edge)
     cluster, checkpoint = run.fleet().cluster, run.checkpoint()
     if not 0 <= device < len(cluster):
         raise InputError(f"device = {device}: the run has devices 0 to {len(cluster) - 1}")
@@ -101,7 +101,7 @@ def load_any_model(
     name = build_algorithm(experiment.local, experiment.code).personal_model
     if name is None and not task.personal:
         raise InputError("device: devices keep no models of their own in this run; see model.personal")
-    number, model = load_trained_model(run, task, experiment.build_edge_rules(), cluster[device])
+    number, model = load_trained_model(run, task, experiment.build_parts().edge_rules, cluster[device])
     prefix = f"device/{device}/"
     memory = {
         key.removeprefix(prefix): torch.from_numpy(np.array(each))

@@ -313,7 +313,7 @@ class Simulation:
         world = self._world
         parameters = self.experiment.resolve(world).simulation
         with open_executor(world, parameters, RunOptions()) as executor:
-            rounds = simulate(world, executor, parameters, initial_state(world), time.perf_counter)
+            rounds = simulate(world, executor, initial_state(world), time.perf_counter)
             # A caller may stop early; the work that is under way must end before its executor does.
             with closing(rounds):  # type: ignore[type-var]
                 for outcome in rounds:

@@ -13,12 +13,12 @@ from typing import Any
 from cfel.control.scheme import SchemeBuilder
 from cfel.errors import InputError, RunBusyError
 from cfel.experiment import Experiment, experiment_toml, parse_experiment
-from cfel.experiment.sections import to_document
+from cfel.experiment.experiment import to_document
 from cfel.extras import MissingExtraError, explain_missing_extra
 from cfel.plugins import ANY_CODE, name_variants, parse_variants
 from cfel.report import load_runs, summarise, write_summary
 from cfel.rounds.parameters import SimulationParameters, choose_engine
-from cfel.rounds.run_directory import flatten, reject_unusable
+from cfel.rounds.run_directory import RunRequest, flatten, reject_unusable
 from cfel.runlog import RoundRecord, RunDirectory, holds_run
 from cfel.scaleout import connect_cluster, ray_executor
 from cfel.simulation import Executor, PoolExecutor, Watch, run_in_directory
@@ -203,12 +203,9 @@ def run_from_text(text: str, directory: str, resume: bool, stop: str, *, command
             run_in_directory,
             world,
             executor,
-            resolved.simulation,
-            Path(directory),
-            experiment_toml=experiment_toml(resolved),
-            command=list(command),
-            resume=resume,
-            watch=Watch(interrupted=Path(stop).exists),
+            RunRequest(Path(directory), experiment_toml(resolved), command, resume),
+            resolved.simulation.checkpoint_every,
+            Watch(interrupted=Path(stop).exists),
         )
         try:
             _run_when_free(run)
@@ -246,12 +243,9 @@ def run_experiment(
         return run_in_directory(
             world,
             executor,
-            resolved.simulation,
-            out,
-            experiment_toml=experiment_toml(resolved),
-            command=list(options.command),
-            resume=options.resume,
-            watch=Watch(lambda: options.follow(resolved, out, name or experiment.name), options.interrupted),
+            RunRequest(out, experiment_toml(resolved), options.command, options.resume),
+            resolved.simulation.checkpoint_every,
+            Watch(lambda: options.follow(resolved, out, name or experiment.name), options.interrupted),
         )
 
 

@@ -38,6 +38,8 @@ class Setting:
         work_per_step: time and energy of a local step, in steps of plain SGD: 2 for two gradients.
         small_batches: what ρ is in samples, where devices take all steps on small batches; None where they
             leave steps out instead.
+        accounting: the costs that the budget counts: "expected" by the plans, or "realised".
+        uploads: realised uploads count by the "share" θ that was planned, or by the bits on the "wire".
     """
 
     seed: int
@@ -54,6 +56,8 @@ class Setting:
     exchanged_models: float = 1.0
     work_per_step: float = 1.0
     small_batches: BatchShares | None = None
+    accounting: str = "expected"
+    uploads: str = "share"
 
     @property
     def exchange_seconds(self) -> FloatArray:

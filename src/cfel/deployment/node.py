@@ -36,7 +36,6 @@ from cfel.deployment.transport.grpc_client import GrpcClient
 from cfel.deployment.transport.grpc_transport import GrpcServer
 from cfel.errors import DeploymentError, InputError
 from cfel.learning.task import DeviceData
-from cfel.rounds.parameters import SimulationParameters
 from cfel.status import Status
 from cfel.world import World
 
@@ -81,7 +80,6 @@ class Node:
 
 async def run_edge(
     world: World,
-    simulation: SimulationParameters,
     deployment: DeploymentParameters,
     node: Node,
     experiment_check: ExperimentCheck,
@@ -102,7 +100,7 @@ async def run_edge(
         TRANSFER_METHODS,
     )
     calls = experiment_check.add_to_calls(RemoteCalls(client))
-    edge = EdgeNode(world, simulation, deployment, number, node.directory, calls, credentials)
+    edge = EdgeNode(world, deployment, number, node.directory, calls, credentials)
     endpoints = experiment_check.check_endpoints(edge.endpoints.values())
     listener = GrpcServer(credentials, to_methods(endpoints), edge.on_rejection, deployment)
     port = await listener.start(node.listen or node.addresses[number])

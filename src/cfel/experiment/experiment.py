@@ -4,8 +4,11 @@ Loads data and builds models and schemes, but runs nothing. Files are read in `f
 their names in `python_parts`.
 """
 
+import tomllib
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, field, fields, replace
+from difflib import get_close_matches
+from importlib.resources import files
 from pathlib import Path
 from typing import Any
 
@@ -13,26 +16,35 @@ import numpy as np
 
 from cfel import validation
 from cfel.arrays import IntArray
-from cfel.control import Budget, DeviceOverrides, Rounds, SchemeParameters, Setting, build_scheme
+from cfel.control import Budget, Rounds, Scheme, SchemeParameters, Setting, build_scheme
 from cfel.control.setting import choose_links, weight_backhaul
 from cfel.cost import backhaul_seconds
 from cfel.deployment.parameters import DeploymentParameters
 from cfel.errors import ExperimentError, InputError, unknown_name
-from cfel.experiment.document import Table, merge, resolve_paths
+from cfel.experiment.document import (
+    Table,
+    check_table,
+    keys_of,
+    merge,
+    parse_section,
+    reject_unknown,
+    resolve_paths,
+    to_table,
+)
 from cfel.experiment.python_parts import Part, name_objects
 from cfel.experiment.sections import (
     PATHS,
-    SECTIONS,
+    PRESETS,
     BudgetParameters,
     CompressionParameters,
     DataParameters,
     ModelParameters,
-    parse_sections,
+    fleet_to_table,
+    parse_fleet,
     reject_short_trace,
-    to_document,
 )
 from cfel.learning.aggregation import AggregationParameters
-from cfel.learning.compressors import compressor
+from cfel.learning.compressors import Compressor, compressor
 from cfel.learning.data import BUILTIN as DATA_SETS
 from cfel.learning.data import DataSet, load
 from cfel.learning.data.images import augmentation
@@ -54,120 +66,26 @@ from cfel.system import FleetParameters, TopologyParameters, build_backhaul, bui
 from cfel.system.batch_shares import BatchShares
 from cfel.world import World
 
-# --------------------------------------------------------------------------------------------------
-# How devices take their steps: what scheme and experiment say together, and what they must not say.
-
-
-def find_small_batches(local: LocalParameters, overrides: DeviceOverrides, batch: int) -> BatchShares | None:
-    """What ρ is in samples, where devices take all steps on small batches; else None."""
-    steps = overrides.steps or local.steps
-    return BatchShares(batch, local.step_overhead) if steps == "small_batches" else None
-
-
-def keeps_dropped(overrides: DeviceOverrides, compression: CompressionParameters) -> bool:
-    """Whether devices keep what compression drops: the scheme's word, if it has one, or the experiment's."""
-    asked = overrides.error_feedback
-    return compression.error_feedback if asked is None else asked
-
-
-def check_steps(
-    local: LocalParameters,
-    scheme: str,
-    overrides: DeviceOverrides,
-    algorithm: LocalAlgorithm,
-    compression: CompressionParameters,
-) -> None:
-    """Checks that steps are taken as the experiment says.
-
-    Args:
-        local: the experiment's `[local]`.
-        scheme: its name.
-        overrides: what the scheme asks of devices.
-        algorithm: what `local` names.
-        compression: the experiment's `[compression]`.
-
-    Raises:
-        InputError: they are not.
-    """
-    steps = overrides.steps or local.steps
-    if local.steps == "small_batches" and steps != "small_batches":
-        raise InputError(
-            f"local.steps = 'small_batches': scheme {scheme!r} plans in other steps; set "
-            "scheme.steps = 'small_batches' instead"
-        )
-    if steps == "small_batches" and algorithm.train is not None:
-        raise InputError(
-            f"scheme.steps = 'small_batches': algorithm {local.algorithm!r} has a loop of its own, which "
-            "draws its own batches"
-        )
-    feedback = keeps_dropped(overrides, compression)
-    if local.algorithm == "shared_momentum" and feedback and local.schedule != "constant":
-        raise InputError(
-            f"local.schedule = {local.schedule!r}: shared momentum would take updates that error feedback "
-            "sends late for momentum at the present rate; use a constant rate"
-        )
-
-
-# --------------------------------------------------------------------------------------------------
-# Completes what was given for an experiment in Python: presets, defaults, names for objects.
-#
-# The counterpart of `files` for arguments instead of a file; both end with the same sections.
-
-
 DEFAULT_ROUNDS = 40
 
 
-def fill_in(given: Mapping[str, Any], preset: str) -> tuple[dict[str, Any], dict[str, object]]:
-    """Name, seed and all sections of an experiment.
+@dataclass(frozen=True, slots=True, eq=False)
+class BuiltParts:
+    """The parts of one run that names in an experiment lead to.
 
-    Args:
-        given: by name; sections as dataclasses, as tables, or as the value of their main key.
-        preset: where everything else comes from.
-
-    Returns:
-        The parts, and the objects among them by the names that stand for them.
+    Attributes:
+        scheme: who does how much.
+        algorithm: what devices train with.
+        training: how they train; what the scheme asks of them overrides the file.
+        edge_rules: what edge servers do with updates: the algorithm's part, then their own optimiser.
+        compress: how uploads are compressed.
     """
-    ready = {key: part for key, part in given.items() if isinstance(part, SECTIONS.get(key, ()))}
-    ready |= {key: given[key] for key in ("name", "seed") if key in given}
-    rest, objects = _name_all({key: part for key, part in given.items() if key not in ready})
-    # A preset is a file: where nothing is missing, it need not be read.
-    if rest or len(ready) < len(SECTIONS) + 2:
-        document = resolve_paths(rest, Path.cwd(), PATHS)
-        ready = parse_sections({"preset": preset, **document}) | ready
-    return _defaults(ready) | ready, objects
 
-
-def change_document(document: Table, changes: Mapping[str, Any]) -> tuple[Table, dict[str, object]]:
-    """A document with values at dotted keys changed, and the objects among them by their names."""
-    known = ("name", "seed", *SECTIONS)
-    objects: dict[str, object] = {}
-    for key, value in changes.items():
-        first, *others = key.split(".")
-        if first not in known:
-            raise ExperimentError(unknown_name("experiment", first, known))
-        change: object = value
-        if first in SECTIONS:
-            nested = value
-            for name in reversed(others[1:]):
-                nested = {name: nested}
-            table, found = name_objects(first, {others[0]: nested} if others else nested)
-            objects |= found
-            change = table
-        document = merge(document, resolve_paths({first: change}, Path.cwd(), PATHS))
-    return document, objects
-
-
-def _name_all(tables: Mapping[str, Any]) -> tuple[dict[str, Table], dict[str, object]]:
-    named = {section: name_objects(section, table) for section, table in tables.items()}
-    objects = {name: each for _, found in named.values() for name, each in found.items()}
-    return {section: table for section, (table, _) in named.items()}, objects
-
-
-def _defaults(given: Mapping[str, Any]) -> dict[str, Any]:
-    """What is given neither by the caller nor by the preset."""
-    missing = [section for section in SECTIONS if section not in given]
-    sections = {section: SECTIONS[section]() for section in missing if section != "rounds"}
-    return {"name": "experiment", "seed": 0, "rounds": Rounds(DEFAULT_ROUNDS), **sections}
+    scheme: Scheme
+    algorithm: LocalAlgorithm
+    training: TrainingParameters
+    edge_rules: EdgeRules
+    compress: Compressor
 
 
 @dataclass(frozen=True, slots=True, init=False)
@@ -228,23 +146,9 @@ class Experiment:
         deployment: DeploymentParameters | Table | None = None,
         code: CodePolicy = ANY_CODE,
     ) -> None:
-        given = {
-            "name": name,
-            "seed": seed,
-            "rounds": rounds,
-            "fleet": fleet,
-            "topology": topology,
-            "data": data,
-            "model": model,
-            "local": local,
-            "scheme": scheme,
-            "compression": compression,
-            "aggregation": aggregation,
-            "budget": budget,
-            "simulation": simulation,
-            "deployment": deployment,
-        }
-        parts, objects = fill_in({key: each for key, each in given.items() if each is not None}, preset)
+        # The parameters are named like the attributes.
+        given = {key: each for key, each in locals().items() if key in PARTS and each is not None}
+        parts, objects = _fill_in(given, preset)
         for key, part in (*parts.items(), ("code", code.add_objects(objects) if objects else code)):
             object.__setattr__(self, key, part)
         self._check()
@@ -256,16 +160,56 @@ class Experiment:
         self.data.check_target("rounds.target", self.rounds.target)
         if self.data.task is None:
             model_builder(self.model.name, self.code)
-        compressor(self.compression.kind, self.code)
         augmentation(self.data.augment, self.code)
-        self.build_edge_rules()
-        algorithm, scheme = build_algorithm(self.local, self.code), build_scheme(self.scheme, self.code)
+        self.build_parts()
+
+    def build_parts(self) -> BuiltParts:
+        """The scheme, the algorithm and all else that names lead to, built and checked.
+
+        Each run gets its own: a user's algorithm may remember things, and two runs must not share them.
+
+        Raises:
+            InputError: something cannot be built, or does not go with the rest.
+        """
+        compress = compressor(self.compression.kind, self.code)
+        scheme = build_scheme(self.scheme, self.code)
         # It would be charged for a share θ, but send everything.
         if self.compression.kind == "none" and scheme.chooses_theta:
             reason = f"scheme {self.scheme.name!r} chooses how much is sent, and is charged for that"
             raise InputError(f"compression.kind = 'none': {reason}; choose a compressor")
+        asked = scheme.device_overrides
+        local = replace(
+            self.local,
+            steps=asked.steps or self.local.steps,
+            kept_energy_at=asked.kept_energy_at or self.local.kept_energy_at,
+        )
+        algorithm = build_algorithm(local, self.code)
+        edge_rules = build_rules(local, algorithm, self.aggregation, self.code)
         check_buffering(self.aggregation, self.simulation, algorithm)
-        check_steps(self.local, self.scheme.name, scheme.device_overrides, algorithm, self.compression)
+        feedback = self.compression.error_feedback if asked.error_feedback is None else asked.error_feedback
+        training = TrainingParameters(local, self.data.batch, feedback, algorithm)
+        self._check_steps(training, algorithm)
+        return BuiltParts(scheme, algorithm, training, edge_rules, compress)
+
+    def _check_steps(self, training: TrainingParameters, algorithm: LocalAlgorithm) -> None:
+        """Checks that devices can take steps as scheme and experiment say together."""
+        local = training.local
+        if self.local.steps == "small_batches" and local.steps != "small_batches":
+            raise InputError(
+                f"local.steps = 'small_batches': scheme {self.scheme.name!r} plans in other steps; set "
+                "scheme.steps = 'small_batches' instead"
+            )
+        if local.steps == "small_batches" and algorithm.train is not None:
+            raise InputError(
+                f"scheme.steps = 'small_batches': algorithm {local.algorithm!r} has a loop of its own, which "
+                "draws its own batches"
+            )
+        late = training.error_feedback and local.schedule != "constant"
+        if local.algorithm == "shared_momentum" and late:
+            raise InputError(
+                f"local.schedule = {local.schedule!r}: shared momentum would take updates that error "
+                "feedback sends late for momentum at the present rate; use a constant rate"
+            )
 
     def change(self, changes: Mapping[str, Any]) -> "Experiment":
         """The experiment with some keys changed.
@@ -273,7 +217,7 @@ class Experiment:
         Args:
             changes: values by dotted keys, as in {"rounds.edge": 2, "scheme": "cef", "seed": 1}.
         """
-        document, objects = change_document(to_document(self), changes)
+        document, objects = _change_document(to_document(self), changes)
         return Experiment(**parse_sections(document), preset="none", code=self.code.add_objects(objects))
 
     def build_setting(self) -> Setting:
@@ -281,16 +225,17 @@ class Experiment:
         samples = None
         if self.fleet.sampling().needs_samples:
             samples = [len(indices) for indices in self._split(self.load_task())[1]]
-        return self._build_setting(self.model.charged_parameters or self.count_parameters(), samples)
+        parameters = self.model.charged_parameters or self.count_parameters()
+        return self._build_setting(self.build_parts(), parameters, samples)
 
-    def _build_setting(self, parameters: int, samples: Sequence[int] | None) -> Setting:
+    def _build_setting(self, parts: BuiltParts, parameters: int, samples: Sequence[int] | None) -> Setting:
         fleet = build_fleet(self.fleet, self.seed)
         reject_short_trace(self.fleet, fleet, self.rounds)
         if samples is not None:
             fleet = replace(fleet, samples=np.asarray(samples, dtype=np.float64))
         backhaul = build_backhaul(self.topology, fleet.sizes, self.seed, self.code)
-        bits, exchanged = 32.0 * parameters, 1.0 + self.build_edge_rules().vectors
-        scheme = build_scheme(self.scheme, self.code)
+        bits, exchanged = 32.0 * parameters, 1.0 + parts.edge_rules.vectors
+        small = parts.training.local.steps == "small_batches"
         setting = Setting(
             seed=self.seed,
             rounds=self.rounds,
@@ -299,11 +244,13 @@ class Experiment:
             backhaul_seconds=backhaul_seconds(backhaul.graph, bits * exchanged),
             model_bits=bits,
             exchanged_models=exchanged,
-            scheme=scheme,
-            links=choose_links(scheme, backhaul),
+            scheme=parts.scheme,
+            links=choose_links(parts.scheme, backhaul),
             joules_per_bit=self.topology.joules_per_bit,
-            work_per_step=build_algorithm(self.local, self.code).gradients,
-            small_batches=find_small_batches(self.local, scheme.device_overrides, self.data.batch),
+            work_per_step=parts.algorithm.gradients,
+            small_batches=BatchShares(self.data.batch, self.local.step_overhead) if small else None,
+            accounting=self.simulation.accounting,
+            uploads=self.simulation.uploads,
         )
         budget = self._compute_budget(setting)
         if self.local.schedule_by == "budget" and np.isinf([budget.seconds, budget.joules]).all():
@@ -349,10 +296,10 @@ class Experiment:
         flat = self._build_start(task)
         samples = [len(indices) for indices in shares]
         check_batches(flat, self.data.batch, samples)
-        rules = self.build_edge_rules()
-        start = rules.add_memory(flat.read())
+        parts = self.build_parts()
+        start = parts.edge_rules.add_memory(flat.read())
         size = start.parameters.numel()
-        setting = self._build_setting(self.model.charged_parameters or size, samples)
+        setting = self._build_setting(parts, self.model.charged_parameters or size, samples)
         setting = replace(
             setting,
             backhaul=weight_backhaul(setting, samples),
@@ -363,11 +310,12 @@ class Experiment:
             setting=setting,
             task=task,
             data=tuple(DeviceData(data, indices) for indices in shares),
-            training=self._build_training(setting.scheme.device_overrides),
-            compress=compressor(self.compression.kind, self.code),
+            training=parts.training,
+            compress=parts.compress,
             start=start,
-            edge_rules=rules,
+            edge_rules=parts.edge_rules,
             new_device=DeviceState(flat.read_personal()),
+            evaluation=self.simulation.evaluation,
         )
 
     def _split(self, task: Task) -> tuple[DataSet, list[IntArray]]:
@@ -375,24 +323,10 @@ class Experiment:
         data, shares = partition(task.data, self.fleet.devices, self.data.partition_parameters(), self.seed)
         return hold_out(data, shares, self.data.held_out, self.seed) if self.data.held_out else (data, shares)
 
-    def _build_training(self, overrides: DeviceOverrides) -> TrainingParameters:
-        """How devices train; what the scheme asks of them overrides the file."""
-        local = replace(
-            self.local,
-            steps=overrides.steps or self.local.steps,
-            kept_energy_at=overrides.kept_energy_at or self.local.kept_energy_at,
-        )
-        feedback = keeps_dropped(overrides, self.compression)
-        return TrainingParameters(local, self.data.batch, feedback, build_algorithm(local, self.code))
-
     def resolve(self, world: World) -> "Experiment":
         """The experiment with the engine chosen."""
         engine = choose_engine(self.simulation.engine, world).engine
         return replace(self, simulation=replace(self.simulation, engine=engine))
-
-    def build_edge_rules(self) -> EdgeRules:
-        """What edge servers do with updates: the local algorithm's part, then their own optimiser."""
-        return build_rules(self.local, self.aggregation, self.code)
 
     def _build_start(self, task: Task) -> FlatModule:
         """The module with the values that every edge server starts from."""
@@ -400,3 +334,96 @@ class Experiment:
         if self.model.init is not None:
             load_model(Path(self.model.init), flat)
         return flat
+
+
+# In the order in which `experiment_toml` writes them.
+SECTIONS: Mapping[str, Any] = {
+    entry.name: entry.type for entry in fields(Experiment) if entry.name not in ("name", "seed", "code")
+}
+PARTS = ("name", "seed", *SECTIONS)
+
+
+def parse_sections(document: Table) -> dict[str, Any]:
+    """Name, seed and sections of the experiment that a document describes, as far as it or its preset do.
+
+    Raises:
+        ExperimentError: a key or value is unknown.
+    """
+    preset = document.get("preset", "demo")
+    if preset not in PRESETS:
+        raise ExperimentError(unknown_name("preset", preset, PRESETS))
+    given = {key: value for key, value in document.items() if key != "preset"}
+    below = _load_preset(preset)
+    if "preset" not in document:
+        # The demo's narrow-band radios fit the demo's small model; a file that does not name it has others.
+        below = {**below, "fleet": {k: v for k, v in below["fleet"].items() if k != "conditions"}}
+    whole = merge(below, given)
+    reject_unknown("", whole, ["name", "seed", "preset", *SECTIONS])
+    parts: dict[str, Any] = {key: whole[key] for key in ("name", "seed") if key in whole}
+    for name, parameters in SECTIONS.items():
+        if name in whole:
+            table = check_table(name, whole[name])
+            _reject_misplaced(name, table)
+            parts[name] = parse_fleet(table) if name == "fleet" else parse_section(parameters, name, table)
+    return parts
+
+
+def _load_preset(name: str) -> Table:
+    if name == "none":
+        return {}
+    return tomllib.loads(files("cfel").joinpath(f"presets/{name}.toml").read_text(encoding="utf-8"))
+
+
+def _reject_misplaced(name: str, table: Table) -> None:
+    """Raises for a key that is unlike any of this section but known in another, naming that one."""
+    known = keys_of(SECTIONS[name])
+    for key in table.keys() - known.keys():
+        homes = [other for other, parameters in SECTIONS.items() if key in keys_of(parameters)]
+        # A key that resembles one of this section is more likely misspelt than misplaced.
+        if len(homes) == 1 and not get_close_matches(key, known):
+            raise ExperimentError(f"{name}.{key}: belongs in [{homes[0]}]")
+
+
+def to_document(experiment: Experiment) -> dict[str, Any]:
+    """The document that describes an experiment, with every default; the reverse of `parse_sections`."""
+    head = {"preset": "none", "name": experiment.name, "seed": experiment.seed}
+    tables = {name: to_table(getattr(experiment, name)) for name in SECTIONS}
+    return head | tables | {"fleet": fleet_to_table(experiment.fleet)}
+
+
+def _fill_in(given: Mapping[str, Any], preset: str) -> tuple[dict[str, Any], dict[str, object]]:
+    """All parts of an experiment given in Python, and the objects among them by their names.
+
+    Sections are given as dataclasses, as tables, or as the value of their main key; the rest comes from the
+    preset.
+    """
+    ready = {key: part for key, part in given.items() if isinstance(part, SECTIONS.get(key, ()))}
+    ready |= {key: given[key] for key in ("name", "seed") if key in given}
+    named = {key: name_objects(key, part) for key, part in given.items() if key not in ready}
+    # A preset is a file: where nothing is missing, it need not be read.
+    if named or len(ready) < len(PARTS):
+        tables = {key: table for key, (table, _) in named.items()}
+        document = resolve_paths(tables, Path.cwd(), PATHS)
+        ready = parse_sections({"preset": preset, **document}) | ready
+    missing = [section for section in SECTIONS if section not in ready]
+    defaults = {section: SECTIONS[section]() for section in missing if section != "rounds"}
+    parts = {"name": "experiment", "seed": 0, "rounds": Rounds(DEFAULT_ROUNDS), **defaults, **ready}
+    return parts, {name: each for _, found in named.values() for name, each in found.items()}
+
+
+def _change_document(document: Table, changes: Mapping[str, Any]) -> tuple[Table, dict[str, object]]:
+    """A document with values at dotted keys changed, and the objects among them by their names."""
+    objects: dict[str, object] = {}
+    for key, value in changes.items():
+        first, *others = key.split(".")
+        if first not in PARTS:
+            raise ExperimentError(unknown_name("experiment", first, PARTS))
+        change: object = value
+        if first in SECTIONS:
+            nested = value
+            for name in reversed(others[1:]):
+                nested = {name: nested}
+            change, found = name_objects(first, {others[0]: nested} if others else nested)
+            objects |= found
+        document = merge(document, resolve_paths({first: change}, Path.cwd(), PATHS))
+    return document, objects

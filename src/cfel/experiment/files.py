@@ -1,7 +1,6 @@
 """Experiment files: reads one over its preset, checks every key, and writes it with every default.
 
-TOML in general is handled in `document`, the sections in `tables`, and `experiment` builds what a file
-describes.
+TOML in general is handled in `document`; `experiment` builds what a file describes.
 """
 
 import hashlib
@@ -16,8 +15,8 @@ import tomli_w
 from cfel.durable import read_bytes
 from cfel.errors import ExperimentError, InputError, describe_error
 from cfel.experiment.document import Table, merge, parse_assignment, resolve_paths
-from cfel.experiment.experiment import Experiment
-from cfel.experiment.sections import FILE_NAMES, PATHS, parse_sections, to_document
+from cfel.experiment.experiment import Experiment, parse_sections, to_document
+from cfel.experiment.sections import FILE_NAMES, PATHS
 from cfel.plugins import BUILT_IN_ONLY, CodePolicy
 from cfel.validation import parse_toml
 

@@ -11,7 +11,8 @@ from types import UnionType
 from typing import Any, Literal, Union, get_args, get_origin, get_type_hints
 
 from cfel.control.schemes.hcef_plus import Options
-from cfel.experiment.sections import CONDITIONS, PRESETS, SECTIONS
+from cfel.experiment.experiment import SECTIONS
+from cfel.experiment.sections import CONDITIONS, PRESETS
 from cfel.system import Availability, DeviceClass
 
 _ENTRY = re.compile(r"^ {4}(?P<names>\w+(?:, \w+)*): (?P<text>.*)$")

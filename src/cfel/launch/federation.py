@@ -28,7 +28,7 @@ from cfel.launch.processes import STOP_SECONDS, Processes
 from cfel.learning.edge_update import edge_tensors
 from cfel.rounds.kernel import is_over
 from cfel.rounds.parameters import reject_buffering
-from cfel.rounds.run_directory import open_run
+from cfel.rounds.run_directory import RunRequest, open_run
 from cfel.runlog import Checkpoint, RoundRecord, RunDirectory, RunWriter
 from cfel.runlog.plans import plan_path, read_plan
 from cfel.runlog.records import LogReader
@@ -158,14 +158,8 @@ def launch_federation(experiment: Experiment, out: Path, options: LaunchOptions)
     world = experiment.build_world()
     # As it is, not resolved: no engine runs, so none is chosen.
     text = experiment_toml(experiment)
-    writer, _ = open_run(
-        out,
-        world.setting,
-        experiment_toml=text,
-        command=options.command,
-        resume=options.resume,
-        may_differ=("simulation.engine",),
-    )
+    request = RunRequest(out, text, options.command, options.resume, may_differ=("simulation.engine",))
+    writer, _ = open_run(request, world.setting)
     with writer:
         configurations = prepare_nodes(experiment, world, out, options.import_from, options.log)
         logs = LogMerger(out, writer, world, options.on_round)

@@ -296,11 +296,7 @@ def run_node(path: Path) -> bool:
     if node.identity.role == "edge":
         serve_status = None if file.dashboard is None else _make_dashboard(experiment, file)
         return asyncio.run(
-            run_until_stopped(
-                run_edge(
-                    world, experiment.simulation, experiment.deployment, node, experiment_check, serve_status
-                )
-            )
+            run_until_stopped(run_edge(world, experiment.deployment, node, experiment_check, serve_status))
         )
     data = None if file.data is None else load_samples(file.data, file.data_path, world)
     return asyncio.run(

@@ -21,7 +21,7 @@ from cfel.errors import InputError, unknown_name
 from cfel.learning.aggregation import AggregationParameters, aggregate
 from cfel.learning.device_messages import DeviceReport
 from cfel.learning.edge_rule import EdgeRound, EdgeRule, read_memory
-from cfel.learning.local.algorithms import build_algorithm
+from cfel.learning.local.algorithm import LocalAlgorithm
 from cfel.learning.local.parameters import LocalParameters
 from cfel.learning.models.flat import FlatModel, Tensors
 from cfel.learning.roles import weighted_model
@@ -78,10 +78,13 @@ class EdgeRules:
 
 
 def build_rules(
-    local: LocalParameters, parameters: AggregationParameters, code: CodePolicy = BUILT_IN_ONLY
+    local: LocalParameters,
+    algorithm: LocalAlgorithm,
+    parameters: AggregationParameters,
+    code: CodePolicy = BUILT_IN_ONLY,
 ) -> EdgeRules:
     """The rules of an experiment: the local algorithm's part, then the edge servers' own optimiser."""
-    rules = (build_algorithm(local, code).edge, build_optimiser(parameters, code))
+    rules = (algorithm.edge, build_optimiser(parameters, code))
     if rules[0] is not None and parameters.kind != "mean":
         what = f"local.algorithm = {local.algorithm!r}"
         raise InputError(f"{what}: needs aggregation.kind = 'mean', not {parameters.kind!r}")

@@ -21,33 +21,23 @@ from cfel.rounds.kernel import (
     EdgeRoundOutcome,
     FleetEstimates,
     charge_edge_round,
-    charge_exchange,
+    charge_gossip,
     close_global_round,
-    count_costs,
+    compute_outcome,
     count_global_round,
     initial_control,
     observe,
     plan_edge_round,
 )
-from cfel.rounds.parameters import SimulationParameters
 from cfel.system import Conditions
 
 MOST_EDGE_ROUNDS = 50_000
 """Of a dry run for a budget, which every process of a run makes before it starts; takes a minute or two."""
 
-# Only what is expected can be counted where no device takes a step.
-_EXPECTED = SimulationParameters(accounting="expected")
-
 
 @dataclass(frozen=True, slots=True, eq=False)
 class DryRunRound:
-    """One global round of a dry run.
-
-    Attributes:
-        conditions, plans: of its edge rounds.
-        cost: expected cost.
-        ledger: what has been spent by its end.
-    """
+    """One global round of a dry run: its edge rounds, its expected cost, and what is spent by its end."""
 
     conditions: tuple[Conditions, ...]
     plans: tuple[RoundPlan, ...]
@@ -56,13 +46,9 @@ class DryRunRound:
 
 
 def dry_run(setting: Setting, sigma2: float = 1.0, g2: float = 1.0) -> Iterator[DryRunRound]:
-    """Runs the controller for φ global rounds, on expected costs.
-
-    Args:
-        setting: the controlled system.
-        sigma2: σ² of every device, assumed throughout.
-        g2: G² likewise.
-    """
+    """Runs the controller for φ global rounds, on expected costs, with the same σ² and G² of every device."""
+    # Only what is expected can be counted where no device takes a step.
+    setting = replace(setting, accounting="expected")
     ones = np.ones(setting.fleet.devices)
     estimates = FleetEstimates(sigma2 * ones, g2 * ones)
     # The same kernel as in a real run, so that a dry run cannot drift away from what it predicts.
@@ -73,12 +59,12 @@ def dry_run(setting: Setting, sigma2: float = 1.0, g2: float = 1.0) -> Iterator[
             control, outcome = _run_edge_round(setting, control, edge_round, estimates)
             edge_rounds.append(outcome)
             if setting.scheme.gossip.is_due_within(edge_round, setting.rounds.edge_rounds):
-                control = charge_exchange(setting, control)
+                control = charge_gossip(setting, control)
         control = close_global_round(setting, control)
         yield DryRunRound(
             conditions=tuple(each.conditions for each in edge_rounds),
             plans=tuple(each.plan for each in edge_rounds),
-            cost=count_global_round(setting, _EXPECTED, edge_rounds),
+            cost=count_global_round(setting, edge_rounds),
             ledger=control.expected,
         )
 
@@ -87,9 +73,9 @@ def _run_edge_round(
     setting: Setting, control: ControlState, edge_round: int, estimates: FleetEstimates
 ) -> tuple[ControlState, EdgeRoundOutcome]:
     conditions = setting.conditions(control.rounds_done, edge_round, control.spent_joules)
-    observation = observe(setting, _EXPECTED, control, edge_round, conditions, estimates)
+    observation = observe(setting, control, edge_round, conditions, estimates)
     plan, control = plan_edge_round(setting, control, observation)
-    outcome = count_costs(setting, _EXPECTED, plan.leave_out(conditions), plan, work=())
+    outcome = compute_outcome(setting, plan.leave_out(conditions), plan, work=())
     return charge_edge_round(control, outcome), outcome
 
 

@@ -1,12 +1,11 @@
 """One edge round as the controller sees it: observe, plan, count the costs, charge them to the ledgers.
 
-    observation = observe(setting, parameters, control, edge_round, conditions, estimates)
+    observation = observe(setting, control, edge_round, conditions, estimates)
     plan, control = plan_edge_round(setting, control, observation)
-    outcome = count_costs(setting, parameters, conditions, plan, work)
+    outcome = compute_outcome(setting, conditions, plan, work)
     control = charge_edge_round(control, outcome)
 
-Numbers only: who trains, and where, is up to the driver. What becomes of a global round is in `records`, and
-when a run ends in `ending`.
+Numbers only: who trains, and where, is up to the driver. What becomes of a global round is in `records`.
 """
 
 from collections.abc import Iterable, Mapping, Sequence
@@ -38,7 +37,6 @@ from cfel.cost import (
 from cfel.learning.device_messages import DeviceOrder
 from cfel.learning.local.parameters import LocalParameters
 from cfel.learning.models.flat import FlatModel
-from cfel.rounds.parameters import SimulationParameters
 from cfel.runlog import RoundRecord
 from cfel.system import Conditions
 
@@ -63,9 +61,9 @@ class ControlState:
     spent_joules: FloatArray
     losses: FloatArray | None = None
 
-    def ledger(self, parameters: SimulationParameters) -> Ledger:
+    def ledger(self, setting: Setting) -> Ledger:
         """The account that the budget counts."""
-        return self.expected if parameters.accounting == "expected" else self.realised
+        return self.expected if setting.accounting == "expected" else self.realised
 
 
 def initial_control(setting: Setting) -> ControlState:
@@ -122,22 +120,12 @@ class EdgeRoundOutcome:
 
 def observe(
     setting: Setting,
-    parameters: SimulationParameters,
     control: ControlState,
     edge_round: int,
     conditions: Conditions,
     estimates: FleetEstimates,
 ) -> Observation:
-    """What the scheme sees at the start of an edge round.
-
-    Args:
-        setting: the controlled system.
-        parameters: which account counts.
-        control: what has been spent so far.
-        edge_round: r, from 0.
-        conditions: of this edge round.
-        estimates: the newest of every device.
-    """
+    """What the scheme sees at the start of an edge round (r, from 0)."""
     battery = setting.fleet.battery_joules
     exchanges = setting.scheme.gossip.count_exchanges(edge_round, setting.rounds.edge_rounds)
     return Observation(
@@ -148,7 +136,7 @@ def observe(
         cluster=setting.fleet.cluster,
         sigma2=estimates.sigma2,
         g2=estimates.g2,
-        ledger=control.ledger(parameters),
+        ledger=control.ledger(setting),
         budget=setting.reserve_backhaul(control.rounds_done),
         gossip_seconds_left=setting.exchange_seconds * exchanges,
         battery=None if battery is None else np.maximum(battery - control.spent_joules, 0.0),
@@ -168,18 +156,13 @@ def plan_edge_round(
     return plan, replace(control, scheme=state)
 
 
-def count_costs(
-    setting: Setting,
-    parameters: SimulationParameters,
-    conditions: Conditions,
-    plan: RoundPlan,
-    work: Iterable[DeviceWork],
+def compute_outcome(
+    setting: Setting, conditions: Conditions, plan: RoundPlan, work: Iterable[DeviceWork]
 ) -> EdgeRoundOutcome:
-    """Expected and realised costs of an edge round.
+    """What an edge round cost, expected and realised.
 
     Args:
         setting: the controlled system.
-        parameters: which account counts.
         conditions: of the edge round, with who took part.
         plan: what the devices were asked.
         work: what they did, by device id; without any, nothing was realised.
@@ -192,7 +175,7 @@ def count_costs(
         wire_bits[each.device] = each.wire_bits * setting.charged_share
         if each.steps:
             losses[each.device] = each.loss
-    sent = wire_bits / setting.model_bits if parameters.uploads == "wire" else plan.theta
+    sent = wire_bits / setting.model_bits if setting.uploads == "wire" else plan.theta
     now, present = plan.apply_speed(conditions), conditions.available
     expected = (
         device_seconds(plan.rho, plan.theta, tau, now.mu, now.nu),
@@ -203,7 +186,7 @@ def count_costs(
         realised_seconds(charged, sent, now.mu, now.nu),
         realised_joules(charged, sent, now.alpha, now.nu, now.power),
     )
-    seconds, joules = expected if parameters.accounting == "expected" else realised
+    seconds, joules = expected if setting.accounting == "expected" else realised
     return EdgeRoundOutcome(
         conditions=conditions,
         plan=plan,
@@ -217,11 +200,9 @@ def count_costs(
     )
 
 
-def count_global_round(
-    setting: Setting, parameters: SimulationParameters, edge_rounds: Sequence[EdgeRoundOutcome]
-) -> GlobalRoundCost:
+def count_global_round(setting: Setting, edge_rounds: Sequence[EdgeRoundOutcome]) -> GlobalRoundCost:
     """Cost of a global round in the account that the budget counts, and who caused it."""
-    expected = parameters.accounting == "expected"
+    expected = setting.accounting == "expected"
     return global_round_cost(
         [each.expected if expected else each.realised for each in edge_rounds],
         setting.exchange_seconds,
@@ -249,49 +230,40 @@ def _add_losses(control: ControlState, outcome: EdgeRoundOutcome) -> FloatArray 
     return newest
 
 
-def charge_exchange(
+def charge_gossip(
     setting: Setting, control: ControlState, measured_seconds: float | None = None
 ) -> ControlState:
-    """The control after an exchange between edge servers within a global round.
+    """The control after gossip within a global round.
 
     Args:
         setting: the controlled system.
-        control: before the exchange.
-        measured_seconds: what the exchange really took; None for what the backhaul's model says.
+        control: before the gossip.
+        measured_seconds: what the gossip really took; None for what the backhaul's model says.
     """
     return replace(
         control,
         expected=after_exchange(control.expected, setting.exchange_seconds),
-        realised=after_exchange(control.realised, _exchange_seconds(setting, measured_seconds)),
+        realised=after_exchange(control.realised, _gossip_seconds(setting, measured_seconds)),
     )
 
 
 def close_global_round(
     setting: Setting, control: ControlState, measured_seconds: float | None = None
 ) -> ControlState:
-    """The control after the exchange that ends a global round; arguments as in `charge_exchange`."""
+    """The control after the gossip that ends a global round; arguments as in `charge_gossip`."""
     joules = setting.compute_backhaul_joules(control.rounds_done)
     return replace(
         control,
         rounds_done=control.rounds_done + 1,
         expected=after_global_round(control.expected, setting.exchange_seconds, joules),
-        realised=after_global_round(control.realised, _exchange_seconds(setting, measured_seconds), joules),
+        realised=after_global_round(control.realised, _gossip_seconds(setting, measured_seconds), joules),
     )
 
 
-def _exchange_seconds(setting: Setting, measured_seconds: float | None) -> FloatArray:
+def _gossip_seconds(setting: Setting, measured_seconds: float | None) -> FloatArray:
     if measured_seconds is None:
         return setting.exchange_seconds
     return np.full(setting.fleet.clusters, measured_seconds)
-
-
-# --------------------------------------------------------------------------------------------------
-# From a plan to the order of one device: its learning rate, and how much its update counts in its
-# cluster.
-#
-# Simulator, edge servers and devices make orders here, so that all of them train on the same random
-# streams.
-# The plan itself is made in `kernel`.
 
 
 def make_order(
@@ -304,7 +276,10 @@ def make_order(
     model: FlatModel,
     rate: float = 1.0,
 ) -> DeviceOrder:
-    """The order to one device in one edge round."""
+    """The order to one device in one edge round.
+
+    Simulator, edge servers and devices make orders here, so that all train on the same random streams.
+    """
     return DeviceOrder(
         seed=setting.seed,
         global_round=global_round,
@@ -319,12 +294,7 @@ def make_order(
 
 
 def find_rate(local: LocalParameters, observation: Observation) -> float:
-    """The share of the learning rate that the schedule leaves in an edge round, for all devices.
-
-    Args:
-        local: the schedule.
-        observation: how far the run has come, and what it has spent.
-    """
+    """The share of the learning rate that the schedule leaves in an edge round, for all devices."""
     rounds = observation.rounds
     if local.schedule_by == "rounds":
         done = observation.global_round * rounds.edge_rounds + observation.edge_round
@@ -336,13 +306,7 @@ def find_rate(local: LocalParameters, observation: Observation) -> float:
 
 
 def device_weights(setting: Setting, plan: RoundPlan, samples: Mapping[int, int]) -> dict[int, float]:
-    """The weight of each device within its cluster.
-
-    Args:
-        setting: how the scheme weighs devices.
-        plan: its own weights take precedence.
-        samples: what each device that took part holds.
-    """
+    """The weight within its cluster of each device that took part, by the samples that it holds."""
     if plan.weight is not None:
         return {device: float(plan.weight[device]) for device in samples}
     # The paper weighs devices alike. Schemes that average by samples say so in their `gossip`.
@@ -351,22 +315,8 @@ def device_weights(setting: Setting, plan: RoundPlan, samples: Mapping[int, int]
     return {device: float(held) for device, held in samples.items()}
 
 
-# --------------------------------------------------------------------------------------------------
-# When a run is over, and which of its rounds are evaluated.
-#
-# Decided here for simulator and coordinator, so that both end after the same round. What `rounds.stop`
-# means is
-# documented in docs/reference/experiment.md.
-
-
 def is_over(rounds: Rounds, budget: Budget, record: RoundRecord) -> bool:
-    """Whether a run ends with this round: all rounds done, a budget used up, or the target reached.
-
-    Args:
-        rounds: φ, and when to stop.
-        budget: of the run.
-        record: of its last finished round.
-    """
+    """Whether a run ends with this round: all rounds done, a budget used up, or the target reached."""
     if record.round >= rounds.global_rounds or _stops_at_budget(rounds, budget, record):
         return True
     # A round that was not evaluated cannot reach the target; the run continues until one is.
@@ -375,12 +325,12 @@ def is_over(rounds: Rounds, budget: Budget, record: RoundRecord) -> bool:
     return record.accuracy >= rounds.target
 
 
-def is_evaluated(setting: Setting, parameters: SimulationParameters, control: ControlState) -> bool:
-    """Whether the round just closed is evaluated: every so often, and the last one always."""
-    rounds, ledger = setting.rounds, control.ledger(parameters)
+def is_evaluated(setting: Setting, every: int, control: ControlState) -> bool:
+    """Whether the round just closed is evaluated: every so many rounds, and the last one always."""
+    rounds, ledger = setting.rounds, control.ledger(setting)
     # Whether a target is reached is known only after evaluation, so `is_over` cannot be asked here.
     last = control.rounds_done >= rounds.global_rounds or _stops_at_budget(rounds, setting.budget, ledger)
-    return last or control.rounds_done % parameters.evaluate_every == 0
+    return last or control.rounds_done % every == 0
 
 
 def _stops_at_budget(rounds: Rounds, budget: Budget, spent: Ledger | RoundRecord) -> bool:

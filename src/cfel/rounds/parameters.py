@@ -1,7 +1,4 @@
-"""The experiment file's `[simulation]`.
-
-The section also has what deployments share with simulations: which account counts, and when to evaluate.
-"""
+"""The experiment file's `[simulation]`, what "auto" stands for, and who can aggregate the first updates."""
 
 from dataclasses import dataclass
 
@@ -10,13 +7,17 @@ from cfel.errors import InputError, unknown_name
 from cfel.learning.aggregation import AggregationParameters
 from cfel.learning.local.algorithm import LocalAlgorithm
 from cfel.learning.local.batched import find_obstacle
-from cfel.world import World
+from cfel.world import Evaluations, World
 
 ENGINES = ("auto", "threads", "batched", "ray")
-ACCOUNTS = ("expected", "realised")
-UPLOADS = ("share", "wire")
-PROBES = ("edge", "mean")
-DEVICE_ACCURACY = ("never", "end", "every")
+_ALLOWED = {
+    "engine": ENGINES,
+    "accounting": ("expected", "realised"),
+    "uploads": ("share", "wire"),
+    "evaluate_on": ("edge", "mean"),
+    "device_accuracy": ("never", "end", "every"),
+}
+_LEAST = {"workers": 0, "evaluate_every": 1, "evaluate_samples": 0, "checkpoint_every": 0}
 
 
 @dataclass(frozen=True, slots=True)
@@ -52,27 +53,17 @@ class SimulationParameters:
     device: str = "cpu"
 
     def __post_init__(self) -> None:
-        for field, allowed in (
-            ("engine", ENGINES),
-            ("accounting", ACCOUNTS),
-            ("uploads", UPLOADS),
-            ("evaluate_on", PROBES),
-            ("device_accuracy", DEVICE_ACCURACY),
-        ):
+        for field, allowed in _ALLOWED.items():
             if getattr(self, field) not in allowed:
                 raise InputError(unknown_name(f"simulation.{field}", getattr(self, field), allowed))
-        for field, least in (
-            ("workers", 0),
-            ("evaluate_every", 1),
-            ("evaluate_samples", 0),
-            ("checkpoint_every", 0),
-        ):
+        for field, least in _LEAST.items():
             validation.check_whole(f"simulation.{field}", getattr(self, field), least=least)
         validation.check_text("simulation.device", self.device)
 
-
-# --------------------------------------------------------------------------------------------------
-# Which engine trains the devices: the experiment's, or with "auto" the one that suits the model.
+    @property
+    def evaluation(self) -> Evaluations:
+        """What a `World` needs to know of it; accounts belong to its `Setting`, the rest to executors."""
+        return Evaluations(self.evaluate_every, self.evaluate_samples, self.evaluate_on, self.device_accuracy)
 
 
 # Up to this many parameters, starting an operation costs more than carrying it out, so devices train faster
@@ -89,12 +80,7 @@ class EngineChoice:
 
 
 def choose_engine(engine: str, world: World) -> EngineChoice:
-    """The engine with "auto" resolved: by the model alone, so that an experiment always runs the same way.
-
-    Args:
-        engine: as asked for.
-        world: what is run.
-    """
+    """The engine with "auto" resolved: by the model alone, so that an experiment always runs the same way."""
     if engine != "auto":
         return EngineChoice(engine)
     if world.start.parameters.numel() > MOST_BATCHED_PARAMETERS:
@@ -103,12 +89,6 @@ def choose_engine(engine: str, world: World) -> EngineChoice:
     if obstacle is None:
         return EngineChoice("batched")
     return EngineChoice("threads", f"engine: threads, as devices cannot be trained side by side: {obstacle}")
-
-
-# --------------------------------------------------------------------------------------------------
-# What a run needs whose edge servers aggregate the first updates, and who cannot do that.
-#
-# The mechanism is in `simulation.buffered`.
 
 
 def check_buffering(
@@ -136,15 +116,7 @@ def check_buffering(
 
 
 def reject_buffering(aggregation: AggregationParameters, who: str) -> None:
-    """Raises if edge servers aggregate the first updates.
-
-    Args:
-        aggregation: of the experiment.
-        who: cannot do that, as the beginning of the sentence.
-
-    Raises:
-        InputError: they do.
-    """
+    """Raises an `InputError` if edge servers aggregate the first updates, which `who` cannot do."""
     if aggregation.buffer:
         raise InputError(
             f"{who} cannot aggregate the first {aggregation.buffer} updates (aggregation.buffer); simulate "

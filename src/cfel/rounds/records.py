@@ -1,4 +1,7 @@
-"""From the edge rounds of a global round to its line of the log and its table of plans."""
+"""From the edge rounds of a global round and its evaluation to its line of the log and its table of plans.
+
+Models are evaluated elsewhere: by the simulator's executors, or by the edge servers of a deployment.
+"""
 
 import math
 from collections.abc import Callable, Collection, Mapping, Sequence
@@ -11,19 +14,58 @@ from cfel.control.scheme import RoundPlan
 from cfel.control.setting import Setting
 from cfel.cost import NO_DEVICE, global_round_cost
 from cfel.learning.evaluate import Evaluation, choose_test_samples, measure_devices, summarise_devices
-from cfel.rounds.kernel import ControlState, EdgeRoundOutcome
-from cfel.rounds.parameters import SimulationParameters
+from cfel.rounds.kernel import ControlState, EdgeRoundOutcome, is_over
 from cfel.runlog import PlanTable, RoundRecord
 from cfel.world import World
 
 
+@dataclass(frozen=True, slots=True, eq=False)
+class RoundScores:
+    """What was measured after a round.
+
+    Attributes:
+        accuracy: the task's metric; None when the round was not evaluated.
+        devices: measures the edge models per device, on test samples like its own; None if it cannot.
+        personal: the same of devices' own models; None where they have none.
+        personal_losses: the task's loss of these.
+        metrics: the task's further metrics, averaged like accuracy.
+    """
+
+    accuracy: float | None = None
+    devices: Callable[[], FloatArray] | None = None
+    personal: FloatArray | None = None
+    personal_losses: FloatArray | None = None
+    metrics: Mapping[str, float] = field(default_factory=dict)
+
+    def add_to(self, record: RoundRecord, *, per_device: bool) -> RoundRecord:
+        """The record with these values, and with those of edge models per device if asked for."""
+        record = replace(record, metrics=dict(self.metrics))
+        found = summarise_devices(self.devices()) if per_device and self.devices is not None else None
+        if found is not None:
+            record = replace(
+                record,
+                device_accuracy_mean=found.mean,
+                device_accuracy_worst=found.worst,
+                device_accuracy_spread=found.spread,
+            )
+        own = None if self.personal is None else summarise_devices(self.personal)
+        if own is None or self.personal_losses is None:
+            return record
+        return replace(
+            record,
+            personal_accuracy_mean=own.mean,
+            personal_accuracy_worst=own.worst,
+            personal_accuracy_spread=own.spread,
+            personal_loss=float(np.nanmean(self.personal_losses)),
+        )
+
+
 def make_record(
-    setting: Setting,
-    parameters: SimulationParameters,
+    world: World,
     control: ControlState,
     edge_rounds: Sequence[EdgeRoundOutcome],
+    scores: RoundScores,
     *,
-    accuracy: float | None,
     model_sha256: str,
     wall_seconds: float,
     peak_memory_bytes: int | None = None,
@@ -31,16 +73,15 @@ def make_record(
     """The log's line for a global round that has just ended.
 
     Args:
-        setting: the controlled system.
-        parameters: which account counts.
+        world: what is run.
         control: what has been spent, this round included.
         edge_rounds: of this global round.
-        accuracy: the task's metric, or None when this round was not evaluated.
+        scores: of its models; empty when the round was not evaluated.
         model_sha256: of the edge models.
         wall_seconds: real time the round took.
         peak_memory_bytes: most memory used so far, if known.
     """
-    ledger = control.ledger(parameters)
+    setting, ledger = world.setting, control.ledger(world.setting)
     # Plans make devices finish together, up to rounding; who was waited for shows in the steps really taken.
     total = global_round_cost(
         [each.realised for each in edge_rounds],
@@ -49,10 +90,10 @@ def make_record(
     )
     plans = [each.plan for each in edge_rounds]
     present = [each.conditions.available for each in edge_rounds]
-    uploads = _upload_bytes(edge_rounds)
+    uploads = sum(float(each.wire_bits.sum()) for each in edge_rounds) / 8
     backhaul = setting.count_backhaul_bits(control.rounds_done - 1) / 8
     losses = [loss for each in edge_rounds for loss in each.losses.values()]
-    return RoundRecord(
+    record = RoundRecord(
         round=control.rounds_done,
         seconds=ledger.seconds,
         joules=ledger.joules,
@@ -60,7 +101,7 @@ def make_record(
         joules_expected=control.expected.joules,
         seconds_realised=control.realised.seconds,
         joules_realised=control.realised.joules,
-        accuracy=accuracy,
+        accuracy=scores.accuracy,
         loss=math.fsum(losses) / len(losses) if losses else None,
         rho_mean=_mean([plan.rho[who] for plan, who in zip(plans, present, strict=True)]),
         theta_mean=_mean([plan.theta[who] for plan, who in zip(plans, present, strict=True)]),
@@ -86,6 +127,8 @@ def make_record(
         backhaul_bytes=math.ceil(backhaul),
         peak_memory_bytes=peak_memory_bytes,
     )
+    over = is_over(setting.rounds, setting.budget, record)
+    return scores.add_to(record, per_device=world.evaluation.measures_devices(over=over))
 
 
 def make_plan_table(setting: Setting, edge_rounds: Sequence[EdgeRoundOutcome], number: int) -> PlanTable:
@@ -106,16 +149,45 @@ def make_plan_table(setting: Setting, edge_rounds: Sequence[EdgeRoundOutcome], n
         alpha=column(lambda each: each.conditions.alpha),
         nu=column(lambda each: each.conditions.nu),
         power=column(lambda each: each.conditions.power),
-        speed=column(_speeds),
+        speed=column(_list_clocks),
         steps=column(lambda each: each.steps),
         seconds=column(lambda each: each.seconds),
         joules=column(lambda each: each.joules),
     )
 
 
-def _speeds(outcome: EdgeRoundOutcome) -> np.ndarray:
-    speed = outcome.plan.speed
-    return np.ones_like(outcome.plan.rho) if speed is None else speed
+def _list_clocks(outcome: EdgeRoundOutcome) -> np.ndarray:
+    clock = outcome.plan.speed
+    return np.ones_like(outcome.plan.rho) if clock is None else clock
+
+
+def _mean(parts: list[np.ndarray]) -> float:
+    joined = np.concatenate(parts)
+    return float(joined.mean()) if len(joined) else 0.0
+
+
+def _find_gap(plans: Sequence[RoundPlan]) -> float | None:
+    """The worst of the edge rounds: a record must not claim more than each of its plans can prove."""
+    gaps = [plan.gap for plan in plans]
+    return None if any(map(math.isnan, gaps)) else max(gaps)
+
+
+def _sum_present(edge_rounds: Sequence[EdgeRoundOutcome], values: Callable[[RoundPlan], FloatArray]) -> float:
+    """The sum of a plan's column over the devices that took part, in all edge rounds."""
+    return math.fsum(float(values(each.plan)[each.conditions.available].sum()) for each in edge_rounds)
+
+
+def measure_each(world: World, devices: Sequence[int], values: Sequence[FloatArray]) -> FloatArray:
+    """A metric of some devices, on test samples like their own; NaN where there are none.
+
+    Args:
+        world: what is run.
+        devices: their numbers.
+        values: per device, the metric of its model for each evaluated sample.
+    """
+    data, samples = world.task.data, world.evaluation.samples or None
+    places = choose_test_samples(len(data.test_targets), samples, world.setting.seed).numpy()
+    return measure_devices(data, [world.data[n] for n in devices], places, values)
 
 
 def mean_metric(setting: Setting, metrics: Sequence[float], clusters: Collection[int] | None = None) -> float:
@@ -136,96 +208,6 @@ def mean_metric(setting: Setting, metrics: Sequence[float], clusters: Collection
     return math.fsum(parts) if all(map(math.isfinite, parts)) else sum(parts)
 
 
-def _mean(parts: list[np.ndarray]) -> float:
-    joined = np.concatenate(parts)
-    return float(joined.mean()) if len(joined) else 0.0
-
-
-def _find_gap(plans: Sequence[RoundPlan]) -> float | None:
-    """The worst of the edge rounds: a record must not claim more than each of its plans can prove."""
-    gaps = [plan.gap for plan in plans]
-    return None if any(map(math.isnan, gaps)) else max(gaps)
-
-
-def _sum_present(edge_rounds: Sequence[EdgeRoundOutcome], values: Callable[[RoundPlan], FloatArray]) -> float:
-    """The sum of a plan's column over the devices that took part, in all edge rounds."""
-    return math.fsum(float(values(each.plan)[each.conditions.available].sum()) for each in edge_rounds)
-
-
-def _upload_bytes(edge_rounds: Sequence[EdgeRoundOutcome]) -> float:
-    return sum(float(each.wire_bits.sum()) for each in edge_rounds) / 8
-
-
-# --------------------------------------------------------------------------------------------------
-# What is measured after a global round, and how it gets into the record, in simulations and deployments.
-#
-# Models are evaluated elsewhere: by the simulator's executors, or by the edge servers of a deployment.
-
-
-@dataclass(frozen=True, slots=True, eq=False)
-class RoundScores:
-    """What was measured after a round.
-
-    Attributes:
-        accuracy: the task's metric; None when the round was not evaluated.
-        devices: measures the edge models per device, on test samples like its own; None if it cannot.
-        personal: the same of devices' own models; None where they have none.
-        personal_losses: the task's loss of these.
-        metrics: the task's further metrics, averaged like accuracy.
-    """
-
-    accuracy: float | None = None
-    devices: Callable[[], FloatArray] | None = None
-    personal: FloatArray | None = None
-    personal_losses: FloatArray | None = None
-    metrics: Mapping[str, float] = field(default_factory=dict)
-
-    def add_to(self, record: RoundRecord, parameters: SimulationParameters, *, over: bool) -> RoundRecord:
-        """The record with these values.
-
-        Args:
-            record: without them.
-            parameters: when edge models are recorded per device.
-            over: whether the run ends with this round.
-        """
-        record = replace(record, metrics=dict(self.metrics))
-        per_device = parameters.device_accuracy in (("every", "end") if over else ("every",))
-        found = summarise_devices(self.devices()) if per_device and self.devices is not None else None
-        if found is not None:
-            record = replace(
-                record,
-                device_accuracy_mean=found.mean,
-                device_accuracy_worst=found.worst,
-                device_accuracy_spread=found.spread,
-            )
-        own = None if self.personal is None else summarise_devices(self.personal)
-        if own is None or self.personal_losses is None:
-            return record
-        return replace(
-            record,
-            personal_accuracy_mean=own.mean,
-            personal_accuracy_worst=own.worst,
-            personal_accuracy_spread=own.spread,
-            personal_loss=float(np.nanmean(self.personal_losses)),
-        )
-
-
-def measure_each(
-    world: World, parameters: SimulationParameters, devices: Sequence[int], values: Sequence[FloatArray]
-) -> FloatArray:
-    """A metric of some devices, on test samples like their own; NaN where there are none.
-
-    Args:
-        world: what is run.
-        parameters: which test samples were evaluated.
-        devices: their numbers.
-        values: per device, the metric of its model for each evaluated sample.
-    """
-    data, samples = world.task.data, parameters.evaluate_samples or None
-    places = choose_test_samples(len(data.test_targets), samples, world.setting.seed).numpy()
-    return measure_devices(data, [world.data[n] for n in devices], places, values)
-
-
 def take_means(evaluation: Evaluation) -> dict[str, float]:
     """The mean of each of the task's further metrics over the evaluated samples."""
     return {name: float(values.mean()) for name, values in evaluation.metrics.items()}
@@ -234,13 +216,7 @@ def take_means(evaluation: Evaluation) -> dict[str, float]:
 def average_metrics(
     setting: Setting, metrics: Mapping[int, Mapping[str, float]], names: Collection[str]
 ) -> dict[str, float]:
-    """The task's further metrics, averaged over devices.
-
-    Args:
-        setting: the clusters' sizes.
-        metrics: by cluster; some may be missing.
-        names: of the metrics.
-    """
+    """The task's further metrics by cluster, some of which may be missing, averaged over devices."""
     if not metrics:
         return {}
     by_cluster = [metrics.get(i) for i in range(setting.fleet.clusters)]

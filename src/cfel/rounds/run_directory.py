@@ -7,6 +7,7 @@ written by `runlog`.
 import time
 import tomllib
 from collections.abc import Collection, Mapping, Sequence
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
@@ -42,39 +43,43 @@ SAME_BITS = {"ray": "threads"}
 """Engines that compute what another one does: a run may move from one machine to a cluster, and back."""
 
 
-def open_run(
-    path: Path,
-    setting: Setting,
-    *,
-    experiment_toml: str,
-    command: Sequence[str],
-    resume: bool,
-    may_differ: Collection[str] = (),
-) -> tuple[RunWriter, Checkpoint | None]:
-    """Resumes the run in `path` if asked to and there is one; else creates a run directory.
+@dataclass(frozen=True, slots=True)
+class RunRequest:
+    """A run directory as it is asked for.
 
-    Args:
-        path: the run directory.
-        setting: what is run.
+    Attributes:
+        path: the directory.
         experiment_toml: the experiment; of a simulation, resolved.
         command: the command line, for the record.
         resume: resume the run that `path` holds, if it holds one.
         may_differ: further keys that may have another value in a run that is resumed.
+    """
+
+    path: Path
+    experiment_toml: str
+    command: Sequence[str] = ()
+    resume: bool = False
+    may_differ: Collection[str] = ()
+
+
+def open_run(request: RunRequest, setting: Setting) -> tuple[RunWriter, Checkpoint | None]:
+    """Resumes the run in a directory if asked to and there is one; else creates a run directory.
 
     Returns:
         The writer, and the checkpoint to resume from: None means from the beginning.
 
     Raises:
-        RunDirectoryError: `path` holds a run and `resume` is not set, or it holds one of another experiment.
+        RunDirectoryError: it holds a run and `resume` is not set, or it holds one of another experiment.
     """
-    reject_unusable(path, experiment_toml, resume, may_differ)
-    if resume and holds_run(path):
-        return RunWriter.resume(path, experiment_toml=experiment_toml)
-    return create_run(path, setting, experiment_toml, command), None
+    path, text = request.path, request.experiment_toml
+    reject_unusable(path, text, request.resume, request.may_differ)
+    if request.resume and holds_run(path):
+        return RunWriter.resume(path, experiment_toml=text)
+    return create_run(path, setting, text, request.command), None
 
 
 def reject_unusable(path: Path, experiment_toml: str, resume: bool, may_differ: Collection[str] = ()) -> None:
-    """Raises if a run cannot start in `path`, or be resumed there; arguments as in `open_run`."""
+    """Raises if a run cannot start in `path`, or be resumed there; arguments as in `RunRequest`."""
     if resume and holds_run(path):
         reject_other_experiment(path, experiment_toml, may_differ)
     else:
@@ -82,7 +87,7 @@ def reject_unusable(path: Path, experiment_toml: str, resume: bool, may_differ: 
 
 
 def create_run(path: Path, setting: Setting, experiment_toml: str, command: Sequence[str]) -> RunWriter:
-    """Creates a run directory; arguments as in `open_run`."""
+    """Creates a run directory; arguments as in `RunRequest`."""
     return RunWriter.create(
         path,
         experiment_toml=experiment_toml,
@@ -106,12 +111,7 @@ def _now() -> str:
 
 
 def reject_other_experiment(path: Path, experiment_toml: str, may_differ: Collection[str] = ()) -> None:
-    """Raises unless the run in `path` is of this experiment, up to the keys in `MAY_DIFFER`.
-
-    Args:
-        path: the run directory.
-        experiment_toml: what is to run there.
-        may_differ: further keys that may have another value.
+    """Raises unless the run in `path` is of this experiment, up to the keys in `MAY_DIFFER` and `may_differ`.
 
     Raises:
         RunDirectoryError: naming the first key that differs, and both values.

@@ -443,7 +443,7 @@ class RayExecutor:
     def __init__(self, world: World, parameters: SimulationParameters, address: str | None = None) -> None:
         prepare_process()
         prepare_thread()
-        self.busy_seconds = 0.0
+        self.busy_seconds, self.workers = 0.0, parameters.workers
         # By id of the model, which is kept as well: an id is unique only while its object lives.
         self._stored: dict[int, tuple[FlatModel, Any]] = {}
         training = world.training

@@ -10,7 +10,7 @@ repeat bit for bit, and with K = all they are those of the synchronous loop.
 Nguyen, Malik, Zhan, Yousefpour, Rabbat, Malek, Huba: Federated learning with buffered asynchronous
 aggregation, AISTATS 2022. Kept: the buffer of K updates, the discount, the mean over K without rescaling
 discounted updates. Not kept: a device that has sent its update rests until it is used, instead of training
-again at once; clusters wait for each other at exchanges; there is no secure aggregation.
+again at once; clusters wait for each other when they gossip; there is no secure aggregation.
 """
 
 import heapq
@@ -29,12 +29,38 @@ from cfel.learning.aggregation import ScaledUpdate
 from cfel.learning.device_messages import DeviceReport
 from cfel.learning.edge_update import update_edge_model
 from cfel.learning.models.flat import FlatModel
-from cfel.rounds.kernel import DeviceWork, EdgeRoundOutcome, count_costs, device_weights
-from cfel.rounds.parameters import SimulationParameters
+from cfel.rounds.kernel import DeviceWork, EdgeRoundOutcome, compute_outcome, device_weights, make_order
 from cfel.simulation.executors import Executor, Job
 from cfel.simulation.state import PendingUpdate, RunState
 from cfel.system import Conditions
 from cfel.world import World
+
+
+class EdgeRoundOrders(NamedTuple):
+    """What begins in an edge round.
+
+    Attributes:
+        number: of the edge round, counted through the whole run.
+        conditions: of the devices that begin now.
+        plan: what these are asked.
+        rate: share of the learning rate.
+    """
+
+    number: int
+    conditions: Conditions
+    plan: RoundPlan
+    rate: float
+
+    def make_jobs(self, world: World, state: RunState) -> list[Job]:
+        """The orders with the devices' states, by device and therefore by cluster."""
+        setting, (rho, theta) = world.setting, (self.plan.rho.tolist(), self.plan.theta.tolist())
+        place = divmod(self.number, setting.rounds.edge_rounds)
+        jobs = []
+        for n in np.flatnonzero(self.conditions.available).tolist():
+            model = state.models[setting.fleet.cluster[n]]
+            order = make_order(setting, *place, n, rho[n], theta[n], model, self.rate)
+            jobs.append((order, state.devices[n]))
+        return jobs
 
 
 def find_busy(pending: Sequence[PendingUpdate], devices: int) -> BoolArray:
@@ -44,35 +70,10 @@ def find_busy(pending: Sequence[PendingUpdate], devices: int) -> BoolArray:
     return busy
 
 
-class BegunRound(NamedTuple):
-    """What begins in an edge round.
-
-    Attributes:
-        number: of the edge round, counted through the whole run.
-        conditions: of the devices that begin now.
-        plan: what these were asked.
-        jobs: theirs.
-        rate: share of the learning rate.
-    """
-
-    number: int
-    conditions: Conditions
-    plan: RoundPlan
-    jobs: Sequence[Job]
-    rate: float
-
-
 def run_buffered(
-    world: World, executor: Executor, parameters: SimulationParameters, state: RunState, begun: BegunRound
+    world: World, executor: Executor, state: RunState, orders: EdgeRoundOrders
 ) -> tuple[RunState, EdgeRoundOutcome]:
-    """Begins the jobs, and aggregates the first updates of every cluster.
-
-    Args:
-        world: what is run.
-        executor: where devices train.
-        parameters: which account counts.
-        state: with the updates that are on their way.
-        begun: what begins.
+    """Begins the devices' work, and aggregates the first updates of every cluster.
 
     Returns:
         The state after the edge round, whose control is not charged yet, and the outcome: steps and joules of
@@ -80,12 +81,12 @@ def run_buffered(
     """
     setting, devices = world.setting, list(state.devices)
     reports: list[DeviceReport] = []
-    for report, device in executor.run_updates(begun.jobs):
+    for report, device in executor.run_updates(orders.make_jobs(world, state)):
         devices[report.device] = device
         reports.append(report)
     work = [DeviceWork(each.device, each.steps, each.update.wire_bits, each.loss) for each in reports]
-    outcome = count_costs(setting, parameters, begun.conditions, begun.plan, work)
-    pending = [*state.pending, *_make_pending(world, begun, outcome, reports)]
+    outcome = compute_outcome(setting, orders.conditions, orders.plan, work)
+    pending = [*state.pending, *_make_pending(world, orders, outcome, reports)]
     models, left = list(state.models), list[PendingUpdate]()
     realised, expected = np.zeros(len(models)), np.zeros(len(models))
     slowest = np.full(len(models), NO_DEVICE, dtype=np.int64)
@@ -96,8 +97,8 @@ def run_buffered(
             realised[i] = arrived[-1].seconds_left
             expected[i] = max(each.expected_left for each in arrived)
             slowest[i] = min(each.device for each in arrived if each.seconds_left == realised[i])
-            models[i] = _aggregate(world, model, arrived, begun)
-        kept = (each.keep() if each.begun == begun.number else each for each in late)
+            models[i] = _aggregate(world, model, arrived, orders)
+        kept = (each.keep() if each.begun == orders.number else each for each in late)
         left += [each.wait(float(realised[i]), float(expected[i])) for each in kept]
     outcome = replace(
         outcome,
@@ -109,27 +110,25 @@ def run_buffered(
 
 
 def _make_pending(
-    world: World, begun: BegunRound, outcome: EdgeRoundOutcome, reports: Sequence[DeviceReport]
+    world: World, orders: EdgeRoundOrders, outcome: EdgeRoundOutcome, reports: Sequence[DeviceReport]
 ) -> Iterator[PendingUpdate]:
-    setting, plan = world.setting, begun.plan
-    now = plan.apply_speed(begun.conditions)
+    setting, plan = world.setting, orders.plan
+    now = plan.apply_speed(orders.conditions)
     expected = device_seconds(plan.rho, plan.theta, setting.rounds.local_steps, now.mu, now.nu)
     weights = device_weights(setting, plan, {each.device: each.samples for each in reports})
     for report in reports:
         n = report.device
-        # The account that counts is the realised one: see `rounds.buffering`.
+        # The account that counts is the realised one: see `check_buffering`.
         seconds = float(outcome.seconds[n])
-        yield PendingUpdate(report, begun.number, seconds, float(expected[n]), weights[n])
+        yield PendingUpdate(report, orders.number, seconds, float(expected[n]), weights[n])
 
 
 def take_first(
     pending: Sequence[PendingUpdate], count: int
 ) -> tuple[list[PendingUpdate], list[PendingUpdate]]:
-    """The updates that arrive first, in the order of events, and the others.
+    """The updates of a cluster that arrive first, in the order of events, and the others.
 
-    Args:
-        pending: of one cluster.
-        count: how many the edge server waits for; those that arrive at the same moment are taken, too.
+    The edge server waits for `count` updates; those that arrive at the same moment are taken, too.
     """
     queue = [(each.seconds_left, each.device, each) for each in pending]
     heapq.heapify(queue)
@@ -140,18 +139,17 @@ def take_first(
 
 
 def _aggregate(
-    world: World, model: FlatModel, arrived: Sequence[PendingUpdate], begun: BegunRound
+    world: World, model: FlatModel, arrived: Sequence[PendingUpdate], orders: EdgeRoundOrders
 ) -> FlatModel:
     ordered = sorted(arrived, key=lambda each: each.device)
-    reports = [discount(each.report, begun.number - each.begun) for each in ordered]
     cluster = world.setting.fleet.cluster[ordered[0].device]
     return update_edge_model(
         model,
-        reports,
+        [discount(each.report, orders.number - each.begun) for each in ordered],
         {each.device: each.weight for each in ordered},
         world.edge_rules,
         share=len(ordered) / int(world.setting.fleet.sizes[cluster]),
-        rate=world.training.local.learning_rate * begun.rate,
+        rate=world.training.local.learning_rate * orders.rate,
     )
 
 
@@ -162,13 +160,8 @@ def discount(report: DeviceReport, staleness: int) -> DeviceReport:
     return replace(report, update=ScaledUpdate(report.update, 1 / math.sqrt(1 + staleness)))
 
 
-def pass_exchange(setting: Setting, state: RunState) -> tuple[PendingUpdate, ...]:
-    """The updates on their way after an exchange, during which devices work on.
-
-    Args:
-        setting: how long an exchange takes.
-        state: before the exchange is charged.
-    """
+def work_during_gossip(setting: Setting, state: RunState) -> tuple[PendingUpdate, ...]:
+    """The updates in flight after gossip, during which devices work on; `state` is that before gossip."""
     if not state.pending:
         return ()
     realised, expected = (
@@ -182,7 +175,7 @@ def pass_exchange(setting: Setting, state: RunState) -> tuple[PendingUpdate, ...
     )
 
 
-def _find_waits(ledger: Ledger, exchange: FloatArray) -> FloatArray:
-    """Seconds per cluster until an exchange is over: it ends for all when the last model has arrived."""
+def _find_waits(ledger: Ledger, gossip_seconds: FloatArray) -> FloatArray:
+    """Seconds per cluster until gossip is over: it ends for all when the last model has arrived."""
     elapsed = np.asarray(ledger.elapsed_seconds)
-    return np.asarray((elapsed + exchange).max() - elapsed)
+    return np.asarray((elapsed + gossip_seconds).max() - elapsed)

@@ -81,7 +81,13 @@ Result = TypeVar("Result")
 
 
 class Executor(Protocol):
-    """What the round loop needs of an executor."""
+    """What the round loop needs of an executor.
+
+    Attributes:
+        workers: how many work at a time; 0 for one per core.
+    """
+
+    workers: int
 
     def run_estimates(self, orders: Sequence[DeviceOrder]) -> Iterator[Estimates]:
         """Fresh estimates of σ² and G², in the order of the orders."""
@@ -193,6 +199,7 @@ class PoolExecutor:
         prepare_process()
         prepare_thread()
         # A loop of its own may remember things in this process, and need not be safe in several threads.
+        self.workers = parameters.workers
         alone = find_algorithm(world.training).train is not None
         count = 1 if alone else parameters.workers or os.cpu_count() or 1
         self._count, self._ahead = count, count * (1 + AHEAD)

@@ -4,7 +4,7 @@ The rounds themselves are in `loop`; what a directory looks like is up to `runlo
 """
 
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass
 from pathlib import Path
@@ -12,12 +12,11 @@ from pathlib import Path
 from cfel.durable import translate_parse_errors
 from cfel.errors import DivergedError, RunDirectoryError
 from cfel.rounds.kernel import is_over
-from cfel.rounds.parameters import SimulationParameters
-from cfel.rounds.run_directory import open_run
+from cfel.rounds.run_directory import RunRequest, open_run
 from cfel.runlog import RoundRecord, RunDirectory, RunWriter, holds_run
 from cfel.simulation.executors import Executor
 from cfel.simulation.loop import simulate
-from cfel.simulation.state import RunState, from_checkpoint, initial_state, to_checkpoint
+from cfel.simulation.state import RoundOutcome, RunState, from_checkpoint, initial_state, to_checkpoint
 from cfel.wording import plural
 from cfel.world import World
 
@@ -42,12 +41,8 @@ class Watch:
 def run_in_directory(
     world: World,
     executor: Executor,
-    parameters: SimulationParameters,
-    path: Path,
-    *,
-    experiment_toml: str,
-    command: list[str],
-    resume: bool = False,
+    request: RunRequest,
+    checkpoint_every: int = 1,
     watch: Watch | None = None,
 ) -> list[RoundRecord]:
     """Runs an experiment to its end and leaves the run directory complete.
@@ -55,43 +50,38 @@ def run_in_directory(
     Args:
         world: what is run.
         executor: where devices' work is done.
-        parameters: of the simulation.
-        path: the run directory.
-        experiment_toml: the experiment, resolved.
-        command: the command line, for the record.
-        resume: resume the run that `path` holds, if it holds one.
+        request: where, and whether to resume.
+        checkpoint_every: global rounds between checkpoints; 0 for none but the last.
         watch: hooks.
 
     Returns:
         The records of all rounds, those before a resume included.
 
     Raises:
-        RunDirectoryError: `path` holds a run and `resume` is not set, or it holds one of another experiment;
-            or a file cannot be written.
+        RunDirectoryError: the run cannot start or be resumed there, or a file cannot be written.
         DivergedError: training diverged; the checkpoint is of the last round in the log.
         KeyboardInterrupt: the run was interrupted; the checkpoint is of the last round in the log.
     """
-    if resume and holds_run(path):
-        _reject_deployment(path)
-    writer, checkpoint = open_run(
-        path, world.setting, experiment_toml=experiment_toml, command=command, resume=resume
-    )
+    if request.resume and holds_run(request.path):
+        _reject_deployment(request.path)
+    writer, checkpoint = open_run(request, world.setting)
     with writer:
         if checkpoint is None:
             state = initial_state(world)
         else:
-            with translate_parse_errors(path / "checkpoint"):
+            with translate_parse_errors(request.path / "checkpoint"):
                 state = from_checkpoint(checkpoint, world)
-        _run_rounds(world, executor, parameters, state, writer, watch or Watch())
-    return list(RunDirectory.open(path).records())
+        outcomes = simulate(world, executor, state, time.perf_counter)
+        _write_rounds(world, state, outcomes, writer, checkpoint_every, watch or Watch())
+    return list(RunDirectory.open(request.path).records())
 
 
-def _run_rounds(
+def _write_rounds(
     world: World,
-    executor: Executor,
-    parameters: SimulationParameters,
     state: RunState,
+    outcomes: Iterator[RoundOutcome],
     writer: RunWriter,
+    checkpoint_every: int,
     watch: Watch,
 ) -> None:
     """Runs the rounds that are left, each written before the next begins; the last good one is saved."""
@@ -103,12 +93,12 @@ def _run_rounds(
         last_saved, stopped = state.control.rounds_done, False
         diverged: DivergedError | None = None
         try:
-            for outcome in simulate(world, executor, parameters, state, time.perf_counter):
+            for outcome in outcomes:
                 writer.append(outcome.record, outcome.plans)
                 state, number = outcome.state, outcome.record.round
                 over = is_over(world.setting.rounds, world.setting.budget, outcome.record)
                 stopped = watch.interrupted() and not over
-                if stopped or (parameters.checkpoint_every and number % parameters.checkpoint_every == 0):
+                if stopped or (checkpoint_every and number % checkpoint_every == 0):
                     writer.save_checkpoint(to_checkpoint(state))
                     last_saved = number
                 progress(outcome.record)

@@ -14,7 +14,6 @@ from tests.deployment.conftest import deployed
 
 EXPERIMENT = deployed()
 WORLD = EXPERIMENT.build_world()
-SIMULATION = EXPERIMENT.resolve(WORLD).simulation
 FRESH = RoundPlan(np.full(6, 0.5), np.full(6, 0.25), 1.0, 1.0, 0.0, 0.0, 0.0, True, ())
 
 
@@ -32,7 +31,7 @@ def test_records_follow_the_orders_that_were_carried_out() -> None:
         0: PlanAnswer((result(0, 1.0, 0.1), result(1, 1.0, 0.1)), (0, 1), 1.0),
         1: PlanAnswer((result(2, 0.5, 0.25), result(3, 0.5, 0.25)), (2, 3), 1.0),
     }
-    (done,) = add_edge_round(WORLD, SIMULATION, state(FRESH), answers, 1.0).finished
+    (done,) = add_edge_round(WORLD, state(FRESH), answers, 1.0).finished
     assert done.plan.rho.tolist() == [1.0, 1.0, 0.5, 0.5, 0.5, 0.5]
     assert done.plan.theta.tolist() == [0.1, 0.1, 0.25, 0.25, 0.25, 0.25]
     assert done.plan.speed is None
@@ -56,4 +55,4 @@ def test_speeds_are_those_of_the_orders() -> None:
 
 def test_an_edge_round_without_a_plan_is_not_counted() -> None:
     with pytest.raises(DeploymentError, match="without a plan"):
-        add_edge_round(WORLD, SIMULATION, state(None), {}, 1.0)
+        add_edge_round(WORLD, state(None), {}, 1.0)

@@ -51,7 +51,7 @@ from cfel.deployment.transport.grpc_transport import OnRejection
 from cfel.errors import UnreachableError
 from cfel.rounds.estimates import combine_estimates, implausible_devices, needs_estimates
 from cfel.rounds.kernel import (
-    charge_exchange,
+    charge_gossip,
     close_global_round,
     find_rate,
     is_evaluated,
@@ -59,7 +59,6 @@ from cfel.rounds.kernel import (
     observe,
     plan_edge_round,
 )
-from cfel.rounds.parameters import SimulationParameters
 from cfel.rounds.records import RoundScores, make_plan_table, make_record
 from cfel.world import World
 
@@ -69,7 +68,6 @@ class Coordinator:
 
     Args:
         world: what is run.
-        simulation: accounts and evaluation.
         deployment: deadlines.
         term: its number.
         calls: how it reaches the edge servers, its own included.
@@ -83,7 +81,6 @@ class Coordinator:
     def __init__(
         self,
         world: World,
-        simulation: SimulationParameters,
         deployment: DeploymentParameters,
         term: int,
         calls: Calls,
@@ -94,7 +91,7 @@ class Coordinator:
         is_gone: Callable[[int], bool],
     ) -> None:
         self._on_rejection = on_rejection
-        self._world, self._simulation, self._deployment = world, simulation, deployment
+        self._world, self._deployment = world, deployment
         self._compute, self._number = compute, number
         self._edges = TermCalls(
             term, world.setting.fleet.clusters, calls, is_leading, deployment.gossip_seconds, is_gone
@@ -143,7 +140,7 @@ class Coordinator:
             state = await self._plan(state)
         command = PlanCommand(self._edges.term, state.position, state)
         answers = self._bound(state, await self._edges.command(command, self._deployment.round_seconds))
-        after = add_edge_round(self._world, self._simulation, state, answers, self._since_last_count())
+        after = add_edge_round(self._world, state, answers, self._since_last_count())
         await self._stop_if_diverged(state.available, answers.values(), after)
         return after
 
@@ -189,7 +186,7 @@ class Coordinator:
         for device in implausible_devices(state.estimates, available_now, small_batches=small):
             self._on_rejection(Identity("device", device), "estimates", "its σ² and G² are not plausible")
         estimates = combine_estimates(state.estimates, available_now, small_batches=small)
-        observation = observe(setting, self._simulation, control, state.edge_round, conditions, estimates)
+        observation = observe(setting, control, state.edge_round, conditions, estimates)
         if state.measured is not None:
             # Nothing sets clocks on devices yet, so slower ones must be neither planned nor charged.
             observation = replace(
@@ -248,35 +245,32 @@ class Coordinator:
         if not ends_exchange(self._world, state.position):
             return after
         after, seconds = self._measure_exchange(after)
-        return replace(after, control=charge_exchange(self._world.setting, after.control, seconds))
+        return replace(after, control=charge_gossip(self._world.setting, after.control, seconds))
 
     async def _end_global_round(self, state: CoordinatorState) -> tuple[CoordinatorState, bool]:
         """The gossip step that ends a global round, and its record; returns also whether the run is over."""
-        world, setting, simulation = self._world, self._world.setting, self._simulation
-        evaluates = is_evaluated(setting, simulation, close_global_round(setting, state.control))
+        world, setting, evaluation = self._world, self._world.setting, self._world.evaluation
+        evaluates = is_evaluated(setting, evaluation.every, close_global_round(setting, state.control))
         # Measured, it is not known before the exchange whether it uses the budget up.
         evaluates |= state.measured is not None and setting.rounds.stop == "budget"
         # A part of the model is on devices only, so edge servers have nothing to evaluate.
         evaluates = evaluates and not world.new_device.memory
-        after = await self._gossip(state, evaluates and simulation.evaluate_on == "edge")
+        after = await self._gossip(state, evaluates and evaluation.on == "edge")
         after, seconds = self._measure_exchange(after)
         control = close_global_round(setting, state.control, seconds)
         edge_rounds = [
-            count_edge_round(world, simulation, state.control.rounds_done, finished)
-            for finished in state.finished
+            count_edge_round(world, state.control.rounds_done, finished) for finished in state.finished
         ]
         scores = await self._find_scores(after) if evaluates else RoundScores()
         record = make_record(
-            setting,
-            simulation,
+            world,
             control,
             edge_rounds,
-            accuracy=scores.accuracy,
+            scores,
             model_sha256=hashlib.sha256(b"".join(map(bytes.fromhex, after.digests))).hexdigest(),
             wall_seconds=time.time() - state.started_at,
         )
-        over = is_over(setting.rounds, setting.budget, record)
-        record = self._handover.choose_record(scores.add_to(record, simulation, over=over))
+        record = self._handover.choose_record(record)
         await propose(self._edges, state.position, record, self._deployment.gossip_seconds)
         table = make_plan_table(setting, edge_rounds, control.rounds_done)
         over = is_over(setting.rounds, setting.budget, record)
@@ -324,7 +318,7 @@ class Coordinator:
         return None
 
     async def _find_scores(self, state: CoordinatorState) -> RoundScores:
-        if self._simulation.evaluate_on == "edge":
+        if self._world.evaluation.on == "edge":
             return combine_scores(self._world, state.metrics, self._evaluated)
         seconds, own = self._deployment.gossip_seconds, self._number
         answers = await self._edges.ask_once(MeanMetricRequest(), seconds, only=[own])

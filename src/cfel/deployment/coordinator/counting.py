@@ -28,8 +28,7 @@ from cfel.deployment.protocol.coordinator_requests import (
 from cfel.deployment.protocol.device_requests import MeasurementReport
 from cfel.errors import DeploymentError
 from cfel.learning.local.estimates import refresh_estimates
-from cfel.rounds.kernel import DeviceWork, EdgeRoundOutcome, charge_edge_round, count_costs
-from cfel.rounds.parameters import SimulationParameters
+from cfel.rounds.kernel import DeviceWork, EdgeRoundOutcome, charge_edge_round, compute_outcome
 from cfel.world import World
 
 
@@ -43,7 +42,6 @@ def add_estimates(state: CoordinatorState, answers: Iterable[EstimateAnswer]) ->
 
 def add_edge_round(
     world: World,
-    simulation: SimulationParameters,
     state: CoordinatorState,
     answers: Mapping[int, PlanAnswer],
     seconds: float,
@@ -52,7 +50,6 @@ def add_edge_round(
 
     Args:
         world: what is run.
-        simulation: which account counts.
         state: with the plan.
         answers: what came of it, by edge server.
         seconds: by the coordinator's clock since the previous count.
@@ -75,7 +72,7 @@ def add_edge_round(
         cluster_seconds = {i: answer.seconds for i, answer in answers.items()}
         measurements = collect_measurements(world, _find_reports(results), cluster_seconds, seconds)
         finished = replace(finished, measurements=measurements)
-    outcome = count_edge_round(world, simulation, state.control.rounds_done, finished)
+    outcome = count_edge_round(world, state.control.rounds_done, finished)
     estimates = list(state.estimates)
     for result in results:
         estimates[result.device] = result.estimates
@@ -132,15 +129,13 @@ def _find_reports(found: Iterable[DeviceEstimates | DeviceResult]) -> dict[int, 
     return {each.device: each.measured for each in found if each.measured is not None}
 
 
-def count_edge_round(
-    world: World, parameters: SimulationParameters, global_round: int, finished: FinishedEdgeRound
-) -> EdgeRoundOutcome:
+def count_edge_round(world: World, global_round: int, finished: FinishedEdgeRound) -> EdgeRoundOutcome:
     """The costs of a finished edge round, as measured where clocks measured it."""
     conditions = world.setting.conditions(global_round, finished.edge_round)
     conditions = replace(conditions, available=np.array(finished.available))
     if finished.measurements is not None:
         conditions = apply_reports(finished.measurements.devices, conditions)
-    outcome = count_costs(world.setting, parameters, conditions, finished.plan, finished.work)
+    outcome = compute_outcome(world.setting, conditions, finished.plan, finished.work)
     return (
         outcome
         if finished.measurements is None

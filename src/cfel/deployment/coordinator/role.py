@@ -18,7 +18,6 @@ from cfel.deployment.parameters import DeploymentParameters
 from cfel.deployment.protocol.calls import Calls
 from cfel.deployment.transport.grpc_transport import OnRejection
 from cfel.errors import AllDivergedError
-from cfel.rounds.parameters import SimulationParameters
 from cfel.world import World
 
 _LOG = logging.getLogger(__name__)
@@ -38,7 +37,6 @@ class CoordinatorRole:
         compute: where plans are made.
         disk: whether its edge server can write.
         world: what is run.
-        simulation: accounts, evaluation, when to stop.
         deployment: deadlines.
         on_rejection: called for devices with implausible estimates or measurements.
         is_gone: whether an edge server has been silent for too long to wait for it.
@@ -51,14 +49,13 @@ class CoordinatorRole:
         compute: ComputeThread,
         disk: DiskHealth,
         world: World,
-        simulation: SimulationParameters,
         deployment: DeploymentParameters,
         on_rejection: OnRejection,
         is_gone: Callable[[int], bool],
     ) -> None:
         self._on_rejection, self._is_gone = on_rejection, is_gone
         self._server, self._calls, self._compute, self._disk = server, calls, compute, disk
-        self._world, self._simulation, self._deployment = world, simulation, deployment
+        self._world, self._deployment = world, deployment
         self._task: asyncio.Task[None] | None = None
         self._watch: asyncio.Task[None] | None = None
         self._failures = 0
@@ -102,7 +99,6 @@ class CoordinatorRole:
 
         coordinator = Coordinator(
             self._world,
-            self._simulation,
             self._deployment,
             term,
             self._calls,

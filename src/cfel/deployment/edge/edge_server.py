@@ -33,7 +33,6 @@ from cfel.deployment.protocol.device_requests import Confirmation
 from cfel.deployment.security.identity import Identity
 from cfel.errors import RejectedError
 from cfel.rounds.kernel import is_over
-from cfel.rounds.parameters import SimulationParameters
 from cfel.runlog import RoundRecord
 from cfel.world import World
 
@@ -43,7 +42,6 @@ class EdgeServer:
 
     Args:
         world: what is run.
-        simulation: how much of the test set to evaluate on, and when the run ends.
         number: its cluster.
         directory: where its state and its log are kept.
         devices: where its devices get their orders.
@@ -66,7 +64,6 @@ class EdgeServer:
     def __init__(
         self,
         world: World,
-        simulation: SimulationParameters,
         number: int,
         directory: Path,
         devices: DeviceService,
@@ -84,7 +81,7 @@ class EdgeServer:
         self.progress = EdgeProgress(world, number, directory, devices, self._neighbours, disk, leadership)
         self.log = EdgeLog(directory, number, self.progress, calls, disk, gossip_seconds)
         self.training = EdgeTraining(world, self.progress, devices, compute)
-        self._gossip = EdgeGossip(world, simulation, number, self.progress, self._neighbours, models, compute)
+        self._gossip = EdgeGossip(world, number, self.progress, self._neighbours, models, compute)
         self._faults, self.stopped = faults, asyncio.Event()
         if self.log.records and self._ends(self.log.records[-1]):
             self.log.finished.set()

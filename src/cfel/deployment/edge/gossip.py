@@ -35,7 +35,6 @@ from cfel.learning.evaluate import evaluate
 from cfel.learning.local.workspace import Workspace
 from cfel.learning.models.flat import FlatModel
 from cfel.learning.roles import weighted_model
-from cfel.rounds.parameters import SimulationParameters
 from cfel.rounds.records import measure_each, take_means
 from cfel.world import World
 
@@ -45,7 +44,6 @@ class EdgeGossip:
 
     Args:
         world: what is run.
-        simulation: how much of the test set to evaluate on, and whether for each device.
         number: the edge server.
         progress: where it is.
         neighbours: fetches models of others.
@@ -56,14 +54,13 @@ class EdgeGossip:
     def __init__(
         self,
         world: World,
-        simulation: SimulationParameters,
         number: int,
         progress: EdgeProgress,
         neighbours: NeighbourModels,
         models: EncodedModels,
         compute: ComputeThread,
     ) -> None:
-        self._world, self._simulation, self._number = world, simulation, number
+        self._world, self._number = world, number
         self._progress, self._neighbours, self._models = progress, neighbours, models
         self._compute = compute
         self._workspace: Workspace | None = None
@@ -145,13 +142,13 @@ class EdgeGossip:
         if self._workspace is None:
             world = self._world
             self._workspace = Workspace(world.task, world.training, world.compress)
-        samples = self._simulation.evaluate_samples or None
+        samples = self._world.evaluation.samples or None
         model = self._world.edge_rules.read_average(model)
         found = evaluate(model, self._workspace, samples, self._world.setting.seed)
         each: tuple[float, ...] = ()
-        if self._simulation.device_accuracy != "never":
+        if self._world.evaluation.device_accuracy != "never":
             values = [found.per_sample] * len(devices)
-            each = tuple(measure_each(self._world, self._simulation, devices, values).tolist())
+            each = tuple(measure_each(self._world, devices, values).tolist())
         return ModelScores(found.metric, take_means(found), each)
 
     async def give_model(self, caller: Identity, request: PeerModelRequest) -> PeerModelAnswer:

@@ -38,7 +38,6 @@ from cfel.deployment.protocol.peer_requests import StatusAnswer, StatusRequest
 from cfel.deployment.security.credentials import CredentialFiles
 from cfel.deployment.security.identity import Identity
 from cfel.deployment.security.rejections import count_rejection, should_log
-from cfel.rounds.parameters import SimulationParameters
 from cfel.status import Status
 from cfel.world import World
 
@@ -60,7 +59,6 @@ class EdgeNode:
 
     Args:
         world: what is run.
-        simulation: accounts, evaluation, when to stop.
         deployment: deadlines and limits.
         number: its cluster.
         directory: where it keeps what it must not forget.
@@ -75,13 +73,13 @@ class EdgeNode:
     def __init__(
         self,
         world: World,
-        simulation: SimulationParameters,
         deployment: DeploymentParameters,
         number: int,
         directory: Path,
         calls: Calls,
         credentials: CredentialFiles | None = None,
     ) -> None:
+        world = choose_accounting(world, deployment)
         self._world, self._deployment, self._credentials = world, deployment, credentials
         self.identity = Identity("edge", number)
         self.endpoints: dict[type[AnyRequest], Endpoint] = {}
@@ -92,7 +90,7 @@ class EdgeNode:
         self._limits = describe_limits(world.setting.scheme, deployment)
         if self._limits:
             _LOG.warning("%s", self._limits)
-        simulation, models = choose_accounting(simulation, deployment), EncodedModels()
+        models = EncodedModels()
         self._compute, self._disk = ComputeThread(), DiskHealth(time.monotonic)
         self._faults = PeerFaults(time.monotonic)
         self._contacts = self._make_contacts()
@@ -100,14 +98,13 @@ class EdgeNode:
         # The coordinator calls its own edge server like any other, only without the network.
         everywhere = LocalCalls(self.identity, calls, self.endpoints)
         self.devices = self._make_device_service(models)
-        self.server = self._make_server(simulation, directory, everywhere, models)
+        self.server = self._make_server(directory, everywhere, models)
         self._role = CoordinatorRole(
             self.server,
             everywhere,
             self._compute,
             self._disk,
             world,
-            simulation,
             deployment,
             self._on_implausible,
             self._is_gone,
@@ -145,14 +142,11 @@ class EdgeNode:
             models,
         )
 
-    def _make_server(
-        self, simulation: SimulationParameters, directory: Path, calls: Calls, models: EncodedModels
-    ) -> EdgeServer:
+    def _make_server(self, directory: Path, calls: Calls, models: EncodedModels) -> EdgeServer:
         # A command may arrive before the first heartbeat of a new leader does.
         wait_seconds = 2 * self._deployment.election_seconds
         return EdgeServer(
             self._world,
-            simulation,
             self.identity.number,
             directory,
             self.devices,

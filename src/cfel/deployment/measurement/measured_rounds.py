@@ -18,7 +18,6 @@ from cfel.deployment.measurement.meters import RunningRatio
 from cfel.deployment.parameters import DeploymentParameters
 from cfel.deployment.protocol.device_requests import MeasurementReport
 from cfel.rounds.kernel import EdgeRoundOutcome
-from cfel.rounds.parameters import SimulationParameters
 from cfel.system import Conditions
 from cfel.world import World
 
@@ -64,11 +63,11 @@ class EdgeRoundMeasurements:
     devices: tuple[MeasurementReport | None, ...]
 
 
-def choose_accounting(
-    simulation: SimulationParameters, deployment: DeploymentParameters
-) -> SimulationParameters:
+def choose_accounting(world: World, deployment: DeploymentParameters) -> World:
     """Makes budgets count realised costs where conditions are measured."""
-    return replace(simulation, accounting="realised") if deployment.measures else simulation
+    if not deployment.measures:
+        return world
+    return replace(world, setting=replace(world.setting, accounting="realised"))
 
 
 def describe_limits(scheme: Scheme, deployment: DeploymentParameters) -> str:

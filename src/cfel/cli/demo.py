@@ -20,7 +20,7 @@ def register(commands: Commands) -> None:
     add_out_option(parser, "output directory (default: cfel-demo, or cfel-demo-2, …)")
     parser.add_argument("--resume", action="store_true", help="resume the demo in DIR")
     add_run_options(parser)
-    parser.set_defaults(run=run, target=None)
+    parser.set_defaults(run=run, schemes=parse_names(SCHEMES), seeds=None, target=None)
 
 
 def run(arguments: argparse.Namespace) -> int:
@@ -29,8 +29,8 @@ def run(arguments: argparse.Namespace) -> int:
     experiment = replace_engine(preset_experiment("demo", arguments.set, ANY_CODE), arguments.engine)
     if arguments.resume and arguments.out is None:
         raise InputError("--resume: needs --out, the directory of the demo to resume")
-    out = arguments.out or _find_free_directory("cfel-demo")
-    return compare_and_print(experiment, parse_names(SCHEMES), [experiment.seed], out, arguments)
+    arguments.out = arguments.out or _find_free_directory("cfel-demo")
+    return compare_and_print(experiment, arguments)
 
 
 def _find_free_directory(name: str) -> Path:

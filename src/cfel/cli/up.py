@@ -6,6 +6,7 @@ import sys
 from pathlib import Path
 
 from cfel.api.progress import defer_interrupt
+from cfel.api.results import load_result
 from cfel.cli.arguments import Commands, add_command, add_json_option, add_out_option, add_set_option
 from cfel.cli.node import add_log_options, choose_log_settings
 from cfel.cli.run import add_experiment_argument, print_run_result, read_experiment
@@ -76,8 +77,8 @@ def run(arguments: argparse.Namespace) -> int:
             import_from=(arguments.experiment.absolute().parent, Path().absolute()),
         )
         try:
-            records = launch_federation(experiment, out, options)
+            launch_federation(experiment, out, options)
         except KeyboardInterrupt:
             view.print_line(f"all processes stopped; to resume: {_resume_command(arguments, out)}")
             raise
-    return print_run_result(arguments, experiment, out, records)
+    return print_run_result(arguments, load_result(out, experiment))

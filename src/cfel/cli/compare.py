@@ -30,9 +30,9 @@ HEADINGS = (
 SCHEMES = "hcef_plus,hcef,cef,cef_c,cef_f,mll_sgd"
 
 
-def register(commands: Commands) -> None:
+def register(commands: Commands, name: str) -> None:
     """Adds the command."""
-    parser = add_command(commands, "compare", EXAMPLE)
+    parser = add_command(commands, name, EXAMPLE)
     add_experiment_argument(parser)
     parser.add_argument(
         "--schemes",

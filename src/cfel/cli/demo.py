@@ -14,9 +14,9 @@ from cfel.plugins import ANY_CODE, import_from
 EXAMPLE = "  cfel demo --out cfel-demo"
 
 
-def register(commands: Commands) -> None:
+def register(commands: Commands, name: str) -> None:
     """Adds the command."""
-    parser = add_command(commands, "demo", EXAMPLE)
+    parser = add_command(commands, name, EXAMPLE)
     add_out_option(parser, "output directory (default: cfel-demo, or cfel-demo-2, …)")
     parser.add_argument("--resume", action="store_true", help="resume the demo in DIR")
     add_run_options(parser)

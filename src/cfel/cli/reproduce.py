@@ -36,9 +36,9 @@ EXAMPLE = """  cfel reproduce table1 --dataset cifar10 --data data/cifar10 --sca
   cfel reproduce table1 --dataset femnist --data data/femnist --scale full --land results/femnist"""
 
 
-def register(commands: Commands) -> None:
+def register(commands: Commands, name: str) -> None:
     """Adds the command."""
-    parser = add_command(commands, "reproduce", EXAMPLE)
+    parser = add_command(commands, name, EXAMPLE)
     parser.add_argument("item", choices=ITEMS, help="table or figure; rates selects the learning rates")
     parser.add_argument("--dataset", choices=DATASETS, required=True, help="data set")
     parser.add_argument("--data", type=Path, required=True, metavar="DIR", help="folder of the data set")

@@ -31,9 +31,9 @@ ENGINE_HELP = (
 )
 
 
-def register(commands: Commands) -> None:
+def register(commands: Commands, name: str) -> None:
     """Adds the command."""
-    parser = add_command(commands, "run", EXAMPLE)
+    parser = add_command(commands, name, EXAMPLE)
     add_experiment_argument(parser)
     add_out_option(parser, "run directory (default runs/NAME)")
     parser.add_argument("--resume", action="store_true", help="resume the run in DIR")

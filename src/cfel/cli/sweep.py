@@ -28,9 +28,9 @@ EXAMPLE = """  cfel sweep experiment.toml --over local.learning_rate=0.01,0.05 -
 MEASURED = ("time\ns", "energy\nkJ", "final\naccuracy", "budget\nof time", "budget\nof energy")
 
 
-def register(commands: Commands) -> None:
+def register(commands: Commands, name: str) -> None:
     """Adds the command."""
-    parser = add_command(commands, "sweep", EXAMPLE)
+    parser = add_command(commands, name, EXAMPLE)
     add_experiment_argument(parser)
     parser.add_argument(
         "--over",

@@ -26,9 +26,9 @@ EXAMPLE = """  cfel tune experiment.toml --over local.learning_rate=0.001..0.3:l
 MOST_ROWS = 10
 
 
-def register(commands: Commands) -> None:
+def register(commands: Commands, name: str) -> None:
     """Adds the command."""
-    parser = add_command(commands, "tune", EXAMPLE)
+    parser = add_command(commands, name, EXAMPLE)
     add_experiment_argument(parser)
     parser.add_argument(
         "--over",

@@ -132,9 +132,11 @@ class Commands(_Lines):
 
 
 def _help(name: str) -> list[str]:
+    from cfel.cli.dispatch import find_command
+
     parser = argparse.ArgumentParser(prog="cfel")
     commands = parser.add_subparsers()
-    import_module(f"cfel.cli.{name}").register(commands)
+    find_command(name).register(commands, name)
     whole = commands.choices[name]
     sections = [(name, whole)]
     for action in whole._actions:

@@ -14,10 +14,9 @@ from typing import TYPE_CHECKING
 from cfel.extras import import_on_use
 
 if TYPE_CHECKING:
-    from cfel.api.interface import compare, load, run, simulate, sweep, tune
     from cfel.api.plan import FleetPlan, plan
-    from cfel.api.results import Comparison, RunResult, Simulation
-    from cfel.api.sweeps import Sweep, Tuning
+    from cfel.api.results import Comparison, RunResult, Sweep, Tuning
+    from cfel.api.runs import Simulation, compare, load, run, simulate, sweep, tune
     from cfel.control.problem import RoundProblem
     from cfel.control.solution import Solution
     from cfel.control.solve import solve
@@ -70,19 +69,19 @@ _MODULES = {
     "RoundProblem": "control.problem",
     "RoundRecord": "runlog.records",
     "RunResult": "api.results",
-    "Simulation": "api.results",
+    "Simulation": "api.runs",
     "Solution": "control.solution",
-    "Sweep": "api.sweeps",
+    "Sweep": "api.results",
     "Task": "learning.task",
-    "Tuning": "api.sweeps",
-    "compare": "api.interface",
-    "load": "api.interface",
+    "Tuning": "api.results",
+    "compare": "api.runs",
+    "load": "api.runs",
     "plan": "api.plan",
-    "run": "api.interface",
-    "simulate": "api.interface",
+    "run": "api.runs",
+    "simulate": "api.runs",
     "solve": "control.solve",
-    "sweep": "api.interface",
-    "tune": "api.interface",
+    "sweep": "api.runs",
+    "tune": "api.runs",
 }
 
 if not TYPE_CHECKING:

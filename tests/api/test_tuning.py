@@ -6,7 +6,7 @@ from pathlib import Path
 import pytest
 
 import cfel
-from cfel.api.sweeps import parse_range, score_run
+from cfel.api.runs import parse_range, score_run
 from cfel.errors import InputError
 from cfel.report import load_run
 from cfel.runlog import RoundRecord

@@ -1,5 +1,7 @@
 """`cfel export`: the consensus model of a run, and one edge server's."""
 
+import subprocess
+import sys
 from pathlib import Path
 
 import numpy as np
@@ -7,6 +9,7 @@ import pytest
 import torch
 from safetensors.numpy import load_file
 
+from cfel.extras import EXTRAS
 from cfel.learning.data import digits
 from cfel.learning.models import files as onnx_files
 from cfel.learning.models.builders import mlp
@@ -90,6 +93,16 @@ def test_without_the_packages(
     answer = run("export", finished, "--to", tmp_path / "model.onnx")
     assert answer.code == 2
     assert "pip install 'cfel[onnx]'" in answer.err.replace("\n", " ")
+
+
+def test_a_simulated_run_needs_no_deployment_packages(finished: Path, tmp_path: Path) -> None:
+    """As without the extra `deploy`: importing any of its packages fails."""
+    blocked = {name: None for name, extra in EXTRAS.items() if extra == "deploy"}
+    words = ["export", str(finished), "--to", str(tmp_path / "model.safetensors")]
+    code = f"import sys; sys.modules.update({blocked}); from cfel.cli import main; sys.exit(main({words}))"
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=False)
+    assert (done.returncode, done.stderr) == (0, "")
+    assert "consensus model after global round 2" in done.stdout
 
 
 def test_what_cannot_be_exported(run: Run, finished: Path, tmp_path: Path) -> None:

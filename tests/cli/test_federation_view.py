@@ -13,8 +13,7 @@ from pathlib import Path
 import pytest
 from rich.console import Console
 
-from cfel.cli.status import FederationView
-from cfel.cli.up import _resume_command
+from cfel.cli.up import FederationView, _resume_command
 from cfel.runlog import RoundRecord
 from cfel.runlog.records import read_log
 from cfel.status import ClusterStatus, DeviceStatus, Status

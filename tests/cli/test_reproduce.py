@@ -9,12 +9,12 @@ from typing import Any
 
 import pytest
 
-from cfel.api.runs import RunOptions
+from cfel.api.runs import RunOptions, run_all
 from cfel.cli.reproduce import describe_forecast
 from cfel.report import load_runs
 from cfel.report.landed import land_study
 from cfel.reproduce.items import ReproductionRequest, plan_runs
-from cfel.reproduce.reproduction import count_rounds_left, execute_runs, write_results
+from cfel.reproduce.reproduction import count_rounds_left, write_results
 from cfel.runlog import WALL_CLOCK_FIELDS
 from tests.cli.conftest import Run
 from tests.paper_data import write_cifar10, write_femnist
@@ -47,7 +47,7 @@ def finished(data: dict[str, Path], tmp_path_factory: pytest.TempPathFactory) ->
     place = tmp_path_factory.mktemp("finished") / "out"
     request = ReproductionRequest("table1", "cifar10", data["cifar10"], "smoke", ("cef",))
     words = ("/opt/bin/cfel", "reproduce", "--data", str(data["cifar10"]), "--set", "data.path=/x/y", "/z")
-    execute_runs(plan_runs(request, {}), place, RunOptions(words, resume=True))
+    run_all(plan_runs(request, {}, place), place, RunOptions(words, resume=True))
     write_results(request, place)
     return place
 
@@ -134,19 +134,19 @@ def test_accuracy_shows_the_runs_of_table1(run: Run, data: dict[str, Path], fini
 def test_it_resumes_where_it_stopped(data: dict[str, Path], out: Path) -> None:
     """Interrupted after its first round, then resumed: the same log as without."""
     request = ReproductionRequest("table1", "cifar10", data["cifar10"], "smoke", ("cef", "hcef"))
-    runs = plan_runs(request, {})
+    cut, whole = (plan_runs(request, {}, out / way) for way in ("cut", "whole"))
     with pytest.raises(KeyboardInterrupt):
-        execute_runs(runs, out / "cut", RunOptions(interrupted=lambda: True, resume=True))
-    assert [count_rounds_left(each, out / "cut") for each in runs] == [1, 2]
-    execute_runs(runs, out / "cut", RunOptions(resume=True))
-    execute_runs(runs, out / "whole", RunOptions(resume=True))
-    for each in runs:
+        run_all(cut, out, RunOptions(interrupted=lambda: True, resume=True))
+    assert [count_rounds_left(each) for each in cut] == [1, 2]
+    run_all(cut, out, RunOptions(resume=True))
+    run_all(whole, out, RunOptions(resume=True))
+    for pair in zip(cut, whole, strict=True):
         logs = [
-            [_timeless(line) for line in (out / way / each.place / "rounds.jsonl").read_text().splitlines()]
-            for way in ("cut", "whole")
+            [_timeless(line) for line in (each.directory / "rounds.jsonl").read_text().splitlines()]
+            for each in pair
         ]
         assert logs[0] == logs[1]
-        assert count_rounds_left(each, out / "cut") == 0
+        assert count_rounds_left(pair[0]) == 0
 
 
 def _timeless(line: str) -> dict[str, object]:
@@ -187,8 +187,8 @@ def test_reports_on_what_is_there(run: Run, data: dict[str, Path], finished: Pat
 
 
 def test_an_estimate_comes_first(data: dict[str, Path], out: Path) -> None:
-    runs = plan_runs(ReproductionRequest("table1", "cifar10", data["cifar10"], "smoke", ("cef",)), {})
-    assert describe_forecast(runs, out).startswith("1 run, 2 global rounds left: at most about ")
+    runs = plan_runs(ReproductionRequest("table1", "cifar10", data["cifar10"], "smoke", ("cef",)), {}, out)
+    assert describe_forecast(runs).startswith("1 run, 2 global rounds left: at most about ")
 
 
 def test_femnist_has_no_beta(run: Run, data: dict[str, Path], out: Path) -> None:

@@ -6,10 +6,11 @@ from pathlib import Path
 
 import pytest
 
+from cfel.api.runs import PlannedRun
 from cfel.cli.reproduce import describe_forecast
 from cfel.report import load_runs
 from cfel.report.landed import land_study
-from cfel.reproduce.items import PlannedRun, ReproductionRequest, load_base_experiment
+from cfel.reproduce.items import ReproductionRequest, load_base_experiment
 from cfel.reproduce.reproduction import count_rounds_left
 from tests.cli.conftest import Answer, Run
 from tests.report.conftest import record, write_run
@@ -147,12 +148,12 @@ def test_rounds_left(tmp_path: Path) -> None:
         request = ReproductionRequest(
             "table1", "cifar10", tmp_path, "full", changes=("rounds.global=200", *changes)
         )
-        return count_rounds_left(PlannedRun(Path(place), "x", load_base_experiment(request)), out)
+        return count_rounds_left(PlannedRun("x", load_base_experiment(request), out / place))
 
     assert left("cef/seed-0", "rounds.stop=rounds") == 197
     assert left("cef/seed-0", "rounds.stop=target") == 0
     assert left("cef/seed-0", "rounds.stop=budget") == 0
     assert left("nowhere") == 200
     request = ReproductionRequest("table1", "cifar10", tmp_path, "full", changes=("rounds.global=3",))
-    planned = [PlannedRun(Path("cef/seed-0"), "x", load_base_experiment(request))]
-    assert describe_forecast(planned, out) == "nothing left to run: 1 run finished"
+    planned = [PlannedRun("x", load_base_experiment(request), out / "cef/seed-0")]
+    assert describe_forecast(planned) == "nothing left to run: 1 run finished"

@@ -4,13 +4,13 @@ from pathlib import Path
 
 import pytest
 
+from cfel.api.runs import PlannedRun
 from cfel.errors import InputError
 from cfel.experiment import load_experiment
 from cfel.reproduce.items import (
     DATASETS,
     ITEMS,
     SCALES,
-    PlannedRun,
     ReproductionRequest,
     dump_rates,
     find_experiments,
@@ -25,7 +25,7 @@ ANYWHERE = Path("/anywhere")
 
 
 def planned(item: str, dataset: str = "cifar10", scale: str = "full", **more: object) -> list[PlannedRun]:
-    return plan_runs(ReproductionRequest(item, dataset, ANYWHERE, scale, **more), {})  # type: ignore[arg-type]
+    return plan_runs(ReproductionRequest(item, dataset, ANYWHERE, scale, **more), {}, Path())  # type: ignore[arg-type]
 
 
 def test_every_experiment_file_can_be_run() -> None:
@@ -47,7 +47,7 @@ def test_every_item_is_planned_at_every_scale(item: str, dataset: str, scale: st
             planned(item, dataset, scale)
         return
     runs = planned(item, dataset, scale)
-    assert len({run.place for run in runs}) == len(runs)
+    assert len({run.directory for run in runs}) == len(runs)
     assert all(run.experiment.data.path == str(ANYWHERE) for run in runs)
     charged = {run.experiment.model.charged_parameters for run in runs}
     real = {"cifar10": 269_722, "femnist": 6_603_710}[dataset]
@@ -76,7 +76,7 @@ def test_sweeps_have_the_papers_values() -> None:
     edges = [run.experiment.topology for run in planned("topology", schemes=("cef",))]
     assert [each.p_edge for each in edges] == [0.2, 0.4, 0.6, 0.8, 1.0]
     assert {each.kind for each in edges} == {"erdos-renyi"}
-    assert planned("topology", schemes=("cef",))[0].place == Path("0.2/cef/seed-0")
+    assert planned("topology", schemes=("cef",))[0].directory == Path("0.2/cef/seed-0")
 
 
 @pytest.mark.parametrize(("item", "field"), [("q", "edge_rounds"), ("tau", "local_steps")])
@@ -111,7 +111,9 @@ def test_chosen_rates_are_used(tmp_path: Path) -> None:
     rates = load_rates(table, "cifar10", "full")
     assert rates == {"hcef": 0.1}
     assert load_rates(table, "femnist", "full") == {}
-    runs = plan_runs(ReproductionRequest("table1", "cifar10", ANYWHERE, "full", ("hcef", "cef")), rates)
+    runs = plan_runs(
+        ReproductionRequest("table1", "cifar10", ANYWHERE, "full", ("hcef", "cef")), rates, Path()
+    )
     assert [run.experiment.local.learning_rate for run in runs] == [0.1, 0.05]
 
 
@@ -136,10 +138,10 @@ def test_the_users_rounds_are_those_at_the_papers_periods() -> None:
     assert [run.experiment.rounds.global_rounds for run in runs] == [20, 10, 7, 5, 4]
 
 
-def test_seconds_that_are_left(tmp_path: Path) -> None:
+def test_seconds_that_are_left() -> None:
     """Two rounds of 4 devices · 1 edge round · 1 step at 1 s and 2 evaluations at ½ s: 10 s a run."""
     runs = planned("table1", scale="smoke", schemes=("cef", "hcef"))
-    assert estimate_seconds(runs, tmp_path, Pace(1.0, 0.5)) == 20.0
+    assert estimate_seconds(runs, Pace(1.0, 0.5)) == 20.0
 
 
 def test_the_papers_values() -> None:

@@ -136,7 +136,7 @@ def test_a_node_is_removed_during_a_comparison(tmp_path: Path) -> None:
     assert code == 0, errors
     assert "is lost; its runs resume elsewhere" in errors
     experiment = load_experiment(EXAMPLE, LONG)
-    compare(experiment, schemes, seeds, tmp_path / "threads", RunOptions())
+    compare(experiment, schemes, seeds, out=tmp_path / "threads", progress=False)
     for run in (f"{scheme}/seed-{seed}" for scheme in schemes for seed in seeds):
         assert read_log(out / run) == read_log(tmp_path / "threads" / run), run
     assert (out / "summary.json").exists()

@@ -6,7 +6,7 @@ from typing import TYPE_CHECKING, NoReturn
 
 import pytest
 
-from cfel.api.runs import PlacedRun, RunOptions, run_all, run_experiment
+from cfel.api.runs import PlannedRun, RunOptions, run_all, run_experiment
 from cfel.errors import InputError, RunDirectoryError, ScaleoutError, StorageError
 from cfel.experiment import Experiment
 from cfel.runlog import RunDirectory
@@ -109,10 +109,12 @@ def test_no_worker_at_all(fake_ray: "FakeRay") -> None:
         on_ray(REMEMBERING)
 
 
-def sweep(folder: Path, engine: str = "ray") -> list[PlacedRun]:
+def sweep(folder: Path, engine: str = "ray") -> list[PlannedRun]:
     """Four small runs, which two cores do better side by side."""
     base = replace(REMEMBERING, simulation=replace(REMEMBERING.simulation, engine=engine))
-    return [PlacedRun(f"seed {seed}", replace(base, seed=seed), folder / f"seed-{seed}") for seed in range(4)]
+    return [
+        PlannedRun(f"seed {seed}", replace(base, seed=seed), folder / f"seed-{seed}") for seed in range(4)
+    ]
 
 
 @pytest.mark.long

@@ -8,7 +8,7 @@ from dataclasses import replace
 import pytest
 from rich.console import Console
 
-from cfel.cli.status import FederationView
+from cfel.cli.up import FederationView
 from cfel.dashboard.metrics import metrics_text
 from cfel.deployment.security.rejections import MOST_CHARACTERS, count_rejection, shorten
 from cfel.status import ClusterStatus, Curve, DeviceStatus, ElectionEvent, Status

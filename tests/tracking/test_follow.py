@@ -10,7 +10,7 @@ import pytest
 from torch import nn
 
 import cfel
-from cfel.api.runs import RunOptions, place_run, run_all
+from cfel.api.runs import RunOptions, plan_run, run_all
 from cfel.errors import InputError, RunBusyError, RunDirectoryError
 from cfel.extras import MissingExtraError
 from cfel.runlog import RoundRecord, RunWriter
@@ -118,7 +118,7 @@ def test_a_tracker_that_fails_is_reported_for_every_run(tmp_path: Path) -> None:
     dropout = make_experiment(nn.Sequential(nn.Linear(4, 2), nn.Dropout())).change(
         {"simulation.engine": "auto"}
     )
-    runs = [place_run(dropout, seed, tmp_path) for seed in (0, 1, 2)]
+    runs = [plan_run(dropout, "hcef", seed, tmp_path) for seed in (0, 1, 2)]
     messages: list[str] = []
     run_all(runs, tmp_path, RunOptions(notify=messages.append, trackers={"broken": Notebook("round")}))
     about_engine = [words for words in messages if words.startswith("engine: threads")]

@@ -1,4 +1,4 @@
-"""Progress of simulated runs on standard error: round, accuracy, virtual time, energy and remaining time.
+"""What a user sees and does while runs are executed: progress bars on standard error, and Ctrl-C.
 
 The same bars serve the command line, scripts and notebooks.
 """
@@ -7,7 +7,6 @@ import signal
 import threading
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
-from dataclasses import replace
 from importlib.util import find_spec
 from types import FrameType, TracebackType
 from typing import Self
@@ -15,12 +14,7 @@ from typing import Self
 from rich.console import Console
 from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeRemainingColumn
 
-from cfel.api.runs import RunOptions
 from cfel.runlog import RoundRecord
-
-# --------------------------------------------------------------------------------------------------
-# Ctrl-C during a run: the first one stops it after the current round, the second one at once.
-
 
 NOTICE = (
     "stopping after this round; --resume continues from its checkpoint; press Ctrl-C again to stop at once"
@@ -94,14 +88,9 @@ class RunProgress:
     ) -> None:
         self._bars.stop()
 
-    @property
-    def has_rounds(self) -> bool:
-        """Whether any run has finished a round."""
-        return bool(self._tasks)
-
     def print_line(self, text: str) -> None:
         """Prints a line above the bars."""
-        self._bars.console.print(text, highlight=False, soft_wrap=True)
+        self._bars.console.print(text, markup=False, highlight=False, soft_wrap=True)
 
     def on_round(self, name: str, record: RoundRecord) -> None:
         """Advances the bar of a run."""
@@ -116,26 +105,3 @@ def _open_console() -> Console:
     """A console on standard error: standard output is for the result alone, so that it can be piped."""
     # Bars in a notebook are a widget. Without its package rich would warn at every refresh.
     return Console(stderr=True, force_jupyter=None if find_spec("ipywidgets") else False)
-
-
-@contextmanager
-def track_runs(
-    rounds: int, options: RunOptions, show: bool = True
-) -> Iterator[tuple[RunProgress, RunOptions]]:
-    """Shows progress and defers Ctrl-C while runs are executed with the options it yields.
-
-    Args:
-        rounds: global rounds of the longest run.
-        options: how to execute the runs.
-        show: whether to show anything.
-    """
-    with RunProgress(rounds, quiet=not show) as progress:
-
-        def on_round(name: str, record: RoundRecord) -> None:
-            progress.on_round(name, record)
-            if options.on_round is not None:
-                options.on_round(name, record)
-
-        notify = progress.print_line if show else options.notify
-        with defer_interrupt(notify) as interrupted:
-            yield progress, replace(options, on_round=on_round, interrupted=interrupted, notify=notify)

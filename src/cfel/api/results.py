@@ -1,12 +1,10 @@
-"""A run as an object: its rounds, plans and devices as Arrow tables, its figures, its report, its model.
+"""The results of runs: `RunResult` of one, `Comparison`, `Sweep` and `Tuning` of several.
 
-Everything is read from the run directory, so that a result is the same whether the run was just made or
+Everything is read from the run directories, so that a result is the same whether the runs were just made or
 loaded later. Tables are always Arrow's; `.to_pandas()` makes a pandas frame of one.
 """
 
-import time
-from collections.abc import Iterator, Sequence
-from contextlib import closing
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, fields
 from os import PathLike
 from pathlib import Path
@@ -17,17 +15,13 @@ import pyarrow as pa
 from torch import nn
 
 from cfel.api.export import load_module
-from cfel.api.runs import RunOptions, open_executor
-from cfel.errors import InputError
 from cfel.experiment import Experiment, load_directory_experiment
-from cfel.extras import explain_missing_extra
-from cfel.learning.edge_update import mean_model
+from cfel.extras import MissingExtraError, explain_missing_extra
 from cfel.plugins import BUILT_IN_ONLY, CodePolicy
-from cfel.report.load import Run, find_target, group_by_scheme, load_all, load_run
+from cfel.report.load import SWEEP_FILE, Run, find_target, group_by_scheme, load_all, load_run, name_setting
 from cfel.report.summary import list_overruns, measure, summarise
 from cfel.runlog import PlanTable, RoundRecord
 from cfel.runlog.plans import column_names
-from cfel.simulation import RoundOutcome, initial_state, simulate
 from cfel.wording import plural
 
 if TYPE_CHECKING:
@@ -113,14 +107,11 @@ class RunResult:
                 "decisions-0", "stragglers-0" or "backhaul".
             target: accuracy to mark; None for the experiment's.
         """
-        return draw((self.run,), figure, self.run.target if target is None else target)
+        return _draw((self.run,), figure, self.run.target if target is None else target)
 
     def report(self) -> Path:
         """Writes `report.html` and its figures into the run directory; returns the page's path."""
-        with explain_missing_extra():
-            from cfel.report import write_report
-
-        return write_report(self.path)
+        return _write_report(self.path)
 
     def export_figures(self, to: str | PathLike[str], formats: Sequence[str] = FORMATS) -> tuple[Path, ...]:
         """Writes every figure of the report into the directory `to`; returns the files.
@@ -132,7 +123,7 @@ class RunResult:
         Raises:
             InputError: there is no such format.
         """
-        return export((self.run,), to, formats, self.run.target)
+        return _export_figures((self.run,), to, formats, self.run.target)
 
     def model(self, edge: int | None = None, device: int | None = None) -> nn.Module:
         """The trained model, in evaluation mode.
@@ -161,19 +152,167 @@ def load_result(
     return RunResult(load_run(path), experiment, code)
 
 
-def draw(runs: Sequence[Run], figure: str, target: float | None) -> "Picture":
+@dataclass(frozen=True, slots=True, eq=False, repr=False)
+class RunSet:
+    """Several runs.
+
+    Attributes:
+        path: the directory that contains them.
+        runs: their results.
+        target: accuracy to reach, or None.
+    """
+
+    path: Path
+    runs: tuple[RunResult, ...]
+    target: float | None
+
+    @property
+    def summary(self) -> dict[str, Any]:
+        """The content of `summary.json`: means over seeds and intervals; of schemes also gains over CEF."""
+        return summarise([each.run for each in self.runs], self.target)
+
+    @property
+    def table(self) -> pa.Table:
+        """One row per run: scheme or values, seed, time and energy to the target, final accuracy, costs."""
+        rows = [
+            {**_label(each.run), "seed": each.run.seed, **measure(each.run, self.target)}
+            for each in self.runs
+        ]
+        return pa.Table.from_pylist(rows)
+
+    def plot(self, figure: str = FIGURE) -> "Picture":
+        """Draws a figure of the report with one line per scheme or setting; see `RunResult.plot`.
+
+        Where runs differ by values of keys, "by-key-0", "by-key-1", … also show the final accuracy by the
+        values of each key, and "costs-by-key-0", … time and energy to the target.
+        """
+        return _draw([each.run for each in self.runs], figure, self.target)
+
+    def report(self) -> Path:
+        """Writes `report.html` and its figures into the directory; returns the page's path."""
+        return _write_report(self.path, self.target)
+
+    def export_figures(self, to: str | PathLike[str], formats: Sequence[str] = FORMATS) -> tuple[Path, ...]:
+        """Writes every figure of the report into the directory `to`; see `RunResult.export_figures`."""
+        return _export_figures([each.run for each in self.runs], to, formats, self.target)
+
+
+def _label(run: Run) -> Mapping[str, Any]:
+    return run.setting or {"scheme": run.scheme}
+
+
+class Comparison(RunSet):
+    """Runs of several schemes and seeds.
+
+    Attributes:
+        path: the directory that contains them.
+        runs: one result per scheme and seed.
+        target: accuracy to reach, or None.
+    """
+
+    __slots__ = ()
+
+    def __repr__(self) -> str:
+        schemes = dict.fromkeys(each.run.scheme for each in self.runs)
+        return f"<Comparison {str(self.path)!r}: {len(self.runs)} runs of {', '.join(schemes)}>"
+
+
+class Sweep(RunSet):
+    """Runs with every combination of some values of some keys.
+
+    Attributes:
+        path: the directory that contains them.
+        runs: one result per combination and seed.
+        target: accuracy to reach, or None.
+    """
+
+    __slots__ = ()
+
+    @property
+    def settings(self) -> tuple[Mapping[str, Any], ...]:
+        """Of each run, its values by key; objects by their names."""
+        return tuple(each.run.setting for each in self.runs)
+
+    def __repr__(self) -> str:
+        keys = ", ".join(self.settings[0]) if self.settings else "nothing"
+        return f"<Sweep {str(self.path)!r}: {len(self.runs)} runs over {keys}>"
+
+
+@dataclass(frozen=True, slots=True)
+class TuningTrial:
+    """One choice of values.
+
+    Attributes:
+        values: by key.
+        score: mean over seeds of the held-out accuracy within the budgets.
+    """
+
+    values: Mapping[str, Any]
+    score: float
+
+
+@dataclass(frozen=True, slots=True, eq=False, repr=False)
+class Tuning(RunSet):
+    """The result of `tune`; accuracies are held-out accuracies.
+
+    Attributes:
+        path: the directory with the runs of all trials.
+        runs: the runs of complete trials, those of the best trial first.
+        target: accuracy to reach, or None.
+        seeds: of every trial.
+        trials: all that are complete, best first.
+    """
+
+    seeds: tuple[int, ...]
+    trials: tuple[TuningTrial, ...]
+
+    @property
+    def best(self) -> Mapping[str, Any]:
+        """The best values by key, for `experiment.change(tuning.best)`."""
+        return self.trials[0].values
+
+    def __repr__(self) -> str:
+        best = f"{name_setting(self.best)}, {100 * self.trials[0].score:.1f} %"
+        return f"<Tuning {str(self.path)!r}: {len(self.trials)} trials, best {best}>"
+
+
+def load_run_set(path: Path, code: CodePolicy = BUILT_IN_ONLY) -> Comparison | Sweep:
+    """The comparison or the sweep in a directory: those of its runs that have started."""
+    runs = load_all(path)
+    results = tuple(RunResult(run, code=code) for run in runs)
+    return (Sweep if (path / SWEEP_FILE).exists() else Comparison)(path, results, find_target(path, runs))
+
+
+def write_report_if_possible(out: Path, target: float | None, notify: Callable[[str], None]) -> Path | None:
+    """Writes the report; where Matplotlib is missing, says so instead of failing after hours of work."""
+    try:
+        return _write_report(out, target)
+    except MissingExtraError as error:
+        notify(f"no report was written: {error}")
+        return None
+
+
+# Only those who draw need Matplotlib.
+
+
+def _write_report(path: Path, target: float | None = None) -> Path:
+    with explain_missing_extra():
+        from cfel.report import write_report
+
+    return write_report(path, target)
+
+
+def _draw(runs: Sequence[Run], figure: str, target: float | None) -> "Picture":
     """Draws one figure of some runs, which are grouped by scheme."""
-    # Only those who plot need Matplotlib.
     with explain_missing_extra():
         from cfel.report.pictures import draw_one
 
     return draw_one(group_by_scheme(tuple(runs)), figure, target)
 
 
-def export(
+def _export_figures(
     runs: Sequence[Run], to: str | PathLike[str], formats: Sequence[str], target: float | None
 ) -> tuple[Path, ...]:
-    """Writes every figure of some runs into a directory."""
     with explain_missing_extra():
         from cfel.report.pictures import check_formats, draw_pictures, write_pictures
 
@@ -222,119 +361,3 @@ def _sum_devices(run: Run) -> pa.Table:
             "theta_mean": sums["theta"] / present,
         }
     )
-
-
-# --------------------------------------------------------------------------------------------------
-# Several runs as one object: a comparison of schemes.
-
-
-@dataclass(frozen=True, slots=True, eq=False, repr=False)
-class Comparison:
-    """Runs of several schemes and seeds.
-
-    Attributes:
-        path: the directory that contains them.
-        runs: one result per scheme and seed.
-        target: accuracy to reach, or None.
-    """
-
-    path: Path
-    runs: tuple[RunResult, ...]
-    target: float | None
-
-    @property
-    def summary(self) -> dict[str, Any]:
-        """The content of `summary.json`: means over seeds, intervals, gains over CEF."""
-        return summarise([each.run for each in self.runs], self.target)
-
-    @property
-    def table(self) -> pa.Table:
-        """One row per run: scheme, seed, time and energy to the target, final accuracy, costs, budgets."""
-        rows = [
-            {"scheme": each.run.scheme, "seed": each.run.seed, **measure(each.run, self.target)}
-            for each in self.runs
-        ]
-        return pa.Table.from_pylist(rows)
-
-    def plot(self, figure: str = FIGURE) -> "Picture":
-        """Draws a figure of the report with one line per scheme; see `RunResult.plot`."""
-        return draw([each.run for each in self.runs], figure, self.target)
-
-    def report(self) -> Path:
-        """Writes `report.html` and its figures into the directory; returns the page's path."""
-        with explain_missing_extra():
-            from cfel.report import write_report
-
-        return write_report(self.path, self.target)
-
-    def export_figures(self, to: str | PathLike[str], formats: Sequence[str] = FORMATS) -> tuple[Path, ...]:
-        """Writes every figure of the report into the directory `to`; returns the files.
-
-        Args:
-            to: receives the files; created if missing.
-            formats: "svg", "png", and "csv" for the numbers that a figure shows.
-
-        Raises:
-            InputError: there is no such format.
-        """
-        return export([each.run for each in self.runs], to, formats, self.target)
-
-    def __repr__(self) -> str:
-        schemes = dict.fromkeys(each.run.scheme for each in self.runs)
-        return f"<Comparison {str(self.path)!r}: {len(self.runs)} runs of {', '.join(schemes)}>"
-
-
-def load_comparison(path: Path, target: float | None = None) -> Comparison:
-    """The comparison in a directory."""
-    runs = tuple(RunResult(run) for run in load_all(path))
-    known = find_target(path, tuple(each.run for each in runs)) if target is None else target
-    return Comparison(path, runs, known)
-
-
-# --------------------------------------------------------------------------------------------------
-# A simulation that the caller drives: one global round per step, nothing written to disk.
-
-
-class Simulation:
-    """An experiment, simulated round by round while the caller iterates over its records.
-
-    `plans` and `model` show the last round that was yielded. Iterating again starts again.
-
-    Args:
-        experiment: what is run.
-    """
-
-    def __init__(self, experiment: Experiment) -> None:
-        self.experiment = experiment
-        self._world = experiment.build_world()
-        self._last: RoundOutcome | None = None
-
-    def __iter__(self) -> Iterator[RoundRecord]:
-        world = self._world
-        parameters = self.experiment.resolve(world).simulation
-        with open_executor(world, parameters, RunOptions()) as executor:
-            rounds = simulate(world, executor, initial_state(world), time.perf_counter)
-            # A caller may stop early; the work that is under way must end before its executor does.
-            with closing(rounds):  # type: ignore[type-var]
-                for outcome in rounds:
-                    self._last = outcome
-                    yield outcome.record
-
-    @property
-    def plans(self) -> pa.Table:
-        """One row per edge round and device of the last round: orders, conditions and costs."""
-        return tabulate_plan(self._outcome().plans)
-
-    def model(self, edge: int | None = None) -> nn.Module:
-        """The model after the last round, in evaluation mode: one edge server's, or the consensus of all."""
-        models = dict(enumerate(self._outcome().state.models))
-        if edge is not None and edge not in models:
-            raise InputError(f"edge = {edge}: there are edge servers 0 to {len(models) - 1}")
-        flat = self._world.task.build()
-        flat.load(mean_model(self._world.setting.fleet.sizes, models) if edge is None else models[edge])
-        return flat.module.eval()
-
-    def _outcome(self) -> RoundOutcome:
-        if self._last is None:
-            raise InputError("simulate: no round has been simulated yet; iterate first")
-        return self._last

@@ -1,46 +1,78 @@
-"""Single runs and comparisons of several schemes, each run in its own directory."""
+"""Runs experiments: `run`, `simulate`, `compare`, `sweep`, `tune` and `load` of `import cfel`.
 
+The commands of the same names call these functions and print what they return. Every run has its own
+directory; a comparison and a sweep also get a summary and a report of all their runs.
+"""
+
+import json
 import math
+import re
+import sys
 import time
 import tomllib
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from contextlib import AbstractContextManager, ExitStack, contextmanager, nullcontext
+from contextlib import AbstractContextManager, ExitStack, closing, contextmanager, nullcontext
 from dataclasses import dataclass, field, replace
 from functools import partial
+from itertools import product
+from os import PathLike
 from pathlib import Path
-from typing import Any
+from statistics import fmean
+from typing import TYPE_CHECKING, Any
 
+import pyarrow as pa
+from torch import nn
+
+from cfel.api.progress import RunProgress, defer_interrupt
+from cfel.api.results import (
+    Comparison,
+    RunResult,
+    Sweep,
+    Tuning,
+    TuningTrial,
+    load_result,
+    load_run_set,
+    tabulate_plan,
+    write_report_if_possible,
+)
 from cfel.control.scheme import SchemeBuilder
-from cfel.errors import InputError, RunBusyError
-from cfel.experiment import Experiment, experiment_toml, parse_experiment
+from cfel.durable import replace_file, translate_os_errors
+from cfel.errors import DivergedError, InputError, RunBusyError
+from cfel.experiment import Experiment, experiment_toml, load_experiment, parse_experiment
+from cfel.experiment.document import MAIN_KEYS
 from cfel.experiment.experiment import to_document
-from cfel.extras import MissingExtraError, explain_missing_extra
-from cfel.plugins import ANY_CODE, name_variants, parse_variants
-from cfel.report import load_runs, summarise, write_summary
+from cfel.extras import explain_missing_extra
+from cfel.learning.edge_update import mean_model
+from cfel.plugins import ANY_CODE, NOT_FROM_DIRECTORIES, import_from, name_variants, parse_variants
+from cfel.report.load import SWEEP_FILE, Run, load_run, load_runs, name_setting
+from cfel.report.summary import summarise, write_summary
 from cfel.rounds.parameters import SimulationParameters, choose_engine
 from cfel.rounds.run_directory import RunRequest, flatten, reject_unusable
 from cfel.runlog import RoundRecord, RunDirectory, holds_run
 from cfel.scaleout import connect_cluster, ray_executor
-from cfel.simulation import Executor, PoolExecutor, Watch, run_in_directory
-from cfel.tracking import TrackedRun, Tracker, follow_run
+from cfel.simulation import Executor, PoolExecutor, RoundOutcome, Watch, initial_state, run_in_directory
+from cfel.simulation import simulate as simulate_rounds
+from cfel.tracking import TrackedRun, Tracker, choose_trackers, follow_run
 from cfel.world import World
 
-# --------------------------------------------------------------------------------------------------
-# How runs are executed, whatever the experiment: progress, trackers, interruption, resuming, the cluster.
+if TYPE_CHECKING:
+    import optuna
 
+Source = Experiment | str | PathLike[str]
+"""An experiment, or the path of an experiment file."""
 
-OnRound = Callable[[str, RoundRecord], None]
-"""Called after every round, with the name of the run and the round's record."""
+Track = str | Tracker | Sequence[str | Tracker]
+"""Names of trackers, or functions that open a sink."""
 
 
 @dataclass(frozen=True, slots=True)
 class RunOptions:
-    """How to execute runs.
+    """How to execute runs, whatever their experiments, and whom to tell about them.
 
     Attributes:
         command: the command line, kept in `environment.json`.
         resume: continue runs that already exist.
-        on_round: called after every round.
+        on_round: called after every round, with the name of the run and the round's record.
         interrupted: checked after every round; true ends the run there, with a checkpoint.
         notify: receives one-line messages for the user.
         ray_address: the cluster to use with engine "ray"; None starts one on this machine.
@@ -49,7 +81,7 @@ class RunOptions:
 
     command: tuple[str, ...] = ()
     resume: bool = False
-    on_round: OnRound | None = None
+    on_round: Callable[[str, RoundRecord], None] | None = None
     interrupted: Callable[[], bool] = lambda: False
     notify: Callable[[str], None] = lambda _: None
     ray_address: str | None = None
@@ -73,15 +105,562 @@ class RunOptions:
 
             yield report
 
+    @contextmanager
+    def show_progress(self, rounds: int, show: bool = True) -> Iterator["RunOptions"]:
+        """Gives these options with progress bars for runs of so many rounds, and with a deferred Ctrl-C."""
+        with RunProgress(rounds, quiet=not show) as progress:
 
-# --------------------------------------------------------------------------------------------------
-# Comparisons on a Ray cluster: whole runs side by side, one core each, where that is faster.
-#
-# A run is sent as the text of its experiment and the path of its directory. Data files must be at the
-# same path
-# on every machine. The directory must be on storage shared by all machines, unless there is only this
-# one.
+            def on_round(name: str, record: RoundRecord) -> None:
+                progress.on_round(name, record)
+                if self.on_round is not None:
+                    self.on_round(name, record)
 
+            notify = progress.print_line if show else self.notify
+            with defer_interrupt(notify) as interrupted:
+                yield replace(self, on_round=on_round, interrupted=interrupted, notify=notify)
+
+
+@dataclass(frozen=True, slots=True)
+class PlannedRun:
+    """A run to execute.
+
+    Attributes:
+        name: shown to the user.
+        experiment: the complete experiment.
+        directory: its run directory.
+        setting: its values of the keys of a sweep, with names for objects; empty for other runs.
+    """
+
+    name: str
+    experiment: Experiment
+    directory: Path
+    setting: Mapping[str, Any] = field(default_factory=dict)
+
+
+def run(
+    experiment: Source,
+    out: str | PathLike[str] | None = None,
+    *,
+    resume: bool = False,
+    progress: bool = True,
+    on_round: Callable[[RoundRecord], None] | None = None,
+    ray_address: str | None = None,
+    track: Track = (),
+) -> RunResult:
+    """Simulates one experiment in a run directory, as `cfel run` does.
+
+    Args:
+        experiment: the experiment, or its file.
+        out: the run directory; `runs/NAME` by default.
+        resume: continue the run in that directory, if there is one. If parts of the experiment are objects,
+            the same objects must be given again.
+        progress: show a progress bar.
+        on_round: called after every global round.
+        ray_address: the cluster to use with engine "ray"; None starts one on this machine.
+        track: trackers to report to: "tensorboard", "mlflow", "wandb", "trackio", or a function that opens a
+            sink for a run; one or several.
+
+    Raises:
+        InputError: a value is not allowed.
+        RunDirectoryError: the directory holds a run and `resume` is not set, or a run of another experiment.
+        KeyboardInterrupt: Ctrl-C was pressed; the run ended after its round, with a checkpoint.
+    """
+    one = read_experiment(experiment)
+    path = Path("runs") / one.name if out is None else Path(out)
+    options = make_options(track, ray_address, resume)
+    if on_round is not None:
+        options = replace(options, on_round=lambda _name, record: on_round(record))
+    with options.show_progress(one.rounds.global_rounds, progress) as shown:
+        run_experiment(one, path, shown)
+    return load_result(path, one)
+
+
+def simulate(experiment: Source) -> "Simulation":
+    """Simulates one experiment round by round, for `for record in cfel.simulate(experiment): …`.
+
+    Nothing is written to disk. The object also shows the plans and the model of the last round.
+    """
+    return Simulation(read_experiment(experiment))
+
+
+def compare(
+    experiment: Source | Sequence[Source],
+    schemes: str | Sequence[str | SchemeBuilder] | None = None,
+    seeds: Sequence[int] | None = None,
+    *,
+    out: str | PathLike[str] | None = None,
+    target: float | None = None,
+    resume: bool = False,
+    progress: bool = True,
+    ray_address: str | None = None,
+    track: Track = (),
+) -> Comparison:
+    """Simulates several schemes under the same conditions, as `cfel compare` does.
+
+    All runs with one seed share device conditions, data and initial model.
+
+    Args:
+        experiment: everything but scheme and seed; or several experiments, each with its own scheme.
+        schemes: one or more names, also with variants ("hcef+edge_gossip"), or functions; by default the
+            scheme of each experiment. Gains are computed if "cef" is among them.
+        seeds: of each scheme; by default the experiment's.
+        out: receives `<scheme>/seed-<n>/`, `summary.json` and `report.html`; `runs/NAME-compared` by default.
+        target: accuracy to reach in the tables; by default the experiment's.
+        resume: continue the runs in the directory.
+        progress: show progress bars.
+        ray_address: the cluster to use with engine "ray"; None starts one on this machine.
+        track: trackers to report every run to, as in `run`.
+
+    Raises:
+        InputError: a value is not allowed, or two runs have the same scheme and seed.
+    """
+    several = [experiment] if isinstance(experiment, Experiment | str | PathLike) else experiment
+    if not several:
+        raise InputError("compare: give at least one experiment")
+    bases = [read_experiment(each) for each in several]
+    path = Path("runs") / f"{bases[0].name}-compared" if out is None else Path(out)
+    runs = plan_comparison(bases, [schemes] if isinstance(schemes, str) else schemes, seeds, path)
+    options = make_options(track, ray_address, resume)
+    with options.show_progress(count_rounds(runs), progress) as shown:
+        return Comparison(path, *_run_and_summarise(runs, path, shown, target))
+
+
+def sweep(
+    experiment: Source,
+    over: Mapping[str, Sequence[Any]],
+    seeds: Sequence[int] | None = None,
+    *,
+    out: str | PathLike[str] | None = None,
+    target: float | None = None,
+    progress: bool = True,
+    ray_address: str | None = None,
+    track: Track = (),
+) -> Sweep:
+    """Simulates every combination of some values of some keys; runs that are already there are kept.
+
+    Args:
+        experiment: everything else.
+        over: values by dotted keys, as in {"rounds.edge": [2, 5, 10]}.
+        seeds: of each combination; by default the experiment's.
+        out: the directory; `runs/NAME-sweep` by default. A sweep that was stopped continues there.
+        target: accuracy to reach in the table; by default the experiment's.
+        progress: show progress bars.
+        ray_address: the cluster to use with engine "ray"; None starts one on this machine.
+        track: trackers to report every run to, as in `run`.
+    """
+    base = read_experiment(experiment)
+    path = Path("runs") / f"{base.name}-sweep" if out is None else Path(out)
+    runs = plan_sweep(base, over, [base.seed] if seeds is None else seeds, path)
+    options = make_options(track, ray_address, resume=True)
+    write_sweep(path, runs)
+    with options.show_progress(count_rounds(runs), progress) as shown:
+        return Sweep(path, *_run_and_summarise(runs, path, shown, target))
+
+
+def tune(
+    experiment: Source,
+    over: Mapping[str, str | Sequence[Any]],
+    *,
+    trials: int = 20,
+    seeds: Sequence[int] | None = None,
+    out: str | PathLike[str] | None = None,
+    progress: bool = True,
+    ray_address: str | None = None,
+    track: Track = (),
+) -> Tuning:
+    """Chooses values of some keys by held-out accuracy under the experiment's budgets, as `cfel tune` does.
+
+    Samples that are held out of the training data take the place of the test set, and the seeds are not the
+    experiment's own: neither the test samples nor the conditions that a result is judged by play a part in
+    the choice.
+
+    Args:
+        experiment: everything else.
+        over: by dotted key a list of values, or a range as text: "0.001..0.1", "0.001..0.1:log", "2..10".
+        trials: how many, those of earlier calls in the same directory included.
+        seeds: of each trial; by default the experiment's seed plus 1000, and never that seed itself.
+        out: the directory; `runs/NAME-tuned` by default. A tuning that was stopped continues there.
+        progress: show progress bars.
+        ray_address: the cluster to use with engine "ray"; None starts one on this machine.
+        track: trackers to report every run to, as in `run`.
+
+    Raises:
+        InputError: a range or seed is not allowed, or the directory has trials of another experiment.
+        MissingExtraError: Optuna is not installed.
+    """
+    base = read_experiment(experiment)
+    path = Path("runs") / f"{base.name}-tuned" if out is None else Path(out)
+    options = make_options(track, ray_address, resume=True)
+    chosen = tuple(dict.fromkeys([base.seed + SEED_DISTANCE] if seeds is None else seeds))
+    if base.seed in chosen:
+        raise InputError(
+            f"tune: seed {base.seed} is the experiment's own, by which the result is judged; use others"
+        )
+    if not over or not chosen or trials < 1:
+        raise InputError("tune: give at least one key, one seed and one trial")
+    with explain_missing_extra():
+        import optuna
+    distributions = {key: parse_range(key, each) for key, each in over.items()}
+    if not base.data.held_out:
+        base = base.change({"data.held_out": HELD_OUT})
+    study = _open_study(base, {key: str(each) for key, each in over.items()}, chosen, path)
+
+    def plan_trial(values: Mapping[str, Any]) -> list[PlannedRun]:
+        return plan_sweep(base, {key: [value] for key, value in values.items()}, chosen, path)
+
+    with options.show_progress(base.rounds.global_rounds, progress) as shown:
+        while len(complete := study.get_trials(states=(optuna.trial.TrialState.COMPLETE,))) < trials:
+            trial = study.ask(distributions)
+            study.tell(trial, _score_trial(plan_trial(trial.params), path, shown))
+    best_first = sorted(complete, key=lambda each: -float(each.value or 0))
+    found = tuple(TuningTrial(each.params, float(each.value or 0)) for each in best_first)
+    # Trials with equal values share their runs.
+    runs = {run.directory: run for each in found for run in plan_trial(each.values)}
+    write_sweep(path, list(runs.values()))
+    return Tuning(path, tuple(map(RunResult, load_runs(path))), base.rounds.target, chosen, found)
+
+
+def load(path: str | PathLike[str], *, trust: bool = False, **changes: Any) -> Any:  # noqa: ANN401 — depends on the path
+    """Loads what a path holds: an experiment, or the result of `run`, `compare` or `sweep`.
+
+    Args:
+        path: an experiment file (gives an `Experiment`), a run directory (`RunResult`), or a directory of
+            several runs (`Comparison` or `Sweep`).
+        trust: whether the experiment in a run directory may name code, which then runs here.
+        **changes: keys of an experiment file to change, with two underscores for the dot, as in
+            `rounds__global=4`.
+    """
+    place = Path(path)
+    if not place.is_dir():
+        import_from(place.parent)
+        loaded = load_experiment(place, (), ANY_CODE)
+        return loaded.change({key.replace("__", "."): value for key, value in changes.items()})
+    if changes:
+        raise InputError(f"{next(iter(changes))}: {place} is a directory, whose keys cannot be changed")
+    code = ANY_CODE if trust else NOT_FROM_DIRECTORIES
+    return load_result(place, code=code) if holds_run(place) else load_run_set(place, code)
+
+
+def read_experiment(source: Source) -> Experiment:
+    """The experiment itself, or the one in a file."""
+    loaded = source if isinstance(source, Experiment) else load(source)
+    if not isinstance(loaded, Experiment):
+        raise InputError(f"{source}: is a directory, must be an experiment or its file")
+    return loaded
+
+
+def make_options(track: Track, ray_address: str | None, resume: bool) -> RunOptions:
+    """The options of runs that this process was asked for."""
+    names = [track] if isinstance(track, str) or callable(track) else track
+    return RunOptions(tuple(sys.argv), resume, ray_address=ray_address, trackers=choose_trackers(names))
+
+
+def count_rounds(runs: Sequence[PlannedRun]) -> int:
+    """Global rounds of the longest run, for progress bars."""
+    return max(run.experiment.rounds.global_rounds for run in runs)
+
+
+class Simulation:
+    """An experiment, simulated round by round while the caller iterates over its records.
+
+    `plans` and `model` show the last round that was yielded. Iterating again starts again.
+
+    Args:
+        experiment: what is run.
+    """
+
+    def __init__(self, experiment: Experiment) -> None:
+        self.experiment = experiment
+        self._world = experiment.build_world()
+        self._last: RoundOutcome | None = None
+
+    def __iter__(self) -> Iterator[RoundRecord]:
+        world = self._world
+        parameters = self.experiment.resolve(world).simulation
+        with open_executor(world, parameters) as executor:
+            rounds = simulate_rounds(world, executor, initial_state(world), time.perf_counter)
+            # A caller may stop early; the work that is under way must end before its executor does.
+            with closing(rounds):  # type: ignore[type-var]
+                for outcome in rounds:
+                    self._last = outcome
+                    yield outcome.record
+
+    @property
+    def plans(self) -> pa.Table:
+        """One row per edge round and device of the last round: orders, conditions and costs."""
+        return tabulate_plan(self._outcome().plans)
+
+    def model(self, edge: int | None = None) -> nn.Module:
+        """The model after the last round, in evaluation mode: one edge server's, or the consensus of all."""
+        models = dict(enumerate(self._outcome().state.models))
+        if edge is not None and edge not in models:
+            raise InputError(f"edge = {edge}: there are edge servers 0 to {len(models) - 1}")
+        flat = self._world.task.build()
+        flat.load(mean_model(self._world.setting.fleet.sizes, models) if edge is None else models[edge])
+        return flat.module.eval()
+
+    def _outcome(self) -> RoundOutcome:
+        if self._last is None:
+            raise InputError("simulate: no round has been simulated yet; iterate first")
+        return self._last
+
+
+# Executing runs.
+
+
+def run_experiment(
+    experiment: Experiment, out: Path, options: RunOptions, name: str = ""
+) -> list[RoundRecord]:
+    """Simulates one experiment in one run directory and returns the records of all its rounds."""
+    world = experiment.build_world()
+    choice = choose_engine(experiment.simulation.engine, world)
+    resolved = replace(experiment, simulation=replace(experiment.simulation, engine=choice.engine))
+    if choice.notice is not None:
+        options.notify(choice.notice)
+    # The executor before anything is followed: it forks, and a fork copies locks in whatever state the
+    # trackers' thread holds them.
+    with open_executor(world, resolved.simulation, options.ray_address) as executor:
+        return run_in_directory(
+            world,
+            executor,
+            RunRequest(out, experiment_toml(resolved), options.command, options.resume),
+            resolved.simulation.checkpoint_every,
+            Watch(lambda: options.follow(resolved, out, name or experiment.name), options.interrupted),
+        )
+
+
+def open_executor(
+    world: World, parameters: SimulationParameters, ray_address: str | None = None
+) -> AbstractContextManager[Executor]:
+    """Where devices' work is done: in this process and its children, or on a cluster."""
+    if parameters.engine == "ray":
+        return ray_executor(world, parameters, ray_address)
+    return PoolExecutor(world, parameters)
+
+
+def run_all(runs: Sequence[PlannedRun], out: Path, options: RunOptions) -> None:
+    """Executes runs, which all use the same engine: one after another, or side by side on a Ray cluster.
+
+    Args:
+        runs: the runs.
+        out: contains all their directories.
+        options: how to execute them.
+    """
+    parameters = runs[0].experiment.simulation
+    on_ray = parameters.engine == "ray"
+    with connect_cluster(options.ray_address, parameters.workers) if on_ray else nullcontext():
+        # Many small runs: one core each. Few large runs: all cores for one run after another.
+        # A run with parts that are objects cannot be sent as text.
+        as_text = not any(run.experiment.code.objects for run in runs)
+        if on_ray and as_text and _prefer_whole_runs(runs):
+            _run_on_cluster(runs, out, options)
+            return
+        # A notice about the model would come with every run; what concerns one run names it.
+        once = replace(options, notify=_without_repetitions(options.notify))
+        for run in runs:
+            run_experiment(run.experiment, run.directory, once, run.name)
+
+
+def _without_repetitions(notify: Callable[[str], None]) -> Callable[[str], None]:
+    said: set[str] = set()
+
+    def notify_once(words: str) -> None:
+        if words not in said:
+            said.add(words)
+            notify(words)
+
+    return notify_once
+
+
+def _run_and_summarise(
+    runs: Sequence[PlannedRun], out: Path, options: RunOptions, target: float | None
+) -> tuple[tuple[RunResult, ...], float | None]:
+    """Executes runs and writes their summary and report; returns their results and the target."""
+    first = runs[0].experiment
+    first.data.check_target("target", target)
+    run_all(runs, out, options)
+    aim = first.rounds.target if target is None else target
+    found = load_runs(out)
+    write_summary(out, summarise(found, aim))
+    write_report_if_possible(out, aim, options.notify)
+    return tuple(map(RunResult, found)), aim
+
+
+# Comparisons and sweeps: which runs they have, and where.
+
+
+def plan_comparison(
+    bases: Sequence[Experiment],
+    schemes: Sequence[str | SchemeBuilder] | None,
+    seeds: Sequence[int] | None,
+    out: Path,
+) -> list[PlannedRun]:
+    """The runs of a comparison, each in `<scheme>/seed-<n>/`; see `compare`."""
+    # All are built before the first one runs: a misspelt scheme should fail now, not hours later.
+    runs: dict[Path, PlannedRun] = {}
+    for base in bases:
+        for scheme in [None] if schemes is None else schemes:
+            one = base if scheme is None else replace_scheme(base, scheme)
+            name = scheme if isinstance(scheme, str) else name_variants(to_document(one)["scheme"])
+            for seed in [base.seed] if seeds is None else seeds:
+                run = plan_run(one, name, seed, out)
+                if runs.setdefault(run.directory, run).experiment != run.experiment:
+                    raise InputError(f"compare: two experiments for {run.name}; use `sweep` for other keys")
+    if not runs:
+        raise InputError("compare: give at least one scheme and one seed")
+    return list(runs.values())
+
+
+def replace_scheme(experiment: Experiment, scheme: str | SchemeBuilder) -> Experiment:
+    """The experiment with another scheme: a name, also with variants, or a function."""
+    if isinstance(scheme, str):
+        return replace(experiment, scheme=replace(experiment.scheme, **parse_variants(scheme)))
+    return experiment.change({"scheme.name": scheme})
+
+
+def plan_run(experiment: Experiment, scheme: str, seed: int, out: Path) -> PlannedRun:
+    """A run in `<scheme>/seed-<n>/` of a directory."""
+    directory = out / scheme_folder(scheme) / f"seed-{seed}"
+    return PlannedRun(f"{scheme} (seed {seed})", replace(experiment, seed=seed), directory)
+
+
+def scheme_folder(scheme: str) -> str:
+    """The directory name for a scheme, without what is not portable in paths: a colon, angle brackets."""
+    return scheme.replace(":", ".").removeprefix("<scheme ").replace("<", "").replace(">", "")
+
+
+def plan_sweep(
+    experiment: Experiment, over: Mapping[str, Sequence[Any]], seeds: Sequence[int], out: Path
+) -> list[PlannedRun]:
+    """The runs of a sweep, each in `<key=value,…>/seed-<n>/`; see `sweep`.
+
+    Raises:
+        InputError: nothing to sweep over, or a key or value is not allowed.
+    """
+    if not over or not seeds or not all(map(len, over.values())):
+        raise InputError("sweep: give at least one key with at least one value, and one seed")
+    if "seed" in over:
+        raise InputError("sweep: give seeds as `seeds`")
+    runs: list[PlannedRun] = []
+    folders: dict[str, Mapping[str, Any]] = {}
+    for combination in product(*over.values()):
+        chosen = dict(zip(over, combination, strict=True))
+        changed = experiment.change(chosen)
+        setting = {key: _name_value(changed, key, value) for key, value in chosen.items()}
+        folder = _setting_folder(setting)
+        if folder in folders:
+            raise InputError(f"sweep: {setting} and {folders[folder]} would share the folder {folder!r}")
+        folders[folder] = setting
+        for seed in dict.fromkeys(seeds):
+            name, directory = f"{name_setting(setting)} (seed {seed})", out / folder / f"seed-{seed}"
+            runs.append(PlannedRun(name, changed.change({"seed": seed}), directory, setting))
+    return runs
+
+
+_PORTABLE = frozenset("abcdefghijklmnopqrstuvwxyzABCDEFGHIJKLMNOPQRSTUVWXYZ0123456789._-=,")
+
+
+def _setting_folder(setting: Mapping[str, Any]) -> str:
+    """The directory name for a setting, without what is not portable in paths."""
+    return "".join(letter if letter in _PORTABLE else "_" for letter in name_setting(setting))
+
+
+def _name_value(experiment: Experiment, key: str, value: object) -> object:
+    """A value as the experiment file has it: an object by its name."""
+    if value is None or isinstance(value, bool | int | float | str):
+        return value
+    if isinstance(value, list | tuple | Mapping):
+        return json.dumps(value)
+    section, _, name = key.partition(".")
+    part = getattr(experiment, section)
+    return getattr(part, name or MAIN_KEYS[section])
+
+
+def write_sweep(out: Path, runs: Sequence[PlannedRun]) -> None:
+    """Writes which run has which values, so that the sweep can be loaded (`report.load`)."""
+    with translate_os_errors("create", out):
+        out.mkdir(parents=True, exist_ok=True)
+    rows = [{"values": dict(run.setting), "directory": str(run.directory.relative_to(out))} for run in runs]
+    replace_file(out / SWEEP_FILE, (json.dumps({"runs": rows}, indent=2) + "\n").encode())
+
+
+# Tuning with Optuna. All trials are in an SQLite file, so that a tuning which was stopped continues.
+
+_NUMBER = r"[-+]?\d+(?:\.\d+)?(?:[eE][-+]?\d+)?"
+_RANGE = re.compile(rf"(?P<low>{_NUMBER})\.\.(?P<high>{_NUMBER})(?P<log>:log)?")
+STUDY_FILE = "study.db"
+HELD_OUT = 0.1
+"""Share of the training samples to judge by, unless the experiment holds out some already."""
+SEED_DISTANCE = 1000
+"""Added to the experiment's seed for the seed of trials."""
+
+
+def parse_range(key: str, text: str | Sequence[Any]) -> "optuna.distributions.BaseDistribution":
+    """What a key may be: a list of values, or a range as text; a range of whole numbers gives such."""
+    from optuna.distributions import CategoricalDistribution, FloatDistribution, IntDistribution
+
+    if not isinstance(text, str):
+        return CategoricalDistribution(list(text))
+    found = _RANGE.fullmatch(text.strip())
+    if found is None:
+        raise InputError(f"{key}: {text!r} is not a range like 0.001..0.1 or 0.001..0.1:log")
+    low, high, log = found["low"], found["high"], found["log"] is not None
+    try:
+        if all(each.lstrip("+-").isdigit() for each in (low, high)):
+            return IntDistribution(int(low), int(high), log=log)
+        return FloatDistribution(float(low), float(high), log=log)
+    except ValueError as error:
+        raise InputError(f"{key}: {text!r} is not a range: {error}") from error
+
+
+def _open_study(
+    base: Experiment, over: Mapping[str, str], seeds: Sequence[int], out: Path
+) -> "optuna.study.Study":
+    import optuna
+
+    optuna.logging.set_verbosity(optuna.logging.WARNING)
+    with translate_os_errors("create", out):
+        out.mkdir(parents=True, exist_ok=True)
+    storage = optuna.storages.RDBStorage(f"sqlite:///{out / STUDY_FILE}")
+    study = optuna.create_study(study_name="cfel", storage=storage, direction="maximize", load_if_exists=True)
+    asked = {"experiment": experiment_toml(base), "over": json.dumps(over), "seeds": list(seeds)}
+    if (known := study.user_attrs) and known != asked:
+        differs = next(name for name in asked if known.get(name) != asked[name])
+        raise InputError(f"{out} has trials with another {differs}: choose another directory")
+    for name, value in asked.items():
+        study.set_user_attr(name, value)
+    # The sampler draws anew: with the same seed it would begin with the values it has tried already.
+    study.sampler = optuna.samplers.TPESampler(seed=base.seed + len(study.trials))
+    for lost in study.get_trials(states=(optuna.trial.TrialState.RUNNING,)):
+        study.enqueue_trial(lost.params)
+        study.tell(lost.number, state=optuna.trial.TrialState.FAIL)
+    return study
+
+
+def _score_trial(runs: Sequence[PlannedRun], out: Path, options: RunOptions) -> float:
+    """Executes the runs of a trial; returns the mean of their scores, 0 if training diverged."""
+    try:
+        run_all(runs, out, options)
+    except DivergedError:
+        return 0.0
+    return fmean(score_run(load_run(run.directory)) for run in runs)
+
+
+def score_run(run: Run) -> float:
+    """The last measured accuracy before a budget was used up; 0 if there is none."""
+    seconds = math.inf if run.fleet.seconds_budget is None else run.fleet.seconds_budget * (1 + 1e-9)
+    joules = math.inf if run.fleet.joules_budget is None else run.fleet.joules_budget * (1 + 1e-9)
+    found = [
+        record.accuracy
+        for record in run.records
+        if record.accuracy is not None and record.seconds <= seconds and record.joules <= joules
+    ]
+    return found[-1] if found else 0.0
+
+
+# Whole runs side by side on a Ray cluster, one core each, where that is faster. A run is sent as the text of
+# its experiment and the path of its directory. Data files must be at the same path on every machine, and the
+# directory on storage that all machines share, unless there is only this one.
 
 # How long a run waits for an earlier process to release its directory: after a network failure that process
 # may still be alive and hold the lock.
@@ -92,16 +671,7 @@ LARGE_MODEL_EFFICIENCY = 0.9
 SMALL_MODEL_EFFICIENCY = 0.3
 
 
-@dataclass(frozen=True, slots=True)
-class PlacedRun:
-    """One run of a comparison: its display name, its experiment and its directory."""
-
-    name: str
-    experiment: Experiment
-    directory: Path
-
-
-def prefer_whole_runs(runs: Sequence[PlacedRun]) -> bool:
+def _prefer_whole_runs(runs: Sequence[PlannedRun]) -> bool:
     """Whether the connected cluster finishes these runs sooner side by side than one after another."""
     from cfel.scaleout.cluster import cluster_cores
 
@@ -117,19 +687,14 @@ def whole_runs_are_better(runs: int, workers: int, devices: int, small_model: bo
     """Whether running whole runs side by side, each on one worker, is faster than one run at a time on all.
 
     In units of one run on one worker, whole runs take ⌈runs / workers⌉. Runs split by device take
-    runs / (efficiency · min(workers, devices)), as at most one worker per device is busy.
-
-    Args:
-        runs: how many there are.
-        workers: cores of the cluster.
-        devices: in each run.
-        small_model: whether a local step takes less time than a message.
+    runs / (efficiency · min(workers, devices)), as at most one worker per device is busy. The model is small
+    if a local step takes less time than a message.
     """
     efficiency = SMALL_MODEL_EFFICIENCY if small_model else LARGE_MODEL_EFFICIENCY
     return math.ceil(runs / workers) <= runs / (efficiency * min(workers, devices))
 
 
-def run_on_cluster(runs: Sequence[PlacedRun], folder: Path, options: RunOptions) -> None:
+def _run_on_cluster(runs: Sequence[PlannedRun], folder: Path, options: RunOptions) -> None:
     """Executes whole runs on the connected cluster.
 
     Raises:
@@ -146,21 +711,16 @@ def run_on_cluster(runs: Sequence[PlacedRun], folder: Path, options: RunOptions)
     # Before any of them is followed: trackers would take what is in a directory for part of its run.
     for run in wanted:
         reject_unusable(run.directory, run.text, run.resume)
-    with RoundReporter(runs, options) as reporter:
+    with _RoundReporter(runs, options) as reporter:
         callbacks = SweepCallbacks(lambda run: reporter.report(run.name), options.interrupted, options.notify)
         if not RunSweep(function, folder.absolute(), callbacks).execute(wanted):
             raise KeyboardInterrupt
 
 
-class RoundReporter(ExitStack):
-    """Reports runs on other machines by reading their logs: to `on_round` and to the trackers.
+class _RoundReporter(ExitStack):
+    """Reports runs on other machines by reading their logs: to `on_round` and to the trackers."""
 
-    Args:
-        runs: the runs.
-        options: whom to report to.
-    """
-
-    def __init__(self, runs: Sequence[PlacedRun], options: RunOptions) -> None:
+    def __init__(self, runs: Sequence[PlannedRun], options: RunOptions) -> None:
         super().__init__()
         self._runs = {run.name: run for run in runs}
         self._options = options
@@ -226,155 +786,3 @@ def _run_when_free(run: Callable[[], object]) -> None:
             time.sleep(1)
         else:
             return
-
-
-def run_experiment(
-    experiment: Experiment, out: Path, options: RunOptions, name: str = ""
-) -> list[RoundRecord]:
-    """Simulates one experiment in one run directory and returns the records of all its rounds."""
-    world = experiment.build_world()
-    choice = choose_engine(experiment.simulation.engine, world)
-    resolved = replace(experiment, simulation=replace(experiment.simulation, engine=choice.engine))
-    if choice.notice is not None:
-        options.notify(choice.notice)
-    # The executor before anything is followed: it forks, and a fork copies locks in whatever state the
-    # trackers' thread holds them.
-    with open_executor(world, resolved.simulation, options) as executor:
-        return run_in_directory(
-            world,
-            executor,
-            RunRequest(out, experiment_toml(resolved), options.command, options.resume),
-            resolved.simulation.checkpoint_every,
-            Watch(lambda: options.follow(resolved, out, name or experiment.name), options.interrupted),
-        )
-
-
-def open_executor(
-    world: World, parameters: SimulationParameters, options: RunOptions
-) -> AbstractContextManager[Executor]:
-    """Where devices' work is done: in this process and its children, or on a cluster."""
-    # Ray is imported only here, as it is optional and takes seconds to load.
-    if parameters.engine == "ray":
-        return ray_executor(world, parameters, options.ray_address)
-    return PoolExecutor(world, parameters)
-
-
-def compare(
-    experiment: Experiment,
-    schemes: Sequence[str | SchemeBuilder],
-    seeds: Sequence[int],
-    out: Path,
-    options: RunOptions,
-    target: float | None = None,
-) -> dict[str, Any]:
-    """Runs several schemes with the same seeds, device conditions, data and initial model.
-
-    Args:
-        experiment: everything except scheme and seed.
-        schemes: their names, also with variants ("hcef+edge_gossip"), or functions; gains are computed if
-            "cef" is among them.
-        seeds: one run per scheme and seed.
-        out: receives `<scheme>/seed-<n>/`, `summary.json` and `report.html`.
-        options: how to execute the runs.
-        target: accuracy to reach in the tables; None for the experiment's target.
-
-    Returns:
-        The content of `summary.json`.
-
-    Raises:
-        InputError: there is no scheme or no seed.
-    """
-    if not schemes or not seeds:
-        raise InputError("compare: give at least one scheme and one seed")
-    # Build all of them before the first one runs: a misspelt scheme should fail now, not hours later.
-    runs = [
-        place_run(replace_scheme(experiment, scheme), seed, out, scheme if isinstance(scheme, str) else "")
-        for scheme in dict.fromkeys(schemes)
-        for seed in dict.fromkeys(seeds)
-    ]
-    return compare_runs(runs, out, options, target)
-
-
-def replace_scheme(experiment: Experiment, scheme: str | SchemeBuilder) -> Experiment:
-    """The experiment with another scheme: a name, also with variants, or a function."""
-    if isinstance(scheme, str):
-        return replace(experiment, scheme=replace(experiment.scheme, **parse_variants(scheme)))
-    return experiment.change({"scheme.name": scheme})
-
-
-def place_run(experiment: Experiment, seed: int, out: Path, name: str = "") -> PlacedRun:
-    """A run of a comparison, in `<scheme>/seed-<n>/`; without a name, it gets the scheme's."""
-    scheme = name or name_variants(to_document(experiment)["scheme"])
-    return PlacedRun(
-        f"{scheme} (seed {seed})",
-        replace(experiment, seed=seed),
-        out / scheme_folder(scheme) / f"seed-{seed}",
-    )
-
-
-def compare_runs(
-    runs: Sequence[PlacedRun], out: Path, options: RunOptions, target: float | None = None
-) -> dict[str, Any]:
-    """Executes the runs of a comparison and summarises them; arguments as in `compare`."""
-    runs[0].experiment.data.check_target("target", target)
-    run_all(runs, out, options)
-    aim = runs[0].experiment.rounds.target if target is None else target
-    document = summarise(load_runs(out), aim)
-    write_summary(out, document)
-    write_report_if_possible(out, aim, options.notify)
-    return document
-
-
-def write_report_if_possible(out: Path, target: float | None, notify: Callable[[str], None]) -> Path | None:
-    """Writes the report; where Matplotlib is missing, says so instead of failing after hours of work."""
-    try:
-        with explain_missing_extra():
-            from cfel.report import write_report
-    except MissingExtraError as error:
-        notify(f"no report was written: {error}")
-        return None
-    return write_report(out, target)
-
-
-def run_all(runs: Sequence[PlacedRun], out: Path, options: RunOptions) -> None:
-    """Executes runs one after another, or side by side on a Ray cluster if that is faster.
-
-    Args:
-        runs: the runs and their directories; all use the same engine.
-        out: contains all these directories.
-        options: how to execute the runs.
-    """
-    parameters = runs[0].experiment.simulation
-    on_ray = parameters.engine == "ray"
-    with connect_cluster(options.ray_address, parameters.workers) if on_ray else nullcontext():
-        # Many small runs: one core each. Few large runs: all cores for one run after another.
-        # A run with parts that are objects cannot be sent as text.
-        as_text = not any(run.experiment.code.objects for run in runs)
-        if on_ray and as_text and prefer_whole_runs(runs):
-            run_on_cluster(runs, out, options)
-            return
-        # A notice about the model would come with every run; what concerns one run names it.
-        once = replace(options, notify=_without_repetitions(options.notify))
-        for run in runs:
-            run_experiment(run.experiment, run.directory, once, run.name)
-
-
-def _without_repetitions(notify: Callable[[str], None]) -> Callable[[str], None]:
-    said: set[str] = set()
-
-    def notify_once(words: str) -> None:
-        if words not in said:
-            said.add(words)
-            notify(words)
-
-    return notify_once
-
-
-def count_rounds(runs: Sequence[PlacedRun]) -> int:
-    """Global rounds of the longest run, for progress bars."""
-    return max(run.experiment.rounds.global_rounds for run in runs)
-
-
-def scheme_folder(scheme: str) -> str:
-    """The directory name for a scheme, without what is not portable in paths: a colon, angle brackets."""
-    return scheme.replace(":", ".").removeprefix("<scheme ").replace("<", "").replace(">", "")

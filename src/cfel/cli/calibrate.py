@@ -26,9 +26,9 @@ GIVEN = {
 }
 
 
-def register(commands: Commands) -> None:
+def register(commands: Commands, name: str) -> None:
     """Adds the command."""
-    parser = add_command(commands, "calibrate", EXAMPLE)
+    parser = add_command(commands, name, EXAMPLE)
     parser.add_argument(
         "experiment", nargs="?", type=Path, metavar="EXPERIMENT.toml", help="whose model to train"
     )

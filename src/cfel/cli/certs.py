@@ -26,9 +26,9 @@ EXAMPLE = """  cfel certs --out certificates --edges 3 --devices 6
   cfel certs --out certificates --revoke device-4"""
 
 
-def register(commands: Commands) -> None:
+def register(commands: Commands, name: str) -> None:
     """Adds the command."""
-    parser = add_command(commands, "certs", EXAMPLE)
+    parser = add_command(commands, name, EXAMPLE)
     parser.add_argument(
         "--out", type=Path, required=True, metavar="DIR", help="directory of the certificate authority"
     )

@@ -2,14 +2,12 @@
 
 import argparse
 from collections.abc import Mapping
-from pathlib import Path
 from typing import Any
 
 from rich.console import Console
 from rich.markup import escape
 
-from cfel.api.progress import track_runs
-from cfel.api.runs import compare
+import cfel
 from cfel.cli.arguments import (
     Commands,
     add_command,
@@ -19,7 +17,7 @@ from cfel.cli.arguments import (
     parse_names,
 )
 from cfel.cli.output import new_table, print_json, print_report_path, print_table
-from cfel.cli.run import add_experiment_argument, add_run_options, make_options, read_experiment
+from cfel.cli.run import add_experiment_argument, add_run_options, read_experiment, select_run_options
 from cfel.experiment import Experiment
 from cfel.report.summary import Overrun
 
@@ -32,9 +30,9 @@ HEADINGS = (
 SCHEMES = "hcef_plus,hcef,cef,cef_c,cef_f,mll_sgd"
 
 
-def register(commands: Commands) -> None:
+def register(commands: Commands, name: str) -> None:
     """Adds the command."""
-    parser = add_command(commands, "compare", EXAMPLE)
+    parser = add_command(commands, name, EXAMPLE)
     add_experiment_argument(parser)
     parser.add_argument(
         "--schemes",
@@ -54,24 +52,26 @@ def register(commands: Commands) -> None:
 def run(arguments: argparse.Namespace) -> int:
     """Runs all schemes and prints the table."""
     experiment = read_experiment(arguments)
-    out: Path = arguments.out or Path("runs") / f"{experiment.name}-compared"
-    seeds = arguments.seeds or [experiment.seed]
-    return compare_and_print(experiment, arguments.schemes, seeds, out, arguments)
+    return compare_and_print(experiment, arguments)
 
 
-def compare_and_print(
-    experiment: Experiment, schemes: list[str], seeds: list[int], out: Path, arguments: argparse.Namespace
-) -> int:
+def compare_and_print(experiment: Experiment, arguments: argparse.Namespace) -> int:
     """Runs and prints a comparison; also the second half of `cfel demo`."""
-    wanted = make_options(arguments, arguments.resume)
-    with track_runs(experiment.rounds.global_rounds, wanted) as (_, options):
-        document = compare(experiment, schemes, seeds, out, options, arguments.target)
+    comparison = cfel.compare(
+        experiment,
+        arguments.schemes,
+        arguments.seeds or None,
+        out=arguments.out,
+        target=arguments.target,
+        resume=arguments.resume,
+        **select_run_options(arguments),
+    )
     if arguments.json:
-        print_json(document)
+        print_json(comparison.summary)
         return 0
     console = Console(highlight=False)
-    print_summary(console, document)
-    print_report_path(console, out)
+    print_summary(console, comparison.summary)
+    print_report_path(console, comparison.path)
     return 0
 
 

@@ -14,13 +14,13 @@ from cfel.plugins import ANY_CODE, import_from
 EXAMPLE = "  cfel demo --out cfel-demo"
 
 
-def register(commands: Commands) -> None:
+def register(commands: Commands, name: str) -> None:
     """Adds the command."""
-    parser = add_command(commands, "demo", EXAMPLE)
+    parser = add_command(commands, name, EXAMPLE)
     add_out_option(parser, "output directory (default: cfel-demo, or cfel-demo-2, …)")
     parser.add_argument("--resume", action="store_true", help="resume the demo in DIR")
     add_run_options(parser)
-    parser.set_defaults(run=run, target=None)
+    parser.set_defaults(run=run, schemes=parse_names(SCHEMES), seeds=None, target=None)
 
 
 def run(arguments: argparse.Namespace) -> int:
@@ -29,8 +29,8 @@ def run(arguments: argparse.Namespace) -> int:
     experiment = replace_engine(preset_experiment("demo", arguments.set, ANY_CODE), arguments.engine)
     if arguments.resume and arguments.out is None:
         raise InputError("--resume: needs --out, the directory of the demo to resume")
-    out = arguments.out or _find_free_directory("cfel-demo")
-    return compare_and_print(experiment, parse_names(SCHEMES), [experiment.seed], out, arguments)
+    arguments.out = arguments.out or _find_free_directory("cfel-demo")
+    return compare_and_print(experiment, arguments)
 
 
 def _find_free_directory(name: str) -> Path:

@@ -30,9 +30,9 @@ EXAMPLE = """  cfel devices
   cfel devices --import power_profile.xml --name my-phone --to my-phone.toml"""
 
 
-def register(commands: Commands) -> None:
+def register(commands: Commands, name: str) -> None:
     """Adds the command."""
-    parser = add_command(commands, "devices", EXAMPLE)
+    parser = add_command(commands, name, EXAMPLE)
     parser.add_argument("name", nargs="?", metavar="NAME", help="show every figure of this class")
     parser.add_argument(
         "--import",

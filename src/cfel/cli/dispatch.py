@@ -5,6 +5,7 @@ import os
 import sys
 from collections.abc import Callable, Sequence
 from importlib import import_module
+from types import ModuleType
 
 from rich.console import Console
 from rich.markup import escape
@@ -68,6 +69,11 @@ class _HelpFormatter(argparse.HelpFormatter):
             self._action_max_length += self._indent_increment
 
 
+def find_command(name: str) -> ModuleType:
+    """The module of a command; `edge` and `device` are one."""
+    return import_module(f"cfel.cli.{'node' if name in ('edge', 'device') else name}")
+
+
 def build_parser(wanted: str) -> argparse.ArgumentParser:
     """The parser; imports only the module of the wanted command, as some take seconds to load."""
     parser = argparse.ArgumentParser(
@@ -80,7 +86,7 @@ def build_parser(wanted: str) -> argparse.ArgumentParser:
     commands = parser.add_subparsers(title="commands", metavar="COMMAND", required=True)
     for name, summary in SUMMARIES.items():
         if name == wanted:
-            import_module(f"cfel.cli.{name}").register(commands)
+            find_command(name).register(commands, name)
         else:
             # Without a module it has no options, but it appears in the help and in error messages.
             commands.add_parser(name, help=summary)

@@ -15,15 +15,14 @@ from cfel.cli.arguments import (
     select_code_policy,
 )
 from cfel.cli.output import print_json
-from cfel.deployment.edge.state import EdgeDisk
 
 EXAMPLE = """  cfel export runs/first --to model.safetensors
   cfel export runs/first --to model.onnx --edge 3"""
 
 
-def register(commands: Commands) -> None:
+def register(commands: Commands, name: str) -> None:
     """Adds the command."""
-    parser = add_command(commands, "export", EXAMPLE)
+    parser = add_command(commands, name, EXAMPLE)
     parser.add_argument("directory", type=Path, metavar="DIR", help="the run directory")
     parser.add_argument(
         "--to",
@@ -53,16 +52,11 @@ def register(commands: Commands) -> None:
 def run(arguments: argparse.Namespace) -> int:
     """Writes the file and prints which model it holds."""
     code = select_code_policy(arguments, arguments.directory)
-    number = export_model(arguments.directory, arguments.to, arguments.edge, code, arguments.device)
+    found = export_model(arguments.directory, arguments.to, arguments.edge, code, arguments.device)
     if arguments.json:
-        whose_model = {"edge": arguments.edge, "device": arguments.device}
-        print_json({"file": str(arguments.to), "round": number, **whose_model})
+        whose = {"edge": arguments.edge, "device": arguments.device}
+        print_json({"file": str(arguments.to), "round": found.round, **whose})
         return 0
-    whose = "consensus model" if arguments.edge is None else f"model of edge server {arguments.edge}"
-    if arguments.device is not None:
-        whose = f"model of device {arguments.device}"
-    if EdgeDisk.holds_state(arguments.directory):
-        whose = "model of this edge server"
-    console = Console(highlight=False)
-    console.print(f"{arguments.to}: {whose} after global round {number}", soft_wrap=True, markup=False)
+    words = f"{arguments.to}: {found.whose} after global round {found.round}"
+    Console(highlight=False).print(words, soft_wrap=True, markup=False)
     return 0

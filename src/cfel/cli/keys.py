@@ -17,9 +17,9 @@ EXAMPLE = """  cfel keys
   cfel keys momentum"""
 
 
-def register(commands: Commands) -> None:
+def register(commands: Commands, name: str) -> None:
     """Adds the command."""
-    parser = add_command(commands, "keys", EXAMPLE)
+    parser = add_command(commands, name, EXAMPLE)
     parser.add_argument(
         "word", nargs="?", default="", metavar="WORD", help="only keys and tables whose name contains it"
     )

@@ -1,4 +1,4 @@
-"""The common part of `cfel edge` and `cfel device`."""
+"""`cfel edge` and `cfel device`: one node of a federation."""
 
 import argparse
 import logging
@@ -13,9 +13,12 @@ from cfel.launch.processes import FAILED, STOPPED, choose_exit_code
 _LOG = logging.getLogger(__name__)
 
 
-def register_node(commands: Commands, role: str, example: str) -> None:
+EXAMPLES = {"edge": "  cfel edge --config edge-0.toml", "device": "  cfel device --config device-7.toml"}
+
+
+def register(commands: Commands, name: str) -> None:
     """Adds the command of a role."""
-    parser = add_command(commands, role, example)
+    parser = add_command(commands, name, EXAMPLES[name])
     parser.add_argument(
         "--config",
         type=Path,
@@ -25,7 +28,7 @@ def register_node(commands: Commands, role: str, example: str) -> None:
     )
     parser.add_argument("--log", type=Path, metavar="FILE", help="log file (default: standard error)")
     add_log_options(parser)
-    parser.set_defaults(run=run, role=role, choose_exit_code=choose_exit_code)
+    parser.set_defaults(run=run, role=name, choose_exit_code=choose_exit_code)
 
 
 def add_log_options(parser: argparse.ArgumentParser) -> None:

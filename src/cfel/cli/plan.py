@@ -69,9 +69,9 @@ SCHEME_OPTIONS: OptionTexts = {
 METHOD_HELP = "joint: proven optimality gap (default); alternating: the paper's Algorithm 3"
 
 
-def register(commands: Commands) -> None:
+def register(commands: Commands, name: str) -> None:
     """Adds the command."""
-    parser = add_command(commands, "plan", EXAMPLE)
+    parser = add_command(commands, name, EXAMPLE)
     parser.add_argument("fleet", type=Path, metavar="FLEET", help="table of devices: .csv, .parquet or .json")
     for name, (kind, text) in (*PROBLEM_OPTIONS.items(), *LENGTH_OPTIONS.items()):
         parser.add_argument(f"--{name}", type=kind, help=text, metavar="N")

@@ -22,9 +22,9 @@ EXAMPLE = """  cfel recount runs/cef/seed-0 --out recounted/cef \\
     --set fleet.conditions.channel_floor=0 --set scheme.slow_clocks=true"""
 
 
-def register(commands: Commands) -> None:
+def register(commands: Commands, name: str) -> None:
     """Adds the command."""
-    parser = add_command(commands, "recount", EXAMPLE)
+    parser = add_command(commands, name, EXAMPLE)
     parser.add_argument("directory", type=Path, metavar="DIR", help="the run directory")
     parser.add_argument("--out", type=Path, required=True, metavar="DIR", help="where to write the new log")
     add_set_option(parser)

@@ -18,9 +18,9 @@ EXAMPLE = """  cfel report runs/first
 FORMATS = "svg,png,csv"
 
 
-def register(commands: Commands) -> None:
+def register(commands: Commands, name: str) -> None:
     """Adds the command."""
-    parser = add_command(commands, "report", EXAMPLE)
+    parser = add_command(commands, name, EXAMPLE)
     parser.add_argument(
         "directory", type=Path, metavar="DIR", help="directory of a run, a comparison or a sweep"
     )

@@ -7,16 +7,15 @@ from pathlib import Path
 from rich.console import Console
 from rich.markup import escape
 
-from cfel.api.progress import track_runs
+from cfel.api.runs import PlannedRun, count_rounds, make_options, run_all
 from cfel.cli.arguments import Commands, add_command, add_out_option, add_seeds_option, parse_names
 from cfel.cli.output import new_table, print_json, print_report_path, print_table
-from cfel.cli.run import add_run_options, make_options
+from cfel.cli.run import add_run_options
 from cfel.report.landed import land_study
 from cfel.reproduce.items import (
     DATASETS,
     ITEMS,
     SCALES,
-    PlannedRun,
     ReproductionRequest,
     find_experiments,
     load_rates,
@@ -25,7 +24,6 @@ from cfel.reproduce.items import (
 from cfel.reproduce.reproduction import (
     count_rounds_left,
     estimate_seconds,
-    execute_runs,
     measure_pace,
     write_results,
 )
@@ -38,9 +36,9 @@ EXAMPLE = """  cfel reproduce table1 --dataset cifar10 --data data/cifar10 --sca
   cfel reproduce table1 --dataset femnist --data data/femnist --scale full --land results/femnist"""
 
 
-def register(commands: Commands) -> None:
+def register(commands: Commands, name: str) -> None:
     """Adds the command."""
-    parser = add_command(commands, "reproduce", EXAMPLE)
+    parser = add_command(commands, name, EXAMPLE)
     parser.add_argument("item", choices=ITEMS, help="table or figure; rates selects the learning rates")
     parser.add_argument("--dataset", choices=DATASETS, required=True, help="data set")
     parser.add_argument("--data", type=Path, required=True, metavar="DIR", help="folder of the data set")
@@ -119,19 +117,19 @@ def _build_request(arguments: argparse.Namespace) -> ReproductionRequest:
 def _run_all(request: ReproductionRequest, arguments: argparse.Namespace, out: Path) -> None:
     table = arguments.rates or find_experiments() / "rates.toml"
     rates = {} if request.item == "rates" else load_rates(table, request.dataset, request.scale)
-    runs = plan_runs(request, rates)
-    most = max(run.experiment.rounds.global_rounds for run in runs)
-    with track_runs(most, make_options(arguments, resume=True)) as (progress, options):
-        progress.print_line(describe_forecast(runs, out))
-        execute_runs(runs, out, options)
+    runs = plan_runs(request, rates, out)
+    wanted = make_options(arguments.track, arguments.ray_address, resume=True)
+    with wanted.show_progress(count_rounds(runs)) as options:
+        options.notify(describe_forecast(runs))
+        run_all(runs, out, options)
 
 
-def describe_forecast(runs: list[PlannedRun], out: Path) -> str:
+def describe_forecast(runs: list[PlannedRun]) -> str:
     """How many rounds are left and how long they will take, in one line."""
-    rounds = sum(count_rounds_left(run, out) for run in runs)
+    rounds = sum(count_rounds_left(run) for run in runs)
     if not rounds:
         return f"nothing left to run: {plural(len(runs), 'run')} finished"
-    seconds = estimate_seconds(runs, out, measure_pace(runs[0].experiment))
+    seconds = estimate_seconds(runs, measure_pace(runs[0].experiment))
     workers = runs[0].experiment.simulation.workers or os.cpu_count() or 1
     return (
         f"{plural(len(runs), 'run')}, {plural(rounds, 'global round')} left: at most about "

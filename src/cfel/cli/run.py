@@ -1,17 +1,15 @@
 """`cfel run`: one simulation."""
 
 import argparse
-import sys
-from collections.abc import Sequence
 from dataclasses import replace
 from pathlib import Path
+from typing import Any
 
 from rich.console import Console
 from rich.markup import escape
 
-from cfel.api.progress import track_runs
-from cfel.api.results import load_result
-from cfel.api.runs import RunOptions, run_experiment, write_report_if_possible
+import cfel
+from cfel.api.results import RunResult, write_report_if_possible
 from cfel.cli.arguments import Commands, add_command, add_json_option, add_out_option, add_set_option
 from cfel.cli.output import print_json
 from cfel.errors import RunDirectoryError
@@ -21,40 +19,8 @@ from cfel.report.summary import describe_overruns
 from cfel.rounds.parameters import ENGINES
 from cfel.runlog import RoundRecord, RunDirectory, holds_run
 from cfel.system import TraceParameters, cluster_sizes, describe_bias, describe_short_trace, read_trace
-from cfel.tracking import TRACKERS, choose_trackers
+from cfel.tracking import TRACKERS
 from cfel.wording import plural
-
-# --------------------------------------------------------------------------------------------------
-# The end of `cfel run` and `cfel up`: write the report and print the result.
-
-
-def print_run_result(
-    arguments: argparse.Namespace, experiment: Experiment, out: Path, records: Sequence[RoundRecord]
-) -> int:
-    """Writes the report, prints the last round and returns the exit code."""
-    console = Console(highlight=False)
-    page = write_report_if_possible(out, experiment.rounds.target, _note)
-    result, last = load_result(out, experiment), records[-1]
-    if arguments.json:
-        print_json(result.summary)
-        return 0
-    accuracy = "not evaluated" if last.accuracy is None else f"{100 * last.accuracy:.2f} %"
-    console.print(
-        f"{plural(len(records), 'round')}: accuracy {accuracy}, {last.seconds:,.0f} s, {last.joules:,.0f} J"
-    )
-    if last.metrics:
-        values = ", ".join(f"{name} {value:.4g}" for name, value in last.metrics.items())
-        console.print(f"metrics of the task: {escape(values)}", soft_wrap=True)
-    for sentence in describe_overruns(result.run):
-        console.print(f"[yellow]warning:[/] {escape(sentence)}", soft_wrap=True)
-    if page is not None:
-        console.print(f"report: {escape(str(page))}", soft_wrap=True)
-    return 0
-
-
-def _note(text: str) -> None:
-    Console(stderr=True, highlight=False).print(escape(text), soft_wrap=True)
-
 
 EXAMPLE = """  cfel run experiment.toml --out runs/first --set rounds.global=10
   cfel run experiment.toml --out runs/first --resume"""
@@ -65,9 +31,9 @@ ENGINE_HELP = (
 )
 
 
-def register(commands: Commands) -> None:
+def register(commands: Commands, name: str) -> None:
     """Adds the command."""
-    parser = add_command(commands, "run", EXAMPLE)
+    parser = add_command(commands, name, EXAMPLE)
     add_experiment_argument(parser)
     add_out_option(parser, "run directory (default runs/NAME)")
     parser.add_argument("--resume", action="store_true", help="resume the run in DIR")
@@ -104,6 +70,11 @@ def add_run_options(parser: argparse.ArgumentParser) -> None:
     add_json_option(parser)
 
 
+def select_run_options(arguments: argparse.Namespace) -> dict[str, Any]:
+    """What those options mean to `cfel.run`, `cfel.compare`, `cfel.sweep` and `cfel.tune`."""
+    return {"ray_address": arguments.ray_address, "track": arguments.track}
+
+
 def read_experiment(arguments: argparse.Namespace) -> Experiment:
     """Loads the experiment and applies --set and --engine; user-defined code is imported from its folder."""
     # User-defined parts usually lie beside the experiment that names them.
@@ -137,6 +108,45 @@ def replace_engine(experiment: Experiment, engine: str | None) -> Experiment:
     return replace(experiment, simulation=replace(experiment.simulation, engine=engine))
 
 
+def run(arguments: argparse.Namespace) -> int:
+    """Runs the simulation and prints the result."""
+    experiment = read_experiment(arguments)
+    out: Path = arguments.out or Path("runs") / experiment.name
+    if holds_run(out) and not arguments.resume:
+        raise RunDirectoryError(_describe_existing_run(out, experiment))
+    done: list[RoundRecord] = []
+    result = cfel.run(
+        experiment, out, resume=arguments.resume, on_round=done.append, **select_run_options(arguments)
+    )
+    if not done:
+        _note(f"{out} is already finished: {_explain_end(result.records[-1], experiment)}")
+    return print_run_result(arguments, result)
+
+
+def print_run_result(arguments: argparse.Namespace, result: RunResult) -> int:
+    """Writes the report, prints the last round and returns the exit code; also the end of `cfel up`."""
+    page = write_report_if_possible(result.path, result.experiment.rounds.target, _note)
+    if arguments.json:
+        print_json(result.summary)
+        return 0
+    console, last = Console(highlight=False), result.records[-1]
+    accuracy = "not evaluated" if last.accuracy is None else f"{100 * last.accuracy:.2f} %"
+    rounds = plural(len(result.records), "round")
+    console.print(f"{rounds}: accuracy {accuracy}, {last.seconds:,.0f} s, {last.joules:,.0f} J")
+    if last.metrics:
+        values = ", ".join(f"{name} {value:.4g}" for name, value in last.metrics.items())
+        console.print(f"metrics of the task: {escape(values)}", soft_wrap=True)
+    for sentence in describe_overruns(result.run):
+        console.print(f"[yellow]warning:[/] {escape(sentence)}", soft_wrap=True)
+    if page is not None:
+        console.print(f"report: {escape(str(page))}", soft_wrap=True)
+    return 0
+
+
+def _note(text: str) -> None:
+    Console(stderr=True, highlight=False).print(escape(text), soft_wrap=True)
+
+
 def _describe_existing_run(out: Path, experiment: Experiment) -> str:
     """Why a new run cannot start in a directory, and what to do instead."""
     records = RunDirectory.open(out).records()
@@ -161,27 +171,3 @@ def _explain_end(last: RoundRecord, experiment: Experiment) -> str:
         f"it stopped at its {experiment.rounds.stop} after {last.round} of {plural(total, 'round')}. To "
         "continue, add --resume and --set rounds.stop=rounds, or another rounds.target"
     )
-
-
-def make_options(arguments: argparse.Namespace, resume: bool) -> RunOptions:
-    """How the runs of a command are executed."""
-    return RunOptions(
-        command=tuple(sys.argv),
-        resume=resume,
-        ray_address=arguments.ray_address,
-        trackers=choose_trackers(arguments.track),
-    )
-
-
-def run(arguments: argparse.Namespace) -> int:
-    """Runs the simulation and prints the result."""
-    experiment = read_experiment(arguments)
-    out: Path = arguments.out or Path("runs") / experiment.name
-    if holds_run(out) and not arguments.resume:
-        raise RunDirectoryError(_describe_existing_run(out, experiment))
-    wanted = make_options(arguments, arguments.resume)
-    with track_runs(experiment.rounds.global_rounds, wanted) as (progress, options):
-        records = run_experiment(experiment, out, options)
-        if not progress.has_rounds:
-            progress.print_line(f"{out} is already finished: {_explain_end(records[-1], experiment)}")
-    return print_run_result(arguments, experiment, out, records)

@@ -1,16 +1,12 @@
 """`cfel sweep`: every combination of some values of some keys, for some seeds."""
 
 import argparse
-from collections.abc import Mapping, Sequence
-from pathlib import Path
 from typing import Any
 
 from rich.console import Console
 from rich.markup import escape
 
-from cfel.api.progress import track_runs
-from cfel.api.runs import count_rounds
-from cfel.api.sweeps import place_settings, sweep_runs
+import cfel
 from cfel.cli.arguments import (
     Commands,
     add_command,
@@ -21,7 +17,7 @@ from cfel.cli.arguments import (
 )
 from cfel.cli.compare import describe_target, format_costs, format_end
 from cfel.cli.output import new_table, print_json, print_report_path, print_table
-from cfel.cli.run import add_experiment_argument, add_run_options, make_options, read_experiment
+from cfel.cli.run import add_experiment_argument, add_run_options, read_experiment, select_run_options
 from cfel.errors import InputError
 from cfel.experiment.document import parse_assignment
 from cfel.report.load import name_setting
@@ -32,9 +28,9 @@ EXAMPLE = """  cfel sweep experiment.toml --over local.learning_rate=0.01,0.05 -
 MEASURED = ("time\ns", "energy\nkJ", "final\naccuracy", "budget\nof time", "budget\nof energy")
 
 
-def register(commands: Commands) -> None:
+def register(commands: Commands, name: str) -> None:
     """Adds the command."""
-    parser = add_command(commands, "sweep", EXAMPLE)
+    parser = add_command(commands, name, EXAMPLE)
     add_experiment_argument(parser)
     parser.add_argument(
         "--over",
@@ -56,17 +52,20 @@ def run(arguments: argparse.Namespace) -> int:
     """Runs all combinations and prints the table."""
     over = dict(map(parse_values, arguments.over))
     experiment = read_experiment(arguments)
-    out: Path = arguments.out or Path("runs") / f"{experiment.name}-sweep"
-    wanted = make_options(arguments, resume=True)
-    settings, runs = place_settings(experiment, over, arguments.seeds or [experiment.seed], out)
-    with track_runs(count_rounds(runs), wanted) as (_, options):
-        document = sweep_runs(settings, runs, out, options, arguments.target)
+    sweep = cfel.sweep(
+        experiment,
+        over,
+        arguments.seeds or None,
+        out=arguments.out,
+        target=arguments.target,
+        **select_run_options(arguments),
+    )
     if arguments.json:
-        print_json(document)
+        print_json(sweep.summary)
         return 0
     console = Console(highlight=False)
-    _print_summary(console, document, settings)
-    print_report_path(console, out)
+    _print_summary(console, sweep)
+    print_report_path(console, sweep.path)
     return 0
 
 
@@ -79,11 +78,9 @@ def parse_values(text: str) -> tuple[str, list[Any]]:
     return key.strip(), [flatten(parse_assignment(f"{key}={word}"))[key.strip()] for word in words]
 
 
-def _print_summary(
-    console: Console, document: Mapping[str, Any], settings: Sequence[Mapping[str, Any]]
-) -> None:
+def _print_summary(console: Console, sweep: cfel.Sweep) -> None:
     """Prints a line per setting: its values, time and energy to the target, accuracy, budgets used."""
-    rows = document["schemes"]
+    rows, settings = sweep.summary["schemes"], sweep.settings
     several_seeds = any(len(row["per_seed"]) > 1 for row in rows.values())
     pad = "\n" if several_seeds else ""
     table = new_table(*settings[0], *MEASURED)
@@ -94,7 +91,7 @@ def _print_summary(
             *format_costs(row),
             *format_end(row, pad),
         )
-    title = f"Time and energy to {describe_target(document['target'])}, and budget used at the end"
+    title = f"Time and energy to {describe_target(sweep.target)}, and budget used at the end"
     print_table(console, title, table)
     if several_seeds:
         console.print("mean over seeds, with its 95 % confidence interval")

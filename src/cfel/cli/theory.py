@@ -37,9 +37,9 @@ MAX_ROUNDS = 8
 """Number of first and of last rounds to show."""
 
 
-def register(commands: Commands) -> None:
+def register(commands: Commands, name: str) -> None:
     """Adds the command."""
-    parser = add_command(commands, "theory", EXAMPLE)
+    parser = add_command(commands, name, EXAMPLE)
     parser.add_argument(
         "experiment",
         type=Path,

@@ -2,14 +2,13 @@
 
 import argparse
 import shlex
-from pathlib import Path
 from typing import Any
 
 from rich.console import Console
 from rich.markup import escape
 
-from cfel.api.progress import track_runs
-from cfel.api.sweeps import SEED_DISTANCE, Tuning, tune_runs
+import cfel
+from cfel.api.runs import SEED_DISTANCE
 from cfel.cli.arguments import (
     Commands,
     add_command,
@@ -18,7 +17,7 @@ from cfel.cli.arguments import (
     parse_positive_integer,
 )
 from cfel.cli.output import new_table, print_json, print_table
-from cfel.cli.run import add_experiment_argument, add_run_options, make_options, read_experiment
+from cfel.cli.run import add_experiment_argument, add_run_options, read_experiment, select_run_options
 from cfel.cli.sweep import parse_values
 from cfel.wording import plural
 
@@ -27,9 +26,9 @@ EXAMPLE = """  cfel tune experiment.toml --over local.learning_rate=0.001..0.3:l
 MOST_ROWS = 10
 
 
-def register(commands: Commands) -> None:
+def register(commands: Commands, name: str) -> None:
     """Adds the command."""
-    parser = add_command(commands, "tune", EXAMPLE)
+    parser = add_command(commands, name, EXAMPLE)
     add_experiment_argument(parser)
     parser.add_argument(
         "--over",
@@ -56,10 +55,14 @@ def run(arguments: argparse.Namespace) -> int:
     """Runs the trials and prints the best values."""
     over = dict(_parse_range(text) for text in arguments.over)
     experiment = read_experiment(arguments)
-    out: Path = arguments.out or Path("runs") / f"{experiment.name}-tuned"
-    wanted = make_options(arguments, resume=True)
-    with track_runs(experiment.rounds.global_rounds, wanted) as (_, options):
-        tuning = tune_runs(experiment, over, arguments.trials, arguments.seeds, out, options)
+    tuning = cfel.tune(
+        experiment,
+        over,
+        trials=arguments.trials,
+        seeds=arguments.seeds,
+        out=arguments.out,
+        **select_run_options(arguments),
+    )
     if arguments.json:
         trials = [{"values": each.values, "held_out_accuracy": each.score} for each in tuning.trials]
         print_json({"best": tuning.best, "seeds": tuning.seeds, "trials": trials})
@@ -73,7 +76,7 @@ def _parse_range(text: str) -> tuple[str, str | list[Any]]:
     return (key.strip(), span.strip()) if ".." in span else parse_values(text)
 
 
-def _print_result(console: Console, tuning: Tuning, arguments: argparse.Namespace) -> None:
+def _print_result(console: Console, tuning: cfel.Tuning, arguments: argparse.Namespace) -> None:
     table = new_table(*tuning.best, "held-out\naccuracy")
     for trial in tuning.trials[:MOST_ROWS]:
         table.add_row(*map(_format, trial.values.values()), f"{100 * trial.score:.2f} %")

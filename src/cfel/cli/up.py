@@ -1,30 +1,50 @@
 """`cfel up`: runs a whole federation as processes on this machine."""
 
 import argparse
+import asyncio
 import shlex
 import sys
+import threading
+import time
+from collections.abc import Callable
+from datetime import timedelta
 from pathlib import Path
+from types import TracebackType
+from typing import Self
+
+from rich.console import Console, Group
+from rich.live import Live
+from rich.markup import escape
+from rich.table import Table
+from rich.text import Text
 
 from cfel.api.progress import defer_interrupt
+from cfel.api.results import load_result
 from cfel.cli.arguments import Commands, add_command, add_json_option, add_out_option, add_set_option
 from cfel.cli.node import add_log_options, choose_log_settings
+from cfel.cli.output import new_table
 from cfel.cli.run import add_experiment_argument, print_run_result, read_experiment
-from cfel.cli.status import FederationView
+from cfel.cli.status import Answers, count_devices
+from cfel.deployment.node import Node, ask_status
+from cfel.errors import DeploymentError
 from cfel.launch.federation import LaunchOptions, launch_federation
 from cfel.launch.logs import LogSettings
 from cfel.launch.node import read_node
 from cfel.launch.processes import Processes
+from cfel.runlog import RoundRecord
+from cfel.status import Status
 from cfel.wording import plural
 
 EXAMPLE = """  cfel up examples/tiny.toml --out runs/tiny-up
   cfel up examples/tiny.toml --out runs/tiny-up --resume
   cfel status runs/tiny-up"""
+POLL_SECONDS = 1.0
 NOTICE = "stopping all processes; their state is on disk. Press Ctrl-C again to stop without waiting"
 
 
-def register(commands: Commands) -> None:
+def register(commands: Commands, name: str) -> None:
     """Adds the command."""
-    parser = add_command(commands, "up", EXAMPLE)
+    parser = add_command(commands, name, EXAMPLE)
     add_experiment_argument(parser)
     add_out_option(parser, "run directory (default runs/NAME-up)")
     parser.add_argument("--resume", action="store_true", help="resume the federation in DIR")
@@ -76,8 +96,148 @@ def run(arguments: argparse.Namespace) -> int:
             import_from=(arguments.experiment.absolute().parent, Path().absolute()),
         )
         try:
-            records = launch_federation(experiment, out, options)
+            launch_federation(experiment, out, options)
         except KeyboardInterrupt:
             view.print_line(f"all processes stopped; to resume: {_resume_command(arguments, out)}")
             raise
-    return print_run_result(arguments, experiment, out, records)
+    return print_run_result(arguments, load_result(out, experiment))
+
+
+class FederationView:
+    """The live view on standard error: a table in a terminal, otherwise a line per round; a context manager.
+
+    Args:
+        rounds: global rounds of the experiment.
+        console: where to print.
+        now: a monotonic clock.
+    """
+
+    def __init__(
+        self, rounds: int, console: Console | None = None, now: Callable[[], float] = time.monotonic
+    ) -> None:
+        self._rounds, self._now = rounds, now
+        self._console = console or Console(stderr=True, highlight=False)
+        self._answers: Answers = {}
+        # The last status of each edge server: at the end they stop, and their devices have not been lost.
+        self._known: dict[int, Status] = {}
+        self._problems: dict[int, str] = {}
+        self._last: RoundRecord | None = None
+        self._started: tuple[float, int] | None = None
+        self._blind = ""
+        self._over = threading.Event()
+        self._watcher: threading.Thread | None = None
+        self._live = Live(console=self._console, get_renderable=self._render, refresh_per_second=4)
+
+    def __enter__(self) -> Self:
+        if self._console.is_terminal:
+            self._live.start()
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        # The watcher prints too: wait for it, or it would print into what comes after the view.
+        self._over.set()
+        if self._watcher is not None:
+            self._watcher.join()
+        self._live.stop()
+
+    def print_line(self, text: str) -> None:
+        """Prints a line above the table."""
+        self._console.print(escape(text), soft_wrap=True)
+
+    def watch(self, operator: Node) -> None:
+        """Polls the status of all edge servers until the view is closed."""
+        self._started = self._started or (self._now(), 0 if self._last is None else self._last.round)
+        self._watcher = threading.Thread(target=self._poll, args=(operator,), daemon=True)
+        self._watcher.start()
+
+    def on_round(self, record: RoundRecord) -> None:
+        """Records a finished round; prints it if there is no live table."""
+        self._last = record
+        if not self._console.is_terminal:
+            self.print_line(self.format_line())
+
+    def update(self, answers: Answers) -> None:
+        """Records the answers of the edge servers, and prints every new problem."""
+        self._answers = answers
+        self._known |= {edge: answer for edge, answer in answers.items() if isinstance(answer, Status)}
+        for edge, answer in sorted(answers.items()):
+            problem = answer.problem if isinstance(answer, Status) else self._problems.get(edge, "")
+            if problem and problem != self._problems.get(edge):
+                self.print_line(f"edge-{edge}: {problem}")
+            self._problems[edge] = problem
+
+    def format_line(self) -> str:
+        """The state of the federation in one line."""
+        alive = [each for each in self._answers.values() if isinstance(each, Status)]
+        newest = max(
+            alive or self._known.values(), key=lambda each: (each.round, each.edge_round or 0), default=None
+        )
+        done = 0 if self._last is None else self._last.round
+        parts = [f"round {done}/{self._rounds}"]
+        if newest is not None:
+            # No phase here: edge servers are polled once a second, so it would often be outdated.
+            parts.append(f"coordinator {newest.coordinator or 'none'} (term {newest.term})")
+            parts.append(f"{self._count_all_devices()} devices")
+            if silent := sum(self._is_silent(edge) for edge in self._answers):
+                parts.append(f"{plural(silent, 'edge server')} not answering")
+        if self._last is not None:
+            if self._last.accuracy is not None:
+                parts.append(f"{100 * self._last.accuracy:.1f} %")
+            parts += [f"{self._last.seconds:,.1f} s", f"{self._last.joules:,.0f} J"]
+        left = self.estimate_seconds_left()
+        if left is not None:
+            parts.append(f"ETA {timedelta(seconds=round(left))}")
+        return ", ".join(parts)
+
+    def _is_silent(self, edge: int) -> bool:
+        """Whether an edge server does not answer although it has not finished."""
+        finished = edge in self._known and self._known[edge].phase == "finished"
+        return isinstance(self._answers[edge], str) and not finished
+
+    def _count_all_devices(self) -> str:
+        return count_devices({edge: self._known[edge] for edge in self._known if not self._is_silent(edge)})
+
+    def estimate_seconds_left(self) -> float | None:
+        """Seconds until the last round at the current pace; None before the first round."""
+        if self._started is None or self._last is None:
+            return None
+        began, before = self._started
+        done = self._last.round - before
+        if done <= 0:
+            return None
+        return (self._rounds - self._last.round) * (self._now() - began) / done
+
+    def build_table(self) -> Table:
+        """One row per edge server."""
+        table = new_table(
+            "edge", "phase", "round", "term", "coordinator", "devices", "rejected", texts=("phase",)
+        )
+        for edge, answer in sorted(self._answers.items()):
+            if isinstance(answer, str):
+                table.add_row(str(edge), "[yellow]no answer[/]")
+                continue
+            table.add_row(
+                str(edge),
+                answer.phase,
+                f"{answer.round}.{answer.edge_round}",
+                str(answer.term),
+                escape(answer.coordinator or "?"),
+                count_devices({edge: answer}),
+                str(sum(number for _, number in answer.rejected)),
+            )
+        return table
+
+    def _render(self) -> Group:
+        return Group(self.build_table(), Text(self.format_line(), overflow="fold"))
+
+    def _poll(self, operator: Node) -> None:
+        while not self._over.wait(POLL_SECONDS):
+            try:
+                self.update(asyncio.run(ask_status(operator, POLL_SECONDS)))
+            except DeploymentError as error:
+                # As with an expired certificate of the operator; the federation continues without being seen.
+                if str(error) != self._blind:
+                    self.print_line(f"the status cannot be asked for: {error}")
+                self._blind = str(error)

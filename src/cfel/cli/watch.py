@@ -16,9 +16,9 @@ EXAMPLE = """  cfel watch runs/first
 TOKEN_VARIABLE = "CFEL_DASHBOARD_TOKEN"  # noqa: S105 — the variable's name
 
 
-def register(commands: Commands) -> None:
+def register(commands: Commands, name: str) -> None:
     """Adds the command."""
-    parser = add_command(commands, "watch", EXAMPLE)
+    parser = add_command(commands, name, EXAMPLE)
     parser.add_argument("directory", type=Path, metavar="DIR", help="directory of a run or a comparison")
     parser.add_argument("--port", type=parse_count, default=0, help="port (default: any free one)")
     parser.add_argument(

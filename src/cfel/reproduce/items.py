@@ -16,7 +16,7 @@ import tomli_w
 
 import cfel
 from cfel import validation
-from cfel.api.runs import scheme_folder
+from cfel.api.runs import PlannedRun, scheme_folder
 from cfel.errors import InputError, describe_error
 from cfel.experiment import Experiment, load_experiment
 from cfel.plugins import ANY_CODE, parse_variants
@@ -181,21 +181,6 @@ class ReproductionRequest:
         return (0, 1, 2) if self.scale == "reduced" and self.sweep is None else (0,)
 
 
-@dataclass(frozen=True, slots=True)
-class PlannedRun:
-    """One run of an item.
-
-    Attributes:
-        place: its directory, relative to that of the item.
-        name: its display name.
-        experiment: the complete experiment.
-    """
-
-    place: Path
-    name: str
-    experiment: Experiment
-
-
 def find_experiments() -> Path:
     """The folder `experiments`: inside an installed package, or next to `src` in a source tree."""
     package = Path(cfel.__file__).parent
@@ -216,16 +201,17 @@ def load_base_experiment(
     return load_experiment(file, [*scale, place, *changes, *request.changes, *above], ANY_CODE)
 
 
-def plan_runs(request: ReproductionRequest, rates: dict[str, float]) -> list[PlannedRun]:
+def plan_runs(request: ReproductionRequest, rates: dict[str, float], out: Path) -> list[PlannedRun]:
     """Every run of an item, seed by seed, so that an interrupted reproduction has complete first seeds.
 
     Args:
         request: what to reproduce.
         rates: learning rate of each scheme; a missing one comes from the preset.
+        out: the directory of the item.
     """
     values: tuple[float | None, ...] = (None,) if request.sweep is None else request.sweep.values
     return [
-        _plan_run(request, value, scheme, seed, rates.get(scheme))
+        _plan_run(request, value, scheme, seed, rates.get(scheme), out)
         for seed in request.select_seeds()
         for value in values
         for scheme in request.select_schemes()
@@ -233,7 +219,7 @@ def plan_runs(request: ReproductionRequest, rates: dict[str, float]) -> list[Pla
 
 
 def _plan_run(
-    request: ReproductionRequest, value: float | None, scheme: str, seed: int, rate: float | None
+    request: ReproductionRequest, value: float | None, scheme: str, seed: int, rate: float | None, out: Path
 ) -> PlannedRun:
     changes = [
         *(f"scheme.{key}={json.dumps(value)}" for key, value in parse_variants(scheme).items()),
@@ -246,9 +232,8 @@ def _plan_run(
     if value is not None:
         changes += _list_sweep_changes(request, value)
         folder, name = Path(f"{value:g}") / folder, f"{value:g}: {name}"
-    return PlannedRun(
-        folder, name, load_base_experiment(request, changes, _list_equal_work_changes(request, value))
-    )
+    experiment = load_base_experiment(request, changes, _list_equal_work_changes(request, value))
+    return PlannedRun(name, experiment, out / folder)
 
 
 def _choose_stop(request: ReproductionRequest, scheme: str) -> str:

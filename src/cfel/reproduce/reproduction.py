@@ -14,7 +14,7 @@ from functools import partial
 from pathlib import Path
 from typing import Any
 
-from cfel.api.runs import PlacedRun, RunOptions, run_all
+from cfel.api.runs import PlannedRun
 from cfel.control import Budget
 from cfel.durable import replace_file
 from cfel.errors import RunDirectoryError
@@ -28,7 +28,6 @@ from cfel.reproduce import tables
 from cfel.reproduce.items import (
     CLASSES,
     PaperValues,
-    PlannedRun,
     ReproductionRequest,
     dump_rates,
     load_base_experiment,
@@ -58,11 +57,6 @@ TO_TARGET = (
 FINAL = (Measure("final_accuracy", "final accuracy"),)
 # The setting of a sweep that equals the setting of the paper's Table 1.
 _DEFAULT_SETTING = {"noniid": 1.0}
-
-
-def execute_runs(runs: list[PlannedRun], out: Path, options: RunOptions) -> None:
-    """Executes the runs that are not finished yet."""
-    run_all([PlacedRun(run.name, run.experiment, out / run.place) for run in runs], out, options)
 
 
 def write_results(request: ReproductionRequest, out: Path) -> tuple[dict[str, Any], tuple[TextTable, ...]]:
@@ -326,9 +320,9 @@ def _build_job(world: World, device: int, tau: int) -> Job:
     return order, initial_state(world).devices[device]
 
 
-def estimate_seconds(runs: Sequence[PlannedRun], out: Path, pace: Pace) -> float:
+def estimate_seconds(runs: Sequence[PlannedRun], pace: Pace) -> float:
     """Seconds that the remaining rounds of all runs will take."""
-    return sum(count_rounds_left(run, out) * _estimate_round(run.experiment, pace) for run in runs)
+    return sum(count_rounds_left(run) * _estimate_round(run.experiment, pace) for run in runs)
 
 
 def _estimate_round(experiment: Experiment, pace: Pace) -> float:
@@ -340,9 +334,9 @@ def _estimate_round(experiment: Experiment, pace: Pace) -> float:
     return steps * pace.step_seconds + tests * pace.evaluation_seconds
 
 
-def count_rounds_left(run: PlannedRun, out: Path) -> int:
+def count_rounds_left(run: PlannedRun) -> int:
     """Global rounds that remain in a run; 0 if it has stopped at a budget or at its target."""
-    rounds, path = run.experiment.rounds.global_rounds, out / run.place
+    rounds, path = run.experiment.rounds.global_rounds, run.directory
     if not holds_run(path):
         return rounds
     directory = RunDirectory.open(path)

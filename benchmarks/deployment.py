@@ -9,6 +9,7 @@ together, and the resident set size for a single one: the proportional size of a
 one that shared pages with it ends.
 """
 
+import multiprocessing
 import socket
 import statistics
 import sys
@@ -221,7 +222,7 @@ def measure_memory(devices: int, clusters: int) -> Memory:
     monitor = _MemoryMonitor()
     _run_federation(
         build_small_experiment(devices, clusters, 2),
-        LaunchOptions(on_start=monitor.start, interrupted=monitor.sample),
+        LaunchOptions(interrupted=monitor.sample),
     )
     return Memory(devices, clusters, monitor.peak)
 
@@ -251,17 +252,12 @@ class _MemoryMonitor:
 
     def __init__(self) -> None:
         self.peak = 0
-        self._processes: Processes | None = None
         self._next = 0.0
-
-    def start(self, processes: Processes) -> None:
-        """Sets the processes to sample."""
-        self._processes = processes
 
     def sample(self) -> bool:
         """Takes a sample if it is time. Used as the check for interrupts, so it returns False."""
-        if self._processes is not None and time.monotonic() >= self._next:
-            pids = self._processes.pids()
+        if time.monotonic() >= self._next:
+            pids = [child.pid for child in multiprocessing.active_children() if child.pid is not None]
             # All nodes are forked from one server process, which belongs to the federation too.
             servers = {find_parent(pid) for pid in pids}
             self.peak = max(self.peak, sum(read_memory(pid, "Pss:") for pid in (*pids, *servers)))

@@ -9,7 +9,9 @@ where it can (`shaped_namespace`), and a relay in user space adds its delay; oth
 """
 
 import asyncio
+import os
 import random
+import signal
 import statistics
 import sys
 import tempfile
@@ -226,7 +228,7 @@ class LiveFederation:
 
     Args:
         nodes: directory of the nodes.
-        processes: its processes.
+        processes: one of each node, by its name.
         client: an operator's connections to the edge servers.
         edges: the edge servers.
         relays: the slow links, by device.
@@ -238,7 +240,7 @@ class LiveFederation:
     def __init__(
         self,
         nodes: Path,
-        processes: Processes,
+        processes: dict[str, Processes],
         client: GrpcClient,
         edges: Sequence[Identity],
         relays: Mapping[int, Relay],
@@ -277,12 +279,13 @@ class LiveFederation:
     async def kill(self, name: str) -> float:
         """Kills a node for good; returns when, by the wall clock."""
         killed_at = time.time()
-        await asyncio.to_thread(self._processes.kill, name)
+        os.kill(self._processes[name].pid(name), signal.SIGKILL)
+        await asyncio.to_thread(self._processes[name].wait, _PATIENCE_SECONDS)
         return killed_at
 
     async def start_again(self, name: str) -> None:
         """Starts a node that was killed."""
-        await asyncio.to_thread(self._processes.start_again, name)
+        self._processes[name] = await asyncio.to_thread(Processes, [self._nodes / f"{name}.toml"])
 
     def read_records(self, edge: int) -> list[RoundRecord]:
         """The rounds that an edge server has logged."""
@@ -323,15 +326,20 @@ async def start_federation(
                 relays[device] = await _put_behind(stack, path, edge, link)
         node = read_node(out / "nodes" / "operator-0.toml").node
         outside = {path for path, _ in elsewhere}
-        processes = await asyncio.to_thread(
-            Processes, [each for each in configurations if each not in outside]
-        )
-        stack.push_async_callback(asyncio.to_thread, processes.stop)
+        processes: dict[str, Processes] = {}
+        stack.push_async_callback(_stop_all, processes)
+        for path in configurations:
+            if path not in outside:
+                processes[path.stem] = await asyncio.to_thread(Processes, [path])
         for path, namespace in elsewhere:
             await _start_device(stack, path, namespace)
         client = GrpcClient(Credentials.read(node.certificates, node.identity), node.peers(), 0)
         stack.push_async_callback(client.close)
         yield LiveFederation(out / "nodes", processes, client, list(node.peers()), relays)
+
+
+async def _stop_all(processes: Mapping[str, Processes]) -> None:
+    await asyncio.gather(*(asyncio.to_thread(each.stop) for each in processes.values()))
 
 
 async def _start_device(stack: AsyncExitStack, path: Path, namespace: ShapedNamespace) -> None:

@@ -300,6 +300,22 @@ def _time_rounds(world: World, executor: Executor, setting: BenchSetting) -> Ite
         )
 
 
+@contextmanager
+def _start_nodes(nodes: int, cores: int) -> Iterator[str]:
+    """Starts a Ray cluster of several nodes with these cores each on this machine; yields its address."""
+    prepare(None)
+    # What `prepare` does must happen before Ray is imported.
+    from ray.cluster_utils import Cluster
+
+    cluster = Cluster(initialize_head=True, head_node_args={"num_cpus": cores, "include_dashboard": False})
+    try:
+        for _ in range(nodes - 1):
+            cluster.add_node(num_cpus=cores)
+        yield str(cluster.address)
+    finally:
+        cluster.shutdown()
+
+
 def serve(text: str) -> None:
     """Runs a round for every line on standard input."""
     engine = EngineSetting(**json.loads(text))
@@ -308,10 +324,7 @@ def serve(text: str) -> None:
         world = build_bench_world(setting)
         parameters = replace(build_bench_parameters(setting, world), workers=engine.cores)
         if engine.nodes:
-            prepare(None)
-            from cfel.scaleout.cluster import start_nodes
-
-            address = stack.enter_context(start_nodes(engine.nodes, engine.cores // engine.nodes))
+            address = stack.enter_context(_start_nodes(engine.nodes, engine.cores // engine.nodes))
             executor: Executor = stack.enter_context(ray_executor(world, parameters, address))
         else:
             executor = stack.enter_context(PoolExecutor(world, parameters))

@@ -32,6 +32,16 @@ def endless(_path: Path | None) -> Task:
     return Task(load_digits(), perceptron, metrics={**infinite, "undefined": _not_a_number})
 
 
+def undefined(_path: Path | None) -> Task:
+    """Digits whose metric is no number."""
+    return Task(load_digits(), perceptron, metric=_not_a_number)
+
+
+def infinite(_path: Path | None) -> Task:
+    """Digits whose metric is infinite."""
+    return Task(load_digits(), perceptron, metric=lambda outputs, _: torch.full(outputs.shape[:1], torch.inf))
+
+
 def _line(_shape: tuple[int, ...], outputs: int) -> nn.Module:
     return nn.Sequential(nn.Linear(1, 16), nn.Tanh(), nn.Linear(16, outputs))
 

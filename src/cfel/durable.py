@@ -165,11 +165,14 @@ def remove_leftovers(directory: Path) -> None:
         remove_quietly(path)
 
 
-def read_bytes(path: Path, *, max_bytes: int | None = MAX_BYTES, follow_links: bool = False) -> bytes:
-    """Reads a whole regular file.
+def read_bytes(
+    path: Path, *, start: int = 0, max_bytes: int | None = MAX_BYTES, follow_links: bool = False
+) -> bytes:
+    """Reads a regular file.
 
     Args:
         path: the file.
+        start: byte to begin with; nothing is read of a shorter file.
         max_bytes: how large it may be; None for what the machine's memory holds.
         follow_links: whether it may be a link. Not for files of a run directory, which may come from somebody
             else and then point anywhere.
@@ -190,8 +193,9 @@ def read_bytes(path: Path, *, max_bytes: int | None = MAX_BYTES, follow_links: b
             # The system would grant it, and end the process later.
             raise StorageError(words)
         try:
+            file.seek(start)
             # Not more, even if somebody appends to it meanwhile.
-            return file.read(size)
+            return file.read(max(0, size - start))
         except MemoryError as error:
             raise StorageError(words) from error
 

@@ -102,6 +102,10 @@ class SilentEdgeServerError(DeploymentError):
     """A device's edge server has been silent for so long that the experiment is probably over."""
 
 
+class AllDivergedError(DeploymentError):
+    """The training of all devices of a federation diverged, so that nothing is left to learn from."""
+
+
 class RejectedError(DeploymentError):
     """A request, a certificate or an upload was rejected; the message says why."""
 

@@ -22,7 +22,7 @@ from cfel.wording import escape_control
 # control characters in them are spelled out: wherever a snapshot is shown, its texts are safe to print.
 
 
-DEVICE_STATES = ("idle", "training", "uploading", "done", "late", "absent", "lost", "quarantined")
+DEVICE_STATES = ("idle", "training", "uploading", "done", "late", "diverged", "absent", "lost", "quarantined")
 EDGE_STATES = ("alive", "suspect", "lost")
 ELECTION_KINDS = ("campaign", "elected", "follows", "stepped-down", "no-majority")
 

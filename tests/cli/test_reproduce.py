@@ -12,7 +12,7 @@ import pytest
 from cfel.api.runs import RunOptions
 from cfel.cli.reproduce import describe_forecast
 from cfel.report import load_runs
-from cfel.reproduce.copy_results import copy_results
+from cfel.report.landed import land_study
 from cfel.reproduce.items import ReproductionRequest, plan_runs
 from cfel.reproduce.reproduction import count_rounds_left, execute_runs, write_results
 from cfel.runlog import WALL_CLOCK_FIELDS
@@ -154,32 +154,18 @@ def _timeless(line: str) -> dict[str, object]:
 
 
 def test_what_is_landed_names_no_path(finished: Path, tmp_path: Path) -> None:
-    """Logs, experiments, environments, summary and figures; a report can be drawn of them."""
-    place = tmp_path / "copied"
-    files = copy_results(finished, place)
-    assert {
-        "summary.json",
-        "rounds.jsonl",
-        "experiment.toml",
-        "environment.json",
-        "gains.svg",
-        "gains.png",
-    } <= {file.name for file in files}
+    """Rounds, runs, experiment, summary and figures; a report can be drawn of them."""
+    place = tmp_path / "landed"
+    files = land_study(finished, place)
+    wanted = {"summary.json", "rounds.parquet", "runs.json", "experiment.toml", "gains.svg"}
+    assert wanted <= {file.name for file in files}
     for file in files:
         assert str(finished.parents[1]).encode() not in file.read_bytes()
-    environment = json.loads((place / "cef" / "seed-0" / "environment.json").read_text())
-    assert environment["command"] == [
-        "cfel",
-        "reproduce",
-        "--data",
-        "DATA",
-        "--set",
-        "data.path=DATA",
-        "PATH",
-    ]
-    copied, source = load_runs(place)[0], load_runs(finished)[0]
-    assert copied.records == source.records
-    assert tomllib.loads(copied.experiment_toml)["data"]["path"] == "DATA"
+    landed, source = load_runs(place)[0], load_runs(finished)[0]
+    words = ("cfel", "reproduce", "--data", "DATA", "--set", "data.path=DATA", "PATH")
+    assert landed.environment.command == words
+    assert landed.records == source.records
+    assert tomllib.loads(landed.experiment_toml)["data"]["path"] == "DATA"
 
 
 def test_a_landed_summary_keeps_its_quotes(finished: Path, tmp_path: Path) -> None:
@@ -188,7 +174,7 @@ def test_a_landed_summary_keeps_its_quotes(finished: Path, tmp_path: Path) -> No
     copied = tmp_path / "quoted"
     shutil.copytree(finished, copied)
     (copied / "summary.json").write_text(json.dumps(summary))
-    copy_results(copied, tmp_path / "place")
+    land_study(copied, tmp_path / "place")
     landed = json.loads((tmp_path / "place" / "summary.json").read_text())
     assert landed == {**summary, "log": "see PATH"}
 

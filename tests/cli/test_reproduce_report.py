@@ -8,7 +8,7 @@ import pytest
 
 from cfel.cli.reproduce import describe_forecast
 from cfel.report import load_runs
-from cfel.reproduce.copy_results import copy_results
+from cfel.report.landed import land_study
 from cfel.reproduce.items import PlannedRun, ReproductionRequest, load_base_experiment
 from cfel.reproduce.reproduction import count_rounds_left
 from tests.cli.conftest import Answer, Run
@@ -126,12 +126,16 @@ def test_rates(run: Run, tmp_path: Path) -> None:
 
 @pytest.mark.usefixtures("no_figures")
 def test_landed_runs_are_the_runs(run: Run, tmp_path: Path) -> None:
-    out, place = write(tmp_path / "out"), tmp_path / "copied"
+    out, place = write(tmp_path / "out"), tmp_path / "landed"
     answer = reproduce(run, "table1", out, "--land", place)
     files = [path for path in place.rglob("*") if path.is_file()]
-    assert f"copied {len(files)} files to {place}" in answer.out
+    assert f"landed in {len(files)} files: {place}" in answer.out
     assert [each.records for each in load_runs(place)] == [each.records for each in load_runs(out)]
-    assert copy_results(out, place) == copy_results(out, place)
+    content = {file: file.read_bytes() for file in files}
+    assert land_study(out, place) == land_study(out, place)
+    assert {file: file.read_bytes() for file in files} == content
+    shown = [reproduce(run, "table1", each, "--json").document for each in (out, place)]
+    assert shown[0] == shown[1]
     assert all(str(tmp_path).encode() not in file.read_bytes() for file in files)
 
 

@@ -123,13 +123,13 @@ class Federation:
         self.network = network or Network()
         self.edges: dict[int, EdgeNode] = {}
         self.energy: Callable[[], EnergyCounter | None] = lambda: None
-        self._tasks: dict[Identity, asyncio.Task[None]] = {}
+        self.tasks: dict[Identity, asyncio.Task[None]] = {}
         self._compute_threads: dict[Identity, ComputeThread] = {}
 
     def start(self, *members: Identity) -> None:
         """Starts some members, or all."""
         for member in members or self.everybody():
-            self._tasks[member] = asyncio.create_task(
+            self.tasks[member] = asyncio.create_task(
                 self._edge(member) if member.role == "edge" else self._device(member)
             )
 
@@ -177,7 +177,7 @@ class Federation:
     async def kill(self, member: Identity) -> None:
         """Ends a member in the middle of whatever it does; calls to it fail at once."""
         self.network.members.pop(member, None)
-        task = self._tasks.pop(member)
+        task = self.tasks.pop(member)
         task.cancel()
         for handling in list(self.network.under_way.get(member, ())):
             handling.cancel()
@@ -191,14 +191,14 @@ class Federation:
         leading = [
             i
             for i, node in self.edges.items()
-            if Identity("edge", i) in self._tasks and node.member.is_leading()
+            if Identity("edge", i) in self.tasks and node.member.is_leading()
         ]
         return leading[0] if leading else None
 
     async def finished(self, seconds: float = 60.0) -> None:
         """Returns when every member that is alive has ended by itself."""
-        done, _ = await asyncio.wait(self._tasks.values(), timeout=seconds)
-        pending = [str(member) for member, task in self._tasks.items() if not task.done()]
+        done, _ = await asyncio.wait(self.tasks.values(), timeout=seconds)
+        pending = [str(member) for member, task in self.tasks.items() if not task.done()]
         assert not pending, f"{pending} still run after {seconds} s"
         for task in done:
             task.result()
@@ -212,7 +212,7 @@ class Federation:
         return self
 
     async def __aexit__(self, *_: object) -> None:
-        for member in list(self._tasks):
+        for member in list(self.tasks):
             await self.kill(member)
 
 

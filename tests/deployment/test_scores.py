@@ -69,3 +69,18 @@ def test_metrics_that_are_not_finite_end_nothing(tmp_path: Path) -> None:
     experiment = deployed({"data": {"task": "tests.tasks:endless"}, "rounds": {"global": 2}})
     log = play(experiment, tmp_path)
     assert [repr(line.metrics) for line in log] == ["{'infinite': inf, 'undefined': nan}"] * 2
+
+
+@pytest.mark.parametrize("task", ["undefined", "infinite"])
+@pytest.mark.parametrize("on", ["edge", "mean"])
+def test_a_metric_that_is_not_finite_is_recorded_as_by_the_simulator(
+    tmp_path: Path, task: str, on: str
+) -> None:
+    """No edge server is left out for it, so the models are the same, too."""
+    simulation = {"evaluate_on": on, "device_accuracy": "never"}
+    experiment = deployed(
+        {"data": {"task": f"tests.tasks:{task}"}, "simulation": simulation, "rounds": {"global": 2}}
+    )
+    expected, found = timeless(records(experiment)), timeless(play(experiment, tmp_path))
+    assert repr(found[-1]["accuracy"]) == {"undefined": "nan", "infinite": "inf"}[task]
+    assert repr(found) == repr(expected)

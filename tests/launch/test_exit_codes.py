@@ -17,6 +17,7 @@ from cfel.launch.processes import choose_exit_code
         (errors.NotAdmittedError("revoked"), 3),
         (errors.CredentialsError("edge-0.pem is not a certificate"), 3),
         (errors.SilentEdgeServerError("silent"), 4),
+        (errors.AllDivergedError("global round 1"), 6),
         (errors.DamagedError("state.bin is damaged"), 5),
         (errors.RunDirectoryError("another experiment"), 5),
     ],

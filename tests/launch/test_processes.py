@@ -6,7 +6,7 @@ from typing import Any, cast
 
 import pytest
 
-from cfel.errors import DeploymentError
+from cfel.errors import AllDivergedError, DeploymentError
 from cfel.launch.processes import Processes, _NodeProcess
 
 
@@ -43,3 +43,8 @@ def test_devices_that_left_after_the_end_are_not_lost() -> None:
 def test_what_no_restart_mends() -> None:
     with pytest.raises(DeploymentError, match="device-0 ended with code 2"):
         ended(edge_0=None, device_0=2).restart_dead()
+
+
+def test_a_run_in_which_all_devices_diverged_ends() -> None:
+    with pytest.raises(AllDivergedError, match=r"local\.learning_rate is too large\. See edge-0\.log"):
+        ended(edge_0=6, edge_1=None, device_0=None).restart_dead()

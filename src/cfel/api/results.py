@@ -23,7 +23,7 @@ from cfel.experiment import Experiment, load_directory_experiment
 from cfel.extras import explain_missing_extra
 from cfel.learning.edge_update import mean_model
 from cfel.plugins import BUILT_IN_ONLY, CodePolicy
-from cfel.report.load import Run, find_runs, find_target, group_by_scheme, load_run
+from cfel.report.load import Run, find_target, group_by_scheme, load_all, load_run
 from cfel.report.summary import list_overruns, measure, summarise
 from cfel.runlog import PlanTable, RoundRecord
 from cfel.runlog.plans import column_names
@@ -286,7 +286,7 @@ class Comparison:
 
 def load_comparison(path: Path, target: float | None = None) -> Comparison:
     """The comparison in a directory."""
-    runs = tuple(map(load_result, find_runs(path)))
+    runs = tuple(RunResult(run) for run in load_all(path))
     known = find_target(path, tuple(each.run for each in runs)) if target is None else target
     return Comparison(path, runs, known)
 

@@ -18,7 +18,7 @@ from cfel.cli.arguments import (
 from cfel.cli.output import print_json
 from cfel.wording import plural
 
-EXAMPLE = """  cfel recount results/table1-femnist-full/cef/seed-0 --out recounted/cef \\
+EXAMPLE = """  cfel recount runs/cef/seed-0 --out recounted/cef \\
     --set fleet.conditions.channel_floor=0 --set scheme.slow_clocks=true"""
 
 

@@ -11,7 +11,7 @@ from cfel.api.progress import track_runs
 from cfel.cli.arguments import Commands, add_command, add_out_option, add_seeds_option, parse_names
 from cfel.cli.output import new_table, print_json, print_report_path, print_table
 from cfel.cli.run import add_run_options, make_options
-from cfel.reproduce.copy_results import copy_results
+from cfel.report.landed import land_study
 from cfel.reproduce.items import (
     DATASETS,
     ITEMS,
@@ -63,7 +63,10 @@ def register(commands: Commands) -> None:
         help="learning rate of each scheme (default experiments/rates.toml)",
     )
     parser.add_argument(
-        "--land", type=Path, metavar="DIR", help="also copy the results there, without local paths"
+        "--land",
+        type=Path,
+        metavar="DIR",
+        help="also write the results there as tables, without local paths, to commit them",
     )
     parser.add_argument("--report-only", action="store_true", help="run nothing, report on the runs in DIR")
     add_run_options(parser)
@@ -78,7 +81,7 @@ def run(arguments: argparse.Namespace) -> int:
     if not arguments.report_only:
         _run_all(request, arguments, out)
     document, shown = write_results(request, out)
-    copied = [] if arguments.land is None else copy_results(out, arguments.land)
+    landed = [] if arguments.land is None else land_study(out, arguments.land)
     if arguments.json:
         print_json(document)
         return 0
@@ -91,9 +94,9 @@ def run(arguments: argparse.Namespace) -> int:
     if request.item == "rates":
         use = "use it with --rates, or copy it to experiments/rates.toml"
         console.print(f"learning rates: {escape(str(out / 'rates.toml'))} ({use})", soft_wrap=True)
-    if copied:
-        files = plural(len(copied), "file")
-        console.print(f"copied {files} to {escape(str(arguments.land))}", soft_wrap=True)
+    if landed:
+        files = plural(len(landed), "file")
+        console.print(f"landed in {files}: {escape(str(arguments.land))}", soft_wrap=True)
     return 0
 
 

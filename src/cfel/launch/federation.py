@@ -31,7 +31,7 @@ from cfel.rounds.parameters import reject_buffering
 from cfel.rounds.run_directory import open_run
 from cfel.runlog import Checkpoint, RoundRecord, RunDirectory, RunWriter
 from cfel.runlog.plans import plan_path, read_plan
-from cfel.runlog.records import read_log
+from cfel.runlog.records import LogReader
 from cfel.world import World
 
 # --------------------------------------------------------------------------------------------------
@@ -156,64 +156,89 @@ def launch_federation(experiment: Experiment, out: Path, options: LaunchOptions)
     find_free_ports(experiment.deployment.host, 1)  # rejects a wrong host before anything is written
     reject_buffering(experiment.aggregation, "a deployment")
     world = experiment.build_world()
-    resolved = experiment.resolve(world)
-    text = experiment_toml(resolved)
+    # As it is, not resolved: no engine runs, so none is chosen.
+    text = experiment_toml(experiment)
     writer, _ = open_run(
-        out, world.setting, experiment_toml=text, command=options.command, resume=options.resume
+        out,
+        world.setting,
+        experiment_toml=text,
+        command=options.command,
+        resume=options.resume,
+        may_differ=("simulation.engine",),
     )
     with writer:
-        configurations = prepare_nodes(resolved, world, out, options.import_from, options.log)
-        merge_logs(out, writer, world, options.on_round)
-        if not _is_over(world, out):
+        configurations = prepare_nodes(experiment, world, out, options.import_from, options.log)
+        logs = LogMerger(out, writer, world, options.on_round)
+        logs.merge()
+        if not logs.is_over:
             with Processes(configurations) as processes:
                 options.on_start(processes)
-                _wait_until_over(world, out, writer, processes, options)
+                _wait_until_over(logs, processes, options)
         _save_models(world, out, writer)
+        if not logs.is_over:
+            raise KeyboardInterrupt
     return list(RunDirectory.open(out).records())
 
 
-def merge_logs(
-    out: Path, writer: RunWriter, world: World, on_round: Callable[[RoundRecord], None] = lambda _: None
-) -> None:
-    """Adds the rounds in the edge servers' logs to the log of the run directory."""
-    logs = [out / "nodes" / f"edge-{i}" for i in range(world.setting.fleet.clusters)]
-    found: dict[int, RoundRecord] = {}
-    for node in logs:
-        if (node / "rounds.jsonl").exists():
+class LogMerger:
+    """Adds the rounds in the edge servers' logs to the log of the run directory.
+
+    Args:
+        out: the run directory.
+        writer: of its log.
+        world: what is run.
+        on_round: called after every round.
+    """
+
+    def __init__(
+        self, out: Path, writer: RunWriter, world: World, on_round: Callable[[RoundRecord], None]
+    ) -> None:
+        self._writer, self._setting, self._on_round = writer, world.setting, on_round
+        self._nodes = [out / "nodes" / f"edge-{i}" for i in range(world.setting.fleet.clusters)]
+        self._logs = [LogReader(node / "rounds.jsonl") for node in self._nodes]
+        # Rounds that an edge server has logged and the run directory has not.
+        self._found: dict[int, RoundRecord] = {}
+        self._last: RoundRecord | None = next(reversed(RunDirectory.open(out).records()), None)
+
+    @property
+    def is_over(self) -> bool:
+        """Whether the last round of the run is in its log."""
+        return self._last is not None and is_over(self._setting.rounds, self._setting.budget, self._last)
+
+    def merge(self) -> None:
+        """Adds what the edge servers have logged since the last call."""
+        for log in self._logs:
             # Several edge servers may have logged a round; their records agree.
-            found |= {each.round: each for each in read_log(node / "rounds.jsonl").records}
-    while (number := (writer.last_round or 0) + 1) in found:
-        tables = [node for node in logs if plan_path(node, number).exists()]
+            self._found |= {each.round: each for each in log.read_new() if each.round >= self._next_round}
         # Rounds are appended without gaps: one that no edge server has logged yet stops the merge here.
-        writer.append(found[number], read_plan(tables[0], number) if tables else None)
-        on_round(found[number])
+        while self._next_round in self._found:
+            self._append(self._found[self._next_round])
+
+    @property
+    def _next_round(self) -> int:
+        return (self._writer.last_round or 0) + 1
+
+    def _append(self, record: RoundRecord) -> None:
+        tables = [node for node in self._nodes if plan_path(node, record.round).exists()]
+        self._writer.append(record, read_plan(tables[0], record.round) if tables else None)
+        # Only now: the disk may have been full, and the round is to be appended later.
+        self._last = self._found.pop(record.round)
+        self._on_round(record)
 
 
-def _is_over(world: World, out: Path) -> bool:
-    records = RunDirectory.open(out).records()
-    return bool(records) and is_over(world.setting.rounds, world.setting.budget, records[-1])
-
-
-def _wait_until_over(
-    world: World,
-    out: Path,
-    writer: RunWriter,
-    processes: Processes,
-    options: LaunchOptions,
-) -> None:
-    """Waits until the last round is logged and all processes have ended."""
+def _wait_until_over(logs: LogMerger, processes: Processes, options: LaunchOptions) -> None:
+    """Waits until the last round is logged, or it is interrupted, and all processes have ended."""
     problem = ""
-    while not _is_over(world, out):
+    while not logs.is_over:
         if options.interrupted():
             processes.stop()
-            merge_logs(out, writer, world, options.on_round)
-            _save_models(world, out, writer)
-            raise KeyboardInterrupt
+            logs.merge()
+            return
         for name in processes.restart_dead():
             options.on_loss(name)
         time.sleep(_POLL_SECONDS)
         try:
-            merge_logs(out, writer, world, options.on_round)
+            logs.merge()
         except DiskError as error:
             if not problem:
                 options.on_problem(str(error))

@@ -294,11 +294,12 @@ def run_node(path: Path) -> bool:
     # Before any connection is made: a directory of another experiment must not join this one.
     prepare_directory(node.directory, experiment, world)
     if node.identity.role == "edge":
-        simulation = experiment.resolve(world).simulation
         serve_status = None if file.dashboard is None else _make_dashboard(experiment, file)
         return asyncio.run(
             run_until_stopped(
-                run_edge(world, simulation, experiment.deployment, node, experiment_check, serve_status)
+                run_edge(
+                    world, experiment.simulation, experiment.deployment, node, experiment_check, serve_status
+                )
             )
         )
     data = None if file.data is None else load_samples(file.data, file.data_path, world)
@@ -313,7 +314,7 @@ def prepare_directory(directory: Path, experiment: Experiment, world: World) -> 
     Raises:
         RunDirectoryError: another experiment was run there.
     """
-    text = experiment_toml(experiment.resolve(world))
+    text = experiment_toml(experiment)
     if (directory / "experiment.toml").exists():
         reject_other_experiment(directory, text, [".".join(key) for key in NODE_KEYS])
         return

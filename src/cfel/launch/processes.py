@@ -17,6 +17,7 @@ from multiprocessing.process import BaseProcess
 from pathlib import Path
 
 from cfel.errors import (
+    AllDivergedError,
     CfelError,
     CredentialsError,
     DeploymentError,
@@ -47,6 +48,9 @@ server is gone for good. If the run continues, start it again."""
 DAMAGED = 5
 """Its directory is damaged and cannot be recovered, or is of another experiment or version. The message says
 which file, and what to do."""
+DIVERGED = 6
+"""An edge server of a run in which the training of all devices diverged. Started again it goes on from the
+last round, most likely to the same end: use a smaller `local.learning_rate` in a new run."""
 
 STOPPED = 130
 """Asked to stop."""
@@ -61,6 +65,8 @@ def choose_exit_code(error: CfelError) -> int:
             return REJECTED
         case SilentEdgeServerError():
             return SILENT
+        case AllDivergedError():
+            return DIVERGED
         # A full disk, or a process that still runs, may not be there the next time.
         case DiskError() | RunBusyError():
             return FAILED
@@ -148,23 +154,8 @@ class Processes:
 
     def pid(self, name: str) -> int:
         """The process id of a node, such as "edge-0"."""
-        return self._find(name).process.pid or 0
-
-    def pids(self) -> list[int]:
-        """The process ids of all running nodes."""
-        return [each.process.pid for each in self._processes if each.process.pid and each.process.is_alive()]
-
-    def kill(self, name: str) -> None:
-        """Kills a node, which stays dead until it is started again."""
-        node = self._find(name)
-        node.over = True
-        node.process.kill()
-        node.process.join()
-
-    def start_again(self, name: str) -> None:
-        """Starts a node that was killed."""
-        node = self._find(name)
-        node.process, node.over = self._start(node.configuration), False
+        (found,) = (each for each in self._processes if each.configuration.stem == name)
+        return found.process.pid or 0
 
     def restart_dead(self) -> list[str]:
         """Restarts processes that have died.
@@ -185,6 +176,11 @@ class Processes:
             elif code == REJECTED and each.is_device:
                 each.over = True
                 rejected.append(each.configuration.stem)
+            elif code == DIVERGED:
+                raise AllDivergedError(
+                    "training diverged at all devices, so nothing is left to learn from; most likely "
+                    f"local.learning_rate is too large. See {each.configuration.with_suffix('.log')}"
+                )
             elif code in (INVALID, REJECTED, DAMAGED) or each.restarts >= MOST_RESTARTS:
                 log = each.configuration.with_suffix(".log")
                 raise DeploymentError(f"{each.configuration.stem} ended with code {code}, see {log}")
@@ -214,10 +210,6 @@ class Processes:
             if each.process.exitcode is None:
                 each.process.kill()
                 each.process.join()
-
-    def _find(self, name: str) -> _NodeProcess:
-        (found,) = (each for each in self._processes if each.configuration.stem == name)
-        return found
 
     def _start(self, configuration: Path) -> BaseProcess:
         process = self._context.Process(target=_run_process, args=(configuration,), name=configuration.stem)

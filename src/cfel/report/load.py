@@ -1,7 +1,8 @@
-"""Loads runs from a run directory, or from a tree of run directories.
+"""Loads runs from a run directory, from a tree of run directories, or from a landed study.
 
 `cfel compare` writes such a tree: `DIR/<scheme>/seed-<n>/`, each a run directory, and `DIR/summary.json`. The
-directory names are only for people: scheme, seed and target come from each `experiment.toml`.
+directory names are only for people: scheme, seed and target come from each `experiment.toml`. A landed study
+(`landed`) has the same runs under the same paths, `STUDY/<scheme>/seed-<n>`, though these do not exist.
 """
 
 from collections.abc import Mapping
@@ -9,10 +10,13 @@ from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any
 
+from tomli_w import dumps as dump_toml
+
 from cfel import validation
 from cfel.durable import read_bytes, translate_parse_errors
 from cfel.errors import InputError, RunDirectoryError, StorageError
 from cfel.plugins import name_variants
+from cfel.report.landed import find_study, read_study
 from cfel.runlog import Environment, FleetDescription, RoundRecord, RunDirectory, holds_run
 from cfel.validation import parse_json, parse_toml
 from cfel.wording import show
@@ -55,26 +59,27 @@ class Run:
 
 
 def load_run(path: Path) -> Run:
-    """Loads the run in a run directory.
+    """Loads the run in a run directory, or at its place in a landed study.
 
     Raises:
         RunDirectoryError: the directory cannot be read.
     """
+    if (study := _find_study(path)) is not None:
+        found = [run for run in _load_study(*study) if run.directory.path == path]
+        if not found:
+            raise RunDirectoryError(f"{path}: {study[0]} holds no run of this name")
+        return found[0]
     directory = RunDirectory.open(path)
     text = directory.experiment_toml()
-    experiment = _parse_experiment(path, text)
-    target = _read_table(experiment, "rounds").get("target")
-    return Run(
-        directory=directory,
-        name=_read_text(path, "name", experiment.get("name", path.name)),
-        scheme=_read_scheme(path, _read_table(experiment, "scheme")),
-        seed=_read_seed(path, experiment.get("seed", 0)),
-        target=_read_target(target),
-        records=directory.records(),
-        fleet=directory.fleet(),
-        environment=directory.environment(),
-        experiment_toml=text,
-    )
+    return _build_run(path, text, directory.records(), directory.fleet(), directory.environment())
+
+
+def load_tree(path: Path) -> dict[str, Run]:
+    """All runs at any depth below a directory or in a landed study, by their place in it; may be empty."""
+    if (study := _find_study(path)) is not None:
+        return {run.directory.path.relative_to(path).as_posix(): run for run in _load_study(*study)}
+    found = sorted(log.parent for log in path.rglob("rounds.jsonl"))
+    return {run.relative_to(path).as_posix(): load_run(run) for run in found}
 
 
 def find_runs(path: Path) -> tuple[Path, ...]:
@@ -82,6 +87,45 @@ def find_runs(path: Path) -> tuple[Path, ...]:
     if holds_run(path):
         return (path,)
     return tuple(sorted(log.parent for pattern in _DEPTHS for log in path.glob(pattern)))
+
+
+def load_all(path: Path) -> tuple[Run, ...]:
+    """The runs that `find_runs` finds, or those of a landed study, sorted by path; may be empty."""
+    study = _find_study(path)
+    return tuple(map(load_run, find_runs(path))) if study is None else _load_study(*study)
+
+
+def _find_study(path: Path) -> tuple[Path, str] | None:
+    return None if holds_run(path) else find_study(path)
+
+
+def _load_study(study: Path, within: str) -> tuple[Run, ...]:
+    return tuple(
+        _build_run(study / run.place, dump_toml(run.experiment), run.records, run.fleet, run.environment)
+        for run in read_study(study, within)
+    )
+
+
+def _build_run(
+    path: Path,
+    experiment_toml: str,
+    records: tuple[RoundRecord, ...],
+    fleet: FleetDescription,
+    environment: Environment,
+) -> Run:
+    with translate_parse_errors(path / "experiment.toml"):
+        experiment = parse_toml(experiment_toml)
+    return Run(
+        directory=RunDirectory(path),
+        name=_read_text(path, "name", experiment.get("name", path.name)),
+        scheme=_read_scheme(path, _read_table(experiment, "scheme")),
+        seed=_read_seed(path, experiment.get("seed", 0)),
+        target=_read_target(_read_table(experiment, "rounds").get("target")),
+        records=records,
+        fleet=fleet,
+        environment=environment,
+        experiment_toml=experiment_toml,
+    )
 
 
 def load_runs(path: Path) -> tuple[Run, ...]:
@@ -94,11 +138,11 @@ def load_runs(path: Path) -> tuple[Run, ...]:
     """
     if (path / SWEEP_FILE).exists():
         return _load_sweep(path)
-    found = find_runs(path)
+    found = load_all(path)
     if not found:
         raise RunDirectoryError(f"{path} holds no run, and neither do the directories below it")
     runs: dict[tuple[str, int], Run] = {}
-    for run in map(load_run, found):
+    for run in found:
         # Two runs of the same scheme and seed would count twice in every mean.
         other = runs.setdefault((run.scheme, run.seed), run)
         if other is not run:
@@ -158,11 +202,6 @@ def _read_target(value: object) -> float | None:
         return validation.check_number("target", value)
     except InputError:
         return None
-
-
-def _parse_experiment(path: Path, text: str) -> dict[str, Any]:
-    with translate_parse_errors(path / "experiment.toml"):
-        return parse_toml(text)
 
 
 def _read_table(experiment: dict[str, Any], name: str) -> dict[str, Any]:

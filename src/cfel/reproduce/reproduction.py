@@ -22,6 +22,7 @@ from cfel.experiment import Experiment
 from cfel.learning.device_messages import DeviceOrder
 from cfel.report import Run, load_runs, summarise, write_summary
 from cfel.report.figures import read_field
+from cfel.report.load import load_all
 from cfel.report.pictures import FigureSpec, Picture, draw_picture, draw_pictures
 from cfel.reproduce import tables
 from cfel.reproduce.items import (
@@ -127,7 +128,7 @@ def _build_sweep(
     sweep = request.sweep
     assert sweep is not None  # noqa: S101 — only called for sweeps
     # An unfinished sweep is reported as far as it goes.
-    present = [value for value in sweep.values if _holds_runs(out / f"{value:g}")]
+    present = [value for value in sweep.values if load_all(out / f"{value:g}")]
     places = {value: out / f"{value:g}" for value in present or sweep.values}
     runs = {value: _select_runs(load_runs(place), request, place) for value, place in places.items()}
     values = {value: summarise(own, target) for value, own in runs.items()}
@@ -163,10 +164,6 @@ def _select_runs(runs: tuple[Run, ...], request: ReproductionRequest, place: Pat
         there = ", ".join(f"{run.scheme} with seed {run.seed}" for run in runs)
         raise RunDirectoryError(f"{place} holds no run of the requested schemes and seeds, only {there}")
     return found
-
-
-def _holds_runs(path: Path) -> bool:
-    return any(holds_run(log.parent) for log in path.glob("*/*/rounds.jsonl"))
 
 
 def _write_rates(

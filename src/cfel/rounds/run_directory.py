@@ -43,16 +43,23 @@ SAME_BITS = {"ray": "threads"}
 
 
 def open_run(
-    path: Path, setting: Setting, *, experiment_toml: str, command: Sequence[str], resume: bool
+    path: Path,
+    setting: Setting,
+    *,
+    experiment_toml: str,
+    command: Sequence[str],
+    resume: bool,
+    may_differ: Collection[str] = (),
 ) -> tuple[RunWriter, Checkpoint | None]:
     """Resumes the run in `path` if asked to and there is one; else creates a run directory.
 
     Args:
         path: the run directory.
         setting: what is run.
-        experiment_toml: the experiment, resolved.
+        experiment_toml: the experiment; of a simulation, resolved.
         command: the command line, for the record.
         resume: resume the run that `path` holds, if it holds one.
+        may_differ: further keys that may have another value in a run that is resumed.
 
     Returns:
         The writer, and the checkpoint to resume from: None means from the beginning.
@@ -60,16 +67,16 @@ def open_run(
     Raises:
         RunDirectoryError: `path` holds a run and `resume` is not set, or it holds one of another experiment.
     """
-    reject_unusable(path, experiment_toml, resume)
+    reject_unusable(path, experiment_toml, resume, may_differ)
     if resume and holds_run(path):
         return RunWriter.resume(path, experiment_toml=experiment_toml)
     return create_run(path, setting, experiment_toml, command), None
 
 
-def reject_unusable(path: Path, experiment_toml: str, resume: bool) -> None:
+def reject_unusable(path: Path, experiment_toml: str, resume: bool, may_differ: Collection[str] = ()) -> None:
     """Raises if a run cannot start in `path`, or be resumed there; arguments as in `open_run`."""
     if resume and holds_run(path):
-        reject_other_experiment(path, experiment_toml)
+        reject_other_experiment(path, experiment_toml, may_differ)
     else:
         reject_existing_run(path)
 

@@ -306,6 +306,47 @@ def _check_follows(where: str, this_round: int, previous_round: int | None, advi
         raise RunDirectoryError(f"{where}: round {this_round} cannot follow round {previous_round}{advice}")
 
 
+class LogReader:
+    """Reads a log that another process writes: each call parses only the lines that were added since.
+
+    Args:
+        path: the file; it may not exist yet.
+    """
+
+    def __init__(self, path: Path) -> None:
+        self._path = path
+        self._begin_anew()
+
+    def _begin_anew(self) -> None:
+        self._end, self._lines, self._last_line = 0, 0, b""
+        self._last_round: int | None = None
+
+    def read_new(self) -> list[RoundRecord]:
+        """The rounds that were added since the last call; all of them if the file was cut or replaced.
+
+        Raises:
+            RunDirectoryError: a complete line is not a record, or the round before it is missing.
+        """
+        if not self._path.exists():
+            self._begin_anew()
+            return []
+        # The last known line is read again: if it is not where it was, it is not the same log any more.
+        content = read_bytes(self._path, start=self._end - len(self._last_line))
+        if not content.startswith(self._last_line):
+            self._begin_anew()
+            content = read_bytes(self._path)
+        added, newline, _torn = content[len(self._last_line) :].rpartition(b"\n")
+        lines = added.split(b"\n") if newline else []
+        records: list[RoundRecord] = []
+        for number, line in enumerate(lines, start=self._lines + 1):
+            previous = records[-1].round if records else self._last_round
+            records.append(_parse_line(self._path, number, line, previous))
+        if records:
+            self._end, self._lines = self._end + len(added) + 1, self._lines + len(lines)
+            self._last_line, self._last_round = lines[-1] + b"\n", records[-1].round
+        return records
+
+
 def has_rounds(directory: Path) -> bool:
     """Whether a directory has a log that is not empty."""
     path = directory / "rounds.jsonl"

@@ -47,25 +47,6 @@ def connect(address: str | None = None, cores: int = 0) -> Iterator[None]:
         ray.shutdown()
 
 
-@contextmanager
-def start_nodes(nodes: int, cores: int) -> Iterator[str]:
-    """Starts a cluster of several nodes on this machine, for measurements and trials; yields its address.
-
-    Args:
-        nodes: how many.
-        cores: of each.
-    """
-    from ray.cluster_utils import Cluster
-
-    cluster = Cluster(initialize_head=True, head_node_args={"num_cpus": cores, "include_dashboard": False})
-    try:
-        for _ in range(nodes - 1):
-            cluster.add_node(num_cpus=cores)
-        yield str(cluster.address)
-    finally:
-        cluster.shutdown()
-
-
 def cluster_cores() -> int:
     """Cores of all living machines; at least one."""
     return max(1, int(sum(node["Resources"].get("CPU", 0) for node in list_live_nodes())))

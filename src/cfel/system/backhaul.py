@@ -281,10 +281,6 @@ class Backhaul:
         """Links as (smaller, larger) pairs, in order."""
         return tuple(sorted((min(edge), max(edge)) for edge in self.graph.edges))
 
-    def live(self, live: ArrayLike) -> FloatArray:
-        """W for a gossip step that some edge servers miss (see `live_metropolis_weights`)."""
-        return live_metropolis_weights(self.graph, self.target, live)
-
 
 def build_backhaul(
     parameters: TopologyParameters, sizes: ArrayLike, seed: int, code: CodePolicy = BUILT_IN_ONLY

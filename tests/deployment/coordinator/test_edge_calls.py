@@ -61,3 +61,32 @@ def test_an_edge_server_that_does_not_answer_in_time_is_missing() -> None:
 def test_a_coordinator_whose_term_is_over_commands_nothing() -> None:
     with pytest.raises(DeposedError, match="term 3 is over"):
         command({}, leads=False)
+
+
+def test_a_deposed_coordinator_leaves_no_call_behind() -> None:
+    """Edge server 1 says that the term is over while 0 and 2 are still at work."""
+    at_work: set[int] = set()
+
+    class Busy:
+        async def call(self, to: Identity, request: Request[Answer], seconds: float) -> Answer:
+            """See `Calls`."""
+            del request, seconds
+            if to.number == 1:
+                await asyncio.sleep(0.01)
+                raise StaleTermError("stale")
+            at_work.add(to.number)
+            try:
+                await asyncio.sleep(60.0)
+            finally:
+                at_work.remove(to.number)
+            raise AssertionError
+
+    async def play() -> None:
+        leading = iter([True] * 3)
+        calls = TermCalls(3, 3, Busy(), lambda: next(leading, False), 0.0)
+        with pytest.raises(DeposedError):
+            await calls.command(COMMAND, 60.0)
+        assert at_work == set()
+        assert asyncio.all_tasks() == {asyncio.current_task()}
+
+    asyncio.run(play())

@@ -118,3 +118,34 @@ def test_without_any_neighbour_there_is_no_catching_up() -> None:
 
     with pytest.raises(RejectedError, match="no neighbour can be reached"):
         asyncio.run(NeighbourModels(Nobody(), MODEL, 5.0, PeerFaults(monotonic)).fetch_any_present([1, 2]))
+
+
+@pytest.mark.parametrize("terms", [(1, 1), (1, 2)])
+def test_copies_of_a_fetch_under_way_share_one_download(terms: tuple[int, int]) -> None:
+    """A command that comes twice, or again from a new coordinator; the neighbour is honest both times."""
+
+    async def play() -> None:
+        neighbours, faults = Neighbours(), PeerFaults(monotonic)
+        models = NeighbourModels(neighbours, MODEL, 5.0, faults)
+        copies = [asyncio.create_task(models.fetch(term, FIRST, [2], MODEL)) for term in terms]
+        await asyncio.sleep(0.01)
+        neighbours.slow.set()
+        assert [sorted(found) for found in await asyncio.gather(*copies)] == [[2], [2]]
+        assert faults.problem == ""
+        assert neighbours.asked == [(2, FIRST)]
+
+    asyncio.run(play())
+
+
+def test_two_may_fetch_the_present_model_at_once() -> None:
+    async def play() -> None:
+        neighbours, faults = Neighbours(), PeerFaults(monotonic)
+        models = NeighbourModels(neighbours, MODEL, 5.0, faults)
+        both = [asyncio.create_task(models.fetch_present(2)) for _ in range(2)]
+        await asyncio.sleep(0.01)
+        neighbours.slow.set()
+        for _, model in await asyncio.gather(*both):
+            assert model.parameters.tolist() == MODEL.parameters.tolist()
+        assert faults.problem == ""
+
+    asyncio.run(play())

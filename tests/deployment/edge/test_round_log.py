@@ -3,14 +3,17 @@
 import asyncio
 from dataclasses import dataclass, replace
 from pathlib import Path
+from typing import Any
 
 import pytest
 
+from cfel.deployment import state_file
+from cfel.deployment.coordinator.proposals import ProposalFile
 from cfel.deployment.protocol.calls import Answer, Request
-from cfel.deployment.protocol.coordinator_requests import CloseCommand
+from cfel.deployment.protocol.coordinator_requests import CloseCommand, ProposeCommand, ProposedRecord
 from cfel.deployment.protocol.peer_requests import RecordsAnswer
 from cfel.deployment.security.identity import Identity
-from cfel.errors import RejectedError, UnreachableError
+from cfel.errors import DiskError, RejectedError, UnreachableError
 from tests.deployment.conftest import deployed
 from tests.deployment.coordinator.test_checked_calls import RECORD, table
 from tests.deployment.memory_federation import Federation, claim_term, until
@@ -61,3 +64,38 @@ def test_missed_rounds_are_fetched_from_an_edge_server_that_has_them(
 def test_a_log_has_no_gaps(tmp_path: Path, rounds: dict[int, tuple[int, ...]]) -> None:
     with pytest.raises(RejectedError, match="are missing"):
         close_round_3(tmp_path, rounds)
+
+
+@pytest.mark.parametrize(("term", "number"), [(1, 3), (2, 2)], ids=["next round", "next term"])
+def test_a_proposal_that_is_written_late_does_not_replace_a_newer_one(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, term: int, number: int
+) -> None:
+    """The disk is full when round 2 of term 1 is proposed, and has room again for the newer proposal."""
+    save, full = state_file.save, [True]
+
+    def save_if_room(path: Path, *content: Any) -> None:
+        if path.name == "proposal.bin" and full:
+            full.clear()
+            raise DiskError("no space left")
+        save(path, *content)
+
+    monkeypatch.setattr(state_file, "save", save_if_room)
+
+    async def play() -> None:
+        async with Federation(deployed({"rounds": {"global": 9}}), tmp_path) as federation:
+            federation.start(OWN)
+            await until("it is there", lambda: OWN in federation.network.members)
+            log = federation.edges[0].server.log
+            await claim_term(LEADER, OWN, 1, federation.network)
+            old = ProposeCommand(1, (1, 0, 0), replace(RECORD, round=2))
+            late = asyncio.create_task(log.keep_proposal(LEADER, old))
+            await until("the disk is full", lambda: not full)
+            await claim_term(LEADER, OWN, term, federation.network)
+            new = ProposeCommand(term, (number - 1, 0, 0), replace(RECORD, round=number))
+            await log.keep_proposal(LEADER, new)
+            with pytest.raises(RejectedError, match="a newer record"):
+                await late
+            kept = ProposalFile(tmp_path / str(OWN)).newest
+            assert kept == log.newest_proposal == ProposedRecord(term, new.record)
+
+    asyncio.run(play())

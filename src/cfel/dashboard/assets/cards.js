@@ -1,13 +1,13 @@
 // The cards: each function draws one from the snapshot and keeps no state.
 const COLOUR_OF = {
-  idle: "grey", training: "time", uploading: "violet", done: "good", late: "warn", absent: "grey", lost: "bad",
+  idle: "grey", training: "time", uploading: "violet", done: "good", late: "warn", diverged: "bad", absent: "grey", lost: "bad",
   quarantined: "bad", alive: "good", suspect: "warn",
 };
 const ELECTION_WORDS = {
   campaign: "asks for votes", elected: "is elected", follows: "is the leader", "stepped-down": "steps down",
   "no-majority": "cannot reach a majority",
 };
-const PRESENT = ["idle", "training", "uploading", "done", "late"];
+const PRESENT = ["idle", "training", "uploading", "done", "late", "diverged"];
 const edgeName = cluster => cluster.node || `edge ${cluster.cluster}`;
 const deviceName = device => device.name || `device ${device.device}`;
 const cut = (text, most) => text.length > most ? `${text.slice(0, most - 1)}…` : text;

@@ -81,7 +81,9 @@ def _check_numbers(world: World, state: CoordinatorState) -> None:
     for digest in state.digests:
         if len(digest) != 64 or set(digest) - set("0123456789abcdef"):
             raise InputError(f"digests: {digest!r} is no SHA-256")
-    validation.check_floats("metrics", state.metrics, length=fleet.clusters)
+    # Not their values: a user's metric may be NaN or infinite.
+    if len(state.metrics) != fleet.clusters:
+        raise InputError(f"metrics: {len(state.metrics)} entries, {fleet.clusters} expected")
     validation.check_number("started_at", state.started_at)
     validation.check_number("rate", state.rate, least=0, most=1)
     if len(state.finished) > world.setting.rounds.edge_rounds:

@@ -4,7 +4,6 @@ The codec has checked types and ranges. An edge server speaks for its own device
 not fit is not used, and its sender is left out as if it had rejected the call.
 """
 
-import math
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
 
@@ -96,12 +95,12 @@ def check_answer(world: World, edge: int, answer: object) -> None:
             if answer.proposal is not None:
                 _check_records(world, [answer.proposal.record.round])
         case EstimateAnswer():
-            _check_devices(world, edge, [each.device for each in answer.devices])
+            _check_devices(world, edge, [*(each.device for each in answer.devices), *answer.diverged])
             for each in answer.devices:
                 check_kept_energy(each.estimates, 0)
         case PlanAnswer():
             _check_devices(world, edge, answer.connected)
-            _check_devices(world, edge, [each.device for each in answer.devices])
+            _check_devices(world, edge, [*(each.device for each in answer.devices), *answer.diverged])
             for result in answer.devices:
                 _check_result(world, result)
         case FetchAnswer():
@@ -156,15 +155,14 @@ def _check_fetched(world: World, answer: FetchAnswer) -> None:
 
 
 def _check_scores(world: World, scores: MixAnswer | ModelScores, devices: int) -> None:
-    """Raises unless all further metrics are there, and all devices, or none."""
-    if scores.metric is not None:
-        validation.check_number("metric", scores.metric)
+    """Raises unless all further metrics are there, and all devices, or none.
+
+    Any number counts: a user's metric may be NaN or infinite, and the simulator records it.
+    """
     if scores.metrics and scores.metrics.keys() != world.task.metrics.keys():
         raise InputError(f"metrics: {show(sorted(scores.metrics))} are not the task's")
     if len(scores.device_metrics) not in (0, devices):
         raise InputError(f"device_metrics: {len(scores.device_metrics)} entries, {devices} expected")
-    if any(map(math.isinf, scores.device_metrics)):
-        raise InputError("device_metrics: one is not finite")
 
 
 def _check_result(world: World, result: DeviceResult) -> None:

@@ -8,7 +8,7 @@ state and repeats the last command; an edge server that has carried it out alrea
 import asyncio
 import hashlib
 import time
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import replace
 
 import numpy as np
@@ -18,6 +18,7 @@ from cfel.deployment.compute_thread import ComputeThread
 from cfel.deployment.coordinator.bounding import Answer, bound_answers
 from cfel.deployment.coordinator.control_state import CoordinatorState, initial_coordinator_state
 from cfel.deployment.coordinator.counting import add_edge_round, add_estimates, count_edge_round
+from cfel.deployment.coordinator.divergence import Divergence, describe_all_diverged
 from cfel.deployment.coordinator.edge_calls import QUICK_SECONDS, TRY_AGAIN_SECONDS, TermCalls
 from cfel.deployment.coordinator.handover import Handover
 from cfel.deployment.coordinator.partial_mixing import mixing_rows
@@ -31,6 +32,7 @@ from cfel.deployment.positions import ends_exchange, ends_global_round, gossip_i
 from cfel.deployment.protocol.calls import Calls
 from cfel.deployment.protocol.coordinator_requests import (
     CloseCommand,
+    EstimateAnswer,
     EstimateCommand,
     FetchAnswer,
     FetchCommand,
@@ -39,8 +41,10 @@ from cfel.deployment.protocol.coordinator_requests import (
     MixCommand,
     MixingRows,
     NewestRequest,
+    PlanAnswer,
     PlanCommand,
     ReleaseRequest,
+    StopCommand,
 )
 from cfel.deployment.security.identity import Identity
 from cfel.deployment.transport.grpc_transport import OnRejection
@@ -102,6 +106,7 @@ class Coordinator:
         self._handover = Handover(initial_coordinator_state(world, measures=deployment.measures))
         # Whether the next gossip step may have been carried out already.
         self._mixes_first = True
+        self._divergence = Divergence()
         self._counted_at = time.monotonic()
 
     async def lead(self) -> None:
@@ -109,6 +114,7 @@ class Coordinator:
 
         Raises:
             DeposedError: another coordinator has taken over.
+            AllDivergedError: no device can train any more.
         """
         # No state of its own: whatever the last coordinator did is known to the edge servers.
         state, over = await self._take_over(), False
@@ -137,7 +143,28 @@ class Coordinator:
             state = await self._plan(state)
         command = PlanCommand(self._edges.term, state.position, state)
         answers = self._bound(state, await self._edges.command(command, self._deployment.round_seconds))
-        return add_edge_round(self._world, self._simulation, state, answers, self._since_last_count())
+        after = add_edge_round(self._world, self._simulation, state, answers, self._since_last_count())
+        await self._stop_if_diverged(state.available, answers.values(), after)
+        return after
+
+    async def _stop_if_diverged(
+        self,
+        asked: Sequence[bool],
+        answers: Iterable[EstimateAnswer | PlanAnswer],
+        state: CoordinatorState,
+    ) -> None:
+        """Ends the run if nobody can train any more: rounds without any device would use it up.
+
+        Raises:
+            AllDivergedError: nobody can; all edge servers that are there have been told.
+        """
+        absent = {*state.absent_devices, *np.flatnonzero(self._without_edge_server()).tolist()}
+        there = set(range(self._world.setting.fleet.devices)) - absent
+        if self._divergence.is_total(set(np.flatnonzero(asked).tolist()), list(answers), there):
+            await self._edges.command(
+                StopCommand(self._edges.term, state.position), self._deployment.gossip_seconds
+            )
+            raise describe_all_diverged(self._world, state.position)
 
     async def _plan(self, state: CoordinatorState) -> CoordinatorState:
         setting, control = self._world.setting, state.control
@@ -155,6 +182,7 @@ class Coordinator:
             command = EstimateCommand(self._edges.term, state.position, available)
             answers = await self._edges.command(command, self._deployment.round_seconds)
             state = add_estimates(state, self._bound(state, answers).values())
+            await self._stop_if_diverged(available, answers.values(), state)
         if state.measured is not None:
             conditions = apply_reports(state.measured.devices, conditions)
         small, available_now = setting.small_batches is not None, conditions.available

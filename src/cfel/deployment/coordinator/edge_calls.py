@@ -9,7 +9,7 @@ import logging
 import time
 from collections.abc import Callable, Iterable
 
-from cfel.deployment.protocol.calls import Answer, Calls, Request, give_up_if
+from cfel.deployment.protocol.calls import Answer, Calls, Request, gather_or_cancel, give_up_if
 from cfel.deployment.protocol.coordinator_requests import Command
 from cfel.deployment.security.identity import Identity
 from cfel.errors import DeploymentError, NotAdmittedError, RejectedError, StaleTermError, UnreachableError
@@ -74,7 +74,7 @@ class TermCalls:
         # What an edge server itself waits for others comes on top.
         deadline = time.monotonic() + seconds + self._grace_seconds
         edges = list(self._edges if only is None else only)
-        answers = await asyncio.gather(*(self._call_until(i, command, deadline) for i in edges))
+        answers = await gather_or_cancel(self._call_until(i, command, deadline) for i in edges)
         return {i: each for i, each in zip(edges, answers, strict=True) if each is not None}
 
     async def _call_until(self, edge: int, command: Command[Answer], deadline: float) -> Answer | None:
@@ -124,7 +124,7 @@ class TermCalls:
 
         self._check_term()
         edges = list(self._edges if only is None else only)
-        answers = await asyncio.gather(*(ask(i) for i in edges))
+        answers = await gather_or_cancel(ask(i) for i in edges)
         return {i: each for i, each in zip(edges, answers, strict=True) if each is not None}
 
     def _check_term(self) -> None:

@@ -49,14 +49,37 @@ class ProposalFile:
         except RejectedError as error:
             raise state_file.explain_other_version(self._path, error) from error
 
+    def take(self, proposal: ProposedRecord) -> None:
+        """Makes a proposal the newest one; it is on the disk after `save`.
+
+        Raises:
+            RejectedError: a newer one is known.
+        """
+        self._reject_old(proposal)
+        self.newest = proposal
+
     def save(self, proposal: ProposedRecord) -> None:
         """Returns when it is on the disk.
 
         Raises:
+            RejectedError: a newer one has come while this one could not be written.
             StorageError: the file cannot be written; what was saved before is still there.
         """
+        self._reject_old(proposal)
         state_file.save(self._path, {}, encode(proposal))
         self.is_lost = False
+
+    def _reject_old(self, proposal: ProposedRecord) -> None:
+        newest = self.newest
+        if newest is not None and _recency(proposal) < _recency(newest):
+            raise RejectedError(
+                f"record of round {proposal.record.round} in term {proposal.term}: a newer record, of round "
+                f"{newest.record.round} in term {newest.term}, has been proposed"
+            )
+
+
+def _recency(proposal: ProposedRecord) -> tuple[int, int]:
+    return proposal.term, proposal.record.round
 
 
 async def propose(edges: TermCalls, position: Position, record: RoundRecord, seconds: float) -> None:

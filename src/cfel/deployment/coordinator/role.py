@@ -17,6 +17,7 @@ from cfel.deployment.election.member import Member
 from cfel.deployment.parameters import DeploymentParameters
 from cfel.deployment.protocol.calls import Calls
 from cfel.deployment.transport.grpc_transport import OnRejection
+from cfel.errors import AllDivergedError
 from cfel.rounds.parameters import SimulationParameters
 from cfel.world import World
 
@@ -119,6 +120,10 @@ class CoordinatorRole:
         except DeposedError as error:
             _LOG.warning("%s", error)
             # Its lease may have been renewed meanwhile: a leader must not stay without a coordinator.
+            member.resign(term, self._deployment.election_seconds)
+        except AllDivergedError as error:
+            # Edge servers that were told end. Should this one not, it must not lead without a coordinator.
+            _LOG.error("%s", error)
             member.resign(term, self._deployment.election_seconds)
         except Exception as error:  # noqa: BLE001 — logged with its trace; another edge server must take over
             self._give_up(term, member, error)

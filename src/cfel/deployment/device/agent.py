@@ -26,6 +26,8 @@ from cfel.deployment.parameters import DeploymentParameters
 from cfel.deployment.payloads import make_upload
 from cfel.deployment.protocol.calls import Calls
 from cfel.deployment.protocol.device_requests import (
+    MOST_WHAT_CHARACTERS,
+    DivergedRequest,
     EstimatesRequest,
     ExperimentOver,
     IssuedOrder,
@@ -161,22 +163,25 @@ class DeviceAgent:
             if order.serial != self._newest:
                 continue
             try:
-                match order:
-                    case NextModel():
-                        self._ahead = await self._fetch_model(order)
-                    case IssuedOrder(kind="estimate"):
-                        await self._estimate(order)
-                    case _:
-                        await self._update(order)
+                if isinstance(order, NextModel):
+                    self._ahead = await self._fetch_model(order)
+                else:
+                    await self._carry_out(order)
             except NotAdmittedError:
                 # It ends, and gets its order again when it is started with a certificate that is admitted.
                 # If it stayed, its edge server would wait for an answer that it has given up.
                 raise
             except RejectedError as error:
                 _LOG.warning("order %s given up: %s", order.serial, error)
-            except DivergedError as error:
-                # Another device may have spoiled the model, and would end the processes of all.
-                _LOG.error("order %s given up: %s", order.serial, error)
+
+    async def _carry_out(self, issued: IssuedOrder) -> None:
+        try:
+            await (self._estimate(issued) if issued.kind == "estimate" else self._update(issued))
+        except DivergedError as error:
+            # It continues: another device may have spoiled the model, and would end the processes of all.
+            _LOG.error("order %s given up: %s", issued.serial, error)
+            what = error.what[:MOST_WHAT_CHARACTERS]
+            await self._send(issued, DivergedRequest(issued.kind, issued.round, what))
 
     async def _estimate(self, issued: IssuedOrder) -> None:
         order = await self._complete_order(issued)
@@ -217,7 +222,9 @@ class DeviceAgent:
         await self._remember(Memory(state, sent))
         return sent
 
-    async def _send(self, issued: IssuedOrder, request: EstimatesRequest | UploadRequest) -> None:
+    async def _send(
+        self, issued: IssuedOrder, request: EstimatesRequest | UploadRequest | DivergedRequest
+    ) -> None:
         """Sends until it is answered; only the attempt that was answered counts as the time it took."""
         theta = issued.theta if isinstance(request, UploadRequest) else 0.0
         while issued.serial == self._newest:

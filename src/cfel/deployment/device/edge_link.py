@@ -16,6 +16,7 @@ from cfel.deployment.parameters import DeploymentParameters
 from cfel.deployment.payloads import model_size, read_model
 from cfel.deployment.protocol.calls import Answer, Calls, Request
 from cfel.deployment.protocol.device_requests import (
+    DivergedRequest,
     EstimatesRequest,
     ModelRequest,
     UploadPartAnswer,
@@ -91,8 +92,8 @@ class EdgeLink:
         _LOG.info("model: %d bytes in %.1f s, %d breaks", download.size, seconds, breaks)
         return read_model(content, self._start)
 
-    async def try_send(self, request: EstimatesRequest | UploadRequest) -> int | None:
-        """Sends estimates or an upload.
+    async def try_send(self, request: EstimatesRequest | UploadRequest | DivergedRequest) -> int | None:
+        """Sends estimates, an upload, or why there is none.
 
         Returns:
             How many bytes of the body were sent by this attempt; None, after a while, if it was not answered.

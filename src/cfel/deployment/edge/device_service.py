@@ -17,6 +17,7 @@ from cfel.deployment.compute_thread import ComputeThread
 from cfel.deployment.edge.open_round import Assignment, DeviceAnswers, Kind, OpenRound
 from cfel.deployment.edge.verify_upload import verify_upload
 from cfel.deployment.health.presence import DevicePresence
+from cfel.deployment.health.problems import list_nodes
 from cfel.deployment.health.round_waits import RoundWaits
 from cfel.deployment.parameters import DeploymentParameters
 from cfel.deployment.payloads import EncodedModel, EncodedModels, most_upload_bytes
@@ -24,6 +25,7 @@ from cfel.deployment.protocol.calls import Endpoint, serve
 from cfel.deployment.protocol.codec import decode
 from cfel.deployment.protocol.device_requests import (
     Confirmation,
+    DivergedRequest,
     EstimatesRequest,
     ExperimentOver,
     IssuedOrder,
@@ -65,6 +67,7 @@ class DeviceService:
         devices: as given.
         presence: which of them are there.
         rejected: how many uploads and estimates of each device were rejected for their content.
+        diverged: devices whose training diverged when they were last asked.
     """
 
     def __init__(
@@ -81,6 +84,7 @@ class DeviceService:
         self._models = models or EncodedModels()
         self._kept_entries = kept_entries
         self.rejected: dict[int, int] = dict.fromkeys(devices, 0)
+        self.diverged: set[int] = set()
         self._start, self._parameters, self._compute, self._now = start, parameters, compute, now
         # Serials of an earlier process must not look like known ones to a device.
         self._boot, self._count = secrets.token_hex(4), 0
@@ -104,7 +108,21 @@ class DeviceService:
             serve(EstimatesRequest, self.estimates, on_invalid=partial(self._reject_form, "estimate")),
             self._parts.endpoint(),
             serve(UploadRequest, self.upload, most_bytes, on_invalid=partial(self._reject_form, "update")),
+            serve(DivergedRequest, self.note_diverged),
         ]
+
+    @property
+    def problem(self) -> str:
+        """Whose training diverged, in words; empty if nobody's did."""
+        if not self.diverged:
+            return ""
+        names = list_nodes("device", sorted(self.diverged))
+        return f"training diverged at {names}; most likely local.learning_rate is too large"
+
+    @property
+    def has_answers(self) -> bool:
+        """Whether the newest orders have answers, or may still get some."""
+        return bool(self._round.waiting or self._round.values)
 
     def list_connected(self) -> list[int]:
         """Devices that are there."""
@@ -129,6 +147,8 @@ class DeviceService:
             return "lost"
         if device in self._round.waiting:
             return "training"
+        if device in self.diverged:
+            return "diverged"
         return "done" if device in self._round.answered else "idle"
 
     def list_awaited(self) -> list[int]:
@@ -265,6 +285,20 @@ class DeviceService:
         await self._accept(device, report, request)
         return Confirmation()
 
+    async def note_diverged(self, caller: Identity, request: DivergedRequest) -> Confirmation:
+        """Stops waiting for a device whose training diverged."""
+        device = self._check_own(caller)
+        if device in self._round.diverged:
+            return Confirmation()  # the answer to the first copy was lost on its way
+        assignment = self._round.find(device, request.kind, request.round)
+        at, what = f"{request.round[0] + 1}.{request.round[1] + 1}", request.what
+        _LOG.error("training of device %d diverged in round %s: %s", device, at, what)
+        self._round.drop(device, assignment)
+        self._round.diverged.add(device)
+        self.diverged.add(device)
+        await self._changed.notify()
+        return Confirmation()
+
     def _find_upload(self, caller: Identity, sent: Round) -> tuple[int, Assignment | None]:
         """The caller's number and its order; None if its upload was accepted already."""
         device = self._check_own(caller)
@@ -294,6 +328,7 @@ class DeviceService:
 
     async def _accept(self, device: int, value: object, sent: EstimatesRequest | UploadRequest) -> None:
         self._waits.note_answer(device)
+        self.diverged.discard(device)
         self._round.accept(device, value, sent.measured if self._parameters.measures else None, self._now())
         await self._changed.notify()
 

@@ -5,10 +5,12 @@
     mix    average them with the weights given               (l, r, s) → (l, r, s + 1),     `gossip`
                                                              or (l + 1, 0, 0)
     close  write the finished global round to the log                                       `round_log`
+    stop   end with an error: the training of all devices diverged
 
 A position (l, r, s) counts global rounds, edge rounds and gossip steps (`positions`).
 """
 
+import asyncio
 from collections.abc import Callable
 from dataclasses import replace
 from pathlib import Path
@@ -26,7 +28,8 @@ from cfel.deployment.edge.training import EdgeTraining
 from cfel.deployment.election.leadership import Leadership
 from cfel.deployment.payloads import EncodedModels
 from cfel.deployment.protocol.calls import Calls, Endpoint, serve
-from cfel.deployment.protocol.coordinator_requests import NewestAnswer, NewestRequest
+from cfel.deployment.protocol.coordinator_requests import NewestAnswer, NewestRequest, StopCommand
+from cfel.deployment.protocol.device_requests import Confirmation
 from cfel.deployment.security.identity import Identity
 from cfel.errors import RejectedError
 from cfel.rounds.kernel import is_over
@@ -57,6 +60,7 @@ class EdgeServer:
         log: its log.
         progress: where it is.
         training: its edge rounds.
+        stopped: set when the run has to end because the training of all devices diverged.
     """
 
     def __init__(
@@ -81,7 +85,7 @@ class EdgeServer:
         self.log = EdgeLog(directory, number, self.progress, calls, disk, gossip_seconds)
         self.training = EdgeTraining(world, self.progress, devices, compute)
         self._gossip = EdgeGossip(world, simulation, number, self.progress, self._neighbours, models, compute)
-        self._faults = faults
+        self._faults, self.stopped = faults, asyncio.Event()
         if self.log.records and self._ends(self.log.records[-1]):
             self.log.finished.set()
 
@@ -108,7 +112,8 @@ class EdgeServer:
     def endpoints(self) -> list[Endpoint]:
         """What other edge servers may call."""
         parts = (self.training, self._gossip, self.log)
-        return [serve(NewestRequest, self.newest), *(each for part in parts for each in part.endpoints())]
+        own = [serve(NewestRequest, self.newest), serve(StopCommand, self.stop)]
+        return own + [each for part in parts for each in part.endpoints()]
 
     async def newest(self, caller: Identity, request: NewestRequest) -> NewestAnswer:
         """Returns where this server is, and the newest state of a coordinator it has seen."""
@@ -120,6 +125,15 @@ class EdgeServer:
             bool(self.progress.loss) or self.log.has_lost_proposal,
             self.log.newest_proposal,
         )
+
+    async def stop(self, caller: Identity, command: StopCommand) -> Confirmation:
+        """Lets the run end with an error, unless devices here can still train."""
+        await self.progress.admit(caller, command)
+        # No proof against the coordinator: this edge server may have missed the last round.
+        if self._devices.has_answers:
+            raise RejectedError("stop: training has not diverged at all devices here")
+        self.stopped.set()
+        return Confirmation()
 
     async def adopt_end(self, number: int) -> None:
         """Takes over the end of the experiment from another edge server: its log and, if needed, its model.

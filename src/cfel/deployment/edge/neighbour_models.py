@@ -56,6 +56,8 @@ class NeighbourModels:
         self._term, self._at = 0, (0, 0, 0)
         self._models: dict[int, FlatModel] = {}
         self._downloads: dict[tuple[int, Position | None], _PeerDownload] = {}
+        # Two fetches of one model must not add parts to one download.
+        self._fetching: defaultdict[tuple[int, Position | None], asyncio.Lock] = defaultdict(asyncio.Lock)
         self._part_sizes: defaultdict[int, PartSize] = defaultdict(lambda: PartSize(PEER_PART_SECONDS))
 
     async def fetch(
@@ -76,13 +78,19 @@ class NeighbourModels:
             return {}
         if at != self._at:
             self._at, self._models, self._downloads = at, {}, {}
+            self._fetching.clear()
         self._term = term
-        await asyncio.gather(*(self._fetch_one(at, number, own) for number in wanted))
+        await asyncio.gather(*(self._fetch_once(at, number, own) for number in wanted))
         return dict(self._models) if self._at == at else {}
 
     def forget(self) -> None:
         """Drops the models."""
         self._models = {}
+
+    async def _fetch_once(self, at: Position, number: int, own: FlatModel) -> None:
+        """Fetches a model, or waits for a copy of the command that does."""
+        async with self._fetching[number, at]:
+            await self._fetch_one(at, number, own)
 
     async def _fetch_one(self, at: Position, number: int, own: FlatModel) -> None:
         clock = asyncio.get_running_loop().time
@@ -163,7 +171,8 @@ class NeighbourModels:
             if clock() > deadline:
                 raise UnreachableError(f"its model has not arrived within {self._seconds:g} s")
 
-        position, content = await self._download(number, None, check_wanted)
+        async with self._fetching[number, None]:
+            position, content = await self._download(number, None, check_wanted)
         model = read_model(content, self._like)
         if not model.is_finite():
             self._faults.note(number, "model", "has a model that is not finite")

@@ -19,6 +19,7 @@ import numpy as np
 
 from cfel.deployment.compute_thread import ComputeThread
 from cfel.deployment.coordinator.checked_calls import CheckedCalls
+from cfel.deployment.coordinator.divergence import describe_all_diverged
 from cfel.deployment.coordinator.role import CoordinatorRole
 from cfel.deployment.disk_writes import DiskHealth, DiskWrites
 from cfel.deployment.edge.device_service import DeviceService
@@ -195,6 +196,7 @@ class EdgeNode:
         try:
             async with asyncio.TaskGroup() as group:
                 beside = [group.create_task(self.member.run()), group.create_task(self.monitor.run())]
+                beside.append(group.create_task(self._fail_if_stopped()))
                 if serve_status is not None:
                     beside.append(group.create_task(serve_status(self.take_snapshot)))
                 await log.finished.wait()
@@ -212,6 +214,13 @@ class EdgeNode:
             self._compute.close()
             log.close()
 
+    async def _fail_if_stopped(self) -> None:
+        """Ends this edge server with an error if nobody can train any more."""
+        await self.server.stopped.wait()
+        # The coordinator, if it runs here, has to reach the others first.
+        await self._role.wait_for_end()
+        raise describe_all_diverged(self._world, self.server.state.position)
+
     async def _wait_for_awaited(self) -> None:
         """Returns when the edge servers that missed the end know of it."""
         while not self.monitor.over.issuperset(self.server.log.awaited):
@@ -227,6 +236,7 @@ class EdgeNode:
             self.member.problem,
             self.monitor.problem,
             self._role.problem,
+            self.devices.problem,
             self._faults.problem,
             "" if validity is None else validity.describe(),
             "" if credentials is None else credentials.problem,

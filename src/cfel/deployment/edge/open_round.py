@@ -48,12 +48,14 @@ class DeviceAnswers(Generic[Value]):
         measured: their measurements, where conditions are measured.
         answer_seconds: seconds from the orders to each answer.
         seconds: how long the edge server waited for all of them.
+        diverged: devices whose training diverged instead.
     """
 
     values: dict[int, Value]
     measured: dict[int, MeasurementReport]
     answer_seconds: dict[int, float]
     seconds: float
+    diverged: tuple[int, ...] = ()
 
 
 @dataclass(slots=True, eq=False)
@@ -69,6 +71,7 @@ class OpenRound:
         values: the answers.
         measured: the measurements that came with them.
         answer_seconds: seconds from the orders to each answer.
+        diverged: devices whose training diverged instead.
     """
 
     kind: Kind = "estimate"
@@ -79,6 +82,7 @@ class OpenRound:
     values: dict[int, Any] = field(default_factory=dict)
     measured: dict[int, MeasurementReport] = field(default_factory=dict)
     answer_seconds: dict[int, float] = field(default_factory=dict)
+    diverged: set[int] = field(default_factory=set)
 
     def find(self, device: int, kind: Kind, sent: Round) -> Assignment:
         """The order that an answer belongs to.
@@ -117,5 +121,9 @@ class OpenRound:
         """Ends the round; later answers are rejected."""
         self.waiting = {}
         return DeviceAnswers(
-            dict(sorted(self.values.items())), self.measured, self.answer_seconds, now - self.started_at
+            dict(sorted(self.values.items())),
+            self.measured,
+            self.answer_seconds,
+            now - self.started_at,
+            tuple(sorted(self.diverged)),
         )

@@ -137,8 +137,9 @@ class EdgeLog:
         """Keeps the record of a round that is about to be logged."""
         await self._progress.admit(caller, command)
         self._check_record(command)
+        proposal = ProposedRecord(command.term, command.record)
         # A successor that asks while this is being written must hear of it, so it counts from here on.
-        self._proposals.newest = proposal = ProposedRecord(command.term, command.record)
+        self._proposals.take(proposal)
         self._note_round()
         await self._disk.write("proposal", lambda: self._proposals.save(proposal))
         return Confirmation()

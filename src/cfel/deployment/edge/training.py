@@ -86,7 +86,8 @@ class EdgeTraining:
                 tuple(
                     DeviceEstimates(n, estimates, answers.measured.get(n), answers.answer_seconds[n])
                     for n, estimates in found
-                )
+                ),
+                answers.diverged,
             )
 
     async def plan(self, caller: Identity, command: PlanCommand) -> PlanAnswer:
@@ -133,7 +134,8 @@ class EdgeTraining:
                 _LOG.error("the updates of %s do not add up to finite numbers", sorted(answers.values))
                 model, answers = state.model, replace(answers, values={}, measured={})
             results = self._list_results(orders, plan, answers)
-            answer = PlanAnswer(results, tuple(self._devices.list_plannable()), answers.seconds)
+            plannable = tuple(self._devices.list_plannable())
+            answer = PlanAnswer(results, plannable, answers.seconds, answers.diverged)
             await self._progress.advance(_after_edge_round(state, at, coordinator_state, model, answer))
             return answer
 

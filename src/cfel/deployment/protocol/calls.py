@@ -19,6 +19,7 @@ from cfel.errors import InvalidAnswerError, RejectedError, UnreachableError
 
 _LOOK_SECONDS = 0.1
 Answer = TypeVar("Answer", covariant=True)
+Value = TypeVar("Value")
 
 
 class Request(msgspec.Struct, Generic[Answer], frozen=True, kw_only=True, omit_defaults=True):
@@ -79,6 +80,18 @@ async def give_up_if(is_pointless: Callable[[], bool], why: str, call: Coroutine
         return task.result()
     finally:
         task.cancel()
+        await asyncio.wait([task])
+
+
+async def gather_or_cancel(calls: Iterable[Coroutine[Any, Any, Value]]) -> list[Value]:
+    """The results of all calls, in their order; if one fails, the others have ended when it is raised."""
+    tasks = [asyncio.ensure_future(call) for call in calls]
+    try:
+        return await asyncio.gather(*tasks)
+    finally:
+        for task in tasks:
+            task.cancel()
+        await asyncio.gather(*tasks, return_exceptions=True)
 
 
 @dataclass(frozen=True, slots=True)

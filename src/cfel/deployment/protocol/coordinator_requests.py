@@ -86,9 +86,15 @@ class DeviceEstimates(msgspec.Struct, frozen=True):
 
 
 class EstimateAnswer(msgspec.Struct, frozen=True):
-    """The estimates that arrived in time."""
+    """The estimates that arrived in time.
+
+    Attributes:
+        devices: by device.
+        diverged: devices whose training diverged instead.
+    """
 
     devices: tuple[DeviceEstimates, ...]
+    diverged: tuple[Count, ...] = ()
 
 
 class EstimateCommand(Command[EstimateAnswer], frozen=True):
@@ -140,11 +146,13 @@ class PlanAnswer(msgspec.Struct, frozen=True):
         devices: those whose uploads went into the model.
         connected: devices that are there, and that the next round may be planned with.
         seconds: how long the edge server waited for its devices, by its own clock.
+        diverged: devices whose training diverged instead.
     """
 
     devices: tuple[DeviceResult, ...]
     connected: tuple[Count, ...]
     seconds: Amount
+    diverged: tuple[Count, ...] = ()
 
 
 class PlanCommand(Command[PlanAnswer], frozen=True):
@@ -243,6 +251,12 @@ class CloseCommand(Command[Confirmation], frozen=True):
     record: RoundRecord
     plans: PlanTable
     last: bool
+
+
+class StopCommand(Command[Confirmation], frozen=True):
+    """Has an edge server end with an error: the training of all devices diverged."""
+
+    method: ClassVar[str] = "stop"
 
 
 class ModelScores(msgspec.Struct, frozen=True):

@@ -14,6 +14,7 @@ MOST_SECONDS = 1e7
 MOST_JOULES = 1e9
 MOST_WATTS = 1e6
 MOST_SOURCE_CHARACTERS = 40
+MOST_WHAT_CHARACTERS = 200
 
 Round = tuple[Count, Count]
 """Global round and edge round, both from 0."""
@@ -166,6 +167,22 @@ class EstimatesRequest(Request[Confirmation], frozen=True):
         # It describes an update, and there is none yet; another length than others' would stop the planner.
         if self.estimates.kept_energy:
             raise InputError("estimates.kept_energy: belongs to an upload")
+
+
+class DivergedRequest(Request[Confirmation], frozen=True):
+    """Says that an order has no answer, because training diverged.
+
+    Attributes:
+        kind: of the order.
+        round: of the order.
+        what: what is not finite, in words.
+    """
+
+    method: ClassVar[str] = "diverged"
+    callers = ("device",)
+    kind: Literal["estimate", "update"]
+    round: Round
+    what: Annotated[str, msgspec.Meta(max_length=MOST_WHAT_CHARACTERS)]
 
 
 class UploadPartAnswer(msgspec.Struct, frozen=True):

@@ -11,8 +11,10 @@ from cfel.deployment.protocol.coordinator_requests import (
     PlanCommand,
     ProposeCommand,
     ReleaseRequest,
+    StopCommand,
 )
 from cfel.deployment.protocol.device_requests import (
+    DivergedRequest,
     EstimatesRequest,
     ModelRequest,
     NextRequest,
@@ -33,6 +35,7 @@ METHODS: tuple[type[AnyRequest], ...] = (
     EstimatesRequest,
     UploadPartRequest,
     UploadRequest,
+    DivergedRequest,
     NewestRequest,
     EstimateCommand,
     PlanCommand,
@@ -40,6 +43,7 @@ METHODS: tuple[type[AnyRequest], ...] = (
     MixCommand,
     ProposeCommand,
     CloseCommand,
+    StopCommand,
     PeerModelRequest,
     RecordsRequest,
     MeanMetricRequest,

@@ -1,0 +1,176 @@
+"""The tables of README.md and results/README.md that no study prints are what the landed runs say."""
+
+import re
+import tomllib
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from cfel.report import Run, load_runs, summarise
+from cfel.report.load import load_tree
+from cfel.reproduce.items import dump_rates, select_rates
+
+ROOT = Path(__file__).parents[2]
+RESULTS = ROOT / "results"
+FIRST_PAGE = (ROOT / "README.md").read_text(encoding="utf-8").partition("\n## ")[0]
+PAGE = (RESULTS / "README.md").read_text(encoding="utf-8")
+NAMES = {
+    "HCEF+, small batches, shared momentum": "hcef_plus+small_batches",
+    "HCEF+": "hcef_plus",
+    "HCEF+ (first)": "hcef_plus",
+    "HCEF": "hcef",
+    "P-FedAvg": "p_fedavg",
+    "CEF with slow clocks": "cef+slow_clocks",
+    "CEF": "cef",
+    "CEF-C": "cef_c",
+    "CEF-F": "cef_f",
+    "MLL-SGD": "mll_sgd",
+}
+KEYS = {"τ": "tau", "q": "q", "p_edge": "topology", "β": "noniid"}
+Rows = dict[str, list[str]]
+
+
+def read_table(page: str, after: str) -> Rows:
+    """The rows of the first table after some words, by their first cell without bold type and "(ours)"."""
+    lines = page[page.index(after) :].splitlines()
+    begin = next(number for number, line in enumerate(lines) if line.startswith("|"))
+    rows: Rows = {}
+    for line in lines[begin + 2 :]:
+        if not line.startswith("|"):
+            break
+        name, *cells = (cell.strip() for cell in line.strip("|").split("|"))
+        rows[name.replace("*", "").removesuffix(" (ours)")] = cells
+    return rows
+
+
+def read_numbers(cells: list[str]) -> list[float]:
+    """All numbers in some cells, without units, powers of ten and intervals."""
+    plain = re.sub(r"·10⁴|\([^)]*\)|\*", "", " ".join(cells))
+    return [float(number) for number in re.findall(r"(?<![\w.])\d+(?:\.\d+)?", plain)]
+
+
+def summarise_study(study: str, target: float) -> Mapping[str, Any]:
+    schemes: Mapping[str, Any] = summarise(load_runs(RESULTS / study), target)["schemes"]
+    return schemes
+
+
+def check(shown: list[float], row: Mapping[str, Any], fields: Mapping[str, float]) -> None:
+    """Numbers agree up to rounding in the last of two digits, in units of each field."""
+    assert len(shown) >= len(fields)
+    for number, (name, unit) in zip(shown, fields.items(), strict=False):
+        assert number == pytest.approx(row[name] / unit, abs=0.0051 if unit != 1e3 else 0.051), name
+
+
+COSTS = {"seconds_to_target": 1e4, "expected_seconds_to_target": 1e4, "joules_to_target": 1e3}
+GAINS = {"gain_seconds": 1.0, "gain_joules": 1.0}
+
+
+@pytest.mark.parametrize(
+    ("page", "after", "study", "target", "seeds"),
+    [
+        (FIRST_PAGE, "**FEMNIST to 75 %**", "paper-channel-femnist-full", 0.75, 3),
+        (FIRST_PAGE, "**CIFAR-10 to 55 %**", "paper-channel-cifar10-full", 0.55, 1),
+        (PAGE, "[`paper-channel-cifar10-full`]", "paper-channel-cifar10-full", 0.55, 1),
+    ],
+)
+def test_costs_at_full_scale(page: str, after: str, study: str, target: float, seeds: int) -> None:
+    rows, schemes = read_table(page, after), summarise_study(study, target)
+    assert {NAMES[name] for name in rows} == set(schemes)
+    for name, cells in rows.items():
+        row = schemes[NAMES[name]]
+        assert len(row["per_seed"]) == seeds
+        check(read_numbers(cells), row, {**COSTS, **GAINS})
+
+
+def test_costs_on_femnist_with_intervals_and_seed_by_seed() -> None:
+    schemes = summarise_study("paper-channel-femnist-full", 0.75)
+    rows = read_table(PAGE, "[`paper-channel-femnist-full`]")
+    assert {NAMES[name] for name in rows} == set(schemes)
+    for name, (seeds, *cells) in rows.items():
+        row = schemes[NAMES[name]]
+        assert int(seeds) == len(row["per_seed"]) == 3
+        check(read_numbers(cells), row, {**COSTS, **GAINS})
+        for cell, gain in zip(cells[-2:], GAINS, strict=True):
+            if "(" in cell:
+                assert f"({row['interval'][gain][0]:.2f}–{row['interval'][gain][1]:.2f})" in cell
+    by_seed = read_table(PAGE, "Seed by seed:\n\n| Gain over CEF")
+    assert len(by_seed) == 4
+    for name, cells in by_seed.items():
+        found = schemes[NAMES[name]]["per_seed"].values()
+        assert cells == [f"{row['gain_seconds']:.2f}×, {row['gain_joules']:.2f}×" for row in found]
+
+
+def test_costs_with_a_floor_at_full_scale() -> None:
+    """Columns: time, expected, the paper's, energy, the paper's, gains, the paper's."""
+    schemes = summarise_study("table1-femnist-full", 0.75)
+    rows = read_table(PAGE, "[`table1-femnist-full`]")
+    assert {NAMES[name] for name in rows} == set(schemes)
+    for name, cells in rows.items():
+        shown = read_numbers([cells[0], cells[1], cells[3], cells[5]])
+        check(shown, schemes[NAMES[name]], {**COSTS, **GAINS})
+
+
+@pytest.mark.parametrize(
+    ("study", "target"), [("table1-femnist-reduced", 0.72), ("table1-cifar10-reduced", 0.5)]
+)
+def test_costs_at_reduced_scale(study: str, target: float) -> None:
+    """A scheme that did not reach the target with every seed has words instead of costs."""
+    schemes = summarise_study(study, target)
+    rows = read_table(PAGE, f"[`{study}`]")
+    assert {NAMES[name] for name in rows} == set(schemes)
+    for name, (*cells, accuracy) in rows.items():
+        row = schemes[NAMES[name]]
+        assert accuracy == f"{100 * row['final_accuracy']:.1f} %"
+        assert ("reached" in cells[0]) == (row["seconds_to_target"] is None)
+        if row["seconds_to_target"] is None:
+            continue
+        fields = {"seconds_to_target": 1e4, "joules_to_target": 1e3, **GAINS}
+        check(read_numbers(cells), row, fields)
+        for cell, gain in zip(cells[-2:], GAINS, strict=True):
+            if "(" in cell:
+                assert f"({row['interval'][gain][0]:.2f}–{row['interval'][gain][1]:.2f})" in cell
+
+
+def find_first(run: Run, target: float) -> tuple[float, float] | None:
+    """Expected seconds and joules at the end of the first round at or above the target."""
+    reached = (each for each in run.records if each.accuracy is not None and each.accuracy >= target)
+    return next(((each.seconds_expected, each.joules_expected) for each in reached), None)
+
+
+@pytest.mark.parametrize(("dataset", "target"), [("femnist", 0.72), ("cifar10", 0.45)])
+def test_gains_in_the_sweeps(dataset: str, target: float) -> None:
+    after = PAGE[PAGE.index("## Sweeps at reduced scale") :]
+    text = after[after.index(f"{'FEMNIST' if dataset == 'femnist' else 'CIFAR-10'}, target") :]
+    begin = text.index("| Gain over CEF")
+    lines = text[begin : text.index("\n\n", begin)].splitlines()[2:]
+    rows = [[cell.strip() for cell in line.strip("|").split("|")] for line in lines]
+    checked = 0
+    for (key, *values), *both in zip(rows[::3], rows[1::3], rows[2::3], strict=True):
+        for place, value in enumerate(filter(None, values), start=1):
+            folder = RESULTS / f"{KEYS[key]}-{dataset}" / f"{float(value):g}"
+            runs = {run.scheme: find_first(run, target) for run in load_runs(folder)}
+            for row in both:
+                own, cef = runs[NAMES[row[0]]], runs["cef"]
+                if "×" in row[place]:
+                    assert own is not None
+                    assert cef is not None
+                    assert row[place] == f"{cef[0] / own[0]:.2f}×, {cef[1] / own[1]:.2f}×"
+                    checked += 1
+                elif row[place].startswith("not reached by"):
+                    assert cef is None
+                elif row[place].startswith("not reached"):
+                    assert own is None
+    assert checked == {"femnist": 26, "cifar10": 32}[dataset]
+
+
+@pytest.mark.parametrize("dataset", ["cifar10", "femnist"])
+def test_the_selected_rates_follow_from_the_landed_runs(dataset: str) -> None:
+    study = RESULTS / f"rates-{dataset}"
+    values = sorted({float(place.partition("/")[0]) for place in load_tree(study)})
+    chosen, _ = select_rates({value: load_runs(study / f"{value:g}") for value in values})
+    text = dump_rates(dataset, "reduced", chosen)
+    assert tomllib.loads(text) == tomllib.loads((study / "rates.toml").read_text())
+    table = tomllib.loads((ROOT / "experiments" / "rates.toml").read_text())
+    assert table[dataset]["reduced"] == chosen

@@ -1,0 +1,193 @@
+"""The studies: their rows are those of the landed runs, and their tables those of `results/README.md`."""
+
+import runpy
+import tomllib
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from cfel.experiment import experiment_toml, load_experiment
+from cfel.report import load_run, load_runs
+from cfel.report.landed import land_study
+from cfel.report.load import load_tree
+from cfel.report.summary import Crossing
+from tests.report.conftest import record, write_run
+
+ROOT = Path(__file__).parents[2]
+RESULTS = ROOT / "results"
+PAGE = (RESULTS / "README.md").read_text(encoding="utf-8")
+STUDY = runpy.run_path(str(ROOT / "experiments" / "study.py"))
+
+TABLES = [
+    ("ablation", "ablation-cifar10", ()),
+    ("ablation", "ablation-femnist", ()),
+    ("differences", "differences-femnist", (0.6, 0.76)),
+    ("momentum", "differences-femnist", (0.65,)),
+    ("learning", "learning-cifar10", (0.4,)),
+    ("under-budgets", "under-budgets-cifar10", (0.4,)),
+    ("under-budgets", "under-budgets-femnist", (0.72,)),
+    ("tuned", ".", ()),
+]
+
+
+@pytest.mark.parametrize(("name", "folder", "targets"), TABLES)
+def test_the_tables_of_the_results_follow_from_the_landed_runs(
+    name: str, folder: str, targets: tuple[float, ...], capsys: pytest.CaptureFixture[str]
+) -> None:
+    STUDY["main"]([name, "--out", str(RESULTS / folder), "--table", *map(str, targets)])
+    table = capsys.readouterr().out
+    assert table.count("\n") > 4
+    assert table in PAGE
+
+
+@pytest.mark.parametrize(
+    ("name", "dataset"), [("learning", "cifar10"), ("under-budgets", "cifar10"), ("under-budgets", "femnist")]
+)
+def test_the_command_repeats_the_landed_runs(name: str, dataset: str) -> None:
+    """The same rows, seeds and budgets, and the same value of every key that the landed experiments have.
+
+    What is charged for small batches is among them. The overhead of a step matters only there.
+    """
+    study = STUDY["STUDIES"][name]
+    landed = load_tree(RESULTS / f"{name}-{dataset}")
+    planned = STUDY["plan_study"](study, dataset, study.seeds, None, ())
+    assert planned.keys() == landed.keys()
+    for place, changes in planned.items():
+        experiment = load_experiment(STUDY["find_file"](dataset), changes)
+        fleet = landed[place].fleet
+        assert experiment.budget.seconds == fleet.seconds_budget
+        assert experiment.budget.joules == fleet.joules_budget
+        ours, theirs = flatten(experiment_toml(experiment)), flatten(landed[place].experiment_toml)
+        # Where the data are, and how the run was carried out.
+        ignored = {"preset", "data.path", "simulation.engine"}
+        if "small" not in place:
+            ignored |= {"local.step_overhead"}
+        shared = (ours.keys() & theirs.keys()) - ignored
+        assert {key: ours[key] for key in shared} == {key: theirs[key] for key in shared}
+        assert "small" not in place or "local.step_overhead" in shared
+
+
+def flatten(text: str) -> dict[str, Any]:
+    found: dict[str, Any] = {}
+    pending: list[tuple[str, Any]] = list(tomllib.loads(text).items())
+    for key, value in pending:
+        if isinstance(value, dict):
+            pending += [(f"{key}.{inner}", each) for inner, each in value.items()]
+        else:
+            found[key] = value
+    return found
+
+
+def test_small_batches_of_femnist_are_charged_as_in_the_landed_table() -> None:
+    """0.18 + 0.82 · 10/50 = 0.344 of a step; the measured overhead of 0.25 would make it 0.4."""
+    rows = STUDY["list_under_budgets"]("femnist")
+    for name in ("cef-small-shared", "p_fedavg-small-shared"):
+        assert {"fleet.conditions.seconds_gigahertz=51.6", "fleet.conditions.alpha_joules=0.516"} <= {
+            *rows[name]
+        }
+    assert STUDY["charge_batch"]("femnist", 10, 0.25)[1:] == (
+        "fleet.conditions.seconds_gigahertz=60",
+        "fleet.conditions.alpha_joules=0.6",
+    )
+
+
+def write_rows(out: Path, rows: dict[str, tuple[str, float]], seeds: tuple[int, ...] = (0, 1)) -> Path:
+    """Three rounds per run; a row has a scheme and takes so many seconds and joules per round."""
+    for row, (scheme, cost) in rows.items():
+        for seed in seeds:
+            lines = [record(n, 0.2 * n, cost * n, cost * n) for n in (1, 2, 3)]
+            write_run(out / row / f"seed-{seed}", scheme, seed, lines)
+    return out
+
+
+def test_rows_are_named_by_their_folders_and_land(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    """A row at half of CEF's costs gains 2; the target of 0.5 is reached after 2.5 rounds of 200 s."""
+    out = write_rows(tmp_path / "out", {"cef": ("cef", 200.0), "cef-cheap": ("cef", 100.0)})
+    place = tmp_path / "landed"
+    STUDY["main"](["under-budgets", "--out", str(out), "--table", "0.5", "--land", str(place)])
+    table = capsys.readouterr().out
+    assert "| 2 of 2 | 0.05·10⁴ s | 0.50 kJ | 1.00× (1.00–1.00) | 1.00× (1.00–1.00) |" in table
+    assert "2.00× (2.00–2.00) | 2.00× (2.00–2.00) |" in table
+    STUDY["main"](["under-budgets", "--out", str(place), "--table", "0.5"])
+    assert capsys.readouterr().out == table
+    assert {path.name for path in place.iterdir()} == {
+        *("rounds.parquet", "runs.json", "experiment.toml", "summary.json")
+    }
+
+
+def test_a_row_that_misses_the_target_has_no_costs(tmp_path: Path) -> None:
+    out = write_rows(tmp_path, {"cef": ("cef", 200.0)})
+    _, table = STUDY["tabulate_under_budgets"](out, 0.99)
+    assert table.endswith("| 0 of 2 | – | – | – | – |")
+
+
+def test_accuracy_at_the_budget_is_interpolated(tmp_path: Path) -> None:
+    """A budget that ends in the middle of a round has the mean of the accuracies before and after it."""
+    run = load_run(write_rows(tmp_path, {"cef": ("cef", 200.0)}) / "cef" / "seed-0")
+    halved = replace(run, fleet=replace(run.fleet, seconds_budget=500.0, joules_budget=None))
+    assert STUDY["find_accuracy"](halved) == pytest.approx(0.5)
+    unlimited = replace(run, fleet=replace(run.fleet, seconds_budget=None, joules_budget=None))
+    assert STUDY["find_accuracy"](unlimited) == run.records[-1].accuracy
+
+
+def test_the_ablation_compares_seeds_that_all_rows_have(tmp_path: Path) -> None:
+    write_rows(tmp_path, {"without-nothing": ("hcef_plus", 1.0)}, seeds=(0, 1))
+    write_rows(tmp_path, {"without-curve": ("hcef_plus", 1.0)}, seeds=(0, 2))
+    document, _ = STUDY["tabulate_ablation"](tmp_path)
+    assert document["seeds"] == [0]
+    assert document["without"]["curve"]["last_points"] == [0.0]
+
+
+def test_an_accuracy_that_is_missed_does_not_count(tmp_path: Path) -> None:
+    """Half the costs at the two accuracies that are reached, so both gains are 2; 0.99 is not reached."""
+    runs = load_tree(write_rows(tmp_path, {"a": ("cef", 200.0), "b": ("hcef", 100.0)}, seeds=(0,)))
+    found = STUDY["compare_costs"](runs["a/seed-0"], runs["b/seed-0"], [0.3, 0.5, 0.99])
+    assert found == pytest.approx((2.0, 2.0))
+
+
+def test_a_gain_is_over_the_same_scheme_without_the_change() -> None:
+    document, _ = STUDY["tabulate_learning"](RESULTS / "learning-cifar10", 0.4)
+    for row in document["changes"]["nothing"].values():
+        assert (row["seconds_gain"], row["joules_gain"]) == pytest.approx((1.0, 1.0))
+    document, _ = STUDY["tabulate_learning"](RESULTS / "learning-cifar10", 0.99)
+    assert document["changes"]["nothing"]["cef"]["seconds_gain"] is None
+
+
+def test_a_scheme_that_misses_the_target_says_so() -> None:
+    costs = {"cef": Crossing(2e4, 2e4, 3e3), "hcef": None, "hcef_plus": Crossing(1e4, 1e4, 1e3)}
+    assert STUDY["format_momentum"]("kept", costs) == [
+        *("kept", "2.00·10⁴ s, 3.0 kJ", "not reached", "1.00·10⁴ s, 1.0 kJ (2.00×, 3.00×)")
+    ]
+
+
+@pytest.mark.parametrize("words", [["--table"], ["--table", "0.5", "0.6"], ["--land", "x"], ["--data", "x"]])
+def test_what_a_study_needs_is_said(words: list[str], capsys: pytest.CaptureFixture[str]) -> None:
+    with pytest.raises(SystemExit):
+        STUDY["main"](["under-budgets", "--out", "nowhere", *words])
+    assert "needs --" in capsys.readouterr().err
+
+
+def test_a_landed_study_is_not_landed_again(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    """Its summary would be replaced before that fails."""
+    words = ["tuned", "--out", str(RESULTS / "learning-cifar10"), "--table", "--land", str(tmp_path)]
+    with pytest.raises(SystemExit):
+        STUDY["main"](words)
+    assert "has landed already" in capsys.readouterr().err
+
+
+@pytest.mark.long
+def test_missing_runs_are_made_and_failures_are_named(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    file, out = tmp_path / "small.toml", tmp_path / "out"
+    file.write_text('preset = "demo"\n[rounds]\nglobal = 1\n[simulation]\nworkers = 1\n')
+    planned = {"cef/seed-3": ("seed=3", "scheme.name=cef"), "x/seed-3": ("scheme.name=nonesuch",)}
+    with pytest.raises(SystemExit, match="1 run of 2 failed"):
+        STUDY["run_missing"](file, planned, out, 2)
+    assert "nonesuch" in capsys.readouterr().out
+    assert [run.seed for run in load_runs(out)] == [3]
+    land_study(out, tmp_path / "landed")
+    STUDY["main"](["unpack", str(tmp_path / "landed"), str(tmp_path / "again")])
+    assert [run.records for run in load_runs(tmp_path / "again")] == [run.records for run in load_runs(out)]

@@ -1,11 +1,15 @@
-"""Measures this machine and describes it as a device class: `cfel calibrate`."""
+"""Measures this machine and describes it as a device class: `cfel calibrate`.
+
+It times local steps, counts their joules where the host has counters, and sends a TCP stream to another host
+that runs `cfel calibrate --listen`.
+"""
 
 import math
 import platform
 import socket
 import struct
 import time
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
 from types import TracebackType
@@ -25,14 +29,6 @@ from cfel.learning.torch_state import prepare_thread
 from cfel.system.device_classes import FIGURES, REQUIRED, DescribedClass, DeviceClass, HardwareConditions
 from cfel.world import World
 
-# --------------------------------------------------------------------------------------------------
-# How fast this machine sends to another one: a plain TCP stream against a small server of our own.
-#
-# The server discards what it receives and answers with the number of bytes. It knows no peers: anybody
-# who can
-# reach it can fill its link for as long as it runs. Nothing else of cfel uses it.
-
-
 GREETING = b"cfel bandwidth 1\n"
 MAX_SECONDS = 60.0
 """A server gives one client at most this long."""
@@ -43,11 +39,9 @@ _ANSWER = struct.Struct("!Q")
 
 
 class BandwidthServer:
-    """Receives streams, one client at a time, until it is closed.
+    """Receives streams, one client at a time, and answers each with the number of its bytes.
 
-    Args:
-        host: address to listen on.
-        port: 0 for any free one.
+    It knows no peers: anybody who can reach it can fill its link for as long as it runs. Port 0 takes any.
     """
 
     def __init__(self, host: str, port: int) -> None:
@@ -62,11 +56,7 @@ class BandwidthServer:
         return int(self._socket.getsockname()[1])
 
     def serve_one(self) -> tuple[str, int]:
-        """Serves the next client.
-
-        Returns:
-            Its address and the number of bytes it sent; 0 if it was not a client of ours or went away.
-        """
+        """Serves the next client; returns its address and its bytes: 0 if it went away or is a stranger."""
         connection, address = self._socket.accept()
         with connection:
             try:
@@ -109,12 +99,7 @@ def _receive_exactly(connection: socket.socket, size: int) -> bytes:
 
 
 def measure_bandwidth(host: str, port: int, seconds: float) -> float:
-    """Sends for some seconds and returns the bits per second that arrived.
-
-    Args:
-        host: where `cfel calibrate --listen` runs.
-        port: its port.
-        seconds: how long to send; what is in the buffers then still has to arrive.
+    """Sends for some seconds and returns the bits per second that arrived, buffers included.
 
     Raises:
         UnreachableError: nobody answers there, or not as our server does.
@@ -138,17 +123,13 @@ def measure_bandwidth(host: str, port: int, seconds: float) -> float:
     return float(8 * received / passed)
 
 
-# --------------------------------------------------------------------------------------------------
-# Which energy counters this host offers, and in words why not; the size of its battery.
-
-
 _MICRO = 1e-6
 _JOULES_PER_WATT_HOUR = 3600.0
 
 
 @dataclass(frozen=True, slots=True)
 class HostEnergy:
-    """Counters that are added up.
+    """The energy counters of this host, which are added up.
 
     Attributes:
         counters: none if joules cannot be measured here.
@@ -157,34 +138,40 @@ class HostEnergy:
     """
 
     counters: tuple[EnergyCounter, ...]
-    reason: str
-    includes_radio: bool
+    reason: str = ""
+    includes_radio: bool = False
 
     @property
     def source(self) -> str:
         """Where the joules come from."""
         return " and ".join(counter.source for counter in self.counters)
 
+    def read_joules(self, now: float) -> float | None:
+        """Joules since the last call; None without counters, or if one cannot be read."""
+        readings = [counter.joules(now) for counter in self.counters]
+        known = [joules for joules in readings if joules is not None]
+        return sum(known) if known and len(known) == len(readings) else None
+
 
 def find_host_energy(sysfs: Path, power_file: Path | None, device: str) -> HostEnergy:
-    """Finds this host's counters.
+    """Finds this host's counters; that of a GPU is added where no other includes it.
 
     Args:
         sysfs: the directory of `powercap` and `power_supply`.
         power_file: a power monitor's file, preferred to others.
-        device: torch's device; a GPU's own counter is added where nothing else includes it.
+        device: torch's device.
     """
     host = find_counter(sysfs, power_file)
     if host is None:
-        return HostEnergy((), _explain(sysfs), False)
+        return HostEnergy((), _explain(sysfs))
     if not isinstance(host, PackageCounter):
-        return HostEnergy((host,), "", True)
+        return HostEnergy((host,), includes_radio=True)
     if not device.startswith("cuda"):
-        return HostEnergy((host,), "", False)
+        return HostEnergy((host,))
     gpu, reason = find_gpu_counter()
     if gpu is None:
-        return HostEnergy((), f"RAPL does not include the GPU, and {reason}", False)
-    return HostEnergy((host, gpu), "", False)
+        return HostEnergy((), f"RAPL does not include the GPU, and {reason}")
+    return HostEnergy((host, gpu))
 
 
 def _explain(sysfs: Path) -> str:
@@ -223,22 +210,13 @@ def _read(path: Path) -> str | None:
         return None
 
 
-# --------------------------------------------------------------------------------------------------
-# Times the local steps of an experiment's device on this machine, and counts their joules and operations.
-#
-# A step is the one that a device of a federation takes: the same function, one torch thread. It is
-# measured for
-# a given time; only a single step that takes longer exceeds it.
-
-
 @dataclass(frozen=True, slots=True)
 class StepMeasurement:
     """What local steps took.
 
     Attributes:
         steps: how many were measured.
-        seconds: of all of them.
-        joules: of all of them, by the host's counters; None if one of them could not be read.
+        seconds, joules: of all of them; no joules if a counter could not be read.
         flops_per_sample: operations of one sample in one step, as torch counts them; 0 if it cannot.
     """
 
@@ -249,23 +227,14 @@ class StepMeasurement:
 
 
 def measure_steps(
-    world: World,
-    seconds: float,
-    now: Callable[[], float],
-    counters: Sequence[EnergyCounter] = (),
-    device: str = "cpu",
+    world: World, options: "CalibrationOptions", energy: HostEnergy, now: Callable[[], float]
 ) -> StepMeasurement:
-    """Measures local steps of the experiment's device with the most samples.
+    """Measures steps as a device of a federation takes them, those of the device with the most samples.
 
-    Args:
-        world: what is learned, and how.
-        seconds: how long to measure.
-        now: a monotonic clock.
-        counters: of this host, all of which are added.
-        device: torch's device.
+    It takes `options.seconds`, or longer for a single step that takes longer.
     """
     prepare_thread()
-    workspace = Workspace(world.task, world.training, world.compress, device)
+    workspace = Workspace(world.task, world.training, world.compress, options.device)
     # The first step of an order also makes estimates, so a step is what a second one adds.
     flops = _count_flops(world, workspace, 2) - _count_flops(world, workspace, 1)
     batch = min(world.training.batch, world.data[_find_device(world)].samples)
@@ -274,14 +243,14 @@ def measure_steps(
     _take_steps(world, workspace, 1)
     pace = max(now() - before, 1e-9)
     begin = now()
-    _read_joules(counters, begin)
+    energy.read_joules(begin)
     steps = 0
-    while steps == 0 or (now() - begin) + pace < seconds:
-        many = min(world.setting.rounds.local_steps, max(1, int((seconds - (now() - begin)) / pace)))
+    while steps == 0 or (now() - begin) + pace < options.seconds:
+        many = min(world.setting.rounds.local_steps, max(1, int((options.seconds - (now() - begin)) / pace)))
         _take_steps(world, workspace, many)
         steps += many
     end = now()
-    return StepMeasurement(steps, end - begin, _read_joules(counters, end), flops / batch)
+    return StepMeasurement(steps, end - begin, energy.read_joules(end), flops / batch)
 
 
 def _count_flops(world: World, workspace: Workspace, steps: int) -> int:
@@ -310,18 +279,8 @@ def _find_device(world: World) -> int:
     return max(range(len(world.data)), key=lambda device: world.data[device].samples)
 
 
-def _read_joules(counters: Sequence[EnergyCounter], now: float) -> float | None:
-    """Joules of all counters since the last call; None without counters, or if one cannot be read."""
-    readings = [counter.joules(now) for counter in counters]
-    known = [joules for joules in readings if joules is not None]
-    return sum(known) if known and len(known) == len(readings) else None
-
-
-# --------------------------------------------------------------------------------------------------
-# This machine as a device class: what was measured, what was given, what could not be measured and why.
-
-
 SENDING_SECONDS = 5.0
+"""How long the uplink is measured."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -358,13 +317,10 @@ class Calibration:
     """What was found.
 
     Attributes:
-        steps: the measured local steps.
         batch, flops_per_sample, utilisation: with which the class gives the measured seconds per step.
         figures: of the class, as far as they are known.
         how: how each of them was obtained.
         missing: figure → why it could not be measured.
-        title: of the class.
-        name: of the class.
     """
 
     steps: StepMeasurement
@@ -406,12 +362,11 @@ class _Figures:
     how: dict[str, str] = field(default_factory=dict)
     missing: dict[str, str] = field(default_factory=dict)
 
-    def add(self, figure: str, measure: Callable[[], tuple[float, str] | str]) -> None:
-        """Adds a figure; `measure` returns its value and how it was measured, or why it cannot be."""
+    def add(self, figure: str, found: tuple[float, str] | str) -> None:
+        """Adds a figure: its value and how it was measured, or why it cannot be."""
         if figure in self.options.given:
             self._set(figure, self.options.given[figure], "given on the command line")
             return
-        found = measure()
         if not isinstance(found, str):
             self._set(figure, *found)
             return
@@ -435,18 +390,18 @@ def calibrate(
     """
     energy = find_host_energy(options.sysfs, options.power_file, options.device)
     world = experiment.build_world()
-    steps = measure_steps(world, options.seconds, now, energy.counters, options.device)
+    steps = measure_steps(world, options, energy, now)
     batch, flops, utilisation = _find_work(experiment, steps.flops_per_sample)
     figures = _Figures(options)
     pace = steps.seconds / steps.steps
     timed = f"{batch} × {flops:.4g} FLOP in {pace:.4g} s, the mean of {steps.steps} local steps"
     at = "" if utilisation == 1 else f", at utilisation {utilisation:g}"
-    figures.add("flops_per_second", lambda: (batch * flops / (pace * utilisation), timed + at))
-    figures.add("compute_watts", lambda: _find_watts(steps, energy))
+    figures.add("flops_per_second", (batch * flops / (pace * utilisation), timed + at))
+    figures.add("compute_watts", _find_watts(steps, energy))
     _measure_sending(figures, energy, now)
     for figure in ("clock_static", "clock_exponent"):
-        figures.add(figure, lambda: "clocks are not changed here")
-    figures.add("battery_joules", lambda: read_battery_joules(options.sysfs))
+        figures.add(figure, "clocks are not changed here")
+    figures.add("battery_joules", read_battery_joules(options.sysfs))
     for figure in FIGURES[4:]:
         # A class need not have these, so what is unknown is the default of a class, and says so.
         if figure not in figures.values:
@@ -473,37 +428,27 @@ def _find_work(experiment: Experiment, counted: float) -> tuple[int, float, floa
 def _find_watts(steps: StepMeasurement, energy: HostEnergy) -> tuple[float, str] | str:
     if steps.joules is None or steps.joules <= 0:
         return energy.reason or "the counter could not be read, or did not move, during the measurement"
-    watts = steps.joules / steps.seconds
-    return (
-        watts,
-        f"{steps.joules:.4g} J in {steps.seconds:.4g} s, by {energy.source}, everything on this host",
-    )
+    found = f"{steps.joules:.4g} J in {steps.seconds:.4g} s, by {energy.source}, everything on this host"
+    return steps.joules / steps.seconds, found
 
 
 def _measure_sending(figures: _Figures, energy: HostEnergy, now: Callable[[], float]) -> None:
     """Adds the uplink, and the watts meanwhile where a counter includes the radio."""
     target = figures.options.send_to
-    reason = "no host was named to send to: run `cfel calibrate --listen` there and give --to"
     if target is None:
-        figures.add("uplink_bits_per_second", lambda: reason)
-        figures.add("radio_watts", lambda: reason)
+        reason = "no host was named to send to: run `cfel calibrate --listen` there and give --to"
+        figures.add("uplink_bits_per_second", reason)
+        figures.add("radio_watts", reason)
         return
     begin = now()
-    _read_machine(energy, begin)
+    energy.read_joules(begin)
     rate = measure_bandwidth(*target, SENDING_SECONDS)
     end = now()
-    joules = _read_machine(energy, end)
+    joules = energy.read_joules(end)
     sent = f"TCP stream of {SENDING_SECONDS:g} s"
-    figures.add("uplink_bits_per_second", lambda: (rate, sent))
+    figures.add("uplink_bits_per_second", (rate, sent))
     if joules is None or not energy.includes_radio:
-        unmeasured = energy.reason or f"{energy.source} does not include the radio"
-        figures.add("radio_watts", lambda: unmeasured)
+        figures.add("radio_watts", energy.reason or f"{energy.source} does not include the radio")
     else:
         watts = joules / (end - begin)
-        figures.add("radio_watts", lambda: (watts, f"{energy.source} during the {sent}, everything included"))
-
-
-def _read_machine(energy: HostEnergy, now: float) -> float | None:
-    readings: Sequence[float | None] = [counter.joules(now) for counter in energy.counters]
-    known = [joules for joules in readings if joules is not None]
-    return math.fsum(known) if known and len(known) == len(readings) else None
+        figures.add("radio_watts", (watts, f"{energy.source} during the {sent}, everything included"))

@@ -7,8 +7,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from cfel.dashboard import RunWatcher
-from cfel.dashboard import run_watcher as run_status
+from cfel.dashboard import RunWatcher, run_watcher
 from cfel.errors import RunDirectoryError
 from cfel.runlog import FleetDescription, PlanTable, RunWriter, describe_environment
 from cfel.status import Link, Status
@@ -131,7 +130,7 @@ def test_damage_is_reported_until_it_is_repaired(tmp_path: Path) -> None:
 
 def test_of_many_devices_the_slowest_are_listed(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """Four places for two clusters of three: two each."""
-    monkeypatch.setattr(run_status, "MOST_DEVICES", 4)
+    monkeypatch.setattr(run_watcher, "MOST_DEVICES", 4)
     with start(tmp_path, ring(2, 3, None, None)) as writer:
         assert [len(cluster.devices) for cluster in RunWatcher(tmp_path).snapshot().clusters] == [2, 2]
         writer.append(record(1, 0.5, 1.0, 1.0), plan(1, [0, 1, 2, 3, 4], [7.0, 1.0, 9.0, 2.0, 3.0], [0] * 5))
@@ -142,7 +141,7 @@ def test_of_many_devices_the_slowest_are_listed(tmp_path: Path, monkeypatch: pyt
 
 def test_many_devices_and_a_round_without_any(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """All devices are missing, so the plan table is empty: each cluster lists its first devices."""
-    monkeypatch.setattr(run_status, "MOST_DEVICES", 4)
+    monkeypatch.setattr(run_watcher, "MOST_DEVICES", 4)
     with start(tmp_path, ring(2, 5, 1000.0, 100.0)) as writer:
         writer.append(record(1, 0.5, 10.0, 20.0), plan(1, [], [], []))
     clusters = RunWatcher(tmp_path).snapshot().clusters

@@ -176,7 +176,7 @@ def test_trackers_are_checked_before_a_run(monkeypatch: pytest.MonkeyPatch, tmp_
         cfel.run(make_experiment(), out=tmp_path / "run", track="mlfow")
     with pytest.raises(InputError, match="neither the name of a tracker nor a function"):
         cfel.run(make_experiment(), out=tmp_path / "run", track=[3])  # type: ignore[list-item]
-    monkeypatch.setattr("cfel.tracking.follow.find_spec", lambda _: None)
+    monkeypatch.setattr("cfel.tracking.sinks.find_spec", lambda _: None)
     with pytest.raises(MissingExtraError, match=r"pip install 'cfel\[wandb\]'"):
         cfel.run(make_experiment(), out=tmp_path / "run", track=["tensorboard", "wandb"])
     assert list(choose_trackers(["tensorboard"])) == ["tensorboard"]

@@ -10,7 +10,7 @@ from cfel.cli.arguments import Commands, add_command, add_json_option, parse_nam
 from cfel.cli.output import print_json
 from cfel.errors import InputError
 from cfel.report import export_figures, write_report
-from cfel.tracking.tensorboard_sink import write_events
+from cfel.tracking.event_files import write_events
 
 EXAMPLE = """  cfel report runs/first
   cfel report runs/table --target 0.7 --tensorboard

@@ -25,14 +25,19 @@ from cfel.errors import InputError
 COOKIE = "cfel_dashboard"
 LEAST_TOKEN_LENGTH = 16
 _OPEN_PATHS = ("/healthz", "/readyz", "/login")
+_HEADERS = {
+    "x-content-type-options": "nosniff",
+    "x-frame-options": "DENY",
+    "referrer-policy": "no-referrer",
+    "cross-origin-resource-policy": "same-origin",
+    "cross-origin-opener-policy": "same-origin",
+    "permissions-policy": "camera=(), geolocation=(), microphone=()",
+    "cache-control": "no-store",
+}
 
 
 class Token:
-    """A secret that readers must send; its `repr` does not show it.
-
-    Args:
-        secret: at least `LEAST_TOKEN_LENGTH` printable ASCII characters without spaces.
-    """
+    """A secret that readers must send; its `repr` does not show it."""
 
     def __init__(self, secret: str) -> None:
         if len(secret) < LEAST_TOKEN_LENGTH:
@@ -58,24 +63,14 @@ class Token:
 
 
 class AccessControl:
-    """ASGI middleware that does what the module says.
-
-    Args:
-        app: the application to protect.
-        token: what readers must send, or None.
-        names: allowed host names, besides IP addresses and localhost.
-        policy: the Content-Security-Policy.
-        login_page: the response to a reader without the token.
-    """
+    """ASGI middleware that does what the module says; a reader without the token gets the login page."""
 
     def __init__(
         self, app: ASGIApp, token: Token | None, names: Collection[str], policy: str, login_page: Response
     ) -> None:
-        self._app = app
-        self._token = token
+        self._app, self._token, self._login_page = app, token, login_page
         self._names = frozenset(name.lower().rstrip(".") for name in names)
-        self._headers = security_headers(policy)
-        self._login_page = login_page
+        self._headers = {"content-security-policy": policy, **_HEADERS}
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         """Passes a request on, or rejects it."""
@@ -108,20 +103,6 @@ class AccessControl:
             await send(message)
 
         return send_with_headers
-
-
-def security_headers(policy: str) -> dict[str, str]:
-    """The headers of every response."""
-    return {
-        "content-security-policy": policy,
-        "x-content-type-options": "nosniff",
-        "x-frame-options": "DENY",
-        "referrer-policy": "no-referrer",
-        "cross-origin-resource-policy": "same-origin",
-        "cross-origin-opener-policy": "same-origin",
-        "permissions-policy": "camera=(), geolocation=(), microphone=()",
-        "cache-control": "no-store",
-    }
 
 
 def host_name(host: str) -> str:

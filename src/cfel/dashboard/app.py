@@ -9,7 +9,7 @@
                   and the reason; never needs the token
     /login        takes the token from the form and sets the cookie
 
-It only reads snapshots. `server` serves it on a port.
+It only reads snapshots, of which all readers share one encoded document. `server` serves it on a port.
 """
 
 import asyncio
@@ -32,20 +32,6 @@ from cfel.dashboard.access_control import COOKIE, AccessControl, Token
 from cfel.dashboard.metrics import CONTENT_TYPE, metrics_text
 from cfel.status import Status
 
-# --------------------------------------------------------------------------------------------------
-# The newest snapshot for any number of readers, and the stream of server-sent events that carries it.
-#
-# A slow reader misses snapshots; it never delays others and never makes any queue up. All readers share
-# one
-# encoded document, and each takes the newest when it is ready. Nothing is encoded while nobody reads.
-#
-# The number of readers is limited. One more replaces the oldest reader of the client that has the most:
-# whether
-# a client reads what it was sent cannot be seen, and those that do not must not lock others out. A
-# browser
-# that was replaced connects again by itself.
-
-
 LEAST_SECONDS = 0.2
 """Between two events to the same reader; all changes in between become one event."""
 HEARTBEAT_SECONDS = 10.0
@@ -55,163 +41,7 @@ MOST_READERS = 32
 """Event streams at a time."""
 DISCONNECT = "cfel.disconnect"
 """Extension of the ASGI scope: a function that closes the connection at once."""
-
 _LOG = logging.getLogger("cfel.dashboard")
-
-
-class SnapshotFeed:
-    """The newest snapshot, for readers who wait for the next one.
-
-    Args:
-        snapshot: returns the current state; called on the event loop, so it must not block.
-        changes: yields whenever something changed; or the seconds between two polls.
-    """
-
-    def __init__(self, snapshot: Callable[[], Status], changes: AsyncIterator[object] | float) -> None:
-        self._snapshot = snapshot
-        self._changes = changes
-        self._version = 0
-        self._encoded: tuple[int, bytes] = (-1, b"")
-        self._changed = asyncio.Event()
-        self._readers: dict[EventStream, str] = {}
-        self.closed = False
-
-    @property
-    def readers(self) -> int:
-        """How many streams are open."""
-        return len(self._readers)
-
-    def add_reader(self, stream: "EventStream", client: str) -> None:
-        """Registers a stream; at the limit it replaces the oldest one of the client with the most streams."""
-        if len(self._readers) >= MOST_READERS:
-            ((most, _),) = Counter(self._readers.values()).most_common(1)
-            oldest = next(each for each, owner in self._readers.items() if owner == most)
-            del self._readers[oldest]
-            oldest.disconnect()
-        self._readers[stream] = client
-
-    def remove_reader(self, stream: "EventStream") -> None:
-        """Forgets a stream; may be called twice."""
-        self._readers.pop(stream, None)
-
-    async def run(self) -> None:
-        """Wakes readers at every change, until cancelled or no more come; a failure ends every stream."""
-        try:
-            async for _ in self._watch_changes():
-                self._version += 1
-                self._wake()
-        except Exception:
-            _LOG.exception("the dashboard's feed failed")
-            self.close()
-            raise
-
-    async def _watch_changes(self) -> AsyncIterator[object]:
-        if isinstance(self._changes, AsyncIterator):
-            async for change in self._changes:
-                yield change
-            return
-        last = None
-        while True:
-            now = self._snapshot()
-            if now != last:
-                last = now
-                yield now
-            await asyncio.sleep(self._changes)
-
-    def _wake(self) -> None:
-        # Each event is used once, so that a reader who waits later waits for the next change.
-        self._changed.set()
-        self._changed = asyncio.Event()
-
-    def close(self) -> None:
-        """Ends every stream; may be called twice."""
-        self.closed = True
-        self._wake()
-
-    def take_snapshot(self) -> Status:
-        """The current state."""
-        return self._snapshot()
-
-    def encode(self) -> bytes:
-        """The newest snapshot as JSON, encoded once for all readers."""
-        version, encoded = self._encoded
-        if version != self._version:
-            encoded = self._snapshot().to_json()
-            self._encoded = (self._version, encoded)
-        return encoded
-
-    async def documents(self) -> AsyncIterator[bytes | None]:
-        """Yields the newest document at once and after every change; None is a heartbeat.
-
-        A slow reader gets only the newest.
-        """
-        seen = -1
-        while not self.closed:
-            if seen != self._version:
-                seen = self._version
-                yield self.encode()
-                await asyncio.sleep(LEAST_SECONDS)
-            elif not await self._wait_for_change():
-                yield None
-
-    async def _wait_for_change(self) -> bool:
-        """Waits for a change; returns False when a heartbeat is due first."""
-        try:
-            async with asyncio.timeout(HEARTBEAT_SECONDS):
-                return await self._changed.wait()
-        except TimeoutError:
-            return False
-
-
-class EventStream(Response):
-    """Snapshots as server-sent events to one reader, until either side ends the stream.
-
-    Args:
-        feed: where snapshots come from.
-    """
-
-    def __init__(self, feed: SnapshotFeed) -> None:
-        # The header asks nginx not to buffer events.
-        super().__init__(media_type="text/event-stream", headers={"x-accel-buffering": "no"})
-        # Starlette sets it to 0, but a stream has no known length.
-        del self.headers["content-length"]
-        self._feed = feed
-        self.disconnect: Callable[[], None] = lambda: None
-
-    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
-        """Streams until the reader disconnects, is replaced, or the feed ends."""
-        self.disconnect = (scope.get("extensions") or {}).get(DISCONNECT, self.disconnect)
-        self._feed.add_reader(self, (scope.get("client") or ("",))[0])
-        writer = asyncio.create_task(self._write(send))
-        watcher = asyncio.create_task(_wait_for_disconnect(receive))
-        try:
-            await asyncio.wait((writer, watcher), return_when=asyncio.FIRST_COMPLETED)
-        finally:
-            self._feed.remove_reader(self)
-            for task in (writer, watcher):
-                task.cancel()
-            results = await asyncio.gather(writer, watcher, return_exceptions=True)
-        for result in results:
-            # A reader that left or stopped reading is no failure of the dashboard.
-            if isinstance(result, TimeoutError):
-                self.disconnect()
-            if isinstance(result, Exception) and not isinstance(result, TimeoutError | OSError):
-                raise result
-
-    async def _write(self, send: Send) -> None:
-        await send({"type": "http.response.start", "status": 200, "headers": self.raw_headers})
-        async for document in self._feed.documents():
-            event = b": alive\n\n" if document is None else b"data: " + document + b"\n\n"
-            async with asyncio.timeout(SEND_TIMEOUT_SECONDS):
-                await send({"type": "http.response.body", "body": event, "more_body": True})
-        await send({"type": "http.response.body", "body": b"", "more_body": False})
-
-
-async def _wait_for_disconnect(receive: Receive) -> None:
-    while (await receive())["type"] != "http.disconnect":
-        pass
-
-
 _MOST_LOGIN_BYTES = 4096
 _LOGIN_SECONDS = 10.0
 _SCRIPTS = ("elements.js", "charts.js", "cards.js", "live.js")
@@ -238,18 +68,11 @@ def dashboard_app(
 
 
 class Dashboard:
-    """The ASGI application; use `dashboard_app` to create it.
+    """The ASGI application; use `dashboard_app` to create it."""
 
-    Args:
-        feed: where snapshots come from.
-        token: what readers must send, or None.
-        names: allowed host names, besides IP addresses and localhost.
-    """
-
-    def __init__(self, feed: SnapshotFeed, token: Token | None, names: Collection[str]) -> None:
+    def __init__(self, feed: "SnapshotFeed", token: Token | None, names: Collection[str]) -> None:
         self.needs_token = token is not None
-        self._feed = feed
-        self._token = token
+        self._feed, self._token = feed, token
         self._page = HTMLResponse(_build_page("page.html"))
         self._login_page = HTMLResponse(_build_page("login.html"), status_code=401)
         routes = [
@@ -330,9 +153,8 @@ def _join_scripts() -> str:
 
 
 def _build_page(name: str) -> str:
-    return (
-        _read_asset(name).replace("/*STYLE*/", _read_asset("page.css")).replace("/*SCRIPT*/", _join_scripts())
-    )
+    page = _read_asset(name).replace("/*STYLE*/", _read_asset("page.css"))
+    return page.replace("/*SCRIPT*/", _join_scripts())
 
 
 def _content_security_policy() -> str:
@@ -346,3 +168,151 @@ def _content_security_policy() -> str:
 
 def _digest(text: str) -> str:
     return "sha256-" + b64encode(hashlib.sha256(text.encode()).digest()).decode()
+
+
+class SnapshotFeed:
+    """The newest snapshot, for any number of readers who wait for the next one.
+
+    A slow reader misses snapshots; it never delays others and never makes any queue up: each takes the newest
+    when it is ready. Nothing is encoded while nobody reads.
+
+    The number of readers is limited. One more replaces the oldest reader of the client that has the most:
+    whether a client reads what it was sent cannot be seen, and those that do not must not lock others out. A
+    browser that was replaced connects again by itself.
+    """
+
+    def __init__(self, snapshot: Callable[[], Status], changes: AsyncIterator[object] | float) -> None:
+        self._snapshot, self._changes = snapshot, changes
+        self._version = 0
+        self._encoded: tuple[int, bytes] = (-1, b"")
+        self._changed = asyncio.Event()
+        self._readers: dict[EventStream, str] = {}
+        self.closed = False
+
+    @property
+    def readers(self) -> int:
+        """How many streams are open."""
+        return len(self._readers)
+
+    def add_reader(self, stream: "EventStream", client: str) -> None:
+        """Registers a stream, at the limit in place of another."""
+        if len(self._readers) >= MOST_READERS:
+            ((most, _),) = Counter(self._readers.values()).most_common(1)
+            oldest = next(each for each, owner in self._readers.items() if owner == most)
+            del self._readers[oldest]
+            oldest.disconnect()
+        self._readers[stream] = client
+
+    def remove_reader(self, stream: "EventStream") -> None:
+        """Forgets a stream; may be called twice."""
+        self._readers.pop(stream, None)
+
+    async def run(self) -> None:
+        """Wakes readers at every change, until cancelled or no more come; a failure ends every stream."""
+        try:
+            async for _ in self._watch_changes():
+                self._version += 1
+                self._wake()
+        except Exception:
+            _LOG.exception("the dashboard's feed failed")
+            self.close()
+            raise
+
+    async def _watch_changes(self) -> AsyncIterator[object]:
+        if isinstance(self._changes, AsyncIterator):
+            async for change in self._changes:
+                yield change
+            return
+        last = None
+        while True:
+            now = self._snapshot()
+            if now != last:
+                last = now
+                yield now
+            await asyncio.sleep(self._changes)
+
+    def _wake(self) -> None:
+        # Each event is used once, so that a reader who waits later waits for the next change.
+        self._changed.set()
+        self._changed = asyncio.Event()
+
+    def close(self) -> None:
+        """Ends every stream; may be called twice."""
+        self.closed = True
+        self._wake()
+
+    def take_snapshot(self) -> Status:
+        """The current state."""
+        return self._snapshot()
+
+    def encode(self) -> bytes:
+        """The newest snapshot as JSON, encoded once for all readers."""
+        version, encoded = self._encoded
+        if version != self._version:
+            encoded = self._snapshot().to_json()
+            self._encoded = (self._version, encoded)
+        return encoded
+
+    async def documents(self) -> AsyncIterator[bytes | None]:
+        """Yields the newest document at once and after every change; None is a heartbeat."""
+        seen = -1
+        while not self.closed:
+            if seen != self._version:
+                seen = self._version
+                yield self.encode()
+                await asyncio.sleep(LEAST_SECONDS)
+            elif not await self._wait_for_change():
+                yield None
+
+    async def _wait_for_change(self) -> bool:
+        """Waits for a change; returns False when a heartbeat is due first."""
+        try:
+            async with asyncio.timeout(HEARTBEAT_SECONDS):
+                return await self._changed.wait()
+        except TimeoutError:
+            return False
+
+
+class EventStream(Response):
+    """Snapshots as server-sent events to one reader, until either side ends the stream."""
+
+    def __init__(self, feed: SnapshotFeed) -> None:
+        # The header asks nginx not to buffer events.
+        super().__init__(media_type="text/event-stream", headers={"x-accel-buffering": "no"})
+        # Starlette sets it to 0, but a stream has no known length.
+        del self.headers["content-length"]
+        self._feed = feed
+        self.disconnect: Callable[[], None] = lambda: None
+
+    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+        """Streams until the reader disconnects, is replaced, or the feed ends."""
+        self.disconnect = (scope.get("extensions") or {}).get(DISCONNECT, self.disconnect)
+        self._feed.add_reader(self, (scope.get("client") or ("",))[0])
+        writer = asyncio.create_task(self._write(send))
+        watcher = asyncio.create_task(_wait_for_disconnect(receive))
+        try:
+            await asyncio.wait((writer, watcher), return_when=asyncio.FIRST_COMPLETED)
+        finally:
+            self._feed.remove_reader(self)
+            for task in (writer, watcher):
+                task.cancel()
+            results = await asyncio.gather(writer, watcher, return_exceptions=True)
+        for result in results:
+            # A reader that left or stopped reading is no failure of the dashboard.
+            if isinstance(result, TimeoutError):
+                self.disconnect()
+            if isinstance(result, Exception) and not isinstance(result, TimeoutError | OSError):
+                raise result
+
+    async def _write(self, send: Send) -> None:
+        await send({"type": "http.response.start", "status": 200, "headers": self.raw_headers})
+        async for document in self._feed.documents():
+            event = b": alive\n\n" if document is None else b"data: " + document + b"\n\n"
+            async with asyncio.timeout(SEND_TIMEOUT_SECONDS):
+                await send({"type": "http.response.body", "body": event, "more_body": True})
+        await send({"type": "http.response.body", "body": b"", "more_body": False})
+
+
+async def _wait_for_disconnect(receive: Receive) -> None:
+    while (await receive())["type"] != "http.disconnect":
+        pass

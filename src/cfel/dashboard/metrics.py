@@ -22,111 +22,103 @@ def metrics_text(status: Status) -> str:
 
 def list_families(status: Status) -> list[Family]:
     """All metrics as name, type, help and samples, with or without a value."""
-    last = next((point for point in reversed(status.history) if point.accuracy is not None), None)
-    loss = status.history[-1].loss if status.history else None
     return [
-        ("cfel_info", "gauge", "What runs here; always 1.", [(_identity(status), 1)]),
-        ("cfel_round", "gauge", "Global round started last.", [({}, status.round)]),
-        ("cfel_rounds", "gauge", "Global rounds of the experiment.", [({}, status.rounds)]),
-        ("cfel_rounds_finished", "gauge", "Last finished global round.", [({}, _last_finished(status))]),
-        ("cfel_edge_round", "gauge", "Current edge round.", [({}, status.edge_round)]),
-        ("cfel_phase", "gauge", "1 for the current phase.", _one_hot("phase", PHASES, status.phase)),
-        ("cfel_term", "gauge", "Term of the election.", [({}, status.term)]),
-        ("cfel_coordinator", "gauge", "1 if this node coordinates.", [({}, _is_coordinator(status))]),
-        ("cfel_spent_seconds_total", "counter", "Time spent.", [({}, status.seconds)]),
-        ("cfel_budget_seconds", "gauge", "Time budget.", [({}, status.seconds_budget)]),
-        ("cfel_spent_joules_total", "counter", "Energy spent.", [({}, status.joules)]),
-        ("cfel_budget_joules", "gauge", "Energy budget.", [({}, status.joules_budget)]),
-        ("cfel_accuracy_ratio", "gauge", "Accuracy evaluated last.", [({}, last.accuracy if last else None)]),
         (
-            "cfel_device_accuracy_ratio",
-            "gauge",
-            "Accuracy over devices evaluated last, on samples like their own.",
-            _device_accuracy(status),
-        ),
-        ("cfel_loss", "gauge", "Mean training loss of the last round.", [({}, loss)]),
-        ("cfel_edge_up", "gauge", "1 if this node sees the edge server alive.", _edges(status)),
-        ("cfel_devices", "gauge", "Listed devices, by cluster and state.", _devices(status)),
-        ("cfel_cluster_rho_mean", "gauge", "Mean share of local iterations.", _means(status, "rho_mean")),
-        ("cfel_cluster_theta_mean", "gauge", "Mean share uploaded.", _means(status, "theta_mean")),
-        (
-            "cfel_edges_doubled",
-            "gauge",
-            "Edge servers that seem to run twice.",
-            [({}, _edges_doubled(status))],
-        ),
-        ("cfel_devices_doubled", "gauge", "Devices that seem to run twice.", [({}, _list_doubled(status))]),
-        ("cfel_ready", "gauge", "1 if this node takes part; see /readyz.", [({}, _is_ready(status))]),
-        (
-            "cfel_problem",
-            "gauge",
-            "1 if something is wrong; see /status.json.",
-            [({}, int(bool(status.problem)))],
-        ),
-        ("cfel_majority", "gauge", "1 if a majority is in touch.", [({}, _as_number(status.majority))]),
-        ("cfel_elections_total", "counter", "Elections since the start.", [({}, _elections(status))]),
-        ("cfel_round_duration_seconds", "gauge", "Real time of the last round.", [({}, _duration(status))]),
-        ("cfel_wire_bytes_total", "counter", "Bytes of uploads and gossip.", [({}, status.wire_bytes)]),
-        (
-            "cfel_certificate_expiry_timestamp_seconds",
-            "gauge",
-            "When this node's certificate expires.",
-            [({}, status.certificate_expires)],
-        ),
-        ("cfel_uploads_rejected_total", "counter", "Uploads rejected, by reason.", _rejections(status)),
-        (
-            "cfel_changed_timestamp_seconds",
-            "gauge",
-            "When the state last changed.",
-            [({}, status.unix_seconds)],
-        ),
+            name,
+            # By Prometheus' convention for names.
+            "counter" if name.endswith("_total") else "gauge",
+            words,
+            value if isinstance(value, list) else [({}, value)],
+        )
+        for name, words, value in _list_metrics(status)
     ]
 
 
-def _identity(status: Status) -> dict[str, str]:
+def _list_metrics(status: Status) -> list[tuple[str, str, float | list[Sample] | None]]:
+    last = status.history[-1] if status.history else None
+    evaluated = next((point for point in reversed(status.history) if point.accuracy is not None), None)
+    in_federation, elected = status.source == "edge", status.term is not None
+    devices = [device for cluster in status.clusters for device in cluster.devices]
+    return [
+        ("cfel_info", "What runs here; always 1.", [(_identify(status), 1)]),
+        ("cfel_round", "Global round started last.", status.round),
+        ("cfel_rounds", "Global rounds of the experiment.", status.rounds),
+        ("cfel_rounds_finished", "Last finished global round.", last.round if last else None),
+        ("cfel_edge_round", "Current edge round.", status.edge_round),
+        ("cfel_phase", "1 for the current phase.", [({"phase": p}, int(p == status.phase)) for p in PHASES]),
+        ("cfel_term", "Term of the election.", status.term),
+        (
+            "cfel_coordinator",
+            "1 if this node coordinates.",
+            int(status.coordinator == status.node) if elected else None,
+        ),
+        ("cfel_spent_seconds_total", "Time spent.", status.seconds),
+        ("cfel_budget_seconds", "Time budget.", status.seconds_budget),
+        ("cfel_spent_joules_total", "Energy spent.", status.joules),
+        ("cfel_budget_joules", "Energy budget.", status.joules_budget),
+        ("cfel_accuracy_ratio", "Accuracy evaluated last.", evaluated.accuracy if evaluated else None),
+        (
+            "cfel_device_accuracy_ratio",
+            "Accuracy over devices evaluated last, on samples like their own.",
+            _list_device_accuracy(status),
+        ),
+        ("cfel_loss", "Mean training loss of the last round.", last.loss if last else None),
+        ("cfel_edge_up", "1 if this node sees the edge server alive.", _list_edges(status)),
+        ("cfel_devices", "Listed devices, by cluster and state.", _count_devices(status)),
+        ("cfel_cluster_rho_mean", "Mean share of local iterations.", _list_means(status, "rho_mean")),
+        ("cfel_cluster_theta_mean", "Mean share uploaded.", _list_means(status, "theta_mean")),
+        (
+            "cfel_edges_doubled",
+            "Edge servers that seem to run twice.",
+            sum(cluster.doubled for cluster in status.clusters) if in_federation else None,
+        ),
+        (
+            "cfel_devices_doubled",
+            "Devices that seem to run twice.",
+            sum(device.doubled for device in devices) if in_federation else None,
+        ),
+        (
+            "cfel_ready",
+            "1 if this node takes part; see /readyz.",
+            int(not status.unready) if in_federation else None,
+        ),
+        ("cfel_problem", "1 if something is wrong; see /status.json.", int(bool(status.problem))),
+        (
+            "cfel_majority",
+            "1 if a majority is in touch.",
+            None if status.majority is None else int(status.majority),
+        ),
+        ("cfel_elections_total", "Elections since the start.", status.leader_changes if elected else None),
+        ("cfel_round_duration_seconds", "Real time of the last round.", last.wall_seconds if last else None),
+        ("cfel_wire_bytes_total", "Bytes of uploads and gossip.", status.wire_bytes),
+        (
+            "cfel_certificate_expiry_timestamp_seconds",
+            "When this node's certificate expires.",
+            status.certificate_expires,
+        ),
+        (
+            "cfel_uploads_rejected_total",
+            "Uploads rejected, by reason.",
+            [({"reason": reason}, number) for reason, number in status.rejected],
+        ),
+        ("cfel_changed_timestamp_seconds", "When the state last changed.", status.unix_seconds),
+    ]
+
+
+def _identify(status: Status) -> dict[str, str]:
     known = {"node": status.node, "experiment": status.name, "scheme": status.scheme, "source": status.source}
     return known | {"version": status.version}
 
 
-def _edges_doubled(status: Status) -> int | None:
-    return None if status.source != "edge" else sum(cluster.doubled for cluster in status.clusters)
+def _list_device_accuracy(status: Status) -> list[Sample]:
+    last = next((each for each in reversed(status.history) if each.device_accuracy_mean is not None), None)
+    return [
+        ({"statistic": name}, None if last is None else getattr(last, f"device_accuracy_{name}"))
+        for name in ("mean", "worst", "spread")
+    ]
 
 
-def _list_doubled(status: Status) -> int | None:
-    if status.source != "edge":
-        return None
-    return sum(device.doubled for cluster in status.clusters for device in cluster.devices)
-
-
-def _is_ready(status: Status) -> int | None:
-    return None if status.source != "edge" else int(not status.unready)
-
-
-def _as_number(known: bool | None) -> int | None:
-    return None if known is None else int(known)
-
-
-def _elections(status: Status) -> int | None:
-    return None if status.term is None else status.leader_changes
-
-
-def _duration(status: Status) -> float | None:
-    return status.history[-1].wall_seconds if status.history else None
-
-
-def _last_finished(status: Status) -> int | None:
-    return status.history[-1].round if status.history else None
-
-
-def _is_coordinator(status: Status) -> int | None:
-    return None if status.term is None else int(status.coordinator == status.node)
-
-
-def _one_hot(label: str, names: tuple[str, ...], name: str) -> list[Sample]:
-    return [({label: each}, int(each == name)) for each in names]
-
-
-def _edges(status: Status) -> list[Sample]:
+def _list_edges(status: Status) -> list[Sample]:
     if status.source != "edge":
         return []
     return [
@@ -135,7 +127,7 @@ def _edges(status: Status) -> list[Sample]:
     ]
 
 
-def _devices(status: Status) -> list[Sample]:
+def _count_devices(status: Status) -> list[Sample]:
     samples: list[Sample] = []
     for cluster in status.clusters:
         found = Counter(device.state for device in cluster.devices)
@@ -143,20 +135,8 @@ def _devices(status: Status) -> list[Sample]:
     return samples
 
 
-def _means(status: Status, name: str) -> list[Sample]:
+def _list_means(status: Status, name: str) -> list[Sample]:
     return [({"cluster": str(each.cluster)}, getattr(each, name)) for each in status.clusters]
-
-
-def _rejections(status: Status) -> list[Sample]:
-    return [({"reason": reason}, number) for reason, number in status.rejected]
-
-
-def _device_accuracy(status: Status) -> list[Sample]:
-    last = next((each for each in reversed(status.history) if each.device_accuracy_mean is not None), None)
-    return [
-        ({"statistic": name}, None if last is None else getattr(last, f"device_accuracy_{name}"))
-        for name in ("mean", "worst", "spread")
-    ]
 
 
 def _lines(name: str, kind: str, words: str, samples: list[Sample]) -> Iterator[str]:

@@ -1,8 +1,8 @@
-"""A Flower ClientApp as a local algorithm: its clients train the devices of a cfel simulation.
+"""Flower clients in this process: they train the devices of a cfel simulation, or a strategy on trial.
 
-Each device is a client with its own `Context`, called in this process: no SuperLink, no Ray. The client gets
-the edge model's parameters and the planned number of steps. cfel takes the difference, sparsifies it, charges
-time and energy, aggregates and gossips as for any other algorithm.
+Each client has its own `Context`; there is no SuperLink and no Ray. In a simulation it gets the edge model's
+parameters and the planned number of steps. cfel takes the difference, sparsifies it, charges time and energy,
+aggregates and gossips as for any other algorithm.
 """
 
 from collections.abc import Iterable, Mapping
@@ -70,10 +70,8 @@ class _Clients:
     def __init__(
         self, app: ClientApp, devices: int, run_config: Mapping[str, Any], config: Mapping[str, Any]
     ) -> None:
-        self._app = app
-        self._devices = devices
-        self._run_config = run_config
-        self._config = config
+        self._app, self._devices = app, devices
+        self._run_config, self._config = run_config, config
         self._contexts: dict[int, Context] = {}
         self._last: dict[int, tuple[int, int]] = {}
 
@@ -95,9 +93,7 @@ class _Clients:
             raise InputError(f"train_with: device {run.device}, but devices = {self._devices}")
         now = run.global_round, run.edge_round
         if run.device not in self._contexts or now <= self._last[run.device]:
-            self._contexts[run.device] = open_context(
-                run.device + 1, run.device, self._devices, self._run_config
-            )
+            self._contexts[run.device] = open_context(run.device, self._devices, self._run_config)
         self._last[run.device] = now
         return self._contexts[run.device]
 
@@ -133,16 +129,8 @@ def _find_estimates(metrics: Mapping[str, Any]) -> Estimates | None:
     return Estimates(float(metrics["sigma2"]), float(metrics["g2"]))
 
 
-# --------------------------------------------------------------------------------------------------
-# A Flower grid in this process: every node runs the same ClientApp, one after another.
-#
-# For trials and tests of a ServerApp's strategy without SuperLink, SuperNodes or Ray. Messages are handed
-# over
-# as objects, so nothing is serialised that Flower does not serialise anyway (its arrays are bytes).
-
-
 class LocalGrid(Grid):  # type: ignore[misc]
-    """Nodes 1 … n of this process, of which node i has partition i − 1.
+    """Nodes 1 … n of this process, called one after another; node i has partition i − 1.
 
     An exception in a client is raised here, with its traceback. With Flower's own grids it becomes a reply
     with an error.
@@ -157,7 +145,7 @@ class LocalGrid(Grid):  # type: ignore[misc]
         identify_process()
         self._app = app
         self._contexts: dict[int, Context] = {
-            place + 1: open_context(place + 1, place, nodes, run_config or {}) for place in range(nodes)
+            place + 1: open_context(place, nodes, run_config or {}) for place in range(nodes)
         }
         self._replies: dict[str, Message] = {}
         self._sent = 0

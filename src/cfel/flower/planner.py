@@ -58,12 +58,7 @@ class NodeConditions:
 
     @classmethod
     def read(cls, given: Mapping[str, Any], before: "NodeConditions | None" = None) -> "NodeConditions":
-        """Reads the four numbers from a mapping that may hold others.
-
-        Args:
-            given: the mapping.
-            before: where a number is missing; None if none may be.
-        """
+        """Reads the four numbers from a mapping that may hold others; a missing one is as `before`."""
         missing = [name for name in FIELDS if name not in given]
         if missing and before is None:
             raise InputError(f"conditions of a node: {', '.join(missing)} is missing")
@@ -98,13 +93,7 @@ class NodeReport:
 
 @dataclass(frozen=True, slots=True)
 class PlannedRound:
-    """A finished round: what was asked of whom, and what it cost.
-
-    Attributes:
-        orders: by node.
-        seconds: until the slowest node was done.
-        joules: of all nodes together.
-    """
+    """A finished round: the orders by node, the slowest node's seconds, and the joules of all."""
 
     orders: Mapping[int, NodeOrder]
     seconds: float
@@ -172,14 +161,9 @@ class RoundPlanner:
         self._conditions[node] = conditions
 
     def plan(self, nodes: Iterable[int]) -> dict[int, NodeOrder]:
-        """Plans the next round.
+        """Plans the next round with those of `nodes` that are to take part.
 
-        Args:
-            nodes: who can take part; the conditions of each must be known.
-
-        Returns:
-            An order for each node that is to take part; nothing if what is left of a budget does not cover
-            the plan.
+        No node gets an order if what is left of a budget does not cover the plan.
 
         Raises:
             InputError: all rounds are over, or nothing is known about a node.
@@ -206,9 +190,6 @@ class RoundPlanner:
         """Ends a round: adds its cost to the ledger.
 
         A node without a report is charged for its order: nobody knows how far it came.
-
-        Args:
-            reports: of the nodes that answered.
         """
         seconds, joules = self._count(self._orders, reports)
         cost = edge_round_cost([seconds], [joules], [0], 1)

@@ -21,18 +21,14 @@ def identify_process() -> None:
         TaskIdentity.task_id = TaskIdentity.run_id = TaskIdentity.node_id = 1
 
 
-def open_context(node: int, place: int, nodes: int, run_config: Mapping[str, Any]) -> Context:
+def open_context(place: int, nodes: int, run_config: Mapping[str, Any]) -> Context:
     """A client's context before its first message, as Flower's own simulation makes it.
 
-    Args:
-        node: the node's id.
-        place: which part of the data it has, from 0.
-        nodes: how many parts there are.
-        run_config: settings of the run.
+    Node `place + 1` has part `place` of the data, from 0.
     """
     return Context(
         run_id=1,
-        node_id=node,
+        node_id=place + 1,
         node_config={"partition-id": place, "num-partitions": nodes},
         state=RecordDict(),
         run_config=dict(run_config),
@@ -50,11 +46,7 @@ def read_record(record: ArrayRecord) -> dict[str, NDArray[Any]]:
 
 
 def find_record(content: RecordDict, where: str) -> tuple[str, ArrayRecord]:
-    """The one record of arrays in a message, with its name.
-
-    Raises:
-        InputError: there is not exactly one.
-    """
+    """The one record of arrays in a message, with its name."""
     found = list(content.array_records.items())
     if len(found) != 1:
         raise InputError(f"{where}: must hold one ArrayRecord, has {len(found)}")
@@ -62,11 +54,7 @@ def find_record(content: RecordDict, where: str) -> tuple[str, ArrayRecord]:
 
 
 def read_like(record: ArrayRecord, names: Sequence[str], where: str) -> dict[str, NDArray[Any]]:
-    """The arrays of a record under the names of a model; a list of arrays is taken to be in its order.
-
-    Raises:
-        InputError: they are not those of the model.
-    """
+    """The arrays of a record under the names of a model; a list of arrays is taken to be in its order."""
     arrays = read_record(record)
     if arrays.keys() == set(names):
         return {name: arrays[name] for name in names}

@@ -28,10 +28,8 @@ STATISTICS = ("running_mean", "running_var")
 class SparseUpdate:
     """What a node sends.
 
-    Attributes:
-        indices: of the entries sent, ascending, counted over all sparse arrays one after another.
-        values: the entries.
-        whole: arrays that are sent as they are.
+    Indices are ascending and count over all sparse arrays, one after another. Arrays in `whole` are sent as
+    they are.
     """
 
     indices: Int32Array
@@ -40,12 +38,7 @@ class SparseUpdate:
 
 
 def list_sparse(arrays: Arrays, whole: Sequence[str] = STATISTICS) -> list[str]:
-    """The names of the arrays whose updates are sparsified.
-
-    Args:
-        arrays: the model.
-        whole: ends of names of arrays that are sent whole.
-    """
+    """The names of the arrays whose updates are sparsified: floats whose names end otherwise than `whole`."""
     return [
         name for name, array in arrays.items() if array.dtype.kind == "f" and not name.endswith(tuple(whole))
     ]
@@ -95,12 +88,7 @@ def sparsify(
 def restore(
     model: Arrays, update: SparseUpdate, whole: Sequence[str] = STATISTICS
 ) -> dict[str, NDArray[Any]]:
-    """The model that a node would have sent: the one it got, with its update.
-
-    Args:
-        model: the model that the node got.
-        update: what it sent.
-        whole: ends of names of arrays that are sent whole.
+    """The model that a node would have sent: the one it got, `model`, with its update.
 
     Raises:
         InputError: the update does not fit the model, or has entries that are not finite.

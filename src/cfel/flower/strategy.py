@@ -1,19 +1,14 @@
-"""A Flower strategy that plans each round with cfel: FedAvg with steps and sparsity per client.
+"""cfel's plans in a Flower federation: FedAvg with steps and sparsity per client.
 
-    strategy = PlannedFedAvg(local_steps=10, time_budget=600, energy_budget=300)
+    strategy = PlannedFedAvg(local_steps=10, time_budget=600, energy_budget=300)    # the server's side
     strategy.start(grid, initial_arrays, num_rounds=20)
 
-Every message of a round has `steps` and `theta` of its client in its config. Sparse replies (`mods`) are
-made whole before FedAvg averages them; others are averaged as they are. Decisions and accounts are in
-`planner`, which knows nothing of Flower.
-
-The client's side of a planned federation: a mod that sends sparse updates, and what a node costs.
-
-    app = ClientApp(mods=[send_sparse()])
+    app = ClientApp(mods=[send_sparse()])                                           # the client's side
     describe_node(app, {"mu": 0.2, "alpha": 1.1, "nu": 6.0, "power": 0.8})
 
-What earlier rounds left out is in `context.state`, which Flower keeps on the node. The server's side is in
-`strategy`.
+Every message of a round has `steps` and `theta` of its client in its config. Sparse replies are made whole
+before FedAvg averages them; others are averaged as they are. What earlier rounds left out is in
+`context.state`, which Flower keeps on the node. Decisions and accounts are in `planner`.
 """
 
 import logging
@@ -43,6 +38,7 @@ METRIC = "cfel-"
 """What the names of metrics for the strategy begin with."""
 
 _RESIDUAL = "cfel.residual"
+_log = logging.getLogger("flwr")
 
 ClientFunction = Callable[[Message, Context], Message]
 
@@ -71,14 +67,9 @@ def send_sparse(
             return reply
         name, record = find_record(reply.content, "the client's reply")
         trained = read_like(record, list(received), "the client's reply")
-        update, residual, energy = sparsify(
-            received,
-            trained,
-            config["theta"],
-            _load_residual(context),
-            whole,
-            config.get("kept-energy-at", ()),
-        )
+        before = context.state[_RESIDUAL].to_numpy_ndarrays()[0] if _RESIDUAL in context.state else None
+        shares = config.get("kept-energy-at", ())
+        update, residual, energy = sparsify(received, trained, config["theta"], before, whole, shares)
         context.state[_RESIDUAL] = ArrayRecord([residual])
         # With their indices, more than half of the entries are larger than all of them.
         if 2 * update.values.size >= residual.size:
@@ -86,13 +77,10 @@ def send_sparse(
         else:
             sparse = {INDICES: update.indices, VALUES: update.values, **update.whole}
             reply.content[name] = make_record(sparse)
-        _add_metrics(
-            reply.content,
-            {
-                **({"mu": seconds / config["steps"]} if measure else {}),
-                **({"kept-energy": list(energy)} if energy else {}),
-            },
-        )
+        if measure:
+            _add_metric(reply.content, "mu", seconds / config["steps"])
+        if energy:
+            _add_metric(reply.content, "kept-energy", list(energy))
         return reply
 
     return mod
@@ -116,20 +104,11 @@ def describe_node(
         return Message(RecordDict({"conditions": ConfigRecord(dict(found))}), reply_to=message)
 
 
-def _load_residual(context: Context) -> Any:  # noqa: ANN401 — an array or None
-    return context.state[_RESIDUAL].to_numpy_ndarrays()[0] if _RESIDUAL in context.state else None
-
-
-def _add_metrics(content: RecordDict, metrics: Mapping[str, Any]) -> None:
-    """Adds metrics for the strategy to the client's own, which take precedence."""
+def _add_metric(content: RecordDict, name: str, value: float | list[float]) -> None:
+    """Adds a metric for the strategy; the client's own takes precedence."""
     if not content.metric_records:
         content["metrics"] = MetricRecord()
-    record = next(iter(content.metric_records.values()))
-    for name, value in metrics.items():
-        record.setdefault(f"{METRIC}{name}", value)
-
-
-_log = logging.getLogger("flwr")
+    next(iter(content.metric_records.values())).setdefault(f"{METRIC}{name}", value)
 
 
 class PlannedFedAvg(FedAvg):  # type: ignore[misc]
@@ -255,17 +234,12 @@ class PlannedFedAvg(FedAvg):  # type: ignore[misc]
         return self._nodes[name]
 
     def _add_order(self, message: Message, order: NodeOrder) -> Message:
-        config = {
-            **message.content[self.configrecord_key],
-            "steps": order.steps,
-            "theta": order.theta,
-        }
+        config = {**message.content[self.configrecord_key], "steps": order.steps, "theta": order.theta}
         if shares := self._find_planner().kept_energy_at:
             config["kept-energy-at"] = list(shares)
         content = RecordDict({**message.content, self.configrecord_key: ConfigRecord(config)})
-        return Message(
-            content, dst_node_id=message.metadata.dst_node_id, message_type=message.metadata.message_type
-        )
+        asked = message.metadata
+        return Message(content, dst_node_id=asked.dst_node_id, message_type=asked.message_type)
 
     def _open(self, reply: Message, node: int) -> NodeReport:
         """Makes a sparse reply whole, in place, and reads what the client reports."""
@@ -276,26 +250,19 @@ class PlannedFedAvg(FedAvg):  # type: ignore[misc]
             arrays = read_record(record)
             update = SparseUpdate(arrays.pop(INDICES), arrays.pop(VALUES), arrays)
             reply.content[name] = make_record(restore(read_record(self._model), update, self._whole))
-        planner = self._find_planner()
-        return _read_report(
-            read_metrics(reply.content), planner.find_conditions(node), planner.kept_energy_at
-        )
+        return _read_report(read_metrics(reply.content), node, self._find_planner())
 
 
-def _read_report(metrics: Mapping[str, Any], before: NodeConditions, shares: Sequence[float]) -> NodeReport:
-    """What a client says about its round, in metrics of which it may leave out any.
-
-    Raises:
-        InputError: a number is not possible.
-    """
-    told = {name.removeprefix(METRIC): value for name, value in metrics.items() if name.startswith(METRIC)}
-    kept = tuple(told.get("kept-energy", ()))
+def _read_report(metrics: Mapping[str, Any], node: int, planner: RoundPlanner) -> NodeReport:
+    """What a client says about its round, in metrics of which it may leave out any."""
+    said = {name.removeprefix(METRIC): value for name, value in metrics.items() if name.startswith(METRIC)}
+    kept = tuple(said.get("kept-energy", ()))
     estimates = {
         name: validation.check_number(name, metrics[name]) for name in ("sigma2", "g2") if name in metrics
     }
     return NodeReport(
-        steps=validation.check_whole("steps", told["steps"], least=0) if "steps" in told else None,
-        conditions=NodeConditions.read(told, before),
-        kept_energy=kept if len(kept) == len(shares) else (),
+        steps=validation.check_whole("steps", said["steps"], least=0) if "steps" in said else None,
+        conditions=NodeConditions.read(said, planner.find_conditions(node)),
+        kept_energy=kept if len(kept) == len(planner.kept_energy_at) else (),
         **estimates,
     )

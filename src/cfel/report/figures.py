@@ -1,4 +1,8 @@
-"""The results of a sweep by the values of one of its keys: final accuracy, and costs to the target."""
+"""What a report draws: curves over time, energy and rounds, plans of devices, the backhaul, and sweeps.
+
+A curve is one line per scheme. Seeds are combined round by round: the line shows the mean, its band reaches
+from the smallest to the largest value.
+"""
 
 from collections import Counter
 from collections.abc import Callable, Mapping, Sequence
@@ -8,7 +12,6 @@ from typing import Any
 
 import numpy as np
 from matplotlib.axes import Axes
-from matplotlib.figure import Figure
 from matplotlib.ticker import (
     EngFormatter,
     FuncFormatter,
@@ -25,34 +28,26 @@ from cfel.report.summary import measure
 from cfel.runlog import FleetDescription, PlanTable, RoundRecord
 from cfel.wording import plural
 
-# --------------------------------------------------------------------------------------------------
-# Curves over time, energy and rounds: one line per scheme with a band over its seeds.
-#
-# Seeds are combined round by round: the line shows the mean, the band reaches from the smallest to the
-# largest
-# value.
-
-
+Groups = Mapping[str, tuple[Run, ...]]
+"""The runs behind each line of a figure."""
+Styles = Mapping[str, SchemeStyle]
 Value = Callable[[RoundRecord, Run], float | None]
 _MAX_DRAWN = 1e100
 _LABEL_DISTANCE = 0.085
+# What fits into a figure: columns and rows of a heat map, bars, names and links of edge servers.
+_MAX_ROUNDS, _MAX_ROWS = 200, 256
+_MAX_BARS = 8
+_MAX_NAMES, _MAX_LINKS = 40, 5000
 
+MAX_LINES = 12
+"""A figure of a sweep shows at most so many lines: more cannot be told apart."""
 MAX_PLAIN_SPAN = 100.0
 """A logarithmic axis has plain numbers as labels up to this ratio of its ends."""
 
 
 @dataclass(frozen=True, slots=True, eq=False)
 class Curve:
-    """The line of one scheme.
-
-    Attributes:
-        style: colour, marker and dash.
-        x: means over seeds.
-        y: means over seeds.
-        low: smallest y over seeds.
-        high: largest y over seeds.
-        seeds: how many seeds there are.
-    """
+    """The line of one scheme: means over its seeds, and the smallest and largest y."""
 
     style: SchemeStyle
     x: FloatArray
@@ -76,14 +71,7 @@ def tabulate_curves(curves: Sequence[Curve], *cells: object) -> list[tuple[objec
 
 
 def build_curve(style: SchemeStyle, runs: Sequence[Run], x: Value, y: Value) -> Curve | None:
-    """The line of one scheme; None if no round has a value for every seed.
-
-    Args:
-        style: colour, marker and dash.
-        runs: one run per seed.
-        x: horizontal value of a record; rounds where it is None are left out.
-        y: vertical value, likewise.
-    """
+    """The line of one scheme with a run per seed; None if no round has both values for every seed."""
     points = [_collect_points(run, x, y) for run in runs]
     # Runs that stop at a budget differ in length; a mean over fewer seeds would bend the line.
     rounds = sorted(set.intersection(*(set(seed) for seed in points)))
@@ -160,32 +148,17 @@ def space_apart(heights: Sequence[float], distance: float) -> list[float]:
 
 
 def draw_accuracy(
-    groups: Mapping[str, tuple[Run, ...]],
-    styles: Mapping[str, SchemeStyle],
-    x: Value,
-    x_label: str,
-    target: float | None,
-    right: float = 0.0,
+    groups: Groups, styles: Styles, x: Value, x_label: str, target: float | None, right: float = 0.0
 ) -> Drawing | None:
-    """Draws accuracy over time, energy or rounds; None if no round was evaluated.
-
-    Args:
-        groups: runs of each scheme.
-        styles: style of each scheme.
-        x: horizontal value of a record.
-        x_label: label of the horizontal axis.
-        target: accuracy to mark, or None.
-        right: minimum right end of the horizontal axis.
-    """
+    """Draws accuracy over time, energy or rounds, at least up to `right`; None if no round was evaluated."""
     curves = _build_curves(groups, styles, x, lambda record, _: record.accuracy)
     if not curves:
         return None
     figure, (axes,) = new_figure(1, 3.5)
     if target is not None:
         axes.axhline(target, color=MUTED, linewidth=1.0, linestyle=(0, (2, 2)))
-        axes.set_title(
-            f"dotted: target {target:g}", color=MUTED
-        )  # inside the panel it would hide the ends of lines
+        # Inside the panel it would hide the ends of lines.
+        axes.set_title(f"dotted: target {target:g}", color=MUTED)
     axes.margins(x=0.01)
     _set_limits(axes, curves, target, right)
     axes.set_ylabel("accuracy")
@@ -213,46 +186,55 @@ def _format_x_axis(axes: Axes, label: str) -> None:
         axes.xaxis.set_major_locator(MaxNLocator(6))
 
 
-def _build_curves(
-    groups: Mapping[str, tuple[Run, ...]], styles: Mapping[str, SchemeStyle], x: Value, y: Value
-) -> list[Curve]:
+def _build_curves(groups: Groups, styles: Styles, x: Value, y: Value) -> list[Curve]:
     # A scheme without a single value gets no line.
     found = (build_curve(styles[scheme], runs, x, y) for scheme, runs in groups.items())
     return [line for line in found if line is not None]
 
 
-def draw_budget(groups: Mapping[str, tuple[Run, ...]], styles: Mapping[str, SchemeStyle]) -> Drawing | None:
+def draw_budget(groups: Groups, styles: Styles) -> Drawing | None:
     """Draws the share of the time and energy budgets left after each round; None without budgets."""
-    panels = [
-        (title, curves)
-        for title, left in (("time left", _share_of_seconds_left), ("energy left", _share_of_joules_left))
-        if (curves := _build_curves(groups, styles, partial(read_field, "round"), left))
-    ]
-    if not panels:
-        return None
-    figure, all_axes = new_figure(len(panels), 2.6)
-    for axes, (title, curves) in zip(all_axes, panels, strict=True):
+    left = {
+        "time left": partial(_find_share_left, "seconds"),
+        "energy left": partial(_find_share_left, "joules"),
+    }
+
+    def prepare(axes: Axes, title: str, curves: Sequence[Curve]) -> None:
         axes.set_title(f"{title}, share of the budget")
         axes.yaxis.set_major_formatter(PercentFormatter(1.0, decimals=0))
         _set_limits(axes, curves, 0.0)
         axes.axhline(0.0, color=MUTED, linewidth=1.2)
+
+    return _draw_over_rounds(groups, styles, left, prepare)
+
+
+def _find_share_left(name: str, record: RoundRecord, run: Run) -> float | None:
+    budget = getattr(run.fleet, f"{name}_budget")
+    return 1.0 - getattr(record, name) / budget if budget else None
+
+
+def _draw_over_rounds(
+    groups: Groups,
+    styles: Styles,
+    values: Mapping[str, Value],
+    prepare: Callable[[Axes, str, Sequence[Curve]], None],
+) -> Drawing | None:
+    """Draws a panel over global rounds for each value that some scheme has; `prepare` sets its axes."""
+    found = {
+        title: _build_curves(groups, styles, partial(read_field, "round"), value)
+        for title, value in values.items()
+    }
+    panels = {title: curves for title, curves in found.items() if curves}
+    if not panels:
+        return None
+    figure, all_axes = new_figure(len(panels), 2.6)
+    for axes, (title, curves) in zip(all_axes, panels.items(), strict=True):
+        prepare(axes, title, curves)
         axes.xaxis.set_major_locator(MaxNLocator(integer=True))
         draw_curves(axes, curves)
     all_axes[-1].set_xlabel("global round")
-    return _tabulate_panels(figure, panels)
-
-
-def _tabulate_panels(figure: Figure, panels: Sequence[tuple[str, Sequence[Curve]]]) -> Drawing:
-    rows = [row for title, curves in panels for row in tabulate_curves(curves, title)]
+    rows = [row for title, curves in panels.items() for row in tabulate_curves(curves, title)]
     return Drawing(figure, ("panel", "line", "global round", *RANGE), rows)
-
-
-def _share_of_seconds_left(record: RoundRecord, run: Run) -> float | None:
-    return 1.0 - record.seconds / run.fleet.seconds_budget if run.fleet.seconds_budget else None
-
-
-def _share_of_joules_left(record: RoundRecord, run: Run) -> float | None:
-    return 1.0 - record.joules / run.fleet.joules_budget if run.fleet.joules_budget else None
 
 
 def _use_plain_labels(axes: Axes, span: float) -> None:
@@ -265,22 +247,14 @@ def _use_plain_labels(axes: Axes, span: float) -> None:
     axes.yaxis.set_minor_formatter(NullFormatter())
 
 
-def draw_estimates(
-    groups: Mapping[str, tuple[Run, ...]], styles: Mapping[str, SchemeStyle]
-) -> Drawing | None:
+def draw_estimates(groups: Groups, styles: Styles) -> Drawing | None:
     """Draws σ² and G² over rounds on a logarithmic scale; values ≤ 0 are left out."""
-    panels = [
-        (title, curves)
-        for title, value in (
-            ("gradient noise σ²", lambda record, _: record.sigma2 if record.sigma2 > 0 else None),
-            ("squared gradient norm G²", lambda record, _: record.g2 if record.g2 > 0 else None),
-        )
-        if (curves := _build_curves(groups, styles, partial(read_field, "round"), value))
-    ]
-    if not panels:
-        return None
-    figure, all_axes = new_figure(len(panels), 2.6)
-    for axes, (title, curves) in zip(all_axes, panels, strict=True):
+    values = {
+        "gradient noise σ²": partial(_read_positive, "sigma2"),
+        "squared gradient norm G²": partial(_read_positive, "g2"),
+    }
+
+    def prepare(axes: Axes, title: str, curves: Sequence[Curve]) -> None:
         axes.set_title(title)
         axes.set_yscale("log")
         axes.grid(visible=True, which="minor", color=GRID, linewidth=0.3)
@@ -289,19 +263,13 @@ def draw_estimates(
         axes.set_ylim(low / 1.25, high * 1.25)
         _use_plain_labels(axes, high / low)
         axes.set_xlim(0.0, max(line.x.max() for line in curves) * 1.02 or 1.0)
-        axes.xaxis.set_major_locator(MaxNLocator(integer=True))
-        draw_curves(axes, curves)
-    all_axes[-1].set_xlabel("global round")
-    return _tabulate_panels(figure, panels)
+
+    return _draw_over_rounds(groups, styles, values, prepare)
 
 
-# --------------------------------------------------------------------------------------------------
-# Per-device figures of one run: ρ and θ over rounds, and the slowest clusters and devices.
-
-
-_MAX_ROUNDS = 200
-_MAX_ROWS = 256
-_MAX_BARS = 8
+def _read_positive(name: str, record: RoundRecord, run: Run) -> float | None:
+    value = read_field(name, record, run)
+    return value if value > 0 else None
 
 
 def draw_decisions(run: Run) -> Drawing | None:
@@ -438,14 +406,6 @@ def _draw_bars(axes: Axes, shares: Sequence[tuple[str, float]], style: SchemeSty
     axes.tick_params(axis="y", length=0, labelcolor=INK)
 
 
-# --------------------------------------------------------------------------------------------------
-# Draws the backhaul between edge servers on a circle.
-
-
-_MAX_NAMES = 40
-_MAX_LINKS = 5000
-
-
 def place_on_circle(count: int) -> FloatArray:
     """Points on the unit circle, clockwise from the top; one row per point."""
     angle = np.pi / 2 - 2 * np.pi * np.arange(count) / max(count, 1)
@@ -488,13 +448,9 @@ def _draw_names(axes: Axes, points: FloatArray, sizes: IndexArray) -> None:
     for number, (point, size) in enumerate(zip(points, sizes, strict=True)):
         x, y = point * (1.22, 1.27)
         side = "center" if abs(x) < 0.3 else "left" if x > 0 else "right"
-        axes.text(
-            x, y, f"edge {number}\n{plural(int(size), 'device')}", ha=side, va="center", linespacing=1.1
-        )
+        words = f"edge {number}\n{plural(int(size), 'device')}"
+        axes.text(x, y, words, ha=side, va="center", linespacing=1.1)
 
-
-MAX_LINES = 12
-"""A figure of a sweep shows at most so many lines: more cannot be told apart."""
 
 Measured = Callable[[Run], float | None]
 Found = dict[str, dict[Any, list[float]]]

@@ -57,15 +57,7 @@ _OWN_TYPES = {
 
 @dataclass(frozen=True, slots=True)
 class LandedRun:
-    """One run of a study.
-
-    Attributes:
-        place: its place in the tree of runs, as in "cef/seed-0".
-        experiment: the resolved experiment.
-        fleet: devices, clusters, backhaul and budgets.
-        environment: versions, machine and command.
-        records: one per round.
-    """
+    """One run of a study; its place in the tree of runs is a name, as in "cef/seed-0"."""
 
     place: str
     experiment: Table
@@ -75,14 +67,9 @@ class LandedRun:
 
 
 def land_study(out: Path, study: Path) -> list[Path]:
-    """Lands all runs below a directory, with its summary and figures if there are any.
+    """Lands all runs below `out`, with its summary and figures if there are any; returns the files written.
 
-    Args:
-        out: a tree of run directories.
-        study: the destination; created if missing, existing files are replaced.
-
-    Returns:
-        The files written.
+    The study is created if missing; existing files are replaced.
 
     Raises:
         StorageError: there are no runs, or a file cannot be written.

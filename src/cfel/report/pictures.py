@@ -1,6 +1,6 @@
 """All figures of a report, each drawn once for the page and for its SVG, PNG and CSV files."""
 
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from functools import partial
 from html import escape
@@ -11,6 +11,8 @@ from cfel.durable import make_directory, replace_file
 from cfel.errors import InputError, unknown_name
 from cfel.report.figures import (
     MAX_LINES,
+    Groups,
+    Styles,
     choose_lines,
     draw_accuracy,
     draw_accuracy_by_key,
@@ -25,7 +27,6 @@ from cfel.report.figures import (
 from cfel.report.load import Run, find_target, group_by_scheme, load_runs
 from cfel.report.style import (
     Drawing,
-    SchemeStyle,
     assign_styles,
     inline_svg,
     render_csv,
@@ -35,12 +36,8 @@ from cfel.report.style import (
 )
 from cfel.wording import plural
 
-Groups = Mapping[str, tuple[Run, ...]]
-"""The runs behind each line of a figure."""
 FORMATS = ("svg", "png", "csv")
 """The files that a figure can be written to; a CSV file has the numbers that it shows."""
-
-_Styles = Mapping[str, SchemeStyle]
 
 
 @dataclass(frozen=True, slots=True, repr=False)
@@ -52,9 +49,7 @@ class Picture:
         title: a few words.
         caption: one sentence that explains the figure.
         about: the scheme it shows; empty if it shows all of them.
-        svg: the SVG file.
-        png: the PNG file.
-        csv: the CSV file, with the numbers that the figure shows.
+        svg, png, csv: the files; CSV has the numbers that the figure shows.
         inline: the SVG element of the page.
     """
 
@@ -99,26 +94,19 @@ class FigureSpec:
 
 
 def draw_pictures(runs: tuple[Run, ...], target: float | None) -> tuple[Picture, ...]:
-    """Draws all figures that these runs have data for; of a sweep only those that compare its settings.
-
-    Args:
-        runs: any number of schemes and seeds.
-        target: accuracy to mark, or None.
-    """
+    """Draws all figures that these runs have data for; of a sweep only those that compare its settings."""
     figures = _list_figures(group_by_scheme(runs), target)
     # A sweep may have hundreds of settings: the plans of each would take most of the page, and of the time.
-    wanted = [spec for spec in figures if not (spec.about and runs[0].setting)]
-    pictures = map(draw_picture, wanted)
-    return tuple(picture for picture in pictures if picture is not None)
+    return draw_all(spec for spec in figures if not (spec.about and runs[0].setting))
+
+
+def draw_all(specs: Iterable[FigureSpec]) -> tuple[Picture, ...]:
+    """Draws the figures that there is something to show for."""
+    return tuple(picture for spec in specs if (picture := _draw(spec)) is not None)
 
 
 def draw_one(groups: Groups, name: str, target: float | None) -> Picture:
-    """Draws one figure.
-
-    Args:
-        groups: runs of each scheme, or of each setting of a sweep.
-        name: which, as in the file names of a report.
-        target: accuracy to mark, or None.
+    """Draws one figure of the runs of each scheme, or of each setting of a sweep.
 
     Raises:
         InputError: there is no such figure, or the runs have no data for it.
@@ -126,7 +114,7 @@ def draw_one(groups: Groups, name: str, target: float | None) -> Picture:
     specs = {spec.name: spec for spec in _list_figures(groups, target)}
     if name not in specs:
         raise InputError(unknown_name("figure", name, specs))
-    picture = draw_picture(specs[name])
+    picture = _draw(specs[name])
     if picture is None:
         raise InputError(f"figure {name!r}: these runs have no data for it")
     return picture
@@ -136,31 +124,37 @@ def _list_figures(groups: Groups, target: float | None) -> tuple[FigureSpec, ...
     styles = assign_styles(tuple(groups))
     runs = tuple(run for members in groups.values() for run in members)
     shown = group_by_scheme(choose_lines(runs)) if runs[0].setting else groups
+    fleet = runs[0].fleet
+    servers = plural(fleet.clusters, "edge server")
     return (
         *_list_setting_figures(runs, target),
         *_list_accuracy_figures(shown, styles, target),
-        *_list_overall_figures(shown, styles),
+        FigureSpec(
+            "budget",
+            "Budget burn-down",
+            "Share of the time and energy budgets left after each round. Below zero the budget is overrun.",
+            partial(draw_budget, shown, styles),
+        ),
+        FigureSpec(
+            "estimates",
+            "Gradient noise and norm",
+            "The estimates of σ² and G² used for planning, on a logarithmic scale.",
+            partial(draw_estimates, shown, styles),
+        ),
         *_list_scheme_figures(groups, styles),
-        *_list_backhaul_figure(runs),
+        FigureSpec(
+            "backhaul",
+            "Backhaul",
+            f"{servers} and the links; the width of a link is its mixing weight.",
+            partial(draw_backhaul, fleet),
+        ),
     )
 
 
 def write_pictures(
     directory: Path, pictures: Sequence[Picture], formats: Sequence[str] = ("svg", "png")
 ) -> tuple[Path, ...]:
-    """Writes every figure into `directory`, which is created if missing.
-
-    Args:
-        directory: receives a file per figure and format.
-        pictures: the figures.
-        formats: some of `FORMATS`.
-
-    Returns:
-        The files.
-
-    Raises:
-        StorageError: a file cannot be written.
-    """
+    """Writes every figure into `directory`, which is created if missing; returns the files."""
     make_directory(directory)
     files = [(picture, directory / f"{picture.name}.{name}") for picture in pictures for name in formats]
     for picture, file in files:
@@ -201,8 +195,8 @@ def check_formats(formats: Sequence[str]) -> None:
             raise InputError(unknown_name("format", name, FORMATS))
 
 
-def draw_picture(spec: FigureSpec) -> Picture | None:
-    """Draws a figure in all its formats; None if there is nothing to show."""
+def _draw(spec: FigureSpec) -> Picture | None:
+    """Draws a figure in all its formats."""
     with use_style(spec.name):
         drawing = spec.draw()
         if drawing is None:
@@ -216,7 +210,7 @@ def draw_picture(spec: FigureSpec) -> Picture | None:
     return Picture(spec.name, spec.title, spec.caption, spec.about, svg, png, render_csv(drawing), inline)
 
 
-def _list_accuracy_figures(groups: Groups, styles: _Styles, target: float | None) -> Iterator[FigureSpec]:
+def _list_accuracy_figures(groups: Groups, styles: Styles, target: float | None) -> Iterator[FigureSpec]:
     band = " The band shows the range over seeds." if any(len(runs) > 1 for runs in groups.values()) else ""
     if len(groups) == MAX_LINES and next(iter(groups.values()))[0].setting:
         band += f" At most the {MAX_LINES} settings with the best final accuracy."
@@ -234,22 +228,7 @@ def _list_accuracy_figures(groups: Groups, styles: _Styles, target: float | None
         )
 
 
-def _list_overall_figures(groups: Groups, styles: _Styles) -> Iterator[FigureSpec]:
-    yield FigureSpec(
-        "budget",
-        "Budget burn-down",
-        "Share of the time and energy budgets left after each round. Below zero the budget is overrun.",
-        partial(draw_budget, groups, styles),
-    )
-    yield FigureSpec(
-        "estimates",
-        "Gradient noise and norm",
-        "The estimates of σ² and G² used for planning, on a logarithmic scale.",
-        partial(draw_estimates, groups, styles),
-    )
-
-
-def _list_scheme_figures(groups: Groups, styles: _Styles) -> Iterator[FigureSpec]:
+def _list_scheme_figures(groups: Groups, styles: Styles) -> Iterator[FigureSpec]:
     for number, (scheme, runs) in enumerate(groups.items()):
         # One seed as an example: plans of several seeds cannot be averaged device by device.
         run, label = runs[0], styles[scheme].label
@@ -285,13 +264,3 @@ def _list_setting_figures(runs: tuple[Run, ...], target: float | None) -> Iterat
                 f"Realised costs to the target, mean and range over seeds{lines}. Left out: not reached.",
                 partial(draw_costs_by_key, runs, key, target),
             )
-
-
-def _list_backhaul_figure(runs: tuple[Run, ...]) -> Iterator[FigureSpec]:
-    fleet = runs[0].fleet
-    yield FigureSpec(
-        "backhaul",
-        "Backhaul",
-        f"{plural(fleet.clusters, 'edge server')} and the links; the width of a link is its mixing weight.",
-        partial(draw_backhaul, fleet),
-    )

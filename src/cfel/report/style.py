@@ -30,13 +30,7 @@ _SHORT = 12
 
 @dataclass(frozen=True, slots=True, eq=False)
 class Drawing:
-    """A figure and the numbers that it shows.
-
-    Attributes:
-        figure: of Matplotlib.
-        columns: names of the columns of the numbers.
-        rows: their values: numbers, names, or None.
-    """
+    """A figure and the numbers that it shows, as rows of a table; a number may be None."""
 
     figure: Figure
     columns: Sequence[str]
@@ -45,15 +39,7 @@ class Drawing:
 
 @dataclass(frozen=True, slots=True)
 class SchemeStyle:
-    """The style of one scheme.
-
-    Attributes:
-        label: its display name.
-        colour: on a light background.
-        dark: on a dark background.
-        marker: marker of Matplotlib.
-        dash: line style of Matplotlib.
-    """
+    """A scheme's name, its colour on light and dark ground, and Matplotlib's marker and dash."""
 
     label: str
     colour: str
@@ -145,12 +131,7 @@ def use_style(name: str) -> Iterator[None]:
 
 
 def new_figure(rows: int, panel_inches: float) -> tuple[Figure, list[Axes]]:
-    """A figure with panels in a column, narrow enough for a phone.
-
-    Args:
-        rows: number of panels.
-        panel_inches: height of a panel.
-    """
+    """A figure with panels of this height in a column, narrow enough for a phone."""
     figure = Figure(figsize=(_WIDTH_INCHES, rows * panel_inches), layout="constrained")
     return figure, list(figure.subplots(rows, 1, squeeze=False)[:, 0])
 
@@ -187,10 +168,7 @@ def _shorten(cell: object) -> object:
 def inline_svg(svg: str, name: str, description: str) -> str:
     """Turns an SVG file into an element of the page: no URLs, unique ids, colours as CSS variables.
 
-    Args:
-        svg: from `render_svg`.
-        name: name of the figure, unique on the page.
-        description: text for screen readers, already escaped.
+    The name must be unique on the page; the description is for screen readers, and escaped already.
     """
     svg = svg[svg.index("<svg") :]
     svg = re.sub(r"<metadata>.*?</metadata>", "", svg, flags=re.DOTALL)

@@ -23,19 +23,154 @@ from cfel.runlog import RoundRecord
 from cfel.validation import parse_toml
 from cfel.wording import plural
 
-# --------------------------------------------------------------------------------------------------
-# What a run had spent when it reached an accuracy: realised first, and interpolated between rounds.
-#
-# Steps drawn at random make a round longer than the controller expects, because it waits for its slowest
-# device. So the time to a target is the time that a clock would show, with the expected time beside it.
-# Between
-# the last evaluated round below the target and the first at or above it, costs are interpolated;
-# otherwise
-# schemes with short rounds would have an advantage.
+REFERENCE = "cef"
+"""Gains are relative to this scheme."""
+
+_SUMMED = (
+    "steps_planned",
+    "steps_taken",
+    "upload_bytes_planned",
+    "upload_bytes",
+    "backhaul_bytes",
+    "wall_seconds",
+)
+_DEVICE_ACCURACY = (
+    *(f"{whose}_accuracy_{name}" for whose in ("device", "personal") for name in ("mean", "worst", "spread")),
+    "personal_loss",
+)
+_MEASURED = (
+    "seconds_to_target",
+    "expected_seconds_to_target",
+    "joules_to_target",
+    "final_accuracy",
+    "seconds",
+    "joules",
+    "seconds_budget",
+    "joules_budget",
+    *_SUMMED,
+    "peak_memory_bytes",
+    *_DEVICE_ACCURACY,
+)
+_GAINS = (("gain_seconds", "seconds_to_target"), ("gain_joules", "joules_to_target"))
+
+# Two-sided 95 % quantiles of Student's t for 1 to 30 degrees of freedom.
+_STUDENT = (
+    *(12.7062, 4.3027, 3.1824, 2.7764, 2.5706, 2.4469, 2.3646, 2.3060, 2.2622, 2.2281),
+    *(2.2010, 2.1788, 2.1604, 2.1448, 2.1314, 2.1199, 2.1098, 2.1009, 2.0930, 2.0860),
+    *(2.0796, 2.0739, 2.0687, 2.0639, 2.0595, 2.0555, 2.0518, 2.0484, 2.0452, 2.0423),
+)
+_NORMAL = 1.959964
+ROUNDING = 1e-6
+"""How far a budget may be exceeded by rounding, relative to it."""
+_NAMES = {"seconds": ("time", "s"), "joules": ("energy", "J")}
+
+
+def summarise(runs: Sequence[Run], target: float | None) -> dict[str, Any]:
+    """Summarises the results of every scheme; without a target, values that depend on it are null.
+
+    Returns:
+        `{"target": …, "schemes": {scheme: {…}}}`. For each scheme: the mean over seeds of each measured value
+        and the gains over `cef` (geometric mean; above 1 is better); `confidence`, half the width of the 95 %
+        interval of each measured value (null with one seed); `interval`, the ends of that of each gain;
+        `per_seed`, the same values for each seed; `reached`, the number of seeds that reached the target;
+        `metrics`, the task's further metrics after the last round; `over_budget`, the budgets and caps that a
+        seed broke, by seed. Times to the target are realised and interpolated (`find_crossing`).
+    """
+    groups = group_by_scheme(tuple(runs))
+    measured = {
+        scheme: {str(run.seed): measure(run, target) for run in members} for scheme, members in groups.items()
+    }
+    schemes = {}
+    for scheme, seeds in measured.items():
+        reference = measured.get(REFERENCE, {})
+        per_seed = {
+            seed: {
+                **values,
+                **{gain: _ratio(reference.get(seed, {}).get(name), values[name]) for gain, name in _GAINS},
+            }
+            for seed, values in seeds.items()
+        }
+        schemes[scheme] = {
+            **{name: _mean(_column(seeds, name)) for name in _MEASURED},
+            **{gain: geometric_mean(_column(per_seed, gain)) for gain, _ in _GAINS},
+            "reached": sum(values["seconds_to_target"] is not None for values in seeds.values()),
+            "confidence": {name: confidence_half_width(_column(seeds, name)) for name in _MEASURED},
+            "interval": {gain: geometric_interval(_column(per_seed, gain)) for gain, _ in _GAINS},
+            "per_seed": per_seed,
+            "metrics": average_metrics(groups[scheme]),
+            "over_budget": list_overruns(groups[scheme]),
+        }
+    return {"target": target, "schemes": schemes}
+
+
+def average_metrics(runs: Sequence[Run]) -> dict[str, float | None]:
+    """The task's further metrics in the last round that has them, averaged over seeds."""
+    last = [next((each.metrics for each in reversed(run.records) if each.metrics), {}) for run in runs]
+    names = dict.fromkeys(name for metrics in last for name in metrics)
+    return {name: _mean([_finite(metrics.get(name)) for metrics in last]) for name in names}
+
+
+def write_summary(path: Path, document: Mapping[str, Any]) -> None:
+    """Writes `summary.json` into the directory `path`, whole or not at all."""
+    replace_file(path / "summary.json", (json.dumps(document, indent=2, allow_nan=False) + "\n").encode())
+
+
+def measure(run: Run, target: float | None) -> dict[str, float | None]:
+    """Measures one run; costs to the target are realised ones, see `find_crossing`."""
+    evaluated = [record for record in run.records if _finite(record.accuracy) is not None]
+    reached = None if target is None else find_crossing(run.records, target)
+    last = run.records[-1] if run.records else None
+    values = (
+        *(reached or (None, None, None)),
+        evaluated[-1].accuracy if evaluated else None,
+        last.seconds if last else None,
+        last.joules if last else None,
+        run.fleet.seconds_budget,
+        run.fleet.joules_budget,
+        *(_sum_field(run, name) for name in _SUMMED),
+        last.peak_memory_bytes if last else None,
+        *(_find_last(run, name) for name in _DEVICE_ACCURACY),
+    )
+    return dict(zip(_MEASURED, values, strict=True))
+
+
+def _sum_field(run: Run, name: str) -> float | None:
+    """The sum over all rounds; None if one does not have the value, as in logs of earlier versions."""
+    values = [_finite(getattr(record, name)) for record in run.records]
+    return sum(value for value in values if value is not None) if values and None not in values else None
+
+
+def _find_last(run: Run, name: str) -> float | None:
+    """The value of the last round that has one."""
+    return next(
+        (value for each in reversed(run.records) if (value := _finite(getattr(each, name))) is not None), None
+    )
+
+
+def _finite(value: float | None) -> float | None:
+    return value if value is not None and math.isfinite(value) else None
+
+
+def _mean(values: Sequence[float | None]) -> float | None:
+    present = [value for value in values if value is not None]
+    # A seed that missed the target is the slowest, not one to leave out.
+    return fmean(present) if present and len(present) == len(values) else None
+
+
+def _ratio(reference: float | None, value: float | None) -> float | None:
+    return reference / value if reference is not None and value else None
+
+
+def _column(per_seed: Mapping[str, Mapping[str, float | None]], name: str) -> list[float | None]:
+    return [values[name] for values in per_seed.values()]
 
 
 class Crossing(NamedTuple):
-    """What a run had spent when it reached the target."""
+    """What a run had spent when it reached the target.
+
+    Steps drawn at random make a round longer than the controller expects, because it waits for its slowest
+    device. So times use the steps actually taken, with the expected time beside them.
+    """
 
     realised_seconds: float
     expected_seconds: float
@@ -45,11 +180,12 @@ class Crossing(NamedTuple):
 def find_crossing(records: Sequence[RoundRecord], target: float) -> Crossing | None:
     """What was spent at the target; None for a run that does not reach it.
 
-    Before the first evaluated round nothing is known, so a run that reaches the target in it is charged for
-    all of it.
+    Costs are interpolated between the last evaluated round below the target and the first at or above it;
+    otherwise schemes with short rounds would have an advantage. Before the first evaluated round nothing is
+    known, so a run that reaches the target in it is charged for all of it.
     """
     points = [
-        (record.accuracy, _costs(record))
+        (record.accuracy, Crossing(record.seconds_realised, record.seconds_expected, record.joules_realised))
         for record in records
         if record.accuracy is not None and math.isfinite(record.accuracy)
     ]
@@ -66,35 +202,11 @@ def find_accuracy_at_budget(records: Sequence[RoundRecord], seconds: float, joul
     """The accuracy when the first of two budgets was used up, realised and interpolated between rounds.
 
     A run that ends before has its last accuracy; one that uses a budget up before it is evaluated, its first.
-
-    Args:
-        records: of the run, at least one of them evaluated.
-        seconds: a budget, infinite where there is none.
-        joules: likewise.
+    At least one round must be evaluated; a budget is infinite where there is none.
     """
     evaluated = [(record, record.accuracy) for record in records if record.accuracy is not None]
     used = [max(each.seconds_realised / seconds, each.joules_realised / joules) for each, _ in evaluated]
     return float(np.interp(1.0, used, [accuracy for _, accuracy in evaluated]))
-
-
-def _costs(record: RoundRecord) -> Crossing:
-    return Crossing(record.seconds_realised, record.seconds_expected, record.joules_realised)
-
-
-# --------------------------------------------------------------------------------------------------
-# Budgets and caps that a run broke: by how much, since which round, and why. From the run directory
-# alone.
-#
-# Caps are met or missed in the plan of a round; a budget is broken in what was spent. If every plan met
-# its
-# caps and the budget is broken all the same, the scheme plans without caps, or rounds cost more than
-# planned.
-
-
-ROUNDING = 1e-6
-"""How far a budget may be exceeded by rounding, relative to it."""
-
-_NAMES = {"seconds": ("time", "s"), "joules": ("energy", "J")}
 
 
 @dataclass(frozen=True, slots=True)
@@ -106,9 +218,7 @@ class Overrun:
         account: "counted", the account that the budget counts, or "realised" where only the steps really
             taken break it.
         spent: at the end of the run.
-        budget: what it was allowed.
         since_round: the first global round that ended above the budget.
-        reason: why, in words.
     """
 
     resource: str
@@ -149,14 +259,7 @@ def _format_share(share: float) -> str:
 
 @dataclass(frozen=True, slots=True)
 class MissedCaps:
-    """Rounds whose plans could not meet their caps.
-
-    Attributes:
-        rounds: how many.
-        since_round: the first of them.
-        first: what could not be met in it.
-        on_unreachable: what the scheme does about such caps.
-    """
+    """Rounds whose plans could not meet their caps: how many, since when, and what the first missed."""
 
     rounds: int
     since_round: int
@@ -236,7 +339,11 @@ def _read_setting(run: Run, section: str, key: str) -> object:
 
 
 def describe_overruns(run: Run) -> tuple[str, ...]:
-    """What a run broke, one sentence each; caps that it missed without breaking a budget come last."""
+    """What a run broke, one sentence each; caps that it missed without breaking a budget come last.
+
+    A plan meets or misses caps; a budget is broken in what was spent. If every plan met its caps and the
+    budget is broken all the same, the scheme plans without caps, or rounds cost more than planned.
+    """
     overruns, missed = find_overruns(run), find_missed_caps(run)
     sentences = tuple(each.describe() for each in overruns)
     if missed is None or any(each.account == "counted" for each in overruns):
@@ -255,156 +362,6 @@ def list_overruns(runs: Sequence[Run]) -> dict[str, dict[str, Any]]:
                 "missed_caps": None if missed is None else asdict(missed),
             }
     return found
-
-
-REFERENCE = "cef"
-"""Gains are relative to this scheme."""
-
-_SUMMED = (
-    "steps_planned",
-    "steps_taken",
-    "upload_bytes_planned",
-    "upload_bytes",
-    "backhaul_bytes",
-    "wall_seconds",
-)
-_DEVICE_ACCURACY = (
-    *(f"{whose}_accuracy_{name}" for whose in ("device", "personal") for name in ("mean", "worst", "spread")),
-    "personal_loss",
-)
-_MEASURED = (
-    "seconds_to_target",
-    "expected_seconds_to_target",
-    "joules_to_target",
-    "final_accuracy",
-    "seconds",
-    "joules",
-    "seconds_budget",
-    "joules_budget",
-    *_SUMMED,
-    "peak_memory_bytes",
-    *_DEVICE_ACCURACY,
-)
-_GAINS = (("gain_seconds", "seconds_to_target"), ("gain_joules", "joules_to_target"))
-
-# Two-sided 95 % quantiles of Student's t for 1 to 30 degrees of freedom.
-_STUDENT = (
-    *(12.7062, 4.3027, 3.1824, 2.7764, 2.5706, 2.4469, 2.3646, 2.3060, 2.2622, 2.2281),
-    *(2.2010, 2.1788, 2.1604, 2.1448, 2.1314, 2.1199, 2.1098, 2.1009, 2.0930, 2.0860),
-    *(2.0796, 2.0739, 2.0687, 2.0639, 2.0595, 2.0555, 2.0518, 2.0484, 2.0452, 2.0423),
-)
-_NORMAL = 1.959964
-
-
-def summarise(runs: Sequence[Run], target: float | None) -> dict[str, Any]:
-    """Summarises the results of every scheme.
-
-    Args:
-        runs: any number of schemes and seeds.
-        target: accuracy to reach; with None all values that depend on it are null.
-
-    Returns:
-        `{"target": …, "schemes": {scheme: {…}}}`. For each scheme: the mean over seeds of each measured value
-        and the gains over `cef` (geometric mean; above 1 is better); `confidence`, half the width of the 95 %
-        interval of each measured value (null with one seed); `interval`, the ends of that of each gain;
-        `per_seed`, the same values for each seed; `reached`, the number of seeds that reached the target;
-        `metrics`, the task's further metrics after the last round;
-        `over_budget`, the budgets and caps that a seed broke, by seed (`overruns`).
-        Times to the target are realised and interpolated (`crossing`).
-    """
-    groups = group_by_scheme(tuple(runs))
-    measured = {
-        scheme: {str(run.seed): measure(run, target) for run in members} for scheme, members in groups.items()
-    }
-    schemes = {}
-    for scheme, seeds in measured.items():
-        per_seed = {
-            seed: {**values, **_gains(measured.get(REFERENCE, {}).get(seed, {}), values)}
-            for seed, values in seeds.items()
-        }
-        schemes[scheme] = {
-            **_means(seeds),
-            **{gain: geometric_mean(_column(per_seed, gain)) for gain, _ in _GAINS},
-            "reached": sum(values["seconds_to_target"] is not None for values in seeds.values()),
-            "confidence": {name: confidence_half_width(_column(seeds, name)) for name in _MEASURED},
-            "interval": {gain: geometric_interval(_column(per_seed, gain)) for gain, _ in _GAINS},
-            "per_seed": per_seed,
-            "metrics": average_metrics(groups[scheme]),
-            "over_budget": list_overruns(groups[scheme]),
-        }
-    return {"target": target, "schemes": schemes}
-
-
-def average_metrics(runs: Sequence[Run]) -> dict[str, float | None]:
-    """The task's further metrics in the last round that has them, averaged over seeds."""
-    last = [next((each.metrics for each in reversed(run.records) if each.metrics), {}) for run in runs]
-    names = dict.fromkeys(name for metrics in last for name in metrics)
-    return {name: _mean([_finite(metrics.get(name)) for metrics in last]) for name in names}
-
-
-def write_summary(path: Path, document: Mapping[str, Any]) -> None:
-    """Writes `summary.json` into the directory `path`, whole or not at all."""
-    replace_file(path / "summary.json", (json.dumps(document, indent=2, allow_nan=False) + "\n").encode())
-
-
-def measure(run: Run, target: float | None) -> dict[str, float | None]:
-    """Measures one run; costs to the target are realised ones, see `crossing`."""
-    evaluated = [record for record in run.records if _finite(record.accuracy) is not None]
-    reached = None if target is None else find_crossing(run.records, target)
-    last = run.records[-1] if run.records else None
-    values = (
-        *(reached or (None, None, None)),
-        evaluated[-1].accuracy if evaluated else None,
-        last.seconds if last else None,
-        last.joules if last else None,
-        run.fleet.seconds_budget,
-        run.fleet.joules_budget,
-        *(_sum_field(run, name) for name in _SUMMED),
-        last.peak_memory_bytes if last else None,
-        *(_find_last(run, name) for name in _DEVICE_ACCURACY),
-    )
-    return dict(zip(_MEASURED, values, strict=True))
-
-
-def _sum_field(run: Run, name: str) -> float | None:
-    """The sum over all rounds; None if one does not have the value, as in logs of earlier versions."""
-    values = [_finite(getattr(record, name)) for record in run.records]
-    return sum(value for value in values if value is not None) if values and None not in values else None
-
-
-def _find_last(run: Run, name: str) -> float | None:
-    """The value of the last round that has one."""
-    return next(
-        (value for each in reversed(run.records) if (value := _finite(getattr(each, name))) is not None), None
-    )
-
-
-def _finite(value: float | None) -> float | None:
-    return value if value is not None and math.isfinite(value) else None
-
-
-def _means(seeds: Mapping[str, Mapping[str, float | None]]) -> dict[str, float | None]:
-    return {name: _mean(_column(seeds, name)) for name in _MEASURED}
-
-
-def _mean(values: Sequence[float | None]) -> float | None:
-    present = [value for value in values if value is not None]
-    # A seed that missed the target is the slowest, not one to leave out.
-    return fmean(present) if present and len(present) == len(values) else None
-
-
-def _gains(
-    reference: Mapping[str, float | None], values: Mapping[str, float | None]
-) -> dict[str, float | None]:
-    return {gain: _ratio(reference.get(name), values[name]) for gain, name in _GAINS}
-
-
-def _ratio(reference: float | None, value: float | None) -> float | None:
-    return reference / value if reference is not None and value else None
-
-
-def _column(per_seed: Mapping[str, Mapping[str, float | None]], name: str) -> list[float | None]:
-    return [values[name] for values in per_seed.values()]
 
 
 def geometric_mean(ratios: Sequence[float | None]) -> float | None:

@@ -23,7 +23,7 @@ from cfel.learning.device_messages import DeviceOrder
 from cfel.report import Run, load_runs, summarise, write_summary
 from cfel.report.figures import read_field
 from cfel.report.load import load_all
-from cfel.report.pictures import FigureSpec, Picture, draw_picture, draw_pictures
+from cfel.report.pictures import FigureSpec, draw_all, draw_pictures
 from cfel.reproduce import tables
 from cfel.reproduce.items import (
     CLASSES,
@@ -104,7 +104,7 @@ def _build_single(
             shown = (*shown, tables.build_common_table(document))
         elif common is not None:
             notes = (*notes, _explain_chance(common, chance))
-    pictures = (*_draw_all(_list_paper_figures(runs, document, target, paper)), *draw_pictures(runs, target))
+    pictures = (*draw_all(_list_paper_figures(runs, document, target, paper)), *draw_pictures(runs, target))
     return document, shown, Reproduction(_format_title(request), notes, shown, pictures, runs)
 
 
@@ -140,7 +140,7 @@ def _build_sweep(
         shown = (tables.build_sweep_table(document),)
     figure = partial(draw_sweep, values, sweep.axis, measures, _list_sweep_marks(request, target, paper))
     caption = "Means over seeds. A setting has no mark if a seed did not reach the target."
-    pictures = _draw_all([FigureSpec("sweep", f"Against the {sweep.axis}", caption, figure)])
+    pictures = draw_all([FigureSpec("sweep", f"Against the {sweep.axis}", caption, figure)])
     all_runs = tuple(run for own in runs.values() for run in own)
     content = Reproduction(_format_title(request), _compose_notes(request, paper), shown, pictures, all_runs)
     return document, shown, content
@@ -233,11 +233,6 @@ def _list_sweep_marks(
         "seconds_to_target": {name: (at, value / 1e4) for name, value in paper.seconds.items()},
         "joules_to_target": {name: (at, value / 1e3) for name, value in paper.joules.items()},
     }
-
-
-def _draw_all(specs: Iterator[FigureSpec] | list[FigureSpec]) -> tuple[Picture, ...]:
-    found = (draw_picture(spec) for spec in specs)
-    return tuple(picture for picture in found if picture is not None)
 
 
 def _format_title(request: ReproductionRequest) -> str:

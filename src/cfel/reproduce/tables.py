@@ -11,7 +11,7 @@ from matplotlib.axes import Axes
 from cfel.durable import replace_file
 from cfel.report.figures import Value, draw_accuracy
 from cfel.report.load import Run, group_by_scheme
-from cfel.report.page import render_gallery, render_provenance, render_stylesheet
+from cfel.report.page import render_cells, render_document, render_gallery, render_provenance, render_table
 from cfel.report.pictures import Picture, write_pictures
 from cfel.report.style import INK, Drawing, SchemeStyle, assign_styles, new_figure
 from cfel.reproduce.items import PaperValues
@@ -194,36 +194,22 @@ def write_reproduction(path: Path, content: Reproduction) -> Path:
 
 
 def _render_page(content: Reproduction) -> str:
-    title = escape(content.title)
     styles = assign_styles(tuple(dict.fromkeys(run.scheme for run in content.runs)))
-    return (
-        '<!DOCTYPE html>\n<html lang="en"><head><meta charset="utf-8">'
-        '<meta name="viewport" content="width=device-width, initial-scale=1">'
-        '<meta name="color-scheme" content="light dark">'
-        f"<title>{title} · cfel</title><style>{render_stylesheet()}</style></head>"
-        f"<body><main><h1>{title}</h1>"
+    return render_document(
+        content.title,
+        "cfel",
         f"{''.join(f'<p>{escape(note)}</p>' for note in content.notes)}"
         f"{''.join(map(_render_table, content.tables))}<h2>Figures</h2>{render_gallery(content.pictures)}"
-        f"<h2>How this was made</h2>{''.join(render_provenance(run, styles) for run in content.runs)}"
-        "</main></body></html>\n"
+        f"{render_provenance(content.runs, styles)}",
     )
 
 
 def _render_table(table: TextTable) -> str:
-    head = "".join(f'<th scope="col">{escape(heading)}</th>' for heading in table.headings)
-    rows = "".join(_render_row(table.headings, row) for row in table.rows)
-    return (
-        f'<h2>{escape(table.title)}</h2><div class="card"><table class="summary">'
-        f"<thead><tr>{head}</tr></thead><tbody>{rows}</tbody></table></div>"
-    )
-
-
-def _render_row(headings: Sequence[str], row: Sequence[str]) -> str:
-    cells = "".join(
-        f'<td data-label="{escape(heading)}">{escape(cell)}</td>'
-        for heading, cell in zip(headings[1:], row[1:], strict=True)
-    )
-    return f'<tr><th scope="row">{escape(row[0])}</th>{cells}</tr>'
+    rows = [
+        f'<th scope="row">{escape(row[0])}</th>{render_cells(table.headings[1:], row[1:])}'
+        for row in table.rows
+    ]
+    return f'<h2>{escape(table.title)}</h2><div class="card">{render_table(table.headings, rows)}</div>'
 
 
 NOTHING = "–"

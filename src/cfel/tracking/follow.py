@@ -7,131 +7,19 @@ without a tracker can be resumed with one.
 
 import json
 import threading
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import asdict, dataclass, replace
 from functools import partial
-from importlib import import_module
-from importlib.util import find_spec
-from pathlib import Path
 from queue import SimpleQueue
-from types import MappingProxyType
-from typing import Any, Literal, Protocol
 
 from cfel.durable import read_bytes, replace_file, translate_parse_errors
-from cfel.errors import CfelError, InputError, unknown_name
-from cfel.extras import MissingExtraError, install_command
+from cfel.errors import CfelError
 from cfel.report.load import load_run
 from cfel.report.summary import measure
 from cfel.runlog import RoundRecord, RunDirectory, holds_run
+from cfel.tracking.sinks import RunEnd, RunSink, Status, TrackedRun, Tracker
 from cfel.validation import parse_json
-
-# --------------------------------------------------------------------------------------------------
-# The seam between runs and trackers: what a tracker is told, and what it must offer.
-
-
-Status = Literal["finished", "interrupted", "failed"]
-
-
-@dataclass(frozen=True, slots=True)
-class TrackedRun:
-    """A run that starts, or that is resumed.
-
-    Attributes:
-        project: name of the experiment; the runs of a comparison or a sweep share it.
-        name: of this run.
-        directory: its run directory.
-        settings: the experiment's values by dotted keys.
-        earlier: the `run_id` of the sink that tracked the run before it was resumed, or None.
-    """
-
-    project: str
-    name: str
-    directory: Path
-    settings: Mapping[str, Any]
-    earlier: str | None = None
-
-
-@dataclass(frozen=True, slots=True)
-class RunEnd:
-    """The end of a run.
-
-    Attributes:
-        status: whether all rounds are done, Ctrl-C was pressed, or an error ended the run.
-        summary: its final values by name, as in `summary.json`.
-        files: what is worth keeping besides the rounds: experiment, environment, fleet, log.
-    """
-
-    status: Status
-    summary: Mapping[str, float]
-    files: tuple[Path, ...]
-
-
-class RunSink(Protocol):
-    """Where one run is reported to. All methods are called from one thread, which is not the run's.
-
-    An exception ends this sink, not the run; the user is told once.
-    """
-
-    @property
-    def run_id(self) -> str:
-        """What the tracker calls this run; a resumed run is reported to the same one."""
-
-    def log_round(self, record: RoundRecord) -> None:
-        """Takes a round. Each arrives once, in order, also if the run was resumed in between."""
-
-    def finish(self, end: RunEnd) -> None:
-        """Takes the end of the run, and releases whatever the sink holds."""
-
-
-Tracker = Callable[[TrackedRun], RunSink]
-"""Opens a sink for a run."""
-
-
-# --------------------------------------------------------------------------------------------------
-# Which trackers there are, and the error if the package of one is missing, before a run starts.
-
-
-TRACKERS: Mapping[str, str] = MappingProxyType(
-    {
-        "tensorboard": "",
-        "mlflow": "mlflow",
-        "wandb": "wandb",
-        "trackio": "trackio",
-    }
-)
-"""Every tracker, with the package it needs. TensorBoard's files are written without TensorBoard."""
-
-
-def choose_trackers(wanted: Sequence[str | Tracker]) -> dict[str, Tracker]:
-    """The trackers with some names; functions are kept as they are, under their own names.
-
-    Raises:
-        InputError: there is no tracker of that name, or it is neither a name nor a function.
-        MissingExtraError: its package is not installed.
-    """
-    return dict(_choose(each) for each in wanted)
-
-
-def _choose(wanted: str | Tracker) -> tuple[str, Tracker]:
-    if not isinstance(wanted, str):
-        if not callable(wanted):
-            raise InputError(f"track: {wanted!r} is neither the name of a tracker nor a function")
-        return getattr(wanted, "__qualname__", type(wanted).__qualname__), wanted
-    if wanted not in TRACKERS:
-        raise InputError(unknown_name("track", wanted, TRACKERS))
-    package = TRACKERS[wanted]
-    if package and find_spec(package) is None:
-        raise MissingExtraError(
-            f"track {wanted!r}: {package} is not installed; install it with {install_command(package)}"
-        )
-
-    def open_sink(run: object) -> object:
-        # On first use, in the thread of the trackers: some packages take seconds to import.
-        return import_module(f"cfel.tracking.{wanted}_sink").open_sink(run)
-
-    return wanted, open_sink  # type: ignore[return-value]
-
 
 STATE_FILE = "tracking.json"
 FINISH_SECONDS = 60.0
@@ -143,14 +31,8 @@ OnRecord = Callable[[RoundRecord], None]
 
 
 @dataclass(frozen=True, slots=True)
-class Told:
-    """What a tracker has been told about a run.
-
-    Attributes:
-        run_id: what it calls the run.
-        rounds: number of the last round.
-        finished: whether it knows that the run is over.
-    """
+class _Told:
+    """What a tracker has been told about a run: the fields of `tracking.json`."""
 
     run_id: str = ""
     rounds: int = 0
@@ -160,7 +42,7 @@ class Told:
 class _Feed:
     """One tracker of one run: tells it each thing once; after an error nothing more."""
 
-    def __init__(self, name: str, tracker: Tracker, run: TrackedRun, told: Told, notify: Notify) -> None:
+    def __init__(self, name: str, tracker: Tracker, run: TrackedRun, told: _Told, notify: Notify) -> None:
         self.name, self.told = name, told
         self._tracker, self._run, self._notify = tracker, run, notify
         self._sink: RunSink | None = None
@@ -182,7 +64,7 @@ class _Feed:
 
     def _open(self) -> RunSink:
         self._sink = self._tracker(replace(self._run, earlier=self.told.run_id or None))
-        self.told = Told(self._sink.run_id, self.told.rounds)
+        self.told = _Told(self._sink.run_id, self.told.rounds)
         return self._sink
 
     def _log(self, record: RoundRecord) -> None:
@@ -208,7 +90,7 @@ class _Follower:
         resumed = holds_run(run.directory)
         told = _read_told(run) if resumed else {}
         self._feeds = [
-            _Feed(name, tracker, run, told.get(name, Told()), notify) for name, tracker in trackers.items()
+            _Feed(name, tracker, run, told.get(name, _Told()), notify) for name, tracker in trackers.items()
         ]
         self._others = {name: each for name, each in told.items() if name not in trackers}
         self._events: SimpleQueue[RoundRecord | Status] = SimpleQueue()
@@ -261,10 +143,7 @@ class _Follower:
 def follow_run(run: TrackedRun, trackers: Mapping[str, Tracker], notify: Notify) -> Iterator[OnRecord]:
     """Reports a run to trackers while the block executes it; yields the function to call after each round.
 
-    Args:
-        run: what starts.
-        trackers: from `choose_trackers`.
-        notify: receives a message if a tracker fails.
+    `notify` receives a message if a tracker fails.
     """
     if not trackers:
         yield lambda _: None
@@ -290,10 +169,10 @@ def _describe_end(run: TrackedRun, status: Status) -> RunEnd:
     return RunEnd(status, {name: value for name, value in values.items() if value is not None}, files)
 
 
-def _read_told(run: TrackedRun) -> dict[str, Told]:
+def _read_told(run: TrackedRun) -> dict[str, _Told]:
     path = run.directory / STATE_FILE
     if not path.exists():
         return {}
     with translate_parse_errors(path):
         document = parse_json(read_bytes(path).decode())
-        return {str(name): Told(**each) for name, each in document.items()}
+        return {str(name): _Told(**each) for name, each in document.items()}

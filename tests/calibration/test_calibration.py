@@ -7,7 +7,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from cfel import calibration as machine
+from cfel import calibration
 from cfel.calibration import (
     BandwidthServer,
     CalibrationOptions,
@@ -63,7 +63,7 @@ def test_joules_and_uplink_where_a_power_monitor_is(
     tiny: Experiment, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """A monitor that always shows 5 W: the watts of training and of sending."""
-    monkeypatch.setattr(machine, "SENDING_SECONDS", 0.05)
+    monkeypatch.setattr(calibration, "SENDING_SECONDS", 0.05)
     (tmp_path / "power1_input").write_text("5000000")
     with BandwidthServer("127.0.0.1", 0) as server:
         thread = threading.Thread(target=server.serve_one, daemon=True)

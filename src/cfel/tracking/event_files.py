@@ -1,6 +1,8 @@
-"""Live event files for TensorBoard, in the run directory: `tensorboard --logdir DIR`.
+"""TensorBoard's event files, for `cfel report --tensorboard` and `--track`, written without TensorBoard.
 
-The files are those of `cfel report --tensorboard`; here they grow with the run.
+An event file is a sequence of records (length, checksum, bytes, checksum). The bytes are protocol buffers, of
+which only four fields are needed, so they are encoded here. The time of an event is the virtual time of the
+run, so the "relative" axis of TensorBoard shows the paper's seconds.
 """
 
 import math
@@ -10,20 +12,9 @@ from functools import cache
 from pathlib import Path
 
 from cfel.durable import make_directory, replace_file
-from cfel.report.load import Run, load_run, load_runs
+from cfel.report.load import Run, load_runs
 from cfel.runlog import RoundRecord
 from cfel.runlog.records import read_metrics
-from cfel.tracking.follow import RunEnd, TrackedRun
-
-# --------------------------------------------------------------------------------------------------
-# Writes TensorBoard event files, without TensorBoard as a dependency.
-#
-# An event file is a sequence of records (length, checksum, bytes, checksum). The bytes are protocol
-# buffers, of
-# which only four fields are needed, so they are encoded here. The time of an event is the virtual time of
-# the
-# run, so the "relative" axis of TensorBoard shows the paper's seconds.
-
 
 FOLDER = "tensorboard"
 """The folder of event files in a run directory, or in a tree of them."""
@@ -34,13 +25,7 @@ _LARGEST_FLOAT = 3.4028234663852886e38
 
 
 def write_events(path: Path) -> tuple[Path, ...]:
-    """Writes an event file for every run in `path`, below `path/tensorboard/<scheme>/seed-<n>/`.
-
-    Args:
-        path: a run directory or a tree of them.
-
-    Returns:
-        The files, one per run.
+    """Writes an event file for every run in `path`, as `path/tensorboard/<scheme>/seed-<n>/…`; returns them.
 
     Raises:
         StorageError: there is no run, or a file cannot be written.
@@ -61,18 +46,12 @@ def write_run_events(root: Path, run: Run) -> Path:
 
 def encode_round(record: RoundRecord) -> bytes:
     """One round as a record of an event file, to be appended to it."""
-    return _frame(
-        _encode_double(1, record.seconds)
-        + _encode_integer(2, record.round)
-        + _encode_bytes(5, _encode_values(record))
-    )
-
-
-def _encode_values(record: RoundRecord) -> bytes:
-    return b"".join(
+    values = b"".join(
         _encode_bytes(1, _encode_bytes(1, f"cfel/{tag}".encode()) + _encode_float(2, value))
         for tag, value in read_metrics(record).items()
     )
+    round_number = _key(2, _VARINT) + _encode_varint(record.round)
+    return _frame(_encode_double(1, record.seconds) + round_number + _encode_bytes(5, values))
 
 
 def _frame(event: bytes) -> bytes:
@@ -117,10 +96,6 @@ def _key(field: int, wire_type: int) -> bytes:
     return _encode_varint(field << 3 | wire_type)
 
 
-def _encode_integer(field: int, value: int) -> bytes:
-    return _key(field, _VARINT) + _encode_varint(value)
-
-
 def _encode_double(field: int, value: float) -> bytes:
     return _key(field, _DOUBLE) + struct.pack("<d", value)
 
@@ -134,36 +109,3 @@ def _encode_float(field: int, value: float) -> bytes:
 
 def _encode_bytes(field: int, content: bytes) -> bytes:
     return _key(field, _BYTES) + _encode_varint(len(content)) + content
-
-
-def open_sink(run: TrackedRun) -> "TensorBoardSink":
-    """Opens a sink for a run."""
-    return TensorBoardSink(run.directory)
-
-
-class TensorBoardSink:
-    """An event file that is rewritten from the log once, and then appended to."""
-
-    def __init__(self, directory: Path) -> None:
-        self._directory = directory
-        self._file: Path | None = None
-        self._last = 0
-
-    @property
-    def run_id(self) -> str:
-        """Event files have no names of their own."""
-        return FOLDER
-
-    def log_round(self, record: RoundRecord) -> None:
-        """Appends an event."""
-        if self._file is None:
-            # The log may have more rounds already: this thread follows the run.
-            run = load_run(self._directory)
-            self._file = write_run_events(self._directory / FOLDER, run)
-            self._last = run.records[-1].round
-        elif record.round > self._last:
-            with self._file.open("ab") as stream:
-                stream.write(encode_round(record))
-
-    def finish(self, end: RunEnd) -> None:
-        """All events are written already."""

@@ -1,0 +1,253 @@
+"""The trackers: what each is told about a run, and how it keeps it.
+
+Each sink imports its package when a run starts, in the trackers' thread: some take seconds to import.
+"""
+
+import os
+import shutil
+import sys
+import time
+from collections.abc import Callable, Mapping, Sequence
+from contextlib import redirect_stdout
+from dataclasses import dataclass
+from importlib.util import find_spec
+from pathlib import Path
+from typing import Any, Literal, Protocol
+
+from cfel.errors import InputError, unknown_name
+from cfel.extras import MissingExtraError, install_command
+from cfel.report.load import load_run
+from cfel.runlog import RoundRecord
+from cfel.runlog.records import read_metrics
+from cfel.tracking.event_files import FOLDER, encode_round, write_run_events
+
+Status = Literal["finished", "interrupted", "failed"]
+
+
+@dataclass(frozen=True, slots=True)
+class TrackedRun:
+    """A run that starts, or that is resumed.
+
+    Attributes:
+        project: name of the experiment; the runs of a comparison or a sweep share it.
+        name: of this run.
+        directory: its run directory.
+        settings: the experiment's values by dotted keys.
+        earlier: the `run_id` of the sink that tracked the run before it was resumed, or None.
+    """
+
+    project: str
+    name: str
+    directory: Path
+    settings: Mapping[str, Any]
+    earlier: str | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class RunEnd:
+    """The end of a run.
+
+    Attributes:
+        status: whether all rounds are done, Ctrl-C was pressed, or an error ended the run.
+        summary: its final values by name, as in `summary.json`.
+        files: what is worth keeping besides the rounds: experiment, environment, fleet, log.
+    """
+
+    status: Status
+    summary: Mapping[str, float]
+    files: tuple[Path, ...]
+
+
+class RunSink(Protocol):
+    """Where one run is reported to. All methods are called from one thread, which is not the run's.
+
+    An exception ends this sink, not the run; the user is told once.
+    """
+
+    @property
+    def run_id(self) -> str:
+        """What the tracker calls this run; a resumed run is reported to the same one."""
+
+    def log_round(self, record: RoundRecord) -> None:
+        """Takes a round. Each arrives once, in order, also if the run was resumed in between."""
+
+    def finish(self, end: RunEnd) -> None:
+        """Takes the end of the run, and releases whatever the sink holds."""
+
+
+Tracker = Callable[[TrackedRun], RunSink]
+"""Opens a sink for a run."""
+
+
+class _TensorBoardSink:
+    """Event files in the run directory (`tensorboard --logdir DIR`) that grow with the run."""
+
+    run_id = FOLDER  # event files have no names of their own
+
+    def __init__(self, run: TrackedRun) -> None:
+        self._directory = run.directory
+        self._file: Path | None = None
+        self._last = 0
+
+    def log_round(self, record: RoundRecord) -> None:
+        if self._file is None:
+            # The log may have more rounds already: this thread follows the run.
+            run = load_run(self._directory)
+            self._file = write_run_events(self._directory / FOLDER, run)
+            self._last = run.records[-1].round
+        elif record.round > self._last:
+            with self._file.open("ab") as stream:
+                stream.write(encode_round(record))
+
+    def finish(self, end: RunEnd) -> None:
+        """All events are written already."""
+
+
+class _MlflowSink:
+    """One MLflow experiment per project, metrics by global round, the run's files as artifacts.
+
+    Where they are stored is up to MLflow: MLFLOW_TRACKING_URI, or a database in the current folder.
+    """
+
+    _STATUS: Mapping[Status, str] = {"finished": "FINISHED", "interrupted": "KILLED", "failed": "FAILED"}
+    # MLflow's limits: parameters in one call, and characters of a parameter's value.
+    _MOST_PARAMETERS = 100
+    _MOST_CHARACTERS = 6000
+
+    def __init__(self, run: TrackedRun) -> None:
+        from mlflow import MlflowClient
+
+        self._client, self._step = MlflowClient(), 0
+        if run.earlier is None:
+            self.run_id = self._create(run)
+        else:
+            self.run_id = run.earlier
+            self._client.update_run(run.earlier, status="RUNNING")
+
+    def _create(self, run: TrackedRun) -> str:
+        from mlflow.entities import Param
+
+        client = self._client
+        found = client.get_experiment_by_name(run.project)
+        experiment = client.create_experiment(run.project) if found is None else found.experiment_id
+        tags = {"cfel.directory": str(run.directory)}
+        run_id = str(client.create_run(experiment, run_name=run.name, tags=tags).info.run_id)
+        values = [Param(name, str(value)[: self._MOST_CHARACTERS]) for name, value in run.settings.items()]
+        for begin in range(0, len(values), self._MOST_PARAMETERS):
+            client.log_batch(run_id, params=values[begin : begin + self._MOST_PARAMETERS])
+        return run_id
+
+    def log_round(self, record: RoundRecord) -> None:
+        self._step = record.round
+        self._log(read_metrics(record))
+
+    def finish(self, end: RunEnd) -> None:
+        self._log({f"summary.{name}": value for name, value in end.summary.items()})
+        for path in end.files:
+            self._client.log_artifact(self.run_id, str(path))
+        self._client.set_terminated(self.run_id, self._STATUS[end.status])
+
+    def _log(self, values: Mapping[str, float]) -> None:
+        from mlflow.entities import Metric
+
+        now = int(1000 * time.time())
+        metrics = [Metric(name, value, now, self._step) for name, value in values.items()]
+        self._client.log_batch(self.run_id, metrics=metrics)
+
+
+class _WandbSink:
+    """Weights & Biases, offline unless WANDB_MODE says otherwise: `wandb sync DIR` uploads runs later."""
+
+    def __init__(self, run: TrackedRun) -> None:
+        import wandb
+
+        # Nothing leaves this machine without being asked to.
+        mode = os.environ.get("WANDB_MODE", "offline")
+        if mode == "offline":
+            # For reports of errors and usage, wandb looks up its server in offline runs, too.
+            os.environ.setdefault("WANDB_ERROR_REPORTING", "false")
+        self._run = wandb.init(
+            project=run.project,
+            name=run.name,
+            id=run.earlier,
+            resume="allow" if run.earlier else None,
+            config=dict(run.settings),
+            mode=mode,
+            # Other runs may be in progress: those of a comparison on a cluster, or the user's own.
+            reinit="create_new",
+            settings=wandb.Settings(console="off", silent=True),
+        )
+        self.run_id = str(self._run.id)
+
+    def log_round(self, record: RoundRecord) -> None:
+        self._run.log({"round": record.round, **read_metrics(record)}, step=record.round)
+
+    def finish(self, end: RunEnd) -> None:
+        self._run.summary.update(dict(end.summary))
+        for path in end.files:
+            # Whatever is in this folder at the end belongs to the run.
+            shutil.copy(path, self._run.dir)
+        self._run.finish(exit_code=0 if end.status == "finished" else 1)
+
+
+class _TrackioSink:
+    """trackio, on this machine: `trackio show` opens its dashboard. It has no files, only numbers."""
+
+    def __init__(self, run: TrackedRun) -> None:
+        import trackio
+
+        # trackio prints; standard output is for results alone.
+        with redirect_stdout(sys.stderr):
+            self._run = trackio.init(
+                project=run.project,
+                name=run.earlier or run.name,
+                resume="must" if run.earlier else "never",
+                config=dict(run.settings),
+                embed=False,
+            )
+        # The name, by which trackio finds a run again.
+        self.run_id = str(self._run.name)
+        self._step = 0
+
+    def log_round(self, record: RoundRecord) -> None:
+        self._step = record.round
+        self._run.log(read_metrics(record), step=record.round)
+
+    def finish(self, end: RunEnd) -> None:
+        self._run.log({f"summary/{name}": value for name, value in end.summary.items()}, step=self._step)
+        with redirect_stdout(sys.stderr):
+            self._run.finish()
+
+
+_SINKS: Mapping[str, Tracker] = {
+    "tensorboard": _TensorBoardSink,
+    "mlflow": _MlflowSink,
+    "wandb": _WandbSink,
+    "trackio": _TrackioSink,
+}
+TRACKERS = tuple(_SINKS)
+"""The names of the trackers; each is that of its package, except that "tensorboard" needs none."""
+
+
+def choose_trackers(wanted: Sequence[str | Tracker]) -> dict[str, Tracker]:
+    """The trackers with some names; functions are kept as they are, under their own names.
+
+    Raises:
+        InputError: there is no tracker of that name, or it is neither a name nor a function.
+        MissingExtraError: its package is not installed.
+    """
+    return dict(_choose(each) for each in wanted)
+
+
+def _choose(wanted: str | Tracker) -> tuple[str, Tracker]:
+    if not isinstance(wanted, str):
+        if not callable(wanted):
+            raise InputError(f"track: {wanted!r} is neither the name of a tracker nor a function")
+        return getattr(wanted, "__qualname__", type(wanted).__qualname__), wanted
+    if wanted not in TRACKERS:
+        raise InputError(unknown_name("track", wanted, TRACKERS))
+    if wanted != "tensorboard" and find_spec(wanted) is None:
+        raise MissingExtraError(
+            f"track {wanted!r}: {wanted} is not installed; install it with {install_command(wanted)}"
+        )
+    return wanted, _SINKS[wanted]

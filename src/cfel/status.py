@@ -2,175 +2,116 @@
 
 An edge server builds one from its memory, `cfel watch` from a run directory; the dashboard shows it. Numbers
 and names only: it knows no clock, socket, file or page. Texts may come from the network; control characters
-in them are spelled out when a snapshot is made.
+in them are spelled out when a snapshot is made, so they are safe to print wherever it is shown.
 `docs/guides/dashboard.md` describes every field of the document.
 """
 
 import json
 import math
-from collections.abc import Mapping
 from dataclasses import dataclass, fields
-from typing import Any, TypeVar
+from typing import Any
 
-from cfel.errors import InputError, unknown_name
-from cfel.wording import escape_control
+import msgspec
 
-# --------------------------------------------------------------------------------------------------
-# The parts of a snapshot: devices, clusters, links, finished rounds, events of the election.
-#
-# Each part checks its values; an error names the field and the value. Texts may come from the network, so
-# control characters in them are spelled out: wherever a snapshot is shown, its texts are safe to print.
+from cfel.errors import InputError
+from cfel.validation import check_name, check_number, convert_document
+from cfel.wording import escape_control, show
 
+SCHEMA = 2
+"""Increased when a field changes its meaning or is removed; new fields do not change it."""
 
 DEVICE_STATES = ("idle", "training", "uploading", "done", "late", "diverged", "absent", "lost", "quarantined")
 EDGE_STATES = ("alive", "suspect", "lost")
 ELECTION_KINDS = ("campaign", "elected", "follows", "stepped-down", "no-majority")
+PHASES = ("waiting", "planning", "training", "aggregating", "gossip", "evaluating", "finished", "stopped")
+_ALWAYS_WRITTEN = ("clusters", "links", "history", "curves", "rejected", "elections")
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class DeviceStatus:
-    """One device.
+    """One device."""
 
-    Attributes:
-        device: its number in the fleet.
-        name: its name.
-        state: one of `DEVICE_STATES`.
-        rho: ρ, ordered share of local iterations; None without an order.
-        theta: θ, ordered share of entries to upload.
-        mu: μ, seconds per local step.
-        nu: ν, seconds per full upload.
-        seconds: time of its last edge round.
-        joules: energy of its last edge round.
-        source: where its seconds and joules come from.
-        version: of cfel on the device; empty when it is not known.
-        doubled: whether two processes seem to use its certificate.
-    """
-
-    device: int
+    device: int  # its number in the fleet
     name: str = ""
-    state: str = "idle"
-    rho: float | None = None
-    theta: float | None = None
-    mu: float | None = None
-    nu: float | None = None
-    seconds: float | None = None
-    joules: float | None = None
-    source: str = ""
-    version: str = ""
-    doubled: bool = False
+    state: str = "idle"  # one of `DEVICE_STATES`
+    rho: float | None = None  # ρ, ordered share of local iterations; None without an order
+    theta: float | None = None  # θ, ordered share of entries to upload
+    mu: float | None = None  # μ, seconds per local step
+    nu: float | None = None  # ν, seconds per full upload
+    seconds: float | None = None  # time of its last edge round
+    joules: float | None = None  # energy of its last edge round
+    source: str = ""  # where its seconds and joules come from
+    version: str = ""  # of cfel on the device; empty when it is not known
+    doubled: bool = False  # whether two processes seem to use its certificate
 
     def __post_init__(self) -> None:
         """Checks the state and the numbers."""
-        escape_texts(self)
-        check_count("device", self.device)
+        _escape_texts(self)
         check_name("state", self.state, DEVICE_STATES)
-        for name in ("rho", "theta"):
-            check_number(name, getattr(self, name), most=1.0)
-        for name in ("mu", "nu", "seconds", "joules"):
-            check_number(name, getattr(self, name))
+        _check_counts(self, "device")
+        _check_numbers(self, "rho", "theta", most=1)
+        _check_numbers(self, "mu", "nu", "seconds", "joules")
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ClusterStatus:
-    """One edge server and its devices.
-
-    Attributes:
-        cluster: its number.
-        node: id of the edge server.
-        state: one of `EDGE_STATES`, as this node sees it.
-        size: devices in the cluster.
-        devices: those listed in the snapshot, at most `size`.
-        rho_mean: mean of ρ over all devices of the cluster that take part; None when unknown.
-        theta_mean: mean of θ likewise.
-        version: of cfel on the edge server; empty when it is not known.
-        doubled: whether two processes seem to use its certificate.
-    """
+    """One edge server and its devices."""
 
     cluster: int
-    node: str = ""
-    state: str = "alive"
-    size: int = 0
-    devices: tuple[DeviceStatus, ...] = ()
-    rho_mean: float | None = None
-    theta_mean: float | None = None
-    version: str = ""
-    doubled: bool = False
+    node: str = ""  # id of the edge server
+    state: str = "alive"  # one of `EDGE_STATES`, as this node sees it
+    size: int = 0  # devices in the cluster
+    devices: tuple[DeviceStatus, ...] = ()  # those listed in the snapshot, at most `size`
+    rho_mean: float | None = None  # mean over all its devices that take part; None when unknown
+    theta_mean: float | None = None  # likewise
+    version: str = ""  # of cfel on the edge server; empty when it is not known
+    doubled: bool = False  # whether two processes seem to use its certificate
 
     def __post_init__(self) -> None:
         """Checks the state, the numbers, and that no more devices are listed than exist."""
-        escape_texts(self)
-        check_count("cluster", self.cluster)
+        _escape_texts(self)
         check_name("state", self.state, EDGE_STATES)
-        check_count("size", self.size)
+        _check_counts(self, "cluster", "size")
+        _check_numbers(self, "rho_mean", "theta_mean", most=1)
         if len(self.devices) > self.size:
-            raise InputError(
-                f"size: {self.size}, but cluster {self.cluster} lists {len(self.devices)} devices"
-            )
-        for name in ("rho_mean", "theta_mean"):
-            check_number(name, getattr(self, name), most=1.0)
+            raise InputError(f"size = {self.size}: cluster {self.cluster} lists {len(self.devices)} devices")
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Link:
-    """One link of the backhaul.
-
-    Attributes:
-        a: cluster at one end.
-        b: cluster at the other.
-        weight: its mixing weight, or None.
-        up: whether the last gossip used it.
-    """
+class LinkStatus:
+    """One link of the backhaul."""
 
     a: int
     b: int
     weight: float | None = None
-    up: bool = True
+    up: bool = True  # whether the last gossip used it
 
     def __post_init__(self) -> None:
-        """Checks the numbers."""
-        check_count("a", self.a)
-        check_count("b", self.b)
-        check_number("weight", self.weight)
+        _check_counts(self, "a", "b")
+        _check_numbers(self, "weight")
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class RoundPoint:
-    """One finished global round; a metric that is not finite (a loss that diverged) becomes None.
-
-    Attributes:
-        round: its number.
-        seconds: time spent when it ended.
-        joules: energy spent when it ended.
-        accuracy: larger is better; None when it was not evaluated.
-        loss: mean training loss.
-        straggler: the slowest device, which all others waited for.
-        wall_seconds: real time that this round took, or None.
-        wire_bytes: bytes of this round's uploads and gossip, or None.
-        device_accuracy_mean: mean over devices, on test samples like their own, or None: of the models that
-            they keep to themselves, or else of the edge models.
-        device_accuracy_worst: mean over the worst tenth of the devices, likewise.
-        device_accuracy_spread: standard deviation over devices, likewise.
-    """
+    """One finished global round; a metric that is not finite (a loss that diverged) becomes None."""
 
     round: int
-    seconds: float
-    joules: float
-    accuracy: float | None = None
+    seconds: float  # time spent when it ended
+    joules: float  # energy spent when it ended
+    accuracy: float | None = None  # larger is better; None when it was not evaluated
     loss: float | None = None
-    straggler: int | None = None
-    wall_seconds: float | None = None
+    straggler: int | None = None  # the slowest device, which all others waited for
+    wall_seconds: float | None = None  # real time that this round took, or None
     wire_bytes: int | None = None
+    # On test samples like the device's own: of the model it keeps to itself, or else of its edge model.
     device_accuracy_mean: float | None = None
-    device_accuracy_worst: float | None = None
-    device_accuracy_spread: float | None = None
+    device_accuracy_worst: float | None = None  # mean over the worst tenth of the devices
+    device_accuracy_spread: float | None = None  # standard deviation over devices
 
     def __post_init__(self) -> None:
         """Checks the costs; replaces metrics that are not finite by None."""
-        check_count("round", self.round)
-        for name in ("seconds", "joules"):
-            check_number(name, getattr(self, name), optional=False)
-        check_number("wall_seconds", self.wall_seconds)
-        check_count("wire_bytes", self.wire_bytes, optional=True)
+        _check_counts(self, "round", "wire_bytes")
+        _check_numbers(self, "seconds", "joules", "wall_seconds")
         devices = ("device_accuracy_mean", "device_accuracy_worst", "device_accuracy_spread")
         for name in ("accuracy", "loss", *devices):
             value = getattr(self, name)
@@ -180,178 +121,106 @@ class RoundPoint:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Curve:
-    """Another run to compare with.
-
-    Attributes:
-        name: its name.
-        history: its rounds.
-    """
+    """Another run to compare with."""
 
     name: str
     history: tuple[RoundPoint, ...] = ()
 
     def __post_init__(self) -> None:
-        escape_texts(self)
+        _escape_texts(self)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ElectionEvent:
-    """An event of the election.
+    """An event of the election."""
 
-    Attributes:
-        unix_seconds: when, by this node's clock.
-        term: the term it belongs to.
-        kind: one of `ELECTION_KINDS`.
-        node: the node it is about.
-    """
-
-    unix_seconds: float
+    unix_seconds: float  # when, by this node's clock
     term: int
-    kind: str
+    kind: str  # one of `ELECTION_KINDS`
     node: str = ""
 
     def __post_init__(self) -> None:
-        """Checks the kind and the numbers."""
-        escape_texts(self)
-        check_number("unix_seconds", self.unix_seconds, optional=False)
-        check_count("term", self.term)
+        _escape_texts(self)
         check_name("kind", self.kind, ELECTION_KINDS)
+        _check_counts(self, "term")
+        _check_numbers(self, "unix_seconds")
 
 
-def escape_texts(part: Any) -> None:  # noqa: ANN401 — any part of a snapshot, frozen
-    """Spells out control characters in all texts of a part."""
+def _escape_texts(part: Any) -> None:  # noqa: ANN401 — any part of a snapshot, frozen
     for field in fields(part):
         value = getattr(part, field.name)
         if isinstance(value, str) and not value.isprintable():
             object.__setattr__(part, field.name, escape_control(value))
 
 
-def check_name(field: str, value: str, allowed: tuple[str, ...]) -> None:
-    """Raises an `InputError` unless `value` is one of `allowed`."""
-    if value not in allowed:
-        raise InputError(unknown_name(field, value, allowed))
+def _check_counts(part: object, *names: str) -> None:
+    for name in names:
+        if (value := getattr(part, name)) is not None:
+            _check_count(name, value)
 
 
-def check_count(field: str, value: object, *, optional: bool = False) -> None:
-    """Raises an `InputError` unless `value` is a whole number ≥ 0."""
-    if optional and value is None:
-        return
+def _check_count(field: str, value: object) -> None:
+    # Of any size, unlike `check_whole`: a log may hold any number of bytes.
     if isinstance(value, bool) or not isinstance(value, int) or value < 0:
-        raise InputError(f"{field}: {value!r} is not a whole number >= 0")
+        raise InputError(f"{field} = {show(value)}: must be a whole number ≥ 0")
 
 
-def check_number(field: str, value: object, *, most: float = math.inf, optional: bool = True) -> None:
-    """Raises an `InputError` unless `value` is a finite number from 0 to `most`."""
-    if optional and value is None:
-        return
-    if isinstance(value, bool) or not isinstance(value, int | float) or not 0 <= value < math.inf:
-        raise InputError(f"{field}: {value!r} is not a finite number >= 0")
-    if value > most:
-        raise InputError(f"{field}: {value!r} is more than {most:g}")
-
-
-# --------------------------------------------------------------------------------------------------
-# The snapshot and its JSON document; its parts are in `parts`.
-
-
-SCHEMA = 2
-"""Increased when a field changes its meaning or is removed; new fields do not change it."""
-
-PHASES = ("waiting", "planning", "training", "aggregating", "gossip", "evaluating", "finished", "stopped")
-
-_Part = TypeVar("_Part", DeviceStatus, ClusterStatus, Link, RoundPoint, Curve, ElectionEvent)
+def _check_numbers(part: object, *names: str, most: float | None = None) -> None:
+    for name in names:
+        if (value := getattr(part, name)) is not None:
+            check_number(name, value, least=0, most=most)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Status:
-    """What a node knows of its run at one moment.
+    """What a node knows of its run at one moment."""
 
-    Attributes:
-        node: id of the node that reports.
-        name: of the experiment.
-        scheme: of the experiment.
-        source: "edge" for an edge server, "simulation" for a run directory.
-        unix_seconds: when the state last changed, by this node's clock.
-        phase: one of `PHASES`.
-        round: global round started last; 0 before the first.
-        rounds: global rounds of the experiment, or None.
-        edge_round: current edge round, from 1; None when it is not known.
-        edge_rounds: edge rounds in a global round, or None.
-        term: of the election; None without one.
-        coordinator: the node with this role; None when it is not known.
-        conditions: "model" or "measured": where μ, ν and energy come from.
-        seconds: time spent.
-        seconds_budget: time budget, or None for no limit.
-        joules: energy spent by all devices.
-        joules_budget: energy budget, or None for no limit.
-        target: accuracy to reach, or None.
-        straggler: device that the last round waited for.
-        slowest_cluster: its cluster.
-        clusters: edge servers and their devices.
-        links: the backhaul.
-        history: finished rounds.
-        curves: other runs to compare with.
-        rejected: number of uploads rejected since the start, by reason.
-        elections: the latest events of the election, oldest first.
-        problem: what is wrong; empty when nothing is.
-        version: of cfel on this node.
-        majority: whether a majority of edge servers is in touch; None where there is no election.
-        leader_changes: elections that this node has seen a winner of, since it started.
-        wire_bytes: bytes of all uploads and gossip so far.
-        certificate_expires: when this node's certificate expires, in Unix seconds, or None.
-    """
-
-    node: str
+    node: str  # id of the node that reports
     name: str = ""
     scheme: str = ""
-    source: str = "edge"
-    unix_seconds: float = 0.0
-    phase: str = "waiting"
-    round: int = 0
+    source: str = "edge"  # "edge" for an edge server, "simulation" for a run directory
+    unix_seconds: float = 0.0  # when the state last changed, by this node's clock
+    phase: str = "waiting"  # one of `PHASES`
+    round: int = 0  # global round started last; 0 before the first
     rounds: int | None = None
-    edge_round: int | None = None
-    edge_rounds: int | None = None
-    term: int | None = None
-    coordinator: str | None = None
-    conditions: str = "model"
+    edge_round: int | None = None  # current edge round, from 1; None when it is not known
+    edge_rounds: int | None = None  # edge rounds in a global round, or None
+    term: int | None = None  # of the election; None without one
+    coordinator: str | None = None  # the node with this role; None when it is not known
+    conditions: str = "model"  # "model" or "measured": where μ, ν and energy come from
     seconds: float = 0.0
-    seconds_budget: float | None = None
-    joules: float = 0.0
-    joules_budget: float | None = None
+    seconds_budget: float | None = None  # None for no limit
+    joules: float = 0.0  # energy spent by all devices
+    joules_budget: float | None = None  # None for no limit
     target: float | None = None
-    straggler: int | None = None
+    straggler: int | None = None  # device that the last round waited for
     slowest_cluster: int | None = None
     clusters: tuple[ClusterStatus, ...] = ()
-    links: tuple[Link, ...] = ()
+    links: tuple[LinkStatus, ...] = ()
     history: tuple[RoundPoint, ...] = ()
-    curves: tuple[Curve, ...] = ()
-    rejected: tuple[tuple[str, int], ...] = ()
-    elections: tuple[ElectionEvent, ...] = ()
-    problem: str = ""
-    version: str = ""
-    majority: bool | None = None
-    leader_changes: int = 0
+    curves: tuple[Curve, ...] = ()  # other runs to compare with
+    rejected: tuple[tuple[str, int], ...] = ()  # number of uploads rejected since the start, by reason
+    elections: tuple[ElectionEvent, ...] = ()  # the latest events of the election, oldest first
+    problem: str = ""  # what is wrong; empty when nothing is
+    version: str = ""  # of cfel on this node
+    majority: bool | None = None  # whether a majority of edge servers is in touch; None without election
+    leader_changes: int = 0  # elections that this node has seen a winner of, since it started
     wire_bytes: int = 0
-    certificate_expires: float | None = None
+    certificate_expires: float | None = None  # when this node's certificate does, in Unix seconds
 
     def __post_init__(self) -> None:
         """Checks names and numbers; the parts check themselves."""
-        escape_texts(self)
+        _escape_texts(self)
         object.__setattr__(self, "rejected", _sum_reasons(self.rejected))
         check_name("source", self.source, ("edge", "simulation"))
         check_name("phase", self.phase, PHASES)
         check_name("conditions", self.conditions, ("model", "measured"))
-        check_count("round", self.round)
-        for name in ("rounds", "edge_round", "edge_rounds", "term", "straggler", "slowest_cluster"):
-            check_count(name, getattr(self, name), optional=True)
-        for name in ("unix_seconds", "seconds", "joules"):
-            check_number(name, getattr(self, name), optional=False)
-        for name in ("leader_changes", "wire_bytes"):
-            check_count(name, getattr(self, name))
-        for name in ("seconds_budget", "joules_budget", "target", "certificate_expires"):
-            check_number(name, getattr(self, name))
+        _check_counts(self, "round", "rounds", "edge_round", "edge_rounds", "term", "straggler")
+        _check_counts(self, "slowest_cluster", "leader_changes", "wire_bytes")
+        _check_numbers(self, "unix_seconds", "seconds", "joules", "seconds_budget", "joules_budget")
+        _check_numbers(self, "target", "certificate_expires")
         for reason, number in self.rejected:
-            check_count(f"rejected[{reason!r}]", number)
+            _check_count(f"rejected[{reason!r}]", number)
 
     @property
     def unready(self) -> str:
@@ -364,7 +233,9 @@ class Status:
 
     def to_json(self) -> bytes:
         """The document, which starts with `schema`; strict JSON on one line."""
-        document = {"schema": SCHEMA, **_to_plain(self), "rejected": dict(self.rejected)}
+        # The hook converts NumPy's floats.
+        plain = msgspec.to_builtins(self, enc_hook=float)
+        document = {"schema": SCHEMA, **plain, "rejected": dict(self.rejected)}
         return json.dumps(document, allow_nan=False, ensure_ascii=False, separators=(",", ":")).encode()
 
     @classmethod
@@ -379,9 +250,12 @@ class Status:
             # Checked first, so that the message is about the version and not about the first field that
             # differs.
             if document["schema"] != SCHEMA:
-                raise InputError(f"schema: {document['schema']!r}, but this cfel reads {SCHEMA}")
-            return cls(**_arguments(cls, document) | _read_parts(document))
-        except (ValueError, TypeError, KeyError, AttributeError) as error:
+                raise InputError(f"schema = {show(document['schema'])}: this cfel reads {SCHEMA}")
+            parts = {name: document[name] for name in _ALWAYS_WRITTEN}
+            # JSON has an object here, for readers; a frozen snapshot needs pairs.
+            parts["rejected"] = tuple(parts["rejected"].items())
+            return convert_document(document | parts, cls)
+        except (ValueError, TypeError, KeyError, AttributeError, RecursionError) as error:
             raise InputError(f"not a status document: {error}") from error
 
 
@@ -402,41 +276,6 @@ def _sum_reasons(rejected: tuple[tuple[str, int], ...]) -> tuple[tuple[str, int]
     counts: dict[str, int] = {}
     for reason, number in rejected:
         name = escape_control(reason)
-        check_count(f"rejected[{name!r}]", number)
+        _check_count(f"rejected[{name!r}]", number)
         counts[name] = counts.get(name, 0) + number
     return tuple(counts.items())
-
-
-def _to_plain(part: Any) -> Any:  # noqa: ANN401 — any part of the snapshot
-    if isinstance(part, tuple):
-        return [_to_plain(each) for each in part]
-    if hasattr(part, "__dataclass_fields__"):
-        return {field.name: _to_plain(getattr(part, field.name)) for field in fields(part)}
-    return part
-
-
-def _read_parts(document: Mapping[str, Any]) -> dict[str, Any]:
-    clusters = [
-        {**each, "devices": _read_each(DeviceStatus, each.get("devices", ()))}
-        for each in document["clusters"]
-    ]
-    curves = [
-        {**each, "history": _read_each(RoundPoint, each.get("history", ()))} for each in document["curves"]
-    ]
-    return {
-        "clusters": _read_each(ClusterStatus, clusters),
-        "links": _read_each(Link, document["links"]),
-        "history": _read_each(RoundPoint, document["history"]),
-        "curves": _read_each(Curve, curves),
-        "elections": _read_each(ElectionEvent, document["elections"]),
-        # JSON has an object here, for readers; a frozen snapshot needs pairs.
-        "rejected": tuple((str(reason), number) for reason, number in document["rejected"].items()),
-    }
-
-
-def _read_each(kind: type[_Part], documents: Any) -> tuple[_Part, ...]:  # noqa: ANN401 — parsed JSON
-    return tuple(kind(**_arguments(kind, document)) for document in documents)
-
-
-def _arguments(kind: type[Any], document: Mapping[str, Any]) -> dict[str, Any]:
-    return {field.name: document[field.name] for field in fields(kind) if field.name in document}

@@ -267,8 +267,8 @@ def _reject(word: str) -> None:
     raise ValueError(f"{word} is not a value of JSON")
 
 
-def convert_document(document: object, kind: type[_Kind]) -> _Kind:
-    """Converts a parsed document to a typed object.
+def convert_document(document: object, kind: type[_Kind], place: str = "") -> _Kind:
+    """Converts a parsed document, or the part of one at `place`, to a typed object.
 
     Raises:
         InputError: a field is missing or has a wrong type, or the object rejects it; the message names it.
@@ -279,13 +279,14 @@ def convert_document(document: object, kind: type[_Kind]) -> _Kind:
         return msgspec.convert(document, kind)
     except msgspec.ValidationError as error:
         words, path = [*str(error).rsplit(" - at `$", 1), ""][:2]
-        place, value = _follow(document, path)
+        step, value = _follow(document, path)
+        place = (place + step).removeprefix(".")
         shown = "" if isinstance(value, dict | list) else f" = {show(value)}"
         raise InputError(f"{place}{shown}: {words}" if place else words) from error
 
 
 def _follow(document: Any, path: str) -> tuple[str, object]:  # noqa: ANN401 — parsed JSON
-    """The place that a path in an error of msgspec leads to, like `.clusters[0].mu`, and the value there."""
+    """The place that a path in an error of msgspec leads to, as `.clusters[0].mu`, and the value there."""
     place, value = "", document
     for step, key, index in re.findall(r"(\.(\w+)|\[(\d+)\])", path):
         try:
@@ -294,7 +295,7 @@ def _follow(document: Any, path: str) -> tuple[str, object]:  # noqa: ANN401 —
             # Not a path after all, but part of a text in the message.
             break
         place += step
-    return place.removeprefix("."), value
+    return place, value
 
 
 MOST_TOML_CHARACTERS = 16 * 1024 * 1024

@@ -11,6 +11,7 @@ import operator
 import re
 import tomllib
 from collections.abc import Callable, Iterable, Iterator, Mapping
+from dataclasses import fields
 from typing import TYPE_CHECKING, Any, TypedDict, TypeVar, Unpack
 
 import numpy as np
@@ -267,8 +268,8 @@ def _reject(word: str) -> None:
     raise ValueError(f"{word} is not a value of JSON")
 
 
-def convert_document(document: object, kind: type[_Kind], place: str = "") -> _Kind:
-    """Converts a parsed document, or the part of one at `place`, to a typed object.
+def convert_document(document: object, kind: type[_Kind]) -> _Kind:
+    """Converts a parsed document to a dataclass or another type that msgspec knows; ignores unknown fields.
 
     Raises:
         InputError: a field is missing or has a wrong type, or the object rejects it; the message names it.
@@ -279,10 +280,18 @@ def convert_document(document: object, kind: type[_Kind], place: str = "") -> _K
         return msgspec.convert(document, kind)
     except msgspec.ValidationError as error:
         words, path = [*str(error).rsplit(" - at `$", 1), ""][:2]
-        step, value = _follow(document, path)
-        place = (place + step).removeprefix(".")
+        place, value = _follow(document, path)
         shown = "" if isinstance(value, dict | list) else f" = {show(value)}"
         raise InputError(f"{place}{shown}: {words}" if place else words) from error
+
+
+def check_keys(document: object, kind: type[Any]) -> None:
+    """Raises an `InputError` unless a document is a JSON object whose keys are fields of a dataclass."""
+    if not isinstance(document, dict):
+        raise InputError(f"not a JSON object but {type(document).__name__}")
+    names = [each.name for each in fields(kind)]
+    for key in document:
+        check_name("field", key, names)
 
 
 def _follow(document: Any, path: str) -> tuple[str, object]:  # noqa: ANN401 — parsed JSON
@@ -295,7 +304,7 @@ def _follow(document: Any, path: str) -> tuple[str, object]:  # noqa: ANN401 —
             # Not a path after all, but part of a text in the message.
             break
         place += step
-    return place, value
+    return place.removeprefix("."), value
 
 
 MOST_TOML_CHARACTERS = 16 * 1024 * 1024

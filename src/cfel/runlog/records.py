@@ -23,8 +23,8 @@ import msgspec
 import numpy as np
 
 from cfel.durable import read_bytes, replace_file, translate_os_errors
-from cfel.errors import InputError, RunBusyError, RunDirectoryError, StorageError, unknown_name
-from cfel.validation import check_number, convert_document, parse_json
+from cfel.errors import InputError, RunBusyError, RunDirectoryError, StorageError
+from cfel.validation import check_keys, check_number, convert_document, parse_json
 from cfel.wording import show
 
 WALL_CLOCK_FIELDS = ("wall_seconds", "peak_memory_bytes")
@@ -131,9 +131,10 @@ class RoundRecord:
 
     def __post_init__(self) -> None:
         """Converts NumPy scalars to plain numbers and checks all values."""
-        for each in fields(self):
-            plain = _to_plain(getattr(self, each.name))
-            object.__setattr__(self, each.name, _convert(each.name, plain, each.type))
+        names = _Values.__struct_fields__
+        values = convert_document({name: _to_plain(getattr(self, name)) for name in names}, _Values)
+        for name in names:
+            object.__setattr__(self, name, _check_value(name, getattr(values, name)))
         for name in _TOTALS:
             check_number(name, getattr(self, name), least=0)
         if not re.fullmatch(r"[0-9a-f]{64}", self.model_sha256):
@@ -157,13 +158,12 @@ class RoundRecord:
             document = parse_json(line)
         except InputError as error:
             raise InputError(f"not a JSON object: {error}") from error
-        if not isinstance(document, dict):
-            raise InputError(f"not a JSON object but {type(document).__name__}")
-        names = {each.name for each in fields(cls)}
-        for name in document:
-            if name not in names:
-                raise InputError(unknown_name("field", name, names))
+        check_keys(document, cls)
         return convert_document(_restore_numbers(document), cls)
+
+
+# A record before its values are checked.
+_Values = msgspec.defstruct("_Values", [(each.name, each.type) for each in fields(RoundRecord)])
 
 
 def read_metrics(record: RoundRecord) -> dict[str, float]:
@@ -179,8 +179,7 @@ def _to_plain(value: Any) -> Any:  # noqa: ANN401 — of any field
     return value.item() if isinstance(value, np.generic) else value
 
 
-def _convert(name: str, value: object, kind: Any) -> Any:  # noqa: ANN401 — of any field
-    value = convert_document(value, kind, name)
+def _check_value(name: str, value: object) -> object:
     if isinstance(value, int) and not 0 <= value <= _MAX_COUNT:
         raise InputError(f"{name} = {show(value)}: must be a whole number ≥ 0 and ≤ {_MAX_COUNT}")
     if isinstance(value, dict):

@@ -2,29 +2,29 @@
 
 An edge server builds one from its memory, `cfel watch` from a run directory; the dashboard shows it. Numbers
 and names only: it knows no clock, socket, file or page. Texts may come from the network; control characters
-in them are spelled out when a snapshot is made.
-`docs/guides/dashboard.md` describes every field of the document.
+in them are spelled out when a snapshot is made, so they are safe to print wherever it is shown.
+`docs/reference/status.md` describes every field of the document, in the words of `Attributes` below.
 """
 
 import json
 import math
-from collections.abc import Mapping
 from dataclasses import dataclass, fields
-from typing import Any, TypeVar
+from typing import Any
 
-from cfel.errors import InputError, unknown_name
-from cfel.wording import escape_control
+import msgspec
 
-# --------------------------------------------------------------------------------------------------
-# The parts of a snapshot: devices, clusters, links, finished rounds, events of the election.
-#
-# Each part checks its values; an error names the field and the value. Texts may come from the network, so
-# control characters in them are spelled out: wherever a snapshot is shown, its texts are safe to print.
+from cfel.errors import InputError
+from cfel.validation import check_name, check_number, convert_document
+from cfel.wording import escape_control, show
 
+SCHEMA = 2
+"""Increased when a field changes its meaning or is removed; new fields do not change it."""
 
 DEVICE_STATES = ("idle", "training", "uploading", "done", "late", "diverged", "absent", "lost", "quarantined")
 EDGE_STATES = ("alive", "suspect", "lost")
 ELECTION_KINDS = ("campaign", "elected", "follows", "stepped-down", "no-majority")
+PHASES = ("waiting", "planning", "training", "aggregating", "gossip", "evaluating", "finished", "stopped")
+_ALWAYS_WRITTEN = ("clusters", "links", "history", "curves", "rejected", "elections")
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -61,13 +61,11 @@ class DeviceStatus:
 
     def __post_init__(self) -> None:
         """Checks the state and the numbers."""
-        escape_texts(self)
-        check_count("device", self.device)
+        _escape_texts(self)
         check_name("state", self.state, DEVICE_STATES)
-        for name in ("rho", "theta"):
-            check_number(name, getattr(self, name), most=1.0)
-        for name in ("mu", "nu", "seconds", "joules"):
-            check_number(name, getattr(self, name))
+        _check_counts(self, "device")
+        _check_numbers(self, "rho", "theta", most=1)
+        _check_numbers(self, "mu", "nu", "seconds", "joules")
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -98,25 +96,20 @@ class ClusterStatus:
 
     def __post_init__(self) -> None:
         """Checks the state, the numbers, and that no more devices are listed than exist."""
-        escape_texts(self)
-        check_count("cluster", self.cluster)
+        _escape_texts(self)
         check_name("state", self.state, EDGE_STATES)
-        check_count("size", self.size)
+        _check_counts(self, "cluster", "size")
+        _check_numbers(self, "rho_mean", "theta_mean", most=1)
         if len(self.devices) > self.size:
-            raise InputError(
-                f"size: {self.size}, but cluster {self.cluster} lists {len(self.devices)} devices"
-            )
-        for name in ("rho_mean", "theta_mean"):
-            check_number(name, getattr(self, name), most=1.0)
+            raise InputError(f"size = {self.size}: cluster {self.cluster} lists {len(self.devices)} devices")
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Link:
+class LinkStatus:
     """One link of the backhaul.
 
     Attributes:
-        a: cluster at one end.
-        b: cluster at the other.
+        a, b: the clusters at its ends.
         weight: its mixing weight, or None.
         up: whether the last gossip used it.
     """
@@ -127,10 +120,8 @@ class Link:
     up: bool = True
 
     def __post_init__(self) -> None:
-        """Checks the numbers."""
-        check_count("a", self.a)
-        check_count("b", self.b)
-        check_number("weight", self.weight)
+        _check_counts(self, "a", "b")
+        _check_numbers(self, "weight")
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -166,11 +157,8 @@ class RoundPoint:
 
     def __post_init__(self) -> None:
         """Checks the costs; replaces metrics that are not finite by None."""
-        check_count("round", self.round)
-        for name in ("seconds", "joules"):
-            check_number(name, getattr(self, name), optional=False)
-        check_number("wall_seconds", self.wall_seconds)
-        check_count("wire_bytes", self.wire_bytes, optional=True)
+        _check_counts(self, "round", "wire_bytes")
+        _check_numbers(self, "seconds", "joules", "wall_seconds")
         devices = ("device_accuracy_mean", "device_accuracy_worst", "device_accuracy_spread")
         for name in ("accuracy", "loss", *devices):
             value = getattr(self, name)
@@ -180,18 +168,13 @@ class RoundPoint:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Curve:
-    """Another run to compare with.
-
-    Attributes:
-        name: its name.
-        history: its rounds.
-    """
+    """Another run to compare with."""
 
     name: str
     history: tuple[RoundPoint, ...] = ()
 
     def __post_init__(self) -> None:
-        escape_texts(self)
+        _escape_texts(self)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -211,55 +194,35 @@ class ElectionEvent:
     node: str = ""
 
     def __post_init__(self) -> None:
-        """Checks the kind and the numbers."""
-        escape_texts(self)
-        check_number("unix_seconds", self.unix_seconds, optional=False)
-        check_count("term", self.term)
+        _escape_texts(self)
         check_name("kind", self.kind, ELECTION_KINDS)
+        _check_counts(self, "term")
+        _check_numbers(self, "unix_seconds")
 
 
-def escape_texts(part: Any) -> None:  # noqa: ANN401 — any part of a snapshot, frozen
-    """Spells out control characters in all texts of a part."""
+def _escape_texts(part: Any) -> None:  # noqa: ANN401 — any part of a snapshot, frozen
     for field in fields(part):
         value = getattr(part, field.name)
         if isinstance(value, str) and not value.isprintable():
             object.__setattr__(part, field.name, escape_control(value))
 
 
-def check_name(field: str, value: str, allowed: tuple[str, ...]) -> None:
-    """Raises an `InputError` unless `value` is one of `allowed`."""
-    if value not in allowed:
-        raise InputError(unknown_name(field, value, allowed))
+def _check_counts(part: object, *names: str) -> None:
+    for name in names:
+        if (value := getattr(part, name)) is not None:
+            _check_count(name, value)
 
 
-def check_count(field: str, value: object, *, optional: bool = False) -> None:
-    """Raises an `InputError` unless `value` is a whole number ≥ 0."""
-    if optional and value is None:
-        return
+def _check_count(field: str, value: object) -> None:
+    # Of any size, unlike `check_whole`: a log may hold any number of bytes.
     if isinstance(value, bool) or not isinstance(value, int) or value < 0:
-        raise InputError(f"{field}: {value!r} is not a whole number >= 0")
+        raise InputError(f"{field} = {show(value)}: must be a whole number ≥ 0")
 
 
-def check_number(field: str, value: object, *, most: float = math.inf, optional: bool = True) -> None:
-    """Raises an `InputError` unless `value` is a finite number from 0 to `most`."""
-    if optional and value is None:
-        return
-    if isinstance(value, bool) or not isinstance(value, int | float) or not 0 <= value < math.inf:
-        raise InputError(f"{field}: {value!r} is not a finite number >= 0")
-    if value > most:
-        raise InputError(f"{field}: {value!r} is more than {most:g}")
-
-
-# --------------------------------------------------------------------------------------------------
-# The snapshot and its JSON document; its parts are in `parts`.
-
-
-SCHEMA = 2
-"""Increased when a field changes its meaning or is removed; new fields do not change it."""
-
-PHASES = ("waiting", "planning", "training", "aggregating", "gossip", "evaluating", "finished", "stopped")
-
-_Part = TypeVar("_Part", DeviceStatus, ClusterStatus, Link, RoundPoint, Curve, ElectionEvent)
+def _check_numbers(part: object, *names: str, most: float | None = None) -> None:
+    for name in names:
+        if (value := getattr(part, name)) is not None:
+            check_number(name, value, least=0, most=most)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -268,8 +231,7 @@ class Status:
 
     Attributes:
         node: id of the node that reports.
-        name: of the experiment.
-        scheme: of the experiment.
+        name, scheme: of the experiment.
         source: "edge" for an edge server, "simulation" for a run directory.
         unix_seconds: when the state last changed, by this node's clock.
         phase: one of `PHASES`.
@@ -322,7 +284,7 @@ class Status:
     straggler: int | None = None
     slowest_cluster: int | None = None
     clusters: tuple[ClusterStatus, ...] = ()
-    links: tuple[Link, ...] = ()
+    links: tuple[LinkStatus, ...] = ()
     history: tuple[RoundPoint, ...] = ()
     curves: tuple[Curve, ...] = ()
     rejected: tuple[tuple[str, int], ...] = ()
@@ -336,22 +298,17 @@ class Status:
 
     def __post_init__(self) -> None:
         """Checks names and numbers; the parts check themselves."""
-        escape_texts(self)
+        _escape_texts(self)
         object.__setattr__(self, "rejected", _sum_reasons(self.rejected))
         check_name("source", self.source, ("edge", "simulation"))
         check_name("phase", self.phase, PHASES)
         check_name("conditions", self.conditions, ("model", "measured"))
-        check_count("round", self.round)
-        for name in ("rounds", "edge_round", "edge_rounds", "term", "straggler", "slowest_cluster"):
-            check_count(name, getattr(self, name), optional=True)
-        for name in ("unix_seconds", "seconds", "joules"):
-            check_number(name, getattr(self, name), optional=False)
-        for name in ("leader_changes", "wire_bytes"):
-            check_count(name, getattr(self, name))
-        for name in ("seconds_budget", "joules_budget", "target", "certificate_expires"):
-            check_number(name, getattr(self, name))
+        _check_counts(self, "round", "rounds", "edge_round", "edge_rounds", "term", "straggler")
+        _check_counts(self, "slowest_cluster", "leader_changes", "wire_bytes")
+        _check_numbers(self, "unix_seconds", "seconds", "joules", "seconds_budget", "joules_budget")
+        _check_numbers(self, "target", "certificate_expires")
         for reason, number in self.rejected:
-            check_count(f"rejected[{reason!r}]", number)
+            _check_count(f"rejected[{reason!r}]", number)
 
     @property
     def unready(self) -> str:
@@ -364,7 +321,9 @@ class Status:
 
     def to_json(self) -> bytes:
         """The document, which starts with `schema`; strict JSON on one line."""
-        document = {"schema": SCHEMA, **_to_plain(self), "rejected": dict(self.rejected)}
+        # The hook converts NumPy's floats.
+        plain = msgspec.to_builtins(self, enc_hook=float)
+        document = {"schema": SCHEMA, **plain, "rejected": dict(self.rejected)}
         return json.dumps(document, allow_nan=False, ensure_ascii=False, separators=(",", ":")).encode()
 
     @classmethod
@@ -379,9 +338,12 @@ class Status:
             # Checked first, so that the message is about the version and not about the first field that
             # differs.
             if document["schema"] != SCHEMA:
-                raise InputError(f"schema: {document['schema']!r}, but this cfel reads {SCHEMA}")
-            return cls(**_arguments(cls, document) | _read_parts(document))
-        except (ValueError, TypeError, KeyError, AttributeError) as error:
+                raise InputError(f"schema = {show(document['schema'])}: this cfel reads {SCHEMA}")
+            parts = {name: document[name] for name in _ALWAYS_WRITTEN}
+            # JSON has an object here, for readers; a frozen snapshot needs pairs.
+            parts["rejected"] = tuple(parts["rejected"].items())
+            return convert_document(document | parts, cls)
+        except (ValueError, TypeError, KeyError, AttributeError, RecursionError) as error:
             raise InputError(f"not a status document: {error}") from error
 
 
@@ -402,41 +364,6 @@ def _sum_reasons(rejected: tuple[tuple[str, int], ...]) -> tuple[tuple[str, int]
     counts: dict[str, int] = {}
     for reason, number in rejected:
         name = escape_control(reason)
-        check_count(f"rejected[{name!r}]", number)
+        _check_count(f"rejected[{name!r}]", number)
         counts[name] = counts.get(name, 0) + number
     return tuple(counts.items())
-
-
-def _to_plain(part: Any) -> Any:  # noqa: ANN401 — any part of the snapshot
-    if isinstance(part, tuple):
-        return [_to_plain(each) for each in part]
-    if hasattr(part, "__dataclass_fields__"):
-        return {field.name: _to_plain(getattr(part, field.name)) for field in fields(part)}
-    return part
-
-
-def _read_parts(document: Mapping[str, Any]) -> dict[str, Any]:
-    clusters = [
-        {**each, "devices": _read_each(DeviceStatus, each.get("devices", ()))}
-        for each in document["clusters"]
-    ]
-    curves = [
-        {**each, "history": _read_each(RoundPoint, each.get("history", ()))} for each in document["curves"]
-    ]
-    return {
-        "clusters": _read_each(ClusterStatus, clusters),
-        "links": _read_each(Link, document["links"]),
-        "history": _read_each(RoundPoint, document["history"]),
-        "curves": _read_each(Curve, curves),
-        "elections": _read_each(ElectionEvent, document["elections"]),
-        # JSON has an object here, for readers; a frozen snapshot needs pairs.
-        "rejected": tuple((str(reason), number) for reason, number in document["rejected"].items()),
-    }
-
-
-def _read_each(kind: type[_Part], documents: Any) -> tuple[_Part, ...]:  # noqa: ANN401 — parsed JSON
-    return tuple(kind(**_arguments(kind, document)) for document in documents)
-
-
-def _arguments(kind: type[Any], document: Mapping[str, Any]) -> dict[str, Any]:
-    return {field.name: document[field.name] for field in fields(kind) if field.name in document}

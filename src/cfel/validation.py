@@ -1,4 +1,4 @@
-"""Checks for numbers, texts and arrays that come from outside: files, options, other processes.
+"""Checks for numbers, texts, arrays and documents that come from outside: files, options, other processes.
 
 Every `check_…` function returns the value in its final type, or raises an `InputError` that names the field,
 the first bad index, the value and what is allowed. Data classes call these in `__post_init__`, so the code
@@ -6,15 +6,19 @@ behind them never checks again. This module does not know what the numbers mean.
 """
 
 import json
+import math
+import operator
 import re
 import tomllib
-from typing import TYPE_CHECKING, Any, TypeVar
+from collections.abc import Callable, Iterable, Iterator, Mapping
+from dataclasses import fields
+from typing import TYPE_CHECKING, Any, TypedDict, TypeVar, Unpack
 
 import numpy as np
 from numpy.typing import ArrayLike, NDArray
 
 from cfel.arrays import BoolArray, FloatArray
-from cfel.errors import InputError
+from cfel.errors import InputError, unknown_name
 from cfel.wording import escape_control, show
 
 if TYPE_CHECKING:
@@ -25,17 +29,35 @@ MAX_WHOLE = 2**53
 """Largest whole number that is accepted anywhere; beyond it a float is not exact any more."""
 
 _Entry = TypeVar("_Entry", bound=np.generic)
+_Kind = TypeVar("_Kind")
+_COMPARE: Mapping[str, tuple[str, Callable[[Any, Any], Any]]] = {
+    "above": (">", operator.gt),
+    "least": ("≥", operator.ge),
+    "most": ("≤", operator.le),
+    "below": ("<", operator.lt),
+}
+
+
+class Limits(TypedDict, total=False):
+    """The range of a number; a limit that is None or not given does not apply.
+
+    Attributes:
+        above: it must be larger than this.
+        least: it must be at least this.
+        most: it must be at most this.
+        below: it must be smaller than this.
+        finite: whether infinity is forbidden, as it is by default; NaN always is.
+    """
+
+    above: float | None
+    least: float | None
+    most: float | None
+    below: float | None
+    finite: bool
 
 
 def check_floats(
-    field: str,
-    values: ArrayLike,
-    *,
-    length: int | None = None,
-    above: float | None = None,
-    least: float | None = None,
-    most: float | None = None,
-    finite: bool = True,
+    field: str, values: ArrayLike, *, length: int | None = None, **limits: Unpack[Limits]
 ) -> FloatArray:
     """Returns the values as a read-only float64 vector.
 
@@ -43,52 +65,41 @@ def check_floats(
         field: the name the user knows it by, for the error message.
         values: what was given.
         length: how many entries there must be; None for any number.
-        above: every entry must be larger than this.
-        least: every entry must be at least this.
-        most: every entry must be at most this.
-        finite: whether infinity is forbidden; NaN always is.
+        **limits: of every entry.
     """
-    array = _vector(field, values, length)
-    bad = find_outside(array, above=above, least=least, most=most, finite=finite)
+    array = _to_vector(field, values, length)
+    bad = find_outside(array, **limits)
     if bad is not None:
-        allowed = describe_range(above=above, least=least, most=most, finite=finite)
-        raise InputError(f"{field}[{bad}] = {array[bad]!s}: must be {allowed}")
+        raise InputError(f"{field}[{bad}] = {array[bad]!s}: must be {describe_range(**limits)}")
     return make_read_only(array)
 
 
-def find_outside(
-    array: FloatArray,
-    *,
-    above: float | None = None,
-    least: float | None = None,
-    most: float | None = None,
-    finite: bool = True,
-) -> int | None:
-    """Returns the index of the first entry out of range (see `check_floats`), or None."""
-    good = np.isfinite(array) if finite else ~np.isnan(array)
-    if above is not None:
-        good &= array > above
-    if least is not None:
-        good &= array >= least
-    if most is not None:
-        good &= array <= most
+def find_outside(array: FloatArray, **limits: Unpack[Limits]) -> int | None:
+    """Returns the index of the first entry out of range, or None."""
+    good = np.isfinite(array) if limits.get("finite", True) else ~np.isnan(array)
+    for within in _compare(array, limits):
+        good &= within
     return None if good.all() else int(np.argmin(good))
 
 
-def describe_range(
-    *,
-    above: float | None = None,
-    least: float | None = None,
-    most: float | None = None,
-    below: float | None = None,
-    finite: bool = True,
-    integral: bool = False,
-) -> str:
-    """Describes the range of `check_number` or `check_whole` in words, for an error message."""
-    signs = ((">", above), ("≥", least), ("≤", most), ("<", below))
-    limits = [f"{sign} {_write_limit(limit)}" for sign, limit in signs if limit is not None]
-    kind = "a whole number" if integral else "a finite number" if finite else "a number"
-    return " ".join([kind, " and ".join(limits)]).strip()
+def _compare(value: object, limits: Limits) -> Iterator[Any]:
+    """For each limit, whether a number (or every entry of an array) is within it."""
+    given: Mapping[str, object] = limits
+    return (
+        compare(value, given[name]) for name, (_, compare) in _COMPARE.items() if given.get(name) is not None
+    )
+
+
+def describe_range(*, integral: bool = False, **limits: Unpack[Limits]) -> str:
+    """Describes a range in words, for an error message."""
+    given: Mapping[str, Any] = limits
+    texts = [
+        f"{sign} {_write_limit(given[name])}"
+        for name, (sign, _) in _COMPARE.items()
+        if given.get(name) is not None
+    ]
+    kind = "a whole number" if integral else "a finite number" if limits.get("finite", True) else "a number"
+    return " ".join([kind, " and ".join(texts)]).strip()
 
 
 def _write_limit(limit: float) -> str:
@@ -96,29 +107,20 @@ def _write_limit(limit: float) -> str:
     return f"{int(limit):,}" if abs(limit) <= MAX_WHOLE and limit == int(limit) else f"{limit:g}"
 
 
-def check_number(
-    field: str,
-    value: object,
-    *,
-    above: float | None = None,
-    least: float | None = None,
-    most: float | None = None,
-    below: float | None = None,
-    finite: bool = True,
-) -> float:
-    """Returns one real number in a range (see `check_floats`) and smaller than `below`."""
+def check_number(field: str, value: object, **limits: Unpack[Limits]) -> float:
+    """Returns one real number within the limits."""
     # bool is a subclass of int, but `jitter = true` in a TOML file is a mistake, not a 1.
-    allowed = describe_range(above=above, least=least, most=most, below=below, finite=finite)
     if isinstance(value, bool | np.bool_) or not isinstance(value, int | float | np.integer | np.floating):
-        raise InputError(f"{field} = {show(value)}: must be {allowed}")
+        raise InputError(f"{field} = {show(value)}: must be {describe_range(**limits)}")
     try:
-        array = np.array([value], float)
+        number = float(value)
     except OverflowError as error:
+        allowed = describe_range(**limits)
         raise InputError(f"{field}: must be {allowed}, and is larger than any number can be") from error
-    outside = find_outside(array, above=above, least=least, most=most, finite=finite)
-    if outside is not None or (below is not None and not value < below):
-        raise InputError(f"{field} = {value!s}: must be {allowed}")
-    return float(value)
+    real = math.isfinite(number) if limits.get("finite", True) else not math.isnan(number)
+    if not real or not all(_compare(number, limits)):
+        raise InputError(f"{field} = {value!s}: must be {describe_range(**limits)}")
+    return number
 
 
 def check_whole(field: str, value: object, *, least: int, most: int | None = None) -> int:
@@ -140,6 +142,13 @@ def check_interval(field: str, value: object, *, above: float) -> tuple[float, f
     if low > high:
         raise InputError(f"{field} = [{low}, {high}]: the lowest must not exceed the highest")
     return low, high
+
+
+def check_name(field: str, value: str, allowed: Iterable[str]) -> str:
+    """Returns the value if it is one of the allowed names."""
+    if value not in allowed:
+        raise InputError(unknown_name(field, value, allowed))
+    return value
 
 
 def check_text(field: str, value: object) -> str:
@@ -183,11 +192,11 @@ def make_read_only(array: NDArray[_Entry]) -> NDArray[_Entry]:
     return view
 
 
-def _vector(field: str, values: ArrayLike, length: int | None) -> FloatArray:
+def _to_vector(field: str, values: ArrayLike, length: int | None) -> FloatArray:
     try:
         array = np.asarray(values, dtype=np.float64)
     except (TypeError, ValueError, OverflowError) as error:
-        raise InputError(f"{field}{_first_not_a_number(values)}") from error
+        raise InputError(f"{field}{_name_first_bad_entry(values)}") from error
     if array.ndim != 1:
         raise InputError(f"{field}: must be one row of numbers, got shape {array.shape}")
     if length is not None and array.size != length:
@@ -195,7 +204,7 @@ def _vector(field: str, values: ArrayLike, length: int | None) -> FloatArray:
     return array
 
 
-def _first_not_a_number(values: ArrayLike) -> str:
+def _name_first_bad_entry(values: ArrayLike) -> str:
     entries = values if isinstance(values, list | tuple | np.ndarray) else [values]
     for index, entry in enumerate(entries):
         try:
@@ -205,26 +214,15 @@ def _first_not_a_number(values: ArrayLike) -> str:
     return ": must be one row of numbers"
 
 
-# --------------------------------------------------------------------------------------------------
-# How large the columns of a Parquet file will be, checked before they are read.
-#
-# Equal values are written once, so that a small file can hold a huge table. Knows nothing of what the
-# columns
-# mean.
-
-
 FREE_BYTES = 64 * 1024**2
 MAX_EXPANSION = 100
 """A table may take `FREE_BYTES` of memory, and this many times the size of its file on top."""
 
 
 def check_unpacked_size(file: "pq.ParquetFile", columns: int, size: int) -> None:
-    """Raises an `InputError` if reading some columns of numbers would take too much memory.
+    """Raises an `InputError` if reading so many columns of numbers would take too much memory.
 
-    Args:
-        file: the opened file.
-        columns: how many will be read.
-        size: bytes of the file.
+    Parquet writes equal values once, so a file of few bytes (`size`) can hold a huge table.
     """
     facts = file.metadata
     groups = [facts.row_group(number) for number in range(facts.num_row_groups)]
@@ -239,26 +237,18 @@ def check_unpacked_size(file: "pq.ParquetFile", columns: int, size: int) -> None
         raise InputError(f"its {rows:,} rows would take more than {most:,} bytes, for a file of {size:,}")
 
 
-# --------------------------------------------------------------------------------------------------
-# JSON as it stands in the files of a run directory, which may be anybody's.
-#
-# Stricter than Python's own reader: no NaN or infinity, no half of a surrogate pair, which could not be
-# written
-# out again, and no text that would take all of the memory: `[],[],…` takes twenty times its length.
-
-
 MOST_CHARACTERS = 64 * 1024 * 1024
-"""Beyond what a fleet of a million devices, or one with a thousand clusters, needs."""
+"""Of a JSON document: beyond what a fleet of a million devices, or one with a thousand clusters, needs.
+`[],[],…` takes twenty times its length in memory."""
 
 _SURROGATE = re.compile(r"\\u[dD][89a-fA-F]")
 
 
 def parse_json(text: str, *, finite: bool = True) -> Any:  # noqa: ANN401 — any value of a JSON document
-    """The value that the text describes.
+    """Parses JSON that anybody may have written.
 
-    Args:
-        text: the document.
-        finite: whether NaN and infinity are rejected.
+    Stricter than Python's own parser: it rejects half of a surrogate pair, which could not be written out
+    again, and, if `finite`, NaN and infinity.
 
     Raises:
         InputError: it is no JSON, one of the values above, or too long.
@@ -278,24 +268,56 @@ def _reject(word: str) -> None:
     raise ValueError(f"{word} is not a value of JSON")
 
 
-# --------------------------------------------------------------------------------------------------
-# TOML as it stands in the files of a run directory, which may be anybody's.
-#
-# Python's reader needs time and memory with the square of the length of a dotted key: 200 kB of `a.a.a…`
-# take
-# minutes and 9 GB. No key of an experiment has more than a few parts.
+def convert_document(document: object, kind: type[_Kind]) -> _Kind:
+    """Converts a parsed document to a dataclass or another type that msgspec knows; ignores unknown fields.
+
+    Raises:
+        InputError: a field is missing or has a wrong type, or the object rejects it; the message names it.
+    """
+    import msgspec  # here, because planning does without it
+
+    try:
+        return msgspec.convert(document, kind)
+    except msgspec.ValidationError as error:
+        words, path = [*str(error).rsplit(" - at `$", 1), ""][:2]
+        place, value = _follow(document, path)
+        shown = "" if isinstance(value, dict | list) else f" = {show(value)}"
+        raise InputError(f"{place}{shown}: {words}" if place else words) from error
+
+
+def check_keys(document: object, kind: type[Any]) -> None:
+    """Raises an `InputError` unless a document is a JSON object whose keys are fields of a dataclass."""
+    if not isinstance(document, dict):
+        raise InputError(f"not a JSON object but {type(document).__name__}")
+    names = [each.name for each in fields(kind)]
+    for key in document:
+        check_name("field", key, names)
+
+
+def _follow(document: Any, path: str) -> tuple[str, object]:  # noqa: ANN401 — parsed JSON
+    """The place that a path in an error of msgspec leads to, as `.clusters[0].mu`, and the value there."""
+    place, value = "", document
+    for step, key, index in re.findall(r"(\.(\w+)|\[(\d+)\])", path):
+        try:
+            value = value[key or int(index)]
+        except (LookupError, TypeError):
+            # Not a path after all, but part of a text in the message.
+            break
+        place += step
+    return place.removeprefix("."), value
 
 
 MOST_TOML_CHARACTERS = 16 * 1024 * 1024
 MOST_PARTS = 32
-"""Of a dotted key."""
+"""Of a dotted key. Python's parser needs time and memory with the square of the length of such a key: 200 kB
+of `a.a.a…` take minutes and 9 GB. No key of an experiment has more than a few parts."""
 
 _PART = r"""(?:[\w-]++|"(?:[^"\\\n]|\\.)*+"|'[^'\n]*+')"""
 _LONG_KEY = re.compile(rf"(?<![\w-]){_PART}(?:[ \t]*+\.[ \t]*+{_PART}){{{MOST_PARTS}}}")
 
 
 def parse_toml(text: str) -> dict[str, Any]:
-    """The document that the text describes.
+    """Parses TOML that anybody may have written.
 
     Raises:
         InputError: it is no TOML, or beyond the limits above.

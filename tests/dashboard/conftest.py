@@ -12,7 +12,7 @@ from urllib.parse import urlsplit
 import pytest
 
 from cfel.dashboard import Dashboard, dashboard_app, serve
-from cfel.status import ClusterStatus, DeviceStatus, ElectionEvent, Link, RoundPoint, Status
+from cfel.status import ClusterStatus, DeviceStatus, ElectionEvent, LinkStatus, RoundPoint, Status
 
 EVIL = "<img src=x onerror=\"document.title='owned'\"><script>document.title='owned'</script>"
 STATES = ("done", "training", "done", "uploading", "done", "done", "late", "absent")
@@ -74,7 +74,7 @@ def federation(done: int = 12, clusters: int = 8, each: int = 8, rounds: int = 4
             for number in range(clusters)
         ),
         links=tuple(
-            Link(a=number, b=(number + 1) % clusters, weight=1 / 3, up=5 not in (number, number + 1))
+            LinkStatus(a=number, b=(number + 1) % clusters, weight=1 / 3, up=5 not in (number, number + 1))
             for number in range(clusters)
         ),
         history=tuple(

@@ -10,7 +10,7 @@ import pytest
 from cfel.dashboard import RunWatcher, run_watcher
 from cfel.errors import RunDirectoryError
 from cfel.runlog import FleetDescription, PlanTable, RunWriter, describe_environment
-from cfel.status import Link, Status
+from cfel.status import LinkStatus, Status
 from tests.report.conftest import record, ring, write_run
 
 TOML = 'name = "pier"\nseed = 1\n[rounds]\nglobal = 3\nedge = 2\ntarget = 0.9\n[scheme]\nname = "hcef"\n'
@@ -80,7 +80,7 @@ def test_links_carry_their_weight(tmp_path: Path) -> None:
     links = RunWatcher(tmp_path).snapshot().links
     assert [(link.a, link.b) for link in links] == [(0, 1), (1, 2), (2, 0)]
     assert [link.weight for link in links] == pytest.approx([1 / 3] * 3)
-    assert all(isinstance(link, Link) and link.up for link in links)
+    assert all(isinstance(link, LinkStatus) and link.up for link in links)
 
 
 @pytest.mark.parametrize(

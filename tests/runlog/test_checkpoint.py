@@ -1,5 +1,6 @@
 """Checkpoints: exact, whole, checked, and written beside training."""
 
+import json
 import threading
 from pathlib import Path
 
@@ -93,6 +94,26 @@ def test_a_damaged_manifest_is_reported(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize(
+    ("changes", "words"),
+    [
+        ({"generation": -1}, "generation = -1"),
+        ({"round": 10**10}, "round = 10000000000"),
+        ({"files": [{"name": "../../other", "bytes": 1, "sha256": ""}]}, r"files\[0\].name = '../../other'"),
+        ({"files": [{"name": "generation-00000-state.json", "bytes": 1}]}, "`sha256`"),
+        ({"more": 1}, "`more`"),
+    ],
+)
+def test_a_manifest_of_somebody_else_is_checked(
+    tmp_path: Path, changes: dict[str, object], words: str
+) -> None:
+    write_checkpoint(tmp_path, Checkpoint(0, {}, {}))
+    manifest = json.loads((tmp_path / "manifest.json").read_text())
+    (tmp_path / "manifest.json").write_text(json.dumps(manifest | changes))
+    with pytest.raises(RunDirectoryError, match=rf"manifest\.json is damaged: .*{words}"):
+        read_checkpoint(tmp_path)
+
+
+@pytest.mark.parametrize(
     ("tensor", "words"),
     [
         (np.array(["a"]), "cannot be stored"),
@@ -127,7 +148,7 @@ def test_at_most_one_write_is_in_flight(tmp_path: Path, monkeypatch: pytest.Monk
     """`submit` returns while the write waits at a gate; the second one starts only after the first ended."""
     gate, order = threading.Event(), []
 
-    def slow_write(_directory: Path, checkpoint: Checkpoint, _shard_bytes: int) -> None:
+    def slow_write(_directory: Path, checkpoint: Checkpoint) -> None:
         assert gate.wait(10)
         order.append(checkpoint.round)
 

@@ -222,12 +222,53 @@ def test_a_newer_schema_is_rejected_with_both_versions(tmp_path: Path, make_run:
             call(tmp_path)
 
 
-@pytest.mark.parametrize("text", ["", "[]", "{}", '{"schema": 1}'])
+@pytest.mark.parametrize("text", ["", "[]", "{}", '{"schema": 1}', '{"schema": true}'])
 def test_a_damaged_environment_is_reported(tmp_path: Path, make_run: MakeRun, text: str) -> None:
     make_run(tmp_path).close()
     (tmp_path / "environment.json").write_text(text)
     with pytest.raises(RunDirectoryError, match=r"environment\.json is damaged"):
         RunDirectory.open(tmp_path)
+
+
+@pytest.mark.parametrize(
+    ("changes", "words"),
+    [
+        ({"cpu": 7}, "cpu = 7"),
+        ({"packages": {"torch": None}}, "packages"),
+        ({"command": ["cfel", 1]}, r"command\[1\] = 1"),
+        ({"modified": "no"}, "modified = 'no'"),
+        ({"cores": -1}, "cores = -1"),
+        ({"pythn": "3"}, "'pythn'; did you mean 'python'"),
+    ],
+)
+def test_a_wrong_value_in_the_environment_is_named(
+    tmp_path: Path, make_run: MakeRun, changes: dict[str, object], words: str
+) -> None:
+    make_run(tmp_path).close()
+    environment = json.loads((tmp_path / "environment.json").read_text())
+    (tmp_path / "environment.json").write_text(json.dumps(environment | changes))
+    with pytest.raises(RunDirectoryError, match=rf"environment\.json is damaged: .*{words}"):
+        RunDirectory.open(tmp_path)
+
+
+@pytest.mark.parametrize(
+    ("changes", "words"),
+    [
+        ({"cluster": [0, 0, 1, 1.5]}, r"cluster\[3\] = 1.5"),
+        ({"cluster": 4}, "cluster = 4"),
+        ({"edges": [[0, 1, 1]]}, r"edges\[0\]"),
+        ({"mixing": [[0.5, "x"], [0.5, 0.5]]}, r"mixing\[0\]\[1\] = 'x'"),
+        ({"seconds_budget": True}, "seconds_budget = True"),
+    ],
+)
+def test_a_wrong_value_in_the_fleet_is_named(
+    tmp_path: Path, make_run: MakeRun, changes: dict[str, object], words: str
+) -> None:
+    make_run(tmp_path).close()
+    fleet = json.loads((tmp_path / "fleet.json").read_text())
+    (tmp_path / "fleet.json").write_text(json.dumps(fleet | changes))
+    with pytest.raises(RunDirectoryError, match=rf"fleet\.json is damaged: .*{words}"):
+        RunDirectory.open(tmp_path).fleet()
 
 
 def test_what_is_missing_is_named(tmp_path: Path, make_run: MakeRun) -> None:
@@ -265,10 +306,10 @@ def test_columns_of_unequal_length_are_rejected() -> None:
 @pytest.mark.parametrize(
     ("changes", "words"),
     [
-        ({"cluster": (0, 2)}, r"cluster\[1\]: 2"),
+        ({"cluster": (0, 2)}, r"cluster\[1\] = 2"),
         ({"edges": ((0, 5),)}, r"edges\[0\]"),
         ({"mixing": ((1.0,), (0.5, 0.5))}, r"mixing\[0\]: 1 weights"),
-        ({"seconds_budget": -1.0}, "seconds_budget: -1.0"),
+        ({"seconds_budget": -1.0}, "seconds_budget = -1.0"),
     ],
 )
 def test_a_fleet_that_does_not_fit_together_is_rejected(changes: dict[str, object], words: str) -> None:

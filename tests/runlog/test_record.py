@@ -75,15 +75,18 @@ def test_numpy_scalars_become_plain_numbers(make_record: Callable[..., RoundReco
 @pytest.mark.parametrize(
     ("changes", "words"),
     [
-        ({"seconds": -1.0}, "seconds: -1.0"),
-        ({"joules": math.inf}, "joules: inf"),
-        ({"joules_realised": math.nan}, "joules_realised: nan"),
-        ({"round": -1}, "round: -1"),
-        ({"round": 1.5}, "round: 1.5"),
-        ({"wire_bytes": True}, "wire_bytes: True"),
-        ({"loss": "0.5"}, "loss: '0.5'"),
-        ({"g2": None}, "g2: None"),
-        ({"model_sha256": "ABC"}, "model_sha256: 'ABC'"),
+        ({"seconds": -1.0}, "seconds = -1.0: must be a finite number ≥ 0"),
+        ({"joules": math.inf}, "joules = inf"),
+        ({"joules_realised": math.nan}, "joules_realised = nan"),
+        ({"round": -1}, "round = -1: must be a whole number ≥ 0"),
+        ({"wire_bytes": 2**101}, f"wire_bytes = {2**101}"),
+        ({"round": 1.5}, "round = 1.5: Expected `int`, got `float`"),
+        ({"wire_bytes": True}, "wire_bytes = True"),
+        ({"loss": "0.5"}, "loss = '0.5'"),
+        ({"g2": None}, "g2 = None"),
+        ({"metrics": {"mae": np.True_}}, "metrics"),
+        ({"violations": "late"}, "violations = 'late'"),
+        ({"model_sha256": "ABC"}, "model_sha256 = 'ABC'"),
     ],
 )
 def test_a_bad_value_is_named(
@@ -99,7 +102,7 @@ def test_a_bad_value_is_named(
         ("{", "not a JSON object"),
         ("[1]", "not a JSON object but list"),
         ('{"rund": 1}', "did you mean 'round'"),
-        ('{"round": 1}', "field 'accuracy' is missing"),
+        ('{"round": 1}', "field `seconds`"),
     ],
 )
 def test_a_line_that_is_no_record_is_rejected(line: str, words: str) -> None:
@@ -110,5 +113,5 @@ def test_a_line_that_is_no_record_is_rejected(line: str, words: str) -> None:
 @pytest.mark.parametrize("name", ["violations", "feasible", "model_sha256"])
 def test_a_field_of_the_wrong_type_is_rejected(make_record: Callable[..., RoundRecord], name: str) -> None:
     document = {**json.loads(make_record(1).to_json_line()), name: 7}
-    with pytest.raises(InputError, match=f"{name}: 7"):
+    with pytest.raises(InputError, match=f"{name} = 7"):
         RoundRecord.from_json_line(json.dumps(document))

@@ -4,6 +4,7 @@ import json
 import math
 from typing import Any
 
+import numpy as np
 import pytest
 
 from cfel.errors import InputError
@@ -12,7 +13,7 @@ from cfel.status import (
     Curve,
     DeviceStatus,
     ElectionEvent,
-    Link,
+    LinkStatus,
     RoundPoint,
     Status,
     thin_history,
@@ -32,7 +33,7 @@ WHOLE = Status(
         ClusterStatus(cluster=0, node="edge-0", size=1, devices=(DeviceStatus(device=0, rho=0.25),)),
         ClusterStatus(cluster=1, state="lost"),
     ),
-    links=(Link(a=0, b=1, weight=0.5, up=False),),
+    links=(LinkStatus(a=0, b=1, weight=0.5, up=False),),
     history=(POINT,),
     curves=(Curve(name="cef", history=(POINT,)),),
     rejected=(("wrong round", 2),),
@@ -76,13 +77,38 @@ def test_fields_of_a_later_version_are_passed_over() -> None:
         ("[]", "not a status document"),
         ("{}", "not a status document: 'schema'"),
         ("nonsense", "not a status document"),
-        ('{"schema": 1}', "schema: 1, but this cfel reads 2"),
+        ("[" * 100_000, "not a status document"),
+        ('{"schema": 1}', "schema = 1: this cfel reads 2"),
         ('{"schema": 2, "node": "x"}', "'clusters'"),
     ],
 )
 def test_other_documents_are_rejected(text: str, words: str) -> None:
     with pytest.raises(InputError, match=words):
         Status.from_json(text)
+
+
+@pytest.mark.parametrize(
+    ("changes", "words"),
+    [
+        ({"node": 7}, "node = 7: Expected `str`, got `int`"),
+        ({"round": 1.5}, "round = 1.5"),
+        ({"rejected": {"why": "often"}}, r"rejected\[0\]\[1\] = 'often'"),
+        ({"clusters": [{"cluster": 0}, {"cluster": True}]}, r"clusters\[1\].cluster = True"),
+        ({"clusters": [{"cluster": 0}, {}]}, r"clusters\[1\]: .*`cluster`"),
+        ({"clusters": [{"cluster": 0, "state": "dead"}]}, r"clusters\[0\]: state: unknown 'dead'"),
+        ({"links": None}, "links = None"),
+        ({"node": "x", "problem": " - at `$.clusters[9]`", "phase": "?"}, "phase: unknown"),
+    ],
+)
+def test_a_wrong_value_is_named_with_its_place(changes: dict[str, Any], words: str) -> None:
+    with pytest.raises(InputError, match=f"not a status document: {words}"):
+        Status.from_json(json.dumps(json.loads(WHOLE.to_json()) | changes))
+
+
+def test_numbers_of_numpy_are_written_like_others() -> None:
+    status = Status(node="x", seconds=np.float64(0.1), history=(RoundPoint(round=1, seconds=2, joules=0.5),))
+    assert b'"seconds":0.1,' in status.to_json()
+    assert b'"seconds":2,' in status.to_json()
 
 
 def test_a_metric_that_diverged_is_unknown() -> None:
@@ -93,29 +119,25 @@ def test_a_metric_that_diverged_is_unknown() -> None:
 @pytest.mark.parametrize(
     ("kind", "values", "words"),
     [
-        (DeviceStatus, {"device": -1}, "device: -1 is not a whole number >= 0"),
-        (
-            DeviceStatus,
-            {"device": 0, "state": "traning"},
-            "state: unknown 'traning'; did you mean 'training'",
-        ),
-        (DeviceStatus, {"device": 0, "rho": 1.5}, "rho: 1.5 is more than 1"),
-        (DeviceStatus, {"device": 0, "theta": "x"}, "theta: 'x' is not a finite number >= 0"),
-        (DeviceStatus, {"device": 0, "mu": math.inf}, "mu: inf is not"),
+        (DeviceStatus, {"device": -1}, "device = -1: must be a whole number ≥ 0"),
+        (DeviceStatus, {"device": 0, "state": "traning"}, "state: unknown 'traning'"),
+        (DeviceStatus, {"device": 0, "rho": 1.5}, "rho = 1.5: must be a finite number ≥ 0 and ≤ 1"),
+        (DeviceStatus, {"device": 0, "theta": "x"}, "theta = 'x'"),
+        (DeviceStatus, {"device": 0, "mu": math.inf}, "mu = inf"),
         (ClusterStatus, {"cluster": 0, "state": "dead"}, "state: unknown 'dead'"),
         (
             ClusterStatus,
             {"cluster": 4, "size": 0, "devices": (DeviceStatus(device=0),)},
-            "size: 0, but cluster 4 lists 1 devices",
+            "size = 0: cluster 4 lists 1",
         ),
-        (Link, {"a": 0, "b": -1}, "b: -1 is not"),
-        (RoundPoint, {"round": 1, "seconds": -1.0, "joules": 0.0}, "seconds: -1.0 is not"),
+        (LinkStatus, {"a": 0, "b": -1}, "b = -1"),
+        (RoundPoint, {"round": 1, "seconds": -1.0, "joules": 0.0}, "seconds = -1.0"),
         (ElectionEvent, {"unix_seconds": 0.0, "term": 1, "kind": "lost"}, "kind: unknown 'lost'"),
         (Status, {"node": "x", "phase": "trainin"}, "phase: unknown 'trainin'; did you mean 'training'"),
         (Status, {"node": "x", "source": "tv"}, "source: unknown 'tv'"),
-        (Status, {"node": "x", "round": True}, "round: True is not"),
-        (Status, {"node": "x", "seconds": math.nan}, "seconds: nan is not"),
-        (Status, {"node": "x", "rejected": (("why", -1),)}, "rejected\\['why'\\]: -1 is not"),
+        (Status, {"node": "x", "round": True}, "round = True"),
+        (Status, {"node": "x", "seconds": math.nan}, "seconds = nan"),
+        (Status, {"node": "x", "rejected": (("why", -1),)}, "rejected\\['why'\\] = -1"),
     ],
 )
 def test_what_cannot_be_is_rejected(kind: type[Any], values: dict[str, Any], words: str) -> None:

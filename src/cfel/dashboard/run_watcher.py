@@ -20,7 +20,7 @@ from cfel.durable import translate_os_errors
 from cfel.errors import CfelError, InputError, RunDirectoryError
 from cfel.report.load import Run, find_runs, load_run
 from cfel.runlog import FleetDescription, PlanTable, RoundRecord
-from cfel.status import ClusterStatus, Curve, DeviceStatus, Link, RoundPoint, Status, thin_history
+from cfel.status import ClusterStatus, Curve, DeviceStatus, LinkStatus, RoundPoint, Status, thin_history
 
 MOST_POINTS = 1000
 """Rounds in a curve; of longer ones, evenly spaced rounds are kept."""
@@ -133,7 +133,7 @@ def build_status(node: str, watched: WatchedRun, others: Sequence[Run] = ()) -> 
         slowest_cluster=last.slowest_cluster if last else None,
         clusters=_clusters(fleet, watched.plan),
         links=tuple(
-            Link(a=a, b=b, weight=(fleet.mixing[a][b] + fleet.mixing[b][a]) / 2) for a, b in fleet.edges
+            LinkStatus(a=a, b=b, weight=(fleet.mixing[a][b] + fleet.mixing[b][a]) / 2) for a, b in fleet.edges
         ),
         history=_history(run),
         curves=_curves(run, others),

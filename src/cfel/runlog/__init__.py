@@ -1,7 +1,7 @@
 """The run directory: what a run writes, and what is needed to resume it.
 
 Files and bytes only: it knows no model, scheme or clock, and needs no torch. `directory` is the entry point;
-`record` is one line of the log, `log` its file, `plans` the tables, `checkpoint` and `background` tensors.
+`records` is the log and its lines, `plans` the tables, `checkpoint` tensors.
 """
 
 from cfel.runlog.checkpoint import Checkpoint, CheckpointWriter, read_checkpoint, write_checkpoint

@@ -20,16 +20,17 @@ import os
 import re
 from collections.abc import Iterator, Mapping
 from concurrent.futures import Future, ThreadPoolExecutor
-from dataclasses import asdict, dataclass
+from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
+from typing import Annotated, Any
 
+import msgspec
 import numpy as np
 import safetensors.numpy
+from msgspec import Meta
 from numpy.typing import NDArray
 from safetensors import SafetensorError
 
-from cfel import validation
 from cfel.durable import (
     check_directory,
     read_bytes,
@@ -40,15 +41,15 @@ from cfel.durable import (
     translate_parse_errors,
 )
 from cfel.errors import InputError, RunDirectoryError, StorageError
-from cfel.validation import parse_json
+from cfel.validation import convert_document, parse_json
 
 SHARD_BYTES = 64 * 1024**2
 """Files are closed when they reach this size; it bounds what a reader holds in memory twice."""
 
 _KINDS = "biuf"
 _ATTEMPTS = 5
-_MAX_NUMBER = 10**9
-_NAME = re.compile(r"generation-[0-9]{5,10}-(?:[0-9]{5,10}\.safetensors|state\.json)")
+_NAME = r"^generation-[0-9]{5,10}-(?:[0-9]{5,10}\.safetensors|state\.json)\Z"
+_Number = Annotated[int, Meta(ge=0, le=10**9)]
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -91,29 +92,17 @@ def _array(name: str, value: object) -> NDArray[Any]:
     return array
 
 
-@dataclass(frozen=True, slots=True)
-class _File:
-    name: str
+class _File(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
+    # A name like "../../other" would lead out of the directory.
+    name: Annotated[str, Meta(pattern=_NAME)]
     bytes: int
     sha256: str
 
-    def __post_init__(self) -> None:
-        # A name like "../../other" would lead out of the directory.
-        if not isinstance(self.name, str) or not _NAME.fullmatch(self.name):
-            raise InputError(f"{self.name!r} is not the name of a checkpoint's file")
-        if not isinstance(self.bytes, int) or not isinstance(self.sha256, str):
-            raise InputError(f"{self.name}: its size or its SHA-256 is missing")
 
-
-@dataclass(frozen=True, slots=True)
-class _Manifest:
-    generation: int
-    round: int
+class _Manifest(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
+    generation: _Number
+    round: _Number
     files: tuple[_File, ...]
-
-    def __post_init__(self) -> None:
-        validation.check_whole("generation", self.generation, least=0, most=_MAX_NUMBER)
-        validation.check_whole("round", self.round, least=0, most=_MAX_NUMBER)
 
 
 def write_checkpoint(directory: Path, checkpoint: Checkpoint, shard_bytes: int = SHARD_BYTES) -> None:
@@ -133,7 +122,7 @@ def write_checkpoint(directory: Path, checkpoint: Checkpoint, shard_bytes: int =
         manifest = _Manifest(
             generation, checkpoint.round, tuple(_describe(directory / name) for name in names)
         )
-        content = json.dumps(asdict(manifest), indent=1).encode()
+        content = json.dumps(msgspec.to_builtins(manifest), indent=1).encode()
         replace_file(directory / "manifest.json", content, private=True)
     except StorageError:
         remove_old_files(directory)
@@ -249,9 +238,7 @@ def _read_manifest(directory: Path) -> _Manifest | None:
         return None
     content = read_bytes(path)
     with translate_parse_errors(path):
-        document = parse_json(content.decode())
-        files = tuple(_File(**file) for file in document.pop("files"))
-        return _Manifest(**document, files=files)
+        return convert_document(parse_json(content.decode()), _Manifest)
 
 
 def remove_old_files(directory: Path) -> None:
@@ -264,26 +251,16 @@ def remove_old_files(directory: Path) -> None:
             remove_quietly(path)
 
 
-# --------------------------------------------------------------------------------------------------
-# CheckpointWriter: writes checkpoints while training continues.
-#
-# One thread and at most one checkpoint in flight, so memory holds one snapshot and never a queue of them.
-# If a
-# write fails in the thread, the next call raises the error. Hashing, writing and syncing all release the
-# interpreter lock.
-
-
 class CheckpointWriter:
-    """Writes checkpoints into one directory.
+    """Writes checkpoints into one directory while training continues.
 
-    Args:
-        directory: where checkpoints are kept; it exists.
-        shard_bytes: size at which a file is closed.
+    One thread and at most one checkpoint in flight, so memory holds one snapshot and never a queue of them.
+    If a write fails in the thread, the next call raises the error. Hashing, writing and syncing all release
+    the interpreter lock.
     """
 
-    def __init__(self, directory: Path, shard_bytes: int = SHARD_BYTES) -> None:
+    def __init__(self, directory: Path) -> None:
         self._directory = directory
-        self._shard_bytes = shard_bytes
         self._thread = ThreadPoolExecutor(max_workers=1, thread_name_prefix="checkpoint")
         self._pending: Future[None] | None = None
 
@@ -300,7 +277,7 @@ class CheckpointWriter:
         """
         self.wait()
         snapshot = checkpoint.copy() if copy else checkpoint
-        self._pending = self._thread.submit(write_checkpoint, self._directory, snapshot, self._shard_bytes)
+        self._pending = self._thread.submit(write_checkpoint, self._directory, snapshot)
 
     def wait(self) -> None:
         """Returns when nothing is in flight.

@@ -25,7 +25,9 @@ from dataclasses import asdict, dataclass
 from importlib.metadata import PackageNotFoundError, version
 from pathlib import Path
 from types import TracebackType
-from typing import Any, Self
+from typing import Self
+
+import msgspec
 
 from cfel import validation
 from cfel.durable import (
@@ -39,24 +41,11 @@ from cfel.durable import (
     translate_parse_errors,
 )
 from cfel.errors import InputError, RunDirectoryError, StorageError
-from cfel.runlog.checkpoint import (
-    SHARD_BYTES,
-    Checkpoint,
-    CheckpointWriter,
-    read_checkpoint,
-    remove_old_files,
-)
+from cfel.runlog.checkpoint import Checkpoint, CheckpointWriter, read_checkpoint, remove_old_files
 from cfel.runlog.plans import PlanTable, plan_paths, read_plan, write_plan
 from cfel.runlog.records import RoundLog, RoundRecord, read_log
-from cfel.validation import parse_json
-from cfel.wording import plural, show
-
-# --------------------------------------------------------------------------------------------------
-# Environment: the software and the machine a run was made with, as `environment.json`.
-#
-# For information only. It also carries the schema number of the run directory, because it is read first.
-# Nothing here identifies a person or a host.
-
+from cfel.validation import check_keys, convert_document, parse_json
+from cfel.wording import plural
 
 SCHEMA = 1
 """Layout of a run directory; raised when an older reader would misread a newer directory."""
@@ -64,11 +53,19 @@ SCHEMA = 1
 # The directories of an absolute path, at the beginning of a word or of a value in it.
 _DIRECTORIES = re.compile(r"(?<![\w./…~-])(?:~|/)(?:[^\s\"',;=/]*/)*")
 _PACKAGES = ("cfel", "numpy", "torch", "pyarrow", "safetensors", "ray")
+_LOG = "rounds.jsonl"
+_EXPERIMENT = "experiment.toml"
+_ENVIRONMENT = "environment.json"
+_FLEET = "fleet.json"
+_TOLERANCE = 1e-6
+"""How far rounding may take a mixing weight out of [0, 1]."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Environment:
-    """Versions, commit and machine.
+    """The software and the machine a run was made with; nothing that identifies a person or a host.
+
+    For information only, apart from the schema, which is here because this file is read first.
 
     Attributes:
         schema: layout of the run directory.
@@ -95,15 +92,7 @@ class Environment:
     started: str = ""
 
     def __post_init__(self) -> None:
-        """Checks the types: a page is made of these values."""
-        texts = {name: getattr(self, name) for name in ("python", "cpu", "platform", "started")}
-        texts |= {f"packages[{key!r}]": value for key, value in dict(self.packages).items()}
-        texts |= {f"command[{place}]": word for place, word in enumerate(self.command)}
-        for name, value in texts.items():
-            if not isinstance(value, str):
-                raise InputError(f"{name}: {show(value)} is not text")
-        if not isinstance(self.commit, str | None) or not isinstance(self.modified, bool | None):
-            raise InputError(f"commit = {show(self.commit)}, modified = {show(self.modified)}: not allowed")
+        """Checks the only number that is shown."""
         validation.check_whole("cores", self.cores, least=0)
 
     def to_json(self) -> str:
@@ -116,33 +105,32 @@ class Environment:
 
         Raises:
             RunDirectoryError: it comes from a newer cfel.
-            Exception: of many kinds, if the text is no such document; see `translate_parse_errors`.
+            InputError: the text is no such document.
         """
-        document: dict[str, Any] = parse_json(text)
-        schema = validation.check_whole("schema", document["schema"], least=0)
+        document = parse_json(text)
+        if not isinstance(document, dict):
+            raise InputError(f"not a JSON object but {type(document).__name__}")
+        # Checked first, so that the message is about the version and not about the first field that differs.
+        schema = validation.check_whole("schema", document.get("schema"), least=0)
         if schema > SCHEMA:
             raise RunDirectoryError(
                 f"this run directory has schema {schema}, this cfel reads up to schema {SCHEMA}: "
                 "please use a newer cfel; nothing was changed"
             )
-        return cls(**{**document, "command": tuple(document.get("command", ()))})
+        check_keys(document, cls)
+        return convert_document(document, cls)
 
 
 def describe_environment(command: Sequence[str] = (), started: str = "") -> Environment:
-    """Describes the environment of this process.
-
-    Args:
-        command: the command line that makes the run.
-        started: the current time in ISO 8601, if it should be stored.
-    """
-    commit, modified = _commit(Path(__file__).resolve().parents[1])
+    """Describes the environment of this process; `started` is a time in ISO 8601, if it should be stored."""
+    commit, modified = _find_commit(Path(__file__).resolve().parents[1])
     return Environment(
         schema=SCHEMA,
         python=platform.python_version(),
-        packages=_versions(),
+        packages=_list_versions(),
         commit=commit,
         modified=modified,
-        cpu=_cpu_model(),
+        cpu=_find_cpu_model(),
         cores=len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1,
         platform=f"{platform.system()} {platform.release()} {platform.machine()}",
         command=_strip_directories(command),
@@ -155,7 +143,7 @@ def _strip_directories(words: Sequence[str]) -> tuple[str, ...]:
     return tuple(_DIRECTORIES.sub("" if place == 0 else "…/", word) for place, word in enumerate(words))
 
 
-def _versions() -> dict[str, str]:
+def _list_versions() -> dict[str, str]:
     found = {}
     for package in _PACKAGES:
         try:
@@ -165,7 +153,7 @@ def _versions() -> dict[str, str]:
     return found
 
 
-def _cpu_model(source: Path = Path("/proc/cpuinfo")) -> str:
+def _find_cpu_model(source: Path = Path("/proc/cpuinfo")) -> str:
     try:
         lines = source.read_text(encoding="utf-8", errors="replace").splitlines()
     except OSError:
@@ -174,7 +162,7 @@ def _cpu_model(source: Path = Path("/proc/cpuinfo")) -> str:
     return next(models, platform.processor() or platform.machine())
 
 
-def _commit(package: Path) -> tuple[str | None, bool | None]:
+def _find_commit(package: Path) -> tuple[str | None, bool | None]:
     """Commit of the tree that holds `package` as src/<package>, and whether the tree was changed since."""
     root = package.parents[1]
     if package.parent.name != "src" or not (root / ".git").exists():
@@ -197,19 +185,9 @@ def _git(root: Path, *words: str) -> str | None:
     return done.stdout.strip()
 
 
-# --------------------------------------------------------------------------------------------------
-# FleetDescription: what a report needs to know about the fleet, as `fleet.json`.
-#
-# A description for readers, not the fleet itself: conditions, classes and traces stay in `system`.
-
-
-_TOLERANCE = 1e-6
-"""How far rounding may take a mixing weight out of [0, 1]."""
-
-
 @dataclass(frozen=True, slots=True, kw_only=True)
 class FleetDescription:
-    """Clusters, backhaul and budgets of one run.
+    """Clusters, backhaul and budgets of one run, for readers; conditions and classes stay in `system`.
 
     Attributes:
         cluster: cluster of each device, by device number.
@@ -230,9 +208,25 @@ class FleetDescription:
         object.__setattr__(self, "cluster", tuple(int(number) for number in self.cluster))
         object.__setattr__(self, "edges", tuple((int(a), int(b)) for a, b in self.edges))
         object.__setattr__(self, "mixing", tuple(tuple(float(w) for w in row) for row in self.mixing))
-        _check_clusters(self.cluster, self.edges, self.mixing)
+        self._check_clusters()
         for name in ("seconds_budget", "joules_budget"):
-            object.__setattr__(self, name, _check_budget(name, getattr(self, name)))
+            value = getattr(self, name)
+            limit = None if value in (None, math.inf) else validation.check_number(name, value, above=0)
+            object.__setattr__(self, name, limit)
+
+    def _check_clusters(self) -> None:
+        count = self.clusters
+        for index, row in enumerate(self.mixing):
+            if len(row) != count:
+                raise InputError(f"mixing[{index}]: {len(row)} weights, but there are {count} clusters")
+            if not all(-_TOLERANCE <= weight <= 1 + _TOLERANCE for weight in row):
+                raise InputError(f"mixing[{index}]: has a weight outside of 0 to 1")
+        for index, number in enumerate(self.cluster):
+            if not 0 <= number < count:
+                raise InputError(f"cluster[{index}] = {number}: must be one of the {count} clusters")
+        for index, edge in enumerate(self.edges):
+            if not all(0 <= end < count for end in edge):
+                raise InputError(f"edges[{index}] = {edge}: must join two of the {count} clusters")
 
     @property
     def clusters(self) -> int:
@@ -246,15 +240,7 @@ class FleetDescription:
 
     def to_json(self) -> str:
         """The document of `fleet.json`."""
-        document = {
-            "clusters": self.clusters,
-            "devices": self.devices,
-            "cluster": self.cluster,
-            "edges": self.edges,
-            "mixing": self.mixing,
-            "seconds_budget": self.seconds_budget,
-            "joules_budget": self.joules_budget,
-        }
+        document = {"clusters": self.clusters, "devices": self.devices, **msgspec.to_builtins(self)}
         return json.dumps(document, allow_nan=False, separators=(",", ":")) + "\n"
 
     @classmethod
@@ -262,42 +248,9 @@ class FleetDescription:
         """Reads what `to_json` wrote.
 
         Raises:
-            Exception: of many kinds, if the text is no such document; see `translate_parse_errors`.
+            InputError: the text is no such document.
         """
-        document: dict[str, Any] = parse_json(text)
-        names = ("cluster", "edges", "mixing", "seconds_budget", "joules_budget")
-        return cls(**{name: document[name] for name in names})
-
-
-def _check_clusters(
-    cluster: tuple[int, ...], edges: tuple[tuple[int, int], ...], mixing: tuple[tuple[float, ...], ...]
-) -> None:
-    count = len(mixing)
-    for index, row in enumerate(mixing):
-        if len(row) != count:
-            raise InputError(f"mixing[{index}]: {len(row)} weights, but there are {count} clusters")
-        if not all(-_TOLERANCE <= weight <= 1 + _TOLERANCE for weight in row):
-            raise InputError(f"mixing[{index}]: has a weight outside of 0 to 1")
-    for index, number in enumerate(cluster):
-        if not 0 <= number < count:
-            raise InputError(f"cluster[{index}]: {number} is not one of the {count} clusters")
-    for index, edge in enumerate(edges):
-        if not all(0 <= end < count for end in edge):
-            raise InputError(f"edges[{index}]: {edge} does not join two of the {count} clusters")
-
-
-def _check_budget(name: str, value: float | None) -> float | None:
-    if value is None or value == math.inf:
-        return None
-    if isinstance(value, bool) or not value > 0:
-        raise InputError(f"{name}: {value!r} is not a number > 0 (None is no limit)")
-    return float(value)
-
-
-_LOG = "rounds.jsonl"
-_EXPERIMENT = "experiment.toml"
-_ENVIRONMENT = "environment.json"
-_FLEET = "fleet.json"
+        return convert_document(parse_json(text), cls)
 
 
 def holds_run(path: Path) -> bool:
@@ -334,11 +287,7 @@ def write_descriptions(
 
 @dataclass(frozen=True, slots=True)
 class RunDirectory:
-    """A run to read, finished or not.
-
-    Attributes:
-        path: the directory.
-    """
+    """A run to read, finished or not."""
 
     path: Path
 
@@ -400,34 +349,21 @@ class RunDirectory:
 
 
 class RunWriter:
-    """Writes a run; as a context manager it waits for the last checkpoint at the end.
+    """Writes a run; as a context manager it waits for the last checkpoint. Use `create` or `resume`."""
 
-    Use `RunWriter.create` or `RunWriter.resume`.
-
-    Args:
-        path: the directory; its files exist.
-        shard_bytes: size at which a checkpoint file is closed.
-    """
-
-    def __init__(self, path: Path, shard_bytes: int = SHARD_BYTES) -> None:
+    def __init__(self, path: Path) -> None:
         self.path = path
         make_directory(path / "plans")
         # Models, and what devices remember: both can reveal training data.
         make_directory(path / "checkpoint", private=True)
         self._log = RoundLog(path / _LOG)
-        self._checkpoints = CheckpointWriter(path / "checkpoint", shard_bytes)
+        self._checkpoints = CheckpointWriter(path / "checkpoint")
         with translate_os_errors("create", path):
             sync_directory(path)
 
     @classmethod
     def create(
-        cls,
-        path: Path,
-        *,
-        experiment_toml: str,
-        fleet: FleetDescription,
-        environment: Environment,
-        shard_bytes: int = SHARD_BYTES,
+        cls, path: Path, *, experiment_toml: str, fleet: FleetDescription, environment: Environment
     ) -> "RunWriter":
         """Starts a run in `path`, which is created when missing.
 
@@ -436,11 +372,11 @@ class RunWriter:
         """
         reject_existing_run(path)
         write_descriptions(path, experiment_toml=experiment_toml, fleet=fleet, environment=environment)
-        return cls(path, shard_bytes)
+        return cls(path)
 
     @classmethod
     def resume(
-        cls, path: Path, *, experiment_toml: str | None = None, shard_bytes: int = SHARD_BYTES
+        cls, path: Path, *, experiment_toml: str | None = None
     ) -> "tuple[RunWriter, Checkpoint | None]":
         """Resumes the run in `path`; the log then ends with the checkpoint's round.
 
@@ -449,7 +385,6 @@ class RunWriter:
         Args:
             path: the directory.
             experiment_toml: replaces the one in the directory; None leaves it.
-            shard_bytes: size at which a checkpoint file is closed.
 
         Returns:
             The writer, and the checkpoint to resume from; None means from the beginning.
@@ -460,7 +395,7 @@ class RunWriter:
         """
         # Rejects a newer schema before anything is changed.
         RunDirectory.open(path)
-        writer = cls(path, shard_bytes)
+        writer = cls(path)
         try:
             checkpoint = read_checkpoint(path / "checkpoint")
             writer._truncate(checkpoint.round if checkpoint else None)

@@ -1,52 +1,50 @@
-"""The numbers of a round that are worth a curve, by name; for trackers and event files."""
+"""rounds.jsonl: one `RoundRecord` per global round and line, on the disk before the next round starts.
+
+A line is strict JSON and restores exactly the same record: a number that JSON cannot express (a loss that
+diverged) is written as "nan", "inf" or "-inf". Numbers per device are not here but in `plans`.
+
+A line counts when its newline is there. Text after the last newline was being written when the process died:
+readers skip it and the next writer removes it. Any other line that is not a record is an error that names the
+line; it is never skipped.
+"""
 
 import fcntl
 import json
 import math
 import os
 import re
-from collections.abc import Mapping
+from collections.abc import Iterator
+from contextlib import suppress
 from dataclasses import dataclass, field, fields
 from pathlib import Path
 from typing import Any
 
+import msgspec
+import numpy as np
+
 from cfel.durable import read_bytes, replace_file, translate_os_errors
-from cfel.errors import InputError, RunBusyError, RunDirectoryError, StorageError, unknown_name
-from cfel.validation import parse_json
+from cfel.errors import InputError, RunBusyError, RunDirectoryError, StorageError
+from cfel.validation import check_keys, check_number, convert_document, parse_json
 from cfel.wording import show
-
-# --------------------------------------------------------------------------------------------------
-# RoundRecord: the result of one global round, and its line of JSON.
-#
-# The line is strict JSON and restores exactly the same record: a number that JSON cannot express (a loss
-# that
-# diverged) is written as "nan", "inf" or "-inf". Numbers per device are not here but in a plan table
-# (`plans`).
-
 
 WALL_CLOCK_FIELDS = ("wall_seconds", "peak_memory_bytes")
 """Fields that differ between two runs of the same experiment; all others are equal to the last bit."""
 
-_MAX_COUNT = 2**100
-_NOT_A_JSON_NUMBER = ("nan", "inf", "-inf")
-_CUMULATIVE = (
-    "seconds",
-    "joules",
-    "seconds_expected",
-    "joules_expected",
-    "seconds_realised",
-    "joules_realised",
+METRICS = (
+    *("accuracy", "loss", "seconds", "joules", "rho_mean", "theta_mean", "sigma2", "g2", "gap"),
+    *("wire_bytes", "steps_planned", "steps_taken", "upload_bytes_planned", "upload_bytes", "backhaul_bytes"),
+    *("device_accuracy_mean", "device_accuracy_worst", "device_accuracy_spread"),
+    *("personal_accuracy_mean", "personal_accuracy_worst", "personal_accuracy_spread", "personal_loss"),
 )
-_FLOATS = (*_CUMULATIVE, "rho_mean", "theta_mean", "sigma2", "g2", "wall_seconds")
-_DEVICE_ACCURACY = ("device_accuracy_mean", "device_accuracy_worst", "device_accuracy_spread")
-_PERSONAL_ACCURACY = ("personal_accuracy_mean", "personal_accuracy_worst", "personal_accuracy_spread")
-_PERSONAL = (*_PERSONAL_ACCURACY, "personal_loss")
-_OPTIONAL_FLOATS = ("accuracy", "loss", "gap", "steps_planned", *_DEVICE_ACCURACY, *_PERSONAL)
-_COUNTS = ("round", "wire_bytes", "devices_taking_part")
-_ADDED_COUNTS = ("steps_taken", "upload_bytes_planned", "upload_bytes", "backhaul_bytes", "peak_memory_bytes")
-_OPTIONAL_COUNTS = ("straggler", "slowest_cluster", *_ADDED_COUNTS)
-_ADDED = ("steps_planned", "metrics", *_DEVICE_ACCURACY, *_PERSONAL, *_ADDED_COUNTS)
-"""Fields that logs of earlier versions do not have."""
+"""Fields of a record that are worth a curve, for trackers and event files."""
+
+_TOTALS = (
+    *("seconds", "joules", "seconds_expected", "joules_expected"),
+    *("seconds_realised", "joules_realised"),
+)
+# Fits into a float, so that every count can be drawn.
+_MAX_COUNT = 2**100
+_NOT_IN_JSON = {"nan": math.nan, "inf": math.inf, "-inf": -math.inf}
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -133,27 +131,20 @@ class RoundRecord:
 
     def __post_init__(self) -> None:
         """Converts NumPy scalars to plain numbers and checks all values."""
-        for name in (*_FLOATS, *_OPTIONAL_FLOATS):
-            self._set(name, _as_float(name, getattr(self, name), optional=name in _OPTIONAL_FLOATS))
-        for name in (*_COUNTS, *_OPTIONAL_COUNTS):
-            self._set(name, _as_count(name, getattr(self, name), optional=name in _OPTIONAL_COUNTS))
-        for name in _CUMULATIVE:
-            if not 0 <= getattr(self, name) < math.inf:
-                raise InputError(f"{name}: {show(getattr(self, name))} is not a finite number >= 0")
-        self._set("metrics", {str(name): _as_metric(name, each) for name, each in self.metrics.items()})
-        self._set("feasible", bool(self.feasible))
-        self._set("violations", tuple(str(words) for words in self.violations))
+        names = _Values.__struct_fields__
+        values = convert_document({name: _to_plain(getattr(self, name)) for name in names}, _Values)
+        for name in names:
+            object.__setattr__(self, name, _check_value(name, getattr(values, name)))
+        for name in _TOTALS:
+            check_number(name, getattr(self, name), least=0)
         if not re.fullmatch(r"[0-9a-f]{64}", self.model_sha256):
             raise InputError(
-                f"model_sha256: {show(self.model_sha256)} is not 64 lower-case hexadecimal digits"
+                f"model_sha256 = {show(self.model_sha256)}: must be 64 lower-case hexadecimal digits"
             )
-
-    def _set(self, name: str, value: object) -> None:
-        object.__setattr__(self, name, value)
 
     def to_json_line(self) -> str:
         """The record as one line of JSON, newline included."""
-        document = {each.name: _encode(getattr(self, each.name)) for each in fields(self)}
+        document = _name_numbers(msgspec.to_builtins(self))
         return json.dumps(document, allow_nan=False, ensure_ascii=False, separators=(",", ":")) + "\n"
 
     @classmethod
@@ -167,81 +158,52 @@ class RoundRecord:
             document = parse_json(line)
         except InputError as error:
             raise InputError(f"not a JSON object: {error}") from error
-        if not isinstance(document, dict):
-            raise InputError(f"not a JSON object but {type(document).__name__}")
-        return cls(**_arguments(document))
+        check_keys(document, cls)
+        return convert_document(_restore_numbers(document), cls)
 
 
-def _arguments(document: Mapping[str, Any]) -> dict[str, Any]:
-    names = {each.name for each in fields(RoundRecord)}
-    required = names - {"violations", "straggler", "slowest_cluster", "devices_taking_part", *_ADDED}
-    for name in document:
-        if name not in names:
-            raise InputError(unknown_name("field", name, names))
-    if missing := sorted(required - document.keys()):
-        raise InputError(f"field {missing[0]!r} is missing")
-    return {name: _decode(name, value) for name, value in document.items()}
+# A record before its values are checked.
+_Values = msgspec.defstruct("_Values", [(each.name, each.type) for each in fields(RoundRecord)])
 
 
-def _encode(value: object) -> object:
+def read_metrics(record: RoundRecord) -> dict[str, float]:
+    """The values that a round has, and the task's own metrics; without an evaluation there is no accuracy."""
+    found = ((name, getattr(record, name)) for name in METRICS)
+    own = {f"metrics/{name}": float(value) for name, value in record.metrics.items()}
+    return {name: float(value) for name, value in found if value is not None} | own
+
+
+def _to_plain(value: Any) -> Any:  # noqa: ANN401 — of any field
     if isinstance(value, dict):
-        return {name: _encode(each) for name, each in value.items()}
+        return {str(name): _to_plain(each) for name, each in value.items()}
+    return value.item() if isinstance(value, np.generic) else value
+
+
+def _check_value(name: str, value: object) -> object:
+    if isinstance(value, int) and not 0 <= value <= _MAX_COUNT:
+        raise InputError(f"{name} = {show(value)}: must be a whole number ≥ 0 and ≤ {_MAX_COUNT}")
+    if isinstance(value, dict):
+        return {key: _unify_nan(each) for key, each in value.items()}
+    return _unify_nan(value)
+
+
+def _unify_nan(value: object) -> object:
+    """Makes every NaN the same: records are compared, and one that was read again has to equal itself."""
+    return math.nan if isinstance(value, float) and math.isnan(value) else value
+
+
+def _name_numbers(value: object) -> object:
+    """Replaces numbers that JSON does not have by their names."""
+    if isinstance(value, dict):
+        return {name: _name_numbers(each) for name, each in value.items()}
     return repr(value) if isinstance(value, float) and not math.isfinite(value) else value
 
 
-def _decode(name: str, value: object) -> object:
-    if name in (*_FLOATS, *_OPTIONAL_FLOATS) and value in _NOT_A_JSON_NUMBER:
-        return float(str(value))
-    if name == "metrics":
-        if not isinstance(value, dict):
-            raise InputError(f"metrics: {show(value)} is not an object")
-        return {key: float(str(each)) if each in _NOT_A_JSON_NUMBER else each for key, each in value.items()}
-    if name == "violations" and not isinstance(value, list):
-        raise InputError(f"violations: {show(value)} is not a list of words")
-    if name == "feasible" and not isinstance(value, bool):
-        raise InputError(f"feasible: {show(value)} is not true or false")
-    if name == "model_sha256" and not isinstance(value, str):
-        raise InputError(f"model_sha256: {show(value)} is not text")
-    return value
-
-
-def _as_float(name: str, value: Any, *, optional: bool) -> float | None:  # noqa: ANN401 — NumPy scalars too
-    if optional and value is None:
-        return None
-    if isinstance(value, str | bytes | bool) or not hasattr(value, "__float__"):
-        raise InputError(f"{name}: {show(value)} is not a number")
-    try:
-        found = float(value)
-    except OverflowError as error:
-        raise InputError(f"{name}: is too large for a number") from error
-    # Always the same NaN: records are compared, and one that was read again has to equal itself.
-    return math.nan if math.isnan(found) else found
-
-
-def _as_metric(name: str, value: object) -> float:
-    found = _as_float(f"metrics.{name}", value, optional=False)
-    assert found is not None  # noqa: S101 — not optional
-    return found
-
-
-def _as_count(name: str, value: Any, *, optional: bool) -> int | None:  # noqa: ANN401 — NumPy scalars too
-    if optional and value is None:
-        return None
-    if isinstance(value, bool) or not hasattr(value, "__index__") or int(value) < 0:
-        raise InputError(f"{name}: {show(value)} is not a whole number >= 0")
-    if int(value) > _MAX_COUNT:
-        raise InputError(f"{name}: is larger than {_MAX_COUNT}")
-    return int(value)
-
-
-# --------------------------------------------------------------------------------------------------
-# rounds.jsonl: appended line by line, each on the disk before the next round starts.
-#
-# A line counts when its newline is there. Text after the last newline was being written when the process
-# died:
-# readers skip it and the next writer removes it. Any other line that is not a record is an error that
-# names
-# the line; it is never skipped.
+def _restore_numbers(value: object) -> object:
+    """The reverse of `_name_numbers`."""
+    if isinstance(value, dict):
+        return {name: _restore_numbers(each) for name, each in value.items()}
+    return _NOT_IN_JSON.get(value, value) if isinstance(value, str) else value
 
 
 _ADVICE = (
@@ -252,26 +214,17 @@ _ADVICE = (
 
 @dataclass(frozen=True, slots=True)
 class LogContent:
-    """The content of a log.
-
-    Attributes:
-        records: the rounds, in order.
-        ends: byte offset after each record's line.
-    """
+    """The content of a log."""
 
     records: tuple[RoundRecord, ...]
-    ends: tuple[int, ...]
+    ends: tuple[int, ...]  # byte offset after each record's line
 
     def bytes_up_to(self, last_round: int | None) -> int:
         """Length of the log that ends with `last_round` (None: the empty log)."""
-        kept = [
-            end for record, end in zip(self.records, self.ends, strict=True) if _is_within(record, last_round)
-        ]
-        return kept[-1] if kept else 0
-
-
-def _is_within(record: RoundRecord, last_round: int | None) -> bool:
-    return last_round is not None and record.round <= last_round
+        if last_round is None:
+            return 0
+        lines = zip(self.records, self.ends, strict=True)
+        return max((end for record, end in lines if record.round <= last_round), default=0)
 
 
 def read_log(path: Path) -> LogContent:
@@ -280,25 +233,28 @@ def read_log(path: Path) -> LogContent:
     Raises:
         RunDirectoryError: a complete line is not a record, or the round before it is missing.
     """
-    records: list[RoundRecord] = []
-    ends: list[int] = []
-    offset = 0
-    whole, _, _torn = read_bytes(path).rpartition(b"\n")
-    for number, line in enumerate(whole.split(b"\n") if whole else (), start=1):
-        offset += len(line) + 1
-        records.append(_parse_line(path, number, line, records[-1].round if records else None))
-        ends.append(offset)
-    return LogContent(tuple(records), tuple(ends))
+    lines = list(_parse_lines(path, read_bytes(path)))
+    return LogContent(tuple(record for record, _ in lines), tuple(end for _, end in lines))
 
 
-def _parse_line(path: Path, number: int, line: bytes, previous_round: int | None) -> RoundRecord:
-    try:
-        record = RoundRecord.from_json_line(line.decode())
-    except (InputError, UnicodeDecodeError) as error:
-        raise RunDirectoryError(f"{path}, line {number}: {error}. {_ADVICE}") from error
-    # A gap means that lines were lost; counting on would hide it.
-    _check_follows(f"{path}, line {number}", record.round, previous_round, f". {_ADVICE}")
-    return record
+def _parse_lines(
+    path: Path, content: bytes, number: int = 0, previous_round: int | None = None
+) -> Iterator[tuple[RoundRecord, int]]:
+    """Yields the record of each complete line, and where in `content` the line ends.
+
+    Before `content` the log has `number` lines, the last of which is of `previous_round`.
+    """
+    end = 0
+    for line in content.split(b"\n")[:-1]:
+        number += 1
+        try:
+            record = RoundRecord.from_json_line(line.decode())
+        except (InputError, UnicodeDecodeError) as error:
+            raise RunDirectoryError(f"{path}, line {number}: {error}. {_ADVICE}") from error
+        # A gap means that lines were lost; counting on would hide it.
+        _check_follows(f"{path}, line {number}", record.round, previous_round, f". {_ADVICE}")
+        end, previous_round = end + len(line) + 1, record.round
+        yield record, end
 
 
 def _check_follows(where: str, this_round: int, previous_round: int | None, advice: str = "") -> None:
@@ -307,11 +263,7 @@ def _check_follows(where: str, this_round: int, previous_round: int | None, advi
 
 
 class LogReader:
-    """Reads a log that another process writes: each call parses only the lines that were added since.
-
-    Args:
-        path: the file; it may not exist yet.
-    """
+    """Reads a log that another process writes, or will: each call parses only the lines added since."""
 
     def __init__(self, path: Path) -> None:
         self._path = path
@@ -335,16 +287,13 @@ class LogReader:
         if not content.startswith(self._last_line):
             self._begin_anew()
             content = read_bytes(self._path)
-        added, newline, _torn = content[len(self._last_line) :].rpartition(b"\n")
-        lines = added.split(b"\n") if newline else []
-        records: list[RoundRecord] = []
-        for number, line in enumerate(lines, start=self._lines + 1):
-            previous = records[-1].round if records else self._last_round
-            records.append(_parse_line(self._path, number, line, previous))
-        if records:
-            self._end, self._lines = self._end + len(added) + 1, self._lines + len(lines)
-            self._last_line, self._last_round = lines[-1] + b"\n", records[-1].round
-        return records
+        added = content[len(self._last_line) :]
+        lines = list(_parse_lines(self._path, added, self._lines, self._last_round))
+        if lines:
+            last, end = lines[-1]
+            self._end, self._lines, self._last_round = self._end + end, self._lines + len(lines), last.round
+            self._last_line = added[: end - 1].rpartition(b"\n")[2] + b"\n"
+        return [record for record, _ in lines]
 
 
 def has_rounds(directory: Path) -> bool:
@@ -356,29 +305,18 @@ def has_rounds(directory: Path) -> bool:
 def cut_damaged_log(path: Path) -> str:
     """Cuts a log before its first line that is no record, and keeps a copy of it; returns what it did."""
     whole = read_bytes(path)
-    records: list[RoundRecord] = []
-    good = 0
-    for number, line in enumerate(whole.split(b"\n")[:-1], start=1):
-        try:
-            records.append(_parse_line(path, number, line, records[-1].round if records else None))
-        except RunDirectoryError:
-            break
-        good += len(line) + 1
+    lines, good = 0, 0
+    with suppress(RunDirectoryError):
+        for _, end in _parse_lines(path, whole):
+            lines, good = lines + 1, end
     copy = path.with_name(f"{path.name}.damaged")
     replace_file(copy, whole)
     replace_file(path, whole[:good])
-    return f"{path} was cut before line {len(records) + 1}, which is damaged; all of it is in {copy.name}"
+    return f"{path} was cut before line {lines + 1}, which is damaged; all of it is in {copy.name}"
 
 
 class RoundLog:
-    """The log of a run in progress, locked by one process at a time.
-
-    Args:
-        path: the file; it is created when missing.
-
-    Raises:
-        StorageError: another process is writing it, or it cannot be opened or read.
-    """
+    """The log of a run in progress, created when missing and locked by one process at a time."""
 
     def __init__(self, path: Path) -> None:
         self._path = path
@@ -446,37 +384,3 @@ def _write_all(descriptor: int, content: bytes) -> None:
     rest = memoryview(content)
     while rest:
         rest = rest[os.write(descriptor, rest) :]
-
-
-METRICS = (
-    "accuracy",
-    "loss",
-    "seconds",
-    "joules",
-    "rho_mean",
-    "theta_mean",
-    "sigma2",
-    "g2",
-    "gap",
-    "wire_bytes",
-    "steps_planned",
-    "steps_taken",
-    "upload_bytes_planned",
-    "upload_bytes",
-    "backhaul_bytes",
-    "device_accuracy_mean",
-    "device_accuracy_worst",
-    "device_accuracy_spread",
-    "personal_accuracy_mean",
-    "personal_accuracy_worst",
-    "personal_accuracy_spread",
-    "personal_loss",
-)
-"""Fields of `RoundRecord`."""
-
-
-def read_metrics(record: RoundRecord) -> dict[str, float]:
-    """The values that a round has, and the task's own metrics; without an evaluation there is no accuracy."""
-    found = ((name, getattr(record, name)) for name in METRICS)
-    own = {f"metrics/{name}": float(value) for name, value in record.metrics.items()}
-    return {name: float(value) for name, value in found if value is not None} | own

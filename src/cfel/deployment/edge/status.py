@@ -19,7 +19,7 @@ from cfel.deployment.protocol.device_requests import MeasurementReport
 from cfel.deployment.security.expiry import Validity
 from cfel.deployment.security.identity import Identity
 from cfel.runlog import RoundRecord
-from cfel.status import ClusterStatus, DeviceStatus, Link, RoundPoint, Status, thin_history
+from cfel.status import ClusterStatus, DeviceStatus, LinkStatus, RoundPoint, Status, thin_history
 from cfel.system import Conditions
 from cfel.world import World
 
@@ -90,7 +90,7 @@ def snapshot(
         slowest_cluster=None if last is None else last.slowest_cluster,
         clusters=_clusters(world, server, others, control),
         links=tuple(
-            Link(
+            LinkStatus(
                 a=a,
                 b=b,
                 weight=float(world.setting.backhaul.weights[a, b]),

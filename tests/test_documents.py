@@ -100,16 +100,6 @@ def test_the_architecture_draws_the_layers_that_are_enforced() -> None:
     assert drawn == enforced
 
 
-@pytest.mark.parametrize(("walk", "most"), [("In the simulator", 10), ("In a deployment", 16)])
-def test_an_order_can_be_followed_through_few_files(walk: str, most: int) -> None:
-    """Each step is a numbered line that begins with its file; no step names a second one."""
-    (section,) = re.findall(rf"### {walk}\n(.*?)(?=\n##|\Z)", ARCHITECTURE, re.DOTALL)
-    files = re.findall(r"^\d+\. `([\w/]+\.py)`", section, re.MULTILINE)
-    assert set(re.findall(r"[\w/]+\.py", section)) == set(files)
-    assert 5 < len(files) == len(set(files)) <= most
-    assert [file for file in files if not (SOURCE / file).exists()] == []
-
-
 PARSERS: dict[str, Callable[[str], object]] = {
     "toml": tomllib.loads,
     "json": json.loads,

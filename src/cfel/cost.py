@@ -1,9 +1,8 @@
 """What a round costs in seconds and joules: pure functions, no state. Budgets become caps in `control`.
 
-Symbols: ρ local update probability, θ share of the model that is sent, τ local iterations, μ seconds per step,
-α joules per step, ν seconds per full upload, p watts while sending. Numbers of devices may be single numbers
-or arrays with one entry per device; they come from `Conditions` and plans, which are checked where they are
-made.
+Symbols: ρ local update probability, θ share of the model that is sent, τ local iterations, μ seconds per
+step, α joules per step, ν seconds per full upload, p watts while sending. They are numbers, or arrays with
+one entry per device, of `Conditions` and plans, which are checked where they are made.
 
     global round = max over clusters of ( Σ over edge rounds of max over the cluster's devices + backhaul )
 

@@ -1,4 +1,14 @@
-"""What a round costs in seconds and joules: pure functions, no state. Budgets become caps in `control`."""
+"""What a round costs in seconds and joules: pure functions, no state. Budgets become caps in `control`.
+
+Symbols: ρ local update probability, θ share of the model that is sent, τ local iterations, μ seconds per
+step, α joules per step, ν seconds per full upload, p watts while sending. They are numbers, or arrays with
+one entry per device, of `Conditions` and plans, which are checked where they are made.
+
+    global round = max over clusters of ( Σ over edge rounds of max over the cluster's devices + backhaul )
+
+Clusters run side by side within a global round, so an edge round has one time per cluster and no common one.
+With gossip after every edge round they wait for each other each time, and sum and first maximum swap places.
+"""
 
 from collections.abc import Mapping, Sequence
 from dataclasses import asdict, dataclass
@@ -15,12 +25,6 @@ if TYPE_CHECKING:
     import networkx as nx
 
 
-# --------------------------------------------------------------------------------------------------
-# Seconds of one gossip step: every edge server sends its full model to all its neighbours at once.
-#
-# This is max over i′ ∈ N_i of T_{i,i′} in the paper's equation (time). Devices are not involved.
-
-
 PAPER_BITS_PER_SECOND = 50e6
 """Rate of every backhaul link in the paper's evaluation."""
 
@@ -30,12 +34,10 @@ def backhaul_seconds(
     model_bits: float,
     bits_per_second: float | Mapping[tuple[int, int], float] = PAPER_BITS_PER_SECOND,
 ) -> FloatArray:
-    """Seconds per cluster: the full model over its slowest link; 0 for a cluster without a neighbour.
+    """Seconds of one gossip step, per cluster: max over i′ ∈ N_i of T_{i,i′} in the paper's equation (time).
 
-    Args:
-        graph: the backhaul, nodes 0 … m−1.
-        model_bits: size of one full model, ≥ 0.
-        bits_per_second: one rate for all links, > 0, or one per link, keyed by its two ends in any order.
+    Every edge server sends its full model to all its neighbours at once; without one it takes 0 seconds. A
+    rate holds for all links, or there is one per link, keyed by its two ends in any order.
 
     Raises:
         InputError: a rate is not positive, or a link has none.
@@ -61,18 +63,6 @@ def _find_rate(rates: Mapping[tuple[int, int], float], ends: tuple[int, int]) ->
     return validation.check_number(f"bits_per_second[{ends[0]}, {ends[1]}]", rate, above=0)
 
 
-# --------------------------------------------------------------------------------------------------
-# Seconds and joules of single devices in one edge round: terms of the paper's (time) and (energy).
-#
-# All arguments may be numbers or arrays with one entry per device. Nothing is checked here: the numbers
-# come
-# from `Conditions` and from a plan, which are validated when they are created.
-#
-# Symbols: ρ local update probability, θ share of the model that is sent, τ local iterations, μ seconds
-# per
-# step, α joules per step, ν seconds per full upload, p watts while sending.
-
-
 def device_seconds(rho: ArrayLike, theta: ArrayLike, tau: int, mu: ArrayLike, nu: ArrayLike) -> FloatArray:
     """Expected seconds: ρτμ + θν."""
     return realised_seconds(np.multiply(rho, float(tau)), theta, mu, nu)
@@ -86,13 +76,9 @@ def device_joules(
 
 
 def realised_seconds(steps: ArrayLike, share_sent: ArrayLike, mu: ArrayLike, nu: ArrayLike) -> FloatArray:
-    """Realised seconds.
+    """Realised seconds, from the steps computed instead of ρτ and the share of bits sent instead of θ.
 
-    Args:
-        steps: local steps computed, in place of ρτ.
-        share_sent: bits sent over the bits of a full model, in place of θ; may exceed 1 with indices.
-        mu: μ.
-        nu: ν.
+    The share may exceed 1 where indices are sent, too.
     """
     return np.add(np.multiply(steps, mu, dtype=np.float64), np.multiply(share_sent, nu, dtype=np.float64))
 
@@ -103,18 +89,6 @@ def realised_joules(
     """Realised joules (arguments: see `realised_seconds`, with α and p)."""
     sending = np.multiply(share_sent, nu, dtype=np.float64)
     return np.add(np.multiply(steps, alpha, dtype=np.float64), np.multiply(power, sending))
-
-
-# --------------------------------------------------------------------------------------------------
-# What an edge round and a global round cost: the maxima and sums of the paper's (time) and (energy).
-#
-#     global round = max over clusters of ( Σ over edge rounds of max over the cluster's devices +
-# backhaul )
-#
-# Clusters run side by side within a global round, so an edge round has one time per cluster and no common
-# one.
-# With gossip after every edge round they wait for each other each time, and sum and first maximum swap
-# places.
 
 
 NO_DEVICE = -1
@@ -158,10 +132,7 @@ class GlobalRoundCost:
 def cluster_seconds(device_seconds: ArrayLike, cluster: ArrayLike, clusters: int) -> FloatArray:
     """Seconds of each cluster's slowest device; 0 for a cluster without devices.
 
-    Args:
-        device_seconds: one entry per device, ≥ 0; 0 for a device that takes no part.
-        cluster: cluster of every device, 0 … clusters−1.
-        clusters: number of clusters.
+    A device that takes no part has 0 seconds; `cluster` is that of every device, 0 … clusters−1.
     """
     seconds = np.asarray(device_seconds, dtype=np.float64)
     slowest = np.zeros(clusters)
@@ -176,15 +147,7 @@ def edge_round_cost(
     clusters: int,
     available: BoolArray | None = None,
 ) -> EdgeRoundCost:
-    """Computes the cost of one edge round from the cost of its devices.
-
-    Args:
-        device_seconds: one entry per device.
-        device_joules: one entry per device.
-        cluster: cluster of every device.
-        clusters: number of clusters.
-        available: whether each device took part; the others cost nothing. None for all devices.
-    """
+    """Computes the cost of one edge round from the cost of its devices; unavailable ones cost nothing."""
     seconds = np.asarray(device_seconds, dtype=np.float64)
     joules = np.asarray(device_joules, dtype=np.float64)
     present = np.ones(seconds.size, dtype=bool) if available is None else available
@@ -198,13 +161,9 @@ def edge_round_cost(
 def global_round_cost(
     edge_rounds: Sequence[EdgeRoundCost], exchange_seconds: ArrayLike, *, every_edge_round: bool = False
 ) -> GlobalRoundCost:
-    """Computes the cost of one global round from its edge rounds and its exchanges.
+    """Computes the cost of one global round from its edge rounds, in order, and the seconds of one exchange.
 
-    Args:
-        edge_rounds: in order; sums run in this order.
-        exchange_seconds: of one exchange, per cluster.
-        every_edge_round: clusters exchange after every edge round, and wait for one another there, instead
-            of at the end only.
+    With `every_edge_round`, clusters wait for one another after every edge round, instead of at the end only.
     """
     exchange = np.asarray(exchange_seconds, dtype=np.float64)
     elapsed = np.zeros_like(exchange)
@@ -251,17 +210,11 @@ def _check_members(cluster: ArrayLike, devices: int, clusters: int) -> IntArray:
     return member.astype(np.int64, copy=False)
 
 
-# --------------------------------------------------------------------------------------------------
-# The ledger: what has been spent so far, as far as the caps of the next edge round depend on it.
-#
-# A ledger is immutable: `after_edge_round` and `after_global_round` return a new one. It does not know
-# the
-# budgets; those and the caps belong to `control`. It survives a round trip through JSON unchanged.
-
-
 @dataclass(frozen=True, slots=True)
 class Ledger:
-    """Time and energy spent.
+    """Time and energy spent so far, as far as the caps of the next edge round depend on it.
+
+    The budgets and caps belong to `control`. A ledger survives a round trip through JSON unchanged.
 
     Attributes:
         seconds: makespans of the finished global rounds, summed.
@@ -327,12 +280,7 @@ def after_edge_round(ledger: Ledger, cost: EdgeRoundCost) -> Ledger:
 
 
 def after_exchange(ledger: Ledger, exchange_seconds: ArrayLike) -> Ledger:
-    """Returns the ledger after an exchange within a global round, which all clusters end at the same time.
-
-    Args:
-        ledger: after an edge round.
-        exchange_seconds: per cluster.
-    """
+    """Returns the ledger after an exchange within a global round, which all clusters end at the same time."""
     exchange = validation.check_floats("exchange_seconds", exchange_seconds, length=ledger.clusters, least=0)
     # An exchange ends when the last model has arrived; no cluster starts its next edge round before that.
     latest = float(np.add(ledger.elapsed_seconds, exchange).max())
@@ -342,10 +290,7 @@ def after_exchange(ledger: Ledger, exchange_seconds: ArrayLike) -> Ledger:
 def after_global_round(ledger: Ledger, exchange_seconds: ArrayLike, backhaul_joules: float = 0.0) -> Ledger:
     """Returns the ledger after the exchange that ends the global round, ready for the next.
 
-    Args:
-        ledger: after the last edge round.
-        exchange_seconds: per cluster.
-        backhaul_joules: of all exchanges of the global round, where they are charged.
+    `backhaul_joules` are those of all exchanges of the global round, where they are charged.
     """
     exchange = validation.check_floats("exchange_seconds", exchange_seconds, length=ledger.clusters, least=0)
     makespan = float(np.add(ledger.elapsed_seconds, exchange).max())

@@ -9,7 +9,9 @@ from cfel.control import Budget, Gossip, Rounds, SchemeParameters, Setting, buil
 from cfel.control.scheme import Scheme
 from cfel.errors import InputError
 from cfel.rounds.dry_run import dry_run
-from cfel.system import Conditions, FleetParameters, TopologyParameters, build_backhaul, build_fleet
+from cfel.system.backhaul import TopologyParameters, build_backhaul
+from cfel.system.conditions import Conditions
+from cfel.system.fleet import FleetParameters, build_fleet
 
 
 def test_the_default_is_the_papers() -> None:

@@ -12,8 +12,8 @@ from cfel.control.scheme import Observation
 from cfel.cost import Ledger
 from cfel.experiment import preset_experiment
 from cfel.rounds.dry_run import dry_run
-from cfel.system import Conditions
 from cfel.system.batch_shares import BatchShares
+from cfel.system.conditions import Conditions
 
 # Full work of τ = 10 steps takes both present devices 30 s and 6 J; 0.3 of it is 9 s, and 3.6 J in all.
 CONDITIONS = Conditions(

@@ -146,3 +146,13 @@ def test_costs_and_objective_by_hand() -> None:
     assert asked.seconds(rho, theta).tolist() == [3.5, 6.25, 9.0]
     assert asked.joules(rho, theta).tolist() == [3.0, 3.125, 3.25]
     assert asked.objective(rho, theta) == 23.25
+
+
+def test_costs_at_half_the_clock_by_hand() -> None:
+    """As above, but steps take twice as long and a quarter of the energy, of which half is static: 0.625.
+
+    Seconds: 5μ + ν/4 = 6, 11.25, 16.5. Joules: 2.5 · 0.625 + ν/8 = 2.0625, 2.1875, 2.3125.
+    """
+    asked, rho, theta = problem(clock_static=0.5), np.full(3, 0.5), np.full(3, 0.25)
+    assert asked.seconds(rho, theta, np.full(3, 0.5)).tolist() == [6.0, 11.25, 16.5]
+    assert asked.joules(rho, theta, np.full(3, 0.5)).tolist() == [2.0625, 2.1875, 2.3125]

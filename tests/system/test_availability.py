@@ -4,7 +4,7 @@ import numpy as np
 import pytest
 
 from cfel.errors import InputError
-from cfel.system import Availability, is_exhausted, joules_left
+from cfel.system.availability import Availability, is_exhausted, joules_left
 
 
 def test_no_device_is_absent_by_default() -> None:

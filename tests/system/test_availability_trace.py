@@ -6,7 +6,8 @@ from pathlib import Path
 import pytest
 
 from cfel.errors import FleetFileError, InputError
-from cfel.system import Availability, FleetParameters, build_fleet, read_availability
+from cfel.system.availability import Availability, read_availability
+from cfel.system.fleet import FleetParameters, build_fleet
 
 
 def write(folder: Path, *rows: str) -> Path:

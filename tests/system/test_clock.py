@@ -3,8 +3,8 @@
 import numpy as np
 import pytest
 
-from cfel.system import DeviceClass, HardwareConditions
 from cfel.system.conditions import Conditions, RandomConditions, clock_energy
+from cfel.system.device_classes import DeviceClass, HardwareConditions
 
 
 @pytest.mark.parametrize(

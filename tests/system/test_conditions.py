@@ -7,7 +7,7 @@ from hypothesis import strategies as st
 
 from cfel.errors import InputError
 from cfel.seeding import draw_uniforms
-from cfel.system import Conditions, RandomConditions
+from cfel.system.conditions import Conditions, RandomConditions
 
 RESNET_BITS = 32 * 269_722
 

@@ -8,15 +8,11 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from cfel.errors import InputError
-from cfel.system import (
-    Availability,
-    FleetParameters,
-    HardwareConditions,
-    RandomConditions,
-    TraceParameters,
-    build_fleet,
-    cluster_sizes,
-)
+from cfel.system.availability import Availability
+from cfel.system.conditions import RandomConditions
+from cfel.system.device_classes import HardwareConditions
+from cfel.system.fleet import FleetParameters, build_fleet, cluster_sizes
+from cfel.system.traces import TraceParameters
 
 
 def test_paper_fleet() -> None:

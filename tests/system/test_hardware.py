@@ -6,7 +6,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from cfel.errors import InputError
-from cfel.system import DEVICE_CLASSES, DeviceClass, HardwareConditions
+from cfel.system.device_classes import DEVICE_CLASSES, DeviceClass, HardwareConditions
 
 OWN = DeviceClass("own", 1e9, 5.0, 2.0, 1e6, "made up")
 
@@ -75,7 +75,7 @@ def test_batteries_are_those_of_the_classes() -> None:
         ({"flops_per_sample": 0}, r"conditions\.flops_per_sample = 0"),
         ({"batch": 0}, r"conditions\.batch = 0"),
         ({"utilisation": 1.5}, r"conditions\.utilisation = 1\.5: must be a finite number > 0 and ≤ 1"),
-        ({"jitter": 1.0}, r"conditions\.jitter = 1\.0: must be < 1"),
+        ({"jitter": 1.0}, r"conditions\.jitter = 1\.0"),
         ({"battery_share": 1.5}, r"conditions\.battery_share = 1\.5"),
         ({"redraw": "always"}, r"conditions\.redraw: unknown 'always'"),
     ],

@@ -8,7 +8,7 @@ from hypothesis import strategies as st
 
 from cfel.arrays import FloatArray
 from cfel.errors import InputError
-from cfel.system import (
+from cfel.system.backhaul import (
     TopologyParameters,
     build_backhaul,
     check_mixing,

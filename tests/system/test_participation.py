@@ -4,8 +4,8 @@ import numpy as np
 import pytest
 
 from cfel.errors import InputError
-from cfel.system import FleetParameters, Participation, build_fleet
-from cfel.system.availability import Sample, inclusion_chances
+from cfel.system.availability import Participation, Sample, inclusion_chances
+from cfel.system.fleet import FleetParameters, build_fleet
 
 CLUSTER = np.repeat([0, 1], [4, 6])
 EVERYBODY = np.ones(10, dtype=bool)
@@ -71,7 +71,9 @@ def test_only_available_devices_are_drawn() -> None:
     present = np.zeros(10, dtype=bool)
     present[2] = True
     for by in ("uniform", "samples"):
-        sample = Participation(6, by=by).draw(0, 0, 0, CLUSTER, np.array([2, 4]), present, np.arange(1.0, 11))
+        sample = Participation(6, by=by).draw(
+            (0, 0, 0), CLUSTER, np.array([2, 4]), present, np.arange(1.0, 11)
+        )
         assert np.flatnonzero(sample.chosen).tolist() == [2]
 
 
@@ -99,7 +101,7 @@ def test_samples_by_size_estimate_the_mean_by_samples_without_bias() -> None:
 
 def test_where_nobody_is_certain_all_weigh_the_same() -> None:
     sample = Participation(0.2, by="samples").draw(
-        0, 0, 0, np.zeros(10, dtype=np.int64), np.array([2]), EVERYBODY, np.arange(5.0, 15)
+        (0, 0, 0), np.zeros(10, dtype=np.int64), np.array([2]), EVERYBODY, np.arange(5.0, 15)
     )
     assert sample.weight == pytest.approx(np.full(10, 95 / 2))
 
@@ -115,4 +117,4 @@ SAMPLES = np.array([40.0, 2, 3, 5, 1, 2, 3, 4, 5, 6])
 
 def _draw(by: str, edge_round: int) -> Sample:
     counts = np.array([2, 3])
-    return Participation(0.5, by=by).draw(0, 0, edge_round, CLUSTER, counts, EVERYBODY, SAMPLES)
+    return Participation(0.5, by=by).draw((0, 0, edge_round), CLUSTER, counts, EVERYBODY, SAMPLES)

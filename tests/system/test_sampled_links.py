@@ -3,8 +3,13 @@
 import numpy as np
 import pytest
 
-from cfel.system import TopologyParameters, build_backhaul, check_gossip_step
-from cfel.system.backhaul import sample_links, use_links
+from cfel.system.backhaul import (
+    TopologyParameters,
+    build_backhaul,
+    check_gossip_step,
+    sample_links,
+    use_links,
+)
 
 
 @pytest.mark.parametrize("kind", ["ring", "star", "complete", "line"])

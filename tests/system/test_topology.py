@@ -10,8 +10,7 @@ from hypothesis import strategies as st
 
 from cfel.errors import FleetFileError, InputError
 from cfel.plugins import ANY_CODE
-from cfel.system import TopologyParameters, build_graph, read_edges
-from cfel.system.backhaul import KINDS, check_graph
+from cfel.system.backhaul import KINDS, TopologyParameters, build_graph, check_graph, read_edges
 
 
 def edges_of(graph: "nx.Graph[int]") -> set[tuple[int, int]]:

@@ -3,7 +3,8 @@
     problem = RoundProblem(tau=5, sigma2=1.0, g2=1.0, mu=..., ...)
     solution = solve(problem)
 
-This package works on numbers only: no tensors, no files, no clock. How P2 is solved: `control/solver/`.
+This package works on numbers only: no tensors, no files, no wall clock. `solve` puts the continuous solver
+together (`prices`, `segments`, `joint`), `list_solver` the one that chooses from a list of pairs.
 """
 
 from typing import TYPE_CHECKING

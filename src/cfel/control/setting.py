@@ -74,13 +74,7 @@ class Setting:
         return plan.rho if self.small_batches is None else np.where(plan.rho > 0, 1.0, 0.0)
 
     def backhaul_at(self, global_round: int, edge_rounds_done: int, step: int) -> Backhaul:
-        """The backhaul of one gossip step: all links, or those drawn for it.
-
-        Args:
-            global_round: l, from 0.
-            edge_rounds_done: edge rounds of it that are done.
-            step: gossip steps since then.
-        """
+        """The backhaul of a gossip step since the last edge round: all links, or those drawn for it."""
         # A scheme in another's place, as in a dry run for budgets, may not sample links.
         if self.links is None or self.scheme.gossip.link_budget == 1:
             return self.backhaul
@@ -125,12 +119,9 @@ class Setting:
     def conditions(
         self, global_round: int, edge_round: int, spent_joules: FloatArray | None = None
     ) -> Conditions:
-        """The devices' conditions in an edge round, by the fleet's model.
+        """The devices' conditions in an edge round (both rounds from 0), by the fleet's model.
 
-        Args:
-            global_round: l, from 0.
-            edge_round: r, from 0.
-            spent_joules: per device; a device with an empty battery takes no part. None ignores batteries.
+        A device that has spent its battery takes no part; without `spent_joules` batteries are ignored.
         """
         now = self.fleet.conditions(self.seed, global_round, edge_round, self.model_bits, spent_joules)
         work = self.work_per_step
@@ -138,12 +129,7 @@ class Setting:
 
 
 def weight_backhaul(setting: Setting, samples: Sequence[int]) -> Backhaul:
-    """The backhaul with the weights that the scheme mixes with.
-
-    Args:
-        setting: with the backhaul as the topology has it.
-        samples: training samples of each device.
-    """
+    """The setting's backhaul with the weights that the scheme mixes with, given each device's samples."""
     gossip, fleet = setting.scheme.gossip, setting.fleet
     if gossip == Gossip(gossip.every_edge_round, gossip.steps, link_budget=gossip.link_budget):
         return setting.backhaul

@@ -110,12 +110,7 @@ def theorem_1(
 
 
 def compute_terms(landscape: Landscape, plans: Iterable[tuple[FloatArray, FloatArray]]) -> RoundTerms:
-    """Computes what some edge rounds, of one global round or of a whole run, add to the bound.
-
-    Args:
-        landscape: with the σ² and G² of these rounds.
-        plans: (ρ, θ) of the devices that took part, one pair per edge round.
-    """
+    """Computes what some edge rounds add to the bound, given their σ² and G² and the plans of `theorem_1`."""
     rate, smooth = landscape.learning_rate, landscape.smoothness
     noise, skipped, plan_limit, edge_rounds, breaches, devices = 0.0, 0.0, np.inf, 0, 0, 0
     for rho, theta in plans:
@@ -141,14 +136,7 @@ def compute_terms(landscape: Landscape, plans: Iterable[tuple[FloatArray, FloatA
 
 
 def combine_terms(landscape: Landscape, rounds: Rounds, zeta: float, terms: Sequence[RoundTerms]) -> Bound:
-    """Combines the terms of rounds, each of which may have its own σ² and G², into the bound of a run.
-
-    Args:
-        landscape: L, F(u⁰) − F_inf and η; its σ² and G² are in the terms already.
-        rounds: q and τ.
-        zeta: of the backhaul.
-        terms: of all rounds, at least one.
-    """
+    """Combines the terms of rounds, at least one, each with its own σ² and G², into the bound of a run."""
     rate, steps = landscape.learning_rate, rounds.local_steps
     edge_rounds = sum(each.edge_rounds for each in terms)
     spread = (rounds.edge_rounds * steps) ** 2 * omega1(zeta)

@@ -1,6 +1,6 @@
-"""Which devices can take part: some are absent for some global rounds, some batteries run out.
+"""Which devices take part: some are absent, some batteries run out, and of the rest a sample may be asked.
 
-Applied on top of any condition model; a device that cannot take part costs nothing.
+Applied on top of any condition model; a device that does not take part costs nothing.
 """
 
 import re
@@ -27,7 +27,7 @@ class Availability:
     Attributes:
         away_probability: chance of a device to miss a global round, drawn per device and global round.
         away: (device, from_round, to_round) triples; the device misses these global rounds, both included.
-        file: intervals in which devices are there (`availability_trace`); None for always.
+        file: intervals in which devices are there (`AvailabilityTrace`); None for always.
         round_seconds: seconds of the file's clock that a global round stands for.
     """
 
@@ -78,12 +78,7 @@ def _check_absence(index: int, triple: object) -> tuple[int, int, int]:
 
 
 def joules_left(battery_joules: ArrayLike, spent_joules: ArrayLike) -> FloatArray:
-    """What each battery still holds, never below 0.
-
-    Args:
-        battery_joules: full charge per device, ≥ 0; infinity for a device on mains power.
-        spent_joules: joules each device has spent so far, ≥ 0.
-    """
+    """What each battery still holds, never below 0; a charge of infinity is mains power."""
     charge = validation.check_floats("battery", battery_joules, least=0, finite=False)
     spent = validation.check_floats("spent joules", spent_joules, length=charge.size, least=0)
     return np.maximum(charge - spent, 0.0)
@@ -94,24 +89,14 @@ def is_exhausted(battery_joules: ArrayLike, spent_joules: ArrayLike) -> BoolArra
     return np.asarray(joules_left(battery_joules, spent_joules) <= 0)
 
 
-# --------------------------------------------------------------------------------------------------
-# Availability traces: when devices were there, one row per interval, from CSV or Parquet.
-#
-# Columns: `device`, `start` and `end` (seconds; a device is there from the start until just before the
-# end).
-# Devices are numbers 0 … N−1, or names, which are numbered in order of first appearance. After its last
-# end a
-# trace starts again. The form with a row per device and round is a trace of conditions (`traces`,
-# `available`).
-
-
-REQUIRED = ("device", "start", "end")
 _NUMBER = re.compile(r"[0-9]{1,15}")
 
 
 @dataclass(frozen=True, slots=True, eq=False)
 class AvailabilityTrace:
-    """A trace in memory: one entry per interval, and how long a global round is on its clock.
+    """When devices were there: one entry per interval, and how long a global round is on its clock.
+
+    After its last end a trace starts again.
 
     Attributes:
         source: the file, for messages.
@@ -142,12 +127,16 @@ class AvailabilityTrace:
 
 
 def read_availability(path: str | Path, round_seconds: float) -> AvailabilityTrace:
-    """Reads an availability trace (columns: see the module).
+    """Reads an availability trace, CSV or Parquet, with a row per interval.
+
+    Columns: `device`, `start` and `end` (seconds; a device is there from the start until just before the
+    end). Devices are numbers 0 … N−1, or names, which are numbered in order of first appearance. The form
+    with a row per device and round is a trace of conditions (`traces`, column `available`).
 
     Raises:
         FleetFileError: names file, line, column and value of the first thing that is wrong.
     """
-    table = read_table(path, REQUIRED, ("start", "end"), ("device",))
+    table = read_table(path, ("device", "start", "end"), ("start", "end"), ("device",))
     start, end = table.floats("start"), table.floats("end")
     wrong = end <= start
     if wrong.any():
@@ -165,19 +154,6 @@ def _number_devices(table: Table) -> tuple[IntArray, int | None]:
     return codes, len(labels)
 
 
-# --------------------------------------------------------------------------------------------------
-# Which of the available devices are asked in an edge round: all of them, or a random sample per cluster.
-#
-# A sample is a function of the experiment's seed and the round, so that all schemes, simulator and
-# deployment
-# ask the same devices. Sizes of samples are fixed: the number asked for is spread over clusters by their
-# size,
-# with at least one device each. Sampled by `samples`, a device's chance is proportional to its training
-# samples, and `Sample.weight` makes the average of the sample an unbiased estimate of the average by
-# samples.
-# Who is absent anyway is decided in `availability`.
-
-
 PERIODS = ("edge_round", "global_round")
 CHANCES = ("uniform", "samples")
 
@@ -191,7 +167,13 @@ class Sample(NamedTuple):
 
 @dataclass(frozen=True, slots=True)
 class Participation:
-    """How many devices are asked, how often they are drawn, and with which chances.
+    """Which of the available devices are asked in an edge round: all of them, or a random sample per cluster.
+
+    A sample is a function of the experiment's seed and the round, so that all schemes, simulator and
+    deployment ask the same devices. Sizes of samples are fixed: the number asked for is spread over
+    clusters by their size, with at least one device each. Sampled by `samples`, a device's chance is
+    proportional to its training samples, and `Sample.weight` makes the average of the sample an unbiased
+    estimate of the average by samples.
 
     Attributes:
         amount: a share of all devices in (0, 1], or a whole number of them.
@@ -223,10 +205,7 @@ class Participation:
         return self.is_sampled and self.by == "samples"
 
     def count(self, sizes: IntArray) -> IntArray:
-        """Devices to ask in each cluster.
-
-        Args:
-            sizes: devices per cluster, each at least 1.
+        """Devices to ask in each cluster, given the sizes of the clusters.
 
         Raises:
             InputError: there are fewer devices to ask than clusters, or more than devices.
@@ -246,9 +225,7 @@ class Participation:
 
     def draw(
         self,
-        seed: int,
-        global_round: int,
-        edge_round: int,
+        key: tuple[int, int, int],
         cluster: IntArray,
         counts: IntArray,
         present: BoolArray,
@@ -257,14 +234,13 @@ class Participation:
         """Draws the devices to ask, of those that are present.
 
         Args:
-            seed: the experiment's.
-            global_round: l, from 0.
-            edge_round: r, from 0.
+            key: the experiment's seed, global round and edge round.
             cluster: cluster of every device.
             counts: devices to ask per cluster; where fewer are present, all of them are asked.
             present: whether each device is available.
             samples: training samples per device; needed for `by = "samples"`.
         """
+        seed, global_round, edge_round = key
         index = round_index(self.per, global_round, edge_round)
         # Always two draws per device, so that both ways of sampling use the same stream.
         order, start = draw_uniforms(seed, "participation", index, cluster.size, 2).T
@@ -286,12 +262,7 @@ class Participation:
 
 
 def inclusion_chances(sizes: FloatArray, count: int) -> FloatArray:
-    """Chances proportional to sizes that sum to `count`; what would exceed 1 is 1, the rest shares the rest.
-
-    Args:
-        sizes: > 0.
-        count: how many to choose; at most all.
-    """
+    """Chances that sum to `count`, proportional to sizes > 0; those above 1 are 1, others share the rest."""
     chances, free = np.ones(sizes.size), np.ones(sizes.size, dtype=bool)
     left = min(count, sizes.size)
     while left and free.any():

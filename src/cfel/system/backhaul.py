@@ -1,10 +1,10 @@
-"""Links of the backhaul that are used only now and then: matchings, their chances, and keyed draws.
+"""The backhaul: which edge servers are linked, with what weights they gossip, and which links they use when.
 
-A graph is split into matchings, sets of links that share no edge server. At every gossip step each matching
-is active with its own chance. The chances are chosen so that the active links connect the graph as well as
-possible on average (the largest algebraic connectivity of the expected Laplacian), under a budget: the share
-of matchings that are active on average. Weights of a step are those of `mixing` on the active links, so that
-every step, and therefore their expectation, averages towards the same target π.
+Nodes are the clusters 0 … m−1. Every graph that leaves this module is undirected and connected, has all m
+nodes and no loop; a single cluster is one node without an edge.
+
+Edge server i replaces its model y_i by Σ_j W_ij y_j, so rows of W sum to 1; the paper's H is Wᵀ. π is the
+stationary distribution, πW = π: repeated gossip brings every edge server to Σ_j π_j y_j. ζ says how fast.
 """
 
 import math
@@ -23,18 +23,6 @@ from cfel.durable import read_bytes
 from cfel.errors import FleetFileError, InputError, StorageError, describe_error, unknown_name
 from cfel.plugins import BUILT_IN_ONLY, CodePolicy, resolve
 from cfel.seeding import make_generator
-
-# --------------------------------------------------------------------------------------------------
-# The backhaul: which edge servers are linked. Graphs only; weights are in `mixing`.
-#
-# Nodes are the clusters 0 … m−1. Every graph that leaves this module is undirected and connected, has all
-# m
-# nodes and no loop; a single cluster is one node without an edge.
-#
-# A user-defined topology is a function `(parameters, clusters, seed) -> networkx.Graph`, named as
-# `module:function` or installed as an entry point of the group `cfel.topology`; it is checked like the
-# others.
-
 
 _MAX_BYTES = 64 * 1024**2
 
@@ -82,21 +70,19 @@ class TopologyParameters:
 
 
 Builder = Callable[[TopologyParameters, int, int], "nx.Graph[int]"]
+"""A topology: from parameters, clusters and seed to a graph.
+
+Built in, an entry point of the group `cfel.topology`, or named as `module:function`; all are checked alike.
+"""
 
 
 def build_graph(
     parameters: TopologyParameters, clusters: int, seed: int, code: CodePolicy = BUILT_IN_ONLY
 ) -> "nx.Graph[int]":
-    """Builds the backhaul graph over nodes 0 … clusters−1.
-
-    Args:
-        parameters: kind and what belongs to it.
-        clusters: number of edge servers, at least 1.
-        seed: the experiment's seed; only random kinds use it.
-        code: whether a kind that is not built in may be loaded.
+    """Builds the backhaul graph over nodes 0 … clusters−1; only random kinds use the seed.
 
     Raises:
-        InputError: the kind is unknown, or the graph is not connected, or it has an unknown node.
+        InputError: the kind is unknown or may not be loaded, or its graph cannot be a backhaul.
     """
     validation.check_whole("clusters", clusters, least=1)
     takes = ("parameters", "clusters", "seed")
@@ -243,14 +229,6 @@ KINDS: Mapping[str, Builder] = MappingProxyType(
 """The topologies that come with cfel."""
 
 
-# --------------------------------------------------------------------------------------------------
-# Gossip weights on a backhaul graph: the matrix W, what it averages towards (π), and how fast (ζ).
-#
-# Edge server i replaces its model y_i by Σ_j W_ij y_j, so rows of W sum to 1; the paper's H is Wᵀ. π is
-# the
-# stationary distribution, πW = π: repeated gossip brings every edge server to Σ_j π_j y_j.
-
-
 TOLERANCE = 1e-9
 """How far sums of rows and πW − π may be from exact."""
 
@@ -285,14 +263,7 @@ class Backhaul:
 def build_backhaul(
     parameters: TopologyParameters, sizes: ArrayLike, seed: int, code: CodePolicy = BUILT_IN_ONLY
 ) -> Backhaul:
-    """Builds graph, weights, target and ζ of one experiment.
-
-    Args:
-        parameters: the `[topology]` section.
-        sizes: devices per cluster.
-        seed: the experiment's seed.
-        code: whether a kind that is not built in may be loaded.
-    """
+    """Builds graph, weights, target and ζ of one experiment, given the devices per cluster."""
     target = target_weights(parameters.weights, sizes)
     graph = build_graph(parameters, target.size, seed, code)
     weights = metropolis_weights(graph, target)
@@ -315,12 +286,7 @@ def retarget_backhaul(backhaul: Backhaul, target: ArrayLike, *, at_once: bool = 
 
 
 def target_weights(weights: str, sizes: ArrayLike) -> FloatArray:
-    """π: 1/m for "uniform" (the paper), N_i/N for "size".
-
-    Args:
-        weights: "uniform" or "size".
-        sizes: devices per cluster, each at least 1.
-    """
+    """π, given the devices per cluster: 1/m for "uniform" (the paper), N_i/N for "size"."""
     counts = validation.check_floats("cluster sizes", sizes, least=1)
     if counts.size == 0:
         raise InputError("cluster sizes: must have at least 1 entry, got 0")
@@ -346,10 +312,6 @@ def metropolis_weights(graph: "nx.Graph[int]", pi: ArrayLike) -> FloatArray:
     """Computes Metropolis–Hastings weights W towards π.
 
     W_ij = min(1/(d_i+1), π_j/(π_i(d_j+1))) for neighbours i, j with degrees d, and the rest on the diagonal.
-
-    Args:
-        graph: nodes 0 … m−1.
-        pi: π, positive, sums to 1.
     """
     target = _check_distribution(pi, graph.number_of_nodes())
     adjacency = _adjacency(graph)
@@ -366,11 +328,6 @@ def live_metropolis_weights(graph: "nx.Graph[int]", pi: ArrayLike, live: ArrayLi
 
     The live ones use `metropolis_weights` on the sub-graph between them. Rows still sum to 1 and πW = π
     still holds. The sub-graph may fall apart; each part then averages on its own for this step.
-
-    Args:
-        graph: the whole backhaul.
-        pi: π of the whole backhaul.
-        live: one truth value per edge server.
     """
     target = _check_distribution(pi, graph.number_of_nodes())
     present = validation.check_booleans("live", live, length=target.size)
@@ -390,10 +347,6 @@ def zeta(weights: ArrayLike, pi: ArrayLike) -> float:
 
     The largest one, 1, has the eigenvector √π on both sides; subtracting √π√πᵀ leaves the second largest. An
     eigenvalue 1 that occurs twice (a disconnected graph) therefore gives ζ = 1.
-
-    Args:
-        weights: W with rows that sum to 1 and πW = π.
-        pi: π.
     """
     matrix = np.asarray(weights, dtype=np.float64)
     root = np.sqrt(_check_distribution(pi, matrix.shape[0]))
@@ -406,13 +359,7 @@ def zeta(weights: ArrayLike, pi: ArrayLike) -> float:
 
 
 def check_mixing(weights: ArrayLike, pi: ArrayLike, graph: "nx.Graph[int] | None" = None) -> None:
-    """Raises an `InputError` unless repeated gossip with W leads all edge servers to the π-weighted mean.
-
-    Args:
-        weights: W; row i is how edge server i weighs the models it sees.
-        pi: π.
-        graph: if given, W must be zero between edge servers that it does not link.
-    """
+    """Raises an `InputError` unless repeated gossip with W leads all edge servers to the π-weighted mean."""
     check_gossip_step(weights, pi, graph)
     survives = zeta(weights, pi)
     if survives > 1 - 1e-12:
@@ -422,12 +369,8 @@ def check_mixing(weights: ArrayLike, pi: ArrayLike, graph: "nx.Graph[int] | None
 def check_gossip_step(weights: ArrayLike, pi: ArrayLike, graph: "nx.Graph[int] | None" = None) -> None:
     """Raises an `InputError` unless one step with W is an average that keeps the π-weighted mean.
 
-    Unlike `check_mixing` it allows steps that some edge servers miss.
-
-    Args:
-        weights: W; row i is how edge server i weighs the models it sees.
-        pi: π.
-        graph: if given, W must be zero between edge servers that it does not link.
+    Unlike `check_mixing` it allows steps that some edge servers miss. With a graph, W must be zero between
+    edge servers that it does not link.
     """
     matrix = np.asarray(weights, dtype=np.float64)
     if matrix.ndim != 2 or matrix.shape[0] != matrix.shape[1]:
@@ -474,11 +417,13 @@ Link = tuple[int, int]
 
 @dataclass(frozen=True, slots=True, eq=False)
 class SampledLinks:
-    """Matchings of a backhaul and how often each is active.
+    """Matchings of a backhaul (links that share no edge server; together all links) and the chance of each.
 
-    Attributes:
-        matchings: links without a common edge server; together all links.
-        chances: of each matching, in [0, 1].
+    At every gossip step each matching is active with its own chance. The chances are chosen so that the
+    active links connect the graph as well as possible on average (the largest algebraic connectivity of the
+    expected Laplacian), under a budget: the share of matchings that are active on average. Weights of a
+    step are those of the active links, so that every step, and therefore their expectation, averages
+    towards the same π.
     """
 
     matchings: tuple[tuple[Link, ...], ...]
@@ -493,12 +438,7 @@ class SampledLinks:
 
 
 def sample_links(backhaul: Backhaul, budget: float) -> SampledLinks:
-    """Splits a backhaul into matchings and chooses their chances.
-
-    Args:
-        backhaul: all links.
-        budget: share of matchings that are active on average, in (0, 1].
-    """
+    """Splits a backhaul into matchings and chooses their chances within the budget, in (0, 1]."""
     validation.check_number("link budget", budget, above=0, most=1)
     matchings = _split_into_matchings(backhaul.edges)
     laplacians = np.array([_laplacian(backhaul.clusters, links) for links in matchings])
@@ -507,9 +447,7 @@ def sample_links(backhaul: Backhaul, budget: float) -> SampledLinks:
 
 def use_links(backhaul: Backhaul, links: tuple[Link, ...]) -> Backhaul:
     """The backhaul of a step in which only these links are active; ζ is that of all links."""
-    graph: nx.Graph[int] = nx.Graph()
-    graph.add_nodes_from(range(backhaul.clusters))
-    graph.add_edges_from(links)
+    graph = _make_graph(backhaul.clusters, links)
     weights = metropolis_weights(graph, backhaul.target)
     return replace(backhaul, graph=graph, weights=validation.make_read_only(weights))
 

@@ -2,7 +2,7 @@
 
 A condition model implements `conditions(seed, global_round, edge_round, devices, model_bits)`. Its result is
 a function of these arguments alone, so that all schemes meet the same conditions, and device n has the same
-numbers in a fleet of any size. Other models: `hardware`, `traces`. Absent devices: `availability`.
+numbers in a fleet of any size. Other models: `device_classes`, `traces`. Absent devices: `availability`.
 """
 
 from dataclasses import dataclass, replace
@@ -16,29 +16,23 @@ from cfel.arrays import BoolArray, FloatArray
 from cfel.errors import InputError, unknown_name
 from cfel.seeding import draw_uniforms
 
-# --------------------------------------------------------------------------------------------------
-# What a slower clock saves: the energy of a step at a share of the full clock.
-#
-# The paper's model, α ∝ f², is the curve with nothing static and the exponent 2. Power profiles of phones
-# save
-# less: at half the clock a cycle takes 0.34 to 0.61 of the energy, which is a static share of 0.12 to
-# 0.48.
-
-
 PAPER_EXPONENT = 2.0
 
 
-def clock_energy(speed: ArrayLike, static: ArrayLike, exponent: ArrayLike) -> FloatArray:
-    """Energy of a step at a clock, as a share of its energy at full clock: c + (1 − c)·s^γ.
+def clock_energy(clock: ArrayLike, static: ArrayLike, exponent: ArrayLike) -> FloatArray:
+    """Energy of a step at a share s of the full clock, as a share of its energy there: c + (1 − c)·s^γ.
+
+    The paper's model, α ∝ f², has nothing static and the exponent 2. Power profiles of phones save less: at
+    half the clock a cycle takes 0.34 to 0.61 of the energy, which is a static share of 0.12 to 0.48.
 
     Args:
-        speed: s, share of the full clock, in (0, 1].
+        clock: s, in (0, 1].
         static: c, share of the energy that does not depend on the clock, in [0, 1].
         exponent: γ ≥ 0.
     """
     share, power = np.asarray(static, dtype=np.float64), np.asarray(exponent, dtype=np.float64)
     # A square costs a tenth of a general power, and is the usual case.
-    dynamic = np.square(speed) if (power == PAPER_EXPONENT).all() else np.power(speed, power)
+    dynamic = np.square(clock) if (power == PAPER_EXPONENT).all() else np.power(clock, power)
     return np.asarray(share + (1.0 - share) * dynamic)
 
 
@@ -58,7 +52,7 @@ class Conditions:
         available: whether the device takes part.
         weight: how much each device's update counts within its cluster, where devices were sampled with
             unequal chances; None: as the scheme says.
-        clock_static, clock_exponent: what a slower clock saves, see `clock.clock_energy`; one number stands
+        clock_static, clock_exponent: what a slower clock saves, see `clock_energy`; one number stands
             for all devices.
     """
 
@@ -93,10 +87,10 @@ class Conditions:
         """Number of devices, present or not."""
         return self.mu.size
 
-    def at_clock(self, speed: FloatArray) -> "Conditions":
+    def at_clock(self, clock: FloatArray) -> "Conditions":
         """Returns the same conditions at slower clocks: a step takes longer, and less energy."""
-        saved = clock_energy(speed, self.clock_static, self.clock_exponent)
-        return replace(self, mu=self.mu / speed, alpha=self.alpha * saved)
+        saved = clock_energy(clock, self.clock_static, self.clock_exponent)
+        return replace(self, mu=self.mu / clock, alpha=self.alpha * saved)
 
     def without(self, absent: ArrayLike) -> "Conditions":
         """Returns the same conditions without the devices marked in `absent`."""
@@ -112,12 +106,7 @@ class ConditionModel(Protocol):
     ) -> Conditions:
         """Conditions of edge round `edge_round` of global round `global_round`, both counted from 0.
 
-        Args:
-            seed: the experiment's seed.
-            global_round: l.
-            edge_round: r.
-            devices: number of devices.
-            model_bits: size of one full model, e.g. 32 d.
+        `model_bits` is the size of one full model, e.g. 32 d.
         """
         ...
 

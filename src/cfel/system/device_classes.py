@@ -1,12 +1,6 @@
-"""Conditions from hardware figures: a fleet mixed from device classes.
+"""Kinds of devices: what one is, the library of sourced ones, and conditions of a fleet mixed from them.
 
-The classes themselves, and where their figures come from, are in `devices`.
-
-Kinds of devices: what one kind is, a library of sourced ones, and files and phone profiles to add more.
-
-One kind of device: how fast it computes and sends, and what that costs; the figures are in `library`.
-
-Files of device classes: TOML with one table per class, and beside each figure how it was obtained.
+Device classes are TOML with one table per class, and beside each figure how it was obtained:
 
     [sources]
     bench = "our lab notes, March"
@@ -16,23 +10,11 @@ Files of device classes: TOML with one table per class, and beside each figure h
     flops_per_second = 31e9
     flops_per_second_how = "50 × 123.9e6 FLOP in 0.2 s [bench]"
 
-The library, `cfel calibrate` and imported power profiles share this form. `_how` and `[sources]` are optional
-in a file of a user. This module handles documents, not paths: who reads a file knows whom it may come from.
+The library (`device_library.toml`), `cfel calibrate` and imported power profiles share this form. `_how` and
+`[sources]` are optional in a file of a user. The library's figures are good for planning and for comparing
+kinds of devices, but are not measurements of your boards.
 
-The library of device classes that comes with cfel: `library.toml`, where each figure has its origin.
-
-The figures are good for planning and for comparing kinds of devices, but not measurements of your boards.
-
-Reads Android's `power_profile.xml`: clock speeds and currents of a phone's processor, radios, battery.
-
-Such a file may be anybody's, so it is read with expat alone: no document type, hence no entities, a limited
-size and depth. What follows from the currents is in `profile_class`.
-
-A device class from a phone's power profile: speed, watts, the clock's energy curve, radio and battery.
-
-All cores run at the same share of their full clock, as a training that uses the whole processor would. What a
-profile does not hold (arithmetic per cycle, upload rate) comes from the caller or a stated default, and each
-figure says how it was obtained.
+A class may also come from a phone's `power_profile.xml` (Android): `read_power_profile`, `derive_class`.
 """
 
 import math
@@ -102,12 +84,7 @@ _KEYS = ("title", *FIGURES, *(figure + _HOW for figure in FIGURES))
 
 @dataclass(frozen=True, slots=True)
 class DescribedClass:
-    """A device class with its origin.
-
-    Attributes:
-        device: the figures.
-        how: for some or all figures, how they were obtained; sources in square brackets.
-    """
+    """A device class, and how some or all of its figures were obtained, with sources in square brackets."""
 
     device: DeviceClass
     how: Mapping[str, str]
@@ -115,23 +92,14 @@ class DescribedClass:
 
 @dataclass(frozen=True, slots=True)
 class ClassFile:
-    """The content of a file.
-
-    Attributes:
-        classes: in the file's order.
-        sources: key → citation.
-    """
+    """The content of a file: classes in its order, and citations by key."""
 
     classes: tuple[DescribedClass, ...]
     sources: Mapping[str, str]
 
 
 def parse_class_file(document: Mapping[str, Any], place: str) -> ClassFile:
-    """The classes that a TOML document describes.
-
-    Args:
-        document: as parsed.
-        place: the file, for messages.
+    """The classes that a TOML document describes; `place` is the file, for messages.
 
     Raises:
         InputError: names the place, the class, the key and the value.
@@ -209,14 +177,7 @@ _MAX_DEPTH = 16
 
 @dataclass(frozen=True, slots=True)
 class CpuCluster:
-    """Cores of one kind.
-
-    Attributes:
-        cores: how many.
-        kilohertz: clock speeds, rising.
-        milliamps: of one core at each speed.
-        shared_milliamps: of the cluster itself while any core runs.
-    """
+    """Cores of one kind: their clocks, rising, the current of one core at each, and of the cluster itself."""
 
     cores: int
     kilohertz: tuple[float, ...]
@@ -254,20 +215,20 @@ class _Entry:
 
 
 def read_power_profile(path: str | Path) -> PowerProfile:
-    """Reads a profile.
+    """Reads Android's `power_profile.xml`: clocks and currents of a phone's processor, radios, battery.
+
+    Such a file may be anybody's, so it is read with expat alone: no document type, hence no entities, a
+    limited size and depth.
 
     Raises:
         FleetFileError: names the file, and the line and value where there is one.
     """
-    return _Profile(Path(path), _read_entries(Path(path))).build()
-
-
-def _read_entries(path: Path) -> dict[str, _Entry]:
+    file = Path(path)
     try:
-        content = read_bytes(path, max_bytes=MAX_BYTES, follow_links=True)
+        content = read_bytes(file, max_bytes=MAX_BYTES, follow_links=True)
     except StorageError as error:
         raise FleetFileError(str(error)) from error
-    return _EntryReader(path).read(content)
+    return _Profile(file, _EntryReader(file).read(content)).build()
 
 
 @dataclass(slots=True)
@@ -438,6 +399,10 @@ class ProfileOptions:
 def derive_class(profile: PowerProfile, name: str, title: str, options: ProfileOptions) -> DescribedClass:
     """The class of a phone, with how each figure was obtained.
 
+    All cores run at the same share of their full clock, as a training that uses the whole processor would.
+    What a profile does not hold (arithmetic per cycle, upload rate) comes from the options or a stated
+    default.
+
     Raises:
         InputError: the options do not fit the profile, or it lacks the radio's current.
     """
@@ -475,28 +440,27 @@ def derive_class(profile: PowerProfile, name: str, title: str, options: ProfileO
 
 
 def fit_clock_curve(profile: PowerProfile, rates: tuple[float, ...]) -> tuple[float, float, float]:
-    """Fits c and γ of `clock.clock_energy` to the energy of an operation at slower clocks.
+    """Fits c and γ of `clock_energy` to the energy of an operation at slower clocks.
 
-    Returns:
-        c, γ and the root mean square error. One speed only shows no saving: c is 1.
+    Returns c, γ and the root mean square error. A single clock shows no saving: c is 1.
     """
-    # Below the lowest speed of any cluster the profile says nothing.
+    # Below the lowest clock of any cluster the profile says nothing.
     lowest = max(each.kilohertz[0] / each.kilohertz[-1] for each in profile.clusters)
-    speed = np.linspace(lowest, 1, _CURVE_POINTS)
-    energy = _milliamps(profile, speed) / _peak_flops(profile, rates, speed)
+    clock = np.linspace(lowest, 1, _CURVE_POINTS)
+    energy = _milliamps(profile, clock) / _peak_flops(profile, rates, clock)
     energy = energy / energy[-1]
     if lowest == 1:
         return 1.0, 2.0, 0.0
-    fits = [_fit_static(speed, energy, float(exponent)) for exponent in _EXPONENTS]
+    fits = [_fit_static(clock, energy, float(exponent)) for exponent in _EXPONENTS]
     error, static, exponent = min(fits)
     return round(static, 3), round(exponent, 2), error
 
 
-def _fit_static(speed: FloatArray, energy: FloatArray, exponent: float) -> tuple[float, float, float]:
+def _fit_static(clock: FloatArray, energy: FloatArray, exponent: float) -> tuple[float, float, float]:
     """Error, c and γ for a given γ: least squares in c, kept within [0, 1]."""
-    dynamic = speed**exponent
+    dynamic = clock**exponent
     static = float(np.clip(((energy - dynamic) @ (1 - dynamic)) / ((1 - dynamic) @ (1 - dynamic)), 0, 1))
-    error = energy - clock_energy(speed, static, exponent)
+    error = energy - clock_energy(clock, static, exponent)
     return float(np.sqrt(np.mean(error**2))), static, exponent
 
 
@@ -515,24 +479,24 @@ def _choose_radio(profile: PowerProfile, options: ProfileOptions) -> float:
     return found
 
 
-def _milliamps(profile: PowerProfile, speed: FloatArray) -> FloatArray:
+def _milliamps(profile: PowerProfile, clock: FloatArray) -> FloatArray:
     """Of the whole processor, all cores at these shares of their full clock."""
     return profile.active_milliamps + sum(
-        (each.shared_milliamps + each.cores * _core_milliamps(each, speed) for each in profile.clusters),
-        start=np.zeros_like(speed),
+        (each.shared_milliamps + each.cores * _core_milliamps(each, clock) for each in profile.clusters),
+        start=np.zeros_like(clock),
     )
 
 
-def _core_milliamps(cluster: CpuCluster, speed: FloatArray) -> FloatArray:
-    return np.interp(speed * cluster.kilohertz[-1], cluster.kilohertz, cluster.milliamps)
+def _core_milliamps(cluster: CpuCluster, clock: FloatArray) -> FloatArray:
+    return np.interp(clock * cluster.kilohertz[-1], cluster.kilohertz, cluster.milliamps)
 
 
-def _peak_flops(profile: PowerProfile, rates: tuple[float, ...], speed: FloatArray) -> FloatArray:
+def _peak_flops(profile: PowerProfile, rates: tuple[float, ...], clock: FloatArray) -> FloatArray:
     full = sum(
         1e3 * each.kilohertz[-1] * each.cores * rate
         for each, rate in zip(profile.clusters, rates, strict=True)
     )
-    return full * speed
+    return full * clock
 
 
 GOLDEN = (5**0.5 - 1) / 2
@@ -582,8 +546,7 @@ class HardwareConditions:
         validation.check_number("conditions.flops_per_sample", self.flops_per_sample, above=0)
         validation.check_whole("conditions.batch", self.batch, least=1)
         validation.check_number("conditions.utilisation", self.utilisation, above=0, most=1)
-        if validation.check_number("conditions.jitter", self.jitter, least=0) >= 1:
-            raise InputError(f"conditions.jitter = {self.jitter}: must be < 1")
+        validation.check_number("conditions.jitter", self.jitter, least=0, below=1)
         check_redraw("conditions.redraw", self.redraw)
         validation.check_number("conditions.battery_share", self.battery_share, least=0, most=1)
 
@@ -628,13 +591,11 @@ class HardwareConditions:
                 times * (1 + self.jitter * (2 * draw - 1))
                 for times, draw in zip((mu, nu), draws.T, strict=True)
             )
-        watts = self._figures("compute_watts")[kind]
-        power = self._figures("radio_watts")[kind]
         return Conditions(
             mu=mu,
-            alpha=mu * watts,
+            alpha=mu * self._figures("compute_watts")[kind],
             nu=nu,
-            power=power,
+            power=self._figures("radio_watts")[kind],
             available=np.ones(devices, dtype=bool),
             clock_static=self._figures("clock_static")[kind],
             clock_exponent=self._figures("clock_exponent")[kind],

@@ -1,7 +1,7 @@
 """The fleet of an experiment: how many devices, in which clusters, under which conditions.
 
 `FleetParameters` is the experiment file's `[fleet]`; `build_fleet` turns it into a `Fleet`, which gives the
-conditions of any edge round. Tables of devices for planning a single round are in `device_table`.
+conditions of any edge round. Tables of devices for planning a single round are in `traces`.
 """
 
 from collections.abc import Sequence
@@ -127,12 +127,7 @@ class Fleet:
     ) -> Conditions:
         """Conditions of one edge round; devices that are absent, empty or not sampled do not take part.
 
-        Args:
-            seed: the experiment's seed.
-            global_round: l, from 0.
-            edge_round: r, from 0.
-            model_bits: size of one full model, e.g. 32 d.
-            spent_joules: joules each device has spent so far; needed for batteries to count.
+        `spent_joules` is what each device has spent so far; without it, batteries do not count.
         """
         validation.check_number("model_bits", model_bits, least=0)
         found = self.model.conditions(seed, global_round, edge_round, self.devices, model_bits)
@@ -144,22 +139,17 @@ class Fleet:
             absent = absent | is_exhausted(self.battery_joules, spent_joules)
         # The usual case returns the model's own arrays, without a copy.
         found = found.without(absent) if absent.any() else found
-        return self._sample(found, seed, global_round, edge_round) if self.participation.is_sampled else found
-
-    def _sample(self, found: Conditions, seed: int, global_round: int, edge_round: int) -> Conditions:
-        counts = self.participation.count(self.sizes)
-        sample = self.participation.draw(
-            seed, global_round, edge_round, self.cluster, counts, found.available, self.samples
-        )
+        if not self.participation.is_sampled:
+            return found
+        counts, key = self.participation.count(self.sizes), (seed, global_round, edge_round)
+        sample = self.participation.draw(key, self.cluster, counts, found.available, self.samples)
         return replace(found, available=sample.chosen, weight=sample.weight)
 
 
 def build_fleet(parameters: FleetParameters, seed: int = 0) -> Fleet:
     """Builds the fleet that the parameters describe; reads the trace if there is one.
 
-    Args:
-        parameters: the description.
-        seed: the experiment's; it decides which device has the battery of which class.
+    The experiment's seed decides which device has the battery of which class.
     """
     sizes = cluster_sizes(parameters.devices, parameters.clusters)
     given = parameters.conditions

@@ -21,12 +21,6 @@ from cfel.arrays import BoolArray, FloatArray, IntArray
 from cfel.errors import FleetFileError, describe_error
 from cfel.extras import explain_missing_extra
 
-# --------------------------------------------------------------------------------------------------
-# The columns of a table as its heading names them: all that are needed, none misspelt.
-#
-# A misspelt optional column would otherwise be ignored, and the file would mean something else.
-
-
 MISSPELT = 0.75
 """Similarity of names, from 0 to 1, from which on one counts as the other misspelt."""
 
@@ -36,13 +30,9 @@ _SEPARATORS = ((";", "semicolons"), ("\t", "tabs"), ("|", "bars"))
 def check_headings(
     place: str, headings: Sequence[str], required: Collection[str], known: Collection[str]
 ) -> None:
-    """Checks the names of all columns.
+    """Checks the names of all columns; `known` are the required and the optional ones.
 
-    Args:
-        place: file and line, for messages.
-        headings: as they are in the file.
-        required: columns that must be there.
-        known: these and optional ones.
+    A misspelt optional column would otherwise be ignored, and the file would mean something else.
 
     Raises:
         FleetFileError: a column is missing, occurs twice or is misspelt, or the heading is not separated by
@@ -135,15 +125,7 @@ class Table:
         most: float | None = None,
         blank: float | None = None,
     ) -> FloatArray:
-        """A column of finite numbers in a range.
-
-        Args:
-            column: its name.
-            above: every number must be larger than this.
-            least: every number must be at least this.
-            most: every number must be at most this.
-            blank: what an empty cell stands for; None if it must not be empty.
-        """
+        """A column of finite numbers in a range; an empty cell stands for `blank`, if that is given."""
         array: FloatArray = self.columns[column]
         if blank is not None:
             array = np.where(np.isnan(array), blank, array)
@@ -198,13 +180,9 @@ def number_texts(texts: Texts) -> tuple[IntArray, tuple[str, ...]]:
 def read_table(
     path: str | Path, required: Collection[str], numbers: Collection[str], texts: Collection[str]
 ) -> Table:
-    """Reads the named columns of a file; others are ignored, unless their names resemble one of these.
+    """Reads columns as numbers or texts; others are ignored, unless their names resemble one of these.
 
-    Args:
-        path: a Parquet file if it ends in .parquet, else CSV with a heading, comma-separated, UTF-8.
-        required: columns that must be there.
-        numbers: columns to read as numbers.
-        texts: columns to read as text.
+    A file that ends in .parquet is Parquet, any other is CSV with a heading, comma-separated, UTF-8.
 
     Raises:
         FleetFileError: the file cannot be read, lacks a column or misspells one, or a number is not one.

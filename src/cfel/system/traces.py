@@ -1,9 +1,13 @@
-"""Traces: measured conditions, one row per device, edge round and global round, from CSV or Parquet.
+"""Files of devices that users write, CSV or Parquet: a table of one moment, and traces of many rounds.
 
-Columns: `device`, `mu`, `alpha`, `nu`, `power`, and optionally `round`, `edge_round` (a missing column means
-one only) and `available` (1 or 0, true or false). Devices and rounds count from 0 or from 1, without gaps;
-devices may also have names, and are then numbered in the order in which they first appear. The file must hold
-every combination once. What follows its last global round and edge round is up to `after_end`.
+A device table has a row per device. Columns `mu`, `alpha`, `nu`, `power` and `cluster` are required; `id` or
+`name`, `rho_min`, `rho_max`, `theta_min`, `theta_max`, `battery`, `clock_static` and `clock_exponent` are
+optional, others are ignored.
+
+A trace has a row per device, edge round and global round: columns `device`, `mu`, `alpha`, `nu`, `power`, and
+optionally `round`, `edge_round` (a missing column means one only) and `available` (1 or 0, true or false).
+Devices and rounds count from 0 or from 1, without gaps; devices may also have names, and are then numbered in
+the order in which they first appear. The file must hold every combination once.
 """
 
 from dataclasses import dataclass
@@ -19,22 +23,13 @@ from cfel.system.tables import Table, number_texts, read_table
 from cfel.validation import make_read_only
 from cfel.wording import plural
 
-# --------------------------------------------------------------------------------------------------
-# A table of devices written by a user: one row per device, from CSV or Parquet.
-#
-# Columns `mu`, `alpha`, `nu`, `power` and `cluster` are required; `id` or `name`, `rho_min`, `rho_max`,
-# `theta_min`, `theta_max`, `battery`, `clock_static` and `clock_exponent` are optional, others are
-# ignored. A
-# table describes one moment; conditions that change from round to round are a trace (`traces`).
-
-
-REQUIRED = ("mu", "alpha", "nu", "power", "cluster")
-CLOCKS = ("clock_static", "clock_exponent")
+COSTS = ("mu", "alpha", "nu", "power")
 NUMBERS = (
-    *("mu", "alpha", "nu", "power", "rho_min", "rho_max", "theta_min", "theta_max", "battery"),
-    *CLOCKS,
+    *(*COSTS, "rho_min", "rho_max", "theta_min", "theta_max", "battery"),
+    *("clock_static", "clock_exponent"),
 )
 NAMES = ("id", "name")
+AFTER_END = ("repeat", "hold", "reject")
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -42,17 +37,13 @@ class DeviceTable:
     """Devices as read from a file, in the file's order.
 
     Attributes:
-        mu: seconds per local step.
-        alpha: joules per local step.
-        nu: seconds to upload one full model.
-        power: watts while sending.
+        mu, alpha, nu, power: as in `Conditions`.
         cluster: number of the device's cluster, 0 … m−1.
         cluster_labels: what the file calls cluster 0, 1, …, in order of first appearance.
         names: what the file calls the devices, or None if it does not.
         rho_min, rho_max, theta_min, theta_max: bounds per device, in [0, 1], or None if not in the file.
         battery_joules: joules per device, infinity for an empty cell, or None if not in the file.
-        clock_static, clock_exponent: what a slower clock saves, see `clock.clock_energy`; None if not in the
-            file.
+        clock_static, clock_exponent: what a slower clock saves (`conditions.clock_energy`); None likewise.
     """
 
     mu: FloatArray
@@ -95,17 +86,15 @@ def read_devices(path: str | Path) -> DeviceTable:
     Raises:
         FleetFileError: names file, line, column and value of the first thing that is wrong.
     """
-    table = read_table(path, REQUIRED, NUMBERS, ("cluster", *NAMES))
-    mu, alpha, nu, power = (_read_cost(table, column) for column in REQUIRED[:4])
-    cluster, labels = _read_clusters(table)
+    table = read_table(path, (*COSTS, "cluster"), NUMBERS, ("cluster", *NAMES))
+    # In this order, so that the first thing that is wrong is named.
+    costs = _read_costs(table)
+    cluster, labels = number_texts(table.texts("cluster"))
     rho_min, rho_max = _read_bounds(table, "rho")
     theta_min, theta_max = _read_bounds(table, "theta")
     return DeviceTable(
-        mu=mu,
-        alpha=alpha,
-        nu=nu,
-        power=power,
-        cluster=cluster,
+        **costs,
+        cluster=make_read_only(cluster),
         cluster_labels=labels,
         names=_read_names(table),
         rho_min=rho_min,
@@ -118,13 +107,10 @@ def read_devices(path: str | Path) -> DeviceTable:
     )
 
 
-def _read_cost(table: Table, column: str) -> FloatArray:
-    return table.floats(column, above=0) if column == "mu" else table.floats(column, least=0)
-
-
-def _read_clusters(table: Table) -> tuple[IntArray, tuple[str, ...]]:
-    numbers, labels = number_texts(table.texts("cluster"))
-    return make_read_only(numbers), labels
+def _read_costs(table: Table) -> dict[str, FloatArray]:
+    return {
+        name: table.floats(name, above=0) if name == "mu" else table.floats(name, least=0) for name in COSTS
+    }
 
 
 def _read_bounds(table: Table, variable: str) -> tuple[FloatArray | None, FloatArray | None]:
@@ -156,10 +142,6 @@ def _find_repeated(names: NDArray[np.object_]) -> int:
     raise AssertionError("no name occurs twice")
 
 
-AFTER_END = ("repeat", "hold", "reject")
-REQUIRED_traces = ("device", "mu", "alpha", "nu", "power")
-
-
 @dataclass(frozen=True, slots=True)
 class TraceParameters:
     """Which trace to follow.
@@ -187,11 +169,7 @@ class TraceConditions:
 
     Attributes:
         source: the file, for messages.
-        mu: seconds per local step.
-        alpha: joules per local step.
-        nu: seconds to upload one full model.
-        power: watts while sending.
-        available: whether the device takes part.
+        mu, alpha, nu, power, available: as in `Conditions`.
         hold: whether its last round stays, instead of its first coming again.
     """
 
@@ -224,13 +202,7 @@ class TraceConditions:
             )
         row, edge_row = map(self._find_row, (global_round, edge_round), self.rounds)
         place = (row, edge_row, slice(devices))
-        return Conditions(
-            mu=self.mu[place],
-            alpha=self.alpha[place],
-            nu=self.nu[place],
-            power=self.power[place],
-            available=self.available[place],
-        )
+        return Conditions(**{name: getattr(self, name)[place] for name in (*COSTS, "available")})
 
     def _find_row(self, number: int, count: int) -> int:
         return min(number, count - 1) if self.hold else number % count
@@ -252,31 +224,20 @@ def describe_short_trace(trace: TraceConditions, global_rounds: int, edge_rounds
 
 
 def read_trace(path: str | Path, *, hold: bool = False) -> TraceConditions:
-    """Reads a trace (columns: see the module).
-
-    Args:
-        path: the file.
-        hold: whether the last round stays after the trace's end.
+    """Reads a trace (columns: see the module); with `hold`, its last round stays after its end.
 
     Raises:
         FleetFileError: names file, line, column and value of the first thing that is wrong.
     """
-    numbers = ("mu", "alpha", "nu", "power", "round", "edge_round")
-    table = read_table(path, REQUIRED_traces, numbers, ("device", "available"))
+    table = read_table(path, ("device", *COSTS), (*COSTS, "round", "edge_round"), ("device", "available"))
     keys = [table.integers(name) if table.has(name) else None for name in ("round", "edge_round")]
     whole = [np.zeros(table.rows, dtype=np.int64) if key is None else key for key in keys]
     whole = [_count_from_zero(key) for key in (*whole, _read_devices(table))]
     shape = (int(whole[0].max()) + 1, int(whole[1].max()) + 1, int(whole[2].max()) + 1)
     order = _sort_rows(table, whole, shape)
-    columns = {name: table.floats(name, least=0)[order].reshape(shape) for name in ("alpha", "nu", "power")}
-    mu = table.floats("mu", above=0)[order].reshape(shape)
-    return TraceConditions(
-        source=str(path),
-        mu=mu,
-        available=_read_available(table, order).reshape(shape),
-        hold=hold,
-        **columns,
-    )
+    costs = {name: values[order].reshape(shape) for name, values in _read_costs(table).items()}
+    available = _read_available(table, order).reshape(shape)
+    return TraceConditions(str(path), **costs, available=available, hold=hold)
 
 
 def _count_from_zero(numbers: IntArray) -> IntArray:

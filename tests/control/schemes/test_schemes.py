@@ -1,4 +1,4 @@
-"""The five schemes: what each pins, what each minds, and that a plan is a pure function."""
+"""The schemes: what each pins, what each minds, and that a plan is a pure function."""
 
 import json
 from dataclasses import replace
@@ -254,6 +254,16 @@ def test_plan_is_pure_and_its_state_is_json(name: str) -> None:
     assert (first.objective, first.violations) == (second.objective, second.violations)
     assert json.loads(json.dumps(dict(after))) == again == dict(after)
     assert scheme.init() == state
+
+
+@pytest.mark.parametrize("name", SCHEMES)
+def test_a_scheme_states_whether_it_chooses_theta(name: str) -> None:
+    """The others send everything even where budgets are tight; with θ_min = 1 nobody has a choice."""
+    choosing = ("hcef", "hcef_plus", "cef_c", "anycost", "fedluck", "nori")
+    assert build_scheme(SchemeParameters(name=name)).chooses_theta == (name in choosing)
+    assert not build_scheme(SchemeParameters(name=name, theta_min=1.0)).chooses_theta
+    theta = plan(name, observation(share=0.3)).theta
+    assert name in choosing or set(theta.tolist()) <= {0.0, 1.0}
 
 
 @pytest.mark.parametrize(

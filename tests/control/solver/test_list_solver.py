@@ -1,6 +1,7 @@
 """Whole steps: against brute force on small fleets, certified on large ones, within every limit on all."""
 
 import itertools
+from dataclasses import replace
 from typing import Any
 
 import numpy as np
@@ -138,3 +139,12 @@ def test_an_energy_cap_out_of_reach_gives_everybody_the_least() -> None:
     assert not solution.feasible
     assert "energy cap" in " ".join(solution.violations)
     assert (solution.rho == 1 / TAU).all()
+
+
+def test_clocks_are_stated_only_where_they_are_chosen() -> None:
+    case, pairs = problem(8, 0), table()
+    chosen, fixed = (solve_on_list(case, replace(pairs, least_clock=least)) for least in (0.5, None))
+    assert (chosen.method, fixed.method) == ("list", "list")
+    assert chosen.clock is not None
+    assert chosen.clock.min() < 1
+    assert fixed.clock is None

@@ -391,10 +391,8 @@ def _is_covered(calls: list[_Call], workspace: Workspace) -> bool:
     if sorted(id(call.layer) for call in calls) != sorted(map(id, workspace.layers)):
         return False
     for call in calls:
-        layer = call.layer
-        if call.outputs._version != call.version or call.inputs.dim() != (
-            2 if isinstance(layer, nn.Linear) else 4
-        ):
+        layer, dimensions = call.layer, call.inputs.dim()
+        if call.outputs._version != call.version or dimensions != (2 if isinstance(layer, nn.Linear) else 4):
             return False
         # `_convolution_gradient` needs zeros, by a given number; a layer may also pad by name ("same").
         if isinstance(layer, nn.Conv2d) and (layer.padding_mode != "zeros" or isinstance(layer.padding, str)):

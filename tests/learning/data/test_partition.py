@@ -158,7 +158,7 @@ def test_a_tenth_of_each_device_evenly_over_its_classes() -> None:
     assert tested.train_inputs is data.train_inputs
 
 
-def test_the_seed_decides() -> None:
+def test_the_seed_decides_what_is_held_out() -> None:
     data, shares = _numbered([0, 1] * 25), [np.arange(50)]
     first, again, other = (hold_out(data, shares, 0.2, seed)[0].test_inputs for seed in (0, 0, 1))
     assert torch.equal(first, again)

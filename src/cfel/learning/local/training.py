@@ -76,7 +76,7 @@ def draw_batches(samples: int, batch: int, count: int, draw: np.random.Generator
     return np.concatenate(shuffles).reshape(-1, size)[:count]
 
 
-# Steps.
+# Steps. The hooks of an algorithm see the shared part of every vector; its step sees the personal part, too.
 
 
 def train(

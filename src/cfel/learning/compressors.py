@@ -77,6 +77,7 @@ def hadamard(side: int) -> Tensor:
 
 FLOAT_BITS = 32
 KEY_BITS = 128
+# Entries with one scale: it adds 1/32 of a bit per entry. Part of the wire format.
 BUCKET = 1024
 
 

@@ -19,6 +19,7 @@ from cfel.learning.models.flat import FlatModel
 from cfel.learning.task import DeviceData
 from cfel.seeding import make_generator, make_key
 
+# Samples at once. Another number may change the last bits of a loss.
 _BATCH = 500
 
 

@@ -5,7 +5,7 @@ is pickled, and bytes are checked before they are used. Numbers are little-endia
 
     header           kind, d, number of values, one more field
     dense            values
-    sparse (top-k)   values, then their indices: as a bitmap or packed, whichever is shorter (`pack_indices`)
+    sparse (top-k)   values, then their indices: as a bitmap or packed, whichever is shorter (`_pack_indices`)
     sampled          key, values: the receiver draws the same places from the key
     quantised        scales, codes
 """
@@ -42,7 +42,9 @@ def pack_update(update: Update) -> bytes:
         case DenseUpdate():
             return _HEADER.pack(_DENSE, update.size, update.size, 0) + _pack_floats(update.values)
         case SparseUpdate():
-            return _pack_sparse(update)
+            kind, indices = _pack_indices(update.indices.numpy(), update.size)
+            header = _HEADER.pack(kind, update.size, update.values.numel(), 0)
+            return header + _pack_floats(update.values) + indices
         case SampledUpdate():
             kind = _SAMPLED if update.rotation is None else _ROTATED
             header = _HEADER.pack(kind, update.size, update.values.numel(), 0)
@@ -82,7 +84,7 @@ def _unpack_body(kind: int, size: int, count: int, extra: int, body: memoryview)
     if kind == _DENSE:
         return DenseUpdate(_unpack_floats(body, size))
     if kind in (_BITMAP, _PACKED):
-        indices = unpack_indices(kind, size, count, body[4 * count :])
+        indices = _unpack_indices(kind, size, count, body[4 * count :])
         return SparseUpdate(size, torch.from_numpy(indices), _unpack_floats(body[: 4 * count], count))
     if kind in (_SAMPLED, _ROTATED):
         if len(body) < _KEY_BYTES:
@@ -98,13 +100,7 @@ def _unpack_body(kind: int, size: int, count: int, extra: int, body: memoryview)
     raise InputError(f"update: unknown kind {kind}")
 
 
-def _pack_sparse(update: SparseUpdate) -> bytes:
-    kind, indices = pack_indices(update.indices.numpy(), update.size)
-    header = _HEADER.pack(kind, update.size, update.values.numel(), 0)
-    return header + _pack_floats(update.values) + indices
-
-
-def pack_indices(indices: Int32Array, size: int) -> tuple[int, bytes]:
+def _pack_indices(indices: Int32Array, size: int) -> tuple[int, bytes]:
     """Packs ascending indices below `size`, the cheaper way; returns the kind of update and the bytes.
 
     A bitmap takes one bit per entry of the vector. Packed indices take ⌈log₂ size⌉ bits each, and are shorter
@@ -117,8 +113,8 @@ def pack_indices(indices: Int32Array, size: int) -> tuple[int, bytes]:
     return _PACKED, _pack_bits(indices.astype(np.int64), _index_width(size))
 
 
-def unpack_indices(kind: int, size: int, count: int, body: memoryview) -> Int32Array:
-    """The inverse of `pack_indices`, for an update with `count` values."""
+def _unpack_indices(kind: int, size: int, count: int, body: memoryview) -> Int32Array:
+    """The inverse of `_pack_indices`, for an update with `count` values."""
     if kind == _BITMAP:
         if len(body) != -(-size // 8):
             raise InputError(f"update: a bitmap of {len(body)} bytes for {size} entries")

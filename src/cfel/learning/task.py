@@ -40,15 +40,16 @@ def check_labels(what: str, data: DataSet) -> None:
             # Probabilities of classes; the loss takes them.
             continue
         if labels.dtype not in LABEL_TYPES:
+            given = str(labels.dtype).removeprefix("torch.")
             raise InputError(
-                f"{what}: {part} targets are {_name_type(labels)}; class labels must be whole numbers of "
+                f"{what}: {part} targets are {given}; class labels must be whole numbers of "
                 "type int64: convert them with .long(). For anything but classes, define a `cfel.Task`"
             )
         numbers = labels.long()
         row = _find_row((numbers >= 0) & (numbers < data.classes) | (numbers == IGNORED))
         if row is not None:
             raise InputError(
-                f"{what}: {part} targets: row {row} holds label {_show_row(labels[row])}; with "
+                f"{what}: {part} targets: row {row} holds label {labels[row].tolist()}; with "
                 f"{data.classes} classes, labels are 0 … {data.classes - 1}"
             )
 
@@ -89,14 +90,6 @@ def _find_row(good: Tensor) -> int | None:
     """The first row in which something is not good."""
     rows = good.flatten(1).all(1) if good.dim() > 1 else good
     return None if bool(rows.all()) else int(rows.to(torch.uint8).argmin())
-
-
-def _show_row(labels: Tensor) -> str:
-    return str(labels.item()) if labels.dim() == 0 else str(labels.tolist())
-
-
-def _name_type(values: Tensor) -> str:
-    return str(values.dtype).removeprefix("torch.")
 
 
 PerSample: TypeAlias = Callable[[Tensor, Tensor], Tensor]

@@ -20,6 +20,7 @@ from cfel.errors import InputError
 _SAMPLE = 1 << 16
 # The longest piece. All have the same length, as a short last one would take as much time.
 _PIECE = 1 << 17
+# 128 KiB of float32, which a core's cache holds together with its copy.
 _SMALL = 1 << 15
 
 

@@ -4,7 +4,7 @@ It does not load files (the loaders beside it do) and does not say which device 
 (`partition` does).
 """
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 import numpy as np
 import torch
@@ -105,16 +105,14 @@ class DataSet:
             raise InputError(f"{self.name}: it names no writers")
         train = np.flatnonzero(np.isin(self.train_writers, writers))
         test = np.flatnonzero(np.isin(self.test_writers, writers))
-        return DataSet(
-            self.name,
-            self.train_inputs[torch.from_numpy(train)],
-            self.train_targets[torch.from_numpy(train)],
-            self.test_inputs[torch.from_numpy(test)],
-            self.test_targets[torch.from_numpy(test)],
-            self.classes,
-            self.normalisation,
-            self.train_writers[train],
-            self.test_writers[test],
+        return replace(
+            self,
+            train_inputs=self.train_inputs[torch.from_numpy(train)],
+            train_targets=self.train_targets[torch.from_numpy(train)],
+            test_inputs=self.test_inputs[torch.from_numpy(test)],
+            test_targets=self.test_targets[torch.from_numpy(test)],
+            train_writers=self.train_writers[train],
+            test_writers=self.test_writers[test],
         )
 
 

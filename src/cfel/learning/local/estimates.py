@@ -93,13 +93,11 @@ def unstack_estimates(arrays: Mapping[str, Any]) -> list[Estimates | None]:
     both: FloatArray = arrays["estimates"]
     curves: FloatArray = arrays["kept_energy"] if "kept_energy" in arrays else np.full((len(both), 1), np.nan)
     return [
-        None if math.isnan(sigma2) else check_estimates(Estimates(sigma2, g2, _curve(curve)))
+        None
+        if math.isnan(sigma2)
+        else check_estimates(Estimates(sigma2, g2, () if np.isnan(curve).any() else tuple(curve)))
         for (sigma2, g2), curve in zip(both.tolist(), curves.tolist(), strict=True)
     ]
-
-
-def _curve(row: list[float]) -> tuple[float, ...]:
-    return () if any(map(math.isnan, row)) else tuple(row)
 
 
 class Scatter:

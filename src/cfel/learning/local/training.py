@@ -76,7 +76,7 @@ def draw_batches(samples: int, batch: int, count: int, draw: np.random.Generator
     return np.concatenate(shuffles).reshape(-1, size)[:count]
 
 
-# Steps.
+# Steps. The hooks of an algorithm see the shared part of every vector; its step sees the personal part, too.
 
 
 def train(
@@ -388,21 +388,16 @@ def _record_forward(inputs: Tensor, workspace: Workspace) -> tuple[list[_Call], 
 
 def _is_covered(calls: list[_Call], workspace: Workspace) -> bool:
     """Whether one pass is valid: each layer called once, on one row or image per sample, output kept."""
-    once = {id(call.layer) for call in calls} == {id(layer) for layer in workspace.layers}
-    return (
-        once
-        and len(calls) == len(workspace.layers)
-        and all(call.inputs.dim() == (2 if isinstance(call.layer, nn.Linear) else 4) for call in calls)
-        and all(call.outputs._version == call.version for call in calls)
-        and all(_pads_with_zeros(call.layer) for call in calls)
-    )
-
-
-def _pads_with_zeros(layer: nn.Linear | nn.Conv2d) -> bool:
-    """Whether a convolution pads with zeros, by a given number; it may also pad by name ("same")."""
-    return isinstance(layer, nn.Linear) or (
-        layer.padding_mode == "zeros" and not isinstance(layer.padding, str)
-    )
+    if sorted(id(call.layer) for call in calls) != sorted(map(id, workspace.layers)):
+        return False
+    for call in calls:
+        layer, dimensions = call.layer, call.inputs.dim()
+        if call.outputs._version != call.version or dimensions != (2 if isinstance(layer, nn.Linear) else 4):
+            return False
+        # `_convolution_gradient` needs zeros, by a given number; a layer may also pad by name ("same").
+        if isinstance(layer, nn.Conv2d) and (layer.padding_mode != "zeros" or isinstance(layer.padding, str)):
+            return False
+    return True
 
 
 def _dense_products(call: _Call, delta: Tensor) -> Tensor:

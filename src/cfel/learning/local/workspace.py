@@ -110,38 +110,29 @@ class Workspace:
         return [part.to_dense() if part.is_sparse else part for part in gradient], float(loss.detach())
 
     def load_batches(
-        self,
-        data: DeviceData,
-        rows: IntArray,
-        streams: Sequence[Callable[[], np.random.Generator]],
+        self, data: DeviceData, rows: IntArray, streams: Sequence[Callable[[], np.random.Generator]]
     ) -> Iterator[tuple[Tensor, Tensor]]:
         """Loads batches of a device's samples: augmented and scaled inputs, and targets.
 
         It loads and scales several batches at a time: for small samples that hardly costs more than one.
+
+        Args:
+            data: the device's samples.
+            rows: batches × size, positions among the device's samples.
+            streams: for augmentation, one per batch, so that it does not depend on how batches are grouped.
         """
+        size, augment = rows.shape[1], self.task.augment
         for start in range(0, len(rows), BATCHES_AT_ONCE):
             part = slice(start, start + BATCHES_AT_ONCE)
-            yield from self._load_slice(data, rows[part], streams[part])
-
-    def _load_slice(
-        self,
-        data: DeviceData,
-        rows: IntArray,
-        streams: Sequence[Callable[[], np.random.Generator]],
-    ) -> Iterator[tuple[Tensor, Tensor]]:
-        places = torch.from_numpy(data.indices[rows.reshape(-1)])
-        inputs = data.data.train_inputs.index_select(0, places).to(self.device)
-        targets = data.data.train_targets.index_select(0, places).to(self.device)
-        # Each batch has its own stream, so that its augmentation does not depend on how batches are grouped.
-        size, augment = rows.shape[1], self.task.augment
-        if augment is not None:
-            inputs = torch.cat(
-                [
-                    augment(part, stream())
-                    for part, stream in zip(torch.split(inputs, size), streams, strict=True)
-                ]
+            places = torch.from_numpy(data.indices[rows[part].reshape(-1)])
+            inputs = data.data.train_inputs.index_select(0, places).to(self.device)
+            targets = data.data.train_targets.index_select(0, places).to(self.device)
+            if augment is not None:
+                pairs = zip(torch.split(inputs, size), streams[part], strict=True)
+                inputs = torch.cat([augment(batch, stream()) for batch, stream in pairs])
+            yield from zip(
+                torch.split(data.data.scale(inputs), size), torch.split(targets, size), strict=True
             )
-        return zip(torch.split(data.data.scale(inputs), size), torch.split(targets, size), strict=True)
 
 
 def choose_device(name: str) -> torch.device:

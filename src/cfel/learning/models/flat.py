@@ -350,16 +350,12 @@ def _find_statistics(
     changed = {
         name.rpartition(".")[0]
         for name, buffer in before.items()
-        if buffer.is_floating_point() and not _are_equal(buffer, values[name])
+        if buffer.is_floating_point() and not torch.equal(buffer.nan_to_num(), values[name].nan_to_num())
     }
     # Not buffer by buffer: the mean of a layer that has seen zeros only does not change.
     return frozenset(
         name for name in before if before[name].is_floating_point() and name.rpartition(".")[0] in changed
     )
-
-
-def _are_equal(one: Tensor, two: Tensor) -> bool:
-    return bool(torch.equal(one.nan_to_num(), two.nan_to_num()))
 
 
 def _reject_other_randomness(call: Callable[[], object]) -> None:

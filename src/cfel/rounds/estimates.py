@@ -79,7 +79,7 @@ def most_influence(devices: int, others_ratio: float) -> float:
     """
     # Chosen by hand, from what honest devices reach: below 1.2/N on FEMNIST and CIFAR-10, below 2.4/N with 64
     # devices on the digits. The factors of Q and the limits of few devices were chosen on eight seeds of the
-    # digits with six and eight devices; docs/security.md has the counts, `tests/rounds/test_belief.py` a run.
+    # digits with six and eight devices; docs/security.md has the counts, `rounds/test_estimates.py` a run.
     if devices < _FEW_DEVICES:
         return min(max(1.0, 4.0 * others_ratio / devices), 3.0)
     return min(max(4.0, 2.5 * others_ratio) / devices, 1.0)

@@ -55,14 +55,7 @@ def load_directory_experiment(
 ) -> Experiment:
     """Reads the experiment in a directory of unknown origin: the file must not be a link or a pipe.
 
-    Args:
-        directory: a run directory, or a folder with an `experiment.toml`.
-        changes: see `load_experiment`.
-        code: see `load_experiment`.
-
-    Raises:
-        StorageError: the file cannot be read.
-        ExperimentError: a key or value is unknown or not allowed.
+    Otherwise like `load_experiment`; a file that cannot be read is a `StorageError`.
     """
     path = directory / "experiment.toml"
     return _read_experiment(read_bytes(path, max_bytes=_MAX_BYTES), path, changes, code)

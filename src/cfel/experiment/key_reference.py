@@ -63,12 +63,7 @@ def list_tables() -> Iterator[tuple[str, str, list[KeyEntry]]]:
 
 
 def list_keys(parameters: type, without: Sequence[str] = ()) -> list[KeyEntry]:
-    """The keys of a table.
-
-    Args:
-        parameters: its dataclass.
-        without: keys to leave out.
-    """
+    """The keys of the table that a dataclass describes."""
     meanings, hints = read_attributes(parameters), get_type_hints(parameters)
     return [
         KeyEntry(

@@ -33,11 +33,7 @@ Part: TypeAlias = object
 
 
 def name_objects(section: str, given: object) -> tuple[Table, dict[str, object]]:
-    """A section as a table in which names stand for objects.
-
-    Args:
-        section: its name.
-        given: a table, or the value of its main key.
+    """A section, given as a table or as the value of its main key, with names in the place of objects.
 
     Returns:
         The table, and the objects by the names that stand for them.

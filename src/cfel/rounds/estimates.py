@@ -62,12 +62,7 @@ def implausible_devices(
     """The devices to report: their estimates are impossible, or would rule the plans of many.
 
     Of few devices, an honest one rules the plans in a few rounds of a hundred. It counts as the mean of the
-    others, too, without a message.
-
-    Args:
-        known: every device's newest.
-        present: the devices that the plan is for; None for all.
-        small_batches: as for `combine_estimates`.
+    others, too, without a message. Arguments as for `combine_estimates`.
     """
     both = _both(known)
     strange, influential = _find_implausible(both, present, small_batches)
@@ -80,15 +75,11 @@ def most_influence(devices: int, others_ratio: float) -> float:
     """By what share one device may raise (σ² + G²)/G².
 
     An honest G² is a difference that noise of the size of σ² may turn negative; so the larger the quotient
-    is among the others, the more one noisy device raises it.
-
-    Args:
-        devices: how many are compared.
-        others_ratio: Q, the quotient without the device.
+    is among the others (Q, `others_ratio`), the more one noisy device raises it.
     """
     # Chosen by hand, from what honest devices reach: below 1.2/N on FEMNIST and CIFAR-10, below 2.4/N with 64
     # devices on the digits. The factors of Q and the limits of few devices were chosen on eight seeds of the
-    # digits with six and eight devices; docs/security.md has the counts, `tests/rounds/test_belief.py` a run.
+    # digits with six and eight devices; docs/security.md has the counts, `rounds/test_estimates.py` a run.
     if devices < _FEW_DEVICES:
         return min(max(1.0, 4.0 * others_ratio / devices), 3.0)
     return min(max(4.0, 2.5 * others_ratio) / devices, 1.0)

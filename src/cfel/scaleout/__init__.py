@@ -4,11 +4,9 @@ Ray is an optional extra. This module can be imported without it. Use the functi
 modules: they report how to install Ray, and set a token before Ray is imported. Results do not depend on
 where they are computed: they equal the `threads` engine's, bit for bit.
 
-    cluster      joins a cluster, or starts one on this machine
-    executor     the round loop's executor
-    worker_pool  starts workers, gives them jobs, repeats the jobs of lost workers
-    worker       runs in a worker process: many devices, one at a time
-    run_sweep    whole runs as jobs
+    cluster    joins a cluster, or starts one on this machine
+    workers    the round loop's executor, and the workers that it gives jobs to
+    run_sweep  whole runs as jobs
 """
 
 import os

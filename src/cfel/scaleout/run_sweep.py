@@ -67,13 +67,7 @@ class SweepCallbacks:
 
 @dataclass(eq=False, slots=True)
 class RunSweep:
-    """Distributes runs over the machines of a cluster.
-
-    Args:
-        function: executes a run, in another process.
-        folder: holds all run directories.
-        callbacks: of the caller.
-    """
+    """Distributes runs over the machines of a cluster; `folder` holds all run directories."""
 
     function: RunFunction
     folder: Path

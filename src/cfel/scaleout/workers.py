@@ -1,8 +1,13 @@
 """The round loop's executor on a Ray cluster: the same results as threads in this process, bit for bit.
 
-Each edge model is put into the object store once, however many devices start from it. Device states stay with
-the driver and travel with the jobs. Devices that keep neither momentum nor residuals cost the driver no
-vector each.
+A `DeviceWorker` is a process that runs one device after another, with one torch thread. It keeps nothing
+about devices: a device's state stays with the driver, arrives with its order and goes back with its report,
+so losing a worker loses only time. Data and edge models arrive through the object store, which all workers of
+a machine share.
+
+A `WorkerPool` starts workers and gives each job, one call of a worker's method, to the one with the fewest.
+When a worker dies, its jobs go to others, and a replacement joins as soon as the cluster has room for it.
+Jobs are pure functions, so it does no harm if one is computed twice.
 """
 
 import os
@@ -51,16 +56,6 @@ from cfel.rounds.parameters import SimulationParameters
 from cfel.scaleout.cluster import cluster_cores, cluster_gpus, connect, first_line
 from cfel.simulation.executors import Job, JobResult, group_jobs, largest_group
 from cfel.world import World
-
-# --------------------------------------------------------------------------------------------------
-# A worker process of the Ray engine: runs one device after another, with one torch thread.
-#
-# A worker keeps nothing about devices. A device's state arrives with its order and goes back with its
-# report,
-# so losing a worker loses only time. The data arrive once, through the object store, which all workers of
-# a
-# machine share. Starting workers and distributing jobs is `worker_pool`.
-
 
 VERSIONS = (f"cfel {__version__}", f"torch {torch.__version__}", f"numpy {np.__version__}")
 
@@ -191,18 +186,6 @@ def _as_array(tensor: Tensor) -> NDArray[Any]:
     return tensor.detach().cpu().numpy()
 
 
-# --------------------------------------------------------------------------------------------------
-# Worker processes on a Ray cluster: starts them, gives them jobs, and repeats the jobs of those it loses.
-#
-# A job is one call of a `DeviceWorker` method. Each goes to the worker with the fewest jobs, and a
-# bounded
-# number is in flight. Results come in the order of the jobs. When a worker dies, its jobs go to other
-# workers,
-# and a replacement is requested that joins as soon as the cluster has room for it. Jobs are pure
-# functions, so
-# it does no harm if one is computed twice. What a job computes is `worker`'s business.
-
-
 # Jobs that one worker has at a time: one runs while the other waits, so that the worker is never idle.
 JOBS_PER_WORKER = 2
 # Jobs per worker that are in flight, or done but not used yet. It bounds the memory for results.
@@ -262,10 +245,9 @@ class WorkerPool:
         return [worker.info for worker in self._workers]
 
     def add_missing_workers(self, seconds: float = 0.0) -> None:
-        """Requests the workers that are missing, and adds those that are ready.
+        """Requests the workers that are missing, and adds those that are ready within so many seconds.
 
-        Args:
-            seconds: how long to wait for all of them. While there is no worker at all, it waits longer.
+        While there is no worker at all, it waits longer.
 
         Raises:
             ScaleoutError: there is no worker, and none became ready.
@@ -290,11 +272,9 @@ class WorkerPool:
         self._workers, self._starting = [], {}
 
     def map(self, method: str, arguments: Iterable[Arguments]) -> Iterator[Any]:
-        """Calls a method of the workers once for each item; results come in the same order.
+        """Calls a method of `DeviceWorker` with each item; results come in the same order.
 
-        Args:
-            method: of `DeviceWorker`.
-            arguments: of each call; read only as fast as jobs are submitted.
+        Items are read only as fast as jobs are submitted.
 
         Raises:
             ScaleoutError: workers are lost repeatedly, or the object store is full.
@@ -430,11 +410,6 @@ def store_full_error(error: BaseException) -> ScaleoutError:
 
 class RayExecutor:
     """Worker processes on a cluster, one per core; each runs many devices.
-
-    Args:
-        world: what is run.
-        parameters: workers and torch device.
-        address: of the cluster; see `connect`.
 
     Attributes:
         busy_seconds: CPU seconds of all workers together on local training so far.

@@ -6,13 +6,12 @@ round, `run` the run directory around it all.
 
 from cfel.simulation.executors import Executor, PoolExecutor
 from cfel.simulation.loop import simulate
-from cfel.simulation.run import Progress, Watch, run_in_directory
+from cfel.simulation.run import Watch, run_in_directory
 from cfel.simulation.state import RoundOutcome, RunState, initial_state
 
 __all__ = [
     "Executor",
     "PoolExecutor",
-    "Progress",
     "RoundOutcome",
     "RunState",
     "Watch",

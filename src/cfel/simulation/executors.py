@@ -9,11 +9,11 @@ the same bits for any number of workers, be they threads or processes.
 import os
 import time
 from collections import deque
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
 from queue import SimpleQueue
 from types import TracebackType
-from typing import Protocol, Self, TypeVar, cast
+from typing import Any, Protocol, Self, TypeVar
 
 from cfel.errors import InputError
 from cfel.learning.device_messages import DeviceOrder, DeviceReport, DeviceState
@@ -29,10 +29,6 @@ from cfel.rounds.parameters import SimulationParameters
 from cfel.simulation.worker_process import WorkerProcess, can_fork
 from cfel.world import World
 
-# --------------------------------------------------------------------------------------------------
-# Groups of jobs for workers: large ones first, to save messages, small ones last, to end together.
-
-
 MOST_IN_A_GROUP = 64
 # What the message of one group, or of its results, may hold; a worker and the driver keep a few of them.
 GROUP_BYTES = 64 * 2**20
@@ -45,15 +41,13 @@ Item = TypeVar("Item")
 def largest_group(parameters: int, vectors: int) -> int:
     """How many devices may share a group, so that its message stays within `GROUP_BYTES`.
 
-    Args:
-        parameters: d, of the model.
-        vectors: dense vectors that travel with each device: its state, and its upload.
+    So many dense vectors of the model's size travel with each device: its state, and its upload.
     """
     return max(1, min(MOST_IN_A_GROUP, GROUP_BYTES // (4 * parameters * max(1, vectors))))
 
 
 def group_jobs(jobs: Sequence[Item], workers: int, most: int) -> Iterator[Sequence[Item]]:
-    """The jobs in order, cut into groups of at most `most`, ever smaller towards the end."""
+    """The jobs in order, in groups: large ones first, to save messages, small ones last, to end together."""
     start = 0
     while start < len(jobs):
         left = len(jobs) - start
@@ -77,7 +71,6 @@ Job = tuple[DeviceOrder, DeviceState]
 """One device's training: what to do, and the device's state before."""
 JobResult = tuple[DeviceReport, DeviceState]
 """What the device sends, and its state after."""
-Result = TypeVar("Result")
 
 
 class Executor(Protocol):
@@ -103,28 +96,15 @@ class Executor(Protocol):
 
 
 class Worker(Protocol):
-    """Does the work of an executor, one call at a time."""
+    """Does the work of an executor, one call at a time: a `LocalWorker`, here or in a process of its own."""
 
-    def estimate(self, order: DeviceOrder) -> Estimates:
-        """Fresh estimates of one device."""
-        ...
-
-    def update(self, jobs: Sequence[Job]) -> list[JobResult]:
-        """Local training of one device, or of a group of them side by side."""
-        ...
-
-    def evaluate(self, model: FlatModel, samples: int) -> Evaluation:
-        """One model on the test set."""
+    def call(self, method: str, *arguments: object) -> Any:  # noqa: ANN401 — whatever the method returns
+        """Calls a method of `LocalWorker`."""
         ...
 
 
 class LocalWorker:
-    """Works in the thread that calls it.
-
-    Args:
-        world: what is run.
-        parameters: engine (resolved) and torch device.
-    """
+    """Works in the thread that calls it."""
 
     def __init__(self, world: World, parameters: SimulationParameters) -> None:
         self._world = world
@@ -136,12 +116,16 @@ class LocalWorker:
         """Whether the model draws random numbers."""
         return self._workspace.flat.behaviour.is_random
 
-    def estimate(self, order: DeviceOrder) -> Estimates:
+    def call(self, method: str, *arguments: object) -> Any:  # noqa: ANN401 — whatever the method returns
         """See `Worker`."""
+        return getattr(self, method)(*arguments)
+
+    def estimate(self, order: DeviceOrder) -> Estimates:
+        """Fresh estimates of one device."""
         return device_estimate(order, self._world.data[order.device], self._workspace)
 
     def update(self, jobs: Sequence[Job]) -> list[JobResult]:
-        """See `Worker`."""
+        """Local training of one device, or of a group of them side by side."""
         orders, states = zip(*jobs, strict=True)
         data = [self._world.data[order.device] for order in orders]
         if self._batched:
@@ -151,7 +135,7 @@ class LocalWorker:
         return [device_update(*one, self._workspace, give_up_state=True) for one in each]
 
     def evaluate(self, model: FlatModel, samples: int) -> Evaluation:
-        """See `Worker`."""
+        """One model on the test set."""
         return evaluate(model, self._workspace, samples or None, self._world.setting.seed)
 
     def cpu_seconds(self) -> float:
@@ -159,40 +143,10 @@ class LocalWorker:
         return time.process_time()
 
 
-class ProcessWorker:
-    """Works in a process of its own.
-
-    Args:
-        worker: what the process does.
-        siblings: workers that were started before.
-    """
-
-    def __init__(self, worker: LocalWorker, siblings: "Sequence[ProcessWorker]") -> None:
-        self.process: WorkerProcess = WorkerProcess(worker, [sibling.process for sibling in siblings])
-
-    def estimate(self, order: DeviceOrder) -> Estimates:
-        """See `Worker`."""
-        return cast(Estimates, self.process.call("estimate", order))
-
-    def update(self, jobs: Sequence[Job]) -> list[JobResult]:
-        """See `Worker`."""
-        return cast(list[JobResult], self.process.call("update", jobs))
-
-    def evaluate(self, model: FlatModel, samples: int) -> Evaluation:
-        """See `Worker`."""
-        return cast(Evaluation, self.process.call("evaluate", model, samples))
-
-    def cpu_seconds(self) -> float:
-        """CPU time of the worker's process."""
-        return cast(float, self.process.call("cpu_seconds"))
-
-
 class PoolExecutor:
     """Workers in threads of this process, or in processes where small models make threads slow.
 
-    Args:
-        world: what is run.
-        parameters: engine (resolved), workers and torch device.
+    The engine in `parameters` is resolved.
     """
 
     def __init__(self, world: World, parameters: SimulationParameters) -> None:
@@ -205,9 +159,13 @@ class PoolExecutor:
         self._count, self._ahead = count, count * (1 + AHEAD)
         self._batched = parameters.engine == "batched"
         if self._batched:
-            _reject_obstacle(world, parameters)
+            obstacle = find_obstacle(
+                world.task, world.training, world.start, world.data[0], parameters.device
+            )
+            if obstacle is not None:
+                raise InputError(f"engine 'batched' cannot train this: {obstacle}; use --engine threads")
         local = [LocalWorker(world, parameters) for _ in range(count)]
-        self._processes: list[ProcessWorker] = []
+        self._processes: list[WorkerProcess] = []
         small = world.start.parameters.numel() <= MOST_FORKED_PARAMETERS
         # A process has one generator of torch, so threads would wait for each other to draw from it.
         apart = small or local[0].is_random
@@ -215,7 +173,7 @@ class PoolExecutor:
         if count > 1 and apart and parameters.device == "cpu" and can_fork():
             for worker in local:
                 # Before any thread is started: a fork copies locks in whatever state other threads hold them.
-                self._processes.append(ProcessWorker(worker, self._processes))
+                self._processes.append(WorkerProcess(worker, self._processes))
         self._idle: SimpleQueue[Worker] = SimpleQueue()
         for each in self._processes or local:
             self._idle.put(each)
@@ -232,39 +190,40 @@ class PoolExecutor:
     ) -> None:
         self._pool.shutdown(wait=True, cancel_futures=True)
         for each in self._processes:
-            each.process.close()
+            each.close()
 
     def run_estimates(self, orders: Sequence[DeviceOrder]) -> Iterator[Estimates]:
         """See `Executor`."""
-        return self._map(lambda worker, order: worker.estimate(order), orders)
+        return self._map("estimate", ((order,) for order in orders))
 
     def run_updates(self, jobs: Sequence[Job]) -> Iterator[JobResult]:
         """See `Executor`."""
-        for results in self._map(lambda worker, group: worker.update(group), self._group(jobs)):
+        for results in self._map("update", ((group,) for group in self._group(jobs))):
             yield from results
 
     def run_evaluations(self, models: Sequence[FlatModel], samples: int) -> list[Evaluation]:
         """See `Executor`."""
-        return list(self._map(lambda worker, model: worker.evaluate(model, samples), models))
+        return list(self._map("evaluate", ((model, samples) for model in models)))
 
     def cpu_seconds(self) -> float:
         """CPU time so far of this process and its workers; only between two of the calls above."""
-        return time.process_time() + sum(each.cpu_seconds() for each in self._processes)
+        workers: list[float] = [each.call("cpu_seconds") for each in self._processes]
+        return time.process_time() + sum(workers)
 
-    def _map(self, function: Callable[[Worker, Item], Result], items: Iterable[Item]) -> Iterator[Result]:
-        """Applies the function to the items, in order, with a bounded number of them under way."""
+    def _map(self, method: str, calls: Iterable[tuple[object, ...]]) -> Iterator[Any]:
+        """The results of a worker's method, in the order of its calls, of which few are under way."""
 
-        def work(item: Item) -> Result:
+        def work(arguments: tuple[object, ...]) -> Any:  # noqa: ANN401 — whatever the method returns
             worker = self._idle.get()
             try:
-                return function(worker, item)
+                return worker.call(method, *arguments)
             finally:
                 self._idle.put(worker)
 
-        waiting: deque[Future[Result]] = deque()
+        waiting: deque[Future[Any]] = deque()
         try:
-            for item in items:
-                waiting.append(self._pool.submit(work, item))
+            for arguments in calls:
+                waiting.append(self._pool.submit(work, arguments))
                 if len(waiting) > self._ahead:
                     yield waiting.popleft().result()
             while waiting:
@@ -279,9 +238,3 @@ class PoolExecutor:
         if self._batched:
             return (jobs[start : start + BATCHED_DEVICES] for start in range(0, len(jobs), BATCHED_DEVICES))
         return group_jobs(jobs, self._count, MOST_AT_ONCE if self._processes else 1)
-
-
-def _reject_obstacle(world: World, parameters: SimulationParameters) -> None:
-    obstacle = find_obstacle(world.task, world.training, world.start, world.data[0], parameters.device)
-    if obstacle is not None:
-        raise InputError(f"engine 'batched' cannot train this: {obstacle}; use --engine threads")

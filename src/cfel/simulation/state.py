@@ -25,13 +25,10 @@ from cfel.rounds.kernel import ControlState, initial_control
 from cfel.runlog import Checkpoint, PlanTable, RoundRecord
 from cfel.world import World
 
-# --------------------------------------------------------------------------------------------------
-# An update on its way to its edge server, in virtual time, and the same as part of a checkpoint.
-
 
 @dataclass(frozen=True, slots=True, eq=False)
 class PendingUpdate:
-    """The update of a device that is at work.
+    """An in-flight update: that of a device that is at work, in virtual time.
 
     Attributes:
         report: what it will send.
@@ -76,7 +73,7 @@ class PendingUpdate:
 
 
 def pending_tensors(pending: Sequence[PendingUpdate]) -> dict[str, np.ndarray]:
-    """What is on its way as tensors of a checkpoint."""
+    """In-flight updates as tensors of a checkpoint."""
     tensors: dict[str, np.ndarray] = {}
     for each in pending:
         packed = pack_update(each.report.update)
@@ -86,7 +83,7 @@ def pending_tensors(pending: Sequence[PendingUpdate]) -> dict[str, np.ndarray]:
 
 
 def pending_values(pending: Sequence[PendingUpdate]) -> list[dict[str, float]]:
-    """The rest of it as JSON values; loss and estimates were used when the work began."""
+    """The rest of them as JSON values; loss and estimates were used when the work began."""
     return [
         {
             "device": each.device,
@@ -136,7 +133,7 @@ class RunState:
         control: finished rounds, the scheme's state, and what has been spent.
         models: edge models, by cluster.
         devices: what each device remembers.
-        pending: updates on their way, by device, where edge servers do not wait for all (`buffered`).
+        pending: in-flight updates, by device, where edge servers do not wait for all (`buffered`).
     """
 
     control: ControlState

@@ -1,6 +1,6 @@
 """From what edge servers measured after a global round to what the coordinator records of it.
 
-Means, worst tenth and averages are computed as in the simulator (`rounds.scores`). The models that devices
+Means, worst tenth and averages are computed as in the simulator (`rounds.records`). The models that devices
 keep to themselves are not measured: no edge server has them.
 """
 

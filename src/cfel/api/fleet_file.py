@@ -126,9 +126,7 @@ def read_problem(
 
 def _read_source(source: object) -> tuple[str | Path, Found]:
     if isinstance(source, Mapping) and "devices" in source:
-        return "table", _read_document(
-            "table", {**source, "devices": _to_columns(source["devices"], COLUMNS)}
-        )
+        return "table", _read_document("table", {**source, "devices": _to_columns(source["devices"])})
     if not isinstance(source, str | Path):
         return "table", _read_document("table", {"devices": _to_columns(source)})
     suffix = Path(source).suffix.lower()

@@ -10,7 +10,7 @@ from cfel.api.runs import parse_range, score_run
 from cfel.errors import InputError
 from cfel.report import load_run
 from cfel.runlog import RoundRecord
-from tests.api.test_interface import make_experiment
+from tests.api.test_runs import make_experiment
 from tests.report.conftest import make_record, make_run
 
 __all__ = ["make_record", "make_run"]
@@ -67,6 +67,10 @@ def test_a_tuning_continues(tmp_path: Path) -> None:
         text = (path / "experiment.toml").read_text()
         assert "held_out = 0.1" in text
         assert f"seed = {path.name.removeprefix('seed-')}\n" in text
+    assert more.table.num_rows == len(more.runs) == 10
+    best = more.table.to_pylist()[0]
+    assert {key: best[key] for key in over} == more.best
+    assert more.report() == out / "report.html"
     assert make_experiment().change(more.best).local.learning_rate == more.best["local.learning_rate"]
     with pytest.raises(InputError, match="has trials with another over"):
         cfel.tune(make_experiment(), {"rounds.local": [1]}, trials=5, seeds=[5, 6], out=out)

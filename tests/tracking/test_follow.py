@@ -15,7 +15,7 @@ from cfel.errors import InputError, RunBusyError, RunDirectoryError
 from cfel.extras import MissingExtraError
 from cfel.runlog import RoundRecord, RunWriter
 from cfel.tracking import RunEnd, TrackedRun, choose_trackers, follow, follow_run
-from tests.api.test_interface import make_experiment
+from tests.api.test_runs import make_experiment
 
 
 class Notebook:

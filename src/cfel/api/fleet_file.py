@@ -20,49 +20,6 @@ from cfel.errors import FleetFileError, InputError, describe_error, unknown_name
 from cfel.system import read_devices
 from cfel.wording import escape_control, show
 
-# --------------------------------------------------------------------------------------------------
-# Tables of devices in memory, of any library, as plain columns that `problem_file` can check.
-
-
-def to_columns(table: Any, known: tuple[str, ...]) -> dict[str, list[Any]] | list[dict[str, Any]]:  # noqa: ANN401 — a table of any library
-    """The known columns of a table as lists of Python values; others are ignored, as in a file.
-
-    Args:
-        table: a mapping of columns, a list of mappings, a pandas or polars frame, or an Arrow table.
-        known: names of columns.
-
-    Raises:
-        InputError: it is none of these.
-    """
-    if isinstance(table, list | tuple) and all(isinstance(row, Mapping) for row in table):
-        return [{key: _to_plain(key, row[key]) for key in row if key in known} for row in table]
-    if isinstance(table, Mapping):
-        return {key: _to_list(key, table[key]) for key in table if key in known}
-    names = getattr(table, "column_names", getattr(table, "columns", None))
-    if names is None:
-        raise InputError(
-            f"table: is a {type(table).__name__}; must be a path, a mapping of columns, a list of mappings, "
-            "a pandas or polars frame, or an Arrow table"
-        )
-    return {name: _to_list(name, table[name]) for name in map(str, names) if name in known}
-
-
-def _to_list(key: str, column: Any) -> list[Any]:  # noqa: ANN401 — a column of any library
-    for method in ("tolist", "to_list", "to_pylist"):
-        if hasattr(column, method):
-            column = getattr(column, method)()
-            break
-    if not isinstance(column, list | tuple):
-        raise InputError(f"table[{key!r}]: is a {type(column).__name__}, must have one entry per device")
-    return [_to_plain(key, value) for value in column]
-
-
-def _to_plain(key: str, value: Any) -> Any:  # noqa: ANN401 — a cell of any type
-    """A number or text of Python; libraries write an empty cell as NaN, which stands for no battery limit."""
-    plain = value.item() if hasattr(value, "item") else value
-    return None if key == "battery" and isinstance(plain, float) and math.isnan(plain) else plain
-
-
 DEVICE_FIELDS = ("mu", "alpha", "nu", "power", "cluster")
 NAME_FIELDS = ("id", "name")
 CLOCK_FIELDS = ("clock_static", "clock_exponent")
@@ -110,50 +67,40 @@ OptionName = Callable[[str], str]
 """What the user knows a field by, for error messages."""
 
 
-def name_option(field: str) -> str:
-    """The option of the command line for a field."""
-    return f"--{field.replace('_', '-')}"
-
-
-def make_length(
-    options: Mapping[str, Any],
-    time_budget: float | None,
-    energy_budget: float | None,
-    rounds: int | None,
-    edge_rounds: int | None,
-    option_name: OptionName = name_option,
-) -> RunLength | None:
-    """The budgets of a whole run, or None if there are none.
+def make_length(given: Mapping[str, Any], option_name: OptionName = str) -> RunLength | None:
+    """The budgets of a whole run among the options that were given, or None if there are none.
 
     Raises:
         InputError: rounds without a budget, a budget without rounds, or a cap and a budget for the same.
     """
     budgets = f"{option_name('time_budget')} or {option_name('energy_budget')}"
-    if time_budget is None and energy_budget is None:
-        for field, value in (("rounds", rounds), ("edge_rounds", edge_rounds)):
-            if value is not None:
+    if "time_budget" not in given and "energy_budget" not in given:
+        for field in ("rounds", "edge_rounds"):
+            if field in given:
                 raise InputError(f"{option_name(field)}: only with {budgets}")
         return None
-    if rounds is None:
+    if "rounds" not in given:
         raise InputError(f"{option_name('rounds')}: required with {budgets}")
-    for cap, budget in (("time_cap", time_budget), ("energy_cap", energy_budget)):
-        if cap in options and budget is not None:
+    for cap, budget in (("time_cap", "time_budget"), ("energy_cap", "energy_budget")):
+        if cap in given and budget in given:
             raise InputError(
                 f"{option_name(cap)}: give a cap for the round or a budget for the run, not both"
             )
-    return RunLength(time_budget, energy_budget, rounds, 5 if edge_rounds is None else edge_rounds)
+    return RunLength(
+        given.get("time_budget"), given.get("energy_budget"), given["rounds"], given.get("edge_rounds", 5)
+    )
 
 
 def read_problem(
     source: object,
     options: Mapping[str, Any],
     length: RunLength | None = None,
-    option_name: OptionName = name_option,
+    option_name: OptionName = str,
 ) -> NamedProblem:
     """Reads devices (and, from JSON, the rest) and builds the problem.
 
     Args:
-        source: a path (.json, .csv or .parquet), or a table in memory, see `columns`; a mapping with
+        source: a path (.json, .csv or .parquet), or a table in memory, see `_to_columns`; a mapping with
             `devices` is read like a JSON document.
         options: fields of `RoundProblem` other than the devices'; they override the document's.
         length: total budgets, instead of caps for the round.
@@ -179,15 +126,49 @@ def read_problem(
 
 def _read_source(source: object) -> tuple[str | Path, Found]:
     if isinstance(source, Mapping) and "devices" in source:
-        return "table", _read_document("table", {**source, "devices": to_columns(source["devices"], COLUMNS)})
+        return "table", _read_document("table", {**source, "devices": _to_columns(source["devices"])})
     if not isinstance(source, str | Path):
-        return "table", _read_document("table", {"devices": to_columns(source, COLUMNS)})
+        return "table", _read_document("table", {"devices": _to_columns(source)})
     suffix = Path(source).suffix.lower()
     if suffix == ".toml":
         raise FleetFileError(f"{source}: is not a table of devices: must be .csv, .parquet or .json")
     if suffix == ".json":
         return source, _read_document(source, _load_document(source))
     return source, _read_device_table(source)
+
+
+def _to_columns(table: Any) -> dict[str, list[Any]] | list[dict[str, Any]]:  # noqa: ANN401 — a table of any library
+    """The known columns of a table as lists of Python values; others are ignored, as in a file.
+
+    A table is a mapping of columns, a list of mappings, a pandas or polars frame, or an Arrow table.
+    """
+    if isinstance(table, list | tuple) and all(isinstance(row, Mapping) for row in table):
+        return [{key: _to_plain(key, row[key]) for key in row if key in COLUMNS} for row in table]
+    if isinstance(table, Mapping):
+        return {key: _to_list(key, table[key]) for key in table if key in COLUMNS}
+    names = getattr(table, "column_names", getattr(table, "columns", None))
+    if names is None:
+        raise InputError(
+            f"table: is a {type(table).__name__}; must be a path, a mapping of columns, a list of mappings, "
+            "a pandas or polars frame, or an Arrow table"
+        )
+    return {name: _to_list(name, table[name]) for name in map(str, names) if name in COLUMNS}
+
+
+def _to_list(key: str, column: Any) -> list[Any]:  # noqa: ANN401 — a column of any library
+    for method in ("tolist", "to_list", "to_pylist"):
+        if hasattr(column, method):
+            column = getattr(column, method)()
+            break
+    if not isinstance(column, list | tuple):
+        raise InputError(f"table[{key!r}]: is a {type(column).__name__}, must have one entry per device")
+    return [_to_plain(key, value) for value in column]
+
+
+def _to_plain(key: str, value: Any) -> Any:  # noqa: ANN401 — a cell of any type
+    """A number or text of Python; libraries write an empty cell as NaN, which stands for no battery limit."""
+    plain = value.item() if hasattr(value, "item") else value
+    return None if key == "battery" and isinstance(plain, float) and math.isnan(plain) else plain
 
 
 def _check_names(path: str | Path, names: tuple[str, ...]) -> None:

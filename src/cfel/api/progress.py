@@ -26,14 +26,8 @@ def defer_interrupt(notify: Callable[[str], None], notice: str = NOTICE) -> Iter
     """Records the first Ctrl-C instead of raising it; the second one is raised.
 
     A round cannot be resumed in the middle, as devices have already overwritten their momentum and residuals.
-    The run therefore checks for an interrupt between two rounds, where its state is consistent.
-
-    Args:
-        notify: shows a message to the user.
-        notice: the message.
-
-    Yields:
-        A function that returns whether Ctrl-C was pressed.
+    The run therefore checks for an interrupt between two rounds, where its state is consistent. Gives a
+    function that returns whether Ctrl-C was pressed; `notify` gets the notice once it was.
     """
     pressed = False
 
@@ -59,12 +53,7 @@ def defer_interrupt(notify: Callable[[str], None], notice: str = NOTICE) -> Iter
 
 
 class RunProgress:
-    """One progress bar per run; a context manager.
-
-    Args:
-        rounds: global rounds of each run.
-        quiet: show nothing.
-    """
+    """One progress bar per run of so many global rounds; a context manager."""
 
     def __init__(self, rounds: int, quiet: bool = False) -> None:
         self._rounds = rounds

@@ -36,17 +36,9 @@ def recount(
     code: CodePolicy = BUILT_IN_ONLY,
     command: Sequence[str] = (),
 ) -> tuple[RoundRecord, ...]:
-    """Writes a run directory with the models of one run and the costs of other conditions.
+    """Writes a new run directory with the models of one run and the costs of other conditions.
 
-    Args:
-        directory: the run to recount.
-        out: where to write; must not hold a run.
-        changes: assignments like "fleet.conditions.channel_floor=0".
-        code: whether names in the directory may refer to code from outside the package.
-        command: the command line, for the record.
-
-    Returns:
-        The new records.
+    `changes` are assignments like "fleet.conditions.channel_floor=0". Returns the new records.
 
     Raises:
         InputError: a change could have changed what was learned, or the plans differ.

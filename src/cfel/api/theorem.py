@@ -102,14 +102,7 @@ class TheoremReport:
 def report_theorem(
     path: str | Path, changes: Sequence[str], assumed: Assumptions, code: CodePolicy = BUILT_IN_ONLY
 ) -> TheoremReport:
-    """Evaluates the theorem for a run directory, an experiment file or the folder that one is in.
-
-    Args:
-        path: directory or file.
-        changes: to the experiment file.
-        assumed: what neither says.
-        code: whether names in the experiment may stand for code from outside the package.
-    """
+    """Evaluates the theorem for a run directory, an experiment file or the folder that one is in."""
     if holds_run(Path(path)):
         if changes:
             raise InputError(

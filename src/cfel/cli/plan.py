@@ -3,6 +3,7 @@
 import argparse
 import math
 import tomllib
+from collections import ChainMap
 from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import Any
@@ -12,8 +13,7 @@ from rich.console import Console
 from rich.markup import escape
 from rich.table import Table
 
-from cfel.api.fleet_file import NamedProblem, make_length, read_problem
-from cfel.api.plan import HCEF, MEANING, FleetPlan, SchemeRequest, plan_fleet
+from cfel.api.plan import HCEF, MEANING, FleetPlan, plan_fleet
 from cfel.cli.arguments import (
     Commands,
     add_command,
@@ -25,8 +25,6 @@ from cfel.cli.arguments import (
     parse_share,
 )
 from cfel.cli.output import new_table, print_json, print_table
-from cfel.control import Solution
-from cfel.plugins import import_from
 
 EXAMPLE = """  cfel plan devices.csv --tau 5 --sigma2 2 --time-cap 450 --energy-cap 900
   cfel plan fleet.json --method alternating --json
@@ -99,12 +97,9 @@ def register(commands: Commands, name: str) -> None:
 
 def run(arguments: argparse.Namespace) -> int:
     """Solves the problem and prints the plan."""
-    options = _read_options(arguments)
-    length = make_length(
-        options, arguments.time_budget, arguments.energy_budget, arguments.rounds, arguments.edge_rounds
-    )
-    named = read_problem(arguments.fleet, options, length)
-    plan = plan_fleet(named, _read_request(arguments), length, arguments.method, arguments.start)
+    if arguments.scheme_options is not None:
+        arguments.scheme_options = dict(ChainMap(*reversed(arguments.scheme_options)))
+    plan = plan_fleet(arguments.fleet, vars(arguments), lambda name: f"--{name.replace('_', '-')}")
     if arguments.csv is not None:
         plan.write_csv(arguments.csv)
     if arguments.json:
@@ -112,11 +107,6 @@ def run(arguments: argparse.Namespace) -> int:
     else:
         _print(Console(highlight=False), plan, arguments.rows)
     return 0
-
-
-def _read_options(arguments: argparse.Namespace) -> dict[str, Any]:
-    names = [name.replace("-", "_") for name in (*PROBLEM_OPTIONS, "on-unreachable")]
-    return {name: getattr(arguments, name) for name in names if getattr(arguments, name) is not None}
 
 
 def parse_option(text: str) -> dict[str, Any]:
@@ -130,27 +120,14 @@ def parse_option(text: str) -> dict[str, Any]:
         return {key.strip(): value.strip()}
 
 
-def _read_request(arguments: argparse.Namespace) -> SchemeRequest:
-    # A scheme of the user's own usually lies beside the table.
-    import_from(arguments.fleet.parent)
-    options = arguments.scheme_options
-    return SchemeRequest(
-        arguments.scheme,
-        None if options is None else {key: value for each in options for key, value in each.items()},
-        arguments.batch,
-        arguments.step_overhead,
-        arguments.seed,
-    )
-
-
 def _print(console: Console, plan: FleetPlan, rows: int) -> None:
-    _print_clusters(console, plan.named, plan.solution, rows)
+    _print_clusters(console, plan, rows)
     _print_devices(console, plan, rows)
     _print_verdict(console, plan)
 
 
-def _print_clusters(console: Console, named: NamedProblem, solution: Solution, rows: int) -> None:
-    problem = named.problem
+def _print_clusters(console: Console, plan: FleetPlan, rows: int) -> None:
+    named, problem, solution = plan.named, plan.named.problem, plan.solution
     columns = ("cluster", "devices", "cap s", "used s", "slowest", "mean ρ", "mean θ", "J")
     table = new_table(*columns, texts=("cluster", "slowest"))
     present = np.unique(problem.cluster)

@@ -104,13 +104,7 @@ def run(arguments: argparse.Namespace) -> int:
 
 
 class FederationView:
-    """The live view on standard error: a table in a terminal, otherwise a line per round; a context manager.
-
-    Args:
-        rounds: global rounds of the experiment.
-        console: where to print.
-        now: a monotonic clock.
-    """
+    """The live view on standard error: a table in a terminal, else a line per round; a context manager."""
 
     def __init__(
         self, rounds: int, console: Console | None = None, now: Callable[[], float] = time.monotonic

@@ -9,7 +9,10 @@ import torch
 from torch import nn
 
 import cfel
+from cfel.api.runs import plan_comparison, whole_runs_are_better
 from cfel.errors import InputError, RunDirectoryError
+from cfel.plugins import ANY_CODE
+from tests.report.conftest import record, write_run
 
 
 def make_experiment(model: Any = None) -> cfel.Experiment:
@@ -72,8 +75,8 @@ def test_stepwise_rounds_are_those_of_a_run(result: cfel.RunResult) -> None:
 
 
 def test_a_caller_may_stop_early() -> None:
-    for record in cfel.simulate(make_experiment()):
-        assert record.round == 1
+    for each in cfel.simulate(make_experiment()):
+        assert each.round == 1
         break
 
 
@@ -176,3 +179,39 @@ def test_a_file_is_loaded_with_changes() -> None:
     assert cfel.load(tiny, rounds__global=7).rounds.global_rounds == 7
     with pytest.raises(InputError, match="globl"):
         cfel.load(tiny, rounds__globl=7)
+
+
+def test_a_comparison_has_each_run_once() -> None:
+    """The same scheme or seed twice is one run."""
+    runs = plan_comparison([make_experiment()], ["cef", "hcef", "cef"], [1, 0, 1], Path("out"))
+    assert [str(run.directory) for run in runs] == [
+        *("out/cef/seed-1", "out/cef/seed-0", "out/hcef/seed-1", "out/hcef/seed-0")
+    ]
+
+
+def test_several_runs_are_loaded_in_the_order_of_the_report(tmp_path: Path) -> None:
+    for scheme in ("cef", "hcef"):
+        write_run(tmp_path / scheme / "seed-0", scheme, 0, [record(1, 0.5, 1.0, 1.0)])
+    comparison = cfel.load(tmp_path, trust=True)
+    assert [each.run.scheme for each in comparison.runs] == list(comparison.summary["schemes"])
+    assert {each.code for each in comparison.runs} == {ANY_CODE}
+    with pytest.raises(RunDirectoryError, match="holds no run"):
+        cfel.load(tmp_path / "cef" / "seed-0" / "plans")
+
+
+@pytest.mark.parametrize(
+    ("runs", "workers", "devices", "small", "whole"),
+    [
+        (4, 2, 64, False, True),  # 2 against 4 / 1.8
+        (5, 2, 64, False, False),  # 3 against 5 / 1.8
+        (5, 2, 64, True, True),  # 3 against 5 / 0.6
+        (1, 8, 64, False, False),  # 1 against 1 / 7.2
+        (1, 8, 64, True, False),  # 1 against 1 / 2.4
+        (3, 8, 64, True, True),  # 1 against 3 / 2.4
+        (1, 8, 1, False, True),  # one device keeps one worker busy, whichever way
+        (100, 32, 64, False, False),  # 4 against 100 / 28.8
+        (120, 32, 64, False, True),  # 4 against 120 / 28.8
+    ],
+)
+def test_whole_runs_or_devices(runs: int, workers: int, devices: int, small: bool, whole: bool) -> None:
+    assert whole_runs_are_better(runs, workers, devices, small) is whole

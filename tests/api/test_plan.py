@@ -12,7 +12,7 @@ import pytest
 import cfel
 from cfel.errors import InputError
 
-DEVICES = Path(__file__).parents[3] / "examples" / "devices.csv"
+DEVICES = Path(__file__).parents[2] / "examples" / "devices.csv"
 CAPS: Any = {"time_cap": 450, "energy_cap": 300}
 
 

@@ -16,7 +16,7 @@ from cfel.plugins import parse_variants
 from cfel.rounds.dry_run import dry_run
 from cfel.system.batch_shares import BatchShares
 
-DEVICES = Path(__file__).parents[3] / "examples" / "devices.csv"
+DEVICES = Path(__file__).parents[2] / "examples" / "devices.csv"
 CAPS: Any = {"time_cap": 450, "energy_cap": 300}
 VARIANTS = ("hcef+whole_steps", "hcef+slow_clocks", "hcef_plus+small_batches", "cef_f+small_batches")
 

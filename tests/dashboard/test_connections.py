@@ -12,8 +12,7 @@ from urllib.parse import urlsplit
 
 import pytest
 
-from cfel.dashboard import dashboard_app, serve
-from cfel.dashboard import server as connections
+from cfel.dashboard import dashboard_app, serve, server
 from cfel.dashboard.server import MOST_CONNECTIONS, Connections, find_network, most_connections
 from cfel.deployment.security.certificates import issue, make_authority
 from cfel.deployment.security.identity import Identity
@@ -27,7 +26,7 @@ def now() -> Status:
 
 @pytest.fixture
 def few(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(connections, "MOST_CONNECTIONS", 8)
+    monkeypatch.setattr(server, "MOST_CONNECTIONS", 8)
 
 
 @pytest.fixture
@@ -80,8 +79,8 @@ def test_silent_connections_use_few_descriptors_and_lock_nobody_out(
 def test_a_connection_without_a_request_is_closed(
     monkeypatch: pytest.MonkeyPatch, place: str, sent: bytes
 ) -> None:
-    monkeypatch.setattr(connections, "IDLE_SECONDS", 0.1)
-    monkeypatch.setattr(connections, "SWEEP_SECONDS", 0.05)
+    monkeypatch.setattr(server, "IDLE_SECONDS", 0.1)
+    monkeypatch.setattr(server, "SWEEP_SECONDS", 0.05)
     held = connect(place)
     held.sendall(sent)
     assert is_closed(held)
@@ -89,7 +88,7 @@ def test_a_connection_without_a_request_is_closed(
 
 
 def test_dripping_headers_do_not_keep_a_connection_open(monkeypatch: pytest.MonkeyPatch, place: str) -> None:
-    monkeypatch.setattr(connections, "IDLE_SECONDS", 0.5)
+    monkeypatch.setattr(server, "IDLE_SECONDS", 0.5)
     held = connect(place)
     held.sendall(b"GET / HTTP/1.1\r\n")
     for _ in range(100):
@@ -137,7 +136,7 @@ def test_handshakes_that_never_end(monkeypatch: pytest.MonkeyPatch, few: None, t
             writer.close()
             return answer
 
-    monkeypatch.setattr(connections, "IDLE_SECONDS", 5.0)
+    monkeypatch.setattr(server, "IDLE_SECONDS", 5.0)
     assert asyncio.run(asyncio.wait_for(play(), 60)).startswith(b"HTTP/1.1 200")
 
 
@@ -145,7 +144,7 @@ def test_without_descriptors_it_waits(
     monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
     """Each failed attempt is followed by a pause, where asyncio's own server makes thousands at once."""
-    monkeypatch.setattr(connections, "EXHAUSTED_SECONDS", 0.05)
+    monkeypatch.setattr(server, "EXHAUSTED_SECONDS", 0.05)
 
     async def play() -> int:
         calls = 0

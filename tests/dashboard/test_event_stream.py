@@ -8,7 +8,7 @@ from typing import Any
 
 import pytest
 
-from cfel.dashboard import app as event_stream
+from cfel.dashboard import app
 from cfel.dashboard.app import EventStream, SnapshotFeed
 from cfel.status import Status
 
@@ -48,7 +48,7 @@ class Queue:
 
 @pytest.fixture(autouse=True)
 def _hurry(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(event_stream, "LEAST_SECONDS", 0.0)
+    monkeypatch.setattr(app, "LEAST_SECONDS", 0.0)
 
 
 def rounds(sent: list[Message]) -> list[int]:
@@ -121,7 +121,7 @@ def test_one_document_for_all_readers() -> None:
 
 
 def test_a_frozen_reader_is_dropped(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(event_stream, "SEND_TIMEOUT_SECONDS", 0.05)
+    monkeypatch.setattr(app, "SEND_TIMEOUT_SECONDS", 0.05)
 
     async def play() -> int:
         feed = SnapshotFeed(Counted(), Queue())
@@ -155,7 +155,7 @@ def test_a_reader_that_leaves_ends_its_stream() -> None:
 
 
 def test_a_sign_of_life_when_nothing_happens(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(event_stream, "HEARTBEAT_SECONDS", 0.01)
+    monkeypatch.setattr(app, "HEARTBEAT_SECONDS", 0.01)
 
     async def play() -> list[bytes | None]:
         documents = SnapshotFeed(Counted(), Queue()).documents()

@@ -7,8 +7,7 @@ from pathlib import Path
 
 import pytest
 
-from cfel.dashboard import dashboard_app, serve
-from cfel.dashboard import server as tls_files
+from cfel.dashboard import dashboard_app, serve, server
 from cfel.dashboard.server import follow_files
 from cfel.deployment.security.certificates import issue, make_authority
 from cfel.deployment.security.identity import Identity
@@ -32,7 +31,7 @@ def stored_certificate(directory: Path) -> str:
 
 
 def test_a_renewed_certificate_is_shown_soon(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(tls_files, "LOOK_SECONDS", 0.01)
+    monkeypatch.setattr(server, "LOOK_SECONDS", 0.01)
     make_authority(tmp_path)
     issue(tmp_path, EDGE, hours=1)
 
@@ -56,7 +55,7 @@ def test_a_pair_that_does_not_match_is_not_used(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
     """The context keeps working with the pair before, until the other half is there."""
-    monkeypatch.setattr(tls_files, "LOOK_SECONDS", 0.001)
+    monkeypatch.setattr(server, "LOOK_SECONDS", 0.001)
     make_authority(tmp_path)
     issue(tmp_path, EDGE, hours=1)
     certificate, key = tmp_path / f"{EDGE}.pem", tmp_path / f"{EDGE}.key"
@@ -87,10 +86,10 @@ def handshake(context: ssl.SSLContext) -> str:
     trusting = ssl.SSLContext(ssl.PROTOCOL_TLS_CLIENT)
     trusting.check_hostname, trusting.verify_mode = False, ssl.CERT_NONE
     to_server, to_client = ssl.MemoryBIO(), ssl.MemoryBIO()
-    server = context.wrap_bio(to_server, to_client, server_side=True)
+    host = context.wrap_bio(to_server, to_client, server_side=True)
     client = trusting.wrap_bio(to_client, to_server)
     while (shown := client.getpeercert(binary_form=True) if client.version() else None) is None:
-        for side in (client, server):
+        for side in (client, host):
             try:
                 side.do_handshake()
             except ssl.SSLWantReadError:

@@ -1,26 +1,38 @@
-"""The summary document, on runs small enough to add up by hand."""
+"""The summary, costs to a target and broken budgets, on runs small enough to add up by hand.
+
+Where a test does not say otherwise, the budgets are 1000 s and 100 J.
+"""
 
 import json
 import math
 from collections.abc import Callable
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
 from scipy import stats
 
-from cfel.report import load_runs, summarise, write_summary
+from cfel.report import Run, load_run, load_runs, summarise, write_summary
 from cfel.report.page import render_metrics_table, render_work_table
 from cfel.report.style import assign_styles
 from cfel.report.summary import (
+    Crossing,
     confidence_half_width,
+    describe_overruns,
+    find_crossing,
+    find_missed_caps,
+    find_overruns,
     geometric_interval,
     geometric_mean,
+    list_overruns,
     student_quantile,
 )
 from cfel.runlog import RoundRecord
 
 MakeRun = Callable[..., None]
 MakeRecord = Callable[..., RoundRecord]
+Build = Callable[..., Run]
+STRETCHED = "cluster 0: time cap 5 s is out of reach, stretched to the least makespan 9 s"
 
 
 @pytest.fixture
@@ -161,3 +173,104 @@ def test_metrics_of_the_task_have_their_own_names(
     assert ">mae<" in table
     assert ">1<" in table
     assert render_metrics_table({"schemes": {"cef": found["cef"]}}, styles) == ""
+
+
+def make_rounds(make_record: MakeRecord, *points: tuple[float | None, float]) -> list[RoundRecord]:
+    """Rounds that take a second as expected, two as realised, and three joules, per unit given."""
+    return [
+        replace(
+            make_record(number, accuracy, units, 3 * units),
+            seconds_expected=units,
+            seconds_realised=2 * units,
+            joules_realised=3 * units,
+        )
+        for number, (accuracy, units) in enumerate(points, start=1)
+    ]
+
+
+def test_costs_are_interpolated_between_rounds(make_record: MakeRecord) -> None:
+    """0.5 is a quarter of the way from 0.4 (at 100) to 0.8 (at 200): 125."""
+    found = find_crossing(make_rounds(make_record, (0.4, 100.0), (0.8, 200.0)), 0.5)
+    assert found == pytest.approx(Crossing(250.0, 125.0, 375.0))
+
+
+def test_rounds_that_were_not_evaluated_are_passed_over(make_record: MakeRecord) -> None:
+    found = find_crossing(make_rounds(make_record, (0.4, 100.0), (None, 150.0), (0.8, 200.0)), 0.5)
+    assert found == pytest.approx(Crossing(250.0, 125.0, 375.0))
+
+
+def test_a_first_round_that_reaches_the_target_counts_whole(make_record: MakeRecord) -> None:
+    assert find_crossing(make_rounds(make_record, (0.6, 100.0)), 0.5) == Crossing(200.0, 100.0, 300.0)
+
+
+def test_a_target_that_no_round_reaches_has_no_crossing(make_record: MakeRecord) -> None:
+    assert find_crossing(make_rounds(make_record, (0.4, 100.0), (float("nan"), 200.0)), 0.5) is None
+    assert find_crossing([], 0.5) is None
+
+
+@pytest.fixture
+def build(tmp_path: Path, make_run: MakeRun) -> Build:
+    """A run of these rounds, loaded."""
+
+    def call(*records: RoundRecord, scheme: str = "hcef") -> Run:
+        make_run(tmp_path / "run", scheme, 0, records)
+        return load_run(tmp_path / "run")
+
+    return call
+
+
+def test_a_run_that_kept_everything(build: Build, make_record: MakeRecord) -> None:
+    """A budget filled to the last bit, and a bit of rounding, is kept."""
+    run = build(make_record(1, 0.5, 500, 50), make_record(2, 0.5, 1000 * (1 + 1e-9), 100))
+    assert (find_overruns(run), find_missed_caps(run), describe_overruns(run)) == ((), None, ())
+    assert list_overruns([run]) == {}
+
+
+def test_a_run_without_rounds(build: Build) -> None:
+    assert describe_overruns(build()) == ()
+
+
+def test_a_cap_out_of_reach(build: Build, make_record: MakeRecord) -> None:
+    """Missed from round 2 on; the budget is broken by a quarter, since round 3."""
+    missed = {"feasible": False, "violations": ("energy cap 1 J is below the 2 J", STRETCHED)}
+    rounds = [(400, 10), (900, 20), (1250, 30)]
+    run = build(
+        *(
+            make_record(number, 0.5, seconds, joules, **(missed if number > 1 else {}))
+            for number, (seconds, joules) in enumerate(rounds, start=1)
+        )
+    )
+    (overrun,) = find_overruns(run)
+    assert (overrun.resource, overrun.account, overrun.since_round) == ("seconds", "counted", 3)
+    assert overrun.share == pytest.approx(0.25)
+    assert describe_overruns(run) == (
+        "time exceeds its budget by 25 % (1,250 of 1,000 s), since round 3: caps could not be met in 2 "
+        f"rounds, first in round 2: {STRETCHED} (scheme.on_unreachable = 'stretch')",
+    )
+    assert list_overruns([run])["0"]["missed_caps"]["since_round"] == 2
+
+
+def test_a_cap_that_was_made_up_for(build: Build, make_record: MakeRecord) -> None:
+    late = make_record(1, 0.5, 600, 60, feasible=False, violations=(STRETCHED,))
+    (sentence,) = describe_overruns(build(late, make_record(2, 0.5, 1000, 100)))
+    assert sentence.startswith("caps could not be met in 1 round, first in round 1: cluster 0")
+    assert sentence.endswith("; the budgets were kept")
+
+
+def test_a_scheme_without_caps(build: Build, make_record: MakeRecord) -> None:
+    run = build(make_record(1, 0.5, 900, 300), scheme="cef")
+    assert describe_overruns(run) == (
+        "energy exceeds its budget by 200 % (300 of 100 J), since round 1: cef plans without caps",
+    )
+
+
+def test_steps_at_random(build: Build, make_record: MakeRecord) -> None:
+    """Kept as expected, broken by what the rounds really took; or the other way round."""
+    (sentence,) = describe_overruns(build(make_record(1, 0.5, 1000, 100, seconds_realised=1300)))
+    assert sentence.startswith("realised time exceeds its budget by 30 % (1,300 of 1,000 s)")
+    assert "counts expected time" in sentence
+
+
+def test_rounds_that_took_longer_than_planned(build: Build, make_record: MakeRecord) -> None:
+    (sentence,) = describe_overruns(build(make_record(1, 0.5, 1200, 100, seconds_expected=900)))
+    assert sentence.endswith("rounds took more time than their plans expected")

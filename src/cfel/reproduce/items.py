@@ -1,7 +1,8 @@
 """The paper's tables and figures as lists of runs: experiment file, swept key and scale.
 
-This module only plans the runs; `reproduction` executes them. An experiment comes from `experiments/*.toml`;
-the changes of the scale override it, and the user's --set overrides both.
+This module only plans the runs, and has the paper's values and the selected learning rates; `reproduction`
+executes runs and reports. An experiment comes from `experiments/*.toml`; the changes of the scale override
+it, and the user's --set overrides both.
 """
 
 import json
@@ -22,23 +23,12 @@ from cfel.experiment import Experiment, load_experiment
 from cfel.plugins import ANY_CODE, parse_variants
 from cfel.report import Run
 
-# --------------------------------------------------------------------------------------------------
-# The paper's results, read from `paper_values.toml`, the only place with these numbers.
-
-
 REFERENCE = "cef"
 
 
 @dataclass(frozen=True, slots=True)
 class PaperValues:
-    """The paper's results on one data set.
-
-    Attributes:
-        source: the table of the paper.
-        target: accuracy to reach.
-        seconds, joules: until the target was reached, by scheme.
-        note: a known misprint, or empty.
-    """
+    """The paper's results on one data set: seconds and joules to the target by scheme; notes a misprint."""
 
     source: str
     target: float
@@ -56,7 +46,7 @@ class PaperValues:
 
 
 def load_paper_values(dataset: str) -> PaperValues:
-    """The paper's results on "cifar10" or "femnist"."""
+    """The paper's results on "cifar10" or "femnist", from the only place with these numbers."""
     text = files("cfel.reproduce").joinpath("paper_values.toml").read_text(encoding="utf-8")
     document = tomllib.loads(text)
     table = document[dataset]
@@ -68,6 +58,7 @@ CLASSES = {"cifar10": 10, "femnist": 62}
 SCALES = ("smoke", "reduced", "full")
 ITEMS = ("table1", "accuracy", "noniid", "topology", "q", "tau", "estimates", "rates")
 HELD_OUT = 0.1
+"""Share of the training samples on which learning rates are selected."""
 PAPER_PERIOD = 5
 """The paper's value of both q and τ, where they are not swept."""
 
@@ -79,14 +70,10 @@ _SHARED_FILES = {"accuracy": "table1", "rates": "table1"}
 
 
 @dataclass(frozen=True, slots=True)
-class Sweep:
-    """A key that is varied from run to run.
+class VariedKey:
+    """A key that is varied over the paper's values, and what an axis of a figure calls it.
 
-    Attributes:
-        key: its name in the experiment file.
-        values: the paper's values.
-        axis: label of the axis in a figure.
-        equal_work: adapt the number of global rounds so that every setting has as many local iterations.
+    With `equal_work`, the number of global rounds is such that every setting has as many local iterations.
     """
 
     key: str
@@ -96,10 +83,10 @@ class Sweep:
 
 
 _SWEEPS = {
-    "noniid": Sweep("data.beta", (0.1, 0.3, 0.5, 1.0), "Dirichlet concentration β"),
-    "topology": Sweep("topology.p_edge", (0.2, 0.4, 0.6, 0.8, 1.0), "edge probability of the backhaul"),
-    "q": Sweep("rounds.edge", (2, 4, 6, 8, 10), "q, edge rounds per global round", equal_work=True),
-    "tau": Sweep("rounds.local", (2, 4, 6, 8, 10), "τ, local iterations per edge round", equal_work=True),
+    "noniid": VariedKey("data.beta", (0.1, 0.3, 0.5, 1.0), "Dirichlet concentration β"),
+    "topology": VariedKey("topology.p_edge", (0.2, 0.4, 0.6, 0.8, 1.0), "edge probability of the backhaul"),
+    "q": VariedKey("rounds.edge", (2, 4, 6, 8, 10), "q, edge rounds per global round", equal_work=True),
+    "tau": VariedKey("rounds.local", (2, 4, 6, 8, 10), "τ, local iterations per edge round", equal_work=True),
 }
 _GRIDS = {"cifar10": (0.01, 0.05, 0.1), "femnist": (0.1, 0.06, 0.03, 0.01)}
 
@@ -133,7 +120,7 @@ class ReproductionRequest:
         dataset: one of `DATASETS`.
         data: folder of the data set.
         scale: one of `SCALES`.
-        schemes, seeds: None for the defaults of the item.
+        schemes, seeds: None for the item's own, see `select_schemes` and `select_seeds`.
         stop: "target" stops runs at the target; None for the default of the scheme.
         changes: the user's assignments; they override everything else.
     """
@@ -154,14 +141,14 @@ class ReproductionRequest:
             )
 
     @property
-    def sweep(self) -> Sweep | None:
+    def sweep(self) -> VariedKey | None:
         """What is varied, or None; at smoke scale only the first and last value."""
         if self.item == "rates":
-            return Sweep("local.learning_rate", _GRIDS[self.dataset], "learning rate")
+            return VariedKey("local.learning_rate", _GRIDS[self.dataset], "learning rate")
         sweep = _SWEEPS.get(self.item)
         if sweep is None or self.scale != "smoke":
             return sweep
-        return Sweep(sweep.key, (sweep.values[0], sweep.values[-1]), sweep.axis)
+        return VariedKey(sweep.key, (sweep.values[0], sweep.values[-1]), sweep.axis)
 
     def select_schemes(self) -> tuple[str, ...]:
         """The schemes to run; by default the paper's five and HCEF+, and only HCEF for σ² and G².
@@ -258,25 +245,12 @@ def _list_equal_work_changes(request: ReproductionRequest, value: float | None) 
     return [f"rounds.global={max(2, round(rounds * PAPER_PERIOD / value))}"]
 
 
-# --------------------------------------------------------------------------------------------------
-# Learning rates per scheme: the table of selected rates, and the selection by grid search.
-#
-# The grid is evaluated on held-out training samples, never on test samples. The criterion is the mean
-# accuracy
-# over the last evaluated rounds, as a single round is noisy; ties go to the smaller rate.
-
-
 LAST_ROUNDS = 3
+"""Rates are selected by the mean accuracy over so many rounds, as a single one is noisy."""
 
 
 def load_rates(file: Path, dataset: str, scale: str) -> dict[str, float]:
-    """The selected learning rate of each scheme in the table.
-
-    Args:
-        file: a table like `experiments/rates.toml`.
-        dataset: its first key.
-        scale: its second key.
-    """
+    """The selected learning rate of each scheme, from a table like `experiments/rates.toml`."""
     try:
         document = tomllib.loads(file.read_text(encoding="utf-8"))
     except (OSError, UnicodeDecodeError, tomllib.TOMLDecodeError) as error:
@@ -295,10 +269,9 @@ def closing_accuracy(run: Run) -> float:
 
 
 def select_rates(runs: Mapping[float, Sequence[Run]]) -> tuple[dict[str, float], dict[str, dict[str, float]]]:
-    """The best rate of each scheme, and the accuracies of all rates.
+    """The best rate of each scheme, and the accuracies of all rates, from the runs with each rate.
 
-    Args:
-        runs: by learning rate.
+    The samples are held out from training samples, never test samples.
     """
     tried: dict[str, dict[float, list[float]]] = {}
     # In ascending order, so that `max` below takes the smaller of two equal rates.

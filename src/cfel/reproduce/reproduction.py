@@ -9,7 +9,7 @@ import math
 import time
 import tomllib
 from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import asdict, dataclass
 from functools import partial
 from pathlib import Path
 from typing import Any
@@ -36,7 +36,7 @@ from cfel.reproduce.items import (
 )
 from cfel.reproduce.tables import (
     Marks,
-    Measure,
+    Panel,
     Reproduction,
     TextTable,
     draw_gains,
@@ -45,16 +45,16 @@ from cfel.reproduce.tables import (
     write_reproduction,
 )
 from cfel.rounds.kernel import is_over
-from cfel.runlog import RoundRecord, RunDirectory, holds_run
+from cfel.runlog import RunDirectory, holds_run
 from cfel.simulation import PoolExecutor, initial_state
 from cfel.simulation.executors import Job
 from cfel.world import World
 
 TO_TARGET = (
-    Measure("seconds_to_target", "time to the target, 10⁴ s", 1e4),
-    Measure("joules_to_target", "energy to the target, kJ", 1e3),
+    Panel("seconds_to_target", "time to the target, 10⁴ s", 1e4),
+    Panel("joules_to_target", "energy to the target, kJ", 1e3),
 )
-FINAL = (Measure("final_accuracy", "final accuracy"),)
+FINAL = (Panel("final_accuracy", "final accuracy"),)
 # The setting of a sweep that equals the setting of the paper's Table 1.
 _DEFAULT_SETTING = {"noniid": 1.0}
 
@@ -62,12 +62,7 @@ _DEFAULT_SETTING = {"noniid": 1.0}
 def write_results(request: ReproductionRequest, out: Path) -> tuple[dict[str, Any], tuple[TextTable, ...]]:
     """Writes `summary.json`, `report.html` and figures from the runs in `out`.
 
-    Args:
-        request: what to reproduce.
-        out: directory of the item.
-
-    Returns:
-        The content of `summary.json`, and the tables to show.
+    Returns the content of `summary.json`, and the tables to show.
 
     Raises:
         RunDirectoryError: `out` holds none of the requested runs.
@@ -76,17 +71,17 @@ def write_results(request: ReproductionRequest, out: Path) -> tuple[dict[str, An
     target = load_base_experiment(request).rounds.target
     paper = load_paper_values(request.dataset)
     build = _build_single if request.sweep is None else _build_sweep
-    document, shown, content = build(request, out, target, paper)
-    document = {**head, **document, "paper": _build_paper_document(paper)}
+    measured, content = build(request, out, target, paper)
+    document = {**head, **measured, "paper": asdict(paper)}
     write_summary(out, document)
     write_reproduction(out, content)
-    return document, shown
+    return document, content.tables
 
 
 def _build_single(
     request: ReproductionRequest, out: Path, target: float | None, paper: PaperValues
-) -> tuple[dict[str, Any], tuple[TextTable, ...], Reproduction]:
-    """Summary, tables and page of an item with one setting: Table 1, the curves, or σ² and G²."""
+) -> tuple[dict[str, Any], Reproduction]:
+    """Summary and page of an item with one setting: Table 1, the curves, or σ² and G²."""
     runs = _select_runs(load_runs(out), request, out)
     document = summarise(runs, target)
     common = find_common_accuracy(runs)
@@ -103,22 +98,16 @@ def _build_single(
         if common is not None and common > chance:
             shown = (*shown, tables.build_common_table(document))
         elif common is not None:
-            notes = (*notes, _explain_chance(common, chance))
+            best = f"the best that every run reached, {100 * common:.1f} %, is not above chance"
+            notes = (*notes, f"No table at a common accuracy: {best} ({100 * chance:.1f} %).")
     pictures = (*draw_all(_list_paper_figures(runs, document, target, paper)), *draw_pictures(runs, target))
-    return document, shown, Reproduction(_format_title(request), notes, shown, pictures, runs)
-
-
-def _explain_chance(common: float, chance: float) -> str:
-    return (
-        f"No table at a common accuracy: the best that every run reached, {100 * common:.1f} %, is not above "
-        f"chance ({100 * chance:.1f} %)."
-    )
+    return document, Reproduction(_format_title(request), notes, shown, pictures, runs)
 
 
 def _build_sweep(
     request: ReproductionRequest, out: Path, target: float | None, paper: PaperValues
-) -> tuple[dict[str, Any], tuple[TextTable, ...], Reproduction]:
-    """Summary, tables and page of a sweep: a summary of each setting, and a figure over all of them."""
+) -> tuple[dict[str, Any], Reproduction]:
+    """Summary and page of a sweep: a summary of each setting, and a figure over all of them."""
     sweep = request.sweep
     assert sweep is not None  # noqa: S101 — only called for sweeps
     # An unfinished sweep is reported as far as it goes.
@@ -132,18 +121,20 @@ def _build_sweep(
         "values": {f"{value:g}": summary for value, summary in values.items()},
         "learning_rate": _read_rates(next(iter(runs.values()))),
     }
-    measures: tuple[Measure, ...] = TO_TARGET
+    panels: tuple[Panel, ...] = TO_TARGET
     if request.item == "rates":
-        document |= _write_rates(request, out, runs)
-        measures, shown = FINAL, (tables.build_rates_table(document),)
+        document["chosen"], document["held_out"] = select_rates(runs)
+        rates = dump_rates(request.dataset, request.scale, document["chosen"])
+        replace_file(out / "rates.toml", rates.encode())
+        panels, shown = FINAL, (tables.build_rates_table(document),)
     else:
         shown = (tables.build_sweep_table(document),)
-    figure = partial(draw_sweep, values, sweep.axis, measures, _list_sweep_marks(request, target, paper))
+    figure = partial(draw_sweep, values, sweep.axis, panels, _list_sweep_marks(request, target, paper))
     caption = "Means over seeds. A setting has no mark if a seed did not reach the target."
     pictures = draw_all([FigureSpec("sweep", f"Against the {sweep.axis}", caption, figure)])
     all_runs = tuple(run for own in runs.values() for run in own)
-    content = Reproduction(_format_title(request), _compose_notes(request, paper), shown, pictures, all_runs)
-    return document, shown, content
+    notes = _compose_notes(request, paper)
+    return document, Reproduction(_format_title(request), notes, shown, pictures, all_runs)
 
 
 def _select_runs(runs: tuple[Run, ...], request: ReproductionRequest, place: Path) -> tuple[Run, ...]:
@@ -158,15 +149,6 @@ def _select_runs(runs: tuple[Run, ...], request: ReproductionRequest, place: Pat
         there = ", ".join(f"{run.scheme} with seed {run.seed}" for run in runs)
         raise RunDirectoryError(f"{place} holds no run of the requested schemes and seeds, only {there}")
     return found
-
-
-def _write_rates(
-    request: ReproductionRequest, out: Path, runs: Mapping[float, tuple[Run, ...]]
-) -> dict[str, Any]:
-    """Selects the learning rate of each scheme and writes `rates.toml`."""
-    chosen, held_out = select_rates(runs)
-    replace_file(out / "rates.toml", dump_rates(request.dataset, request.scale, chosen).encode())
-    return {"chosen": chosen, "held_out": held_out}
 
 
 def find_common_accuracy(runs: tuple[Run, ...]) -> float | None:
@@ -187,13 +169,11 @@ def _sample_estimates(runs: tuple[Run, ...]) -> dict[str, list[dict[str, float]]
     for run in runs:
         last = max(len(run.records) - 1, 0)
         picked = sorted({round(last * share / 4) for share in range(5)}) if run.records else []
-        points = [_read_point(run.records[place]) for place in picked]
-        found.setdefault(run.scheme, points)
+        points = [run.records[place] for place in picked]
+        found.setdefault(
+            run.scheme, [{"round": each.round, "sigma2": each.sigma2, "g2": each.g2} for each in points]
+        )
     return found
-
-
-def _read_point(record: RoundRecord) -> dict[str, float]:
-    return {"round": record.round, "sigma2": record.sigma2, "g2": record.g2}
 
 
 def _list_paper_figures(
@@ -201,9 +181,9 @@ def _list_paper_figures(
 ) -> Iterator[FigureSpec]:
     """The figures that an ordinary report lacks: gains and curves with the paper's values."""
     gains = {
-        name: (paper.seconds["cef"] / paper.seconds[name], paper.joules["cef"] / paper.joules[name])
-        for name in paper.seconds
-        if name in document["schemes"]
+        name: (seconds, joules)
+        for name in document["schemes"]
+        if (seconds := paper.gain_seconds(name)) and (joules := paper.gain_joules(name))
     }
     words = "Gain over CEF in time and energy to the target."
     yield FigureSpec(
@@ -250,43 +230,24 @@ def _compose_notes(request: ReproductionRequest, paper: PaperValues) -> tuple[st
     return (scale, source.strip(), *([] if request.sweep is None else [single]))
 
 
-def _build_paper_document(paper: PaperValues) -> dict[str, Any]:
-    return {
-        "source": paper.source,
-        "target": paper.target,
-        "seconds": dict(paper.seconds),
-        "joules": dict(paper.joules),
-        "note": paper.note,
-    }
-
-
-# --------------------------------------------------------------------------------------------------
-# Estimates how long a reproduction will take on this machine, before it starts.
-#
-# It times local training and evaluation of the experiment's own model and data, with all workers busy.
-# Schemes
-# that skip steps are faster than that, so the estimate is an upper one, for an otherwise idle machine.
-
-
 DEVICES_TIMED = 4
 MOST_STEPS_TIMED = 2
+"""Enough to know how long a reproduction takes, before it starts."""
 
 
 @dataclass(frozen=True, slots=True)
 class Pace:
-    """Speed of this machine with all workers busy.
-
-    Attributes:
-        step_seconds: wall time per local step.
-        evaluation_seconds: wall time per evaluated model.
-    """
+    """Wall time per local step and per evaluated model on this machine, with all workers busy."""
 
     step_seconds: float
     evaluation_seconds: float
 
 
 def measure_pace(experiment: Experiment) -> Pace:
-    """Times a few local steps and an evaluation of an experiment."""
+    """Times a few local steps and an evaluation of an experiment.
+
+    Schemes that skip steps are faster than that, so this is an upper bound, on an otherwise idle machine.
+    """
     world = experiment.build_world()
     parameters = experiment.resolve(world).simulation
     tau = min(MOST_STEPS_TIMED, world.setting.rounds.local_steps)

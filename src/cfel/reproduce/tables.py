@@ -1,6 +1,9 @@
-"""The tables of a reproduction as text: measured values beside those of the paper."""
+"""Tables, figures and the page of a reproduction: measured values beside those of the paper.
 
-from collections.abc import Mapping, Sequence
+A scheme or setting that the paper does not report has no mark.
+"""
+
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from html import escape
 from pathlib import Path
@@ -16,15 +19,12 @@ from cfel.report.pictures import Picture, write_pictures
 from cfel.report.style import INK, Drawing, SchemeStyle, assign_styles, new_figure
 from cfel.reproduce.items import PaperValues
 
-# --------------------------------------------------------------------------------------------------
-# Page and figures that show measured values beside those of the paper.
-#
-# The caller passes the paper's values; a scheme or setting that the paper does not report has no mark.
-
-
 Marks = Mapping[str, tuple[float, float]]
 """The paper's points (x, y) by scheme."""
+Summary = Mapping[str, Any]
+"""From `summarise`."""
 
+NOTHING = "–"
 _PAPER_MARK: dict[str, Any] = {"linestyle": "none", "markerfacecolor": "none", "markersize": 9}
 
 
@@ -38,7 +38,7 @@ class TextTable:
 
 
 @dataclass(frozen=True, slots=True)
-class Measure:
+class Panel:
     """A panel of a sweep's figure: a key of the summary, the title, and the unit to divide by."""
 
     key: str
@@ -47,12 +47,7 @@ class Measure:
 
 
 def draw_gains(schemes: Mapping[str, Mapping[str, Any]], paper: Marks) -> Drawing | None:
-    """Draws measured gains over CEF and those of the paper; None if there are neither.
-
-    Args:
-        schemes: the schemes of a summary.
-        paper: the paper's gains in time and in energy.
-    """
+    """Draws measured gains over CEF, and those of the paper in time and energy; None if there are neither."""
     names = [name for name, row in schemes.items() if row["gain_seconds"] is not None or name in paper]
     if not names:
         return None
@@ -103,75 +98,64 @@ def draw_marked_accuracy(
 
 
 def draw_sweep(
-    values: Mapping[float, Mapping[str, Any]],
-    axis: str,
-    measures: Sequence[Measure],
-    paper: Mapping[str, Marks],
+    values: Mapping[float, Summary], axis: str, panels: Sequence[Panel], paper: Mapping[str, Marks]
 ) -> Drawing | None:
     """Draws the results of every scheme over the swept key; settings that missed the target are left out.
 
     Args:
         values: the summary of each setting.
         axis: label of the swept key.
-        measures: one per panel.
-        paper: the paper's points by the key of the measure, in the unit of the measure.
+        panels: what to draw.
+        paper: the paper's points by the key of the panel, in its unit.
     """
     names = tuple(dict.fromkeys(name for summary in values.values() for name in summary["schemes"]))
     styles = assign_styles(names)
-    figure, panels = new_figure(len(measures), 2.9)
-    for axes, measure in zip(panels, measures, strict=True):
-        axes.set_title(measure.title)
+    figure, all_axes = new_figure(len(panels), 2.9)
+    for axes, panel in zip(all_axes, panels, strict=True):
+        axes.set_title(panel.title)
         for name in names:
-            _draw_line(axes, values, name, measure, styles[name])
-            if name in paper.get(measure.key, {}):
-                across, up = paper[measure.key][name]
-                axes.plot(across, up, marker=styles[name].marker, color=styles[name].colour, **_PAPER_MARK)
+            style = styles[name]
+            if found := _read_line(values, name, panel):
+                line: dict[str, Any] = {
+                    "color": style.colour,
+                    "linestyle": style.dash,
+                    "marker": style.marker,
+                }
+                axes.plot(list(found), list(found.values()), label=style.label, **line)
+            if name in paper.get(panel.key, {}):
+                axes.plot(*paper[panel.key][name], marker=style.marker, color=style.colour, **_PAPER_MARK)
         axes.set_xticks(sorted(values), [f"{value:g}" for value in sorted(values)])
-    panels[-1].set_xlabel(axis)
-    handles, labels = panels[0].get_legend_handles_labels()
+    all_axes[-1].set_xlabel(axis)
+    handles, labels = all_axes[0].get_legend_handles_labels()
     if labels:
         # Outside the panel, where no line crosses it.
         figure.legend(handles, labels, loc="outside upper left", fontsize=8, ncols=6, frameon=False)
-    if not any(axes.lines for axes in panels):
+    if not any(axes.lines for axes in all_axes):
         return None
-    return Drawing(figure, ("panel", "scheme", axis, "value"), _tabulate_sweep(values, measures, paper))
+    return Drawing(figure, ("panel", "scheme", axis, "value"), _tabulate_sweep(values, panels, paper))
+
+
+def _read_line(values: Mapping[float, Summary], name: str, panel: Panel) -> dict[float, float]:
+    """What a scheme reached, by setting."""
+    rows = {value: summary["schemes"].get(name, {}).get(panel.key) for value, summary in values.items()}
+    return {value: row / panel.unit for value, row in sorted(rows.items()) if row is not None}
 
 
 def _tabulate_sweep(
-    values: Mapping[float, Mapping[str, Any]], measures: Sequence[Measure], paper: Mapping[str, Marks]
+    values: Mapping[float, Summary], panels: Sequence[Panel], paper: Mapping[str, Marks]
 ) -> list[tuple[object, ...]]:
     measured: list[tuple[object, ...]] = [
-        (measure.title, name, value, row[measure.key] / measure.unit)
-        for measure in measures
+        (panel.title, name, value, row[panel.key] / panel.unit)
+        for panel in panels
         for value, summary in sorted(values.items())
         for name, row in summary["schemes"].items()
-        if row[measure.key] is not None
+        if row[panel.key] is not None
     ]
     return measured + [
-        (measure.title, f"{name}, paper", *point)
-        for measure in measures
-        for name, point in paper.get(measure.key, {}).items()
+        (panel.title, f"{name}, paper", *point)
+        for panel in panels
+        for name, point in paper.get(panel.key, {}).items()
     ]
-
-
-def _draw_line(
-    axes: Axes,
-    values: Mapping[float, Mapping[str, Any]],
-    name: str,
-    measure: Measure,
-    style: SchemeStyle,
-) -> None:
-    rows = {value: summary["schemes"].get(name, {}).get(measure.key) for value, summary in values.items()}
-    found = {value: row / measure.unit for value, row in sorted(rows.items()) if row is not None}
-    if found:
-        axes.plot(
-            list(found),
-            list(found.values()),
-            color=style.colour,
-            linestyle=style.dash,
-            marker=style.marker,
-            label=style.label,
-        )
 
 
 @dataclass(frozen=True, slots=True)
@@ -212,89 +196,84 @@ def _render_table(table: TextTable) -> str:
     return f'<h2>{escape(table.title)}</h2><div class="card">{render_table(table.headings, rows)}</div>'
 
 
-NOTHING = "–"
+_COLUMNS: Mapping[str, Callable[[Summary], str]] = {
+    "10⁴ s": lambda row: format_number(row["seconds_to_target"], 1e4),
+    "expected": lambda row: format_number(row["expected_seconds_to_target"], 1e4),
+    "kJ": lambda row: format_number(row["joules_to_target"], 1e3),
+    "time gain": lambda row: format_interval(row, "gain_seconds"),
+    "energy gain": lambda row: format_interval(row, "gain_joules"),
+    "acc %": lambda row: format_number(row["final_accuracy"], 0.01, digits=1),
+}
+"""What a table shows of a scheme, by its heading."""
 
 
-def build_comparison_table(document: Mapping[str, Any], paper: PaperValues) -> TextTable:
+def _format_cells(row: Summary, headings: Sequence[str]) -> tuple[str, ...]:
+    return tuple(_COLUMNS[heading](row) for heading in headings)
+
+
+def build_comparison_table(document: Summary, paper: PaperValues) -> TextTable:
     """Time, realised and expected, and energy of every scheme beside those of the paper's Table 1.
 
     The paper's values are for its own target, even if the measured ones are for another target.
     """
-    headings = ("scheme", "10⁴ s", "expected", "paper", "kJ", "paper", "acc %")
     rows = tuple(
         (
             name,
-            format_number(row["seconds_to_target"], 1e4),
-            format_number(row["expected_seconds_to_target"], 1e4),
+            *_format_cells(row, ("10⁴ s", "expected")),
             format_number(paper.seconds.get(name), 1e4, digits=1),
-            format_number(row["joules_to_target"], 1e3),
+            *_format_cells(row, ("kJ",)),
             format_number(paper.joules.get(name), 1e3, digits=1),
-            format_number(row["final_accuracy"], 0.01, digits=1),
+            *_format_cells(row, ("acc %",)),
         )
         for name, row in document["schemes"].items()
     )
+    headings = ("scheme", "10⁴ s", "expected", "paper", "kJ", "paper", "acc %")
     return TextTable(f"Time and energy to {_describe_targets(document, paper)}", headings, rows)
 
 
-def build_gain_table(document: Mapping[str, Any], paper: PaperValues) -> TextTable:
+def build_gain_table(document: Summary, paper: PaperValues) -> TextTable:
     """The gain of every scheme over CEF beside that of the paper."""
-    headings = ("scheme", "time gain", "paper", "energy gain", "paper")
     rows = tuple(
         (
             name,
-            format_interval(row, "gain_seconds"),
+            *_format_cells(row, ("time gain",)),
             format_number(paper.gain_seconds(name)),
-            format_interval(row, "gain_joules"),
+            *_format_cells(row, ("energy gain",)),
             format_number(paper.gain_joules(name)),
         )
         for name, row in document["schemes"].items()
     )
+    headings = ("scheme", "time gain", "paper", "energy gain", "paper")
     return TextTable(f"Gain over CEF, to {_describe_targets(document, paper)}", headings, rows)
 
 
-def _describe_targets(document: Mapping[str, Any], paper: PaperValues) -> str:
+def _describe_targets(document: Summary, paper: PaperValues) -> str:
     target = "no target" if document["target"] is None else f"{100 * document['target']:.4g} %"
     return f"{target} (paper: {100 * paper.target:g} %)"
 
 
-def build_common_table(document: Mapping[str, Any]) -> TextTable:
+def build_common_table(document: Summary) -> TextTable:
     """Time, energy and gain to the highest accuracy that every scheme reached with every seed."""
-    common = document["at_common_accuracy"]
-    rows = tuple(
-        (
-            name,
-            format_number(row["seconds_to_target"], 1e4),
-            format_number(row["joules_to_target"], 1e3),
-            format_interval(row, "gain_seconds"),
-            format_interval(row, "gain_joules"),
-        )
-        for name, row in common["schemes"].items()
-    )
+    common, headings = document["at_common_accuracy"], ("10⁴ s", "kJ", "time gain", "energy gain")
+    rows = tuple((name, *_format_cells(row, headings)) for name, row in common["schemes"].items())
     title = f"Time and energy to {100 * common['target']:.1f} %, which every scheme reached with every seed"
-    return TextTable(title, ("scheme", "10⁴ s", "kJ", "time gain", "energy gain"), rows)
+    return TextTable(title, ("scheme", *headings), rows)
 
 
-def build_sweep_table(document: Mapping[str, Any]) -> TextTable:
+def build_sweep_table(document: Summary) -> TextTable:
     """Time, energy and gain to the target in every setting of a sweep."""
+    headings = ("10⁴ s", "kJ", "time gain", "energy gain", "acc %")
     rows = tuple(
-        (
-            value,
-            name,
-            format_number(row["seconds_to_target"], 1e4),
-            format_number(row["joules_to_target"], 1e3),
-            format_interval(row, "gain_seconds"),
-            format_interval(row, "gain_joules"),
-            format_number(row["final_accuracy"], 0.01, digits=1),
-        )
+        (value, name, *_format_cells(row, headings))
         for value, summary in document["values"].items()
         for name, row in summary["schemes"].items()
     )
     target = "no target" if document["target"] is None else f"{100 * document['target']:g} %"
-    headings = (document["key"], "scheme", "10⁴ s", "kJ", "time gain", "energy gain", "acc %")
-    return TextTable(f"Time and energy to {target}, and gain over CEF", headings, rows)
+    title = f"Time and energy to {target}, and gain over CEF"
+    return TextTable(title, (document["key"], "scheme", *headings), rows)
 
 
-def build_rates_table(document: Mapping[str, Any]) -> TextTable:
+def build_rates_table(document: Summary) -> TextTable:
     """Held-out accuracy of every learning rate, and the rate selected."""
     grid = list(document["values"])
     rows = tuple(
@@ -309,7 +288,7 @@ def build_rates_table(document: Mapping[str, Any]) -> TextTable:
     return TextTable(title, ("scheme", *grid, "chosen"), rows)
 
 
-def build_estimates_table(document: Mapping[str, Any]) -> TextTable:
+def build_estimates_table(document: Summary) -> TextTable:
     """σ² and G² at several rounds of a run."""
     rows = tuple(
         (name, f"{point['round']}", f"{point['sigma2']:.4g}", f"{point['g2']:.4g}")
@@ -324,7 +303,7 @@ def format_number(value: float | None, unit: float = 1.0, digits: int = 2) -> st
     return NOTHING if value is None else f"{value / unit:.{digits}f}"
 
 
-def format_interval(row: Mapping[str, Any], key: str) -> str:
+def format_interval(row: Summary, key: str) -> str:
     """A gain with the ends of its 95 % confidence interval, if it has one."""
     text, interval = format_number(row[key]), row["interval"][key]
     return text if interval is None else f"{text} ({interval[0]:.2f}–{interval[1]:.2f})"

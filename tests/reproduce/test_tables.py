@@ -3,7 +3,7 @@
 from pathlib import Path
 from typing import Any
 
-from cfel.reproduce.tables import Measure, Reproduction, TextTable, draw_gains, draw_sweep, write_reproduction
+from cfel.reproduce.tables import Panel, Reproduction, TextTable, draw_gains, draw_sweep, write_reproduction
 
 
 def row(seconds: float | None, gain: float | None) -> dict[str, Any]:
@@ -27,15 +27,15 @@ def test_nothing_gained_is_no_figure() -> None:
 def test_a_sweep_leaves_out_what_was_not_reached() -> None:
     times = ((2.0, 4e4), (4.0, None), (6.0, 6e4))
     values = {value: {"schemes": {"cef": row(seconds, 1.0)}} for value, seconds in times}
-    measure = Measure("seconds_to_target", "time", 1e4)
-    drawing = draw_sweep(values, "q", (measure,), {"seconds_to_target": {"cef": (2.0, 4.3)}})
+    panel = Panel("seconds_to_target", "time", 1e4)
+    drawing = draw_sweep(values, "q", (panel,), {"seconds_to_target": {"cef": (2.0, 4.3)}})
     assert drawing is not None
     measured, paper = drawing.figure.axes[0].lines
     assert list(measured.get_xdata()) == [2, 6]  # type: ignore[arg-type]
     assert list(measured.get_ydata()) == [4.0, 6.0]  # type: ignore[arg-type]
     assert list(paper.get_ydata()) == [4.3]  # type: ignore[arg-type]
     nothing = {2.0: {"schemes": {"cef": row(None, None)}}}
-    assert draw_sweep(nothing, "q", (measure,), {}) is None
+    assert draw_sweep(nothing, "q", (panel,), {}) is None
 
 
 def test_the_page_escapes_what_it_shows(tmp_path: Path) -> None:

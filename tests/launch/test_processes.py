@@ -75,6 +75,7 @@ def test_codes(error: errors.CfelError, code: int) -> None:
 
 SHOW = """
 from pathlib import Path
+from cfel.launch.processes import name_process
 name_process("cfel device-12")
 print(Path("/proc/self/comm").read_text().strip())
 print(Path("/proc/self/cmdline").read_bytes().rstrip(b"\\0").decode())

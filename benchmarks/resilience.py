@@ -36,7 +36,7 @@ from cfel.deployment.transport.addresses import split_address
 from cfel.deployment.transport.grpc_client import GrpcClient
 from cfel.errors import DeploymentError
 from cfel.experiment import Experiment, experiment_toml
-from cfel.launch.federation import prepare_nodes
+from cfel.launch.federation import LaunchOptions, prepare_nodes
 from cfel.launch.node import read_node, write_node
 from cfel.launch.processes import Processes
 from cfel.rounds.run_directory import describe_run
@@ -312,7 +312,7 @@ async def start_federation(
     async with AsyncExitStack() as stack:
         out = Path(stack.enter_context(tempfile.TemporaryDirectory())) / "run"
         describe_run(out, world.setting, experiment_toml(experiment.resolve(world)))
-        configurations = prepare_nodes(experiment, world, out, (ROOT,))
+        configurations = prepare_nodes(experiment, world, out, LaunchOptions(import_from=(ROOT,)))
         relays: dict[int, Relay] = {}
         elsewhere: list[tuple[Path, ShapedNamespace]] = []
         for device, link in (links or {}).items():

@@ -1,4 +1,12 @@
-"""Checks at the door: the message names field, index, value and what is allowed."""
+"""Checks at the door: the message names field, index, value and what is allowed.
+
+JSON and TOML may be anybody's: what could not be written out again, or would take all of the time or memory
+there is, is rejected.
+"""
+
+import json
+import math
+import time
 
 import numpy as np
 import pytest
@@ -68,3 +76,79 @@ def test_large_limits_are_written_out() -> None:
         validation.describe_range(least=1, most=10**6, integral=True) == "a whole number ≥ 1 and ≤ 1,000,000"
     )
     assert validation.describe_range(above=0.25, most=1.0) == "a finite number > 0.25 and ≤ 1"
+
+
+@pytest.mark.parametrize("text", ['"\\ud800"', '{"\\uDfff": 1}', '["\\ude00\\ud83d"]'])
+def test_half_of_a_surrogate_pair_is_rejected(text: str) -> None:
+    """Python reads it, but no file or terminal takes it."""
+    with pytest.raises(InputError, match="surrogates not allowed"):
+        validation.parse_json(text)
+
+
+@pytest.mark.parametrize("value", ["\N{GRINNING FACE}", "\\ud800", "𝔘 ü"])
+def test_whole_characters_are_read(value: str) -> None:
+    assert validation.parse_json(json.dumps(value)) == value
+
+
+@pytest.mark.parametrize(
+    ("text", "reason"),
+    [
+        ("[" + " " * validation.MOST_CHARACTERS + "]", "at most 67108864"),
+        ("[" * 100_000, "recursion"),
+        ("[NaN]", "NaN is not a value"),
+        ("-Infinity", "-Infinity is not a value"),
+    ],
+    ids=["long", "nested", "nan", "infinity"],
+)
+def test_json_that_is_rejected(text: str, reason: str) -> None:
+    with pytest.raises(InputError, match=reason):
+        validation.parse_json(text)
+
+
+def test_infinity_is_read_where_it_is_allowed() -> None:
+    assert validation.parse_json("[Infinity]", finite=False) == [math.inf]
+
+
+DOTTED = ".".join(["a"] * 100_000)
+QUOTED = ".".join(['"\\""'] * 100_000)
+
+
+def test_what_experiments_look_like_is_read() -> None:
+    """Numbers and texts have dots, too."""
+    numbers = ", ".join(["0.5"] * 100)
+    text = f'rounds.global = 3\n[a . "b.c".\'d\']\nvalues = [{numbers}]\nhost = "1.2.3.4"\n# a.b.c\n'
+    document = validation.parse_toml(text)
+    assert document["rounds"]["global"] == 3
+    assert document["a"]["b.c"]["d"]["values"] == [0.5] * 100
+
+
+@pytest.mark.parametrize(
+    "text", [f"{DOTTED} = 1", f"[{DOTTED}]", f"[[ {DOTTED} ]]", f"x = {{ {DOTTED} = 1 }}", f"{QUOTED} = 1"]
+)
+def test_keys_without_end_are_rejected_at_once(text: str) -> None:
+    """Python's reader takes minutes and 9 GB for the first."""
+    with pytest.raises(InputError, match="a key of more than 32 parts"):
+        validation.parse_toml(text)
+
+
+@pytest.mark.parametrize("character", [" ", "a", '"', "'", "\t", "\\", ".", '"a', "a ", "a. "])
+def test_the_search_for_long_keys_takes_little_time(character: str) -> None:
+    """A megabyte each; quadratic time would take hours."""
+    began = time.monotonic()
+    with pytest.raises(InputError):
+        validation.parse_toml("[" + character * (1_000_000 // len(character)))
+    assert time.monotonic() - began < 20
+
+
+@pytest.mark.parametrize(
+    ("text", "reason"),
+    [
+        ("a = " + "[" * 100_000, "recursion"),
+        ("a", "Expected '='"),
+        ("#" * (validation.MOST_TOML_CHARACTERS + 1), "at most 16777216"),
+    ],
+    ids=["nested", "no value", "long"],
+)
+def test_toml_that_is_rejected(text: str, reason: str) -> None:
+    with pytest.raises(InputError, match=reason):
+        validation.parse_toml(text)

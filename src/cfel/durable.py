@@ -17,13 +17,12 @@ from pathlib import Path
 from typing import TextIO
 
 from cfel.errors import DiskError, RunDirectoryError, StorageError
+from cfel.wording import shorten
 
 MAX_BYTES = 1024**3
 """Size up to which a file is read, where nothing else is said: beyond all logs and tables of real runs."""
 
 _SUFFIX = ".tmp"
-# A parser may quote the whole file in its error.
-_MAX_WORDS = 300
 # Leaves room for what a temporary name adds; file systems allow 255 bytes.
 _MAX_NAME = 50
 _NEW = os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_NOFOLLOW | os.O_CLOEXEC
@@ -51,12 +50,7 @@ def explain_os_error(error: OSError) -> str:
 
 @contextmanager
 def translate_os_errors(verb: str, path: Path) -> Iterator[None]:
-    """Turns an `OSError` into a `DiskError` that says what failed, on which path, and why.
-
-    Args:
-        verb: what is done: "write", "read", "create".
-        path: the file or directory.
-    """
+    """Turns an `OSError` into a `DiskError`: cannot "write", "read" or "create" which path, and why."""
     try:
         yield
     except OSError as error:
@@ -76,9 +70,8 @@ def translate_parse_errors(path: Path) -> Iterator[None]:
         raise
     except Exception as error:
         words = str(error) if isinstance(error, ValueError) else f"{type(error).__name__}: {error}"
-        if len(words) > _MAX_WORDS:
-            words = f"{words[:_MAX_WORDS]}…"
-        raise RunDirectoryError(f"{path} is damaged: {words}") from error
+        # A parser may quote the whole file in its error.
+        raise RunDirectoryError(f"{path} is damaged: {shorten(words, 300)}") from error
 
 
 def sync_file(path: Path) -> None:
@@ -105,10 +98,7 @@ def replacing(path: Path, *, private: bool = False) -> Iterator[Path]:
 
     Its name is random and it is created, never opened: a file or link that somebody left under a name that
     they guessed is not written to. Nor is `path`, if that is a link: the rename replaces the link itself.
-
-    Args:
-        path: the file to replace.
-        private: whether only this user may read it.
+    Only this user may read a `private` file.
 
     Raises:
         StorageError: the file cannot be written; its old content is kept, and no temporary file is left.
@@ -128,15 +118,9 @@ def replacing(path: Path, *, private: bool = False) -> Iterator[Path]:
 
 
 def replace_file(path: Path, *content: bytes | memoryview, private: bool = False) -> None:
-    """Replaces the content of `path`; at any time a reader finds the old content or the new, never a part.
+    """Replaces the content of `path`, as `replacing` does.
 
-    Args:
-        path: the file.
-        *content: the new content, in pieces, so that large ones need not be joined in memory.
-        private: whether only this user may read it.
-
-    Raises:
-        StorageError: the file cannot be written; its old content is kept, and no temporary file is left.
+    The content may come in pieces, so that large ones need not be joined in memory.
     """
     with replacing(path, private=private) as temporary, temporary.open("wb") as file:
         file.writelines(content)
@@ -234,14 +218,9 @@ def _check_regular(verb: str, path: Path, descriptor: int) -> int:
 
 
 def make_directory(path: Path, *, private: bool = False) -> None:
-    """Makes a directory inside one that exists, unless it is there; a link in its place is rejected.
+    """Makes a directory inside one that exists, unless it is there; a link or file in its place is an error.
 
-    Args:
-        path: the directory.
-        private: whether only this user may look into it, if it is made here.
-
-    Raises:
-        StorageError: it is a link or a file, or cannot be made.
+    If it is made here and `private`, only this user may look into it.
     """
     check_directory(path)
     with translate_os_errors("create", path):

@@ -13,7 +13,10 @@
     ├── DeploymentError     a federation cannot be started or resumed
     │   ├── CredentialsError    a certificate, key or authority is missing or wrong; names the file
     │   ├── UnreachableError    another node did not answer (in time)
+    │   ├── SilentEdgeServerError   a device's edge server has been silent for too long
+    │   ├── AllDivergedError    the training of all devices diverged
     │   └── RejectedError       a request was rejected; says why
+    │       ├── InvalidAnswerError  another node's answer is not valid
     │       ├── StaleTermError      its term is over: another coordinator has been elected
     │       └── NotAdmittedError    the caller may not call at all, whatever it sends
     ├── DashboardError      the dashboard cannot be served
@@ -28,6 +31,7 @@ Messages name the field, where it is, its value and what is allowed.
 from collections.abc import Callable, Iterable
 from difflib import get_close_matches
 from functools import partial
+from typing import Any
 
 from cfel.wording import show
 
@@ -162,23 +166,16 @@ class DivergedError(CfelError):
 
     def add_details(self, *, cluster: int | None = None, advice: str = "") -> "DivergedError":
         """Returns the same error with its cluster or advice filled in."""
-        return DivergedError(
-            self.what,
-            device=self.device,
-            global_round=self.global_round,
-            edge_round=self.edge_round,
-            learning_rate=self.learning_rate,
-            cluster=self.cluster if cluster is None else cluster,
-            advice=advice or self.advice,
-        )
+        added = {"cluster": self.cluster if cluster is None else cluster, "advice": advice or self.advice}
+        return DivergedError(self.what, **self._list_details() | added)
 
     def __reduce__(self) -> tuple[Callable[[], "DivergedError"], tuple[()]]:
         """Lets the error cross a process boundary: pickle's default would pass the message as `what`."""
-        known = {
-            name: getattr(self, name)
-            for name in ("device", "global_round", "edge_round", "learning_rate", "cluster", "advice")
-        }
-        return partial(DivergedError, self.what, **known), ()
+        return partial(DivergedError, self.what, **self._list_details()), ()
+
+    def _list_details(self) -> dict[str, Any]:
+        names = ("device", "global_round", "edge_round", "learning_rate", "cluster", "advice")
+        return {name: getattr(self, name) for name in names}
 
 
 class WorkerError(CfelError):
@@ -190,13 +187,7 @@ class ScaleoutError(CfelError):
 
 
 def unknown_name(what: str, name: object, allowed: Iterable[str]) -> str:
-    """Says that `name` is not one of `allowed`, and names the closest match.
-
-    Args:
-        what: what is being named, as the user knows it ("topology.kind", "scheme").
-        name: what was given.
-        allowed: what could have been given.
-    """
+    """Says that the `name` of something ("topology.kind") is not allowed, and which one is closest."""
     choices = sorted(allowed)
     # Only short names can be misspelt ones, and comparing long ones takes long.
     given = show(name)

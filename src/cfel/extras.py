@@ -71,9 +71,7 @@ def import_on_use(
 ) -> tuple[Callable[[str], object], Callable[[], list[str]]]:
     """Makes the `__getattr__` and the `__dir__` of a package whose names are imported on first use.
 
-    Args:
-        package: its `__name__`.
-        modules: for each name, the module below the package that defines it.
+    `modules` names, for each name, the module below the package that defines it.
     """
 
     def find(name: str) -> object:

@@ -28,19 +28,15 @@ from cfel.wording import show
 
 @dataclass(frozen=True, slots=True)
 class CodePolicy:
-    """Whether names may stand for code from outside the package.
-
-    Attributes:
-        reason: why only built-in names work, and what to do about it; empty where any name does.
-        objects: parts that were given as objects, by the names that stand for them.
-    """
+    """Whether names may stand for code from outside the package."""
 
     reason: str
+    """Why only built-in names work, and what to do about it; empty where any name does."""
     objects: Mapping[str, Any] = field(default_factory=dict, compare=False, repr=False)
+    """Parts that were given as objects, by the names that stand for them."""
 
     def check(self, kind: str, name: str) -> None:
         """Raises an `InputError` if this name, which is not built in, must not be loaded."""
-        # An empty reason means that any code may be loaded.
         if self.reason:
             raise InputError(f"{kind}: {show(name)} is not built in, and {self.reason}")
 
@@ -93,7 +89,8 @@ def resolve(
         )
     elif ":" in name:
         code.check(kind, name)
-        found = _load(kind, name, lambda: _import_attribute(name))
+        module, _, attribute = name.partition(":")
+        found = _load(kind, name, lambda: getattr(importlib.import_module(module), attribute))
     else:
         installed = {point.name: point for point in entry_points(group=f"cfel.{kind}")}
         if name not in installed:
@@ -110,17 +107,14 @@ def label_object(kind: str, found: object, digest: str = "") -> str:
     """The name that stands for an object in an experiment file.
 
     A function that can be imported gets its "module:function", which the file can be run with. Anything else
-    gets a label in angle brackets.
-
-    Args:
-        kind: "scheme", "model", …, so that parts of different kinds have different labels.
-        found: the object.
-        digest: of its content, so that a run is not resumed with other content.
+    gets a label in angle brackets, with its kind ("scheme", "model", …), so that parts of different kinds
+    have different labels, and a digest of its content, so that a run is not resumed with other content.
     """
     name = getattr(found, "__qualname__", type(found).__qualname__)
     module = getattr(found, "__module__", None)
     # Whatever runs as `__main__` has another name in the next process.
-    if not digest and module not in (None, "__main__") and _is_importable(found, module, name):
+    importable = module not in (None, "__main__") and getattr(sys.modules.get(module), name, None) is found
+    if importable and not digest:
         return f"{module}:{name}"
     return f"<{kind} {name.rpartition('.<locals>.')[2]}{f' {digest}' if digest else ''}>"
 
@@ -128,10 +122,6 @@ def label_object(kind: str, found: object, digest: str = "") -> str:
 def is_label(name: str) -> bool:
     """Whether a name is a label of an object."""
     return name.startswith("<")
-
-
-def _is_importable(found: object, module: str, name: str) -> bool:
-    return getattr(sys.modules.get(module), name, None) is found
 
 
 def check_call(what: str, function: Callable[..., Any], takes: tuple[str, ...]) -> None:
@@ -175,11 +165,6 @@ def _find_line(error: Exception) -> str:
     frames = traceback.extract_tb(error.__traceback__)
     theirs = [each for each in frames if own not in each.filename and "site-packages" not in each.filename]
     return f" in {Path(theirs[-1].filename).name}, line {theirs[-1].lineno}" if theirs else ""
-
-
-def _import_attribute(name: str) -> object:
-    module_name, _, attribute = name.partition(":")
-    return getattr(importlib.import_module(module_name), attribute)
 
 
 def _load(kind: str, name: str, load: Callable[[], object]) -> Callable[..., Any]:
@@ -226,12 +211,6 @@ def import_from(*folders: Path) -> None:
             sys.path.append(place)
 
 
-# --------------------------------------------------------------------------------------------------
-# Names of schemes with their variants, as lists, folders and tables write them: `hcef+edge_gossip`.
-#
-# A variant is a key of `[scheme]`; `cfel.control.schemes` says what each does.
-
-
 VARIANTS: Mapping[str, tuple[str, str | bool]] = MappingProxyType(
     {
         "whole_steps": ("steps", "whole"),
@@ -240,7 +219,8 @@ VARIANTS: Mapping[str, tuple[str, str | bool]] = MappingProxyType(
         "slow_clocks": ("slow_clocks", True),
     }
 )
-"""Names of variants, and the key and value of `[scheme]` that each stands for."""
+"""Variants in names of schemes, as lists, folders and tables write them (`hcef+edge_gossip`), and the key and
+value of `[scheme]` that each stands for. `cfel.control.schemes` says what each does."""
 
 
 def parse_variants(text: str) -> dict[str, Any]:

@@ -64,13 +64,7 @@ class _Words(ISeedSequence):
 def draw_uniforms(seed: int, purpose: str, index: Sequence[int], devices: int, draws: int) -> FloatArray:
     """Draws independent U[0, 1) numbers, one row per device.
 
-    Row n depends on (seed, purpose, index, n, draws) only: a larger fleet has the same first rows.
-
-    Args:
-        seed: the experiment's seed.
-        purpose: what the draws are for.
-        index: global round, edge round, ... as far as they apply.
-        devices: number of rows.
-        draws: numbers per device.
+    Row n depends on (seed, purpose, index, n, draws) only: a larger fleet has the same first rows. For the
+    key see `make_key`.
     """
     return make_generator(seed, purpose, *index).random((devices, draws))

@@ -8,12 +8,7 @@ _CONTROL = re.compile("[\x00-\x1f\x7f-\x9f\u200e\u200f\u2028-\u202e\u2066-\u2069
 
 
 def plural(count: int, noun: str) -> str:
-    """A number with its noun: "1 round", "2 rounds", "10,000 devices".
-
-    Args:
-        count: how many.
-        noun: in the singular, with a plural in -s.
-    """
+    """A number with its noun, which has a plural in -s: "1 round", "2 rounds", "10,000 devices"."""
     return f"{count:,} {noun}" if count == 1 else f"{count:,} {noun}s"
 
 

@@ -145,7 +145,7 @@ def test_missing_keys_of_node_files(run: Run, write: Write, key: str) -> None:
         ("role", "", "cannot be used"),
         ("number", '"0"', "number = '0': must be a whole number"),
         ("number", "true", "number = True: must be a whole number"),
-        ("number", "-1", "-1 is negative"),
+        ("number", "-1", "number = -1"),
         ("directory", "5", "directory = 5: must be text"),
         ("certificates", "[]", "certificates = []: must be text"),
         ("experiment", "1.5", "experiment = 1.5: must be text"),

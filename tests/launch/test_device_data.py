@@ -16,7 +16,7 @@ import torch
 from cfel.deployment.device.memory import load_memory
 from cfel.errors import InputError
 from cfel.experiment import experiment_toml
-from cfel.launch.federation import prepare_nodes
+from cfel.launch.federation import LaunchOptions, prepare_nodes
 from cfel.launch.node import load_samples, read_node, write_node
 from cfel.launch.processes import Processes
 from cfel.learning.data import digits
@@ -50,7 +50,7 @@ def test_runs_as_a_process(tmp_path: Path) -> None:
     )
     world = experiment.build_world()
     (tmp_path / "experiment.toml").write_text(experiment_toml(experiment.resolve(world)))
-    configurations = prepare_nodes(experiment, world, tmp_path, (tmp_path,))
+    configurations = prepare_nodes(experiment, world, tmp_path, LaunchOptions(import_from=(tmp_path,)))
     mine = next(path for path in configurations if path.stem == "device-0")
     file = read_node(mine)
     write_node(mine, replace(file, data="custom_device_data:samples", data_path=tmp_path / "samples.npz"))

@@ -1,16 +1,20 @@
-"""How a node's process starts and fails; the node itself is tested in `tests/deployment`."""
+"""How a node's process starts, fails and serves its dashboard; `tests/deployment` tests the node itself."""
 
 import asyncio
+import socket
+import ssl
 from dataclasses import replace
 from pathlib import Path
 
 import pytest
 
 from cfel.deployment.node import Node, run_device, run_edge
+from cfel.deployment.security.certificates import issue, make_authority
 from cfel.deployment.security.experiment_check import ExperimentCheck
 from cfel.deployment.security.identity import Identity
-from cfel.errors import DashboardError, InputError
-from cfel.launch.node import run_until_stopped
+from cfel.errors import DashboardError, ExperimentError, InputError
+from cfel.launch.node import NodeFile, _make_dashboard, read_node, run_until_stopped, write_node
+from cfel.status import Status
 from tests.simulation.drive import tiny
 
 SAME = ExperimentCheck({})
@@ -53,3 +57,61 @@ def test_a_node_that_the_experiment_does_not_have(tmp_path: Path) -> None:
     node = replace(node, identity=Identity("device", 3), addresses=("a:1",))
     with pytest.raises(InputError, match="device-3: addresses has 1 entries, the experiment 2 edge servers"):
         asyncio.run(run_device(world, deployment, node, SAME))
+
+
+def free_port() -> int:
+    with socket.create_server(("127.0.0.1", 0)) as trial:
+        return int(trial.getsockname()[1])
+
+
+def node_file(directory: Path) -> NodeFile:
+    node = Node(Identity("edge", 0), ("a:1",), directory, directory)
+    return NodeFile(node, directory / "e.toml", dashboard=f"127.0.0.1:{free_port()}", dashboard_tls=True)
+
+
+def test_tls_with_the_certificate_of_the_node(tmp_path: Path) -> None:
+    """Readers trust the authority; names in the certificate are accepted as host names, others are not."""
+    make_authority(tmp_path)
+    issue(tmp_path, Identity("edge", 0), 1, ("harbour.example",))
+    file = node_file(tmp_path)
+    trust = ssl.create_default_context(cafile=str(tmp_path / "authority.pem"))
+
+    async def ask(name: str) -> bytes:
+        port = int(str(file.dashboard).rpartition(":")[2])
+        reader, writer = await asyncio.open_connection(
+            "127.0.0.1", port, ssl=trust, server_hostname="harbour.example"
+        )
+        writer.write(f"GET /healthz HTTP/1.1\r\nHost: {name}\r\nConnection: close\r\n\r\n".encode())
+        answer = await reader.readline()
+        writer.close()
+        return answer
+
+    async def play() -> list[bytes]:
+        serving = asyncio.create_task(_make_dashboard(tiny(), file)(lambda: Status(node="edge-0")))
+        try:
+            async with asyncio.timeout(30):
+                while True:
+                    try:
+                        return [
+                            await ask(name) for name in ("harbour.example", "edge-0.cfel", "evil.example")
+                        ]
+                    except OSError:
+                        await asyncio.sleep(0.05)
+        finally:
+            serving.cancel()
+            await asyncio.gather(serving, return_exceptions=True)
+
+    good, own, evil = asyncio.run(play())
+    assert good == own == b"HTTP/1.1 200 OK\r\n"
+    assert evil.startswith(b"HTTP/1.1 421")
+
+
+def test_the_key_in_the_file(tmp_path: Path) -> None:
+    path, file = tmp_path / "edge-0.toml", node_file(tmp_path)
+    write_node(path, file)
+    assert read_node(path).dashboard_tls
+    write_node(path, replace(file, dashboard_tls=False))
+    assert not read_node(path).dashboard_tls
+    path.write_text(path.read_text() + 'dashboard_tls = "yes"\n')
+    with pytest.raises(ExperimentError, match="dashboard_tls = 'yes': must be true or false"):
+        read_node(path)

@@ -1,13 +1,16 @@
-"""What `cfel up` makes of how its processes ended."""
+"""How the processes of nodes are named and end, and what `cfel up` makes of it."""
 
+import subprocess
+import sys
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any, cast
 
 import pytest
 
+from cfel import errors
 from cfel.errors import AllDivergedError, DeploymentError
-from cfel.launch.processes import Processes, _NodeProcess
+from cfel.launch.processes import Processes, _NodeProcess, choose_exit_code, name_process
 
 
 def ended(**codes: int | None) -> Processes:
@@ -48,3 +51,46 @@ def test_what_no_restart_mends() -> None:
 def test_a_run_in_which_all_devices_diverged_ends() -> None:
     with pytest.raises(AllDivergedError, match=r"local\.learning_rate is too large\. See edge-0\.log"):
         ended(edge_0=6, edge_1=None, device_0=None).restart_dead()
+
+
+@pytest.mark.parametrize(
+    ("error", "code"),
+    [
+        (errors.DeploymentError("address in use"), 1),
+        (errors.DiskError("no space left"), 1),
+        (errors.RunBusyError("another process"), 1),
+        (errors.DashboardError("port in use"), 1),
+        (errors.ExperimentError("wrong key"), 2),
+        (errors.NotAdmittedError("revoked"), 3),
+        (errors.CredentialsError("edge-0.pem is not a certificate"), 3),
+        (errors.SilentEdgeServerError("silent"), 4),
+        (errors.AllDivergedError("global round 1"), 6),
+        (errors.DamagedError("state.bin is damaged"), 5),
+        (errors.RunDirectoryError("another experiment"), 5),
+    ],
+)
+def test_codes(error: errors.CfelError, code: int) -> None:
+    assert choose_exit_code(error) == code
+
+
+SHOW = """
+from pathlib import Path
+from cfel.launch.processes import name_process
+name_process("cfel device-12")
+print(Path("/proc/self/comm").read_text().strip())
+print(Path("/proc/self/cmdline").read_bytes().rstrip(b"\\0").decode())
+"""
+
+
+@pytest.mark.skipif(not Path("/proc/self/cmdline").exists(), reason="reads /proc")
+def test_a_process_gets_a_name() -> None:
+    found = subprocess.run([sys.executable, "-c", SHOW], check=True, capture_output=True, text=True)
+    assert found.stdout.splitlines() == ["cfel device-12", "cfel device-12"]
+
+
+def test_elsewhere_nothing_happens(monkeypatch: pytest.MonkeyPatch) -> None:
+    own = Path("/proc/self/comm")
+    before = own.read_text() if own.exists() else ""
+    monkeypatch.setattr("sys.platform", "plan9")
+    name_process("cfel device-12")
+    assert (own.read_text() if own.exists() else "") == before

@@ -5,7 +5,7 @@ DIR/
 ├── certificates/                                 authority and certificates of this federation
 └── nodes/edge-0.toml, edge-0/, edge-0.log, …     each node's configuration, state and log
 
-Certificates and configuration files are written in `preparation`; `processes` keeps the nodes running.
+Every node gets a certificate and a configuration file; `processes` keeps the nodes running.
 """
 
 import socket
@@ -34,83 +34,7 @@ from cfel.runlog.plans import plan_path, read_plan
 from cfel.runlog.records import LogReader
 from cfel.world import World
 
-# --------------------------------------------------------------------------------------------------
-# Prepares a federation on one machine: a certificate and a configuration file for every node.
-
-
 LOOPBACK, LOOPBACK_V6 = "127.0.0.1", "::1"
-
-
-def prepare_nodes(
-    experiment: Experiment,
-    world: World,
-    out: Path,
-    import_from: tuple[Path, ...],
-    log: LogSettings | None = None,
-) -> list[Path]:
-    """Writes certificates and configuration files.
-
-    Returns:
-        The configuration files of edge servers, then of devices.
-    """
-    deployment = experiment.deployment
-    certificates, nodes = out.absolute() / "certificates", out.absolute() / "nodes"
-    # What nodes keep, their keys included, is for this user alone.
-    make_directory(nodes, private=True)
-    make_directory(certificates, private=True)
-    make_authority(certificates)
-    clusters = world.setting.fleet.clusters
-    addresses = _find_addresses(deployment.host, clusters)
-    loopback = LOOPBACK_V6 if ":" in deployment.host else LOOPBACK
-    # On loopback, whatever the federation's host is: without a token nobody else may see it.
-    dashboards = _find_addresses(loopback, clusters)
-    identities = [
-        *(Identity("edge", i) for i in range(world.setting.fleet.clusters)),
-        *(Identity("device", n) for n in range(world.setting.fleet.devices)),
-        Identity("operator", 0),
-    ]
-    for identity in identities:
-        # A new certificate would readmit a node that was revoked before the federation was resumed.
-        if not is_revoked(certificates, identity):
-            issue(certificates, identity, deployment.certificate_hours, (deployment.host,))
-        # A counter measures the whole host: with many devices on it, each would count the others too.
-        energy = "model" if identity.role == "device" else "auto"
-        check_directory(nodes / str(identity))
-        node = Node(identity, addresses, nodes / str(identity), certificates, energy=energy)
-        dashboard = dashboards[identity.number] if identity.role == "edge" else None
-        file = NodeFile(
-            node, out.absolute() / "experiment.toml", import_from, dashboard, log=log or LogSettings()
-        )
-        write_node(nodes / f"{identity}.toml", file)
-    return [nodes / f"{identity}.toml" for identity in identities if identity.role != "operator"]
-
-
-def _find_addresses(host: str, count: int) -> tuple[str, ...]:
-    """Free addresses on a host."""
-    return tuple(join_address(host, port) for port in find_free_ports(host, count))
-
-
-def find_free_ports(host: str, count: int) -> list[int]:
-    """Finds ports that are free at the moment.
-
-    Raises:
-        InputError: the host is not this machine.
-    """
-    family = socket.AF_INET6 if ":" in host else socket.AF_INET
-    # All stay bound until the last is found, so that no port is found twice.
-    sockets = [socket.socket(family) for _ in range(count)]
-    try:
-        for each in sockets:
-            each.bind((host, 0))
-        return [int(each.getsockname()[1]) for each in sockets]
-    except OSError as error:
-        words = f"deployment.host = {host!r}: must be an address of this machine ({describe_error(error)})"
-        raise InputError(words) from error
-    finally:
-        for each in sockets:
-            each.close()
-
-
 _POLL_SECONDS = 0.1
 # Between two attempts to write to a disk that is full.
 _DISK_SECONDS = 2.0
@@ -144,10 +68,7 @@ class LaunchOptions:
 
 
 def launch_federation(experiment: Experiment, out: Path, options: LaunchOptions) -> list[RoundRecord]:
-    """Runs an experiment as a federation of processes on this machine.
-
-    Returns:
-        The records of all rounds.
+    """Runs an experiment as a federation of processes on this machine; returns the records of all rounds.
 
     Raises:
         DeploymentError: a process cannot continue.
@@ -161,7 +82,7 @@ def launch_federation(experiment: Experiment, out: Path, options: LaunchOptions)
     request = RunRequest(out, text, options.command, options.resume, may_differ=("simulation.engine",))
     writer, _ = open_run(request, world.setting)
     with writer:
-        configurations = prepare_nodes(experiment, world, out, options.import_from, options.log)
+        configurations = prepare_nodes(experiment, world, out, options)
         logs = LogMerger(out, writer, world, options.on_round)
         logs.merge()
         if not logs.is_over:
@@ -174,15 +95,70 @@ def launch_federation(experiment: Experiment, out: Path, options: LaunchOptions)
     return list(RunDirectory.open(out).records())
 
 
-class LogMerger:
-    """Adds the rounds in the edge servers' logs to the log of the run directory.
+def prepare_nodes(experiment: Experiment, world: World, out: Path, options: LaunchOptions) -> list[Path]:
+    """Writes certificates and configuration files.
 
-    Args:
-        out: the run directory.
-        writer: of its log.
-        world: what is run.
-        on_round: called after every round.
+    Returns:
+        The configuration files of edge servers, then of devices.
     """
+    deployment = experiment.deployment
+    certificates, nodes = out.absolute() / "certificates", out.absolute() / "nodes"
+    # What nodes keep, their keys included, is for this user alone.
+    make_directory(nodes, private=True)
+    make_directory(certificates, private=True)
+    make_authority(certificates)
+    fleet = world.setting.fleet
+    addresses = _find_addresses(deployment.host, fleet.clusters)
+    loopback = LOOPBACK_V6 if ":" in deployment.host else LOOPBACK
+    # On loopback, whatever the federation's host is: without a token nobody else may see it.
+    dashboards = _find_addresses(loopback, fleet.clusters)
+    identities = [
+        *(Identity("edge", i) for i in range(fleet.clusters)),
+        *(Identity("device", n) for n in range(fleet.devices)),
+        Identity("operator", 0),
+    ]
+    for identity in identities:
+        # A new certificate would readmit a node that was revoked before the federation was resumed.
+        if not is_revoked(certificates, identity):
+            issue(certificates, identity, deployment.certificate_hours, (deployment.host,))
+        # A counter measures the whole host: with many devices on it, each would count the others too.
+        energy = "model" if identity.role == "device" else "auto"
+        check_directory(nodes / str(identity))
+        node = Node(identity, addresses, nodes / str(identity), certificates, energy=energy)
+        dashboard = dashboards[identity.number] if identity.role == "edge" else None
+        shared = out.absolute() / "experiment.toml"
+        file = NodeFile(node, shared, options.import_from, dashboard, log=options.log)
+        write_node(nodes / f"{identity}.toml", file)
+    return [nodes / f"{identity}.toml" for identity in identities if identity.role != "operator"]
+
+
+def _find_addresses(host: str, count: int) -> tuple[str, ...]:
+    return tuple(join_address(host, port) for port in find_free_ports(host, count))
+
+
+def find_free_ports(host: str, count: int) -> list[int]:
+    """Finds ports that are free at the moment.
+
+    Raises:
+        InputError: the host is not this machine.
+    """
+    family = socket.AF_INET6 if ":" in host else socket.AF_INET
+    # All stay bound until the last is found, so that no port is found twice.
+    sockets = [socket.socket(family) for _ in range(count)]
+    try:
+        for each in sockets:
+            each.bind((host, 0))
+        return [int(each.getsockname()[1]) for each in sockets]
+    except OSError as error:
+        words = f"deployment.host = {host!r}: must be an address of this machine ({describe_error(error)})"
+        raise InputError(words) from error
+    finally:
+        for each in sockets:
+            each.close()
+
+
+class LogMerger:
+    """Adds the rounds in the edge servers' logs to the log of the run directory `out`."""
 
     def __init__(
         self, out: Path, writer: RunWriter, world: World, on_round: Callable[[RoundRecord], None]

@@ -17,11 +17,12 @@ from pathlib import Path
 from typing import TextIO
 
 from cfel.durable import open_log
-from cfel.errors import InputError, unknown_name
+from cfel.validation import check_name
 from cfel.wording import escape_control
 
 LEVELS = ("debug", "info", "warning", "error")
 FORMATS = ("text", "json")
+# With both limits a logger writes at most 20 warnings of about 200 bytes in 5 s, which is 70 MB a day.
 QUIET_SECONDS = 5.0
 """The same warning is written once in this time, and counted otherwise."""
 MOST_WARNINGS = 20
@@ -31,24 +32,15 @@ _MOST_REMEMBERED = 256
 
 @dataclass(frozen=True, slots=True)
 class LogSettings:
-    """How a node logs.
+    """How a node logs."""
 
-    Attributes:
-        level: one of `LEVELS`.
-        format: one of `FORMATS`: text, or one JSON object per line.
-    """
-
-    level: str = "info"
-    format: str = "text"
+    level: str = "info"  # one of `LEVELS`
+    format: str = "text"  # one of `FORMATS`: text, or one JSON object per line
 
     def __post_init__(self) -> None:
         """Checks the names."""
-        for name, value, allowed in (
-            ("log_level", self.level, LEVELS),
-            ("log_format", self.format, FORMATS),
-        ):
-            if value not in allowed:
-                raise InputError(unknown_name(name, value, allowed))
+        check_name("log_level", self.level, LEVELS)
+        check_name("log_format", self.format, FORMATS)
 
 
 def start_logging(path: Path | None, settings: LogSettings | None = None) -> None:
@@ -133,9 +125,6 @@ class RepeatFilter(logging.Filter):
     """Writes a repeated warning once per `QUIET_SECONDS`, with the number of times it was left out.
 
     Different warnings of one logger are limited, too: a text that quotes a peer differs every time.
-
-    Args:
-        now: a monotonic clock.
     """
 
     def __init__(self, now: Callable[[], float] = time.monotonic) -> None:

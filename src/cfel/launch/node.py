@@ -1,8 +1,6 @@
 """Runs one node of a federation in this process, until the experiment is over or the process is stopped.
 
-Adds to `deployment` what belongs to a process: its directory, its dashboard and signals.
-
-The configuration file of one node.
+Adds to `deployment` what belongs to a process: its directory, its dashboard, signals, and its configuration:
 
     role = "edge"                       # or "device", or "operator" for `cfel status`
     number = 0
@@ -16,13 +14,7 @@ Optional for edge servers: `listen`, the address to listen on if it differs from
 docs/guides/dashboard.md); `dashboard_tls`, true to serve it with the edge server's own certificate.
 For devices that measure: `energy`. For devices with their own samples: `data`, a function that returns them,
 and `data_path`, its argument. For all: `import_from`, folders with user-defined code; `log_level` and
-`log_format`. `docs/guides/deploy.md` explains them. This module reads and writes the file; `node` runs it.
-
-Loads a device's samples from a Python function that its configuration names; they stay on the device.
-
-    def samples(path: Path | None) -> tuple[Tensor, Tensor]:      # inputs, targets; one entry per sample
-
-They must fit the experiment's data: same shape, same classes, images scaled the same way.
+`log_format`. `docs/guides/deploy.md` explains them.
 """
 
 import asyncio
@@ -30,7 +22,7 @@ import logging
 import multiprocessing
 import os
 import signal
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Coroutine
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any
@@ -59,35 +51,25 @@ from cfel.rounds.parameters import reject_buffering
 from cfel.rounds.run_directory import describe_run, reject_other_experiment
 from cfel.runlog import holds_run
 from cfel.status import Status
-from cfel.validation import parse_toml
+from cfel.validation import check_list, check_switch, check_text, check_whole, parse_toml
 from cfel.world import World
 
 _NEEDED = ("role", "number", "experiment", "certificates", "directory", "addresses")
 _OPTIONAL = ("listen", "dashboard", "dashboard_tls", "import_from", "energy", "data", "data_path")
 _LOG_KEYS = ("log_level", "log_format")
+_TEXTS = ("experiment", "certificates", "directory", "energy", "data", "data_path", *_LOG_KEYS)
 
 
 @dataclass(frozen=True, slots=True)
 class NodeFile:
-    """The content of a configuration file.
-
-    Attributes:
-        node: which node it is, and where its files and peers are.
-        experiment: the experiment's file.
-        import_from: folders with user-defined code.
-        dashboard: "host:port" to serve the dashboard on, or None.
-        dashboard_tls: whether the dashboard uses the node's certificate.
-        data: function that returns a device's samples; None for its part of the experiment's data.
-        data_path: the argument of that function.
-        log: how it logs.
-    """
+    """The content of a configuration file."""
 
     node: Node
     experiment: Path
     import_from: tuple[Path, ...] = ()
-    dashboard: str | None = None
-    data: str | None = None
-    data_path: Path | None = None
+    dashboard: str | None = None  # "host:port"
+    data: str | None = None  # a function; None for the device's part of the experiment's data
+    data_path: Path | None = None  # its argument
     dashboard_tls: bool = False
     log: LogSettings = field(default_factory=LogSettings)
 
@@ -121,67 +103,37 @@ def _parse_table(folder: Path, table: dict[str, Any]) -> NodeFile:
     for key in ("listen", "dashboard"):
         if key in table:
             split_address(key, table[key])
+    texts = {key: check_text(key, table[key]) for key in _TEXTS if key in table}
+    energy = texts.get("energy", "auto")
     node = Node(
-        Identity(table["role"], _check_number(table["number"])),
-        _check_addresses(table),
-        folder / _check_text("directory", table["directory"]),
-        folder / _check_text("certificates", table["certificates"]),
+        Identity(table["role"], check_whole("number", table["number"], least=0)),
+        _check_addresses(table["addresses"]),
+        folder / texts["directory"],
+        folder / texts["certificates"],
         table.get("listen"),
-        _check_energy(folder, table.get("energy", "auto")),
+        # Anything else is a file that shows microwatts.
+        energy if energy in ("auto", "model") else str(folder / energy),
     )
-    given = {key: _check_text(key, table[key]) for key in ("data", "data_path") if key in table}
+    folders = check_list("import_from", table.get("import_from", []))
     return NodeFile(
         node,
-        folder / _check_text("experiment", table["experiment"]),
-        tuple(folder / _check_text("import_from", each) for each in _check_list("import_from", table)),
+        folder / texts["experiment"],
+        tuple(folder / check_text("import_from", each) for each in folders),
         table.get("dashboard"),
-        given.get("data"),
-        folder / given["data_path"] if "data_path" in given else None,
-        _check_flag("dashboard_tls", table.get("dashboard_tls", False)),
-        LogSettings(
-            **{key.removeprefix("log_"): _check_text(key, table[key]) for key in _LOG_KEYS if key in table}
-        ),
+        texts.get("data"),
+        folder / texts["data_path"] if "data_path" in texts else None,
+        check_switch("dashboard_tls", table.get("dashboard_tls", False)),
+        LogSettings(**{key.removeprefix("log_"): texts[key] for key in _LOG_KEYS if key in texts}),
     )
 
 
-def _check_text(key: str, given: object) -> str:
-    if not isinstance(given, str) or not given:
-        raise InputError(f"{key} = {given!r}: must be text in quotes")
-    return given
-
-
-def _check_flag(key: str, given: object) -> bool:
-    if not isinstance(given, bool):
-        raise InputError(f"{key} = {given!r}: must be true or false, without quotes")
-    return given
-
-
-def _check_number(given: object) -> int:
-    if not isinstance(given, int) or isinstance(given, bool):
-        raise InputError(f"number = {given!r}: must be a whole number, without quotes")
-    return given
-
-
-def _check_list(key: str, table: Mapping[str, object]) -> list[object]:
-    given = table.get(key, [])
-    if not isinstance(given, list):
-        raise InputError(f"{key} = {given!r}: must be a list of texts, in square brackets")
-    return given
-
-
-def _check_addresses(table: Mapping[str, object]) -> tuple[str, ...]:
-    given = [_check_text("addresses", address) for address in _check_list("addresses", table)]
-    if not given:
+def _check_addresses(given: object) -> tuple[str, ...]:
+    addresses = tuple(check_text("addresses", address) for address in check_list("addresses", given))
+    if not addresses:
         raise InputError("addresses = []: must name all edge servers")
-    for address in given:
+    for address in addresses:
         split_address("addresses", address)
-    return tuple(given)
-
-
-def _check_energy(folder: Path, given: object) -> str:
-    if not isinstance(given, str) or not given:
-        raise InputError(f"energy = {given!r}: must be auto, model, or a file that shows microwatts")
-    return given if given in ("auto", "model") else str(folder / given)
+    return addresses
 
 
 def write_node(path: Path, file: NodeFile) -> None:
@@ -196,31 +148,32 @@ def write_node(path: Path, file: NodeFile) -> None:
         "addresses": list(node.addresses),
         "import_from": [str(folder) for folder in file.import_from],
     }
+    optional = {
+        "energy": None if node.energy == "auto" else node.energy,
+        "listen": node.listen,
+        "dashboard": file.dashboard,
+        "data": file.data,
+        "data_path": None if file.data_path is None else str(file.data_path),
+        "dashboard_tls": file.dashboard_tls or None,
+    }
     # Defaults are left out, so that a file shows what is special about its node.
-    if node.energy != "auto":
-        table["energy"] = node.energy
-    if node.listen is not None:
-        table["listen"] = node.listen
-    if file.dashboard is not None:
-        table["dashboard"] = file.dashboard
-    if file.data is not None:
-        table["data"] = file.data
-    if file.data_path is not None:
-        table["data_path"] = str(file.data_path)
-    if file.dashboard_tls:
-        table["dashboard_tls"] = True
+    table |= {key: value for key, value in optional.items() if value is not None}
     if file.log != LogSettings():
         table |= {"log_level": file.log.level, "log_format": file.log.format}
     replace_file(path, tomli_w.dumps(table).encode(), private=True)
 
 
 def load_samples(name: str, path: Path | None, world: World) -> DeviceData:
-    """Returns all samples of the function as the data of one device.
+    """Returns all samples of a function as the data of one device; they stay on the device.
+
+        def samples(path: Path | None) -> tuple[Tensor, Tensor]:      # inputs, targets; one entry per sample
+
+    They must fit the experiment's data: same shape, same classes, images scaled the same way.
 
     Args:
         name: "module:function", or an entry point of the group `cfel.samples`.
         path: its argument.
-        world: what is run; its model must accept the samples.
+        world: its model must accept the samples.
 
     Raises:
         InputError: there is no such path or function, it fails, or its samples do not fit the experiment.
@@ -278,9 +231,6 @@ _LOG = logging.getLogger(__name__)
 def run_node(path: Path) -> bool:
     """Runs the node of a configuration file until the experiment is over.
 
-    Args:
-        path: the configuration file.
-
     Returns:
         Whether the experiment is over; False if the process was asked to stop.
     """
@@ -294,14 +244,12 @@ def run_node(path: Path) -> bool:
     # Before any connection is made: a directory of another experiment must not join this one.
     prepare_directory(node.directory, experiment, world)
     if node.identity.role == "edge":
-        serve_status = None if file.dashboard is None else _make_dashboard(experiment, file)
-        return asyncio.run(
-            run_until_stopped(run_edge(world, experiment.deployment, node, experiment_check, serve_status))
-        )
-    data = None if file.data is None else load_samples(file.data, file.data_path, world)
-    return asyncio.run(
-        run_until_stopped(run_device(world, experiment.deployment, node, experiment_check, data))
-    )
+        dashboard = None if file.dashboard is None else _make_dashboard(experiment, file)
+        work = run_edge(world, experiment.deployment, node, experiment_check, dashboard)
+    else:
+        data = None if file.data is None else load_samples(file.data, file.data_path, world)
+        work = run_device(world, experiment.deployment, node, experiment_check, data)
+    return asyncio.run(run_until_stopped(work))
 
 
 def prepare_directory(directory: Path, experiment: Experiment, world: World) -> None:
@@ -342,7 +290,7 @@ def _make_dashboard(experiment: Experiment, file: NodeFile) -> ServeStatus:
     return serve_dashboard
 
 
-async def run_until_stopped(work: Any) -> bool:  # noqa: ANN401 — a coroutine
+async def run_until_stopped(work: Coroutine[Any, Any, None]) -> bool:
     """Runs until it is done, a signal to stop arrives, or the parent process has ended.
 
     Returns:

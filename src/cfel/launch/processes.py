@@ -31,10 +31,7 @@ from cfel.errors import (
 from cfel.launch.logs import LogSettings, start_logging
 from cfel.launch.node import read_node, run_node
 
-# --------------------------------------------------------------------------------------------------
 # Exit codes of a node, which tell a supervisor whether to restart it.
-
-
 FAILED = 1
 """Failed: an address in use, the disk, a clock that is behind. Restarting it may help."""
 INVALID = 2
@@ -76,15 +73,6 @@ def choose_exit_code(error: CfelError) -> int:
             return FAILED
 
 
-# --------------------------------------------------------------------------------------------------
-# Gives a process a name that `ps` and `top` show, on Linux; elsewhere this does nothing.
-#
-# The nodes of `cfel up` are forked from one server process and would all be called like it. There is no
-# function for this in the standard library: the kernel keeps the short name, and reads the long one from
-# the
-# memory where the command line was put when the process started.
-
-
 _PR_SET_NAME = 15
 _MOST_SHORT = 15
 # Fields of /proc/self/stat behind the name in parentheses: where the command line begins and ends.
@@ -92,7 +80,12 @@ _ARG_START, _ARG_END = 45, 46
 
 
 def name_process(name: str) -> None:
-    """Sets the name of this process; a system that does not allow it is left as it is."""
+    """Sets the name of this process that `ps` and `top` show, on Linux; elsewhere this does nothing.
+
+    The nodes of `cfel up` are forked from one server process and would all be called like it. There is no
+    function for this in the standard library: the kernel keeps the short name, and reads the long one from
+    the memory where the command line was put when the process started.
+    """
     if sys.platform != "linux":
         return
     try:
@@ -135,10 +128,7 @@ class Processes:
     """The processes of a federation; a context manager that leaves none behind.
 
     They are forked from one server process that has imported all code once, so that they start quickly and
-    share its memory.
-
-    Args:
-        configurations: one file per process.
+    share its memory. Each has a configuration file.
     """
 
     def __init__(self, configurations: Iterable[Path]) -> None:

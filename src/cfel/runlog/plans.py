@@ -101,11 +101,7 @@ def write_plan(directory: Path, plan: PlanTable) -> None:
 
 
 def read_plan(directory: Path, global_round: int) -> PlanTable:
-    """Reads the table of one global round.
-
-    Raises:
-        StorageError: it is missing or damaged.
-    """
+    """Reads the table of one global round; a `StorageError` says if it is missing or damaged."""
     path = plan_path(directory, global_round)
     check_directory(path.parent)
     content = read_bytes(path)

@@ -18,7 +18,7 @@ from cfel.api.export import load_module
 from cfel.experiment import Experiment, load_directory_experiment
 from cfel.extras import MissingExtraError, explain_missing_extra
 from cfel.plugins import BUILT_IN_ONLY, CodePolicy
-from cfel.report.load import SWEEP_FILE, Run, find_target, group_by_scheme, load_all, load_run, name_setting
+from cfel.report.load import SWEEP_FILE, Run, find_target, group_by_scheme, load_run, load_runs, name_setting
 from cfel.report.summary import list_overruns, measure, summarise
 from cfel.runlog import PlanTable, RoundRecord
 from cfel.runlog.plans import column_names
@@ -278,7 +278,7 @@ class Tuning(RunSet):
 
 def load_run_set(path: Path, code: CodePolicy = BUILT_IN_ONLY) -> Comparison | Sweep:
     """The comparison or the sweep in a directory: those of its runs that have started."""
-    runs = load_all(path)
+    runs = load_runs(path)
     results = tuple(RunResult(run, code=code) for run in runs)
     return (Sweep if (path / SWEEP_FILE).exists() else Comparison)(path, results, find_target(path, runs))
 

@@ -15,8 +15,8 @@ from tests.control.instances import CIFAR, paper_problem
 
 def prove_uniform(problem: RoundProblem, rho: float, theta: float) -> Solution:
     """The same ρ and θ for all devices, offered as a solution."""
-    plan = (np.full(problem.devices, value) for value in (rho, theta))
-    found = Proposal(*plan, lower_bound=0.0, multiplier=0.0, method="joint")
+    plan = [np.full(problem.devices, value) for value in (rho, theta)]
+    found = Proposal(plan[0], plan[1], lower_bound=0.0, multiplier=0.0, method="joint")
     return prove(problem, find_feasible_limits(problem), found)
 
 

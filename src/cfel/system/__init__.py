@@ -63,8 +63,8 @@ _NAMES = {
     "traces": "TraceConditions TraceParameters describe_short_trace read_devices read_trace",
 }
 
+_MODULES = {name: module for module, names in _NAMES.items() for name in names.split()}
+
 if not TYPE_CHECKING:
     # Hidden from type checkers, which would otherwise accept any name.
-    __getattr__, __dir__ = import_on_use(
-        __name__, {name: module for module, names in _NAMES.items() for name in names.split()}
-    )
+    __getattr__, __dir__ = import_on_use(__name__, _MODULES)

@@ -22,14 +22,17 @@ import sys
 from pathlib import Path
 import numpy as np
 from cfel.runlog import *
+from cfel.runlog import checkpoint as checkpoints
+
+checkpoints.SHARD_BYTES = 30_000
 
 path = Path(sys.argv[1])
 if holds_run(path):
-    writer, checkpoint = RunWriter.resume(path, shard_bytes=30_000)
+    writer, checkpoint = RunWriter.resume(path)
 else:
     fleet = FleetDescription(cluster=(0,), edges=(), mixing=((1.0,),))
     writer, checkpoint = RunWriter.create(path, experiment_toml="", fleet=fleet,
-        environment=describe_environment(), shard_bytes=30_000), None
+        environment=describe_environment()), None
 number = checkpoint.round if checkpoint else 0
 tensors = dict(checkpoint.tensors) if checkpoint else {f"w{i}": np.zeros(3200) for i in range(4)}
 total = checkpoint.state["total"] if checkpoint else 0

@@ -105,7 +105,7 @@ class _Manifest(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     files: tuple[_File, ...]
 
 
-def write_checkpoint(directory: Path, checkpoint: Checkpoint, shard_bytes: int = SHARD_BYTES) -> None:
+def write_checkpoint(directory: Path, checkpoint: Checkpoint, shard_bytes: int | None = None) -> None:
     """Replaces the checkpoint in `directory`; needs space for both until it is done.
 
     Raises:
@@ -117,7 +117,10 @@ def write_checkpoint(directory: Path, checkpoint: Checkpoint, shard_bytes: int =
     prefix = f"generation-{generation:05d}-"
     state = _state_bytes(checkpoint.state)
     try:
-        names = [*_write_shards(directory, prefix, checkpoint.tensors, shard_bytes), f"{prefix}state.json"]
+        names = [
+            *_write_shards(directory, prefix, checkpoint.tensors, shard_bytes or SHARD_BYTES),
+            f"{prefix}state.json",
+        ]
         replace_file(directory / names[-1], state, private=True)
         manifest = _Manifest(
             generation, checkpoint.round, tuple(_describe(directory / name) for name in names)

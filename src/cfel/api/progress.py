@@ -79,7 +79,8 @@ class RunProgress:
 
     def print_line(self, text: str) -> None:
         """Prints a line above the bars."""
-        self._bars.console.print(text, markup=False, highlight=False, soft_wrap=True)
+        # Without emoji: rich imports their table on first use, and Ctrl-C may arrive during that very import.
+        self._bars.console.print(text, markup=False, emoji=False, highlight=False, soft_wrap=True)
 
     def on_round(self, name: str, record: RoundRecord) -> None:
         """Advances the bar of a run."""

@@ -19,7 +19,7 @@ SCHEMES = (
         "p_fedavg",
         "sd_feel",
     ),
-    *("matcha", "oort", "anycost", "fedluck", "nori"),
+    *("matcha", "oort", "anycost", "fedluck", "nori", "static"),
 )
 ALGORITHMS = ("sgd", "adam", "adamw", "fedprox", "scaffold", "feddyn", "fednova", "ditto", "shared_momentum")
 COMPRESSORS = ("topk", "randomk", "jl", "quantise")

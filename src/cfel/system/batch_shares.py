@@ -44,6 +44,10 @@ class BatchShares:
         """The samples that a share ρ pays for, at least two (or all, of a batch of one)."""
         return int(self._count(rho))
 
+    def price_samples(self, samples: int) -> float:
+        """The share ρ of a step that so many samples cost."""
+        return float(self._price(np.asarray(samples)))
+
     def round_down(self, rho: ArrayLike) -> FloatArray:
         """The shares that whole samples cost: at most ρ, unless even the smallest batch costs more."""
         return self._price(self._count(rho))

@@ -10,6 +10,7 @@ from cfel.control import Budget, Observation, RoundPlan, SchemeParameters, build
 from cfel.control.planning import choose_best, list_pairs
 from cfel.control.schemes.oort import Options, rate
 from cfel.errors import InputError
+from cfel.system.batch_shares import BatchShares
 from cfel.system.conditions import Conditions
 from tests.control.schemes.test_schemes import CLUSTERS, DEVICES, joules, observation, plan, seconds
 
@@ -185,3 +186,49 @@ def test_where_nothing_fits_the_cheapest_pair_is_taken() -> None:
     best, fits = choose_best(seen, pairs, pairs.rho, none, none)
     assert not fits.any()
     assert set(best.tolist()) == {0}
+
+
+# A static plan
+
+
+def plan_static(seen: Observation, steps: str = "small_batches", **options: Any) -> RoundPlan:
+    scheme = build_scheme(SchemeParameters(name="static", steps=steps, options=options))
+    return scheme.plan(scheme.init(), seen)[0]
+
+
+def test_a_static_plan_is_the_same_for_all_and_only_clocks_differ() -> None:
+    """10 of 50 samples with a fixed part of 0.05 cost 0.05 + 0.95/5 = 0.24 of a step."""
+    seen = alike(mu=np.linspace(10.0, 40.0, DEVICES), small_batches=BatchShares(50, 0.05))
+    made = plan_static(seen, samples=10, theta=0.1)
+    assert made.rho.tolist() == pytest.approx([0.24] * DEVICES)
+    assert made.theta.tolist() == [0.1] * DEVICES
+    assert made.speed is not None
+    assert made.speed[0] < 1.0
+    assert made.speed[-1] == 1.0
+
+
+def test_a_static_plan_without_samples_takes_whole_batches() -> None:
+    made = plan_static(alike(), steps="local", theta=0.3)
+    assert made.rho.tolist() == [1.0] * DEVICES
+    assert made.theta.tolist() == [0.3] * DEVICES
+
+
+def test_a_static_plan_ignores_budgets_and_absent_devices() -> None:
+    seen = alike(budget=Budget(1.0, 1.0))
+    away = replace(seen.conditions, available=np.arange(DEVICES) > 0)
+    made = plan_static(replace(seen, conditions=away), steps="local")
+    assert made.rho.tolist() == [0.0] + [1.0] * (DEVICES - 1)
+
+
+@pytest.mark.parametrize(
+    ("steps", "samples", "words"),
+    [
+        ("local", 10, "small_batches"),
+        ("small_batches", 51, "a batch has 50"),
+        ("small_batches", 1, "samples = 1"),
+    ],
+)
+def test_samples_that_a_static_plan_cannot_take(steps: str, samples: int, words: str) -> None:
+    seen = alike(small_batches=BatchShares(50, 0.05) if steps == "small_batches" else None)
+    with pytest.raises(InputError, match=words):
+        plan_static(seen, steps=steps, samples=samples)

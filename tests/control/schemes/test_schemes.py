@@ -259,9 +259,10 @@ def test_plan_is_pure_and_its_state_is_json(name: str) -> None:
 @pytest.mark.parametrize("name", SCHEMES)
 def test_a_scheme_states_whether_it_chooses_theta(name: str) -> None:
     """The others send everything even where budgets are tight; with θ_min = 1 nobody has a choice."""
-    choosing = ("hcef", "hcef_plus", "cef_c", "anycost", "fedluck", "nori")
+    choosing = ("hcef", "hcef_plus", "cef_c", "anycost", "fedluck", "nori", "static")
     assert build_scheme(SchemeParameters(name=name)).chooses_theta == (name in choosing)
-    assert not build_scheme(SchemeParameters(name=name, theta_min=1.0)).chooses_theta
+    pinned = {"options": {"theta": 1.0}} if name == "static" else {"theta_min": 1.0}
+    assert not build_scheme(SchemeParameters(name=name, **pinned)).chooses_theta
     theta = plan(name, observation(share=0.3)).theta
     assert name in choosing or set(theta.tolist()) <= {0.0, 1.0}
 

@@ -16,6 +16,7 @@ from cfel.control.schemes.fedluck import fedluck
 from cfel.control.schemes.hcef_plus import hcef_plus
 from cfel.control.schemes.nori import nori
 from cfel.control.schemes.oort import oort
+from cfel.control.schemes.static import static
 from cfel.cost import cluster_seconds, device_seconds
 from cfel.errors import InputError
 from cfel.plugins import BUILT_IN_ONLY, CodePolicy, resolve
@@ -30,6 +31,7 @@ SCHEMES: Mapping[str, SchemeBuilder] = MappingProxyType(
         "anycost": anycost,
         "fedluck": fedluck,
         "nori": nori,
+        "static": static,
     }
 )
 

@@ -1,7 +1,8 @@
 """The same plan for every device in every round: the simplest rival of a scheme that plans.
 
 Everything but the plan is HCEF+'s: error feedback, gossip after every edge round in two steps, slow clocks.
-What a scheme brings beyond training options is what it gains over the best static plan. Budgets are ignored; a run ends when they are used up (`rounds.stop = "budget"`).
+What a scheme brings beyond training options is what it gains over the best static plan. Budgets are ignored;
+a run ends when they are used up (`rounds.stop = "budget"`).
 """
 
 from dataclasses import dataclass

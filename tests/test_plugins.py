@@ -30,7 +30,7 @@ def installed(monkeypatch: pytest.MonkeyPatch, value: str) -> None:
     """Pretends that a package offers a scheme called `theirs`."""
 
     def points(group: str) -> list[EntryPoint]:
-        return [EntryPoint("theirs", value, group)] if group == "cfel.scheme" else []
+        return [EntryPoint("theirs", value, group)] if group in ("cfel.scheme", "cfel.edge_optimiser") else []
 
     monkeypatch.setattr(plugins, "entry_points", points)
 
@@ -44,6 +44,12 @@ def test_an_entry_point(monkeypatch: pytest.MonkeyPatch) -> None:
         plugins.resolve("model", "theirs", BUILTIN, code=plugins.ANY_CODE)
     with pytest.raises(InputError, match="did you mean 'theirs'"):
         plugins.resolve("scheme", "their", BUILTIN, code=plugins.ANY_CODE)
+
+
+def test_an_entry_point_of_a_part_with_two_words(monkeypatch: pytest.MonkeyPatch) -> None:
+    """The name of a group of entry points has no space."""
+    installed(monkeypatch, "math:sqrt")
+    assert plugins.resolve("edge optimiser", "theirs", BUILTIN, code=plugins.ANY_CODE) is math.sqrt
 
 
 @pytest.mark.parametrize("value", ["no_such_module_anywhere:f", "math:no_such_function"])

@@ -22,9 +22,9 @@ from cfel.deployment.measurement.energy_counters import SYSFS, EnergyCounter, Pa
 from cfel.deployment.measurement.gpu_counter import find_gpu_counter
 from cfel.errors import InputError, UnreachableError, describe_error
 from cfel.experiment import Experiment
+from cfel.learning.device import device_update
 from cfel.learning.device_messages import DeviceOrder, DeviceState
 from cfel.learning.local.workspace import Workspace
-from cfel.learning.roles import device_update
 from cfel.learning.torch_state import prepare_thread
 from cfel.system.device_classes import FIGURES, REQUIRED, DescribedClass, DeviceClass, HardwareConditions
 from cfel.world import World

@@ -92,7 +92,7 @@ def resolve(
         module, _, attribute = name.partition(":")
         found = _load(kind, name, lambda: getattr(importlib.import_module(module), attribute))
     else:
-        installed = {point.name: point for point in entry_points(group=f"cfel.{kind}")}
+        installed = {point.name: point for point in entry_points(group=f"cfel.{kind.replace(' ', '_')}")}
         if name not in installed:
             known = unknown_name(kind, name, [*builtin, *installed, "module:function"])
             raise InputError(f"{known}{_suggest_colon(name)}")

@@ -5,7 +5,7 @@ from dataclasses import dataclass, field
 from cfel.control.setting import Setting
 from cfel.learning.compressors import Compressor
 from cfel.learning.device_messages import DeviceState
-from cfel.learning.edge_update import EdgeRules
+from cfel.learning.edge import EdgeRules
 from cfel.learning.local.parameters import TrainingParameters
 from cfel.learning.models.flat import FlatModel
 from cfel.learning.task import DeviceData, Task

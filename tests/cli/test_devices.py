@@ -2,7 +2,7 @@
 
 from pathlib import Path
 
-from cfel.experiment.files import load_experiment
+from cfel.experiment.experiment import load_experiment
 from cfel.system import DEVICE_CLASSES, HardwareConditions
 from tests.cli.conftest import Run
 from tests.system.devices.test_power_profile import PROFILE

@@ -15,7 +15,7 @@ from cfel.deployment.security.identity import Identity
 from cfel.launch.federation import LaunchOptions, launch_federation
 from cfel.launch.node import read_node
 from cfel.launch.processes import Processes
-from cfel.learning.edge_update import read_edge_models
+from cfel.learning.edge import read_edge_models
 from cfel.learning.models.flat import model_sha256
 from cfel.runlog import RoundRecord, RunDirectory
 from cfel.status import Status

@@ -7,16 +7,22 @@ import torch
 from torch import Tensor
 
 from cfel.errors import InputError
-from cfel.learning.aggregation import AggregationParameters
 from cfel.learning.compressors import DenseUpdate, compressor
+from cfel.learning.device import device_update
 from cfel.learning.device_messages import DeviceReport, DeviceState
+from cfel.learning.edge import (
+    AggregationParameters,
+    EdgeRules,
+    build_optimiser,
+    build_rules,
+    update_edge_model,
+    weighted_model,
+)
 from cfel.learning.edge_rule import read_memory
-from cfel.learning.edge_update import EdgeRules, build_optimiser, build_rules, update_edge_model
 from cfel.learning.local.algorithms import build_algorithm
 from cfel.learning.local.parameters import LocalParameters, TrainingParameters
 from cfel.learning.local.workspace import Workspace
 from cfel.learning.models.flat import FlatModel
-from cfel.learning.roles import device_update, weighted_model
 from cfel.learning.task import Task, initial_model
 from tests.learning.conftest import Make, Spread
 

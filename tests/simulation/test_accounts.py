@@ -7,8 +7,8 @@ import pytest
 import torch
 
 from cfel.experiment import Experiment
+from cfel.learning.device import device_update
 from cfel.learning.local.workspace import Workspace
-from cfel.learning.roles import device_update
 from cfel.rounds.kernel import EdgeRoundOutcome
 from cfel.simulation import RunState, initial_state
 from cfel.simulation.loop import run_edge_round

@@ -18,9 +18,10 @@ from cfel.learning.device_messages import DeviceReport, DeviceState
 from cfel.learning.models.flat import FlatModel
 from cfel.runlog import RoundRecord, RunDirectory
 from cfel.simulation import Executor, RunState, initial_state
-from cfel.simulation.buffered import EdgeRoundOrders, find_busy, run_buffered, take_first
+from cfel.simulation.buffered import find_busy, run_buffered, take_first
 from cfel.simulation.executors import Job, JobResult
 from cfel.simulation.state import (
+    EdgeRoundOrders,
     PendingUpdate,
     from_checkpoint,
     pending_tensors,

@@ -4,7 +4,7 @@ from dataclasses import replace
 
 import pytest
 
-from cfel.learning.edge_update import mean_model
+from cfel.learning.edge import mean_model
 from cfel.learning.evaluate import evaluate
 from cfel.learning.local.workspace import Workspace
 from cfel.runlog import WALL_CLOCK_FIELDS

@@ -9,8 +9,9 @@ import torch
 
 from cfel.control import SchemeParameters, build_scheme
 from cfel.experiment import Experiment
+from cfel.learning.device import device_update
+from cfel.learning.edge import edge_aggregate, gossip_mix
 from cfel.learning.local.workspace import Workspace
-from cfel.learning.roles import device_update, edge_aggregate, gossip_mix
 from cfel.rounds.kernel import EdgeRoundOutcome
 from cfel.simulation import RunState, initial_state, simulate
 from cfel.simulation.loop import run_edge_round

@@ -3,7 +3,7 @@
 from collections.abc import Iterator, Sequence
 from dataclasses import replace
 
-from cfel.learning.aggregation import ScaledUpdate
+from cfel.learning.edge import ScaledUpdate
 from cfel.simulation import PoolExecutor, initial_state, simulate
 from cfel.simulation.executors import Job, JobResult
 from tests.simulation.drive import outcomes, tiny

@@ -12,8 +12,8 @@ from torch import Tensor
 
 from cfel.arrays import FloatArray
 from cfel.experiment import Experiment
+from cfel.learning.edge import gossip_mix
 from cfel.learning.models.flat import FlatModel
-from cfel.learning.roles import gossip_mix
 from cfel.simulation import loop
 from tests.simulation.drive import column, outcomes, parameters_of, records, timeless, tiny
 

@@ -13,7 +13,7 @@ from cfel.durable import check_directory, translate_parse_errors
 from cfel.errors import InputError, RunDirectoryError, StorageError, unknown_name
 from cfel.experiment import Experiment, load_directory_experiment
 from cfel.learning.device_messages import DeviceState
-from cfel.learning.edge_update import mean_model, read_edge_models
+from cfel.learning.edge import mean_model, read_edge_models
 from cfel.learning.local.algorithms import build_algorithm
 from cfel.learning.models.files import save_model, save_onnx
 from cfel.learning.models.flat import FlatModel

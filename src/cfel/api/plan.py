@@ -17,9 +17,8 @@ from cfel.api.fleet_file import NamedProblem, OptionName, RunLength, make_length
 from cfel.arrays import FloatArray
 from cfel.control import solve
 from cfel.control.caps import Budget, Rounds
-from cfel.control.limits import MOST_SENTENCES
 from cfel.control.planning import plan_by_scheme
-from cfel.control.problem import RoundProblem, Unreachable
+from cfel.control.problem import MOST_SENTENCES, RoundProblem, Unreachable
 from cfel.control.scheme import Observation, RoundPlan, Scheme, SchemeBuilder, SchemeParameters
 from cfel.control.schemes import build_scheme
 from cfel.control.solution import ROUNDING, Solution

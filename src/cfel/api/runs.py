@@ -42,7 +42,7 @@ from cfel.experiment import Experiment, experiment_toml, load_experiment, parse_
 from cfel.experiment.document import MAIN_KEYS
 from cfel.experiment.experiment import to_document
 from cfel.extras import explain_missing_extra
-from cfel.learning.edge_update import mean_model
+from cfel.learning.edge import mean_model
 from cfel.plugins import ANY_CODE, NOT_FROM_DIRECTORIES, import_from, name_variants, parse_variants
 from cfel.report.load import SWEEP_FILE, Run, load_run, load_runs, name_setting
 from cfel.report.summary import summarise, write_summary
@@ -165,7 +165,7 @@ def run(
         RunDirectoryError: the directory holds a run and `resume` is not set, or a run of another experiment.
         KeyboardInterrupt: Ctrl-C was pressed; the run ended after its round, with a checkpoint.
     """
-    one = read_experiment(experiment)
+    one = find_experiment(experiment)
     path = Path("runs") / one.name if out is None else Path(out)
     options = make_options(track, ray_address, resume)
     if on_round is not None:
@@ -180,7 +180,7 @@ def simulate(experiment: Source) -> "Simulation":
 
     Nothing is written to disk. The object also shows the plans and the model of the last round.
     """
-    return Simulation(read_experiment(experiment))
+    return Simulation(find_experiment(experiment))
 
 
 def compare(
@@ -217,7 +217,7 @@ def compare(
     several = [experiment] if isinstance(experiment, Experiment | str | PathLike) else experiment
     if not several:
         raise InputError("compare: give at least one experiment")
-    bases = [read_experiment(each) for each in several]
+    bases = [find_experiment(each) for each in several]
     path = Path("runs") / f"{bases[0].name}-compared" if out is None else Path(out)
     runs = plan_comparison(bases, [schemes] if isinstance(schemes, str) else schemes, seeds, path)
     options = make_options(track, ray_address, resume)
@@ -248,7 +248,7 @@ def sweep(
         ray_address: the cluster to use with engine "ray"; None starts one on this machine.
         track: trackers to report every run to, as in `run`.
     """
-    base = read_experiment(experiment)
+    base = find_experiment(experiment)
     path = Path("runs") / f"{base.name}-sweep" if out is None else Path(out)
     runs = plan_sweep(base, over, [base.seed] if seeds is None else seeds, path)
     options = make_options(track, ray_address, resume=True)
@@ -288,7 +288,7 @@ def tune(
         InputError: a range or seed is not allowed, or the directory has trials of another experiment.
         MissingExtraError: Optuna is not installed.
     """
-    base = read_experiment(experiment)
+    base = find_experiment(experiment)
     path = Path("runs") / f"{base.name}-tuned" if out is None else Path(out)
     options = make_options(track, ray_address, resume=True)
     chosen = tuple(dict.fromkeys([base.seed + SEED_DISTANCE] if seeds is None else seeds))
@@ -341,7 +341,7 @@ def load(path: str | PathLike[str], *, trust: bool = False, **changes: Any) -> A
     return load_result(place, code=code) if holds_run(place) else load_run_set(place, code)
 
 
-def read_experiment(source: Source) -> Experiment:
+def find_experiment(source: Source) -> Experiment:
     """The experiment itself, or the one in a file."""
     loaded = source if isinstance(source, Experiment) else load(source)
     if not isinstance(loaded, Experiment):

@@ -17,7 +17,7 @@ from cfel.cli.arguments import (
     parse_names,
 )
 from cfel.cli.output import new_table, print_json, print_report_path, print_table
-from cfel.cli.run import add_experiment_argument, add_run_options, read_experiment, select_run_options
+from cfel.cli.run import add_experiment_argument, add_run_options, load_from_arguments, select_run_options
 from cfel.experiment import Experiment
 from cfel.report.summary import Overrun
 
@@ -51,7 +51,7 @@ def register(commands: Commands, name: str) -> None:
 
 def run(arguments: argparse.Namespace) -> int:
     """Runs all schemes and prints the table."""
-    experiment = read_experiment(arguments)
+    experiment = load_from_arguments(arguments)
     return compare_and_print(experiment, arguments)
 
 

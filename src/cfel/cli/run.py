@@ -75,7 +75,7 @@ def select_run_options(arguments: argparse.Namespace) -> dict[str, Any]:
     return {"ray_address": arguments.ray_address, "track": arguments.track}
 
 
-def read_experiment(arguments: argparse.Namespace) -> Experiment:
+def load_from_arguments(arguments: argparse.Namespace) -> Experiment:
     """Loads the experiment and applies --set and --engine; user-defined code is imported from its folder."""
     # User-defined parts usually lie beside the experiment that names them.
     import_from(arguments.experiment.parent)
@@ -110,7 +110,7 @@ def replace_engine(experiment: Experiment, engine: str | None) -> Experiment:
 
 def run(arguments: argparse.Namespace) -> int:
     """Runs the simulation and prints the result."""
-    experiment = read_experiment(arguments)
+    experiment = load_from_arguments(arguments)
     out: Path = arguments.out or Path("runs") / experiment.name
     if holds_run(out) and not arguments.resume:
         raise RunDirectoryError(_describe_existing_run(out, experiment))

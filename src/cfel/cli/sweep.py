@@ -17,7 +17,7 @@ from cfel.cli.arguments import (
 )
 from cfel.cli.compare import describe_target, format_costs, format_end
 from cfel.cli.output import new_table, print_json, print_report_path, print_table
-from cfel.cli.run import add_experiment_argument, add_run_options, read_experiment, select_run_options
+from cfel.cli.run import add_experiment_argument, add_run_options, load_from_arguments, select_run_options
 from cfel.errors import InputError
 from cfel.experiment.document import parse_assignment
 from cfel.report.load import name_setting
@@ -51,7 +51,7 @@ def register(commands: Commands, name: str) -> None:
 def run(arguments: argparse.Namespace) -> int:
     """Runs all combinations and prints the table."""
     over = dict(map(parse_values, arguments.over))
-    experiment = read_experiment(arguments)
+    experiment = load_from_arguments(arguments)
     sweep = cfel.sweep(
         experiment,
         over,

@@ -17,7 +17,7 @@ from cfel.cli.arguments import (
     parse_positive_integer,
 )
 from cfel.cli.output import new_table, print_json, print_table
-from cfel.cli.run import add_experiment_argument, add_run_options, read_experiment, select_run_options
+from cfel.cli.run import add_experiment_argument, add_run_options, load_from_arguments, select_run_options
 from cfel.cli.sweep import parse_values
 from cfel.wording import plural
 
@@ -54,7 +54,7 @@ def register(commands: Commands, name: str) -> None:
 def run(arguments: argparse.Namespace) -> int:
     """Runs the trials and prints the best values."""
     over = dict(_parse_range(text) for text in arguments.over)
-    experiment = read_experiment(arguments)
+    experiment = load_from_arguments(arguments)
     tuning = cfel.tune(
         experiment,
         over,

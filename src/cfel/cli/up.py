@@ -23,7 +23,7 @@ from cfel.api.results import load_result
 from cfel.cli.arguments import Commands, add_command, add_json_option, add_out_option, add_set_option
 from cfel.cli.node import add_log_options, choose_log_settings
 from cfel.cli.output import new_table
-from cfel.cli.run import add_experiment_argument, print_run_result, read_experiment
+from cfel.cli.run import add_experiment_argument, load_from_arguments, print_run_result
 from cfel.cli.status import Answers, count_devices
 from cfel.deployment.node import Node, ask_status
 from cfel.errors import DeploymentError
@@ -51,7 +51,7 @@ def register(commands: Commands, name: str) -> None:
     add_log_options(parser)
     add_set_option(parser)
     add_json_option(parser)
-    # `read_experiment` looks for --engine, which has no meaning here.
+    # `load_from_arguments` looks for --engine, which has no meaning here.
     parser.set_defaults(run=run, engine=None)
 
 
@@ -71,7 +71,7 @@ def _resume_command(arguments: argparse.Namespace, out: Path) -> str:
 
 def run(arguments: argparse.Namespace) -> int:
     """Runs the federation and prints the result."""
-    experiment = read_experiment(arguments)
+    experiment = load_from_arguments(arguments)
     out: Path = arguments.out or Path("runs") / f"{experiment.name}-up"
     view = FederationView(experiment.rounds.global_rounds)
     with view, defer_interrupt(view.print_line, NOTICE) as interrupted:

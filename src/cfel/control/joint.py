@@ -23,9 +23,8 @@ from itertools import pairwise
 import numpy as np
 
 from cfel.arrays import BoolArray, FloatArray, IndexArray
-from cfel.control.limits import Limits
 from cfel.control.prices import Bracket, search_energy_price
-from cfel.control.problem import RoundProblem
+from cfel.control.problem import Limits, RoundProblem
 from cfel.control.segments import Candidate, PricedFleet, SegmentNumbers
 from cfel.control.solution import Proposal
 

@@ -27,9 +27,8 @@ from dataclasses import dataclass, replace
 import numpy as np
 
 from cfel.arrays import FloatArray, IndexArray
-from cfel.control.limits import SLACK, find_feasible_limits
 from cfel.control.prices import Response, search_energy_price, split_into_blocks
-from cfel.control.problem import RoundProblem
+from cfel.control.problem import SLACK, RoundProblem, find_feasible_limits
 from cfel.control.solution import Proposal, Solution, prove
 from cfel.system.conditions import clock_energy
 

@@ -21,9 +21,8 @@ import numpy as np
 from numpy.typing import NDArray
 
 from cfel.arrays import FloatArray, IndexArray
-from cfel.control.limits import Limits
 from cfel.control.prices import Response, split_into_blocks
-from cfel.control.problem import RoundProblem
+from cfel.control.problem import Limits, RoundProblem
 
 SegmentNumbers = NDArray[np.int8]
 """Per device, the number of the segment it is on."""

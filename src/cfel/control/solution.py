@@ -10,8 +10,7 @@ from dataclasses import dataclass
 import numpy as np
 
 from cfel.arrays import FloatArray
-from cfel.control.limits import Limits
-from cfel.control.problem import RoundProblem
+from cfel.control.problem import Limits, RoundProblem
 from cfel.errors import CfelError
 
 # How much a limit may be exceeded by rounding, relative to the limit.

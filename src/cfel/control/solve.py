@@ -12,9 +12,8 @@ from numpy.typing import ArrayLike
 
 from cfel.arrays import FloatArray
 from cfel.control.joint import interpolate_rho, solve_joint
-from cfel.control.limits import Limits, find_feasible_limits
 from cfel.control.prices import search_energy_price
-from cfel.control.problem import RoundProblem
+from cfel.control.problem import Limits, RoundProblem, find_feasible_limits
 from cfel.control.segments import DeviceTerms, PricedFleet
 from cfel.control.solution import Solution, prove
 from cfel.errors import InputError, unknown_name

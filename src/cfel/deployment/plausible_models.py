@@ -10,8 +10,8 @@ import math
 from torch import Tensor
 
 from cfel.errors import RejectedError
-from cfel.learning.aggregation import norm, update_norm
 from cfel.learning.compressors import Update
+from cfel.learning.edge import norm, update_norm
 from cfel.learning.models.flat import FlatModel
 
 MOST_LENGTHS = 100.0

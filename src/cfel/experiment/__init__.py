@@ -4,8 +4,8 @@ Each package defines the parameters of its own section. This one reads the table
 rejects unknown keys.
 """
 
-from cfel.experiment.experiment import Experiment
-from cfel.experiment.files import (
+from cfel.experiment.experiment import (
+    Experiment,
     digest_shared_parts,
     experiment_toml,
     load_directory_experiment,

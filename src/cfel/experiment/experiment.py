@@ -4,6 +4,8 @@ Loads data and builds models and schemes, but runs nothing. Files are read in `f
 their names in `python_parts`.
 """
 
+import hashlib
+import json
 import tomllib
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, fields, replace
@@ -13,6 +15,7 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
+import tomli_w
 
 from cfel import validation
 from cfel.arrays import IntArray
@@ -20,12 +23,14 @@ from cfel.control import Budget, Rounds, Scheme, SchemeParameters, Setting, buil
 from cfel.control.setting import choose_links, weight_backhaul
 from cfel.cost import backhaul_seconds
 from cfel.deployment.parameters import DeploymentParameters
-from cfel.errors import ExperimentError, InputError, unknown_name
+from cfel.durable import read_bytes
+from cfel.errors import ExperimentError, InputError, describe_error, unknown_name
 from cfel.experiment.document import (
     Table,
     check_table,
     keys_of,
     merge,
+    parse_assignment,
     parse_section,
     reject_unknown,
     resolve_paths,
@@ -33,6 +38,7 @@ from cfel.experiment.document import (
 )
 from cfel.experiment.python_parts import Part, name_objects
 from cfel.experiment.sections import (
+    FILE_NAMES,
     PATHS,
     PRESETS,
     BudgetParameters,
@@ -43,14 +49,13 @@ from cfel.experiment.sections import (
     parse_fleet,
     reject_short_trace,
 )
-from cfel.learning.aggregation import AggregationParameters
 from cfel.learning.compressors import Compressor, compressor
 from cfel.learning.data import BUILTIN as DATA_SETS
 from cfel.learning.data import DataSet, load
 from cfel.learning.data.images import augmentation
 from cfel.learning.data.partition import hold_out, partition
 from cfel.learning.device_messages import DeviceState
-from cfel.learning.edge_update import EdgeRules, build_rules
+from cfel.learning.edge import AggregationParameters, EdgeRules, build_rules
 from cfel.learning.local.algorithm import LocalAlgorithm
 from cfel.learning.local.algorithms import build_algorithm
 from cfel.learning.local.parameters import LocalParameters, TrainingParameters
@@ -59,11 +64,12 @@ from cfel.learning.models.builders import model_builder
 from cfel.learning.models.files import load_model
 from cfel.learning.models.flat import FlatModule
 from cfel.learning.task import DeviceData, Task, check_batches, check_task, count_parameters, load_custom_task
-from cfel.plugins import ANY_CODE, CodePolicy
+from cfel.plugins import ANY_CODE, BUILT_IN_ONLY, CodePolicy
 from cfel.rounds.dry_run import compute_use
 from cfel.rounds.parameters import SimulationParameters, check_buffering, choose_engine
 from cfel.system import FleetParameters, TopologyParameters, build_backhaul, build_fleet
 from cfel.system.batch_shares import BatchShares
+from cfel.validation import parse_toml
 from cfel.world import World
 
 DEFAULT_ROUNDS = 40
@@ -427,3 +433,120 @@ def _change_document(document: Table, changes: Mapping[str, Any]) -> tuple[Table
             objects |= found
         document = merge(document, resolve_paths({first: change}, Path.cwd(), PATHS))
     return document, objects
+
+
+# Experiment files: read one over its preset with every key checked, and write it with every default.
+
+
+# Keys that may differ between the nodes of a federation.
+NODE_KEYS = (
+    *FILE_NAMES,
+    *(("preset",), ("name",)),
+    *(("simulation", key) for key in ("workers", "checkpoint_every", "engine", "device")),
+)
+_MAX_BYTES = 64 * 1024**2
+
+
+def load_experiment(
+    path: str | Path, changes: Sequence[str] = (), code: CodePolicy = BUILT_IN_ONLY
+) -> Experiment:
+    """Reads an experiment file.
+
+    Args:
+        path: the TOML file.
+        changes: assignments like "rounds.global=3" that override the file. File names in them are relative
+            to the current folder, those in the file to the file's folder.
+        code: whether names in it may refer to code from outside the package.
+
+    Raises:
+        ExperimentError: the file cannot be read, or a key or value is unknown or not allowed.
+    """
+    try:
+        content = Path(path).read_bytes()
+    except OSError as error:
+        raise ExperimentError(f"{path}: cannot be read: {describe_error(error)}") from error
+    return _read_experiment(content, path, changes, code)
+
+
+def load_directory_experiment(
+    directory: Path, changes: Sequence[str] = (), code: CodePolicy = BUILT_IN_ONLY
+) -> Experiment:
+    """Reads the experiment in a directory of unknown origin: the file must not be a link or a pipe.
+
+    Otherwise like `load_experiment`; a file that cannot be read is a `StorageError`.
+    """
+    path = directory / "experiment.toml"
+    return _read_experiment(read_bytes(path, max_bytes=_MAX_BYTES), path, changes, code)
+
+
+def _read_experiment(
+    content: bytes, path: str | Path, changes: Sequence[str], code: CodePolicy
+) -> Experiment:
+    try:
+        document: Table = parse_toml(content.decode())
+    except ValueError as error:
+        raise ExperimentError(f"{path}: cannot be read: {describe_error(error)}") from error
+    # In this order: paths in the file are relative to the file, those in --set to the current folder.
+    document = _apply_changes(resolve_paths(document, Path(path).parent, PATHS), changes)
+    try:
+        return parse_experiment(document, code)
+    except InputError as error:
+        blamed = next((change for change in changes if str(error).startswith(f"{_key(change)} ")), None)
+        place = path if blamed is None else f"--set {blamed}"
+        raise ExperimentError(f"{place}: {error}") from error
+
+
+def _key(change: str) -> str:
+    return change.partition("=")[0].strip()
+
+
+def preset_experiment(name: str, changes: Sequence[str] = (), code: CodePolicy = BUILT_IN_ONLY) -> Experiment:
+    """The experiment of a preset, with changes."""
+    return parse_experiment(_apply_changes({"preset": name}, changes), code)
+
+
+def parse_experiment(document: Table, code: CodePolicy = BUILT_IN_ONLY) -> Experiment:
+    """The experiment that a TOML document describes."""
+    return Experiment(preset="none", **parse_sections(document), code=code)
+
+
+def experiment_toml(experiment: Experiment) -> str:
+    """The experiment as TOML with every default; reading it gives the same experiment."""
+    return tomli_w.dumps(to_document(experiment))
+
+
+def digest_shared_parts(experiment: Experiment) -> dict[str, str]:
+    """A digest of each section that all nodes of a federation must share, by name.
+
+    Paths may differ from host to host, and so may the way in which a node does its work.
+    """
+    document = tomllib.loads(experiment_toml(experiment))
+    # Deadlines and limits may differ from node to node; where conditions come from changes the plans.
+    document["deployment"] = {"conditions": document["deployment"]["conditions"]}
+    for *path, key in NODE_KEYS:
+        table = document
+        for name in path:
+            table = table.get(name, {})
+        place = table.pop(key, None)
+        # A node may hold its own samples; the content of all other files must be the same everywhere.
+        if (*path, key) in FILE_NAMES and key != "path" and place is not None:
+            table[key] = hashlib.sha256(Path(place).read_bytes()).hexdigest()
+    return {
+        name: hashlib.sha256(json.dumps(_to_floats(part), sort_keys=True).encode()).hexdigest()[:16]
+        for name, part in document.items()
+    }
+
+
+def _to_floats(value: Any) -> Any:  # noqa: ANN401 — any value of a TOML document
+    """The value with all numbers as floats: 1 and 1.0 are the same experiment."""
+    if isinstance(value, dict):
+        return {key: _to_floats(each) for key, each in value.items()}
+    if isinstance(value, list):
+        return [_to_floats(each) for each in value]
+    return float(value) if type(value) is int else value
+
+
+def _apply_changes(document: Table, changes: Sequence[str]) -> Table:
+    for change in changes:
+        document = merge(document, resolve_paths(parse_assignment(change), Path.cwd(), PATHS))
+    return document

@@ -25,7 +25,7 @@ from cfel.experiment import Experiment, experiment_toml
 from cfel.launch.logs import LogSettings
 from cfel.launch.node import NodeFile, write_node
 from cfel.launch.processes import STOP_SECONDS, Processes
-from cfel.learning.edge_update import edge_tensors
+from cfel.learning.edge import edge_tensors
 from cfel.rounds.kernel import is_over
 from cfel.rounds.parameters import reject_buffering
 from cfel.rounds.run_directory import RunRequest, open_run

@@ -4,7 +4,7 @@ from dataclasses import dataclass
 
 from cfel import validation
 from cfel.errors import InputError, unknown_name
-from cfel.learning.aggregation import AggregationParameters
+from cfel.learning.edge import AggregationParameters
 from cfel.learning.local.algorithm import LocalAlgorithm
 from cfel.learning.local.batched import find_obstacle
 from cfel.world import Evaluations, World

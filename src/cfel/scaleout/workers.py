@@ -42,6 +42,7 @@ from cfel import __version__
 from cfel.arrays import IntArray
 from cfel.errors import ScaleoutError
 from cfel.learning.compressors import Compressor
+from cfel.learning.device import device_estimate, device_update
 from cfel.learning.device_messages import DeviceOrder, DeviceState
 from cfel.learning.evaluate import Evaluation, evaluate
 from cfel.learning.local.algorithms import find_algorithm
@@ -49,7 +50,6 @@ from cfel.learning.local.estimates import Estimates
 from cfel.learning.local.parameters import TrainingParameters
 from cfel.learning.local.workspace import Workspace
 from cfel.learning.models.flat import FlatModel
-from cfel.learning.roles import device_estimate, device_update
 from cfel.learning.task import DeviceData, Task
 from cfel.learning.torch_state import prepare_process, prepare_thread
 from cfel.rounds.parameters import SimulationParameters

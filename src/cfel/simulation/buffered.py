@@ -17,50 +17,19 @@ import heapq
 import math
 from collections.abc import Iterator, Sequence
 from dataclasses import replace
-from typing import NamedTuple
 
 import numpy as np
 
 from cfel.arrays import BoolArray, FloatArray
-from cfel.control.scheme import RoundPlan
 from cfel.control.setting import Setting
 from cfel.cost import NO_DEVICE, EdgeRoundCost, Ledger, device_seconds
-from cfel.learning.aggregation import ScaledUpdate
 from cfel.learning.device_messages import DeviceReport
-from cfel.learning.edge_update import update_edge_model
+from cfel.learning.edge import ScaledUpdate, update_edge_model
 from cfel.learning.models.flat import FlatModel
-from cfel.rounds.kernel import DeviceWork, EdgeRoundOutcome, compute_outcome, device_weights, make_order
-from cfel.simulation.executors import Executor, Job
-from cfel.simulation.state import PendingUpdate, RunState
-from cfel.system import Conditions
+from cfel.rounds.kernel import DeviceWork, EdgeRoundOutcome, compute_outcome, device_weights
+from cfel.simulation.executors import Executor
+from cfel.simulation.state import EdgeRoundOrders, PendingUpdate, RunState
 from cfel.world import World
-
-
-class EdgeRoundOrders(NamedTuple):
-    """What begins in an edge round.
-
-    Attributes:
-        number: of the edge round, counted through the whole run.
-        conditions: of the devices that begin now.
-        plan: what these are asked.
-        rate: share of the learning rate.
-    """
-
-    number: int
-    conditions: Conditions
-    plan: RoundPlan
-    rate: float
-
-    def make_jobs(self, world: World, state: RunState) -> list[Job]:
-        """The orders with the devices' states, by device and therefore by cluster."""
-        setting, (rho, theta) = world.setting, (self.plan.rho.tolist(), self.plan.theta.tolist())
-        place = divmod(self.number, setting.rounds.edge_rounds)
-        jobs = []
-        for n in np.flatnonzero(self.conditions.available).tolist():
-            model = state.models[setting.fleet.cluster[n]]
-            order = make_order(setting, *place, n, rho[n], theta[n], model, self.rate)
-            jobs.append((order, state.devices[n]))
-        return jobs
 
 
 def find_busy(pending: Sequence[PendingUpdate], devices: int) -> BoolArray:

@@ -16,6 +16,7 @@ from types import TracebackType
 from typing import Any, Protocol, Self, TypeVar
 
 from cfel.errors import InputError
+from cfel.learning.device import device_estimate, device_update
 from cfel.learning.device_messages import DeviceOrder, DeviceReport, DeviceState
 from cfel.learning.evaluate import Evaluation, evaluate
 from cfel.learning.local.algorithms import find_algorithm
@@ -23,7 +24,6 @@ from cfel.learning.local.batched import device_updates_batched, find_obstacle
 from cfel.learning.local.estimates import Estimates
 from cfel.learning.local.workspace import Workspace
 from cfel.learning.models.flat import FlatModel
-from cfel.learning.roles import device_estimate, device_update
 from cfel.learning.torch_state import prepare_process, prepare_thread
 from cfel.rounds.parameters import SimulationParameters
 from cfel.simulation.worker_process import WorkerProcess, can_fork

@@ -16,12 +16,11 @@ import numpy as np
 
 from cfel.errors import DivergedError
 from cfel.learning.device_messages import DeviceReport, DeviceState
-from cfel.learning.edge_update import mean_model, update_edge_model
+from cfel.learning.edge import gossip_mix, mean_model, update_edge_model
 from cfel.learning.evaluate import Evaluation, summarise_devices
 from cfel.learning.local.algorithms import find_algorithm
 from cfel.learning.local.estimates import refresh_estimates
 from cfel.learning.models.flat import FlatModel, complete_model, model_sha256
-from cfel.learning.roles import gossip_mix
 from cfel.rounds.estimates import combine_estimates, needs_estimates
 from cfel.rounds.kernel import (
     DeviceWork,
@@ -47,9 +46,9 @@ from cfel.rounds.records import (
     measure_each,
     take_means,
 )
-from cfel.simulation.buffered import EdgeRoundOrders, find_busy, run_buffered, work_during_gossip
+from cfel.simulation.buffered import find_busy, run_buffered, work_during_gossip
 from cfel.simulation.executors import Executor, JobResult
-from cfel.simulation.state import RoundOutcome, RunState
+from cfel.simulation.state import EdgeRoundOrders, RoundOutcome, RunState
 from cfel.system import Conditions
 from cfel.world import World
 

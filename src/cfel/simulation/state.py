@@ -6,23 +6,25 @@ It has everything that the loop carries from round to round, and nothing that ca
 import math
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
-from typing import Any
+from typing import Any, NamedTuple
 
 import numpy as np
 import torch
 from torch import Tensor
 
+from cfel.control.scheme import RoundPlan
 from cfel.cost import Ledger
 from cfel.errors import InputError, RunDirectoryError
 from cfel.learning.compressors import DenseUpdate, Update
-from cfel.learning.device_messages import DeviceReport, DeviceState
-from cfel.learning.edge_update import edge_tensors, read_edge_models, read_vector
+from cfel.learning.device_messages import DeviceOrder, DeviceReport, DeviceState
+from cfel.learning.edge import edge_tensors, read_edge_models, read_vector
 from cfel.learning.local.algorithms import find_algorithm
 from cfel.learning.local.estimates import Estimates, stack_estimates, unstack_estimates
 from cfel.learning.models.flat import PARAMETERS, FlatModel
 from cfel.learning.packing import pack_update, unpack_update
-from cfel.rounds.kernel import ControlState, initial_control
+from cfel.rounds.kernel import ControlState, initial_control, make_order
 from cfel.runlog import Checkpoint, PlanTable, RoundRecord
+from cfel.system import Conditions
 from cfel.world import World
 
 
@@ -235,3 +237,30 @@ def _read_memory(tensors: Mapping[str, Any], device: int, world: World) -> dict[
 
 def _optional_vector(tensors: Mapping[str, Any], name: str, size: int) -> Tensor | None:
     return read_vector(tensors, name, size) if name in tensors else None
+
+
+class EdgeRoundOrders(NamedTuple):
+    """What begins in an edge round.
+
+    Attributes:
+        number: of the edge round, counted through the whole run.
+        conditions: of the devices that begin now.
+        plan: what these are asked.
+        rate: share of the learning rate.
+    """
+
+    number: int
+    conditions: Conditions
+    plan: RoundPlan
+    rate: float
+
+    def make_jobs(self, world: World, state: RunState) -> list[tuple[DeviceOrder, DeviceState]]:
+        """The orders with the devices' states, by device and therefore by cluster."""
+        setting, (rho, theta) = world.setting, (self.plan.rho.tolist(), self.plan.theta.tolist())
+        place = divmod(self.number, setting.rounds.edge_rounds)
+        jobs = []
+        for n in np.flatnonzero(self.conditions.available).tolist():
+            model = state.models[setting.fleet.cluster[n]]
+            order = make_order(setting, *place, n, rho[n], theta[n], model, self.rate)
+            jobs.append((order, state.devices[n]))
+        return jobs

@@ -191,7 +191,7 @@ def test_where_nothing_fits_the_cheapest_pair_is_taken() -> None:
 # A static plan
 
 
-def plan_static(seen: Observation, steps: str = "small_batches", **options: Any) -> RoundPlan:
+def plan_static(seen: Observation, steps: Any = "small_batches", **options: Any) -> RoundPlan:
     scheme = build_scheme(SchemeParameters(name="static", steps=steps, options=options))
     return scheme.plan(scheme.init(), seen)[0]
 

@@ -5,7 +5,7 @@ import pytest
 from hypothesis import given, settings
 
 from cfel.control import RoundProblem, Stopping, solve
-from cfel.control.limits import find_feasible_limits
+from cfel.control.problem import find_feasible_limits
 from cfel.control.solve import make_start_feasible, solve_rho, solve_theta
 from cfel.errors import InputError
 from tests.control import reference

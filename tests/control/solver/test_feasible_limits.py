@@ -6,7 +6,7 @@ import numpy as np
 import pytest
 
 from cfel.control import RoundProblem, solve
-from cfel.control.limits import find_feasible_limits
+from cfel.control.problem import find_feasible_limits
 
 
 def problem(**fields: Any) -> RoundProblem:

@@ -6,7 +6,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from cfel.control import RoundProblem, Stopping, solve
-from cfel.control.limits import find_feasible_limits
+from cfel.control.problem import find_feasible_limits
 from cfel.control.solve import solve_alternating
 from tests.control import reference
 from tests.control.instances import CIFAR, FEMNIST, PRESETS, RATIOS, SEEDS, paper_problem

@@ -9,7 +9,7 @@ from hypothesis import assume, example, given, settings
 from hypothesis import strategies as st
 
 from cfel.control import RoundProblem, Solution, solve
-from cfel.control.limits import Limits, find_feasible_limits
+from cfel.control.problem import Limits, find_feasible_limits
 from cfel.control.solve import Method
 from tests.control import reference
 from tests.control.instances import FEMNIST, PAPER, SEEDS, WILD, paper_problem, wild_problem

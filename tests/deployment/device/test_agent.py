@@ -12,8 +12,8 @@ from cfel.cost import realised_seconds
 from cfel.deployment.device import agent as device_agent
 from cfel.deployment.security.identity import Identity
 from cfel.errors import DivergedError, NotAdmittedError, SilentEdgeServerError
+from cfel.learning.device import device_update
 from cfel.learning.device_messages import DeviceOrder
-from cfel.learning.roles import device_update
 from cfel.runlog.plans import read_plan
 from tests.deployment.conftest import deployed
 from tests.deployment.memory_federation import Federation

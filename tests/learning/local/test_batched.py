@@ -8,10 +8,11 @@ import torch
 
 from cfel.errors import InputError
 from cfel.learning.data.images import crop_and_flip
+from cfel.learning.device import device_update
 from cfel.learning.device_messages import DeviceState
+from cfel.learning.edge import edge_aggregate
 from cfel.learning.local.batched import device_updates_batched
 from cfel.learning.local.workspace import Workspace
-from cfel.learning.roles import device_update, edge_aggregate
 from cfel.learning.task import DeviceData, Task, initial_model
 from tests.learning.conftest import Build, Make, Spread, dense
 

@@ -7,13 +7,13 @@ import torch
 from torch import Tensor
 
 from cfel.errors import DivergedError
+from cfel.learning.device import device_estimate, device_update
 from cfel.learning.device_messages import DeviceOrder, DeviceState
 from cfel.learning.local.batched import device_updates_batched
 from cfel.learning.local.estimates import Estimates
 from cfel.learning.local.parameters import LocalParameters
 from cfel.learning.local.training import raise_if_diverged
 from cfel.learning.models.flat import FlatModel
-from cfel.learning.roles import device_estimate, device_update
 from cfel.learning.task import Task, initial_model
 from tests.learning.conftest import Build, Make, Spread
 

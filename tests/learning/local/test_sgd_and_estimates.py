@@ -13,6 +13,7 @@ from torch import Tensor, nn
 from cfel.errors import InputError
 from cfel.learning.compressors import compressor
 from cfel.learning.data import DataSet
+from cfel.learning.device import device_estimate, device_update
 from cfel.learning.device_messages import DeviceOrder, DeviceState
 from cfel.learning.local.algorithms import apply_momentum_step
 from cfel.learning.local.estimates import (
@@ -28,7 +29,6 @@ from cfel.learning.local.parameters import LocalParameters, TrainingParameters
 from cfel.learning.local.training import choose_iterations, draw_batches
 from cfel.learning.local.workspace import Workspace
 from cfel.learning.models.flat import FlatModel
-from cfel.learning.roles import device_estimate, device_update
 from cfel.learning.task import DeviceData, Task
 from cfel.seeding import make_generator
 

@@ -10,11 +10,11 @@ from torch import Tensor, nn
 from torch.nn.utils import parametrizations
 
 from cfel.learning.data import synthetic
+from cfel.learning.device import device_estimate, device_update
 from cfel.learning.device_messages import DeviceState
 from cfel.learning.local.batched import find_obstacle
 from cfel.learning.local.parameters import LocalParameters, TrainingParameters
 from cfel.learning.models.builders import ModelBuilder
-from cfel.learning.roles import device_estimate, device_update
 from cfel.learning.task import DeviceData, Task, initial_model
 from tests import architectures
 from tests.learning.conftest import Build, Make, dense

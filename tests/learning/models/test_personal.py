@@ -7,12 +7,12 @@ import pytest
 import torch
 
 from cfel.errors import InputError
+from cfel.learning.device import device_estimate, device_update
 from cfel.learning.device_messages import DeviceState
 from cfel.learning.local.parameters import LocalParameters
 from cfel.learning.models.builders import mlp
 from cfel.learning.models.files import load_model, named_tensors, save_model
 from cfel.learning.models.flat import PARAMETERS, STATISTICS, complete_model
-from cfel.learning.roles import device_estimate, device_update
 from cfel.learning.task import Task, count_parameters, initial_model
 from tests.learning.conftest import Build, Make, Spread, dense
 from tests.learning.local.algorithms.conftest import make_workspace

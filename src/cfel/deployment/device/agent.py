@@ -44,11 +44,11 @@ from cfel.errors import (
     SilentEdgeServerError,
     UnreachableError,
 )
+from cfel.learning.device import device_estimate, device_update
 from cfel.learning.device_messages import DeviceOrder
 from cfel.learning.local.estimates import refresh_estimates
 from cfel.learning.local.workspace import Workspace
 from cfel.learning.models.flat import FlatModel, complete_model
-from cfel.learning.roles import device_estimate, device_update
 from cfel.learning.task import DeviceData
 from cfel.rounds.kernel import make_order
 from cfel.seeding import make_generator

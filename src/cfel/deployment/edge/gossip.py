@@ -30,11 +30,10 @@ from cfel.deployment.protocol.coordinator_requests import (
 from cfel.deployment.protocol.peer_requests import PeerModelAnswer, PeerModelRequest
 from cfel.deployment.security.identity import Identity
 from cfel.errors import RejectedError
-from cfel.learning.edge_update import mean_model
+from cfel.learning.edge import mean_model, weighted_model
 from cfel.learning.evaluate import evaluate
 from cfel.learning.local.workspace import Workspace
 from cfel.learning.models.flat import FlatModel
-from cfel.learning.roles import weighted_model
 from cfel.rounds.records import measure_each, take_means
 from cfel.world import World
 

@@ -30,7 +30,7 @@ from cfel.deployment.protocol.coordinator_requests import (
 from cfel.deployment.security.identity import Identity
 from cfel.errors import InputError, RejectedError
 from cfel.learning.device_messages import DeviceOrder, DeviceReport
-from cfel.learning.edge_update import update_edge_model
+from cfel.learning.edge import update_edge_model
 from cfel.learning.models.flat import FlatModel
 from cfel.rounds.kernel import device_weights, make_order
 from cfel.world import World

@@ -8,9 +8,9 @@ from cfel.deployment.payloads import read_vector
 from cfel.deployment.plausible_models import check_update
 from cfel.deployment.protocol.device_requests import UploadRequest
 from cfel.errors import InputError, RejectedError
-from cfel.learning.aggregation import ScaledUpdate, update_norm
 from cfel.learning.compressors import Update
 from cfel.learning.device_messages import DeviceOrder, DeviceReport
+from cfel.learning.edge import ScaledUpdate, update_norm
 from cfel.learning.local.estimates import Estimates, check_loss
 from cfel.learning.packing import unpack_update
 

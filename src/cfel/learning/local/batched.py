@@ -19,13 +19,13 @@ from torch.func import functional_call, vmap
 from cfel.arrays import BoolArray, IntArray
 from cfel.errors import CfelError, DivergedError, InputError
 from cfel.learning.compressors import compressor, decode
+from cfel.learning.device import LocalResult, device_update, finish_update
 from cfel.learning.device_messages import DeviceOrder, DeviceReport, DeviceState
 from cfel.learning.local.estimates import Estimates, estimate_from_halves, scale_noise
 from cfel.learning.local.parameters import TrainingParameters
 from cfel.learning.local.training import choose_iterations, count_samples, draw_batches
 from cfel.learning.local.workspace import Workspace
 from cfel.learning.models.flat import PARAMETERS, FlatModel
-from cfel.learning.roles import LocalResult, device_update, finish_update
 from cfel.learning.task import DeviceData, Task
 
 

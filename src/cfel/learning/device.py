@@ -1,35 +1,30 @@
-"""The roles of devices and edge servers: pure functions that simulator and deployment share.
+"""What a device does: pure functions that simulator and deployment share.
 
     device_estimate  estimates σ² and G² at the edge model, before the first plan (`fresh`: before every plan)
     device_update    runs τ local iterations from the edge model and compresses the difference
-    edge_aggregate   adds the weighted mean of the devices' updates to the edge model
-    gossip_mix       replaces each edge model by a weighted average with its neighbours' models
 
 The same arguments give the same bits in every worker: random streams are keyed, sums run in the order of ids,
 and each worker uses one torch thread. The functions change none of their arguments except the workspace,
 which carries nothing from one call to the next, and what a caller gives up (`give_up_state`, `difference`).
-Other rules than the mean are in `aggregation`.
+What edge servers do is in `edge`.
 """
 
 import math
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass, replace
 
 import torch
 from torch import Tensor
 
-from cfel.arrays import FloatArray
-from cfel.errors import InputError
 from cfel.learning.compressors import Update, decode
 from cfel.learning.device_messages import DeviceOrder, DeviceReport, DeviceState
 from cfel.learning.local.algorithm import LocalRun
 from cfel.learning.local.estimates import Estimates
 from cfel.learning.local.training import estimate_from_fresh_batches, raise_if_diverged, train
 from cfel.learning.local.workspace import Workspace
-from cfel.learning.models.flat import PARAMETERS, FlatModel, Tensors
+from cfel.learning.models.flat import PARAMETERS, Tensors
 from cfel.learning.task import DeviceData
 from cfel.learning.top_k import measure_kept_energy
-from cfel.learning.torch_state import map_in_threads
 
 
 def device_estimate(order: DeviceOrder, data: DeviceData, workspace: Workspace) -> Estimates:
@@ -172,76 +167,3 @@ def _compute_residual(difference: Tensor, update: Update, memory: Tensor | None)
     residual = difference.clone() if memory is None else memory.copy_(difference)
     update.add_to(residual, -1.0)
     return residual
-
-
-def edge_aggregate(
-    model: FlatModel, reports: Sequence[DeviceReport], weights: Mapping[int, float] | None = None
-) -> FlatModel:
-    """Adds the weighted mean of the updates to the edge model (Algorithm 1, line 12)."""
-    # Floating-point sums depend on their order, and reports arrive in any.
-    ordered = sorted(reports, key=lambda report: report.device)
-    if not ordered:
-        return model
-    return add_updates(model, ordered, weights_of([report.device for report in ordered], weights))
-
-
-def add_updates(model: FlatModel, reports: Iterable[DeviceReport], weights: Sequence[float]) -> FlatModel:
-    """`edge_aggregate` of a stream of reports: each is used when it arrives, and none is kept."""
-    # Each weight is divided by the total first: then a report is complete once it has been added.
-    total = math.fsum(weights)
-    parameters, buffers = model.parameters.clone(), torch.zeros_like(model.buffers)
-    for report, weight in zip(reports, weights, strict=True):
-        check_fits(model, report)
-        report.update.add_to(parameters, weight / total)
-        # Batch-norm statistics are averaged as they are: they are values, not differences.
-        buffers.add_(report.buffers, alpha=weight / total)
-    return FlatModel(parameters, buffers)
-
-
-def check_fits(model: FlatModel, report: DeviceReport) -> None:
-    """Checks that a report is about a model of this size."""
-    if report.update.size != model.parameters.numel():
-        raise InputError(
-            f"report of device {report.device}: {report.update.size} entries, the model has "
-            f"{model.parameters.numel()}"
-        )
-
-
-def weights_of(devices: Iterable[int], weights: Mapping[int, float] | None) -> list[float]:
-    """The weight of each device, not scaled."""
-    return [1.0 if weights is None else _check_weight(weights, device) for device in devices]
-
-
-def _check_weight(weights: Mapping[int, float], device: int) -> float:
-    weight = weights.get(device, math.nan)
-    if not (weight > 0 and math.isfinite(weight)):
-        raise InputError(f"weights: device {device} must have a positive number, got {weight}")
-    return weight
-
-
-def weighted_model(models: Mapping[int, FlatModel], weights: Mapping[int, float]) -> FlatModel:
-    """Σ over ids of weight · model, summed by ascending id; models with weight zero are skipped."""
-    # Only neighbours have weight, and only their models need to be in `models`.
-    ids = sorted(i for i, weight in weights.items() if weight != 0)
-    if not ids:
-        raise InputError("weights: all are zero")
-    parameters = models[ids[0]].parameters * weights[ids[0]]
-    buffers = models[ids[0]].buffers * weights[ids[0]]
-    memory = models[ids[0]].memory * weights[ids[0]]
-    for i in ids[1:]:
-        parameters.add_(models[i].parameters, alpha=weights[i])
-        buffers.add_(models[i].buffers, alpha=weights[i])
-        memory.add_(models[i].memory, alpha=weights[i])
-    return FlatModel(parameters, buffers, memory)
-
-
-def gossip_mix(models: Sequence[FlatModel], mixing: FloatArray, workers: int = 0) -> list[FlatModel]:
-    """One gossip step: y_i ← Σ_j W_ij y_j (Algorithm 1, line 14)."""
-    if mixing.shape != (len(models), len(models)):
-        raise InputError(f"mixing matrix: shape {mixing.shape} for {len(models)} edge models")
-    by_id = dict(enumerate(models))
-
-    def mix(row: FloatArray) -> FlatModel:
-        return weighted_model(by_id, {j: float(w) for j, w in enumerate(row)})
-
-    return map_in_threads(mix, list(mixing), workers)

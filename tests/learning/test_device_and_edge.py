@@ -16,14 +16,15 @@ from cfel.learning import torch_state as worker_threads
 from cfel.learning.compressors import SparseUpdate
 from cfel.learning.data import DataSet, synthetic
 from cfel.learning.data.images import augmentation, crop_and_flip
+from cfel.learning.device import device_estimate, device_update
 from cfel.learning.device_messages import DeviceOrder, DeviceReport, DeviceState
+from cfel.learning.edge import edge_aggregate, gossip_mix, weighted_model
 from cfel.learning.evaluate import evaluate
 from cfel.learning.local.estimates import Estimates
 from cfel.learning.local.training import draw_batches
 from cfel.learning.local.workspace import Workspace
 from cfel.learning.models.builders import model_builder
 from cfel.learning.models.flat import FlatModel, model_sha256
-from cfel.learning.roles import device_estimate, device_update, edge_aggregate, gossip_mix, weighted_model
 from cfel.learning.task import DeviceData, Task, initial_model, load_custom_task
 from cfel.learning.torch_state import prepare_process, prepare_thread
 from cfel.plugins import ANY_CODE

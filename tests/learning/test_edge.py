@@ -9,15 +9,7 @@ import pytest
 import torch
 
 from cfel.errors import InputError
-from cfel.learning import aggregation as robust
-from cfel.learning.aggregation import (
-    AggregationParameters,
-    Kind,
-    ScaledUpdate,
-    aggregate,
-    robust_aggregate,
-    weighted_median,
-)
+from cfel.learning import edge as robust
 from cfel.learning.compressors import (
     BlockRotation,
     DenseUpdate,
@@ -28,9 +20,17 @@ from cfel.learning.compressors import (
     compressor,
 )
 from cfel.learning.device_messages import DeviceReport
+from cfel.learning.edge import (
+    AggregationParameters,
+    Kind,
+    ScaledUpdate,
+    aggregate,
+    edge_aggregate,
+    robust_aggregate,
+    weighted_median,
+)
 from cfel.learning.local.estimates import Estimates
 from cfel.learning.models.flat import FlatModel
-from cfel.learning.roles import edge_aggregate
 
 KINDS: tuple[Kind, ...] = ("trimmed_mean", "median", "clipped")
 

@@ -11,14 +11,15 @@ docs/guides/algorithms.md has the details.
 
 from torch import Tensor
 
-from cfel.learning.local.algorithm import LocalAlgorithm, Memory
+from cfel.learning.local.algorithm import LocalAlgorithm
 from cfel.learning.local.parameters import LocalParameters
+from cfel.learning.models.flat import Tensors
 
 
 def signum(local: LocalParameters) -> LocalAlgorithm:
     """Bernstein et al.: signSGD: compressed optimisation for non-convex problems, ICML 2018."""
 
-    def step(x: Tensor, gradient: Tensor, memory: Memory, rate: float) -> None:
+    def step(x: Tensor, gradient: Tensor, memory: Tensors, rate: float) -> None:
         memory["momentum"].lerp_(gradient, 1 - local.momentum)
         x.sub_(memory["momentum"].sign(), alpha=rate)
 

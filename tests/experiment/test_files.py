@@ -170,17 +170,15 @@ def test_bad_class_files_are_named(tmp_path: Path, content: str | None, reason: 
         (tmp_path / "boards.toml").write_text(content)
     with pytest.raises(ExperimentError, match=reason):
         loaded(tmp_path, CLASSES + "classes = {iphone-x = 1}, class_files = ['boards.toml']}")
-    with pytest.raises(
-        ExperimentError, match=r"class_files = 'boards.toml': must be a list|class_files = '/"
-    ):
+    with pytest.raises(ExperimentError, match=r"class_files = '(boards\.toml|/)"):
         loaded(tmp_path, CLASSES + "classes = {iphone-x = 1}, class_files = 'boards.toml'}")
 
 
 def test_a_wrong_change_is_blamed_itself(tmp_path: Path) -> None:
     """Not the file, which is right; what is wrong in the file is the file's, whatever was changed."""
-    with pytest.raises(ExperimentError, match=r"^--set rounds.global=abc: rounds.global = 'abc': must be a"):
+    with pytest.raises(ExperimentError, match=r"^--set rounds\.global=abc: .* 'abc'"):
         loaded(tmp_path, "", "rounds.edge=2", "rounds.global=abc")
-    with pytest.raises(ExperimentError, match=r"e\w*.toml: rounds.local = 0: must be"):
+    with pytest.raises(ExperimentError, match=r"e\w*\.toml: rounds\.local = 0"):
         loaded(tmp_path, "rounds.local = 0", "rounds.global=3")
 
 
@@ -374,12 +372,12 @@ def test_files_that_cannot_be_read(tmp_path: Path) -> None:
 
 def test_an_unknown_scheme_is_found_when_it_is_read() -> None:
     """Not after the data have been loaded and the fleet been built."""
-    with pytest.raises(InputError, match="scheme: unknown 'hcf'; did you mean 'hcef'"):
+    with pytest.raises(InputError, match="scheme: unknown 'hcf'"):
         parse_experiment({"scheme": {"name": "hcf"}})
 
 
 def test_stopping_at_a_target_needs_one() -> None:
-    with pytest.raises(InputError, match=r"rounds.stop = 'target': needs rounds.target"):
+    with pytest.raises(InputError, match=r"'target': needs rounds\.target"):
         parse_experiment({"preset": "none", "rounds": {"global": 1, "stop": "target"}})
 
 

@@ -70,10 +70,10 @@ def test_parquet_errors_name_the_row(tmp_path: Path) -> None:
     file = tmp_path / "devices.parquet"
     columns = {name: [1.0, 2.0] for name in ("mu", "alpha", "power")}
     pa_parquet.write_table(pa.table({**columns, "nu": [1.0, None], "cluster": [3, 1]}), file)
-    with pytest.raises(FleetFileError, match=r"row 2, column 'nu': nan: must be a finite number ≥ 0"):
+    with pytest.raises(FleetFileError, match="row 2, column 'nu': nan"):
         read_devices(file)
     pa_parquet.write_table(pa.table({**columns, "nu": ["1", "2"], "cluster": [3, 1]}), file)
-    with pytest.raises(FleetFileError, match=r"column 'nu': is of type string, must be numbers"):
+    with pytest.raises(FleetFileError, match=r"column 'nu': .*string"):
         read_devices(file)
     file.write_text("no parquet")
     with pytest.raises(FleetFileError, match=r"devices\.parquet: cannot be read"):

@@ -87,14 +87,10 @@ def test_bad_parameters_are_rejected(fields: dict[str, object], reason: str) -> 
 
 def test_amounts_must_be_shares_or_counts() -> None:
     model = HardwareConditions({"iphone-x": 3, "raspberry-pi-4": 5}, 1e6)
-    with pytest.raises(
-        InputError, match=r"conditions\.classes: sum to 8, must be 1 \(shares\) or 9 \(whole counts"
-    ):
+    with pytest.raises(InputError, match=r"conditions\.classes: .* 8, .* 9 "):
         model.class_of(0, 9)
 
 
 def test_bad_class_is_rejected() -> None:
-    with pytest.raises(
-        InputError, match=r"device class 'slow': flops_per_second = 0: must be a finite number > 0"
-    ):
+    with pytest.raises(InputError, match="'slow': flops_per_second = 0: "):
         DeviceClass("slow", 0, 1, 1, 1, "made up")

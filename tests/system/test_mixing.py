@@ -144,9 +144,7 @@ def test_bad_matrix_is_rejected(weights: list[list[float]], reason: str) -> None
 
 
 def test_weight_without_a_link_is_rejected() -> None:
-    with pytest.raises(
-        InputError, match=r"mixing matrix\[0, 2\] = .*: must be 0, the backhaul has no such link"
-    ):
+    with pytest.raises(InputError, match=r"mixing matrix\[0, 2\] = .*no such link"):
         check_mixing(np.full((3, 3), 1 / 3), [1 / 3] * 3, nx.path_graph(3))
 
 

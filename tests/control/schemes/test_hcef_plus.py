@@ -154,7 +154,7 @@ def test_noise_asks_for_larger_batches() -> None:
 def test_small_batches_need_a_batch() -> None:
     """How small they may be is a matter of whole samples: no batch size is made up."""
     scheme = build_scheme(SchemeParameters("hcef_plus", steps="small_batches"))
-    with pytest.raises(InputError, match=r"scheme.steps = 'small_batches': .*size of a full batch"):
+    with pytest.raises(InputError, match=r"'small_batches': .*full batch"):
         scheme.plan(scheme.init(), observation())
 
 

@@ -28,7 +28,7 @@ def test_a_device_ends_when_its_edge_server_has_been_silent_for_long(tmp_path: P
         async with Federation(deployed(give_up_seconds=0.5), tmp_path) as federation:
             began = time.monotonic()
             federation.start(DEVICE)
-            with pytest.raises(SilentEdgeServerError, match=r"edge-2 has not answered for \d+ s: the exp"):
+            with pytest.raises(SilentEdgeServerError, match=r"edge-2 has not answered for \d+ s"):
                 await federation.finished()
             return time.monotonic() - began
 

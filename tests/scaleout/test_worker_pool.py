@@ -8,10 +8,9 @@ import pytest
 
 from cfel.api.runs import PlannedRun, RunOptions, run_all, run_experiment
 from cfel.errors import InputError, RunDirectoryError, ScaleoutError, StorageError
-from cfel.experiment import Experiment
 from cfel.runlog import RunDirectory
-from cfel.simulation import initial_state, simulate
 from cfel.tracking import TrackedRun
+from tests.scaleout.conftest import on_ray
 from tests.simulation.drive import records, timeless, tiny
 
 pytest.importorskip("ray", reason="Ray is not installed")
@@ -20,25 +19,6 @@ if TYPE_CHECKING:
     from .fake_ray import FakeRay
 
 REMEMBERING = tiny(compression={"error_feedback": True}, local={"estimator": "fresh"})
-
-
-@pytest.fixture
-def fake_ray(monkeypatch: pytest.MonkeyPatch) -> "FakeRay":
-    from .fake_ray import install
-
-    monkeypatch.setenv("RAY_AUTH_MODE", "token")
-    return install(monkeypatch)
-
-
-def on_ray(experiment: Experiment) -> list[dict[str, object]]:
-    from cfel.scaleout import ray_executor
-
-    world = experiment.build_world()
-    parameters = experiment.resolve(world).simulation
-    with ray_executor(world, parameters) as executor:
-        assert len(executor.describe_workers()) == 2
-        rounds = simulate(world, executor, initial_state(world), lambda: 0.0)
-        return timeless([each.record for each in rounds])
 
 
 @pytest.mark.parametrize("deaths", [set(), {1}, {4, 5, 9}, set(range(2, 80, 7))], ids=str)

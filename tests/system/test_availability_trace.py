@@ -47,7 +47,7 @@ def test_a_fleet_follows_the_trace_and_its_other_absences(tmp_path: Path) -> Non
     ("row", "reason"),
     [
         ("0,5,5", ", line 3, column 'end': '5': must be after the start, which is 5 there"),
-        ("0,x,5", ", line 3, column 'start': 'x': must be a number"),
+        ("0,x,5", ", line 3, column 'start': 'x':"),
         ("0,,5", ", line 3, column 'start': ''"),
         (",1,5", ", line 3, column 'device': ''"),
         ("0,1", ", line 3: has 2 fields, must have 3"),

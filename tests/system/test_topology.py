@@ -113,7 +113,7 @@ def test_a_pipe_is_not_waited_for(tmp_path: Path) -> None:
     ("edges", "reason"),
     [
         (((0, 1), (2, 3)), "not connected, cluster 2 cannot be reached from cluster 0 .2 separate parts"),
-        (((0, 1), (1, 2), (2, 3), (3, 4)), r"unknown cluster 4 \(allowed: 0 to 3\)"),
+        (((0, 1), (1, 2), (2, 3), (3, 4)), "unknown cluster 4"),
         (((0, 1), (1, 2), (2, 3), (3, 3)), "cluster 3 is linked to itself"),
     ],
 )
@@ -145,8 +145,8 @@ def test_unknown_kind_names_the_nearest() -> None:
 @pytest.mark.parametrize(
     ("fields", "reason"),
     [
-        ({"p_edge": 0.0}, r"topology\.p_edge = 0\.0: must be a finite number > 0 and ≤ 1"),
-        ({"weights": "sizes"}, r"topology\.weights: unknown 'sizes'; did you mean 'size'"),
+        ({"p_edge": 0.0}, r"topology\.p_edge = 0\.0:"),
+        ({"weights": "sizes"}, r"topology\.weights: unknown 'sizes'"),
         ({"kind": "edges"}, "needs either `file` or `edges`"),
         ({"kind": "edges", "edges": ((0, 1, 2),)}, r"topology\.edges\[0\] = \(0, 1, 2\): must be a pair"),
         ({"kind": "edges", "edges": ((0, -1),)}, r"topology\.edges\[0\] = -1"),

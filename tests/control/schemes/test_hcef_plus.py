@@ -110,7 +110,7 @@ def test_devices_that_are_absent_do_nothing() -> None:
     ("options", "words"),
     [
         ({"progres": True}, r"scheme.options.*progres.*progress"),
-        ({"curve": 1}, r"scheme.options.curve = 1: must be true or false"),
+        ({"curve": 1}, r"scheme.options.curve = 1:"),
         ({"least_speed": 0.0}, r"scheme.options.least_speed"),
         ({"horizon": -1.0}, r"scheme.options.horizon"),
         ({"least_batch": 1.5}, r"scheme.options.least_batch"),

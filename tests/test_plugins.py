@@ -38,9 +38,7 @@ def installed(monkeypatch: pytest.MonkeyPatch, value: str) -> None:
 def test_an_entry_point(monkeypatch: pytest.MonkeyPatch) -> None:
     installed(monkeypatch, "math:sqrt")
     assert plugins.resolve("scheme", "theirs", BUILTIN, code=plugins.ANY_CODE) is math.sqrt
-    with pytest.raises(
-        InputError, match=r"^model: unknown 'theirs' \(allowed: cef, hcef, module:function\)$"
-    ):
+    with pytest.raises(InputError, match=r"^model: unknown 'theirs'"):
         plugins.resolve("model", "theirs", BUILTIN, code=plugins.ANY_CODE)
     with pytest.raises(InputError, match="did you mean 'theirs'"):
         plugins.resolve("scheme", "their", BUILTIN, code=plugins.ANY_CODE)
@@ -55,7 +53,7 @@ def test_an_entry_point_of_a_part_with_two_words(monkeypatch: pytest.MonkeyPatch
 @pytest.mark.parametrize("value", ["no_such_module_anywhere:f", "math:no_such_function"])
 def test_an_entry_point_that_does_not_load(monkeypatch: pytest.MonkeyPatch, value: str) -> None:
     installed(monkeypatch, value)
-    with pytest.raises(InputError, match=r"^scheme: cannot load 'theirs': .*no_such_"):
+    with pytest.raises(InputError, match=r"cannot load 'theirs': .*no_such_"):
         plugins.resolve("scheme", "theirs", BUILTIN, code=plugins.ANY_CODE)
 
 

@@ -51,5 +51,5 @@ def test_a_run_that_drew_its_steps_is_rejected(tmp_path: Path) -> None:
 @pytest.mark.parametrize("change", ["local.learning_rate=0.1", "seed=1", "scheme.name=hcef"])
 def test_changes_of_what_is_learned_are_rejected(tmp_path: Path, change: str) -> None:
     finish_run(tmp_path / "run", {"scheme": CEF})
-    with pytest.raises(InputError, match=r"could change what is learned \(allowed: fleet.conditions"):
+    with pytest.raises(InputError, match=r"allowed: fleet\.conditions"):
         recount(tmp_path / "run", tmp_path / "after", [change])

@@ -51,14 +51,14 @@ def test_a_run_is_loaded_as_it_was(result: cfel.RunResult) -> None:
     loaded: cfel.RunResult = cfel.load(result.path)
     assert loaded.records == result.records
     assert loaded.rounds.equals(result.rounds)
-    with pytest.raises(InputError, match="is a Python object that no file can hold"):
+    with pytest.raises(InputError, match="a Python object"):
         loaded.model()
 
 
 def test_the_model_is_the_mean_of_the_edge_models(result: cfel.RunResult) -> None:
     whole, *edges = (result.model(edge).state_dict() for edge in (None, 0, 1))
     assert torch.allclose(whole["weight"], (edges[0]["weight"] + edges[1]["weight"]) / 2)
-    with pytest.raises(InputError, match="edge = 7: the run has edge servers 0, 1"):
+    with pytest.raises(InputError, match=r"edge = 7: .* 0, 1"):
         result.model(7)
 
 
@@ -81,7 +81,7 @@ def test_a_caller_may_stop_early() -> None:
 
 
 def test_one_scheme_can_be_named_without_a_list(tmp_path: Path) -> None:
-    with pytest.raises(InputError, match="unknown 'hecf'; did you mean 'hcef'"):
+    with pytest.raises(InputError, match="unknown 'hecf'"):
         cfel.compare(make_experiment(nn.Linear(4, 2)), "hecf", out=tmp_path, progress=False)
     with pytest.raises(InputError, match="target = 75: must be at most 1"):
         cfel.compare(make_experiment(nn.Linear(4, 2)), "cef", out=tmp_path, target=75, progress=False)
@@ -94,7 +94,7 @@ def test_a_run_is_resumed_only_with_the_same_objects(tmp_path: Path) -> None:
         cfel.run(make_experiment(start), tmp_path, progress=False, on_round=lambda each: _stop(each, seen))
     with pytest.raises(RunDirectoryError, match="holds a run already"):
         cfel.run(make_experiment(start), tmp_path, progress=False)
-    with pytest.raises(RunDirectoryError, match=r"holds a run with model.name = '<model Linear \w+>', not"):
+    with pytest.raises(RunDirectoryError, match=r"model\.name = '<model Linear \w+>'"):
         cfel.run(make_experiment(nn.Linear(4, 2)), tmp_path, resume=True, progress=False)
     resumed = cfel.run(make_experiment(start), tmp_path, resume=True, progress=False)
     assert [each.round for each in resumed.records] == [1, 2]
@@ -117,7 +117,7 @@ def test_figures_and_report(result: cfel.RunResult, tmp_path: Path) -> None:
     files = result.export_figures(tmp_path / "figures", ["csv"])
     assert {file.suffix for file in files} == {".csv"}
     assert (tmp_path / "figures" / "accuracy-seconds.csv").read_text() == picture.csv
-    with pytest.raises(InputError, match=r"format: unknown 'pdf' \(allowed: csv, png, svg\)"):
+    with pytest.raises(InputError, match="format: unknown 'pdf'"):
         result.export_figures(tmp_path / "figures", ["pdf"])
 
 

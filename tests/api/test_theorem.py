@@ -83,7 +83,7 @@ def test_a_folder_stands_for_its_experiment(file: Path) -> None:
 @pytest.mark.parametrize("rate", [0.0, -1.0])
 def test_a_step_size_must_be_positive(file: Path, rate: float) -> None:
     assumed = Assumptions(initial_gap=1.0, sigma2=1.0, g2=1.0, learning_rate=rate)
-    with pytest.raises(InputError, match=f"^learning_rate = {rate}: must be a finite number > 0"):
+    with pytest.raises(InputError, match=f"^learning_rate = {rate}: "):
         report_theorem(file, [], assumed)
 
 
@@ -201,7 +201,7 @@ def test_assumptions_go_before_the_log(tmp_path: Path) -> None:
 
 
 def test_a_run_takes_no_changes(tmp_path: Path) -> None:
-    with pytest.raises(InputError, match=r"^--set rounds.local=1: .*run is a run, whose plans are what they"):
+    with pytest.raises(InputError, match=r"^--set rounds\.local=1: .*run is a run"):
         report_theorem(logged_run(tmp_path / "run"), ["rounds.local=1"], Assumptions(1.0))
 
 

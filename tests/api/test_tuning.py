@@ -45,7 +45,7 @@ def test_ranges() -> None:
     )
     assert str(parse_range("a", ["x", "y"])) == "CategoricalDistribution(choices=('x', 'y'))"
     for wrong in ("1", "1..x", "2..1", "0..1:log", "1..2:exp"):
-        with pytest.raises(InputError, match=f"local.learning_rate: '{wrong}' is not a range"):
+        with pytest.raises(InputError, match=f"learning_rate: '{wrong}' is "):
             parse_range("local.learning_rate", wrong)
 
 

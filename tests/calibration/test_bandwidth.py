@@ -60,7 +60,7 @@ def test_another_server_is_recognised() -> None:
 
         thread = threading.Thread(target=answer, daemon=True)
         thread.start()
-        with pytest.raises(UnreachableError, match="does not answer as `cfel calibrate --listen` does"):
+        with pytest.raises(UnreachableError, match="cfel calibrate --listen"):
             measure_bandwidth("127.0.0.1", other.getsockname()[1], 0.01)
         thread.join(30)
 
@@ -70,5 +70,5 @@ def test_nobody_there(server: BandwidthServer) -> None:
     with pytest.raises(UnreachableError, match=f"cannot listen on 127.0.0.1:{port}"):
         BandwidthServer("127.0.0.1", port)
     server.__exit__(None, None, None)
-    with pytest.raises(UnreachableError, match=f"127.0.0.1:{port}: cannot measure the bandwidth"):
+    with pytest.raises(UnreachableError, match=f"^127.0.0.1:{port}: "):
         measure_bandwidth("127.0.0.1", port, 0.01)

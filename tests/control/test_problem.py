@@ -119,7 +119,7 @@ def test_one_time_cap_stands_for_all_clusters() -> None:
 
 def test_cluster_numbers_that_are_identifiers_cost_no_memory() -> None:
     """A cap for each of 10⁹ clusters would be 8 GB."""
-    with pytest.raises(InputError, match=r"cluster\[1\] = 1000000000: must be < 1000000 where one time_cap"):
+    with pytest.raises(InputError, match=r"cluster\[1\] = 1000000000: .*1000000"):
         problem(cluster=[0, 10**9, 1], time_cap=7)
     assert problem(cluster=[0, 999_999, 1], time_cap=7).clusters == 1_000_000
 

@@ -25,9 +25,9 @@ def test_slowest_link_counts() -> None:
 
 
 def test_bad_rates_are_named() -> None:
-    with pytest.raises(InputError, match="no rate for the link between clusters 1 and 2"):
+    with pytest.raises(InputError, match=r"no rate for .* 1 and 2"):
         backhaul_seconds(nx.path_graph(3), 100, {(0, 1): 50})
-    with pytest.raises(InputError, match=r"bits_per_second\[0, 1\] = 0: must be a finite number > 0"):
+    with pytest.raises(InputError, match=r"bits_per_second\[0, 1\] = 0: "):
         backhaul_seconds(nx.path_graph(2), 100, {(0, 1): 0})
     with pytest.raises(InputError, match="bits_per_second = -1"):
         backhaul_seconds(nx.path_graph(2), 100, -1)

@@ -53,20 +53,20 @@ def test_json_changes_nothing(ledger: Ledger) -> None:
 
 def test_bad_ledgers_are_rejected() -> None:
     good = open_ledger(2).to_dict()
-    with pytest.raises(InputError, match="ledger: unknown 'second'; did you mean 'seconds'"):
+    with pytest.raises(InputError, match="ledger: unknown 'second'"):
         Ledger.from_dict({**good, "second": 1.0})
     with pytest.raises(InputError, match=r"ledger\.joules: is missing"):
         Ledger.from_dict({name: value for name, value in good.items() if name != "joules"})
-    with pytest.raises(InputError, match=r"ledger\.elapsed_seconds\[1\] = -1\.0"):
+    with pytest.raises(InputError, match=r"elapsed_seconds\[1\] = -1\.0"):
         Ledger.from_dict({**good, "elapsed_seconds": [0, -1]})
     with pytest.raises(InputError, match=r"ledger\.seconds = nan"):
         Ledger.from_dict({**good, "seconds": float("nan")})
 
 
 def test_cluster_counts_must_agree() -> None:
-    with pytest.raises(InputError, match=r"cost\.seconds: must have 2 entries, got 3"):
+    with pytest.raises(InputError, match=r"cost\.seconds: .* 2 .* 3"):
         after_edge_round(open_ledger(2), edge_round([1, 1, 1], 0))
-    with pytest.raises(InputError, match="exchange_seconds: must have 2 entries, got 1"):
+    with pytest.raises(InputError, match=r"exchange_seconds: .* 2 .* 1"):
         after_global_round(open_ledger(2), [1])
 
 
@@ -74,5 +74,5 @@ def test_clocks_meet_at_an_exchange() -> None:
     """Cluster 0 is at 5 s and needs 2 for the exchange, cluster 1 is at 3 s and needs 6: both start at 9."""
     ledger = Ledger(100.0, 50.0, (5.0, 3.0), 7.0)
     assert after_exchange(ledger, [2, 6]) == Ledger(100.0, 50.0, (9.0, 9.0), 7.0)
-    with pytest.raises(InputError, match="exchange_seconds: must have 2 entries, got 1"):
+    with pytest.raises(InputError, match=r"exchange_seconds: .* 2 .* 1"):
         after_exchange(ledger, [1])

@@ -32,7 +32,7 @@ async def enter(host: str, port: int = 0, token: str | None = None, **more: Path
 
 @pytest.mark.parametrize("host", ["0.0.0.0", "::", "192.0.2.1"])  # noqa: S104 — rejected
 def test_beyond_loopback_a_token_is_needed(host: str) -> None:
-    with pytest.raises(InputError, match="can be reached from other machines and needs a token"):
+    with pytest.raises(InputError, match="needs a token"):
         asyncio.run(enter(host))
 
 
@@ -51,9 +51,9 @@ def test_addresses() -> None:
 def test_what_cannot_be_listened_on() -> None:
     with socket.create_server(("127.0.0.1", 0)) as taken:
         port = taken.getsockname()[1]
-        with pytest.raises(DashboardError, match=f"cannot listen on 127.0.0.1 port {port}: .*in use"):
+        with pytest.raises(DashboardError, match=f"127.0.0.1 port {port}: .*in use"):
             asyncio.run(enter("127.0.0.1", port))
-    with pytest.raises(DashboardError, match=r"host 'no\.such\.host\.invalid' is unknown"):
+    with pytest.raises(DashboardError, match=r"'no\.such\.host\.invalid'"):
         asyncio.run(enter("no.such.host.invalid"))
     with pytest.raises(InputError, match="port 70000 is not from 0 to 65535"):
         asyncio.run(enter("127.0.0.1", 70_000))

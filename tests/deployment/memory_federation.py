@@ -2,7 +2,8 @@
 
 import asyncio
 import random
-from collections.abc import Callable, Iterable
+from collections.abc import AsyncIterator, Callable, Iterable
+from contextlib import asynccontextmanager
 from dataclasses import dataclass, field
 from pathlib import Path
 from time import monotonic
@@ -215,9 +216,35 @@ class Federation:
             await self.kill(member)
 
 
+def play_to_the_end(
+    experiment: Experiment, directory: Path, network: Network | None = None
+) -> list[RoundRecord]:
+    """The log of a federation that is left alone until it has ended."""
+
+    async def play() -> list[RoundRecord]:
+        async with Federation(experiment, directory, network) as federation:
+            federation.start()
+            await federation.finished()
+            return federation.records()
+
+    return asyncio.run(play())
+
+
 async def claim_term(own: Identity, to: Identity, term: int, network: Network) -> None:
     """Has an edge server believe that `own` leads a term, for as long as a leader may be silent."""
     await RemoteCalls(MemoryClient(own, network)).call(to, ElectionRequest(Heartbeat(term, 0.0)), 5)
+
+
+@asynccontextmanager
+async def led_edge_server(
+    member: Identity, leader: Identity, experiment: Experiment, directory: Path
+) -> AsyncIterator[tuple[Federation, RemoteCalls]]:
+    """An edge server without others, which believes that `leader` leads term 1; and the leader's calls."""
+    async with Federation(experiment, directory) as federation:
+        federation.start(member)
+        await until("it is there", lambda: member in federation.network.members)
+        await claim_term(leader, member, 1, federation.network)
+        yield federation, RemoteCalls(MemoryClient(leader, federation.network))
 
 
 async def until(what: str, condition: Callable[[], bool]) -> None:

@@ -1,6 +1,5 @@
 """Every kind of local algorithm gives in a deployment what it gives in the simulator, bit for bit."""
 
-import asyncio
 from pathlib import Path
 from typing import Any
 
@@ -8,7 +7,7 @@ import pytest
 
 from tests.algorithm_sections import SECTIONS
 from tests.deployment.conftest import deployed
-from tests.deployment.memory_federation import Federation
+from tests.deployment.memory_federation import play_to_the_end
 from tests.simulation.drive import records, timeless
 
 pytestmark = pytest.mark.long
@@ -23,14 +22,7 @@ def _without_devices(line: dict[str, Any], name: str) -> dict[str, Any]:
 @pytest.mark.parametrize("name", sorted(SECTIONS))
 def test_equals_the_simulation(tmp_path: Path, name: str) -> None:
     experiment = deployed({**SECTIONS[name], "rounds": {"global": 2}})
-
-    async def play() -> list[dict[str, Any]]:
-        async with Federation(experiment, tmp_path) as federation:
-            federation.start()
-            await federation.finished()
-            return timeless(federation.records())
-
     expected = [_without_devices(line, name) for line in timeless(records(experiment))]
-    assert asyncio.run(play()) == expected
+    assert timeless(play_to_the_end(experiment, tmp_path)) == expected
     plain = timeless(records(deployed({"rounds": {"global": 2}})))
     assert expected[-1]["model_sha256"] != plain[-1]["model_sha256"]

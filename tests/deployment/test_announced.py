@@ -26,7 +26,7 @@ from cfel.learning.models.flat import FlatModel
 from cfel.rounds.kernel import make_order
 from cfel.world import World
 from tests.deployment.conftest import deployed
-from tests.deployment.memory_federation import Federation
+from tests.deployment.memory_federation import play_to_the_end
 
 DEVICES = (0, 1)
 WORLD: World = deployed().build_world()
@@ -160,14 +160,7 @@ def test_every_model_is_fetched_once(tmp_path: Path, monkeypatch: pytest.MonkeyP
         return answer
 
     monkeypatch.setattr(RemoteCalls, "call", watch)
-
-    async def play() -> int:
-        async with Federation(deployed(), tmp_path) as federation:
-            federation.start()
-            await federation.finished()
-            return len(federation.records())
-
-    assert asyncio.run(play()) == 3
+    assert len(play_to_the_end(deployed(), tmp_path)) == 3
     assert len(fetched) == 36
     assert reported.count("update") == 36
     # After the first edge round of each global round and between global rounds; a busy device may miss one.

@@ -89,7 +89,7 @@ def test_only_the_leader_of_its_term_commands(tmp_path: Path, term: int) -> None
             await until("it is there", lambda: HONEST in federation.network.members)
             await claim_term(Identity("edge", 1), HONEST, 7, federation.network)
             calls = RemoteCalls(MemoryClient(LIAR, federation.network))
-            with pytest.raises(StaleTermError, match=f"term {term}, but (edge-1|nobody) leads term 7"):
+            with pytest.raises(StaleTermError, match=f"term {term}, .*(edge-1|nobody) .* 7"):
                 await calls.call(HONEST, EstimateCommand(term, (0, 0, 0), (True,) * 6), 5)
             assert f"edge-2 sent a command of term {term}" in federation.edges[0].take_snapshot().problem
 
@@ -234,7 +234,7 @@ def test_a_round_that_nobody_else_has_reached_is_not_commanded(tmp_path: Path) -
             await until("both are there", lambda: {HONEST, other} <= federation.network.members.keys())
             await claim_term(LIAR, HONEST, 7, federation.network)
             calls = RemoteCalls(MemoryClient(LIAR, federation.network))
-            with pytest.raises(RejectedError, match="round 3: no other edge server has reached it"):
+            with pytest.raises(RejectedError, match="round 3: no other edge server"):
                 await calls.call(HONEST, EstimateCommand(7, (2, 0, 0), (True,) * 6), 5)
             assert federation.edges[0].server.state.position == (0, 0, 0)
             assert "edge-2 sent a command that is not valid" in federation.edges[0].take_snapshot().problem

@@ -1,125 +1,81 @@
 """A deployment gives what the simulation of the same experiment gives, bit for bit, come what may."""
 
 import asyncio
+from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
 import pytest
 
 from cfel.deployment.security.identity import Identity
+from tests.architectures import THREE_ROUNDS, TWELVE
 from tests.deployment.conftest import deployed
-from tests.deployment.memory_federation import Federation, Network, until
+from tests.deployment.memory_federation import Federation, Network, play_to_the_end, until
 from tests.simulation.drive import records, timeless
 
 
-def test_equals_the_simulation(tmp_path: Path, simulated: list[dict[str, Any]]) -> None:
-    async def play() -> list[dict[str, Any]]:
-        async with Federation(deployed(), tmp_path) as federation:
-            federation.start()
-            await federation.finished()
-            return timeless(federation.records())
-
-    assert asyncio.run(play()) == simulated
+def _model(name: str, *more: Mapping[str, Any]) -> tuple[Mapping[str, Any], ...]:
+    return (TWO_ROUNDS, {"model": {"name": f"tests.architectures:{name}"}, "data": {"batch": 10}}, *more)
 
 
-def test_fresh_estimates_mean_model_and_unequal_clusters(tmp_path: Path) -> None:
-    experiment = deployed(
+TWO_ROUNDS = {"rounds": {"global": 2}}
+SOME_ARE_NOT_ASKED = {
+    "some drawn": ({"participation": 4, "participation_by": "samples"}, "cef"),
+    "some drawn for a global round, some left out": (
+        {"participation": 0.7, "participation_per": "global_round"},
+        "tests.schemes:every_other",
+    ),
+    "some left out": ({}, "oort"),
+}
+"""Those that were not drawn or that the scheme leaves out are not waited for."""
+EXPERIMENTS: Mapping[str, tuple[Mapping[str, Any], ...]] = {
+    "everything there is to remember": (),
+    "fresh estimates, mean model, unequal clusters": (
+        TWO_ROUNDS,
         {
             "local": {"estimator": "fresh"},
             "simulation": {"evaluate_on": "mean", "accounting": "realised"},
             "fleet": {"devices": 5, "clusters": [2, 1, 2]},
-            "rounds": {"global": 2},
-        }
-    )
-
-    async def play() -> list[dict[str, Any]]:
-        async with Federation(experiment, tmp_path) as federation:
-            federation.start()
-            await federation.finished()
-            return timeless(federation.records())
-
-    assert asyncio.run(play()) == timeless(records(experiment))
-
-
-@pytest.mark.parametrize("scheme", ["fedavg", "hier_fedavg", "p_fedavg", "sd_feel", "matcha"])
-def test_every_use_of_the_backhaul(tmp_path: Path, scheme: str) -> None:
-    """Exchanges after every edge round, several steps in a row, over everybody, weighted by samples."""
-    experiment = deployed({"scheme": {"name": scheme}, "rounds": {"global": 2}})
-
-    async def play() -> list[dict[str, Any]]:
-        async with Federation(experiment, tmp_path) as federation:
-            federation.start()
-            await federation.finished()
-            return timeless(federation.records())
-
-    assert asyncio.run(play()) == timeless(records(experiment))
+        },
+    ),
+    # Exchanges after every edge round, several steps in a row, over everybody, weighted by samples.
+    **{
+        name: (TWO_ROUNDS, {"scheme": {"name": name}})
+        for name in ("fedavg", "hier_fedavg", "p_fedavg", "sd_feel", "matcha")
+    },
+    **{
+        name: (TWO_ROUNDS, {"fleet": fleet, "scheme": {"name": scheme}})
+        for name, (fleet, scheme) in SOME_ARE_NOT_ASKED.items()
+    },
+    # Random draws, statistics and frozen parameters: the devices of one process share torch's generator.
+    **{f"model: {name}": _model(name) for name in ("dropout", "batch_norm_of_values", "low_rank")},
+    # A weight that is used twice: torch shares what it rounded among the threads of a process.
+    "rounded products": _model("tied", {"local": {"precision": "bfloat16"}}),
+}
+MODELS = {f"twelve: {name}": (THREE_ROUNDS, sections) for name, sections in TWELVE.items()}
 
 
 @pytest.mark.parametrize(
-    ("fleet", "scheme"),
+    "changes",
     [
-        ({"participation": 4, "participation_by": "samples"}, "cef"),
-        ({"participation": 0.7, "participation_per": "global_round"}, "tests.schemes:every_other"),
-        ({}, "oort"),
+        *(pytest.param(changes, id=name) for name, changes in EXPERIMENTS.items()),
+        *(pytest.param(changes, id=name, marks=pytest.mark.long) for name, changes in MODELS.items()),
     ],
 )
-def test_some_devices_are_not_asked(tmp_path: Path, fleet: dict[str, Any], scheme: str) -> None:
-    """Neither those that were not drawn nor those that the scheme leaves out are waited for."""
-    experiment = deployed({"fleet": fleet, "scheme": {"name": scheme}, "rounds": {"global": 2}})
-
-    async def play() -> list[dict[str, Any]]:
-        async with Federation(experiment, tmp_path) as federation:
-            federation.start()
-            await federation.finished()
-            return timeless(federation.records())
-
-    assert asyncio.run(play()) == timeless(records(experiment))
-
-
-@pytest.mark.parametrize("name", ["dropout", "batch_norm_of_values", "low_rank"])
-def test_user_defined_models(tmp_path: Path, name: str) -> None:
-    """Random draws, statistics and frozen parameters: the devices of one process share torch's generator."""
-    experiment = deployed(
-        {"model": {"name": f"tests.architectures:{name}"}, "rounds": {"global": 2}, "data": {"batch": 10}}
-    )
-
-    async def play() -> list[dict[str, Any]]:
-        async with Federation(experiment, tmp_path) as federation:
-            federation.start()
-            await federation.finished()
-            return timeless(federation.records())
-
-    assert asyncio.run(play()) == timeless(records(experiment))
-
-
-def test_rounded_products(tmp_path: Path) -> None:
-    """A weight that is used twice: torch shares what it rounded among the threads of a process."""
-    experiment = deployed(
-        {"model": {"name": "tests.architectures:tied"}, "rounds": {"global": 2}, "data": {"batch": 10}},
-        {"local": {"precision": "bfloat16"}},
-    )
-
-    async def play() -> list[dict[str, Any]]:
-        async with Federation(experiment, tmp_path) as federation:
-            federation.start()
-            await federation.finished()
-            return timeless(federation.records())
-
-    assert asyncio.run(play()) == timeless(records(experiment))
+def test_equals_the_simulation(tmp_path: Path, changes: tuple[Mapping[str, Any], ...]) -> None:
+    experiment = deployed(*changes)
+    expected = timeless(records(experiment))
+    assert timeless(play_to_the_end(experiment, tmp_path)) == expected
+    digests = [line["model_sha256"] for line in expected]
+    assert len(set(digests)) == len(digests) == experiment.rounds.global_rounds
 
 
 @pytest.mark.long  # each lost call takes its whole time limit
 def test_lost_doubled_and_delayed_messages_change_nothing(
     tmp_path: Path, simulated: list[dict[str, Any]]
 ) -> None:
-    async def play() -> list[dict[str, Any]]:
-        network = Network(drop=0.05, double=0.1, delay_seconds=0.02)
-        async with Federation(deployed(), tmp_path, network) as federation:
-            federation.start()
-            await federation.finished()
-            return timeless(federation.records())
-
-    assert asyncio.run(play()) == simulated
+    network = Network(drop=0.05, double=0.1, delay_seconds=0.02)
+    assert timeless(play_to_the_end(deployed(), tmp_path, network)) == simulated
 
 
 @pytest.mark.parametrize("method", ["estimate", "plan", "upload", "fetch", "mix", "close"])

@@ -1,30 +1,17 @@
 """A deployment measures devices and the task's further metrics as the simulator does, bit for bit."""
 
-import asyncio
 from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
 import pytest
 
-from cfel.experiment import Experiment
-from cfel.runlog import RoundRecord
 from tests.deployment.conftest import deployed
-from tests.deployment.memory_federation import Federation
+from tests.deployment.memory_federation import play_to_the_end
 from tests.simulation.drive import records, timeless
 
 DEVICES = ("device_accuracy_mean", "device_accuracy_worst", "device_accuracy_spread")
 METRICS = {"data": {"task": "tests.tasks:digits"}}
-
-
-def play(experiment: Experiment, directory: Path) -> list[RoundRecord]:
-    async def run() -> list[RoundRecord]:
-        async with Federation(experiment, directory) as federation:
-            federation.start()
-            await federation.finished()
-            return federation.records()
-
-    return asyncio.run(run())
 
 
 @pytest.mark.parametrize(
@@ -48,7 +35,7 @@ def play(experiment: Experiment, directory: Path) -> list[RoundRecord]:
 )
 def test_equal_to_the_simulation(tmp_path: Path, sections: Mapping[str, Mapping[str, Any]]) -> None:
     experiment = deployed(sections, {"rounds": {"global": 2}})
-    expected, found = timeless(records(experiment)), timeless(play(experiment, tmp_path))
+    expected, found = timeless(records(experiment)), timeless(play_to_the_end(experiment, tmp_path))
     compared = ("accuracy", "metrics", "model_sha256", *DEVICES)
     assert [{key: line[key] for key in compared} for line in found] == [
         {key: line[key] for key in compared} for line in expected
@@ -59,7 +46,7 @@ def test_equal_to_the_simulation(tmp_path: Path, sections: Mapping[str, Mapping[
 
 def test_devices_are_not_measured_unless_asked(tmp_path: Path) -> None:
     experiment = deployed(METRICS, {"rounds": {"global": 1}})
-    line = play(experiment, tmp_path)[-1]
+    line = play_to_the_end(experiment, tmp_path)[-1]
     assert [getattr(line, key) for key in DEVICES] == [None] * 3
     assert line.metrics.keys() == {"cross_entropy", "margin"}
 
@@ -67,7 +54,7 @@ def test_devices_are_not_measured_unless_asked(tmp_path: Path) -> None:
 def test_metrics_that_are_not_finite_end_nothing(tmp_path: Path) -> None:
     """Records travel and are compared, although NaN differs from itself."""
     experiment = deployed({"data": {"task": "tests.tasks:endless"}, "rounds": {"global": 2}})
-    log = play(experiment, tmp_path)
+    log = play_to_the_end(experiment, tmp_path)
     assert [repr(line.metrics) for line in log] == ["{'infinite': inf, 'undefined': nan}"] * 2
 
 
@@ -81,6 +68,6 @@ def test_a_metric_that_is_not_finite_is_recorded_as_by_the_simulator(
     experiment = deployed(
         {"data": {"task": f"tests.tasks:{task}"}, "simulation": simulation, "rounds": {"global": 2}}
     )
-    expected, found = timeless(records(experiment)), timeless(play(experiment, tmp_path))
+    expected, found = timeless(records(experiment)), timeless(play_to_the_end(experiment, tmp_path))
     assert repr(found[-1]["accuracy"]) == {"undefined": "nan", "infinite": "inf"}[task]
     assert repr(found) == repr(expected)

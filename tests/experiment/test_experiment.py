@@ -52,7 +52,7 @@ def test_a_share_that_does_not_count_costs_nothing() -> None:
     document = {**SMALL, "rounds": rounds, "budget": {"share_of_cef": 0.6, "seconds": 5.0, "joules": 7.0}}
     assert parse_experiment(document).build_setting().budget == Budget(5.0, 7.0)
     counted = parse_experiment({**document, "budget": {"share_of_cef": 0.6, "seconds": 5.0}})
-    with pytest.raises(InputError, match=r"in 1,000,000 edge rounds takes too long .* set budget.seconds"):
+    with pytest.raises(InputError, match=r"1,000,000 .* set budget\.seconds"):
         counted.build_setting()
 
 

@@ -101,10 +101,10 @@ def test_samples_that_cannot_be_read(tmp_path: Path) -> None:
     name, world, path = "custom_device_data:samples", tiny().build_world(), tmp_path / "samples.npz"
     with pytest.raises(InputError, match=f"^data_path = '{path}': does not exist$"):
         load_samples(name, path, world)
-    with pytest.raises(InputError, match=f"^data = '{name}' failed without a data_path: ValueError"):
+    with pytest.raises(InputError, match=f"^data = '{name}' .*: ValueError"):
         load_samples(name, None, world)
     np.savez(path, pictures=np.zeros(3))
-    with pytest.raises(InputError, match=f"failed with data_path = '{path}': KeyError: 'images"):
+    with pytest.raises(InputError, match=f"data_path = '{path}': KeyError: 'images"):
         load_samples(name, path, world)
     path.write_bytes(b"no archive")
     with pytest.raises(InputError, match=f"failed with data_path = '{path}': "):

@@ -49,7 +49,7 @@ def test_what_no_restart_mends() -> None:
 
 
 def test_a_run_in_which_all_devices_diverged_ends() -> None:
-    with pytest.raises(AllDivergedError, match=r"local\.learning_rate is too large\. See edge-0\.log"):
+    with pytest.raises(AllDivergedError, match=r"learning_rate .*edge-0\.log"):
         ended(edge_0=6, edge_1=None, device_0=None).restart_dead()
 
 

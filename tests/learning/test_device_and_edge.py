@@ -296,9 +296,9 @@ def test_aggregation_does_not_depend_on_the_order_of_arrival() -> None:
 
 
 def test_aggregation_rejects_what_does_not_fit() -> None:
-    with pytest.raises(InputError, match="report of device 3: 4 entries, the model has 5"):
+    with pytest.raises(InputError, match=r"device 3: 4 entries, .* 5"):
         edge_aggregate(FlatModel(torch.ones(5), torch.zeros(0)), [_report(3, [1.0, 1.0])])
-    with pytest.raises(InputError, match="device 3 must have a positive number, got nan"):
+    with pytest.raises(InputError, match=r"device 3 .* nan"):
         edge_aggregate(FlatModel(torch.ones(4), torch.zeros(0)), [_report(3, [1.0, 1.0])], {2: 1.0})
 
 

@@ -256,5 +256,5 @@ def test_what_does_not_fit_is_rejected() -> None:
         with pytest.raises(InputError, match=complaint):
             AggregationParameters(**bad)
     odd = replace(FIVE[2], update=SparseUpdate(9, torch.tensor([1], dtype=torch.int32), torch.ones(1)))
-    with pytest.raises(InputError, match="report of device 2: 9 entries, the model has 2"):
+    with pytest.raises(InputError, match=r"device 2: 9 entries, .* 2"):
         robust_aggregate(zeros(2), [*FIVE[:2], odd], None, AggregationParameters("median"))

@@ -132,7 +132,7 @@ def test_an_algorithm_with_a_rule_needs_the_mean() -> None:
     algorithm = build_algorithm(local)
     fedadam = AggregationParameters(optimiser="fedadam", average=0.1)
     assert build_rules(local, algorithm, fedadam).vectors == 4
-    with pytest.raises(InputError, match=r"needs aggregation.kind = 'mean', not 'median'"):
+    with pytest.raises(InputError, match=r"kind = 'mean', not 'median'"):
         build_rules(local, algorithm, AggregationParameters(kind="median"))
 
 

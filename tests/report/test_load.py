@@ -37,14 +37,14 @@ def test_a_scheme_from_outside_comes_last(tmp_path: Path, make_run: MakeRun) -> 
 
 
 def test_a_directory_without_runs_is_reported(tmp_path: Path) -> None:
-    with pytest.raises(RunDirectoryError, match="holds no run, and neither do the directories below it"):
+    with pytest.raises(RunDirectoryError, match="holds no run"):
         load_runs(tmp_path)
 
 
 def test_two_runs_of_one_scheme_and_seed_are_named(tmp_path: Path, make_run: MakeRun) -> None:
     for name in ("a", "b"):
         make_run(tmp_path / name, "cef", 3, [])
-    with pytest.raises(RunDirectoryError, match=r"two runs of cef with seed 3: .*a and .*b"):
+    with pytest.raises(RunDirectoryError, match=r"cef with seed 3: .*a and .*b"):
         load_runs(tmp_path)
 
 

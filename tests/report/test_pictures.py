@@ -106,7 +106,7 @@ def test_some_formats(two_seeds: Path, tmp_path: Path) -> None:
 @pytest.mark.parametrize(
     ("formats", "message"),
     [
-        (("pdf",), r"format: unknown 'pdf' \(allowed: csv, png, svg\)"),
+        (("pdf",), "format: unknown 'pdf'"),
         (("png", "cvs"), r"format: unknown 'cvs'.*csv"),
         ((), "format: give at least one of svg, png, csv"),
     ],
@@ -123,5 +123,5 @@ def test_a_picture_is_saved_by_its_suffix(two_seeds: Path, tmp_path: Path) -> No
     picture = draw_one(group_by_scheme(load_runs(two_seeds)), "budget", None)
     picture.save(tmp_path / "numbers.CSV")
     assert (tmp_path / "numbers.CSV").read_text() == picture.csv
-    with pytest.raises(InputError, match=r"suffix: unknown '.pdf' \(allowed: .csv, .png, .svg\)"):
+    with pytest.raises(InputError, match=r"suffix: unknown '\.pdf'"):
         picture.save(tmp_path / "figure.pdf")

@@ -29,7 +29,7 @@ def test_threads_and_ray_may_take_turns(tmp_path: Path) -> None:
     """They compute the same bits; the batched engine does not."""
     path = write(tmp_path / "run")
     reject_other_experiment(path, TEXT.replace('engine = "threads"', 'engine = "ray"'))
-    with pytest.raises(RunDirectoryError, match=r"simulation.engine = 'threads', not 'batched'"):
+    with pytest.raises(RunDirectoryError, match=r"engine = 'threads', not 'batched'"):
         reject_other_experiment(path, TEXT.replace('engine = "threads"', 'engine = "batched"'))
 
 

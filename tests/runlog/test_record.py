@@ -75,10 +75,10 @@ def test_numpy_scalars_become_plain_numbers(make_record: Callable[..., RoundReco
 @pytest.mark.parametrize(
     ("changes", "words"),
     [
-        ({"seconds": -1.0}, "seconds = -1.0: must be a finite number ≥ 0"),
+        ({"seconds": -1.0}, "seconds = -1.0:"),
         ({"joules": math.inf}, "joules = inf"),
         ({"joules_realised": math.nan}, "joules_realised = nan"),
-        ({"round": -1}, "round = -1: must be a whole number ≥ 0"),
+        ({"round": -1}, "round = -1:"),
         ({"wire_bytes": 2**101}, f"wire_bytes = {2**101}"),
         ({"round": 1.5}, "round = 1.5: Expected `int`, got `float`"),
         ({"wire_bytes": True}, "wire_bytes = True"),

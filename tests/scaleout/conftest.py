@@ -10,9 +10,16 @@ import tempfile
 from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
-from typing import IO, Any
+from typing import IO, TYPE_CHECKING, Any
 
 import pytest
+
+from cfel.experiment import Experiment
+from cfel.simulation import initial_state, simulate
+from tests.simulation.drive import timeless
+
+if TYPE_CHECKING:
+    from .fake_ray import FakeRay
 
 ROOT = Path(__file__).parents[2]
 NAMESPACES = ["--net", "--pid", "--fork", "--kill-child", "--mount-proc"]
@@ -104,3 +111,24 @@ def cluster(nodes: int, system: dict[str, Any] | None = None, **node: Any) -> It
 def two_nodes() -> Iterator[Nodes]:
     with cluster(2) as nodes:
         yield nodes
+
+
+@pytest.fixture
+def fake_ray(monkeypatch: pytest.MonkeyPatch) -> "FakeRay":
+    """A fake of Ray in this process."""
+    from .fake_ray import install
+
+    monkeypatch.setenv("RAY_AUTH_MODE", "token")
+    return install(monkeypatch)
+
+
+def on_ray(experiment: Experiment) -> list[dict[str, Any]]:
+    """The log of an experiment on the two workers of `fake_ray`."""
+    from cfel.scaleout import ray_executor
+
+    world = experiment.build_world()
+    parameters = experiment.resolve(world).simulation
+    with ray_executor(world, parameters) as executor:
+        assert len(executor.describe_workers()) == 2
+        rounds = simulate(world, executor, initial_state(world), lambda: 0.0)
+        return timeless([each.record for each in rounds])

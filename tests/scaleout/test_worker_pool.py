@@ -8,10 +8,9 @@ import pytest
 
 from cfel.api.runs import PlannedRun, RunOptions, run_all, run_experiment
 from cfel.errors import InputError, RunDirectoryError, ScaleoutError, StorageError
-from cfel.experiment import Experiment
 from cfel.runlog import RunDirectory
-from cfel.simulation import initial_state, simulate
 from cfel.tracking import TrackedRun
+from tests.scaleout.conftest import on_ray
 from tests.simulation.drive import records, timeless, tiny
 
 pytest.importorskip("ray", reason="Ray is not installed")
@@ -20,25 +19,6 @@ if TYPE_CHECKING:
     from .fake_ray import FakeRay
 
 REMEMBERING = tiny(compression={"error_feedback": True}, local={"estimator": "fresh"})
-
-
-@pytest.fixture
-def fake_ray(monkeypatch: pytest.MonkeyPatch) -> "FakeRay":
-    from .fake_ray import install
-
-    monkeypatch.setenv("RAY_AUTH_MODE", "token")
-    return install(monkeypatch)
-
-
-def on_ray(experiment: Experiment) -> list[dict[str, object]]:
-    from cfel.scaleout import ray_executor
-
-    world = experiment.build_world()
-    parameters = experiment.resolve(world).simulation
-    with ray_executor(world, parameters) as executor:
-        assert len(executor.describe_workers()) == 2
-        rounds = simulate(world, executor, initial_state(world), lambda: 0.0)
-        return timeless([each.record for each in rounds])
 
 
 @pytest.mark.parametrize("deaths", [set(), {1}, {4, 5, 9}, set(range(2, 80, 7))], ids=str)
@@ -59,7 +39,7 @@ def test_fresh_estimates_keep_the_measured_curve(fake_ray: "FakeRay") -> None:
 
 def test_a_job_that_kills_every_worker(fake_ray: "FakeRay") -> None:
     fake_ray.deaths = set(range(1, 1000))
-    with pytest.raises(ScaleoutError, match="a job was lost 5 times with the workers it ran on"):
+    with pytest.raises(ScaleoutError, match="a job was lost 5 times"):
         on_ray(REMEMBERING)
 
 
@@ -88,7 +68,7 @@ def test_no_room_for_objects(fake_ray: "FakeRay", monkeypatch: pytest.MonkeyPatc
         fake_ray.putting = full
     else:
         monkeypatch.setattr(DeviceWorker, "updates", full)
-    with pytest.raises(ScaleoutError, match="object store is full and cannot spill"):
+    with pytest.raises(ScaleoutError, match="object store is full"):
         on_ray(REMEMBERING)
 
 
@@ -96,16 +76,14 @@ def test_other_versions_are_rejected(fake_ray: "FakeRay", monkeypatch: pytest.Mo
     from cfel.scaleout.workers import DeviceWorker, WorkerInfo
 
     monkeypatch.setattr(DeviceWorker, "ready", lambda _: WorkerInfo("there", 1, ("cfel 0.0", "torch 1.0")))
-    with pytest.raises(ScaleoutError, match=r"node there runs cfel 0\.0, torch 1\.0, this process"):
+    with pytest.raises(ScaleoutError, match=r"there runs cfel 0\.0, torch 1\.0"):
         on_ray(REMEMBERING)
     assert fake_ray.calls == 0
 
 
 def test_no_worker_at_all(fake_ray: "FakeRay") -> None:
     fake_ray.ready = False
-    with pytest.raises(
-        ScaleoutError, match="no worker could be started within 120 s; the cluster has 2 cores"
-    ):
+    with pytest.raises(ScaleoutError, match=r"within 120 s; .*2 cores"):
         on_ray(REMEMBERING)
 
 
@@ -137,7 +115,7 @@ def test_lost_runs_resume(fake_ray: "FakeRay", tmp_path: Path) -> None:
 
 def test_a_run_that_kills_every_worker(fake_ray: "FakeRay", tmp_path: Path) -> None:
     fake_ray.deaths = set(range(2, 1000))
-    with pytest.raises(ScaleoutError, match=r"seed \d: lost 5 times with the machine or process"):
+    with pytest.raises(ScaleoutError, match=r"seed \d: lost 5 times"):
         run_all(sweep(tmp_path), tmp_path, RunOptions())
 
 

@@ -178,7 +178,7 @@ def test_others_say_that_they_cannot(tmp_path: Path) -> None:
     from cfel.experiment import experiment_toml
     from cfel.launch.federation import LaunchOptions, launch_federation
 
-    with pytest.raises(InputError, match="a deployment cannot aggregate the first 2 updates"):
+    with pytest.raises(InputError, match=r"deployment .*first 2 updates"):
         launch_federation(buffered(2), tmp_path / "up", LaunchOptions())
     file = tmp_path / "experiment.toml"
     file.write_text(experiment_toml(buffered(2)), encoding="utf-8")

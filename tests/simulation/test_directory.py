@@ -117,7 +117,7 @@ def test_a_directory_is_not_run_over(tmp_path: Path) -> None:
     path = tmp_path / "run"
     run_experiment(tiny(rounds={"global": 1}), path, RunOptions())
     before = {file: file.read_bytes() for file in path.rglob("*") if file.is_file()}
-    with pytest.raises(RunDirectoryError, match=r"holds a run already: resume it \(--resume"):
+    with pytest.raises(RunDirectoryError, match=r"holds a run already: .*--resume"):
         run_experiment(tiny(rounds={"global": 1}), path, RunOptions())
     assert before == {file: file.read_bytes() for file in path.rglob("*") if file.is_file()}
 
@@ -140,7 +140,7 @@ def test_another_experiment_is_rejected(tmp_path: Path, change: dict[str, object
     with pytest.raises(PowerCutError):
         run_experiment(tiny(), path, RunOptions(on_round=cut_after(1)))
     before = {file: file.read_bytes() for file in path.rglob("*") if file.is_file()}
-    with pytest.raises(RunDirectoryError, match=f"holds a run with {words}: resume it as it was"):
+    with pytest.raises(RunDirectoryError, match=f"holds a run with {words}: "):
         run_experiment(tiny(change), path, RunOptions(resume=True))
     assert before == {file: file.read_bytes() for file in path.rglob("*") if file.is_file()}
 

@@ -39,10 +39,7 @@ def test_all_devices_can_be_absent() -> None:
 @pytest.mark.parametrize(
     ("fields", "reason"),
     [
-        (
-            {"away_probability": 1.5},
-            r"availability\.away_probability = 1\.5: must be a finite number ≥ 0 and ≤ 1",
-        ),
+        ({"away_probability": 1.5}, r"availability\.away_probability = 1\.5:"),
         ({"away": ((0, 3, 2),)}, r"availability\.away\[0\] = \(0, 3, 2\): the first round must not be after"),
         (
             {"away": ((0, 1, 2), (0, 3))},
@@ -58,7 +55,7 @@ def test_bad_parameters_are_rejected(fields: dict[str, object], reason: str) -> 
 
 
 def test_unknown_device_is_rejected() -> None:
-    with pytest.raises(InputError, match=r"availability\.away\[0\]: unknown device 4 \(allowed: 0 to 3\)"):
+    with pytest.raises(InputError, match=r"availability\.away\[0\]: .*device 4"):
         Availability(away=((4, 0, 0),)).is_absent(0, 9, 4)
 
 
@@ -72,5 +69,5 @@ def test_battery() -> None:
 def test_bad_battery_is_rejected() -> None:
     with pytest.raises(InputError, match=r"battery\[1\] = -1\.0"):
         joules_left([1, -1], [0, 0])
-    with pytest.raises(InputError, match="spent joules: must have 2 entries, got 1"):
+    with pytest.raises(InputError, match=r"spent joules: .* 2 .* 1"):
         joules_left([1, 1], [0])

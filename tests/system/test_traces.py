@@ -58,7 +58,7 @@ def test_parquet_and_ways_to_say_available(tmp_path: Path, available: list[objec
 
 def test_more_devices_than_the_trace_has(tmp_path: Path) -> None:
     trace = read_trace(written(tmp_path, HEAD, full(1, 1, 3)))
-    with pytest.raises(InputError, match=r"fleet\.devices = 4: .*trace\.csv has only 3 devices"):
+    with pytest.raises(InputError, match=r"devices = 4: .*trace\.csv .*3"):
         trace.conditions(0, 0, 0, 4, 1e6)
 
 
@@ -68,7 +68,7 @@ def test_missing_combination_is_named(tmp_path: Path, gone: int) -> None:
     at = lines.pop(gone).split(",")[:3]
     with pytest.raises(
         FleetFileError,
-        match=f"no row for round {at[0]}, edge round {at[1]}, device {at[2]}; every combination",
+        match=f"round {at[0]}, edge round {at[1]}, device {at[2]}",
     ):
         read_trace(written(tmp_path, HEAD, lines))
 
@@ -80,15 +80,15 @@ def test_missing_combination_is_named(tmp_path: Path, gone: int) -> None:
             "0,0,1,1,1,1,1,1",
             r"line 4, column 'device': '1': must be there once only per round and edge round",
         ),
-        ("0,0,x,1,1,1,1,1", r"line 4, column 'device': 'x': must be a number"),
-        ("0,0,1.5,1,1,1,1,1", r"line 4, column 'device': '1\.5': must be a whole number ≥ 0"),
-        ("0,-1,2,1,1,1,1,1", r"line 4, column 'edge_round': '-1': must be a finite number ≥ 0 and ≤ 9"),
-        ("0,0,2,0,1,1,1,1", r"line 4, column 'mu': '0': must be a finite number > 0"),
-        ("0,0,2,1,1,,1,1", r"line 4, column 'nu': '': must be a finite number ≥ 0"),
+        ("0,0,x,1,1,1,1,1", "line 4, column 'device': 'x':"),
+        ("0,0,1.5,1,1,1,1,1", r"line 4, column 'device': '1\.5':"),
+        ("0,-1,2,1,1,1,1,1", "line 4, column 'edge_round': '-1':"),
+        ("0,0,2,0,1,1,1,1", "line 4, column 'mu': '0':"),
+        ("0,0,2,1,1,,1,1", "line 4, column 'nu': '':"),
         ("0,0,2,1,1,1,1,maybe", r"line 4, column 'available': 'maybe': must be 1 or 0, true or false"),
         ("0,0,1000000000000,1,1,1,1,1", "no row for round 0, edge round 0, device 2"),
         ("9e15,9e15,9e15,1,1,1,1,1", "no row for round 0, edge round 0, device 2"),
-        ("1e300,0,2,1,1,1,1,1", r"line 4, column 'round': '1e300': must be a finite number"),
+        ("1e300,0,2,1,1,1,1,1", "line 4, column 'round': '1e300':"),
     ],
 )
 def test_bad_rows_are_named(tmp_path: Path, line: str, reason: str) -> None:
@@ -102,7 +102,7 @@ def test_missing_column_is_named(tmp_path: Path) -> None:
 
 
 def test_trace_needs_a_path() -> None:
-    with pytest.raises(InputError, match=r"conditions\.file = '': must be the path of a trace"):
+    with pytest.raises(InputError, match=r"conditions\.file = ''"):
         TraceParameters("")
 
 
@@ -119,7 +119,7 @@ def test_devices_by_name(tmp_path: Path) -> None:
     lines = ["gate,1,2,3,4", "roof,5,6,7,8"]
     trace = read_trace(written(tmp_path, "device,mu,alpha,nu,power", lines))
     assert trace.conditions(0, 0, 0, 2, 1).mu.tolist() == [1, 5]
-    with pytest.raises(FleetFileError, match="line 2, column 'device': 'gate': must be a number, as the"):
+    with pytest.raises(FleetFileError, match="line 2, column 'device': 'gate'"):
         read_trace(written(tmp_path, "device,mu,alpha,nu,power", [*lines, "2,1,1,1,1"]))
 
 
@@ -134,7 +134,7 @@ def test_a_trace_that_ends_before_the_run(tmp_path: Path) -> None:
     assert describe_short_trace(trace, 40, 5) == short
     one = read_trace(written(tmp_path, HEAD, full(1, 1, 1)))
     assert describe_short_trace(one, 40, 5) is None
-    with pytest.raises(InputError, match=r"conditions\.after_end: unknown 'again'"):
+    with pytest.raises(InputError, match="after_end: unknown 'again'"):
         TraceParameters("a.csv", "again")
 
 

@@ -141,7 +141,7 @@ def test_trackers_hear_nothing_of_a_run_that_may_not_start(tmp_path: Path) -> No
     with pytest.raises(RunDirectoryError, match="holds a run already"):
         cfel.run(make_experiment(model), tmp_path, progress=False, track=second)
     other = make_experiment(model).change({"rounds.edge": 3})
-    with pytest.raises(RunDirectoryError, match=r"holds a run with rounds\.edge = 2, not 3"):
+    with pytest.raises(RunDirectoryError, match=r"rounds\.edge = 2, not 3"):
         cfel.run(other, tmp_path, progress=False, track=second, resume=True)
     with RunWriter.resume(tmp_path)[0], pytest.raises(RunBusyError):
         cfel.run(make_experiment(model), tmp_path, progress=False, track=second, resume=True)
@@ -172,9 +172,9 @@ def test_a_tracker_that_hangs_is_left_alone(log: TrackedRun, monkeypatch: pytest
 
 
 def test_trackers_are_checked_before_a_run(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
-    with pytest.raises(InputError, match="track: unknown 'mlfow'; did you mean 'mlflow'"):
+    with pytest.raises(InputError, match="track: unknown 'mlfow'"):
         cfel.run(make_experiment(), out=tmp_path / "run", track="mlfow")
-    with pytest.raises(InputError, match="neither the name of a tracker nor a function"):
+    with pytest.raises(InputError, match=r"neither .* tracker nor a function"):
         cfel.run(make_experiment(), out=tmp_path / "run", track=[3])  # type: ignore[list-item]
     monkeypatch.setattr("cfel.tracking.sinks.find_spec", lambda _: None)
     with pytest.raises(MissingExtraError, match=r"pip install 'cfel\[wandb\]'"):

@@ -202,7 +202,7 @@ def test_start_within_the_limits_is_kept() -> None:
         ((0.5, np.nan), "theta₀"),
         ((np.inf, 0.5), "rho₀"),
         ((1.5, 0.5), r"rho₀\[0\] = 1.5: must lie in \[0, 1\]"),
-        ((0.5, [0.5, -0.1, 1.0]), r"theta₀\[1\] = -0.1: must lie in \[0, 1\]"),
+        ((0.5, [0.5, -0.1, 1.0]), r"theta₀\[1\] = -0.1:"),
     ],
 )
 def test_bad_start_is_rejected(start: tuple[object, object], words: str) -> None:

@@ -16,7 +16,7 @@ from cfel.learning.device import device_update
 from cfel.learning.device_messages import DeviceOrder
 from cfel.runlog.plans import read_plan
 from tests.deployment.conftest import deployed
-from tests.deployment.memory_federation import Federation
+from tests.deployment.memory_federation import Federation, play_to_the_end
 
 DEVICE = Identity("device", 5)
 
@@ -28,7 +28,7 @@ def test_a_device_ends_when_its_edge_server_has_been_silent_for_long(tmp_path: P
         async with Federation(deployed(give_up_seconds=0.5), tmp_path) as federation:
             began = time.monotonic()
             federation.start(DEVICE)
-            with pytest.raises(SilentEdgeServerError, match=r"edge-2 has not answered for \d+ s: the exp"):
+            with pytest.raises(SilentEdgeServerError, match=r"edge-2 has not answered for \d+ s"):
                 await federation.finished()
             return time.monotonic() - began
 
@@ -59,16 +59,9 @@ def test_a_model_on_which_training_diverges_does_not_end_a_device(
         return device_update(order, *others)
 
     monkeypatch.setattr(device_agent, "device_update", diverge)
-
-    async def play() -> list[int]:
-        rounds = {"rounds": {"global": 2, "edge": 1}, "local": {"estimator": "reuse"}}
-        async with Federation(deployed(rounds, round_seconds=3.0), tmp_path) as federation:
-            federation.start()
-            await federation.finished()
-            return [record.devices_taking_part for record in federation.records()]
-
-    first, _ = asyncio.run(play())
-    assert first < 6
+    rounds = {"rounds": {"global": 2, "edge": 1}, "local": {"estimator": "reuse"}}
+    first, _ = play_to_the_end(deployed(rounds, round_seconds=3.0), tmp_path)
+    assert first.devices_taking_part < 6
     assert "given up: training diverged at device 5" in caplog.text
 
 
@@ -85,13 +78,7 @@ def test_an_emulated_device_runs_at_the_planned_clock(
     monkeypatch.setattr(device_agent, "realised_seconds", note)
     plus = {"scheme": {"name": "hcef_plus"}, "budget": {"share_of_cef": 0.6}}
     experiment = deployed(plus, {"rounds": {"global": 1, "edge": 1}}, time_scale=1e-4)
-
-    async def play() -> None:
-        async with Federation(experiment, tmp_path) as federation:
-            federation.start()
-            await federation.finished()
-
-    asyncio.run(play())
+    play_to_the_end(experiment, tmp_path)
     (path, *_) = tmp_path.glob("edge-*/plans/round-00001.parquet")
     plan = read_plan(path.parents[1], 1)
     assert plan.speed is not None

@@ -8,12 +8,11 @@ from typing import Any
 import pytest
 
 from cfel.deployment.coordinator.control_state import initial_coordinator_state
-from cfel.deployment.protocol.calls import RemoteCalls
 from cfel.deployment.protocol.coordinator_requests import MixAnswer, MixCommand, MixingRows
 from cfel.deployment.security.identity import Identity
 from cfel.errors import RejectedError
 from tests.deployment.conftest import deployed
-from tests.deployment.memory_federation import Federation, MemoryClient, claim_term, until
+from tests.deployment.memory_federation import led_edge_server
 
 EDGE, OTHER = Identity("edge", 0), Identity("edge", 1)
 ALONE: MixingRows = ((1.0, 0.0, 0.0), (0.0, 1.0, 0.0), (0.0, 0.0, 1.0))
@@ -22,11 +21,7 @@ LINE = {"topology": {"kind": "line"}}
 
 def mix(tmp_path: Path, rows: MixingRows, sections: Mapping[str, Any]) -> MixAnswer:
     async def play() -> MixAnswer:
-        async with Federation(deployed(sections), tmp_path) as federation:
-            federation.start(EDGE)
-            await until("it is there", lambda: EDGE in federation.network.members)
-            calls = RemoteCalls(MemoryClient(OTHER, federation.network))
-            await claim_term(OTHER, EDGE, 1, federation.network)
+        async with led_edge_server(EDGE, OTHER, deployed(sections), tmp_path) as (federation, calls):
             state = initial_coordinator_state(federation.world)
             return await calls.call(EDGE, MixCommand(1, (0, 0, 0), rows, False, state), 5)
 

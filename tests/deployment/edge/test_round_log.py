@@ -16,9 +16,10 @@ from cfel.deployment.security.identity import Identity
 from cfel.errors import DiskError, RejectedError, UnreachableError
 from tests.deployment.conftest import deployed
 from tests.deployment.coordinator.test_checked_calls import RECORD, table
-from tests.deployment.memory_federation import Federation, claim_term, until
+from tests.deployment.memory_federation import claim_term, led_edge_server, until
 
 OWN, LEADER = Identity("edge", 0), Identity("edge", 1)
+NINE_ROUNDS = deployed({"rounds": {"global": 9}})
 
 
 @dataclass
@@ -40,12 +41,9 @@ def close_round_3(directory: Path, rounds: dict[int, tuple[int, ...]]) -> list[i
     """What is in the log after the third round, of an edge server that missed the first two."""
 
     async def play() -> list[int]:
-        async with Federation(deployed({"rounds": {"global": 9}}), directory) as federation:
-            federation.start(OWN)
-            await until("it is there", lambda: OWN in federation.network.members)
+        async with led_edge_server(OWN, LEADER, NINE_ROUNDS, directory) as (federation, _):
             log = federation.edges[0].server.log
             log._calls = KnownNodes(rounds)
-            await claim_term(LEADER, OWN, 1, federation.network)
             command = CloseCommand(1, (2, 0, 0), replace(RECORD, round=3), table(round=3), False)
             await log.write_round(LEADER, command)
             return [record.round for record in log.records]
@@ -82,11 +80,8 @@ def test_a_proposal_that_is_written_late_does_not_replace_a_newer_one(
     monkeypatch.setattr(state_file, "save", save_if_room)
 
     async def play() -> None:
-        async with Federation(deployed({"rounds": {"global": 9}}), tmp_path) as federation:
-            federation.start(OWN)
-            await until("it is there", lambda: OWN in federation.network.members)
+        async with led_edge_server(OWN, LEADER, NINE_ROUNDS, tmp_path) as (federation, _):
             log = federation.edges[0].server.log
-            await claim_term(LEADER, OWN, 1, federation.network)
             old = ProposeCommand(1, (1, 0, 0), replace(RECORD, round=2))
             late = asyncio.create_task(log.keep_proposal(LEADER, old))
             await until("the disk is full", lambda: not full)

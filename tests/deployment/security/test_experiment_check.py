@@ -149,7 +149,7 @@ def test_a_directory_is_settled_once(settled: Path) -> None:
 
 def test_a_directory_of_another_experiment_is_rejected(settled: Path) -> None:
     other = deployed({"local": {"learning_rate": 0.123}})
-    with pytest.raises(StorageError, match=r"local\.learning_rate = .*, not 0\.123: .*another directory"):
+    with pytest.raises(StorageError, match=r"local\.learning_rate = .*, not 0\.123"):
         prepare_directory(settled, other, other.build_world())
 
 
@@ -166,7 +166,7 @@ def test_a_flood_of_parts_is_not_listed() -> None:
 
     async def play() -> None:
         (endpoint,) = ExperimentCheck({"model": "a"}).check_endpoints([serve(ModelRequest, answer_model)])
-        with pytest.raises(NotAdmittedError, match="another experiment: it names 5000 parts"):
+        with pytest.raises(NotAdmittedError, match="names 5000 parts"):
             await endpoint.handle(
                 DEVICE, ModelRequest("0" * 64, experiment=dict.fromkeys(map(str, range(5000)), ""))
             )

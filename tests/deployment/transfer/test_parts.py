@@ -113,7 +113,7 @@ def test_a_part_that_arrived_is_kept_when_the_next_one_fails() -> None:
 
 
 def test_a_part_of_another_length_is_invalid() -> None:
-    with pytest.raises(InvalidBodyError, match="7 bytes at byte 0 of 256000, 32768 were asked"):
+    with pytest.raises(InvalidBodyError, match=r"7 bytes at byte 0 .*, 32768 were"):
         download(lambda _offset, _most: Body.hash(b"1234567"), Download(NAME, len(CONTENT)))
 
 

@@ -109,9 +109,7 @@ def test_cifar10_from_binary_batches(tmp_path: Path) -> None:
     _write_binary(tmp_path / "cifar-10-batches-bin")
     _check_cifar(cifar10(tmp_path))
     (tmp_path / "cifar-10-batches-bin" / "test_batch.bin").write_bytes(b"123")
-    with pytest.raises(
-        InputError, match=r"test_batch.bin: 3 bytes are not a whole number of records of 3073"
-    ):
+    with pytest.raises(InputError, match=r"test_batch\.bin: 3 bytes .*3073"):
         cifar10(tmp_path)
 
 
@@ -159,7 +157,7 @@ def test_a_malicious_pickle_is_rejected_and_does_nothing(tmp_path: Path, protoco
     trace, file = tmp_path / "trace", tmp_path / "data_batch_1"
     fields = {b"labels": [1], b"data": _Malicious(trace)}
     file.write_bytes(pickle.dumps(fields, protocol=protocol))
-    with pytest.raises(InputError, match=r"data_batch_1: rejected: it refers to (posix|nt|os)\.system"):
+    with pytest.raises(InputError, match=r"data_batch_1: .*(posix|nt|os)\.system"):
         read_python_batch(file)
     assert not trace.exists()
 
@@ -197,10 +195,10 @@ def test_bad_parquet_is_named(tmp_path: Path) -> None:
     _parquet(tmp_path / "test.parquet", list(good), label=[1, 2])
     train = tmp_path / "train.parquet"
     _parquet(train, list(good), label=[1, 10])
-    with pytest.raises(InputError, match="training labels: row 1 holds label 10, allowed are 0 … 9"):
+    with pytest.raises(InputError, match=r"training labels: row 1 .* 10"):
         cifar10(tmp_path)
     _parquet(train, list(good), lable=[1, 1])
-    with pytest.raises(InputError, match=r"train.parquet: there is no column 'label' \(it has img, lable\)"):
+    with pytest.raises(InputError, match=r"train\.parquet: .*'label' .*lable"):
         cifar10(tmp_path)
     _parquet(train, [good[0], b"not a picture"], label=[1, 1])
     with pytest.raises(InputError, match="column 'img', row 1: not an image"):
@@ -209,16 +207,16 @@ def test_bad_parquet_is_named(tmp_path: Path) -> None:
     with pytest.raises(InputError, match="row 1: not an image"):
         cifar10(tmp_path)
     _parquet(train, [good[0], _png(GREY[0])], label=[1, 1])
-    with pytest.raises(InputError, match="row 1 is 28×28 pixels, row 0 is 32×32"):
+    with pytest.raises(InputError, match=r"row 1 is 28×28 .*row 0 is 32×32"):
         cifar10(tmp_path)
     _parquet(train, [], label=[])
     with pytest.raises(InputError, match="there are no rows"):
         cifar10(tmp_path)
     train.write_bytes(b"PAR1nonsense")
-    with pytest.raises(InputError, match=r"train.parquet: cannot be read as Parquet"):
+    with pytest.raises(InputError, match=r"train\.parquet: cannot be read"):
         cifar10(tmp_path)
     pq.write_table(pa.table({"img": [1], "label": [1]}), train)
-    with pytest.raises(InputError, match="structs with a field 'bytes', is int64"):
+    with pytest.raises(InputError, match="'bytes', is int64"):
         cifar10(tmp_path)
 
 
@@ -286,7 +284,7 @@ def test_femnist_that_is_wrong_or_absent(tmp_path: Path) -> None:
     with pytest.raises(InputError, match="neither Parquet files nor LEAF"):
         femnist(tmp_path)
     _letters(tmp_path / "femnist.parquet", ["tset", *["train"] * 11])
-    with pytest.raises(InputError, match="'leaf_split', row 0 is 'tset', neither train nor test"):
+    with pytest.raises(InputError, match="'leaf_split', row 0 is 'tset'"):
         femnist(tmp_path)
 
 
@@ -312,7 +310,7 @@ def test_femnist_from_leaf(tmp_path: Path) -> None:
     assert data.train_writers.tolist() == [0, 0, 0, 1, 1]
     assert data.test_targets.tolist() == [5]
     _leaf(tmp_path / "test" / "all_data_0_test.json", {"user_data": {"bob": {"x": [[0.5, 2.0]], "y": [0]}}})
-    with pytest.raises(InputError, match="user 'bob': 'x' must be rows of 784 numbers"):
+    with pytest.raises(InputError, match=r"user 'bob': 'x' .* 784"):
         femnist(tmp_path)
     _leaf(tmp_path / "test" / "all_data_0_test.json", {"users": []})
     with pytest.raises(InputError, match="not a LEAF file"):
@@ -327,7 +325,7 @@ def test_data_sets_check_themselves() -> None:
         DataSet("d", inputs, targets, inputs, targets, 1, None, None, np.zeros(1, np.int64))
     with pytest.raises(InputError, match="classes"):
         DataSet("d", inputs, targets, inputs, targets, 0)
-    with pytest.raises(InputError, match=r"shape \(2,\), test inputs of shape \(4,\)"):
+    with pytest.raises(InputError, match=r"\(2,\), test inputs .*\(4,\)"):
         DataSet("d", inputs, targets, torch.zeros(3, 4), targets, 1)
     with pytest.raises(InputError, match="names no writers"):
         DataSet("d", inputs, targets, inputs, targets, 1).select_writers(np.zeros(1, np.int64))
@@ -377,7 +375,7 @@ def test_a_wrong_or_missing_archive_leaves_nothing(server: tuple[str, Path], tmp
     target = tmp_path / "store" / "cifar10"
     with pytest.raises(InputError, match=r"SHA-256 is .*, expected 00"):
         fetch_archive(Archive(f"{address}/evil.tar.gz", "00"), target)
-    with pytest.raises(InputError, match=r"cannot be downloaded .*404.*set data.path"):
+    with pytest.raises(InputError, match=r"404.*set data\.path"):
         fetch_archive(Archive(f"{address}/absent.tar.gz", "00"), target)
     assert list(target.parent.iterdir()) == []
 

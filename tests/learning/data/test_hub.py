@@ -161,18 +161,16 @@ def test_columns_that_are_ambiguous(tmp_path: Path) -> None:
     twice.add_column("other", [0, 1, 0, 1]).cast_column(
         "other", datasets.ClassLabel(num_classes=2)
     ).save_to_disk(str(tmp_path / "d"))
-    with pytest.raises(InputError, match=r"cannot tell which column is the label; add \?label=NAME"):
+    with pytest.raises(InputError, match=r"add \?label=NAME"):
         load("hf:x", tmp_path / "d", ANY_CODE)
 
 
 def test_what_cannot_be_had(tmp_path: Path) -> None:
-    with pytest.raises(
-        InputError, match=r"'hf:a/b': cannot be loaded from the hub: .*; offline, give data.path"
-    ):
+    with pytest.raises(InputError, match=r"'hf:a/b': .*hub: .*data\.path"):
         load("hf:a/b", code=ANY_CODE)
-    with pytest.raises(InputError, match=r"FEMNIST cannot be downloaded: .*cannot be loaded from the hub"):
+    with pytest.raises(InputError, match=r"FEMNIST .* from the hub"):
         femnist()
-    with pytest.raises(InputError, match="is neither a folder made by `save_to_disk` nor one with Parquet"):
+    with pytest.raises(InputError, match=r"neither .*`save_to_disk` .*Parquet"):
         load("hf:a/b", tmp_path, ANY_CODE)
     (tmp_path / "state.json").write_text("{")
     with pytest.raises(InputError, match="cannot be loaded from"):
@@ -181,7 +179,7 @@ def test_what_cannot_be_had(tmp_path: Path) -> None:
 
 def test_without_the_package(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setitem(sys.modules, "datasets", None)
-    with pytest.raises(InputError, match=r"needs the package `datasets` .*pip install 'cfel\[hf\]'"):
+    with pytest.raises(InputError, match=r"`datasets` .*pip install 'cfel\[hf\]'"):
         load("hf:a/b", code=ANY_CODE)
-    with pytest.raises(InputError, match=r"^data.path: is not given, and FEMNIST.*pip install 'cfel\[hf\]'"):
+    with pytest.raises(InputError, match=r"^data\.path: .*FEMNIST.*'cfel\[hf\]'"):
         femnist()

@@ -108,7 +108,7 @@ def test_ten_thousand_devices_take_no_time() -> None:
 
 
 def test_errors_name_what_is_wrong() -> None:
-    with pytest.raises(InputError, match="2000 samples of 'synthetic' are too few for 2001 devices"):
+    with pytest.raises(InputError, match=r"2000 .*'synthetic' .*2001 devices"):
         partition(DATA, 2001, PartitionParameters("iid"), 0)
     with pytest.raises(InputError, match="names no writers"):
         partition(DATA, 2, PartitionParameters("writer"), 0)
@@ -179,5 +179,5 @@ def test_targets_need_not_be_classes() -> None:
 
 
 def test_too_few_to_hold_out() -> None:
-    with pytest.raises(InputError, match=r"data\.held_out = 0\.1: no device has enough"):
+    with pytest.raises(InputError, match=r"held_out = 0\.1: no device"):
         hold_out(_numbered([0] * 4), [np.arange(4)], 0.1, seed=0)

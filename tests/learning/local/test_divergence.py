@@ -67,7 +67,7 @@ def test_training_that_diverges(
         else:
             device_update(task, data, DeviceState(), scratch)
 
-    with pytest.raises(DivergedError, match="at device 1 in global round 1, edge round 0"):
+    with pytest.raises(DivergedError, match=r"device 1 .*round 1, edge round 0"):
         train()
 
 

@@ -136,7 +136,7 @@ def test_a_file_holds_frozen_parameters_too(tmp_path: Path) -> None:
     plain = architectures.low_rank(SHAPE, 10)
     plain.load_state_dict(named_tensors(model, flat))
     torch.testing.assert_close(plain.eval()(TWO), flat.module.eval()(TWO))
-    with pytest.raises(InputError, match=r"'.*' is frozen and differs .* load .* where the model is built"):
+    with pytest.raises(InputError, match=r"'.*' is frozen and differs"):
         load_model(path, Task(task.data, task.model, seed=1).build())
 
 
@@ -171,7 +171,7 @@ def test_what_cannot_be_trained_is_rejected_with_advice(model: object, message: 
 def test_a_batch_of_one_is_rejected_where_batch_norm_cannot_train_on_it() -> None:
     flat = Task(synthetic(12, SHAPE), architectures.batch_norm_of_values).build()
     check_batches(flat, 2, [2, 9])
-    with pytest.raises(InputError, match=r"one sample \(batch norm\), but data.batch = 1; give every device"):
+    with pytest.raises(InputError, match=r"batch norm.* data\.batch = 1"):
         check_batches(flat, 1, [2, 9])
     with pytest.raises(InputError, match="but device 1 has one sample"):
         check_batches(flat, 5, [7, 1])

@@ -129,14 +129,14 @@ def test_a_model_of_another_shape_is_rejected_by_name(
     path = tmp_path / "model.safetensors"
     save_model(path, initial_model(digits_task, 0), digits_task.build())
     wider = Task(synthetic(12, (1, 4, 4)), model_builder("mlp")).build()
-    with pytest.raises(InputError, match=r"'dense1.weight' is .*\(64, 64\).*shape \(64, 16\)"):
+    with pytest.raises(InputError, match=r"'dense1\.weight' .*64, 64.*64, 16"):
         load_model(path, wider)
-    with pytest.raises(InputError, match=r"'dense1\.bias' is not part of the model"):
+    with pytest.raises(InputError, match=r"'dense1\.bias' is not part of"):
         load_model(path, norm_task.build())
-    with pytest.raises(InputError, match=r"cannot read .*absent\.safetensors: it does not exist"):
+    with pytest.raises(InputError, match=r"absent\.safetensors: it does not exist"):
         load_model(tmp_path / "absent.safetensors", wider)
     os.mkfifo(tmp_path / "pipe.safetensors")
-    with pytest.raises(InputError, match=r"cannot read .*pipe\.safetensors: it is not a regular file"):
+    with pytest.raises(InputError, match=r"pipe\.safetensors: .*regular file"):
         load_model(tmp_path / "pipe.safetensors", wider)
     path.write_bytes(path.read_bytes()[:-1])
     with pytest.raises(InputError, match="cannot be read as safetensors"):

@@ -27,7 +27,7 @@ def task(digits_task: Task) -> Task:
 
 
 def test_patterns_that_cannot_be_are_rejected(digits_task: Task) -> None:
-    with pytest.raises(InputError, match=r"'head\.\*' matches no trained.*dense1\.weight, dense1\.bias"):
+    with pytest.raises(InputError, match=r"'head\.\*' .*dense1\.weight"):
         replace(digits_task, personal=("dense2.*", "head.*")).build()
     with pytest.raises(InputError, match="nothing is left to share"):
         replace(digits_task, personal=("*",)).build()

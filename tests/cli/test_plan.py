@@ -66,7 +66,7 @@ def test_the_verdict_names_its_limits(run: Run, fleet: Path, write: Write) -> No
     ):
         assert line in shown
     caps = write("caps.json", as_json(fleet, False, time_cap=[400, 350, 300]))
-    assert "time    400.0 s of 400.0 s in cluster plant (slowest: plant-3)\n" in run("plan", caps).out
+    assert "time    400.0 s of 400.0 s in cluster plant (slowest: plant-5)\n" in run("plan", caps).out
     small = run("plan", write("small.csv", f"{HEAD}\na,0.023,0.0153,0.023,0.0153,x\n")).out
     assert "time    0.0997 s (no limit; slowest: a)\n" in small
     assert "energy  0.0514 J (no limit)\n" in small

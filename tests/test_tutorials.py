@@ -122,9 +122,9 @@ def test_a_wrong_page_fails(player: Player) -> None:
     """A page that shows what is not printed, or whose code fails."""
     player.play("Save this as `one.csv`:\n\n```text\nid,cluster,mu,alpha,nu,power\na,b,1,1,1,1\n```\n")
     plan = "```console\n$ cfel plan one.csv --time-cap 9\n…\n{}\n```\n"
-    player.play(plan.format("all limits are met"))
+    player.play(plan.format("all limits are kept"))
     with pytest.raises(AssertionError):
-        player.play(plan.format("some limits are met"))
+        player.play(plan.format("some limits are kept"))
     with pytest.raises(ZeroDivisionError):
         player.play("```python\n1 / 0\n```\n")
 

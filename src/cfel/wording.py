@@ -1,5 +1,6 @@
 """Grammar of messages and pages: numbers with their nouns, values of any kind. Sentences stay elsewhere."""
 
+import math
 import re
 
 _MAX_SHOWN = 200
@@ -10,6 +11,17 @@ _CONTROL = re.compile("[\x00-\x1f\x7f-\x9f\u200e\u200f\u2028-\u202e\u2066-\u2069
 def plural(count: int, noun: str) -> str:
     """A number with its noun, which has a plural in -s: "1 round", "2 rounds", "10,000 devices"."""
     return f"{count:,} {noun}" if count == 1 else f"{count:,} {noun}s"
+
+
+def format_amount(value: float, places: int = 0) -> str:
+    """A time, an energy or a percentage: at least three significant digits and so many decimal places.
+
+    "2,199", "383", "56.1", "0.0663".
+    """
+    if not math.isfinite(value) or 0 < abs(value) < 1e-4:
+        return f"{value:.3g}"
+    leading = math.floor(math.log10(abs(value))) if value else 2
+    return f"{value:,.{max(places, 2 - leading)}f}"
 
 
 def show(value: object) -> str:

@@ -47,9 +47,31 @@ def test_a_plan_by_hand(run: Run, one: Path) -> None:
     assert (found["feasible"], found["violations"]) == (True, [])
     assert (found["time_cap"], found["energy_cap"], found["method"]) == ([None], None, "joint")
     shown = run("plan", one).out
-    for words in ("only", "home", "0.667", "4.3 J (no limit)", "all limits are met", "none"):
+    for words in ("only", "home", "0.667", "4.33 J (no limit)", "all limits are kept", "none"):
         assert words in shown
     assert "inf" not in shown
+    assert "time    4.33 s (no limit; slowest: only)\n" in shown
+    assert "proof   the error bound is < 0.0001 % above its least possible value\nmethod  joint\n" in shown
+
+
+def test_the_verdict_names_its_limits(run: Run, fleet: Path, write: Write) -> None:
+    """One cap for all; a cap of its own for each cluster; and values far below one, which are not 0."""
+    shown = run("plan", fleet, "--time-cap", 450, "--energy-cap", 300).out
+    for line in (
+        "  19 devices limited by energy: a joule helps more on another device\n",
+        "  1 device limited by time: the cluster's whole time cap is used\n",
+        "time    450.0 s of 450.0 s (slowest: roof-7)\n",
+        "energy  300.0 J of 300.0 J\n",
+        "proof   the error bound is at most 0.0291 % above its least possible value\n",
+    ):
+        assert line in shown
+    caps = write("caps.json", as_json(fleet, False, time_cap=[400, 350, 300]))
+    assert "time    400.0 s of 400.0 s in cluster plant (slowest: plant-5)\n" in run("plan", caps).out
+    small = run("plan", write("small.csv", f"{HEAD}\na,0.023,0.0153,0.023,0.0153,x\n")).out
+    assert "time    0.0997 s (no limit; slowest: a)\n" in small
+    assert "energy  0.0514 J (no limit)\n" in small
+    large = write("large.csv", f"{HEAD}\na,2000,1,1,1,x\nb,1,1,1,1,x\n")
+    assert run("plan", large, "--time-cap", 5000).out.count(" 5,000.0 ") == 5
 
 
 def test_options_reach_the_problem(run: Run, one: Path) -> None:
@@ -140,7 +162,7 @@ def test_caps_out_of_reach_are_reported_not_rejected(run: Run, fleet: Path) -> N
     assert "not met: cluster roof: time cap 1 s is out of reach" in words
     assert "72.319 s" in words
     assert "not met: energy cap 1 J is below the" in words
-    assert "all limits are met" not in words
+    assert "all limits are kept" not in words
     found = run("plan", fleet, "--time-cap", 1, "--on-unreachable", "minimum", "--json").document
     assert (found["feasible"], found["time_cap"]) == (False, [1.0] * 3)
     assert found["rho"] == pytest.approx([0.1] * 20)
@@ -152,7 +174,7 @@ def test_battery_is_kept(run: Run, write: Write) -> None:
     shown = run("plan", file).out
     found = run("plan", file, "--json").document
     assert found["device_joules"] == pytest.approx([3, 13 / 3])
-    assert "1 × battery" in shown
+    assert "1 device limited by battery: " in shown
     rows = [{"mu": 1, "alpha": 1, "nu": 1, "power": 1, "cluster": "x", "battery": left} for left in (3, None)]
     assert run("plan", write("two.json", json.dumps({"devices": rows})), "--json").document == found
 
@@ -170,7 +192,9 @@ def test_any_scheme_plans(run: Run, fleet: Path, write: Write) -> None:
     assert min(found["speed"]) < 1
     shown = run("plan", fleet, *caps, "--scheme", "hcef_plus").out
     assert " clock " in shown
-    assert "above the optimum of hcef_plus" in shown
+    # Its bound says nothing about another makespan or another energy.
+    words = " ".join(shown.split())
+    assert "proof the objective of hcef_plus is < 0.0001 % above the least of its plans for the time" in words
     assert " clock " not in run("plan", fleet, *caps).out
     options = ("--scheme", "hcef_plus", "--scheme-option", "least_speed=0.9", "--scheme-option", "noise=0.2")
     assert min(run("plan", fleet, *caps, *options, "--json").document["speed"]) >= 0.9
@@ -216,7 +240,7 @@ def test_tables_fit_80_columns(run: Run, write: Write, length: int, scheme: str)
     assert shown.count("…") == 1
     found = run("plan", file, *options, "--json").document
     for device in range(20):
-        assert f" {found['device_seconds'][device]:.1f} " in shown
+        assert f" {found['device_seconds'][device]:,.1f} " in shown
 
 
 def test_names_that_look_like_markup(run: Run, write: Write) -> None:
@@ -268,7 +292,7 @@ def test_a_million_rows(run: Run, tmp_path: Path) -> None:
     out = tmp_path / "plan.csv"
     answer = run("plan", file, "--time-cap", 6, "--energy-cap", 5e6, "--csv", out)
     assert answer.code == 0
-    assert "all limits are met" in answer.out
+    assert "all limits are kept" in answer.out
     assert "… and 999,980 more" in answer.out
     assert max(map(len, answer.out.splitlines())) <= 80
     with out.open(encoding="utf-8") as lines:

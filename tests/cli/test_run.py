@@ -1,6 +1,7 @@
 """`cfel run`: what it leaves behind, what it prints, and how it fails."""
 
 import json
+import re
 import shutil
 import sys
 import tomllib
@@ -66,8 +67,8 @@ def test_what_is_printed(run: Run, tmp_path: Path, monkeypatch: pytest.MonkeyPat
     answer = run("run", TINY, *SHORT, "--set", "budget.seconds=1")
     assert answer.code == 0
     first, warning, second = answer.out.splitlines()
-    assert first.startswith("2 rounds: accuracy ")
-    assert first.endswith(" J")
+    costs = r"[\d,.]+ s simulated \([\d,.]+ % of the budget\), [\d,.]+ J \([\d.]+ %\)"
+    assert re.fullmatch(rf"2 global rounds: test accuracy [\d.]+ %, {costs}", first)
     assert warning.startswith("warning: time exceeds its budget by ")
     assert "of 1 s), since round 1: caps could not be met in 2 rounds, first in round 1: " in warning
     assert "stretched to the least makespan" in warning

@@ -28,6 +28,7 @@ from cfel.errors import FleetFileError, InputError
 from cfel.plugins import ANY_CODE, CodePolicy, import_from, label_object, parse_variants
 from cfel.system.batch_shares import DEFAULT_OVERHEAD, BatchShares
 from cfel.system.conditions import Conditions
+from cfel.wording import format_amount
 
 PROBLEM_OPTIONS = (
     *("tau", "sigma2", "g2", "time_cap", "energy_cap", "rho_min", "theta_min", "noise_weight"),
@@ -152,7 +153,7 @@ class FleetPlan:
     def __repr__(self) -> str:
         devices, gap = len(self.devices), 100 * self.gap
         met = "all limits met" if self.feasible else "; ".join(self.violations)
-        costs = f"{self.seconds:.1f} s, {self.joules:.1f} J"
+        costs = f"{format_amount(self.seconds, 1)} s, {format_amount(self.joules, 1)} J"
         proof = "no proof" if math.isnan(gap) else f"at most {gap:.4f} % above the best plan"
         return f"<FleetPlan: {devices} devices, {costs}, {proof}, {met}>"
 
@@ -280,15 +281,16 @@ def _insert_names(words: str, named: NamedProblem) -> str:
 TOUCH = 1e-6
 
 MEANING = {
-    "full": "at its upper bounds",
-    "time": "its cluster's time cap is used up",
-    "battery": "its own battery is used up",
-    "energy": "the common energy cap is worth more elsewhere",
-    "noise": "more steps would add more noise than progress",
-    "floor": "at its lower bounds",
-    "scheme": "the scheme asks for no more",
-    "idle": "left out of this round by the scheme",
+    "full": "at full work: the upper bounds of ρ and θ",
+    "time": "limited by time: the cluster's whole time cap is used",
+    "battery": "limited by battery: all that it allows in this round is used",
+    "energy": "limited by energy: a joule helps more on another device",
+    "noise": "limited by noise: more steps would add more noise than progress",
+    "floor": "at the floor: the lower bounds of ρ and θ",
+    "scheme": "limited by the scheme: it asks for no more",
+    "idle": "idle: left out of this round by the scheme",
 }
+"""What each word of `FleetPlan.limited_by` says of a device, after a number of devices."""
 
 
 def find_binding_limits(problem: RoundProblem, solution: Solution) -> NDArray[np.str_]:

@@ -15,6 +15,7 @@ from rich.console import Console
 from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeRemainingColumn
 
 from cfel.runlog import RoundRecord
+from cfel.wording import format_amount
 
 NOTICE = (
     "stopping after this round; --resume continues from its checkpoint; press Ctrl-C again to stop at once"
@@ -87,7 +88,7 @@ class RunProgress:
         if name not in self._tasks:
             self._tasks[name] = self._bars.add_task(name, total=self._rounds, state="")
         accuracy = "" if record.accuracy is None else f"{100 * record.accuracy:5.1f} %"
-        state = f"{accuracy} {record.seconds:9,.0f} s {record.joules / 1000:7,.1f} kJ"
+        state = f"{accuracy} {format_amount(record.seconds):>9} s {format_amount(record.joules):>9} J"
         self._bars.update(self._tasks[name], completed=record.round, state=state)  # type: ignore[arg-type]
 
 

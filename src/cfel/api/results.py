@@ -22,7 +22,7 @@ from cfel.report.load import SWEEP_FILE, Run, find_target, group_by_scheme, load
 from cfel.report.summary import list_overruns, measure, summarise
 from cfel.runlog import PlanTable, RoundRecord
 from cfel.runlog.plans import column_names
-from cfel.wording import plural
+from cfel.wording import format_amount, plural
 
 if TYPE_CHECKING:
     from cfel.report.pictures import Picture
@@ -141,7 +141,11 @@ class RunResult:
     def __repr__(self) -> str:
         end = self.summary
         accuracy = "–" if end["accuracy"] is None else f"{100 * end['accuracy']:.1f} %"
-        costs = "" if end["seconds"] is None else f", {end['seconds']:,.0f} s, {end['joules']:,.0f} J"
+        costs = (
+            ""
+            if end["seconds"] is None
+            else f", {format_amount(end['seconds'])} s, {format_amount(end['joules'])} J"
+        )
         return f"<RunResult {str(self.path)!r}: {plural(end['rounds'], 'round')}, {accuracy}{costs}>"
 
 

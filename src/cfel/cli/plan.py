@@ -2,6 +2,7 @@
 
 import argparse
 import math
+import textwrap
 import tomllib
 from collections import ChainMap
 from collections.abc import Callable, Mapping
@@ -25,6 +26,7 @@ from cfel.cli.arguments import (
     parse_share,
 )
 from cfel.cli.output import new_table, print_json, print_table
+from cfel.wording import format_amount, plural
 
 EXAMPLE = """  cfel plan devices.csv --tau 5 --sigma2 2 --time-cap 450 --energy-cap 900
   cfel plan fleet.json --method alternating --json
@@ -128,7 +130,7 @@ def _print(console: Console, plan: FleetPlan, rows: int) -> None:
 
 def _print_clusters(console: Console, plan: FleetPlan, rows: int) -> None:
     named, problem, solution = plan.named, plan.named.problem, plan.solution
-    columns = ("cluster", "devices", "cap s", "used s", "slowest", "mean ρ", "mean θ", "J")
+    columns = ("cluster", "devices", "cap s", "time s", "slowest", "mean ρ", "mean θ", "energy J")
     table = new_table(*columns, texts=("cluster", "slowest"))
     present = np.unique(problem.cluster)
     for number in present[:rows]:
@@ -138,11 +140,11 @@ def _print_clusters(console: Console, plan: FleetPlan, rows: int) -> None:
             escape(named.cluster_names[number]),
             f"{len(members):,}",
             _format_cap(solution.time_cap[number]),
-            f"{solution.device_seconds[slowest]:.1f}",
+            format_amount(solution.device_seconds[slowest], 1),
             escape(named.device_names[slowest]),
             f"{solution.rho[members].mean():.3f}",
             f"{solution.theta[members].mean():.3f}",
-            f"{solution.device_joules[members].sum():.1f}",
+            format_amount(solution.device_joules[members].sum(), 1),
         )
     _print_some(console, "Clusters", table, len(present))
 
@@ -150,7 +152,7 @@ def _print_clusters(console: Console, plan: FleetPlan, rows: int) -> None:
 def _print_devices(console: Console, plan: FleetPlan, rows: int) -> None:
     named, solution, limits = plan.named, plan.solution, plan.limited_by
     clock = () if plan.clock is None else ("clock",)
-    columns = ("device", "cluster", "ρ", "θ", *clock, "seconds", "joules", "limited by")
+    columns = ("device", "cluster", "ρ", "θ", *clock, "time s", "energy J", "limited by")
     table = new_table(*columns, texts=("device", "cluster"))
     for device in range(min(named.problem.devices, rows)):
         table.add_row(
@@ -159,15 +161,15 @@ def _print_devices(console: Console, plan: FleetPlan, rows: int) -> None:
             f"{solution.rho[device]:.3f}",
             f"{solution.theta[device]:.3f}",
             *(() if plan.clock is None else (f"{plan.clock[device]:.3f}",)),
-            f"{solution.device_seconds[device]:.1f}",
-            f"{solution.device_joules[device]:.2f}",
+            format_amount(solution.device_seconds[device], 1),
+            format_amount(solution.device_joules[device], 2),
             str(limits[device]),
         )
     _print_some(console, "Devices", table, named.problem.devices)
     # For all devices, also those that the table leaves out.
     words, counts = np.unique(limits, return_counts=True)
     for word, number in zip(words, counts, strict=True):
-        console.print(f"  [dim]{number:>9,} × {word}: {MEANING[str(word)]}[/]")
+        console.print(f"  [dim]{plural(int(number), 'device')} {MEANING[str(word)]}[/]")
     console.print()
 
 
@@ -180,27 +182,57 @@ def _print_some(console: Console, title: str, table: Table, total: int) -> None:
 
 
 def _print_verdict(console: Console, plan: FleetPlan) -> None:
-    cap, solution = plan.named.problem.energy_cap, plan.solution
-    console.print(f"time    {solution.seconds:,.1f} s for the slowest device")
-    allowed = f"of {cap:,.1f} J" if np.isfinite(cap) else "(no limit)"
-    console.print(f"energy  {solution.joules:,.1f} J {allowed}")
-    console.print(f"proof   {_describe_proof(plan)}", markup=False, soft_wrap=True)
-    if solution.feasible:
-        console.print("[green]all limits are met[/]")
+    _print_point(console, "time", _describe_time(plan))
+    spent, cap = f"{format_amount(plan.joules, 1)} J", plan.named.problem.energy_cap
+    _print_point(
+        console,
+        "energy",
+        f"{spent} of {format_amount(cap, 1)} J" if np.isfinite(cap) else f"{spent} (no limit)",
+    )
+    _print_point(console, "proof", _describe_proof(plan))
+    if plan.scheme == HCEF:
+        _print_point(console, "method", plan.solution.method)
+    if plan.feasible:
+        console.print("[green]all limits are kept[/]")
     for words in plan.violations:
         console.print(f"[yellow]not met:[/] {escape(words)}")
+
+
+def _print_point(console: Console, name: str, text: str) -> None:
+    """Prints a line that begins with a name; what does not fit is indented below."""
+    words = textwrap.fill(
+        text, console.width, initial_indent=f"{name:8}", subsequent_indent=8 * " ", break_on_hyphens=False
+    )
+    console.print(words, markup=False, soft_wrap=True)
+
+
+def _describe_time(plan: FleetPlan) -> str:
+    """The seconds of the slowest device, of the cap that its cluster was given."""
+    problem, slowest = plan.named.problem, int(plan.solution.device_seconds.argmax())
+    number = problem.cluster[slowest]
+    cap, spent = problem.time_cap[number], f"{format_amount(plan.seconds, 1)} s"
+    whose = f"slowest: {plan.devices[slowest]}"
+    if not np.isfinite(cap):
+        return f"{spent} (no limit; {whose})"
+    one_cap = np.ptp(problem.time_cap[np.unique(problem.cluster)]) == 0
+    where = "" if one_cap else f" in cluster {plan.named.cluster_names[number]}"
+    return f"{spent} of {format_amount(cap, 1)} s{where} ({whose})"
+
+
+# A smaller gap would be printed as 0.
+LEAST_SHOWN = 1e-6
 
 
 def _describe_proof(plan: FleetPlan) -> str:
     if math.isnan(plan.gap):
         return f"none: {plan.scheme} solves no problem"
-    best = (
-        f"the best possible plan ({plan.solution.method})"
-        if plan.scheme == HCEF
-        else f"the optimum of {plan.scheme}"
-    )
-    return f"at most {100 * plan.gap:.4f} % above {best}"
+    gap = "< 0.0001 %" if plan.gap < LEAST_SHOWN else f"at most {100 * plan.gap:.4f} %"
+    if plan.scheme == HCEF:
+        return f"the error bound is {gap} above its least possible value"
+    # Schemes that choose time and energy themselves prove nothing about other choices.
+    rivals = "its plans for the time and energy it chose"
+    return f"the objective of {plan.scheme} is {gap} above the least of {rivals}"
 
 
 def _format_cap(seconds: float) -> str:
-    return f"{seconds:.1f}" if np.isfinite(seconds) else "none"
+    return format_amount(seconds, 1) if np.isfinite(seconds) else "none"

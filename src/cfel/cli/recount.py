@@ -16,7 +16,7 @@ from cfel.cli.arguments import (
     select_code_policy,
 )
 from cfel.cli.output import print_json
-from cfel.wording import plural
+from cfel.wording import format_amount, plural
 
 EXAMPLE = """  cfel recount runs/cef/seed-0 --out recounted/cef \\
     --set fleet.conditions.channel_floor=0 --set scheme.slow_clocks=true"""
@@ -48,7 +48,7 @@ def run(arguments: argparse.Namespace) -> int:
     console = Console(highlight=False)
     console.print(
         f"{arguments.out}: {plural(len(records), 'round')} recounted, "
-        f"{last.seconds:,.0f} s and {last.joules:,.0f} J in all",
+        f"{format_amount(last.seconds)} s and {format_amount(last.joules)} J in all",
         soft_wrap=True,
         markup=False,
     )

@@ -20,7 +20,7 @@ from cfel.rounds.parameters import ENGINES
 from cfel.runlog import RoundRecord, RunDirectory, holds_run
 from cfel.system import TraceParameters, cluster_sizes, describe_bias, describe_short_trace, read_trace
 from cfel.tracking import TRACKERS
-from cfel.wording import plural
+from cfel.wording import format_amount, plural
 
 EXAMPLE = """  cfel run experiment.toml --out runs/first --set rounds.global=10
   cfel run experiment.toml --out runs/first --resume"""
@@ -120,19 +120,22 @@ def run(arguments: argparse.Namespace) -> int:
     )
     if not done:
         _note(f"{out} is already finished: {_explain_end(result.records[-1], experiment)}")
-    return print_run_result(arguments, result)
+    return print_run_result(arguments, result, " simulated")
 
 
-def print_run_result(arguments: argparse.Namespace, result: RunResult) -> int:
-    """Writes the report, prints the last round and returns the exit code; also the end of `cfel up`."""
+def print_run_result(arguments: argparse.Namespace, result: RunResult, kind: str = "") -> int:
+    """Writes the report, prints the last round and returns the exit code; also the end of `cfel up`.
+
+    `kind` says which seconds they are, where that is known.
+    """
     page = write_report_if_possible(result.path, result.experiment.rounds.target, _note)
     if arguments.json:
         print_json(result.summary)
         return 0
     console, last = Console(highlight=False), result.records[-1]
-    accuracy = "not evaluated" if last.accuracy is None else f"{100 * last.accuracy:.2f} %"
-    rounds = plural(len(result.records), "round")
-    console.print(f"{rounds}: accuracy {accuracy}, {last.seconds:,.0f} s, {last.joules:,.0f} J")
+    console.print(
+        f"{plural(len(result.records), 'global round')}: {_describe_end(result, kind)}", soft_wrap=True
+    )
     if last.metrics:
         values = ", ".join(f"{name} {value:.4g}" for name, value in last.metrics.items())
         console.print(f"metrics of the task: {escape(values)}", soft_wrap=True)
@@ -141,6 +144,21 @@ def print_run_result(arguments: argparse.Namespace, result: RunResult) -> int:
     if page is not None:
         console.print(f"report: {escape(str(page))}", soft_wrap=True)
     return 0
+
+
+def _describe_end(result: RunResult, kind: str) -> str:
+    """Accuracy and costs of the last round, with their shares of the budgets, where there are any."""
+    last, fleet = result.records[-1], result.run.fleet
+    accuracy = "not evaluated" if last.accuracy is None else f"{100 * last.accuracy:.2f} %"
+    seconds = f"{format_amount(last.seconds)} s{kind}{_format_share(last.seconds, fleet.seconds_budget)}"
+    # Once is enough, on a line that is long already.
+    words = " of the budget" if fleet.seconds_budget is None else ""
+    joules = f"{format_amount(last.joules)} J{_format_share(last.joules, fleet.joules_budget, words)}"
+    return f"test accuracy {accuracy}, {seconds}, {joules}"
+
+
+def _format_share(spent: float, budget: float | None, words: str = " of the budget") -> str:
+    return "" if budget is None else f" ({format_amount(100 * spent / budget)} %{words})"
 
 
 def _note(text: str) -> None:

@@ -18,7 +18,7 @@ from cfel.deployment.node import ask_status
 from cfel.errors import InputError
 from cfel.launch.node import read_node
 from cfel.status import Status
-from cfel.wording import plural
+from cfel.wording import format_amount, plural
 
 EXAMPLE = """  cfel status runs/tiny-up
   cfel status operator-0.toml --json"""
@@ -135,8 +135,8 @@ def _build_table(answers: Answers) -> Table:
             count_devices({edge: answer}),
             str(sum(number for _, number in answer.rejected)),
             "" if accuracy is None else f"{100 * accuracy:.1f} %",
-            f"{answer.seconds:,.0f}",
-            f"{answer.joules:,.0f}",
+            format_amount(answer.seconds),
+            format_amount(answer.joules),
         )
     return table
 

@@ -33,7 +33,7 @@ from cfel.launch.node import read_node
 from cfel.launch.processes import Processes
 from cfel.runlog import RoundRecord
 from cfel.status import Status
-from cfel.wording import plural
+from cfel.wording import format_amount, plural
 
 EXAMPLE = """  cfel up examples/tiny.toml --out runs/tiny-up
   cfel up examples/tiny.toml --out runs/tiny-up --resume
@@ -179,7 +179,7 @@ class FederationView:
         if self._last is not None:
             if self._last.accuracy is not None:
                 parts.append(f"{100 * self._last.accuracy:.1f} %")
-            parts += [f"{self._last.seconds:,.1f} s", f"{self._last.joules:,.0f} J"]
+            parts += [f"{format_amount(self._last.seconds, 1)} s", f"{format_amount(self._last.joules)} J"]
         left = self.estimate_seconds_left()
         if left is not None:
             parts.append(f"ETA {timedelta(seconds=round(left))}")

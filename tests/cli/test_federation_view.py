@@ -17,18 +17,9 @@ from cfel.cli.up import FederationView, _resume_command
 from cfel.runlog import RoundRecord
 from cfel.runlog.records import read_log
 from cfel.status import ClusterStatus, DeviceStatus, Status
+from tests.support.clock import Clock
 
 EXAMPLE = Path(__file__).parents[2] / "examples" / "tiny.toml"
-
-
-class Clock:
-    """Moved by hand."""
-
-    seconds = 0.0
-
-    def __call__(self) -> float:
-        """What it shows."""
-        return self.seconds
 
 
 def record(number: int) -> RoundRecord:

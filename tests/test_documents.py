@@ -10,7 +10,6 @@ import tomllib
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from pathlib import Path
-from types import ModuleType
 
 import pytest
 
@@ -18,6 +17,7 @@ from cfel.experiment.document import keys_of
 from cfel.experiment.experiment import SECTIONS
 from cfel.experiment.sections import CONDITIONS
 from cfel.system import Availability, DeviceClass
+from tests.support.scripts import load_script
 
 ROOT = Path(__file__).parents[1]
 FOLDERS = ("*.md", "docs/**/*.md", "results/*.md", "experiments/*.md")
@@ -117,20 +117,9 @@ def test_blocks_can_be_parsed(page: Path) -> None:
             PARSERS[language](textwrap.dedent(content))
 
 
-def _load_docstrings() -> ModuleType:
-    """The module that makes the tables of the reference; it is not part of a package."""
-    path = ROOT / "docs" / "_extensions" / "docstrings.py"
-    spec = importlib.util.spec_from_file_location("docstrings", path)
-    assert spec is not None
-    assert spec.loader is not None
-    module = importlib.util.module_from_spec(spec)
-    spec.loader.exec_module(module)
-    return module
-
-
 def test_the_reference_has_a_table_of_every_section() -> None:
     """Its rows come from docstrings, so each key needs one; `list_keys` raises otherwise."""
-    docstrings = _load_docstrings()
+    docstrings = load_script(ROOT / "docs" / "_extensions" / "docstrings.py")
     page = (ROOT / "docs" / "reference" / "experiment.md").read_text(encoding="utf-8")
     shown = [docstrings.find(name) for name in re.findall(r"{experiment-keys} (\S+)", page)]
     assert set(shown) == {*SECTIONS.values(), *CONDITIONS.values(), Availability, DeviceClass}
@@ -153,7 +142,7 @@ def test_a_key_without_words_is_an_error() -> None:
         known: int = 1
         forgotten: int = 2
 
-    docstrings = _load_docstrings()
+    docstrings = load_script(ROOT / "docs" / "_extensions" / "docstrings.py")
     assert docstrings.read_attributes(Undocumented) == {"known": "what it is, in two lines."}
     with pytest.raises(docstrings.UndocumentedError, match=r"Undocumented\.forgotten"):
         docstrings.list_keys(Undocumented)

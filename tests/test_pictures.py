@@ -1,30 +1,20 @@
 """`make pictures` and what it makes: files that exist, are small and load nothing from elsewhere."""
 
-import importlib.util
 import io
 import re
 import tomllib
 from pathlib import Path
-from types import ModuleType
 from xml.etree import ElementTree as ET
 
 import pytest
 from PIL import Image
 
+from tests.support.scripts import load_script
+
 ROOT = Path(__file__).parents[1]
 
 
-def _load_pictures() -> ModuleType:
-    """The script, which is not part of a package."""
-    spec = importlib.util.spec_from_file_location("pictures", ROOT / "docs" / "pictures.py")
-    assert spec is not None
-    assert spec.loader is not None
-    module = importlib.util.module_from_spec(spec)
-    spec.loader.exec_module(module)
-    return module
-
-
-pictures = _load_pictures()
+pictures = load_script(ROOT / "docs" / "pictures.py")
 README = (ROOT / "README.md").read_text(encoding="utf-8")
 TOUR = (ROOT / "docs" / "tour.md").read_text(encoding="utf-8")
 MADE = {
@@ -98,7 +88,7 @@ def test_a_picture_that_is_too_large_is_an_error(monkeypatch: pytest.MonkeyPatch
 
 def test_a_missing_browser_is_named(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
     monkeypatch.setattr(pictures, "BROWSER", None)
-    with pytest.raises(SystemExit, match=r"needs Chromium.*apt install chromium"):
+    with pytest.raises(SystemExit, match=r"Chromium.*apt install chromium"):
         pictures.main([str(tmp_path / "to")])
     assert not (tmp_path / "to").exists()
 

@@ -1,16 +1,15 @@
 """What `make release` checks: one version everywhere, and complete files."""
 
-import importlib.util
 import io
 import shutil
 import tarfile
 import zipfile
 from pathlib import Path
-from types import ModuleType
 
 import pytest
 
 import cfel
+from tests.support.scripts import load_script
 
 ROOT = Path(__file__).parents[1]
 METADATA = """Metadata-Version: 2.4
@@ -28,17 +27,7 @@ Description-Content-Type: text/markdown
 """
 
 
-def _load_release() -> ModuleType:
-    """The script, which is not part of a package."""
-    spec = importlib.util.spec_from_file_location("release", ROOT / "tools" / "release.py")
-    assert spec is not None
-    assert spec.loader is not None
-    module = importlib.util.module_from_spec(spec)
-    spec.loader.exec_module(module)
-    return module
-
-
-release = _load_release()
+release = load_script(ROOT / "tools" / "release.py")
 
 
 def _build(folder: Path, extra: str = "") -> None:

@@ -25,16 +25,15 @@ def test_defaults_have_no_name() -> None:
     assert name_variants(table) == "hcef"
 
 
-def test_an_unknown_variant_is_named() -> None:
-    with pytest.raises(InputError, match=r"hcef\+slow_clock.*unknown 'slow_clock'"):
-        parse_variants("hcef+slow_clock")
-
-
-def test_hcef_plus_as_texts_write_it() -> None:
-    with pytest.raises(InputError, match=r"HCEF\+ is written hcef_plus$"):
-        parse_variants("hcef+")
-
-
-def test_variants_that_contradict_each_other_are_rejected() -> None:
-    with pytest.raises(InputError, match=r"two of its variants contradict"):
-        parse_variants("hcef+whole_steps+small_batches")
+@pytest.mark.parametrize(
+    ("text", "reason"),
+    [
+        ("hcef+slow_clock", r"hcef\+slow_clock.*unknown 'slow_clock'"),
+        ("hcef+", r"HCEF\+ is written hcef_plus$"),
+        ("hcef+whole_steps+small_batches", "two of its variants contradict"),
+    ],
+    ids=["unknown", "HCEF+ as texts write it", "contradiction"],
+)
+def test_variants_that_are_rejected(text: str, reason: str) -> None:
+    with pytest.raises(InputError, match=reason):
+        parse_variants(text)

@@ -62,12 +62,12 @@ ROW: Any = {"mu": [1.0], "alpha": [1.0], "nu": [1.0], "power": [1.0], "cluster":
         (3, {}, "table: is a int; must be a path"),
         ({**ROW, "mu": ["x"]}, {}, r"table: devices\[0\].mu = 'x':"),
         ({**ROW, "mu": [-1.0]}, {}, r"table: mu\[0\] = -1.0:"),
-        ({"mu": [1.0]}, {}, "table: devices.alpha: is missing or not a list"),
+        ({"mu": [1.0]}, {}, "devices.alpha: is missing"),
         (ROW, {"energy_cap": "much"}, "^energy_cap = 'much':"),
-        (ROW, {"rounds": 3}, "^rounds: only with time_budget or energy_budget"),
-        (ROW, {"time_budget": 3.0}, "^rounds: required with time_budget or energy_budget"),
-        (ROW, {"time_cap": 3, "time_budget": 3.0, "rounds": 2}, "^time_cap: give a cap for the round or"),
-        (ROW, {"start": 0.3}, "^start: only with method alternating"),
+        (ROW, {"rounds": 3}, "^rounds: only with time_budget"),
+        (ROW, {"time_budget": 3.0}, "^rounds: required with"),
+        (ROW, {"time_cap": 3, "time_budget": 3.0, "rounds": 2}, "^time_cap: give a cap"),
+        (ROW, {"start": 0.3}, "^start: .* alternating"),
     ],
 )
 def test_errors_name_field_and_value(table: Any, options: Any, words: str) -> None:

@@ -2,7 +2,6 @@
 
 from dataclasses import asdict, replace
 from pathlib import Path
-from typing import Any
 
 import numpy as np
 import pytest
@@ -11,6 +10,7 @@ from cfel.api.theorem import Assumptions, report_theorem
 from cfel.control.theory import RoundTerms
 from cfel.errors import InputError
 from cfel.runlog import FleetDescription, PlanTable, RoundRecord, RunWriter, describe_environment
+from tests.report.conftest import record
 
 TEXT = """
 name = "known"
@@ -102,7 +102,7 @@ def logged_run(path: Path, rounds: int = 2) -> Path:
     environment = describe_environment([], started="2026-01-01T00:00:00Z")
     with RunWriter.create(path, experiment_toml=text, fleet=fleet, environment=environment) as writer:
         for number, (edge_round, device, rho, theta) in enumerate(plans[:rounds], start=1):
-            writer.append(record(number), plan_table(number, edge_round, device, rho, theta))
+            writer.append(estimated(number), plan_table(number, edge_round, device, rho, theta))
     return path
 
 
@@ -121,27 +121,9 @@ def plan_table(
     )
 
 
-def record(number: int) -> RoundRecord:
+def estimated(number: int) -> RoundRecord:
     """σ² = 2, G² = 1 in the first round, σ² = 4, G² = 3 in the second."""
-    spent = ("seconds", "joules")
-    totals: dict[str, Any] = {
-        f"{name}{account}": 1.0 for name in spent for account in ("", "_expected", "_realised")
-    }
-    return RoundRecord(
-        round=number,
-        accuracy=0.5,
-        loss=1.0,
-        rho_mean=1.0,
-        theta_mean=1.0,
-        sigma2=2.0 * number,
-        g2=2.0 * number - 1,
-        gap=0.0,
-        feasible=True,
-        wire_bytes=1,
-        wall_seconds=0.0,
-        model_sha256="0" * 64,
-        **totals,
-    )
+    return record(number, 0.5, 1.0, 1.0, sigma2=2.0 * number, g2=2.0 * number - 1)
 
 
 def test_a_run_round_by_round(tmp_path: Path) -> None:
@@ -187,7 +169,7 @@ def test_plans_that_break_it_alone(tmp_path: Path) -> None:
     path = tmp_path / "run"
     with RunWriter.create(path, experiment_toml=text, fleet=fleet, environment=environment) as writer:
         for number, theta in enumerate((1.0, 0.51, 0.4), start=1):
-            writer.append(record(number), plan_table(number, [0, 0], [0, 1], [1.0, 1.0], [1.0, theta]))
+            writer.append(estimated(number), plan_table(number, [0, 0], [0, 1], [1.0, 1.0], [1.0, theta]))
     found = report_theorem(path, [], Assumptions(initial_gap=1.0, smoothness=1.0, learning_rate=0.08))
     assert [each.holds for each in found.rounds] == [True, False, False]
     assert [each.terms.breaches for each in found.rounds] == [0, 1, 1]

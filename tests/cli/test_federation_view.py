@@ -17,23 +17,15 @@ from cfel.cli.up import FederationView, _resume_command
 from cfel.runlog import RoundRecord
 from cfel.runlog.records import read_log
 from cfel.status import ClusterStatus, DeviceStatus, Status
+from tests.report.conftest import record
+from tests.support.clock import Clock
 
 EXAMPLE = Path(__file__).parents[2] / "examples" / "tiny.toml"
 
 
-class Clock:
-    """Moved by hand."""
-
-    seconds = 0.0
-
-    def __call__(self) -> float:
-        """What it shows."""
-        return self.seconds
-
-
-def record(number: int) -> RoundRecord:
+def finished(number: int) -> RoundRecord:
     """A finished round: ten seconds and a hundred joules each."""
-    return replace(_ANY, round=number, seconds=10.0 * number, joules=100.0 * number)
+    return record(number, 0.5, 10.0 * number, 100.0 * number)
 
 
 def status(states: tuple[str, str]) -> Status:
@@ -51,32 +43,6 @@ def status(states: tuple[str, str]) -> Status:
     )
 
 
-_ANY = RoundRecord(
-    round=1,
-    seconds=0.0,
-    joules=0.0,
-    seconds_expected=0.0,
-    joules_expected=0.0,
-    seconds_realised=0.0,
-    joules_realised=0.0,
-    accuracy=0.5,
-    loss=1.0,
-    rho_mean=1.0,
-    theta_mean=1.0,
-    sigma2=1.0,
-    g2=1.0,
-    gap=0.0,
-    feasible=True,
-    violations=(),
-    wire_bytes=1,
-    wall_seconds=1.0,
-    model_sha256="0" * 64,
-    straggler=None,
-    slowest_cluster=0,
-    devices_taking_part=2,
-)
-
-
 def test_a_line_per_round_where_there_is_no_terminal() -> None:
     """Two of ten rounds in 60 s: the other eight take 240 s more."""
     out, clock = io.StringIO(), Clock()
@@ -85,7 +51,7 @@ def test_a_line_per_round_where_there_is_no_terminal() -> None:
         view._started = (clock(), 0)
         view.update({0: status(("training", "lost")), 1: "nobody answers"})
         clock.seconds = 60.0
-        view.on_round(record(2))
+        view.on_round(finished(2))
     assert out.getvalue().strip() == (
         "round 2/10, coordinator edge-1 (term 7), 1/2 devices, 1 edge server not answering, 50.0 %, "
         "20.0 s, 200 J, ETA 0:04:00"
@@ -99,7 +65,7 @@ def test_the_last_line_counts_devices_that_have_done_their_work() -> None:
     with view:
         view.update({0: replace(status(("done", "done")), phase="finished")})
         view.update({0: "connection refused"})
-        view.on_round(record(2))
+        view.on_round(finished(2))
     assert "2/2 devices" in out.getvalue()
     assert "not answering" not in out.getvalue()
 
@@ -109,7 +75,7 @@ def test_a_table_in_a_terminal() -> None:
     view = FederationView(10, Console(file=out, width=120, force_terminal=True, color_system=None))
     with view:
         view.update({0: status(("training", "idle")), 1: "nobody answers"})
-        view.on_round(record(2))
+        view.on_round(finished(2))
     shown = out.getvalue()
     for words in ("edge-1", "training", "3.2", "2/2", "no answer", "round 2/10", "50.0 %", "200 J"):
         assert words in shown

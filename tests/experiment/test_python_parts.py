@@ -143,7 +143,7 @@ def test_other_objects_are_written_as_labels_that_no_file_can_use() -> None:
     experiment = Experiment(**TINY, model=module)
     document = tomllib.loads(experiment_toml(experiment))
     assert document["model"]["name"] == f"<model Sequential {digest_tensors(module.state_dict())}>"
-    with pytest.raises(InputError, match=r"is a Python object that no file can hold; give the same"):
+    with pytest.raises(InputError, match=r"is a Python object that no file"):
         parse_experiment(document)
 
 

@@ -12,18 +12,9 @@ from cfel.errors import ExperimentError, InputError
 from cfel.launch import logs
 from cfel.launch.logs import JsonLines, LogHandler, LogSettings, RepeatFilter, TextLines, start_logging
 from cfel.launch.node import read_node
+from tests.support.clock import Clock
 
 FORGED = "x\n2026-01-01 00:00:00,000 INFO cfel: all is well\x1b[2J\ud800"
-
-
-class Clock:
-    """A clock that a test sets."""
-
-    seconds = 0.0
-
-    def __call__(self) -> float:
-        """The time."""
-        return self.seconds
 
 
 def a_logger(clock: Clock, formatter: logging.Formatter) -> tuple[logging.Logger, io.StringIO]:

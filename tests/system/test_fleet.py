@@ -88,9 +88,9 @@ def test_trace_is_read_once_and_followed(tmp_path: Path) -> None:
         ({"clusters": 0}, r"fleet\.clusters = 0"),
         ({"clusters": 65}, r"fleet\.clusters = 65:"),
         ({"clusters": (32, 0, 32)}, r"fleet\.clusters\[1\] = 0"),
-        ({"clusters": (32, 31)}, r"fleet\.clusters: sizes sum to 63, must be fleet\.devices = 64"),
+        ({"clusters": (32, 31)}, r"fleet\.clusters: .* 63, .*fleet\.devices = 64"),
         ({"battery_joules": -1.0}, r"fleet\.battery_joules = -1\.0:"),
-        ({"battery_joules": (1.0, 2.0)}, r"fleet\.battery_joules: must have 64 entries, got 2"),
+        ({"battery_joules": (1.0, 2.0)}, r"fleet\.battery_joules: .* 64 .* 2"),
         ({"availability": Availability(away=((64, 0, 1),))}, "unknown device 64"),
         (
             {"conditions": HardwareConditions({"iphone-x": 1}, 1e6, battery_share=0.5), "battery_joules": 1},

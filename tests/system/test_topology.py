@@ -112,7 +112,7 @@ def test_a_pipe_is_not_waited_for(tmp_path: Path) -> None:
 @pytest.mark.parametrize(
     ("edges", "reason"),
     [
-        (((0, 1), (2, 3)), "not connected, cluster 2 cannot be reached from cluster 0 .2 separate parts"),
+        (((0, 1), (2, 3)), "not connected, cluster 2 "),
         (((0, 1), (1, 2), (2, 3), (3, 4)), "unknown cluster 4"),
         (((0, 1), (1, 2), (2, 3), (3, 3)), "cluster 3 is linked to itself"),
     ],

@@ -2,7 +2,7 @@
 
 from cfel.deployment.health.contacts import PeerContacts
 from cfel.deployment.security.identity import Identity
-from tests.deployment.security.test_limits import Clock
+from tests.support.clock import Clock
 
 
 def test_silence_makes_suspect_and_then_lost() -> None:

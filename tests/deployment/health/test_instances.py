@@ -1,7 +1,7 @@
 """Two processes of one edge server are told from one that restarts."""
 
 from cfel.deployment.health.instances import InstanceWatch
-from tests.deployment.security.test_limits import Clock
+from tests.support.clock import Clock
 
 
 def watch_instances(clock: Clock, names: str) -> InstanceWatch:

@@ -1,17 +1,7 @@
 """How long an edge server waits for its coordinator, and whose complaints it believes."""
 
 from cfel.deployment.health.leader_watch import Complaints, LeaderWatch
-
-
-class Clock:
-    """A clock that is moved by hand."""
-
-    def __init__(self) -> None:
-        self.now = 0.0
-
-    def __call__(self) -> float:
-        """What it shows."""
-        return self.now
+from tests.support.clock import Clock
 
 
 class Waiting:
@@ -26,7 +16,7 @@ class Waiting:
         self, seconds: float, leader: object = (2, 7), *, idle: bool = True, work: bool = False
     ) -> bool:
         """Whether it is too long after so many more seconds."""
-        self.clock.now += seconds
+        self.clock.seconds += seconds
         return self.watch.is_too_long(self.step, leader, is_idle=idle, others_work=work)
 
     def take_steps(self, seconds: float, steps: int) -> None:
@@ -79,9 +69,9 @@ def test_two_complaints_are_believed_and_one_from_time_to_time() -> None:
     complaints = Complaints(0.7, clock)
     assert not complaints.are_believed([])
     assert complaints.are_believed([3])
-    clock.now = 69.0
+    clock.seconds = 69.0
     assert not complaints.are_believed([3])
     assert complaints.are_believed([1])
     assert complaints.are_believed([1, 3])
-    clock.now = 71.0
+    clock.seconds = 71.0
     assert complaints.are_believed([3])

@@ -1,7 +1,7 @@
 """Which devices are there: being between two requests is not being lost."""
 
 from cfel.deployment.health.presence import DevicePresence
-from tests.deployment.security.test_limits import Clock
+from tests.support.clock import Clock
 
 
 def test_a_device_between_two_requests_is_not_lost() -> None:

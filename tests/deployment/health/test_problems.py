@@ -3,7 +3,7 @@
 import re
 
 from cfel.deployment.health.problems import Absence, InTouch, Stall, list_nodes
-from tests.deployment.security.test_limits import Clock
+from tests.support.clock import Clock
 
 
 def test_in_touch() -> None:

@@ -7,6 +7,7 @@ import pytest
 from cfel.deployment.measurement.energy_counters import EnergyCounter, find_counter
 from cfel.deployment.measurement.meters import DeviceCosts, DeviceMeter, Measurements, RunningRatio
 from cfel.errors import InputError
+from tests.support.clock import Clock
 
 MODEL = DeviceCosts(mu=100.0, alpha=0.3, nu=20.0, power=0.5)
 
@@ -27,17 +28,6 @@ def counter(sysfs: Path, power_file: Path | None = None) -> EnergyCounter:
     found = find_counter(sysfs, power_file)
     assert found is not None
     return found
-
-
-class Clock:
-    """A clock that is moved by hand."""
-
-    def __init__(self) -> None:
-        self.seconds = 50.0
-
-    def __call__(self) -> float:
-        """What it shows."""
-        return self.seconds
 
 
 def test_packages_and_memory_are_counted_once(tmp_path: Path) -> None:
@@ -132,7 +122,7 @@ def test_a_host_without_any_counter_has_none(tmp_path: Path) -> None:
 
 def test_costs_are_measured_where_they_can_be_and_say_so(tmp_path: Path) -> None:
     """Five steps in 10 s and 0.5 J; 1,000 bits in 2 s and 0.2 J; a full upload is 4,000 bits."""
-    package, clock = zone(tmp_path, "intel-rapl:0", "package-0", 0), Clock()
+    package, clock = zone(tmp_path, "intel-rapl:0", "package-0", 0), Clock(50.0)
     meter = DeviceMeter(clock, find_counter(tmp_path))
     mark = meter.begin()
     clock.seconds += 10
@@ -150,7 +140,7 @@ def test_costs_are_measured_where_they_can_be_and_say_so(tmp_path: Path) -> None
 
 
 def test_without_a_counter_energy_is_the_models() -> None:
-    clock = Clock()
+    clock = Clock(50.0)
     meter = DeviceMeter(clock, None)
     assert meter.measured.costs(MODEL, 4000.0) == MODEL
     mark = meter.begin()
@@ -164,7 +154,7 @@ def test_without_a_counter_energy_is_the_models() -> None:
 
 def test_what_any_call_takes_is_not_the_bits_doing() -> None:
     """A bare call takes 0.4 s, an upload of 1,000 bits 0.5 s: 0.1 s is the bits', and never below a tenth."""
-    clock = Clock()
+    clock = Clock(50.0)
     meter = DeviceMeter(clock, None)
     for seconds in (0.7, 0.4, 0.6):
         mark = meter.begin()
@@ -193,11 +183,11 @@ def test_recent_rounds_count_more_and_larger_ones_too() -> None:
 
 def test_what_was_measured_before_a_restart_is_kept() -> None:
     before = Measurements(seconds_per_step=RunningRatio(8.0, 4.0))
-    assert DeviceMeter(Clock(), None, before).measured.costs(MODEL, 1.0).mu == 2.0
+    assert DeviceMeter(Clock(50.0), None, before).measured.costs(MODEL, 1.0).mu == 2.0
 
 
 def test_a_clock_that_runs_backwards_is_an_error() -> None:
-    clock = Clock()
+    clock = Clock(50.0)
     meter = DeviceMeter(clock, None)
     mark = meter.begin()
     clock.seconds -= 1

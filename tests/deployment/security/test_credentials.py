@@ -10,18 +10,9 @@ from cfel.deployment.security.credentials import LOOK_SECONDS, SETTLE_SECONDS, C
 from cfel.deployment.security.expiry import Validity
 from cfel.deployment.security.identity import Identity
 from cfel.errors import CredentialsError
+from tests.support.clock import Clock
 
 EDGE = Identity("edge", 0)
-
-
-class Clock:
-    """A clock that a test sets."""
-
-    seconds = 0.0
-
-    def __call__(self) -> float:
-        """The time."""
-        return self.seconds
 
 
 @pytest.fixture

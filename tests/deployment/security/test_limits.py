@@ -8,19 +8,9 @@ from cfel.deployment.parameters import DeploymentParameters
 from cfel.deployment.security.identity import Identity
 from cfel.deployment.security.limits import MOST_OPEN_CALLS, BusyError, RateLimiter
 from cfel.errors import InputError
+from tests.support.clock import Clock
 
 ONE, OTHER = Identity("device", 1), Identity("device", 2)
-
-
-class Clock:
-    """Stands still unless moved."""
-
-    def __init__(self) -> None:
-        self.seconds = 0.0
-
-    def __call__(self) -> float:
-        """The time."""
-        return self.seconds
 
 
 def call(limiter: RateLimiter, who: Identity, times: int = 1) -> None:

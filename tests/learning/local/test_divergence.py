@@ -27,8 +27,8 @@ LOCAL = LocalParameters(learning_rate=0.5)
     [
         (Estimates(1.0, 1.0), [1.0, math.nan], torch.ones(3), "the loss of local step 2 is nan"),
         (Estimates(math.inf, 1.0), [1.0], torch.ones(3), "the estimates are σ² = inf, G² = 1"),
-        (None, [1.0], torch.tensor([1.0, -math.inf, 0.0]), "the update holds entries that are not finite"),
-        (None, [], torch.tensor([math.inf, -math.inf]), "the update holds entries that are not finite"),
+        (None, [1.0], torch.tensor([1.0, -math.inf, 0.0]), "the update .*not finite"),
+        (None, [], torch.tensor([math.inf, -math.inf]), "the update .*not finite"),
     ],
 )
 def test_what_is_rejected(

@@ -84,7 +84,7 @@ def test_a_loop_trains_the_model_and_its_statistics_but_nothing_frozen() -> None
 @pytest.mark.parametrize(
     ("change", "words"),
     [
-        (lambda values: values.pop("layer.weight"), "device 0: its training loop returned no 'layer.weight'"),
+        (lambda values: values.pop("layer.weight"), "device 0: .*'layer.weight'"),
         (lambda values: values.update({"layer.weight": torch.zeros(3)}), "of shape"),
     ],
 )

@@ -75,7 +75,7 @@ def test_a_statistic_that_has_seen_only_zeros_is_one() -> None:
     [
         (lambda _: random.random(), "draws from Python's random module"),  # noqa: S311
         (lambda _: np.random.rand(), "draws from NumPy's global generator"),  # noqa: NPY002
-        (_replace, "buffer 'seen' is replaced by the forward pass; change it in place"),
+        (_replace, "buffer 'seen' is replaced"),
     ],
 )
 def test_what_cannot_be_repeated_is_rejected(function: object, message: str) -> None:
@@ -157,9 +157,9 @@ def _detached(shape: tuple[int, ...], classes: int) -> nn.Module:
 @pytest.mark.parametrize(
     ("model", "message"),
     [
-        (_all_frozen, "no parameters to train .all are frozen"),
-        (_lazy, "a lazy layer has no shape yet; call the module on one batch where it is built"),
-        (_detached, "its loss does not depend on a trained parameter"),
+        (_all_frozen, "no parameters to train"),
+        (_lazy, "a lazy layer has no shape yet"),
+        (_detached, "its loss does not depend on"),
     ],
 )
 @pytest.mark.filterwarnings("ignore:Lazy modules")

@@ -156,7 +156,7 @@ def _reserved(local: LocalParameters) -> LocalAlgorithm:
 @pytest.mark.parametrize(
     ("function", "message"),
     [
-        (_no_algorithm, "returned a LocalParameters, not a LocalAlgorithm"),
+        (_no_algorithm, "returned a LocalParameters"),
         (_short_step, r"step: is called with \(x, gradient, memory, rate\)"),
         (_reserved, "memory 'residual' has a reserved name"),
     ],
@@ -170,7 +170,7 @@ def test_mistakes_are_named(function: Callable[..., object], message: str) -> No
     ("name", "options", "message"),
     [
         ("fedprx", {}, "did you mean 'fedprox'"),
-        ("fedprox", {"nu": 1.0}, "local.options of algorithm 'fedprox': unknown 'nu'"),
+        ("fedprox", {"nu": 1.0}, "'fedprox': unknown 'nu'"),
         ("fedprox", {"mu": -1.0}, r"local.options.mu = -1.0"),
         ("sgd", {"mu": 1.0}, "'mu'"),
     ],

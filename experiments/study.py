@@ -546,7 +546,7 @@ def find_front(rows: Mapping[str, Outcome]) -> dict[str, Outcome]:
     front = {
         row: own
         for row, own in reached.items()
-        if not any(own != other and max(own.compare(other)) <= 1 for other in reached.values())
+        if not any(max(gains) <= 1 and min(gains) < 1 for gains in map(own.compare, reached.values()))
     }
     return dict(sorted(front.items(), key=lambda item: item[1].seconds or 0.0))
 

@@ -203,14 +203,8 @@ def list_static() -> Rows:
     """HCEF+ and a grid of static plans, with the same training options."""
     rows: Rows = {}
     for tau, every in EVALUATE_EVERY.items():
-        options = (
-            SMALL,
-            SHARED,
-            "rounds.global=2000",
-            f"rounds.local={tau}",
-            "simulation.checkpoint_every=25",
-        )
-        options = (*options, f"simulation.evaluate_every={every}")
+        often = (f"simulation.evaluate_every={every}", "simulation.checkpoint_every=25")
+        options = (SMALL, SHARED, "rounds.global=2000", f"rounds.local={tau}", *often)
         rows[f"hcef_plus-tau{tau}"] = ("scheme.name=hcef_plus", *options)
         for samples, theta in product(SAMPLES, THETAS):
             plan = (f"scheme.options.samples={samples}", f"scheme.options.theta={theta}")

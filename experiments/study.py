@@ -15,8 +15,8 @@ import subprocess
 import sys
 from collections.abc import Callable, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
-from dataclasses import dataclass, field, replace
-from itertools import islice
+from dataclasses import asdict, dataclass, field, replace
+from itertools import islice, product
 from pathlib import Path
 from statistics import geometric_mean, mean
 from typing import Any
@@ -179,6 +179,37 @@ def list_under_budgets(dataset: str) -> Rows:
         "hcef_plus-small": ("scheme.name=hcef_plus", SMALL, MANY),
         "hcef_plus-small-shared": ("scheme.name=hcef_plus", SHARED, SMALL, MANY),
     }
+
+
+WHOLE_BUDGET: Rows = {
+    "cef": ("scheme.name=cef",),
+    "nori": ("scheme.name=nori", MANY),
+    "cef-fedbuff": ("scheme.name=cef", "aggregation.buffer=2", MANY),
+}
+"""The rows of `under-budgets` that had used up their rounds before their budgets."""
+
+RATES: Rows = {
+    f"cef-rate{rate}": ("scheme.name=cef", f"local.learning_rate={rate}")
+    for rate in (0.015, 0.03, 0.06, 0.12)
+}
+
+EVALUATE_EVERY = {1: 5, 2: 2, 5: 1}
+"""By τ: about as many local steps between evaluations."""
+
+SAMPLES, THETAS = (2, 5, 10, 25, 50), (0.03, 0.1, 0.3, 1.0)
+
+
+def list_static() -> Rows:
+    """HCEF+ and a grid of static plans, with the same training options."""
+    rows: Rows = {}
+    for tau, every in EVALUATE_EVERY.items():
+        often = (f"simulation.evaluate_every={every}", "simulation.checkpoint_every=25")
+        options = (SMALL, SHARED, "rounds.global=2000", f"rounds.local={tau}", *often)
+        rows[f"hcef_plus-tau{tau}"] = ("scheme.name=hcef_plus", *options)
+        for samples, theta in product(SAMPLES, THETAS):
+            plan = (f"scheme.options.samples={samples}", f"scheme.options.theta={theta}")
+            rows[f"static-n{samples:02}-th{theta:g}-tau{tau}"] = ("scheme.name=static", *plan, *options)
+    return rows
 
 
 def stop_at_budgets(dataset: str) -> Changes:
@@ -459,6 +490,134 @@ def tabulate_costs(out: Path, target: float) -> tuple[dict[str, Any], str]:
     return {"item": "costs", **document}, format_rows(headings, cells)
 
 
+@dataclass(frozen=True, slots=True)
+class Outcome:
+    """Means of a row over seeds; costs only where every seed reached the target."""
+
+    accuracy: float
+    reached: int
+    seconds: float | None
+    joules: float | None
+
+    def compare(self, other: "Outcome") -> tuple[float, float]:
+        """How many times as much time and energy the other takes."""
+        if self.seconds is None or self.joules is None or other.seconds is None or other.joules is None:
+            raise ValueError("a row that misses the target has no costs to compare")
+        return other.seconds / self.seconds, other.joules / self.joules
+
+    def show(self) -> list[str]:
+        """The cells under `OUTCOME`."""
+        costs = ["–", "–"]
+        if self.seconds is not None and self.joules is not None:
+            costs = [f"{self.seconds:,.0f} s", f"{self.joules:,.0f} J"]
+        return [f"{100 * self.accuracy:.1f} %", *costs]
+
+
+OUTCOME = ("Accuracy at the budget", "Time", "Energy")
+
+
+def average_rows(rows: Mapping[str, Sequence[Run]], seeds: set[int], target: float) -> dict[str, Outcome]:
+    """The rows that were run with all of these seeds, averaged over them."""
+    found = {}
+    for row, runs in rows.items():
+        own = [run for run in runs if run.seed in seeds]
+        if len(own) < len(seeds):
+            continue
+        costs = [each for run in own if (each := find_crossing(run.records, target)) is not None]
+        everywhere = len(costs) == len(own)
+        found[row] = Outcome(
+            accuracy=mean(map(find_accuracy, own)),
+            reached=len(costs),
+            seconds=mean(each.realised_seconds for each in costs) if everywhere else None,
+            joules=mean(each.joules for each in costs) if everywhere else None,
+        )
+    return found
+
+
+def find_front(rows: Mapping[str, Outcome]) -> dict[str, Outcome]:
+    """The rows that reach the target, and that no other beats in time and energy; fastest first."""
+    reached = {row: own for row, own in rows.items() if own.seconds is not None}
+    front = {
+        row: own
+        for row, own in reached.items()
+        if not any(max(gains) <= 1 and min(gains) < 1 for gains in map(own.compare, reached.values()))
+    }
+    return dict(sorted(front.items(), key=lambda item: item[1].seconds or 0.0))
+
+
+def compare_to_front(own: Outcome, front: Mapping[str, Outcome]) -> str:
+    """Gains over the nearest row of the front, by the ratios of costs, and how many of its rows are better.
+
+    A gain above 1 is better than that row; a row is better if it takes no more time and no more energy.
+    """
+    if own.seconds is None or not front:
+        return "–"
+    gains = {row: own.compare(other) for row, other in front.items()}
+    row = min(gains, key=lambda name: math.hypot(*map(math.log, gains[name])))
+    better = sum(max(pair) <= 1 for pair in gains.values())
+    behind = f", behind {better}" if better else ""
+    return f"{gains[row][0]:.2f}×, {gains[row][1]:.2f}× (`{row.removeprefix('static-')}`){behind}"
+
+
+def tabulate_static(out: Path, target: float) -> tuple[dict[str, Any], str]:
+    """The front of static plans, where HCEF+ stands against it, and all rows.
+
+    Where only some rows were run with all seeds, there is one front of these, and one of all rows with the
+    seeds that all have.
+    """
+    rows = group_rows(out)
+    own_seeds = [{run.seed for run in runs} for runs in rows.values()]
+    most, least = set.union(*own_seeds), set.intersection(*own_seeds)
+    parts, fronts = [], {}
+    for seeds in (most,) if most == least else (most, least):
+        found = average_rows(rows, seeds, target)
+        name = ", ".join(map(str, sorted(seeds)))
+        parts.append(
+            f"{plural(len(found), 'row')}; {plural(len(seeds), 'seed')}, {name}\n\n{format_front(found)}"
+        )
+        fronts[name] = {
+            "front": list(find_front(select_static(found))),
+            "rows": {row: asdict(each) for row, each in found.items()},
+        }
+    cells = []
+    for row, runs in rows.items():
+        own = average_rows({row: runs}, {run.seed for run in runs}, target)[row]
+        cells.append([f"`{row}`", *own.show(), f"{own.reached} of {len(runs)}"])
+    parts.append(format_rows(("Row", *OUTCOME, "Reached"), cells))
+    return {"item": "static", "target": target, "seeds": fronts}, "\n\n".join(parts)
+
+
+def select_static(rows: Mapping[str, Outcome], ending: str = "") -> dict[str, Outcome]:
+    """The static plans among some rows."""
+    return {row: own for row, own in rows.items() if row.startswith("static-") and row.endswith(ending)}
+
+
+def format_front(rows: Mapping[str, Outcome]) -> str:
+    """The rows of the front, then HCEF+ with its gains over the nearest of them, at any τ and at its own."""
+    front = find_front(select_static(rows))
+    cells = [[f"`{row}`", *own.show(), "", ""] for row, own in front.items()]
+    for row, own in rows.items():
+        if row.startswith("hcef_plus"):
+            same = find_front(select_static(rows, row.removeprefix("hcef_plus")))
+            gains = [compare_to_front(own, plans) for plans in (front, same)]
+            cells.append([f"`{row}`", *own.show(), *gains])
+    return format_rows(("Row", *OUTCOME, "Gain over the front", "over that of its τ"), cells)
+
+
+def tabulate_rates(out: Path, target: float) -> tuple[dict[str, Any], str]:
+    """Accuracy at the budget and costs to the target, averaged over seeds, as the rows are named."""
+    rows = group_rows(out)
+    seeds = set.intersection(*({run.seed for run in runs} for runs in rows.values()))
+    found = average_rows(rows, seeds, target)
+    document = {
+        "target": target,
+        "seeds": sorted(seeds),
+        "rows": {row: asdict(own) for row, own in found.items()},
+    }
+    cells = [[f"`{row}`", *own.show(), f"{own.reached} of {len(seeds)}"] for row, own in found.items()]
+    return {"item": "rates-cef", **document}, format_rows(("Row", *OUTCOME, "Reached"), cells)
+
+
 TUNED = (("FEMNIST", "femnist", 75), ("CIFAR-10", "cifar10", 55), ("CIFAR-10", "cifar10", 60))
 
 
@@ -521,6 +680,33 @@ STUDIES = {
             for dataset, overhead in LANDED_OVERHEAD.items()
         },
         seeds=(0, 1, 2),
+        rounds={"cifar10": 8, "femnist": 12},
+        same_budgets=True,
+    ),
+    "under-budgets-whole": Study(
+        "the rows of under-budgets that ended before their budgets, with enough rounds",
+        tabulate_under_budgets,
+        rows=dict.fromkeys(DATASETS, WHOLE_BUDGET),
+        common={dataset: stop_at_budgets(dataset) for dataset in DATASETS},
+        seeds=(0, 1, 2),
+        rounds={"cifar10": 8, "femnist": 12},
+        same_budgets=True,
+    ),
+    "static": Study(
+        "HCEF+ beside a grid of static plans until the same budgets are used up",
+        tabulate_static,
+        rows=dict.fromkeys(DATASETS, list_static()),
+        common={dataset: stop_at_budgets(dataset) for dataset in DATASETS},
+        seeds=(0, 1, 2),
+        rounds={"cifar10": 8, "femnist": 12},
+        same_budgets=True,
+    ),
+    "rates-cef": Study(
+        "learning rates of CEF under budgets, on held-out samples",
+        tabulate_rates,
+        rows=dict.fromkeys(DATASETS, RATES),
+        common={dataset: (*stop_at_budgets(dataset), "data.held_out=0.1") for dataset in DATASETS},
+        seeds=(10, 11, 12),
         rounds={"cifar10": 8, "femnist": 12},
         same_budgets=True,
     ),

@@ -1,6 +1,7 @@
 """The tables of README.md and results/README.md that no study prints are what the landed runs say."""
 
 import re
+import runpy
 import tomllib
 from collections.abc import Mapping
 from pathlib import Path
@@ -16,6 +17,7 @@ ROOT = Path(__file__).parents[2]
 RESULTS = ROOT / "results"
 FIRST_PAGE = (ROOT / "README.md").read_text(encoding="utf-8")
 PAGE = (RESULTS / "README.md").read_text(encoding="utf-8")
+STUDY = runpy.run_path(str(ROOT / "experiments" / "study.py"))
 NAMES = {
     "HCEF+, small batches, shared momentum": "hcef_plus+small_batches",
     "HCEF+": "hcef_plus",
@@ -187,3 +189,82 @@ def test_the_selected_rates_follow_from_the_landed_runs(dataset: str) -> None:
     assert tomllib.loads(text) == tomllib.loads((study / "rates.toml").read_text())
     table = tomllib.loads((ROOT / "experiments" / "rates.toml").read_text())
     assert table[dataset]["reduced"] == chosen
+
+
+def used_share(run: Run) -> float:
+    last, fleet = run.records[-1], run.fleet
+    assert fleet.seconds_budget is not None
+    assert fleet.joules_budget is not None
+    return max(last.seconds_realised / fleet.seconds_budget, last.joules_realised / fleet.joules_budget)
+
+
+def test_which_rows_ended_before_their_budgets() -> None:
+    """HCEF+ and others end up to 0.2 % below a budget that leaves no room for another round."""
+    used: dict[str, list[float]] = {}
+    for dataset in ("femnist", "cifar10"):
+        for place, run in load_tree(RESULTS / f"under-budgets-{dataset}").items():
+            used.setdefault(place.partition("/")[0], []).append(used_share(run))
+    early = {row: shares for row, shares in used.items() if min(shares) < 0.998}
+    assert early.keys() == {"nori", "cef-fedbuff"}
+    shares = [f"{100 * min(early[row]):.0f}–{100 * max(early[row]):.0f} %" for row in ("nori", "cef-fedbuff")]
+    assert f"with {shares[0]} and {shares[1]} of a budget" in PAGE.replace("\n", " ")
+
+
+@pytest.mark.parametrize(("dataset", "target"), [("femnist", 0.72), ("cifar10", 0.4)])
+def test_rows_with_the_whole_budget(dataset: str, target: float) -> None:
+    """They use their budgets up, and CEF is the row of the larger table."""
+    study = RESULTS / f"under-budgets-whole-{dataset}"
+    _, table = STUDY["tabulate_under_budgets"](study, target)
+    assert "\n".join(table.splitlines()[2:]) in PAGE
+    runs = load_tree(study)
+    assert {place.partition("/")[0] for place in runs} == {"cef", "nori", "cef-fedbuff"}
+    assert all(used_share(run) >= 1 for run in runs.values())
+    for place, run in load_tree(RESULTS / f"under-budgets-{dataset}").items():
+        if place.startswith("cef/"):
+            assert run.records == runs[place].records
+
+
+@pytest.mark.parametrize(("dataset", "name"), [("femnist", "FEMNIST"), ("cifar10", "CIFAR-10")])
+def test_rates_of_cef(dataset: str, name: str) -> None:
+    document, _ = STUDY["tabulate_rates"](RESULTS / f"rates-cef-{dataset}", 0.72)
+    assert document["seeds"] == [10, 11, 12]
+    rows = document["rows"]
+    shown = ", ".join(f"{100 * row['accuracy']:.1f}" for row in rows.values())
+    assert f"{shown} % on {name}" in PAGE.replace("\n", " ")
+    if dataset == "femnist":
+        times = rows["cef-rate0.12"]["seconds"] / rows["cef-rate0.06"]["seconds"]
+        assert f"up to {times:.2f}× in time" in PAGE.replace("\n", " ")
+
+
+STATIC = [("femnist", 0.72), ("cifar10", 0.5)]
+
+
+@pytest.mark.parametrize(("dataset", "target"), STATIC)
+def test_static_plans(dataset: str, target: float) -> None:
+    """The table of the rows that all seeds have; no plan that only seed 0 has is on the front of seed 0."""
+    document, text = STUDY["tabulate_static"](RESULTS / f"static-{dataset}", target)
+    assert {seeds: len(part["rows"]) for seeds, part in document["seeds"].items()} == {"0, 1, 2": 30, "0": 63}
+    table = text.split("\n\n")[1]
+    assert f"[`static-{dataset}`](static-{dataset})\n\n{table}\n\n" in PAGE
+    everywhere = document["seeds"]["0, 1, 2"]["rows"]
+    assert set(document["seeds"]["0"]["front"]) <= everywhere.keys()
+    assert all(run.records[-1].round < 2000 for run in load_tree(RESULTS / f"static-{dataset}").values())
+
+
+def test_what_static_plans_say_of_hcef_plus() -> None:
+    section = PAGE[PAGE.index("## Static plans") : PAGE.index("## The effect of each part")]
+    by_tau, gains = [], []
+    for dataset, target in STATIC:
+        rows = read_table(section, f"[`static-{dataset}`]")
+        behind = {name for name, cells in rows.items() if "behind" in cells[3]}
+        assert "`hcef_plus-tau5`" in behind
+        assert "`hcef_plus-tau2`" not in behind
+        gains += [read_numbers([rows[f"`hcef_plus-tau{tau}`"][4]])[:2] for tau in (2, 5)]
+        document, _ = STUDY["tabulate_static"](RESULTS / f"static-{dataset}", target)
+        slow, fast = (document["seeds"]["0, 1, 2"]["rows"][f"hcef_plus-tau{tau}"] for tau in (5, 2))
+        by_tau.append([slow[cost] / fast[cost] for cost in ("seconds", "joules")])
+    femnist, cifar10 = (f"{seconds:.2f}× and {joules:.2f}×" for seconds, joules in by_tau)
+    assert f"HCEF+ gains {femnist} by it on FEMNIST, {cifar10} on CIFAR-10" in section
+    seconds, joules = zip(*gains, strict=True)
+    shown = f"{min(seconds):.2f}–{max(seconds):.2f}× and {min(joules):.2f}–{max(joules):.2f}× for τ = 2 and 5"
+    assert shown in section

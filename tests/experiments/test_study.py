@@ -1,5 +1,6 @@
 """The studies: their rows are those of the landed runs, and their tables those of `results/README.md`."""
 
+import re
 import runpy
 import tomllib
 from dataclasses import replace
@@ -42,31 +43,80 @@ def test_the_tables_of_the_results_follow_from_the_landed_runs(
     assert table in PAGE
 
 
-@pytest.mark.parametrize(
-    ("name", "dataset"), [("learning", "cifar10"), ("under-budgets", "cifar10"), ("under-budgets", "femnist")]
-)
+LANDED = [("learning", "cifar10")] + [
+    (name, dataset)
+    for name in ("under-budgets", "under-budgets-whole", "static", "rates-cef")
+    for dataset in ("cifar10", "femnist")
+]
+
+
+@pytest.mark.parametrize(("name", "dataset"), LANDED)
 def test_the_command_repeats_the_landed_runs(name: str, dataset: str) -> None:
     """The same rows, seeds and budgets, and the same value of every key that the landed experiments have.
 
-    What is charged for small batches is among them. The overhead of a step matters only there.
+    What is charged for small batches is among them. The overhead of a step matters only there. Static plans
+    were a user-defined scheme when they were run, some with one seed only.
     """
     study = STUDY["STUDIES"][name]
     landed = load_tree(RESULTS / f"{name}-{dataset}")
     planned = STUDY["plan_study"](study, dataset, study.seeds, None, ())
-    assert planned.keys() == landed.keys()
-    for place, changes in planned.items():
-        experiment = load_experiment(STUDY["find_file"](dataset), changes)
-        fleet = landed[place].fleet
-        assert experiment.budget.seconds == fleet.seconds_budget
-        assert experiment.budget.joules == fleet.joules_budget
-        ours, theirs = flatten(experiment_toml(experiment)), flatten(landed[place].experiment_toml)
+    if name == "static":
+        assert {place for place in planned if place.endswith("seed-0")} < landed.keys() < planned.keys()
+    else:
+        assert planned.keys() == landed.keys()
+    for place, run in landed.items():
+        experiment = load_experiment(STUDY["find_file"](dataset), planned[place])
+        assert experiment.budget.seconds == run.fleet.seconds_budget
+        assert experiment.budget.joules == run.fleet.joules_budget
+        ours, theirs = flatten(experiment_toml(experiment)), flatten(run.experiment_toml)
         # Where the data are, and how the run was carried out.
         ignored = {"preset", "data.path", "simulation.engine"}
-        if "small" not in place:
+        small = "small" in place or name == "static"
+        if not small:
             ignored |= {"local.step_overhead"}
+        if place.startswith("static-"):
+            assert (ours["scheme.name"], theirs["scheme.name"]) == ("static", "static_plan:static")
+            ignored |= {"scheme.name"}
         shared = (ours.keys() & theirs.keys()) - ignored
         assert {key: ours[key] for key in shared} == {key: theirs[key] for key in shared}
-        assert "small" not in place or "local.step_overhead" in shared
+        assert not small or "local.step_overhead" in shared
+
+
+def write_costs(out: Path, costs: dict[str, tuple[float, float]]) -> Path:
+    """A row takes so many seconds and joules per round, and reaches 0.6 after three."""
+    for row, (seconds, joules) in costs.items():
+        lines = [record(n, 0.2 * n, seconds * n, joules * n) for n in (1, 2, 3)]
+        write_run(out / row / "seed-0", "static", 0, lines)
+    return out
+
+
+def test_the_front_of_static_plans(tmp_path: Path) -> None:
+    """A plan that takes more of both is not on it; HCEF+ is behind one of those that are, the nearest.
+
+    Of two plans with equal costs, both are on it.
+    """
+    plans = {"static-a-tau2": (100.0, 40.0), "static-b-tau2": (200.0, 20.0), "static-c-tau5": (220.0, 40.0)}
+    out = write_costs(tmp_path, {**plans, "hcef_plus-tau5": (110.0, 50.0)})
+    document, table = STUDY["tabulate_static"](out, 0.6)
+    assert document["seeds"]["0"]["front"] == ["static-a-tau2", "static-b-tau2"]
+    assert "0.91×, 0.80× (`a-tau2`), behind 1 | 2.00×, 0.80× (`c-tau5`) |" in table
+    write_costs(out, {"static-d-tau1": plans["static-b-tau2"]})
+    document, _ = STUDY["tabulate_static"](out, 0.6)
+    assert document["seeds"]["0"]["front"] == ["static-a-tau2", "static-b-tau2", "static-d-tau1"]
+    document, table = STUDY["tabulate_static"](out, 0.9)
+    assert document["seeds"]["0"]["front"] == []
+    assert re.search(r"`hcef_plus-tau5` \| \S+ % \| – \| – \| – \| – \|", table)
+
+
+def test_rows_of_fewer_seeds_are_compared_apart(tmp_path: Path) -> None:
+    """Seed 1 makes no mean that another row does not have."""
+    write_rows(
+        tmp_path, {"hcef_plus-tau5": ("hcef_plus", 1.0), "static-a-tau5": ("static", 1.0)}, seeds=(0, 1)
+    )
+    write_rows(tmp_path, {"static-b-tau5": ("static", 0.5)}, seeds=(0,))
+    document, _ = STUDY["tabulate_static"](tmp_path, 0.5)
+    fronts = {seeds: part["front"] for seeds, part in document["seeds"].items()}
+    assert fronts == {"0, 1": ["static-a-tau5"], "0": ["static-b-tau5"]}
 
 
 def flatten(text: str) -> dict[str, Any]:

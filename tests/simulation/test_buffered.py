@@ -20,6 +20,7 @@ from cfel.runlog import RoundRecord, RunDirectory
 from cfel.simulation import Executor, RunState, initial_state
 from cfel.simulation.buffered import find_busy, run_buffered, take_first
 from cfel.simulation.executors import Job, JobResult
+from cfel.simulation.loop import make_jobs
 from cfel.simulation.state import (
     EdgeRoundOrders,
     PendingUpdate,
@@ -60,7 +61,8 @@ def _play(world: World, rounds: int, mu: list[float]) -> Iterator[tuple[RunState
     for number in range(rounds):
         now = replace(world.setting.conditions(0, 0), mu=np.array(mu), nu=0.0 * ones)
         now = now.without(find_busy(state.pending, devices))
-        orders = EdgeRoundOrders(number, now, plan, 1.0)
+        jobs = make_jobs(world, state, number, now, plan, 1.0)
+        orders = EdgeRoundOrders(number, now, plan, 1.0, jobs)
         before = state.models[0].parameters
         state, outcome = run_buffered(world, cast(Executor, Scripted()), state, orders)
         yield state, outcome, float((state.models[0].parameters - before)[0])

@@ -1,7 +1,7 @@
-"""An experiment as an object: one attribute per section of the file, and how it becomes a `World`.
+"""An experiment: from a file to an object with one attribute per section, and from that to a `World`.
 
-Loads data and builds models and schemes, but runs nothing. Files are read in `files`; objects of Python get
-their names in `python_parts`.
+Loads data and builds models and schemes, but runs nothing. Objects of Python get their names in
+`python_parts`.
 """
 
 import hashlib

@@ -50,7 +50,7 @@ def run_buffered(
     """
     setting, devices = world.setting, list(state.devices)
     reports: list[DeviceReport] = []
-    for report, device in executor.run_updates(orders.make_jobs(world, state)):
+    for report, device in executor.run_updates(orders.jobs):
         devices[report.device] = device
         reports.append(report)
     work = [DeviceWork(each.device, each.steps, each.update.wire_bits, each.loss) for each in reports]

@@ -83,11 +83,11 @@ class Executor(Protocol):
     workers: int
 
     def run_estimates(self, orders: Sequence[DeviceOrder]) -> Iterator[Estimates]:
-        """Fresh estimates of σ² and G², in the order of the orders."""
+        """Fresh σ² and G² by `learning.device.device_estimate`, in the order of the orders."""
         ...
 
     def run_updates(self, jobs: Sequence[Job]) -> Iterator[JobResult]:
-        """Local training and compression, in the order of the jobs, whose states may be overwritten."""
+        """Each job by `learning.device.device_update`, in their order; the states may be overwritten."""
         ...
 
     def run_evaluations(self, models: Sequence[FlatModel], samples: int) -> list[Evaluation]:

@@ -14,6 +14,7 @@ from itertools import groupby, islice
 
 import numpy as np
 
+from cfel.control.scheme import RoundPlan
 from cfel.errors import DivergedError
 from cfel.learning.device_messages import DeviceReport, DeviceState
 from cfel.learning.edge import gossip_mix, mean_model, update_edge_model
@@ -47,7 +48,7 @@ from cfel.rounds.records import (
     take_means,
 )
 from cfel.simulation.buffered import find_busy, run_buffered, work_during_gossip
-from cfel.simulation.executors import Executor, JobResult
+from cfel.simulation.executors import Executor, Job, JobResult
 from cfel.simulation.state import EdgeRoundOrders, RoundOutcome, RunState
 from cfel.system import Conditions
 from cfel.world import World
@@ -112,15 +113,38 @@ def run_edge_round(
         estimates = combine_estimates(state.estimates, conditions.available, small_batches=small_batches)
         observation = observe(setting, control, edge_round, conditions, estimates)
         plan, control = plan_edge_round(setting, control, observation)
+        conditions, rate = plan.leave_out(conditions), find_rate(world.training.local, observation)
         orders = EdgeRoundOrders(
             number=control.rounds_done * setting.rounds.edge_rounds + edge_round,
-            conditions=plan.leave_out(conditions),
+            conditions=conditions,
             plan=plan,
-            rate=find_rate(world.training.local, observation),
+            rate=rate,
+            jobs=make_jobs(world, state, edge_round, conditions, plan, rate),
         )
         run = run_buffered if buffered else run_synchronous
         state, outcome = run(world, executor, state, orders)
     return replace(state, control=charge_edge_round(control, outcome)), outcome
+
+
+def make_jobs(
+    world: World, state: RunState, edge_round: int, conditions: Conditions, plan: RoundPlan, rate: float
+) -> list[Job]:
+    """An order for every device that takes part, with its state, by device and therefore by cluster."""
+    setting, number, rho, theta = (
+        world.setting,
+        state.control.rounds_done,
+        plan.rho.tolist(),
+        plan.theta.tolist(),
+    )
+    return [
+        (
+            make_order(
+                setting, number, edge_round, n, rho[n], theta[n], state.models[setting.fleet.cluster[n]], rate
+            ),
+            state.devices[n],
+        )
+        for n in np.flatnonzero(conditions.available).tolist()
+    ]
 
 
 @contextmanager
@@ -167,10 +191,11 @@ def run_synchronous(
         work.append(DeviceWork(report.device, report.steps, report.update.wire_bits, report.loss))
         return report
 
-    jobs = orders.make_jobs(world, state)
-    answers = executor.run_updates(jobs)
+    answers = executor.run_updates(orders.jobs)
     # Jobs are sorted by device and therefore by cluster.
-    for cluster, members in groupby((order.device for order, _ in jobs), setting.fleet.cluster.__getitem__):
+    for cluster, members in groupby(
+        (order.device for order, _ in orders.jobs), setting.fleet.cluster.__getitem__
+    ):
         numbers = list(members)
         models[cluster] = update_edge_model(
             models[cluster],

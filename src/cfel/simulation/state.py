@@ -22,7 +22,7 @@ from cfel.learning.local.algorithms import find_algorithm
 from cfel.learning.local.estimates import Estimates, stack_estimates, unstack_estimates
 from cfel.learning.models.flat import PARAMETERS, FlatModel
 from cfel.learning.packing import pack_update, unpack_update
-from cfel.rounds.kernel import ControlState, initial_control, make_order
+from cfel.rounds.kernel import ControlState, initial_control
 from cfel.runlog import Checkpoint, PlanTable, RoundRecord
 from cfel.system import Conditions
 from cfel.world import World
@@ -247,20 +247,11 @@ class EdgeRoundOrders(NamedTuple):
         conditions: of the devices that begin now.
         plan: what these are asked.
         rate: share of the learning rate.
+        jobs: the orders with the devices' states, by device and therefore by cluster.
     """
 
     number: int
     conditions: Conditions
     plan: RoundPlan
     rate: float
-
-    def make_jobs(self, world: World, state: RunState) -> list[tuple[DeviceOrder, DeviceState]]:
-        """The orders with the devices' states, by device and therefore by cluster."""
-        setting, (rho, theta) = world.setting, (self.plan.rho.tolist(), self.plan.theta.tolist())
-        place = divmod(self.number, setting.rounds.edge_rounds)
-        jobs = []
-        for n in np.flatnonzero(self.conditions.available).tolist():
-            model = state.models[setting.fleet.cluster[n]]
-            order = make_order(setting, *place, n, rho[n], theta[n], model, self.rate)
-            jobs.append((order, state.devices[n]))
-        return jobs
+    jobs: Sequence[tuple[DeviceOrder, DeviceState]]

@@ -36,7 +36,7 @@ SWITCHES = (
 # (results/README.md, "One gossip step or two").
 HORIZON = 50.0
 # Small batches make a round so cheap that sending late costs more than sending. Chosen against 50 on held-out
-# samples of CIFAR-10, seed 10 (`experiments/study.py learning`, `small-shared` and `small-shared-horizon_50`).
+# samples of CIFAR-10, seed 10: rows `small-shared` and `small-shared-horizon_50` of the study `learning`.
 SMALL_BATCH_HORIZON = 5.0
 
 

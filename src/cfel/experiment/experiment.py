@@ -53,7 +53,7 @@ from cfel.learning.compressors import Compressor, compressor
 from cfel.learning.data import BUILTIN as DATA_SETS
 from cfel.learning.data import DataSet, load
 from cfel.learning.data.images import augmentation
-from cfel.learning.data.partition import hold_out, partition
+from cfel.learning.data.partition import find_rule, hold_out, partition
 from cfel.learning.device_messages import DeviceState
 from cfel.learning.edge import AggregationParameters, EdgeRules, build_rules
 from cfel.learning.local.algorithm import LocalAlgorithm
@@ -167,6 +167,7 @@ class Experiment:
         if self.data.task is None:
             model_builder(self.model.name, self.code)
         augmentation(self.data.augment, self.code)
+        find_rule(self.data.partition, self.code)
         self.build_parts()
 
     def build_parts(self) -> BuiltParts:
@@ -326,7 +327,8 @@ class Experiment:
 
     def _split(self, task: Task) -> tuple[DataSet, list[IntArray]]:
         """The data to train and test on, and the training samples of each device."""
-        data, shares = partition(task.data, self.fleet.devices, self.data.partition_parameters(), self.seed)
+        parameters = self.data.partition_parameters()
+        data, shares = partition(task.data, self.fleet.assign_clusters(), parameters, self.seed, self.code)
         return hold_out(data, shares, self.data.held_out, self.seed) if self.data.held_out else (data, shares)
 
     def resolve(self, world: World) -> "Experiment":

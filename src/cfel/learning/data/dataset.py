@@ -99,19 +99,24 @@ class DataSet:
         trailing = (1,) * (inputs.dim() - 2)
         return inputs.to(torch.float32).mul_(scale.view(-1, *trailing)).add_(shift.view(-1, *trailing))
 
-    def select_writers(self, writers: IntArray) -> "DataSet":
-        """Selects the samples of the given writers, for training and for testing."""
+    def select_writers(self, writers: IntArray, *, of_tests: bool = True) -> "DataSet":
+        """Selects the samples of the given writers, for training and, with `of_tests`, for testing."""
         if self.train_writers is None or self.test_writers is None:
             raise InputError(f"{self.name}: it names no writers")
         train = np.flatnonzero(np.isin(self.train_writers, writers))
-        test = np.flatnonzero(np.isin(self.test_writers, writers))
-        return replace(
+        chosen = replace(
             self,
             train_inputs=self.train_inputs[torch.from_numpy(train)],
             train_targets=self.train_targets[torch.from_numpy(train)],
+            train_writers=self.train_writers[train],
+        )
+        if not of_tests:
+            return chosen
+        test = np.flatnonzero(np.isin(self.test_writers, writers))
+        return replace(
+            chosen,
             test_inputs=self.test_inputs[torch.from_numpy(test)],
             test_targets=self.test_targets[torch.from_numpy(test)],
-            train_writers=self.train_writers[train],
             test_writers=self.test_writers[test],
         )
 

@@ -47,6 +47,16 @@ EXPERIMENTS: Mapping[str, tuple[Mapping[str, Any], ...]] = {
         name: (TWO_ROUNDS, {"fleet": fleet, "scheme": {"name": scheme}})
         for name, (fleet, scheme) in SOME_ARE_NOT_ASKED.items()
     },
+    # Whole updates are compared, with statistics, and samples are spread by a function of one's own.
+    "user-defined rules": _model(
+        "batch_norm_of_values",
+        {
+            "aggregation": {"kind": "examples.custom_aggregation:agreed", "options": {"least": 0.6}},
+            "data": {"partition": "examples.custom_partition:by_ink"},
+        },
+    ),
+    "krum": (TWO_ROUNDS, {"aggregation": {"kind": "krum", "trim": 0.4}, "fleet": {"clusters": [3, 2, 1]}}),
+    "geometric median": (TWO_ROUNDS, {"aggregation": {"kind": "geometric_median"}}),
     # Random draws, statistics and frozen parameters: the devices of one process share torch's generator.
     **{f"model: {name}": _model(name) for name in ("dropout", "batch_norm_of_values", "low_rank")},
     # A weight that is used twice: torch shares what it rounded among the threads of a process.

@@ -48,6 +48,7 @@ def example(name: str, engine: str = "threads") -> Experiment:
 
 def test_there_is_one_of_each() -> None:
     parts = (
+        "aggregation",
         "algorithm",
         "compressor",
         "data",
@@ -73,6 +74,7 @@ def test_an_example_is_a_page(name: str) -> None:
 @pytest.mark.parametrize(
     ("name", "least"),
     [
+        ("custom_aggregation", 0.5),
         ("custom_algorithm", 0.5),
         ("custom_compressor", 0.5),
         ("custom_data", 0.6),

@@ -291,7 +291,9 @@ class Experiment:
         model = model_builder(self.model.name, self.code)
         augment, personal = augmentation(self.data.augment, self.code), self.model.personal
         task = Task(data, model, augment=augment, seed=self.seed, personal=personal)
-        if not (self.model.name in MODELS and self.data.name in DATA_SETS):
+        # All models for images go with all images.
+        known = DATA_SETS.get(self.data.name) if self.model.name in MODELS else None
+        if known is None or len(known.input_shape) != 3:
             check_task(f"data {self.data.name!r} with model {self.model.name!r}", task)
         return task
 

@@ -121,13 +121,15 @@ class DataSet:
         )
 
 
-def choose_test_tenth(groups: IntArray) -> BoolArray:
+def choose_test_tenth(groups: IntArray, *, last: bool = False) -> BoolArray:
     """Marks a tenth (rounded up) of each group's samples for testing; none of a group with one sample.
 
-    The choice does not depend on the experiment's seed: everyone tests on the same samples.
+    The choice does not depend on the experiment's seed: everyone tests on the same samples, random ones or,
+    for samples that overlap their neighbours, the last ones.
     """
     # The stream's name is part of the result: another name would choose other samples.
     order = make_generator(0, "femnist split").permutation(len(groups))
+    order = np.arange(len(groups))[::-1] if last else order
     order = order[np.argsort(groups[order], kind="stable")]
     counts = np.bincount(groups)
     rank = np.arange(len(groups)) - np.repeat(np.cumsum(counts) - counts, counts)

@@ -62,7 +62,10 @@ class TextCode:
         """
         windows, rows = [np.zeros((0, self.length + 1), dtype=np.int32)], [np.zeros(0, dtype=np.int64)]
         for number, text in enumerate(texts):
-            padded = np.concatenate([np.zeros(self.length, dtype=np.int32), self.encode(text)])
+            codes = self.encode(text)
+            if codes.size < 2:
+                continue
+            padded = np.concatenate([np.zeros(self.length, dtype=np.int32), codes])
             windows.append(np.lib.stride_tricks.sliding_window_view(padded, self.length + 1)[1:])
             rows.append(np.full(len(windows[-1]), number, dtype=np.int64))
         whole = np.concatenate(windows)

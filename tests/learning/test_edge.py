@@ -290,7 +290,7 @@ def test_a_rule_of_ones_own_sees_updates_and_statistics_by_id() -> None:
 
     def last(updates: torch.Tensor, weights: torch.Tensor, parameters: AggregationParameters) -> torch.Tensor:
         seen.extend([updates.tolist(), [weights.tolist(), [parameters.options["share"]]]])
-        return updates[-1] * parameters.options["share"]
+        return updates[-1] * float(parameters.options["share"])
 
     own = BUILT_IN_ONLY.add_objects({"<aggregation.kind last>": last})
     rule = find_update_rule("<aggregation.kind last>", own)

@@ -76,7 +76,7 @@ def _shakespeare(rows: int) -> tuple[Any, dict[str, list[Any]]]:
 
 def _sent140(rows: int) -> tuple[Any, dict[str, list[Any]]]:
     liked = [bool(n % 2) for n in range(rows)]
-    columns = {
+    columns: dict[str, list[Any]] = {
         "text": [f"{'so happy and great' if like else 'sad, awful'} day {n}" for n, like in enumerate(liked)],
         "date": ["Mon"] * rows,
         "user": [f"user{n // 8}" for n in range(rows)],

@@ -293,6 +293,7 @@ def test_foreign_code_is_not_run() -> None:
         ),
         ({"rule": "distribution", "distribution": ((1, 2),)}, r"distribution\[0\] = .*must be 6 shares"),
         ({"distribution": ((1, -2),)}, r"data.distribution\[0\]\[1\] = -2"),
+        ({"distribution": (1, 2)}, r"data.distribution\[0\] = 1: must be a list"),
         ({"cluster_beta": 0}, "data.cluster_beta = 0"),
         ({"writers_per_device": 0}, "data.writers_per_device = 0"),
     ],

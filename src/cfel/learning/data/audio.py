@@ -48,7 +48,7 @@ def make_spectrogram(samples: FloatArray, rate: int, seconds: float) -> ByteArra
     power = np.square(np.abs(np.fft.rfft(frames * window, points)) * 2 / window.sum())
     bands = _make_filters(rate, points) @ power.T
     decibels = 10 * np.log10(np.maximum(bands, 10 ** (-_RANGE_DECIBELS / 10)))
-    return np.rint((1 + np.minimum(decibels, 0) / _RANGE_DECIBELS) * 255).astype(np.uint8)
+    return np.asarray(np.rint((1 + np.minimum(decibels, 0) / _RANGE_DECIBELS) * 255), dtype=np.uint8)
 
 
 @lru_cache(maxsize=4)

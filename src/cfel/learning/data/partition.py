@@ -17,10 +17,11 @@ it is given. Data are indexed, not copied, except by writer. User-defined rules 
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from types import MappingProxyType
-from typing import TypeAlias
+from typing import TypeAlias, cast
 
 import numpy as np
 import torch
+from numpy.typing import ArrayLike
 
 from cfel import validation
 from cfel.arrays import FloatArray, IntArray
@@ -69,7 +70,8 @@ class PartitionParameters:
             for place, size in enumerate(validation.check_list("data.sizes", self.sizes)):
                 validation.check_whole(f"data.sizes[{place}]", size, least=1)
         for place, row in enumerate(validation.check_list("data.distribution", self.distribution)):
-            validation.check_floats(f"data.distribution[{place}]", row, least=0)
+            shares = validation.check_list(f"data.distribution[{place}]", row)
+            validation.check_floats(f"data.distribution[{place}]", cast(ArrayLike, shares), least=0)
 
 
 Rule: TypeAlias = Callable[[DataSet, IntArray, PartitionParameters, np.random.Generator], Sequence[IntArray]]
@@ -248,7 +250,7 @@ def partition_by_writer(
     data: DataSet, cluster: IntArray, _: PartitionParameters, __: np.random.Generator
 ) -> list[IntArray]:
     """Deals the writers to the devices in turn."""
-    _, rank = np.unique(_require_writers(data), return_inverse=True)
+    rank = np.unique(_require_writers(data), return_inverse=True)[1]
     return _group_by_owner(rank % cluster.size, cluster.size)
 
 

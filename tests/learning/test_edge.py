@@ -280,6 +280,9 @@ def test_the_geometric_median_by_hand() -> None:
     corners = [dense(0, 1.0, 1.0), dense(1, -1.0, -1.0), dense(2, 1.0, -1.0), dense(3, -500.0, 500.0)]
     made = robust_aggregate(zeros(2), corners, None, AggregationParameters("geometric_median"))
     assert made.parameters.tolist() == pytest.approx([0.0, 0.0], abs=0.01)
+    claimed = {0: 1.0, 1: 1.0, 2: 1e6}
+    made = robust_aggregate(zeros(1), line, claimed, AggregationParameters("geometric_median"))
+    assert made.parameters.tolist() == pytest.approx([2.0], abs=0.01)
     same = [dense(n, 2.0, 3.0) for n in range(3)]
     made = robust_aggregate(zeros(2), same, None, AggregationParameters("geometric_median"))
     assert made.parameters.tolist() == [2.0, 3.0]

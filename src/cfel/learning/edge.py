@@ -403,11 +403,12 @@ def krum(updates: Tensor, weights: Tensor, parameters: AggregationParameters) ->
 
 
 def geometric_median(updates: Tensor, weights: Tensor, _: AggregationParameters) -> Tensor:
-    """The point with the smallest weighted sum of distances to the updates, by Weiszfeld's iteration.
+    """The point with the smallest sum of distances to the updates, by Weiszfeld's iteration.
 
-    Pillutla, Kakade, Harchaoui: Robust aggregation for federated learning, IEEE Trans. Signal Process. 2022.
+    Every device counts once: by weights that devices report, one could choose the result. Pillutla, Kakade,
+    Harchaoui: Robust aggregation for federated learning, IEEE Transactions on Signal Processing, 2022.
     """
-    point = _weigh(updates, weights)
+    point = _weigh(updates, torch.ones_like(weights))
     for _step in range(_WEISZFELD_STEPS):
         distances = torch.stack([(row - point).norm() for row in updates])
         # An update at the very point must not get infinite weight. Relative to the median: a wrong update
@@ -416,7 +417,7 @@ def geometric_median(updates: Tensor, weights: Tensor, _: AggregationParameters)
         # Half of the updates are at the point.
         if not least:
             break
-        point, before = _weigh(updates, weights / distances.clamp(min=least)), point
+        point, before = _weigh(updates, 1 / distances.clamp(min=least)), point
         if (point - before).norm() <= least:
             break
     return point

@@ -47,6 +47,11 @@ EXPERIMENTS: Mapping[str, tuple[Mapping[str, Any], ...]] = {
         name: (TWO_ROUNDS, {"fleet": fleet, "scheme": {"name": scheme}})
         for name, (fleet, scheme) in SOME_ARE_NOT_ASKED.items()
     },
+    # Some devices cannot make it; some draw more steps than planned, and keep what they would have sent.
+    "a deadline": (
+        {"scheme": {"name": "hcef", "deadline_seconds": 200}, "budget": {"share_of_cef": 0.6}},
+        {"simulation": {"uploads": "wire", "accounting": "realised"}},
+    ),
     # Random draws, statistics and frozen parameters: the devices of one process share torch's generator.
     **{f"model: {name}": _model(name) for name in ("dropout", "batch_norm_of_values", "low_rank")},
     # A weight that is used twice: torch shares what it rounded among the threads of a process.

@@ -183,3 +183,33 @@ def test_charged_as_a_larger_model() -> None:
     assert wire.record.wire_bytes == 10 * plain.record.wire_bytes
     np.testing.assert_allclose(wire.plans.nu, 10 * plain.plans.nu)
     np.testing.assert_allclose(wire.plans.seconds, 3 * wire.plans.mu + wire.plans.nu)
+
+
+def test_an_upload_after_the_deadline_is_waited_for_until_then_and_kept_by_its_device() -> None:
+    """Steps are drawn, so some devices take more than planned; error feedback keeps what they sent late."""
+    changes = {
+        "budget": {"share_of_cef": 0.6},
+        "compression": {"error_feedback": True},
+        "scheme": {"name": "hcef", "deadline_seconds": 200},
+    }
+    world, executor, before, after, outcome = edge_round(tiny(changes, rounds={"global": 1, "edge": 1}))
+    plan, now = outcome.plan, outcome.conditions
+    seconds = outcome.steps * now.mu + plan.theta * now.nu
+    late = now.available & (seconds > 200)
+    assert late.any()
+    assert not late.all()
+    assert outcome.realised.seconds.max() == 200
+    assert outcome.expected.seconds.max() <= 200 * (1 + 1e-9)
+    # They worked, and are charged for it.
+    joules = outcome.steps * now.alpha + now.power * plan.theta * now.nu
+    assert outcome.realised.joules == pytest.approx(joules[now.available].sum())
+    workspace = Workspace(world.task, world.training, world.compress)
+    for order in executor.orders:
+        n = order.device
+        report, left = device_update(order, world.data[n], before.devices[n], workspace)
+        kept, expected = after.devices[n].residual, left.residual
+        assert kept is not None
+        assert expected is not None
+        if late[n]:
+            report.update.add_to(expected, 1.0)
+        assert torch.equal(kept, expected)

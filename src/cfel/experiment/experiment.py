@@ -191,7 +191,7 @@ class Experiment:
         )
         algorithm = build_algorithm(local, self.code)
         edge_rules = build_rules(local, algorithm, self.aggregation, self.code)
-        check_buffering(self.aggregation, self.simulation, algorithm)
+        check_buffering(self.aggregation, self.simulation, algorithm, self.scheme)
         feedback = self.compression.error_feedback if asked.error_feedback is None else asked.error_feedback
         training = TrainingParameters(local, self.data.batch, feedback, algorithm)
         self._check_steps(training, algorithm)

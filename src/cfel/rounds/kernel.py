@@ -156,6 +156,23 @@ def plan_edge_round(
     return plan, replace(control, scheme=state)
 
 
+def find_late(
+    setting: Setting, conditions: Conditions, plan: RoundPlan, work: Sequence[DeviceWork]
+) -> set[int]:
+    """The devices whose uploads come after the deadline, though their plans do not.
+
+    Random steps may be more than were planned, and bits on the wire more than θ. Arguments as for
+    `compute_outcome`; `work` may be that of some devices only.
+    """
+    deadline = setting.scheme.deadline_seconds
+    if deadline == np.inf:
+        return set()
+    steps, wire_bits = _list_work(setting, work)
+    seconds, _ = _realise(setting, plan.apply_speed(conditions), plan, steps, wire_bits)
+    # Plans may fill the deadline, up to rounding.
+    return {each.device for each in work if seconds[each.device] > deadline * (1 + 1e-9)}
+
+
 def compute_outcome(
     setting: Setting, conditions: Conditions, plan: RoundPlan, work: Iterable[DeviceWork]
 ) -> EdgeRoundOutcome:
@@ -166,26 +183,19 @@ def compute_outcome(
         conditions: of the edge round, with who took part.
         plan: what the devices were asked.
         work: what they did, by device id; without any, nothing was realised.
+
+    Nobody waits beyond the deadline. A device that was late is charged for all it did.
     """
-    fleet, tau = setting.fleet, setting.rounds.local_steps
-    steps, wire_bits = np.zeros(fleet.devices), np.zeros(fleet.devices)
-    losses: dict[int, float] = {}
-    for each in work:
-        steps[each.device] = each.steps
-        wire_bits[each.device] = each.wire_bits * setting.charged_share
-        if each.steps:
-            losses[each.device] = each.loss
-    sent = wire_bits / setting.model_bits if setting.uploads == "wire" else plan.theta
+    fleet, tau, work = setting.fleet, setting.rounds.local_steps, tuple(work)
+    steps, wire_bits = _list_work(setting, work)
+    losses = {each.device: each.loss for each in work if each.steps}
     now, present = plan.apply_speed(conditions), conditions.available
     expected = (
         device_seconds(plan.rho, plan.theta, tau, now.mu, now.nu),
         device_joules(plan.rho, plan.theta, tau, now.alpha, now.nu, now.power),
     )
-    charged = setting.charge_steps(steps, plan.rho)
-    realised = (
-        realised_seconds(charged, sent, now.mu, now.nu),
-        realised_joules(charged, sent, now.alpha, now.nu, now.power),
-    )
+    seconds, joules = _realise(setting, now, plan, steps, wire_bits)
+    realised = (np.minimum(seconds, setting.scheme.deadline_seconds), joules)
     seconds, joules = expected if setting.accounting == "expected" else realised
     return EdgeRoundOutcome(
         conditions=conditions,
@@ -197,6 +207,27 @@ def compute_outcome(
         expected=edge_round_cost(*expected, fleet.cluster, fleet.clusters, present),
         realised=edge_round_cost(*realised, fleet.cluster, fleet.clusters, present),
         losses=losses,
+    )
+
+
+def _list_work(setting: Setting, work: Iterable[DeviceWork]) -> tuple[FloatArray, FloatArray]:
+    """Steps and charged bits of every device; 0 for those that are not in `work`."""
+    steps, wire_bits = np.zeros(setting.fleet.devices), np.zeros(setting.fleet.devices)
+    for each in work:
+        steps[each.device] = each.steps
+        wire_bits[each.device] = each.wire_bits * setting.charged_share
+    return steps, wire_bits
+
+
+def _realise(
+    setting: Setting, now: Conditions, plan: RoundPlan, steps: FloatArray, wire_bits: FloatArray
+) -> tuple[FloatArray, FloatArray]:
+    """Seconds and joules of every device for what it did."""
+    sent = wire_bits / setting.model_bits if setting.uploads == "wire" else plan.theta
+    charged = setting.charge_steps(steps, plan.rho)
+    return (
+        realised_seconds(charged, sent, now.mu, now.nu),
+        realised_joules(charged, sent, now.alpha, now.nu, now.power),
     )
 
 

@@ -6,7 +6,7 @@ from `rounds`, arithmetic on models from `learning`, as they do in a deployment.
 
 import resource
 import sys
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import replace
 from functools import partial
@@ -16,6 +16,7 @@ import numpy as np
 
 from cfel.control.scheme import RoundPlan
 from cfel.errors import DivergedError
+from cfel.learning.device import return_update
 from cfel.learning.device_messages import DeviceReport, DeviceState
 from cfel.learning.edge import gossip_mix, mean_model, update_edge_model
 from cfel.learning.evaluate import Evaluation, summarise_devices
@@ -31,6 +32,7 @@ from cfel.rounds.kernel import (
     close_global_round,
     compute_outcome,
     device_weights,
+    find_late,
     find_rate,
     is_evaluated,
     is_over,
@@ -197,9 +199,18 @@ def run_synchronous(
         (order.device for order, _ in orders.jobs), setting.fleet.cluster.__getitem__
     ):
         numbers = list(members)
+        reports: Iterable[DeviceReport] = map(note, islice(answers, len(numbers)))
+        if setting.scheme.deadline_seconds < np.inf:
+            # Who is late is known only when all have ended their steps, so reports are kept until then.
+            done = list(reports)
+            late = find_late(setting, orders.conditions, orders.plan, work[len(work) - len(done) :])
+            for report in (each for each in done if each.device in late):
+                devices[report.device] = return_update(devices[report.device], report.update)
+            reports = [each for each in done if each.device not in late]
+            numbers = [n for n in numbers if n not in late]
         models[cluster] = update_edge_model(
             models[cluster],
-            map(note, islice(answers, len(numbers))),
+            reports,
             device_weights(setting, orders.plan, {n: world.data[n].samples for n in numbers}),
             world.edge_rules,
             share=len(numbers) / int(setting.fleet.sizes[cluster]),

@@ -239,7 +239,9 @@ def choose_from_pairs(
     """Makes a scheme whose plans are such pairs: devices take whole steps, and measure κ at the listed θ."""
     theta = tuple(list_theta(parameters.theta_min).tolist())
     overrides = DeviceOverrides(steps="whole", kept_energy_at=theta)
-    return Scheme(init, plan, device_overrides=overrides, chooses_theta=parameters.theta_min < 1)
+    return Scheme(
+        init, plan, device_overrides=overrides, chooses_theta=parameters.theta_min < 1, keeps_budgets=True
+    )
 
 
 def estimate_contraction(theta: FloatArray, kept_energy: FloatArray | None) -> FloatArray:

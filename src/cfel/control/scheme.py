@@ -327,6 +327,8 @@ class Scheme:
         plans_clocks: whether its plans slow devices' clocks down.
         chooses_theta: whether its plans choose θ, so that devices need a compressor.
         deadline_seconds: how long edge servers wait for the uploads of an edge round.
+        keeps_budgets: whether its plans keep to the caps; a run that ends at its budget then does not begin a
+            round that the budget does not cover.
     """
 
     init: Callable[[], State]
@@ -336,6 +338,7 @@ class Scheme:
     plans_clocks: bool = False
     chooses_theta: bool = False
     deadline_seconds: float = math.inf
+    keeps_budgets: bool = False
 
 
 SchemeBuilder = Callable[[SchemeParameters], Scheme]

@@ -88,6 +88,7 @@ class RoundRecord:
         personal_accuracy_spread: standard deviation over devices.
         personal_loss: mean over devices of the task's loss of these models, on the same samples.
         metrics: the task's further metrics by their own names, averaged like accuracy; empty without.
+        ends_at_budget: whether the run ends with this round because the budgets do not cover another.
         peak_memory_bytes: most memory that the simulating process has used so far, without workers in other
             processes; None if not known.
     """
@@ -127,6 +128,7 @@ class RoundRecord:
     personal_accuracy_spread: float | None = None
     personal_loss: float | None = None
     metrics: dict[str, float] = field(default_factory=dict)
+    ends_at_budget: bool = False
     peak_memory_bytes: int | None = None
 
     def __post_init__(self) -> None:

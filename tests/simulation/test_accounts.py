@@ -91,6 +91,16 @@ def test_bytes_of_a_round() -> None:
     """CEF: 6 devices · 2 edge rounds of 4 · 4,810 bytes, and a full model both ways over three links."""
     log = records(tiny(scheme={"name": "cef"}))
     assert {line.wire_bytes for line in log} == {(6 * 2 + 3 * 2) * 4 * 4810}
+    assert {line.download_bytes for line in log} == {6 * 2 * 4 * 4810}
+    assert {line.backhaul_joules for line in log} == {0}
+
+
+def test_shared_momentum_doubles_what_edge_servers_exchange_and_devices_fetch() -> None:
+    """Over fixed lines, 3 links both ways cost 13.5 nJ for each of 32 bits of 2 · 4,810 numbers."""
+    local = {"algorithm": "shared_momentum", "momentum": 0.9}
+    for line in records(tiny(scheme={"name": "cef"}, local=local, topology={"joules_per_bit": "wired"})):
+        assert (line.backhaul_bytes, line.download_bytes) == (3 * 2 * 2 * 4 * 4810, 6 * 2 * 2 * 4 * 4810)
+        assert line.backhaul_joules == pytest.approx(3 * 2 * 2 * 32 * 4810 * 13.5e-9)
 
 
 def edge_round(experiment: Experiment) -> tuple[World, Listening, RunState, RunState, EdgeRoundOutcome]:

@@ -252,7 +252,7 @@ class Experiment:
             exchanged_models=exchanged,
             scheme=parts.scheme,
             links=choose_links(parts.scheme, backhaul),
-            joules_per_bit=self.topology.joules_per_bit,
+            joules_per_bit=self.topology.price_of_bit,
             work_per_step=parts.algorithm.gradients,
             small_batches=BatchShares(self.data.batch, self.local.step_overhead) if small else None,
             accounting=self.simulation.accounting,

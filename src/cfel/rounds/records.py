@@ -127,6 +127,8 @@ def make_record(
         ),
         upload_bytes=math.ceil(uploads),
         backhaul_bytes=math.ceil(backhaul),
+        backhaul_joules=setting.compute_backhaul_joules(control.rounds_done - 1),
+        download_bytes=math.ceil(sum(int(who.sum()) for who in present) * setting.full_model_bits / 8),
         ends_at_budget=ends_at_budget,
         peak_memory_bytes=peak_memory_bytes,
     )

@@ -192,7 +192,7 @@ class Experiment:
         )
         algorithm = build_algorithm(local, self.code)
         edge_rules = build_rules(local, algorithm, self.aggregation, self.code)
-        check_buffering(self.aggregation, self.simulation, algorithm)
+        check_buffering(self.aggregation, self.simulation, algorithm, self.scheme)
         feedback = self.compression.error_feedback if asked.error_feedback is None else asked.error_feedback
         training = TrainingParameters(local, self.data.batch, feedback, algorithm)
         self._check_steps(training, algorithm)
@@ -253,7 +253,7 @@ class Experiment:
             exchanged_models=exchanged,
             scheme=parts.scheme,
             links=choose_links(parts.scheme, backhaul),
-            joules_per_bit=self.topology.joules_per_bit,
+            joules_per_bit=self.topology.price_of_bit,
             work_per_step=parts.algorithm.gradients,
             small_batches=BatchShares(self.data.batch, self.local.step_overhead) if small else None,
             accounting=self.simulation.accounting,

@@ -238,6 +238,11 @@ class Observation:
             self.gossip_seconds_left,
         )
 
+    def mean_loss(self) -> float | None:
+        """The mean of the devices' newest training losses; None before the first."""
+        known = None if self.losses is None else self.losses[np.isfinite(self.losses)]
+        return None if known is None or not known.size else float(known.mean())
+
     def estimates(self) -> tuple[float, float]:
         """Averages σ² and G² over the devices that take part (Algorithm 3, lines 2 and 3)."""
         present = self.conditions.available
@@ -297,11 +302,13 @@ class DeviceOverrides:
         steps: "bernoulli", "systematic", "whole" or "small_batches"; None keeps the experiment's.
         error_feedback: whether devices keep what compression dropped; None keeps the experiment's.
         kept_energy_at: shares θ at which every report states how much energy the largest entries carry.
+        compressor: a built-in one; None keeps the experiment's.
     """
 
     steps: Literal["bernoulli", "systematic", "whole", "small_batches"] | None = None
     error_feedback: bool | None = None
     kept_energy_at: tuple[float, ...] = ()
+    compressor: str | None = None
 
 
 @dataclass(frozen=True, slots=True)

@@ -49,7 +49,7 @@ from cfel.experiment.sections import (
     parse_fleet,
     reject_short_trace,
 )
-from cfel.learning.compressors import Compressor, compressor
+from cfel.learning.compressors import Compressor, compressor, none
 from cfel.learning.data import BUILTIN as DATA_SETS
 from cfel.learning.data import DataSet, load
 from cfel.learning.data.images import augmentation
@@ -177,13 +177,13 @@ class Experiment:
         Raises:
             InputError: something cannot be built, or does not go with the rest.
         """
-        compress = compressor(self.compression.kind, self.code)
         scheme = build_scheme(self.scheme, self.code)
+        asked = scheme.device_overrides
+        compress = compressor(asked.compressor or self.compression.kind, self.code)
         # It would be charged for a share θ, but send everything.
-        if self.compression.kind == "none" and scheme.chooses_theta:
+        if compress is none and scheme.chooses_theta:
             reason = f"scheme {self.scheme.name!r} chooses how much is sent, and is charged for that"
             raise InputError(f"compression.kind = 'none': {reason}; choose a compressor")
-        asked = scheme.device_overrides
         local = replace(
             self.local,
             steps=asked.steps or self.local.steps,

@@ -22,7 +22,7 @@ SCHEMES = (
     *("matcha", "oort", "anycost", "fedluck", "nori", "static"),
 )
 ALGORITHMS = ("sgd", "adam", "adamw", "fedprox", "scaffold", "feddyn", "fednova", "ditto", "shared_momentum")
-COMPRESSORS = ("topk", "randomk", "jl", "quantise")
+COMPRESSORS = ("topk", "randomk", "jl", "quantise", "uveqfed", "atomo")
 
 Changes = Mapping[str, object]
 _REALISED: Changes = {"simulation.accounting": "realised"}

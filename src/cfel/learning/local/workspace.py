@@ -13,7 +13,7 @@ from torch import Tensor, nn
 
 from cfel.arrays import IntArray
 from cfel.errors import InputError
-from cfel.learning.compressors import Compressor
+from cfel.learning.compressors import Compressor, fit_compressor
 from cfel.learning.local.algorithms import find_algorithm
 from cfel.learning.local.parameters import TrainingParameters
 from cfel.learning.models.flat import PARAMETERS, STATISTICS
@@ -44,9 +44,10 @@ class Workspace:
         self.algorithm = find_algorithm(training)
         kept = self.algorithm.list_kept(keep=self.local.momentum_state == "keep")
         self.kept_names = (*kept, PARAMETERS, STATISTICS)
-        self.compress = compress
         self.device = choose_device(device)
         self.flat = task.build(self.device)
+        shared = self.flat.parameter_slots[: self.flat.shared.leaves]
+        self.compress = fit_compressor(compress, [slot.shape for slot in shared])
         if self.algorithm.personal_model is not None and self.flat.shared.leaves < len(self.flat.leaves):
             raise InputError(
                 f"local.algorithm = {self.local.algorithm!r}: keeps a whole model on each device; leave out "

@@ -23,6 +23,7 @@ from cfel.control.schemes.talk_or_work import talk_or_work
 from cfel.cost import cluster_seconds, device_seconds
 from cfel.errors import InputError
 from cfel.plugins import BUILT_IN_ONLY, CodePolicy, resolve
+from cfel.system.batch_shares import LAYER_SHARES
 
 SCHEMES: Mapping[str, SchemeBuilder] = MappingProxyType(
     {
@@ -49,6 +50,9 @@ SCHEMES: Mapping[str, SchemeBuilder] = MappingProxyType(
 def build_scheme(parameters: SchemeParameters, code: CodePolicy = BUILT_IN_ONLY) -> Scheme:
     """Builds the scheme that the parameters name: built in, an entry point, or "module:function"."""
     builder: SchemeBuilder = resolve("scheme", parameters.name, SCHEMES, ("parameters",), code=code)
+    if parameters.steps == "last_layers":
+        # Even the least of training needs the forward pass.
+        parameters = replace(parameters, rho_min=max(parameters.rho_min, LAYER_SHARES.least))
     scheme = builder(parameters)
     # Built-in schemes are covered by tests, and a check of every plan takes time.
     if parameters.name not in SCHEMES:

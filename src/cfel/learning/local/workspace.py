@@ -104,10 +104,12 @@ class Workspace:
         # Losses and metrics get float32, as without autocast.
         return outputs.float() if outputs.dtype == torch.bfloat16 else outputs
 
-    def compute_gradient(self, inputs: Tensor, targets: Tensor) -> tuple[list[Tensor], float]:
-        """Computes the gradient of a batch's mean loss, one tensor per parameter, and the loss."""
+    def compute_gradient(
+        self, inputs: Tensor, targets: Tensor, leaves: Sequence[Tensor] = ()
+    ) -> tuple[list[Tensor], float]:
+        """Computes the gradient of a batch's mean loss by some or all parameters, and the loss."""
         loss = self.task.loss(self.run_model(inputs), targets).mean()
-        gradient = torch.autograd.grad(loss, self.flat.leaves, materialize_grads=True)
+        gradient = torch.autograd.grad(loss, leaves or self.flat.leaves, materialize_grads=True)
         return [part.to_dense() if part.is_sparse else part for part in gradient], float(loss.detach())
 
     def load_batches(

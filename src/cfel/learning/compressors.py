@@ -474,7 +474,7 @@ def find_chances(magnitudes: FloatArray, count: float) -> FloatArray:
     ordered = np.sort(magnitudes)[::-1].astype(np.float64)
     rest = np.cumsum(ordered[::-1])[::-1]
     certain = int(np.argmax((count - np.arange(ordered.size)) * ordered <= rest))
-    return np.minimum(1.0, magnitudes * ((count - certain) / rest[certain]))
+    return np.asarray(np.minimum(1.0, magnitudes * ((count - certain) / rest[certain])))
 
 
 def draw_atoms(chances: FloatArray, draw: float) -> IndexArray:

@@ -100,7 +100,7 @@ def test_atoms_are_drawn_with_their_chances() -> None:
     """Chances 1, ½, ¼, ¼ sum to 1, 1.5, 1.75, 2: two atoms in any case."""
     chances = np.array([1.0, 0.5, 0.25, 0.25])
     assert [draw_atoms(chances, draw).tolist() for draw in (0.1, 0.6, 0.8)] == [[0, 1], [0, 2], [0, 3]]
-    counts = sum(np.bincount(draw_atoms(chances, n / 400), minlength=4) for n in range(400))
+    counts = np.sum([np.bincount(draw_atoms(chances, n / 400), minlength=4) for n in range(400)], axis=0)
     assert (counts / 400).tolist() == chances.tolist()
     assert len(draw_atoms(np.array([0.3, 0.3]), 0.7)) == 0
 

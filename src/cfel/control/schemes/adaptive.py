@@ -105,7 +105,7 @@ def count_iterations(seen: Observation, steps: float) -> float:
 
 def bound_loss(options: TauOptions, steps: float, iterations: float, g2: float) -> float:
     """G(τ); see `adaptive_tau`."""
-    growth = ((1 + options.smoothness) ** steps - 1) / options.smoothness - steps
+    growth = (math.pow(1 + options.smoothness, steps) - 1) / options.smoothness - steps
     drift, scale = options.rate * g2 * growth, options.rate * options.phi
     half = 0.5 / (scale * iterations)
     return half + math.sqrt(half**2 + drift / (scale * steps)) + drift

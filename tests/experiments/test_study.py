@@ -246,7 +246,7 @@ def test_missing_runs_are_made_and_failures_are_named(
 
 @pytest.mark.parametrize("dataset", ["cifar10", "femnist"])
 def test_the_field_has_every_scheme_with_the_same_training_options(dataset: str) -> None:
-    """All train on 10 samples with shared momentum; only FedBuff cannot, and FedBalancer takes 10 of 20."""
+    """All train on 10 samples with shared momentum, but FedBuff and ATOMO; FedBalancer takes 10 of 20."""
     rows, found = STUDY["list_field"](dataset), {}
     for row, changes in rows.items():
         found[row] = load_experiment(
@@ -257,7 +257,7 @@ def test_the_field_has_every_scheme_with_the_same_training_options(dataset: str)
     assert {each.scheme.name for each in found.values()} == set(SCHEMES)
     assert len(rows) > 40
     own = {row for row, each in found.items() if each.local.algorithm != "shared_momentum"}
-    assert own == {"fedbuff", "fedbalancer"}
+    assert own == {"fedbuff", "atomo", "fedbalancer"}
     assert found["fedbalancer"].local.options == {"shared": True}
     batches = {row for row, each in found.items() if each.data.batch != 10}
     assert batches == {"fedbalancer", "static", "static-wrong", "hcef_plus", "hcef_plus-wrong"}

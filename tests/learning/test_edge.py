@@ -11,8 +11,11 @@ import torch
 from cfel.errors import InputError
 from cfel.learning import edge as robust
 from cfel.learning.compressors import (
+    AtomicUpdate,
     BlockRotation,
     DenseUpdate,
+    Factors,
+    LatticeUpdate,
     QuantisedUpdate,
     SampledUpdate,
     SparseUpdate,
@@ -93,7 +96,7 @@ def test_statistics_go_through_the_same_rule(kind: str) -> None:
 
 
 @pytest.mark.parametrize("kind", KINDS)
-@pytest.mark.parametrize("name", ["topk", "randomk", "jl", "quantise", "none"])
+@pytest.mark.parametrize("name", ["topk", "randomk", "jl", "quantise", "uveqfed", "atomo", "none"])
 def test_every_kind_of_update_means_the_vector_it_stands_for(
     name: str, kind: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -218,11 +221,16 @@ def extreme_updates(size: int) -> dict[str, Update]:
         "randomk": SampledUpdate(size, 5, torch.tensor([float("inf"), 1.0])),
         "jl": SampledUpdate(size, 5, torch.full((rotation.padded // 2,), LARGEST), rotation),
         "quantise": QuantisedUpdate(size, 4, torch.full((1024,), 7, dtype=torch.int16), torch.tensor([3e38])),
+        "uveqfed": LatticeUpdate(size, 4, 5, torch.full((1024,), 7, dtype=torch.int16), torch.tensor([3e38])),
+        "atomo": AtomicUpdate(
+            SparseUpdate(size, torch.empty(0, dtype=torch.int32), torch.empty(0)),
+            (Factors(0, torch.full((1, 4), LARGEST), torch.full((1, 5), LARGEST)),),
+        ),
     }
 
 
 @pytest.mark.parametrize("kind", [*KINDS, *WHOLE])
-@pytest.mark.parametrize("name", ["none", "topk", "randomk", "jl", "quantise"])
+@pytest.mark.parametrize("name", ["none", "topk", "randomk", "jl", "quantise", "uveqfed", "atomo"])
 def test_an_update_that_decodes_to_infinity_is_left_out(name: str, kind: str) -> None:
     """The result has the bits of a round without that device, in buffers as well."""
     honest = [dense(n, *([1.0 + n] * 40), buffers=[0.5]) for n in range(3)]

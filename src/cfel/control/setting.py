@@ -36,8 +36,8 @@ class Setting:
         joules_per_bit: energy of a bit between edge servers, charged with each global round.
         exchanged_models: what edge servers exchange, in models: with their memory it is more than one.
         work_per_step: time and energy of a local step, in steps of plain SGD: 2 for two gradients.
-        small_batches: what ρ is in samples, where devices take all steps on small batches; None where they
-            leave steps out instead.
+        small_batches: what ρ is in samples, where devices take all steps on small batches, or in tenths of
+            the layers, where they train the last ones; None where they leave steps out instead.
         accounting: the costs that the budget counts: "expected" by the plans, or "realised".
         uploads: realised uploads count by the "share" θ that was planned, or by the bits on the "wire".
     """

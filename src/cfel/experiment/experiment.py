@@ -49,7 +49,7 @@ from cfel.experiment.sections import (
     parse_fleet,
     reject_short_trace,
 )
-from cfel.learning.compressors import Compressor, compressor
+from cfel.learning.compressors import Compressor, compressor, none
 from cfel.learning.data import BUILTIN as DATA_SETS
 from cfel.learning.data import DataSet, load
 from cfel.learning.data.images import augmentation
@@ -68,7 +68,7 @@ from cfel.plugins import ANY_CODE, BUILT_IN_ONLY, CodePolicy
 from cfel.rounds.dry_run import compute_use
 from cfel.rounds.parameters import SimulationParameters, check_buffering, choose_engine
 from cfel.system import FleetParameters, TopologyParameters, build_backhaul, build_fleet
-from cfel.system.batch_shares import BatchShares
+from cfel.system.batch_shares import LAYER_SHARES, BatchShares
 from cfel.validation import parse_toml
 from cfel.world import World
 
@@ -178,13 +178,13 @@ class Experiment:
         Raises:
             InputError: something cannot be built, or does not go with the rest.
         """
-        compress = compressor(self.compression.kind, self.code)
         scheme = build_scheme(self.scheme, self.code)
+        asked = scheme.device_overrides
+        compress = compressor(asked.compressor or self.compression.kind, self.code)
         # It would be charged for a share θ, but send everything.
-        if self.compression.kind == "none" and scheme.chooses_theta:
+        if compress is none and scheme.chooses_theta:
             reason = f"scheme {self.scheme.name!r} chooses how much is sent, and is charged for that"
             raise InputError(f"compression.kind = 'none': {reason}; choose a compressor")
-        asked = scheme.device_overrides
         local = replace(
             self.local,
             steps=asked.steps or self.local.steps,
@@ -201,15 +201,21 @@ class Experiment:
     def _check_steps(self, training: TrainingParameters, algorithm: LocalAlgorithm) -> None:
         """Checks that devices can take steps as scheme and experiment say together."""
         local = training.local
-        if self.local.steps == "small_batches" and local.steps != "small_batches":
+        parts = ("small_batches", "last_layers")
+        if self.local.steps in parts and local.steps != self.local.steps:
             raise InputError(
-                f"local.steps = 'small_batches': scheme {self.scheme.name!r} plans in other steps; set "
-                "scheme.steps = 'small_batches' instead"
+                f"local.steps = {self.local.steps!r}: scheme {self.scheme.name!r} plans in other steps; set "
+                f"scheme.steps = {self.local.steps!r} instead"
             )
-        if local.steps == "small_batches" and algorithm.train is not None:
+        if local.steps in parts and algorithm.train is not None:
             raise InputError(
-                f"scheme.steps = 'small_batches': algorithm {local.algorithm!r} has a loop of its own, which "
-                "draws its own batches"
+                f"scheme.steps = {local.steps!r}: algorithm {local.algorithm!r} has a loop of its own, which "
+                "draws its own batches and trains all layers"
+            )
+        if local.steps == "last_layers" and (algorithm.step_parts is None or algorithm.change_gradient):
+            raise InputError(
+                f"scheme.steps = 'last_layers': algorithm {local.algorithm!r} changes all layers at once; "
+                "choose 'sgd' or 'shared_momentum'"
             )
         late = training.error_feedback and local.schedule != "constant"
         if local.algorithm == "shared_momentum" and late:
@@ -242,7 +248,10 @@ class Experiment:
             fleet = replace(fleet, samples=np.asarray(samples, dtype=np.float64))
         backhaul = build_backhaul(self.topology, fleet.sizes, self.seed, self.code)
         bits, exchanged = 32.0 * parameters, 1.0 + parts.edge_rules.vectors
-        small = parts.training.local.steps == "small_batches"
+        shares = {
+            "small_batches": BatchShares(self.data.batch, self.local.step_overhead),
+            "last_layers": LAYER_SHARES,
+        }
         setting = Setting(
             seed=self.seed,
             rounds=self.rounds,
@@ -255,7 +264,7 @@ class Experiment:
             links=choose_links(parts.scheme, backhaul),
             joules_per_bit=self.topology.price_of_bit,
             work_per_step=parts.algorithm.gradients,
-            small_batches=BatchShares(self.data.batch, self.local.step_overhead) if small else None,
+            small_batches=shares.get(parts.training.local.steps),
             accounting=self.simulation.accounting,
             uploads=self.simulation.uploads,
         )

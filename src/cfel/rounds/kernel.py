@@ -135,7 +135,7 @@ def observe(
         global_round=control.rounds_done,
         edge_round=edge_round,
         rounds=setting.rounds,
-        conditions=conditions,
+        conditions=setting.fleet.misjudge(setting.seed, conditions),
         cluster=setting.fleet.cluster,
         sigma2=estimates.sigma2,
         g2=estimates.g2,

@@ -30,7 +30,8 @@ from cfel.learning.device_messages import DeviceReport
 from cfel.learning.edge_rule import EdgeRound, EdgeRule, read_memory
 from cfel.learning.local.algorithm import LocalAlgorithm
 from cfel.learning.local.parameters import LocalParameters
-from cfel.learning.models.flat import FlatModel, Tensors
+from cfel.learning.models.flat import FlatModel, Slot, Tensors
+from cfel.learning.orthogonal import orthogonalise
 from cfel.learning.torch_state import map_in_threads
 from cfel.plugins import BUILT_IN_ONLY, CodePolicy, check_call, check_result, resolve
 from cfel.runlog import Checkpoint
@@ -203,8 +204,8 @@ class AggregationParameters:
     Attributes:
         kind: how an edge server combines updates; "mean" is the paper's.
         trim: for `trimmed_mean`: share of the devices left out at each end, in [0, 0.5), rounded down.
-        optimiser: what an edge server makes of the mean update: "none", "momentum", "fedadam", "fedyogi", an
-            entry point's name, or "module:function".
+        optimiser: what an edge server makes of the mean update: "none", "orthogonal", "momentum", "fedadam",
+            "fedyogi", an entry point's name, or "module:function".
         learning_rate: of the optimiser, > 0.
         options: settings of this optimiser.
         average: share of every global round's model in an average over rounds, which is evaluated and
@@ -375,11 +376,12 @@ def _make_sparse_reader(indices: Tensor, values: Tensor) -> Reader:
 class EdgeRules:
     """All that an edge server does with updates: aggregation, its rules in order, the average of its models.
 
-    Each rule gets what the one before it returned.
+    Each rule gets what the one before it returned, and may look at `matrices`, see `EdgeRound`.
     """
 
     rules: tuple[EdgeRule, ...] = ()
     aggregation: AggregationParameters = field(default_factory=AggregationParameters)
+    matrices: tuple[Slot, ...] = ()
 
     def __post_init__(self) -> None:
         if len(set(self.names)) < len(self.names):
@@ -461,7 +463,9 @@ def update_edge_model(
     memory = model.memory.clone()
     kept = read_memory(replace(model, memory=memory), rules.names)
     for rule in rules.rules:
-        found = EdgeRound(update, seen.per_step, seen.mean_steps, seen.active, share, rate)
+        found = EdgeRound(
+            update, seen.per_step, seen.mean_steps, seen.active, share, rate, matrices=rules.matrices
+        )
         update = rule.change(found, {name: kept[name] for name in rule.memory})
     return FlatModel(model.parameters + update, made.buffers, memory)
 
@@ -483,6 +487,19 @@ class _Tally:
                 if self._adds:
                     report.update.add_to(self.per_step, weight / report.steps)
             yield report
+
+
+def orthogonal(parameters: AggregationParameters) -> EdgeRule:
+    """The mean update with every weight matrix replaced by its polar factor, at the length it had.
+
+    The step of Muon (Jordan et al., 2024), taken once per edge round by the edge server: it costs devices
+    nothing, and nothing is remembered. Biases, norms, embeddings and the last layer are added as they are.
+    """
+
+    def change(found: EdgeRound, _memory: Tensors) -> Tensor:
+        return orthogonalise(found.update, found.matrices).mul_(parameters.learning_rate)
+
+    return EdgeRule(change)
 
 
 def momentum(parameters: AggregationParameters) -> EdgeRule:
@@ -548,9 +565,10 @@ def _read_option(
 OptimiserBuilder: TypeAlias = Callable[[AggregationParameters], EdgeRule]
 
 OPTIMISERS: Mapping[str, OptimiserBuilder] = MappingProxyType(
-    {"momentum": momentum, "fedadam": fedadam, "fedyogi": fedyogi}
+    {"orthogonal": orthogonal, "momentum": momentum, "fedadam": fedadam, "fedyogi": fedyogi}
 )
 _OPTIONS = {
+    "orthogonal": (),
     "momentum": ("beta1",),
     "fedadam": ("beta1", "beta2", "epsilon"),
     "fedyogi": ("beta1", "beta2", "epsilon"),

@@ -51,8 +51,9 @@ def plan_by_scheme(scheme: Scheme, state: State, observation: Observation) -> tu
         plan = replace(plan, weight=observation.conditions.weight)
     if observation.small_batches is not None:
         # Every scheme is charged for whole samples, in both accounts.
-        whole = np.where(plan.rho > 0, observation.small_batches.round_down(plan.rho), 0.0)
-        plan = replace(plan, rho=whole)
+        share = (plan.local_steps or observation.rounds.local_steps) / observation.rounds.local_steps
+        whole = share * observation.small_batches.round_down(plan.rho / share)
+        plan = replace(plan, rho=np.where(plan.rho > 0, whole, 0.0))
     return plan, state
 
 

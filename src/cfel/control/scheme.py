@@ -261,6 +261,8 @@ class RoundPlan:
         speed: share of its clock that every device runs at, in (0, 1]; `None` for full clocks.
         weight: how much each device's update counts within its cluster, > 0; `None` for the weights of the
             experiment. A scheme that selects devices with unequal chances corrects for them here.
+        local_steps: k, the steps that every device takes in this edge round, 1 … τ; `None` for what ρ says.
+            Only with small batches: each step is on a batch that costs a share ρτ/k of a full one.
     """
 
     rho: FloatArray
@@ -274,6 +276,7 @@ class RoundPlan:
     violations: tuple[str, ...] = ()
     speed: FloatArray | None = None
     weight: FloatArray | None = None
+    local_steps: int | None = None
 
     def leave_out(self, conditions: Conditions) -> Conditions:
         """The conditions without the devices that the plan leaves out."""

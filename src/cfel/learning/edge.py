@@ -29,7 +29,7 @@ from cfel.learning.compressors import DenseUpdate, SampledUpdate, SparseUpdate, 
 from cfel.learning.device_messages import DeviceReport
 from cfel.learning.edge_rule import EdgeRound, EdgeRule, read_memory
 from cfel.learning.local.algorithm import LocalAlgorithm
-from cfel.learning.local.parameters import LocalParameters
+from cfel.learning.local.parameters import LocalParameters, lower_rate
 from cfel.learning.models.flat import FlatModel, Slot, Tensors
 from cfel.learning.orthogonal import orthogonalise
 from cfel.learning.torch_state import map_in_threads
@@ -190,6 +190,7 @@ class ScaledUpdate:
 
 
 Kind = Literal["mean", "trimmed_mean", "median", "clipped"]
+SCHEDULES = ("constant", "linear", "cosine")
 BLOCK_ENTRIES = 1 << 16
 """Entries sorted at a time: memory per device grows by this much, and not by a whole model."""
 
@@ -207,6 +208,9 @@ class AggregationParameters:
         optimiser: what an edge server makes of the mean update: "none", "orthogonal", "momentum", "fedadam",
             "fedyogi", an entry point's name, or "module:function".
         learning_rate: of the optimiser, > 0.
+        schedule: how that rate changes in the course of the run: "constant", "linear" or "cosine"; counted as
+            `local.schedule_by` says.
+        final_rate: share of the rate that `linear` and `cosine` end with, in [0, 1].
         options: settings of this optimiser.
         average: share of every global round's model in an average over rounds, which is evaluated and
             exported instead of the last model, in [0, 1); 0 for none.
@@ -220,6 +224,8 @@ class AggregationParameters:
     clip: float = 2.0
     optimiser: str = "none"
     learning_rate: float = 1.0
+    schedule: Literal["constant", "linear", "cosine"] = "constant"
+    final_rate: float = 0.0
     options: Mapping[str, Any] = field(default_factory=dict)
     average: float = 0.0
     buffer: int = 0
@@ -232,10 +238,17 @@ class AggregationParameters:
         validation.check_number("aggregation.clip", self.clip, above=0)
         validation.check_text("aggregation.optimiser", self.optimiser)
         validation.check_number("aggregation.learning_rate", self.learning_rate, above=0)
+        if self.schedule not in SCHEDULES:
+            raise InputError(unknown_name("aggregation.schedule", self.schedule, SCHEDULES))
+        validation.check_number("aggregation.final_rate", self.final_rate, least=0, most=1)
         if not isinstance(self.options, Mapping):
             raise InputError(f"aggregation.options = {self.options!r}: must be a table")
         validation.check_number("aggregation.average", self.average, least=0, below=1)
         validation.check_whole("aggregation.buffer", self.buffer, least=0)
+
+    def find_rate(self, used: float) -> float:
+        """The optimiser's learning rate when a share `used` of the run is over."""
+        return self.learning_rate * lower_rate(self.schedule, self.final_rate, used)
 
 
 def aggregate(
@@ -443,6 +456,7 @@ def update_edge_model(
     *,
     share: float,
     rate: float,
+    used: float = 0.0,
 ) -> FlatModel:
     """The new edge model; simulator and deployment both call this.
 
@@ -453,6 +467,7 @@ def update_edge_model(
         rules: what the edge server does with them.
         share: of the cluster's devices that took part.
         rate: the learning rate of the devices.
+        used: share of the run that is over.
     """
     if not rules.rules or not weights:
         made = aggregate(model, reports, weights, rules.aggregation)
@@ -464,7 +479,9 @@ def update_edge_model(
     kept = read_memory(replace(model, memory=memory), rules.names)
     for rule in rules.rules:
         found = EdgeRound(
-            update, seen.per_step, seen.mean_steps, seen.active, share, rate, matrices=rules.matrices
+            *(update, seen.per_step, seen.mean_steps, seen.active, share, rate),
+            server_rate=rules.aggregation.find_rate(used),
+            matrices=rules.matrices,
         )
         update = rule.change(found, {name: kept[name] for name in rule.memory})
     return FlatModel(model.parameters + update, made.buffers, memory)
@@ -489,7 +506,7 @@ class _Tally:
             yield report
 
 
-def orthogonal(parameters: AggregationParameters) -> EdgeRule:
+def orthogonal(_parameters: AggregationParameters) -> EdgeRule:
     """The mean update with every weight matrix replaced by its polar factor, at the length it had.
 
     The step of Muon (Jordan et al., 2024), taken once per edge round by the edge server: it costs devices
@@ -497,7 +514,7 @@ def orthogonal(parameters: AggregationParameters) -> EdgeRule:
     """
 
     def change(found: EdgeRound, _memory: Tensors) -> Tensor:
-        return orthogonalise(found.update, found.matrices).mul_(parameters.learning_rate)
+        return orthogonalise(found.update, found.matrices).mul_(found.server_rate)
 
     return EdgeRule(change)
 
@@ -511,7 +528,7 @@ def momentum(parameters: AggregationParameters) -> EdgeRule:
     beta = _read_option(parameters, "beta1", 0.9, below=1)
 
     def change(found: EdgeRound, memory: Tensors) -> Tensor:
-        return memory["momentum"].mul_(beta).add_(found.update) * parameters.learning_rate
+        return memory["momentum"].mul_(beta).add_(found.update) * found.server_rate
 
     return EdgeRule(change, memory=("momentum",))
 
@@ -542,7 +559,7 @@ def _build_adaptive(
     def change(found: EdgeRound, memory: Tensors) -> Tensor:
         mean = memory["mean_update"].lerp_(found.update, 1 - first)
         square = follow(memory["mean_square"], found.update.square(), 1 - second)
-        return mean / square.sqrt().add_(epsilon) * parameters.learning_rate
+        return mean / square.sqrt().add_(epsilon) * found.server_rate
 
     return EdgeRule(change, memory=("mean_update", "mean_square"))
 

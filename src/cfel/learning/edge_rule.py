@@ -25,6 +25,7 @@ class EdgeRound:
         active: weight of the devices that took a step, in [0, 1].
         share: of the cluster's devices that took part, in (0, 1].
         rate: the learning rate of the devices.
+        server_rate: the learning rate of the edge server's optimiser.
         matrices: where the weight matrices between inputs and the last layer are in the update.
     """
 
@@ -34,6 +35,7 @@ class EdgeRound:
     active: float
     share: float
     rate: float
+    server_rate: float = 1.0
     matrices: tuple[Slot, ...] = ()
 
 

@@ -31,7 +31,7 @@ from cfel.rounds.kernel import (
     close_global_round,
     compute_outcome,
     device_weights,
-    find_rate,
+    find_used,
     is_evaluated,
     is_over,
     make_order,
@@ -113,12 +113,13 @@ def run_edge_round(
         estimates = combine_estimates(state.estimates, conditions.available, small_batches=small_batches)
         observation = observe(setting, control, edge_round, conditions, estimates)
         plan, control = plan_edge_round(setting, control, observation)
-        conditions, rate = plan.leave_out(conditions), find_rate(world.training.local, observation)
+        conditions, used = plan.leave_out(conditions), find_used(world.training.local, observation)
+        rate = world.training.local.find_rate(used)
         orders = EdgeRoundOrders(
             number=control.rounds_done * setting.rounds.edge_rounds + edge_round,
             conditions=conditions,
             plan=plan,
-            rate=rate,
+            used=used,
             jobs=make_jobs(world, state, edge_round, conditions, plan, rate),
         )
         run = run_buffered if buffered else run_synchronous
@@ -139,7 +140,11 @@ def make_jobs(
     return [
         (
             make_order(
-                setting, number, edge_round, n, rho[n], theta[n], state.models[setting.fleet.cluster[n]], rate
+                setting,
+                *(number, edge_round, n, rho[n], theta[n]),
+                model=state.models[setting.fleet.cluster[n]],
+                rate=rate,
+                local_steps=plan.local_steps,
             ),
             state.devices[n],
         )
@@ -203,7 +208,8 @@ def run_synchronous(
             device_weights(setting, orders.plan, {n: world.data[n].samples for n in numbers}),
             world.edge_rules,
             share=len(numbers) / int(setting.fleet.sizes[cluster]),
-            rate=world.training.local.learning_rate * orders.rate,
+            rate=world.training.local.learning_rate * world.training.local.find_rate(orders.used),
+            used=orders.used,
         )
     assert next(answers, None) is None  # noqa: S101 — an executor ends its work after its last answer
     outcome = compute_outcome(setting, orders.conditions, orders.plan, work)

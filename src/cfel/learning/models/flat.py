@@ -233,7 +233,9 @@ class FlatModule:
         in_order = [name for name, _ in self.module.named_parameters() if name in known]
         hidden = {name for name in in_order[:-1] if name not in tables}
         return tuple(
-            slot for slot in self.parameter_slots if slot.name in hidden and slot.stop <= self.shared.parameters
+            slot
+            for slot in self.parameter_slots
+            if slot.name in hidden and slot.stop <= self.shared.parameters
         )
 
     def views(self, vector: Tensor) -> list[Tensor]:

@@ -247,8 +247,8 @@ class AggregationParameters:
         validation.check_whole("aggregation.buffer", self.buffer, least=0)
 
     def find_rate(self, used: float) -> float:
-        """The optimiser's learning rate when a share `used` of the run is over."""
-        return self.learning_rate * lower_rate(self.schedule, self.final_rate, used)
+        """The share of the optimiser's learning rate that is left when a share `used` of the run is over."""
+        return lower_rate(self.schedule, self.final_rate, used)
 
 
 def aggregate(
@@ -506,7 +506,7 @@ class _Tally:
             yield report
 
 
-def orthogonal(_parameters: AggregationParameters) -> EdgeRule:
+def orthogonal(parameters: AggregationParameters) -> EdgeRule:
     """The mean update with every weight matrix replaced by its polar factor, at the length it had.
 
     The step of Muon (Jordan et al., 2024), taken once per edge round by the edge server: it costs devices
@@ -514,7 +514,7 @@ def orthogonal(_parameters: AggregationParameters) -> EdgeRule:
     """
 
     def change(found: EdgeRound, _memory: Tensors) -> Tensor:
-        return orthogonalise(found.update, found.matrices).mul_(found.server_rate)
+        return orthogonalise(found.update, found.matrices).mul_(parameters.learning_rate * found.server_rate)
 
     return EdgeRule(change)
 
@@ -528,7 +528,7 @@ def momentum(parameters: AggregationParameters) -> EdgeRule:
     beta = _read_option(parameters, "beta1", 0.9, below=1)
 
     def change(found: EdgeRound, memory: Tensors) -> Tensor:
-        return memory["momentum"].mul_(beta).add_(found.update) * found.server_rate
+        return memory["momentum"].mul_(beta).add_(found.update) * (parameters.learning_rate * found.server_rate)
 
     return EdgeRule(change, memory=("momentum",))
 
@@ -559,7 +559,7 @@ def _build_adaptive(
     def change(found: EdgeRound, memory: Tensors) -> Tensor:
         mean = memory["mean_update"].lerp_(found.update, 1 - first)
         square = follow(memory["mean_square"], found.update.square(), 1 - second)
-        return mean / square.sqrt().add_(epsilon) * found.server_rate
+        return mean / square.sqrt().add_(epsilon) * (parameters.learning_rate * found.server_rate)
 
     return EdgeRule(change, memory=("mean_update", "mean_square"))
 

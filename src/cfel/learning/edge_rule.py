@@ -25,7 +25,7 @@ class EdgeRound:
         active: weight of the devices that took a step, in [0, 1].
         share: of the cluster's devices that took part, in (0, 1].
         rate: the learning rate of the devices.
-        server_rate: the learning rate of the edge server's optimiser.
+        server_rate: share of the optimiser's learning rate that its schedule leaves.
         matrices: where the weight matrices between inputs and the last layer are in the update.
     """
 

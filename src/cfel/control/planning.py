@@ -106,7 +106,9 @@ def _solve_in_whole_steps(problem: RoundProblem) -> Solution:
     return solve_on_list(problem, PairTable(count, theta, noise + 3.0 * (1.0 - rho) ** 2 * problem.g2))
 
 
-def make_plan(problem: RoundProblem, solution: Solution, present: BoolArray) -> RoundPlan:
+def make_plan(
+    problem: RoundProblem, solution: Solution, present: BoolArray, local_steps: int | None = None
+) -> RoundPlan:
     """Turns a solution for the devices that take part into a plan for the whole fleet."""
     clock = solution.clock
     return RoundPlan(
@@ -120,6 +122,7 @@ def make_plan(problem: RoundProblem, solution: Solution, present: BoolArray) -> 
         feasible=solution.feasible,
         violations=solution.violations,
         speed=None if clock is None else _expand_to_fleet(clock, present, absent=1.0),
+        local_steps=local_steps,
     )
 
 
@@ -130,16 +133,25 @@ def _expand_to_fleet(values: FloatArray, present: BoolArray, absent: float) -> F
 
 
 def build_problem(
-    observation: Observation, parameters: SchemeParameters, bounds: Bounds, *, within_budget: bool = True
+    observation: Observation,
+    parameters: SchemeParameters,
+    bounds: Bounds,
+    *,
+    within_budget: bool = True,
+    local_steps: int | None = None,
 ) -> RoundProblem:
-    """Builds P2 for the devices that take part, with the caps of this edge round."""
+    """Builds P2 for the devices that take part, with the caps of this edge round.
+
+    `local_steps` is k where devices take fewer than τ steps on small batches.
+    """
     conditions, present = observation.conditions, observation.conditions.available
     sigma2, g2 = observation.estimates()
     seconds, joules = np.full(observation.clusters, np.inf), np.inf
     if within_budget:
         seconds, joules = observation.caps()
     if observation.small_batches is not None:
-        least = observation.small_batches.least
+        steps = observation.rounds.local_steps
+        least = observation.small_batches.least * (local_steps or steps) / steps
         low, high = (np.maximum(bound, least) for bound in bounds.rho)
         bounds = Bounds(rho=(low, high), theta=bounds.theta)
     return RoundProblem(

@@ -202,6 +202,7 @@ class Observation:
         losses: newest mean training loss of every device, NaN before its first; `None` before any.
         samples: training samples of every device; `None` where no data has been loaded, as in a dry run.
         small_batches: what ρ is in samples, where devices take all steps on small batches; else `None`.
+        exchange_seconds, exchange_joules: what gossip takes per edge round, on average.
     """
 
     global_round: int
@@ -221,6 +222,8 @@ class Observation:
     losses: FloatArray | None = None
     samples: FloatArray | None = None
     small_batches: BatchShares | None = None
+    exchange_seconds: float = 0.0
+    exchange_joules: float = 0.0
 
     @property
     def clusters(self) -> int:

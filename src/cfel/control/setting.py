@@ -64,6 +64,12 @@ class Setting:
         """Seconds of one exchange between edge servers, per cluster, as the scheme uses the backhaul."""
         return self.scheme.gossip.exchange_seconds(self.backhaul_seconds)
 
+    @property
+    def exchanges_per_edge_round(self) -> float:
+        """Exchanges between edge servers, on average."""
+        edge_rounds = self.rounds.edge_rounds
+        return self.scheme.gossip.count_exchanges(0, edge_rounds) / edge_rounds
+
     def charge_steps(self, steps: ArrayLike, rho: ArrayLike, local_steps: int | None = None) -> FloatArray:
         """What steps cost, in steps on full batches, of devices that were asked for a share ρ.
 

@@ -528,7 +528,9 @@ def momentum(parameters: AggregationParameters) -> EdgeRule:
     beta = _read_option(parameters, "beta1", 0.9, below=1)
 
     def change(found: EdgeRound, memory: Tensors) -> Tensor:
-        return memory["momentum"].mul_(beta).add_(found.update) * (parameters.learning_rate * found.server_rate)
+        return memory["momentum"].mul_(beta).add_(found.update) * (
+            parameters.learning_rate * found.server_rate
+        )
 
     return EdgeRule(change, memory=("momentum",))
 

@@ -145,6 +145,8 @@ def observe(
         losses=control.losses,
         samples=setting.fleet.samples,
         small_batches=setting.small_batches,
+        exchange_seconds=float(setting.exchange_seconds.max()) * setting.exchanges_per_edge_round,
+        exchange_joules=setting.compute_backhaul_joules(control.rounds_done) / setting.rounds.edge_rounds,
     )
 
 

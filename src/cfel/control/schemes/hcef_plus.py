@@ -208,7 +208,7 @@ class _Planner:
         steps, share = pair_up(count * listed, self.theta)
         part = shares.find_part(steps / count)
         problem = self._build_problem(steps, count)
-        noise = measure_noise(part, problem, dense=self.options.dense_gossip)
+        noise = measure_noise(part, problem)
         value = value_steps(count) * value_batches(noise) * self._value_uploads()[share]
         return self._solve(problem, steps, share, -value, local_steps=count)
 
@@ -271,14 +271,13 @@ def value_uploads(kept: FloatArray) -> FloatArray:
     return np.asarray(FRESHNESS ** ((1.0 - kept) / kept))
 
 
-def measure_noise(part: FloatArray, problem: RoundProblem, *, dense: bool) -> FloatArray:
+def measure_noise(part: FloatArray, problem: RoundProblem) -> FloatArray:
     """The variance of the averaged step relative to the square of the gradient, on a part of every batch.
 
-    Devices report the variance σ² of a full batch's gradient and the square G². Averaging over the devices
-    that take part divides the variance by their number; without gossip after every edge round, by that of a
-    cluster.
+    Devices report the variance σ² of a full batch's gradient and the square G². An edge server averages its
+    devices before it steps, which divides the variance by their number.
     """
-    devices = problem.devices if dense else problem.devices / len(np.unique(problem.cluster))
+    devices = problem.devices / len(np.unique(problem.cluster))
     ratio = problem.sigma2 / problem.g2 if problem.g2 else 1.0
     return np.asarray(ratio / (part * devices))
 

@@ -37,15 +37,14 @@ from cfel.control.scheme import (
     read_options,
 )
 from cfel.cost import device_joules, device_seconds
+from cfel.errors import InputError
 from cfel.system.batch_shares import BatchShares
 
-SWITCHES = (
-    *("progress", "curve", "error_feedback", "whole_steps", "efficiency", "frequency", "dense_gossip"),
-)
+SWITCHES = ("progress", "curve", "error_feedback", "efficiency", "frequency", "dense_gossip")
 # The three constants of progress were fitted on held-out samples of seed 10, on both data sets together, by
 # static plans that differ in one of k, b and θ: `python experiments/study.py progress`.
 FRESH_STEPS = 2
-"""So many local steps in a row are worth as much as single ones; each further one half as much as the last."""
+"""So many local steps in a row are worth as much as single ones; each further one half of the one before."""
 DELAY = 0.85
 """What an update is worth that arrives an edge round late."""
 NOISE_POWER = 3.0
@@ -68,11 +67,9 @@ class Options:
     """`[scheme.options]` of HCEF+.
 
     Attributes:
-        progress: a step counts as progress; off: P2's own objective on the same list.
+        progress: a step counts as progress; off: P2's own objective, in whole steps on full batches.
         curve: what top-k keeps is measured on real updates; off: κ(θ) = θ, as P2 assumes.
         error_feedback: devices keep what compression dropped, and add it to their next upload.
-        whole_steps: where batches are not chosen, every device takes exactly the k steps of its plan; off:
-            each of τ with probability k/τ.
         efficiency: time and energy are spent where they bring progress; off: the caps are used up.
         frequency: devices that would finish early run at a slower clock.
         dense_gossip: edge servers gossip after every edge round instead of every global round.
@@ -89,7 +86,6 @@ class Options:
     progress: bool = True
     curve: bool = True
     error_feedback: bool = True
-    whole_steps: bool = True
     efficiency: bool = True
     frequency: bool = True
     dense_gossip: bool = True
@@ -127,7 +123,7 @@ def hcef_plus(parameters: SchemeParameters) -> Scheme:
     """Solves the progress problem in every edge round."""
     options = read_options(Options, parameters.options)
     theta = list_theta(parameters.theta_min)
-    in_batches = parameters.steps != "whole"
+    in_batches = options.progress and parameters.steps != "whole"
 
     def plan(state: State, observation: Observation) -> tuple[RoundPlan, State]:
         present = observation.conditions.available
@@ -138,6 +134,10 @@ def hcef_plus(parameters: SchemeParameters) -> Scheme:
             options, parameters, observation, theta, _find_weighing(options, observation, state)
         )
         shares = observation.small_batches
+        if shares is None and parameters.steps == "small_batches":
+            raise InputError(
+                "scheme.steps = 'small_batches': plans need the size of a full batch, which is not known here"
+            )
         if shares is None:
             return planner.plan_steps().plan, state
         tried = _list_counts(options, observation, state)
@@ -145,13 +145,12 @@ def hcef_plus(parameters: SchemeParameters) -> Scheme:
         best = max((planner.plan_batches(shares, k, noise) for k in tried), key=lambda each: each.score)
         return best.plan, {**state, **_remember(best, observation)}
 
-    steps = "small_batches" if in_batches else "whole" if options.whole_steps else None
     return Scheme(
         init=dict,
         plan=plan,
         gossip=Gossip(every_edge_round=options.dense_gossip, steps=options.gossip_steps),
         device_overrides=DeviceOverrides(
-            steps=steps,
+            steps="small_batches" if in_batches else "whole",
             error_feedback=True if options.error_feedback else None,
             kept_energy_at=tuple(theta.tolist()) if options.curve else (),
         ),
@@ -182,7 +181,7 @@ def _measure_noise(state: State, observation: Observation) -> State:
 
 
 def _list_counts(options: Options, observation: Observation, state: State) -> list[int]:
-    """The numbers of steps to try; within a global round the number stays, as shared momentum builds on it."""
+    """The numbers of steps to try; within a global round it stays, as shared momentum builds on it."""
     tau, last = observation.rounds.local_steps, state.get("local_steps")
     if options.local_steps is not None:
         return [min(options.local_steps, tau)]

@@ -210,6 +210,7 @@ class Observation:
         small_batches: what ρ is in samples, where devices take all steps on small batches, or in tenths of
             the layers, where they train the last ones; else `None`.
         deadline_seconds: how long edge servers wait for uploads; a plan that takes longer is not carried out.
+        exchange_seconds, exchange_joules: what gossip takes per edge round, on average.
     """
 
     global_round: int
@@ -230,6 +231,8 @@ class Observation:
     samples: FloatArray | None = None
     small_batches: BatchShares | None = None
     deadline_seconds: float = math.inf
+    exchange_seconds: float = 0.0
+    exchange_joules: float = 0.0
 
     @property
     def clusters(self) -> int:
@@ -279,6 +282,8 @@ class RoundPlan:
         speed: share of its clock that every device runs at, in (0, 1]; `None` for full clocks.
         weight: how much each device's update counts within its cluster, > 0; `None` for the weights of the
             experiment. A scheme that selects devices with unequal chances corrects for them here.
+        local_steps: k, the steps that every device takes in this edge round, 1 … τ; `None` for what ρ says.
+            Only with small batches: each step is on a batch that costs a share ρτ/k of a full one.
     """
 
     rho: FloatArray
@@ -292,6 +297,7 @@ class RoundPlan:
     violations: tuple[str, ...] = ()
     speed: FloatArray | None = None
     weight: FloatArray | None = None
+    local_steps: int | None = None
 
     def leave_out(self, conditions: Conditions) -> Conditions:
         """The conditions without the devices that the plan leaves out."""

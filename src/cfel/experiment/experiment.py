@@ -331,7 +331,7 @@ class Experiment:
             training=parts.training,
             compress=parts.compress,
             start=start,
-            edge_rules=parts.edge_rules,
+            edge_rules=replace(parts.edge_rules, matrices=flat.find_hidden_matrices()),
             new_device=DeviceState(flat.read_personal()),
             evaluation=self.simulation.evaluation,
         )

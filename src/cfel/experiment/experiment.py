@@ -179,7 +179,7 @@ class Experiment:
         Raises:
             InputError: something cannot be built, or does not go with the rest.
         """
-        scheme = build_scheme(self._choose_steps(), self.code)
+        scheme = self._build_scheme()
         asked = scheme.device_overrides
         compress = compressor(asked.compressor or self.compression.kind, self.code)
         # It would be charged for a share θ, but send everything.
@@ -199,12 +199,13 @@ class Experiment:
         self._check_steps(training, algorithm)
         return BuiltParts(scheme, algorithm, training, edge_rules, compress)
 
-    def _choose_steps(self) -> SchemeParameters:
-        """The scheme's parameters; in whole steps where an algorithm draws its own batches."""
-        own_loop = build_algorithm(self.local, self.code).train is not None
-        return (
-            replace(self.scheme, steps="whole") if own_loop and self.scheme.steps == "local" else self.scheme
-        )
+    def _build_scheme(self) -> Scheme:
+        """The scheme; in whole steps if it would choose batches, but the algorithm draws its own."""
+        scheme = build_scheme(self.scheme, self.code)
+        chooses = scheme.device_overrides.steps == "small_batches" and self.scheme.steps == "local"
+        if chooses and build_algorithm(self.local, self.code).train is not None:
+            return build_scheme(replace(self.scheme, steps="whole"), self.code)
+        return scheme
 
     def _check_steps(self, training: TrainingParameters, algorithm: LocalAlgorithm) -> None:
         """Checks that devices can take steps as scheme and experiment say together."""

@@ -1,8 +1,8 @@
 """FedLuck and FedLamp: steps and compression of every device together, for the least time per progress.
 
 References: Song, Luo, Lu, Xie, Chen, Wang, "A Joint Approach to Local Updating and Gradient Compression for
-Efficient Asynchronous Federated Learning", Euro-Par 2024 (arXiv 2407.05125), FedLuck; Xu, Liao, Xu, Yao,
-Wang, Huang, "Adaptive Control of Local Updating and Model Compression for Efficient Federated Learning", IEEE
+Efficient Asynchronous Federated Learning", Euro-Par 2024 (arXiv 2407.05125), FedLuck; Xu, Liao, Xu, Ma,
+Wang, Liu, "Adaptive Control of Local Updating and Model Compression for Efficient Federated Learning", IEEE
 Transactions on Mobile Computing 2022, FedLamp.
 
 Kept of FedLuck: steps and θ of a device are chosen jointly from its seconds per step and per upload, to

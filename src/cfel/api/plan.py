@@ -26,7 +26,7 @@ from cfel.control.solve import Method
 from cfel.cost import cluster_seconds, device_joules, device_seconds, open_ledger
 from cfel.errors import FleetFileError, InputError
 from cfel.plugins import ANY_CODE, CodePolicy, import_from, label_object, parse_variants
-from cfel.system.batch_shares import DEFAULT_OVERHEAD, BatchShares
+from cfel.system.batch_shares import DEFAULT_OVERHEAD, LAYER_SHARES, BatchShares
 from cfel.system.conditions import Conditions
 from cfel.wording import format_amount
 
@@ -425,7 +425,7 @@ def _find_small_batches(
     if scheme.device_overrides.steps != "small_batches":
         why = "only with small batches, as in hcef_plus+small_batches"
         request.reject_given(("batch", "step_overhead"), why, option_name)
-        return None
+        return LAYER_SHARES if scheme.device_overrides.steps == "last_layers" else None
     if request.batch is None:
         raise InputError(
             f"{option_name('batch')}: required with small batches, which are parts of a full one"

@@ -135,7 +135,7 @@ def observe(
         global_round=control.rounds_done,
         edge_round=edge_round,
         rounds=setting.rounds,
-        conditions=conditions,
+        conditions=setting.fleet.misjudge(setting.seed, conditions),
         cluster=setting.fleet.cluster,
         sigma2=estimates.sigma2,
         g2=estimates.g2,
@@ -148,6 +148,8 @@ def observe(
         losses=control.losses,
         samples=setting.fleet.samples,
         small_batches=setting.small_batches,
+        exchange_seconds=float(setting.exchange_seconds.max()) * setting.exchanges_per_edge_round,
+        exchange_joules=setting.compute_backhaul_joules(control.rounds_done) / setting.rounds.edge_rounds,
     )
 
 
@@ -226,7 +228,7 @@ def _realise(
 ) -> tuple[FloatArray, FloatArray]:
     """Seconds and joules of every device for what it did."""
     sent = wire_bits / setting.model_bits if setting.uploads == "wire" else plan.theta
-    charged = setting.charge_steps(steps, plan.rho)
+    charged = setting.charge_steps(steps, plan.rho, plan.local_steps)
     return (
         realised_seconds(charged, sent, now.mu, now.nu),
         realised_joules(charged, sent, now.alpha, now.nu, now.power),
@@ -308,8 +310,9 @@ def make_order(
     theta: float,
     model: FlatModel,
     rate: float = 1.0,
+    local_steps: int | None = None,
 ) -> DeviceOrder:
-    """The order to one device in one edge round.
+    """The order to one device in one edge round, with ρ, θ and `local_steps` of the plan.
 
     Simulator, edge servers and devices make orders here, so that all train on the same random streams.
     """
@@ -318,24 +321,24 @@ def make_order(
         global_round=global_round,
         edge_round=edge_round,
         device=device,
-        rho=rho,
+        rho=float(setting.share_step(rho, local_steps)),
         theta=theta,
-        tau=setting.rounds.local_steps,
+        tau=local_steps or setting.rounds.local_steps,
         model=model,
         rate=rate,
     )
 
 
-def find_rate(local: LocalParameters, observation: Observation) -> float:
-    """The share of the learning rate that the schedule leaves in an edge round, for all devices."""
+def find_used(local: LocalParameters, observation: Observation) -> float:
+    """The share of the run that is over, in [0, 1], as schedules of learning rates count it."""
     rounds = observation.rounds
     if local.schedule_by == "rounds":
         done = observation.global_round * rounds.edge_rounds + observation.edge_round
-        return local.find_rate(done / (rounds.global_rounds * rounds.edge_rounds))
+        return done / (rounds.global_rounds * rounds.edge_rounds)
     ledger, budget = observation.ledger, observation.budget
     seconds = ledger.seconds + max(ledger.elapsed_seconds)
     joules = ledger.joules + ledger.elapsed_joules
-    return local.find_rate(min(1.0, max(seconds / budget.seconds, joules / budget.joules)))
+    return min(1.0, max(seconds / budget.seconds, joules / budget.joules))
 
 
 def device_weights(setting: Setting, plan: RoundPlan, samples: Mapping[int, int]) -> dict[int, float]:

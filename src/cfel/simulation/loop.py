@@ -35,7 +35,7 @@ from cfel.rounds.kernel import (
     device_weights,
     ends_at_budget,
     find_late,
-    find_rate,
+    find_used,
     is_evaluated,
     is_over,
     make_order,
@@ -130,12 +130,13 @@ def run_edge_round(
         state = estimate(world, executor, state, conditions, edge_round)
         observation = _observe(setting, state, edge_round, conditions)
         plan, control = plan_edge_round(setting, control, observation)
-        conditions, rate = plan.leave_out(conditions), find_rate(world.training.local, observation)
+        conditions, used = plan.leave_out(conditions), find_used(world.training.local, observation)
+        rate = world.training.local.find_rate(used)
         orders = EdgeRoundOrders(
             number=control.rounds_done * setting.rounds.edge_rounds + edge_round,
             conditions=conditions,
             plan=plan,
-            rate=rate,
+            used=used,
             jobs=make_jobs(world, state, edge_round, conditions, plan, rate),
         )
         run = run_buffered if buffered else run_synchronous
@@ -156,7 +157,11 @@ def make_jobs(
     return [
         (
             make_order(
-                setting, number, edge_round, n, rho[n], theta[n], state.models[setting.fleet.cluster[n]], rate
+                setting,
+                *(number, edge_round, n, rho[n], theta[n]),
+                model=state.models[setting.fleet.cluster[n]],
+                rate=rate,
+                local_steps=plan.local_steps,
             ),
             state.devices[n],
         )
@@ -229,7 +234,8 @@ def run_synchronous(
             device_weights(setting, orders.plan, {n: world.data[n].samples for n in numbers}),
             world.edge_rules,
             share=len(numbers) / int(setting.fleet.sizes[cluster]),
-            rate=world.training.local.learning_rate * orders.rate,
+            rate=world.training.local.learning_rate * world.training.local.find_rate(orders.used),
+            used=orders.used,
         )
     assert next(answers, None) is None  # noqa: S101 — an executor ends its work after its last answer
     outcome = compute_outcome(setting, orders.conditions, orders.plan, work)

@@ -55,7 +55,7 @@ from cfel.rounds.kernel import (
     charge_gossip,
     close_global_round,
     ends_at_budget,
-    find_rate,
+    find_used,
     is_evaluated,
     is_over,
     observe,
@@ -187,7 +187,8 @@ class Coordinator:
         # A plan for a million devices takes seconds; heartbeats must go out meanwhile.
         plan, control = await self._compute.run(lambda: plan_edge_round(setting, control, observation))
         plan = replace(plan, speed=None) if observation.full_clocks else plan
-        rate = find_rate(self._world.training.local, observation)
+        local = self._world.training.local
+        rate = local.find_rate(find_used(local, observation))
         asked = tuple(plan.leave_out(conditions).available.tolist())
         return replace(state, plan=plan, control=control, available=asked, rate=rate)
 

@@ -206,7 +206,7 @@ def list_field(dataset: str) -> Rows:
     """Every system that the paper names, and some others, with the same training options.
 
     Batches of 10 of 50 samples, at the price of small batches, and shared momentum. FedBuff cannot share
-    momentum, ATOMO learns nothing with it, as the noise of its draws becomes momentum, and FedBalancer
+    momentum, ATOMO hardly learns with it, as the noise of its draws becomes momentum, and FedBalancer
     chooses its 10 of 20. Rows that judge devices' conditions are run again with wrong ones.
     """
     overhead = MEASURED_OVERHEAD[dataset]

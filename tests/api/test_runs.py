@@ -9,7 +9,7 @@ import torch
 from torch import nn
 
 import cfel
-from cfel.api.runs import plan_comparison, whole_runs_are_better
+from cfel.api.runs import list_rows, plan_comparison, whole_runs_are_better
 from cfel.errors import InputError, RunDirectoryError
 from cfel.plugins import ANY_CODE
 from tests.report.conftest import record, write_run
@@ -183,7 +183,7 @@ def test_a_file_is_loaded_with_changes() -> None:
 
 def test_a_comparison_has_each_run_once() -> None:
     """The same scheme or seed twice is one run."""
-    runs = plan_comparison([make_experiment()], ["cef", "hcef", "cef"], [1, 0, 1], Path("out"))
+    runs = plan_comparison(list_rows(make_experiment(), ["cef", "hcef", "cef"]), [1, 0, 1], Path("out"))
     assert [str(run.directory) for run in runs] == [
         *("out/cef/seed-1", "out/cef/seed-0", "out/hcef/seed-1", "out/hcef/seed-0")
     ]

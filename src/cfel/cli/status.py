@@ -118,7 +118,7 @@ def _shorten_reason(answer: str) -> str:
 
 
 def _build_table(answers: Answers) -> Table:
-    columns = ("edge", "term", "coordinator", "round", "phase", "devices", "rejected", "accuracy", "s", "J")
+    columns = ("edge", "term", "coordinator", "round", "phase", "devices", "rejected", "quality", "s", "J")
     table = new_table(*columns)
     table.padding = (0, 1, 0, 0)
     for edge, answer in sorted(answers.items()):
@@ -134,7 +134,7 @@ def _build_table(answers: Answers) -> Table:
             answer.phase,
             count_devices({edge: answer}),
             str(sum(number for _, number in answer.rejected)),
-            "" if accuracy is None else f"{100 * accuracy:.1f} %",
+            "" if accuracy is None else answer.metric.format(accuracy),
             format_amount(answer.seconds),
             format_amount(answer.joules),
         )

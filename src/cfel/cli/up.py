@@ -31,6 +31,7 @@ from cfel.launch.federation import LaunchOptions, launch_federation
 from cfel.launch.logs import LogSettings
 from cfel.launch.node import read_node
 from cfel.launch.processes import Processes
+from cfel.metric import ACCURACY
 from cfel.runlog import RoundRecord
 from cfel.status import Status
 from cfel.wording import format_amount, plural
@@ -178,8 +179,10 @@ class FederationView:
                 parts.append(f"{plural(silent, 'edge server')} not answering")
         if self._last is not None:
             if self._last.accuracy is not None:
-                parts.append(f"{100 * self._last.accuracy:.1f} %")
-            parts += [f"{format_amount(self._last.seconds, 1)} s", f"{format_amount(self._last.joules)} J"]
+                metric = ACCURACY if newest is None else newest.metric
+                parts.append(metric.format(self._last.accuracy))
+            spent = self._last.seconds_realised, self._last.joules_realised
+            parts += [f"{format_amount(spent[0], 1)} s", f"{format_amount(spent[1])} J"]
         left = self.estimate_seconds_left()
         if left is not None:
             parts.append(f"ETA {timedelta(seconds=round(left))}")

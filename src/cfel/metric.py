@@ -60,7 +60,7 @@ class Metric:
         """A number with its unit, and with half the width of its interval if given: "95.7 ± 0.3 %"."""
         if value is None:
             return NOTHING
-        write = self._write
+        write = self.format_plain
         text = write(value) if not half_width else f"{write(value)} ± {write(half_width)}"
         return f"{text}{NO_BREAK}{self.unit}" if self.unit else text
 
@@ -75,10 +75,11 @@ class Metric:
 
     def format_difference(self, value: float) -> str:
         """A difference between two numbers, with its sign and without its unit."""
-        text = self._write(abs(value))
+        text = self.format_plain(abs(value))
         return f"{'−' if value < 0 else '+'}{text}" if text.strip("0.") else text
 
-    def _write(self, value: float) -> str:
+    def format_plain(self, value: float) -> str:
+        """A number without its unit."""
         return f"{100 * value:.1f}" if self.unit == "%" else format_amount(value)
 
     def reaches(self, value: float, target: float) -> bool:

@@ -16,7 +16,7 @@ from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, T
 
 from cfel.metric import ACCURACY, Metric
 from cfel.runlog import RoundRecord
-from cfel.wording import format_amount
+from cfel.wording import NO_BREAK, format_amount
 
 NOTICE = (
     "stopping after this round; --resume continues from its checkpoint; press Ctrl-C again to stop at once"
@@ -88,7 +88,9 @@ class RunProgress:
         """Advances the bar of a run."""
         if name not in self._tasks:
             self._tasks[name] = self._bars.add_task(name, total=self._rounds, state="")
-        quality = "" if record.accuracy is None else self._metric.format(record.accuracy)
+        quality = (
+            "" if record.accuracy is None else self._metric.format(record.accuracy).replace(NO_BREAK, " ")
+        )
         spent = format_amount(record.seconds_realised), format_amount(record.joules_realised)
         state = f"{quality:>7} {spent[0]:>9} s {spent[1]:>9} J"
         self._bars.update(self._tasks[name], completed=record.round, state=state)  # type: ignore[arg-type]

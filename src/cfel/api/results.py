@@ -18,6 +18,7 @@ from torch import nn
 from cfel.api.export import load_module
 from cfel.experiment import Experiment, load_directory_experiment
 from cfel.extras import MissingExtraError, explain_missing_extra
+from cfel.metric import ACCURACY, Metric
 from cfel.plugins import BUILT_IN_ONLY, CodePolicy
 from cfel.report.load import (
     SWEEP_FILE,
@@ -220,12 +221,17 @@ class RunSet:
 
     @property
     def table(self) -> pa.Table:
-        """One row per run: scheme or values, seed, quality within the budgets, costs to the target and in all."""
+        """One row per run: scheme or values, seed, quality within the budgets, costs to the target, costs."""
         rows = [
             {**_label(each.run), "seed": each.run.seed, **measure(each.run, self.target)}
             for each in self.runs
         ]
         return pa.Table.from_pylist(rows)
+
+    @property
+    def metric(self) -> Metric:
+        """Name, unit and direction of the quality that is compared."""
+        return self.runs[0].run.fleet.metrics[0] if self.runs else ACCURACY
 
     @property
     def main_table(self) -> MainTable:
@@ -353,7 +359,7 @@ class Tuning(RunSet):
         return self.trials[0].values
 
     def __repr__(self) -> str:
-        score = self.runs[0].run.fleet.metrics[0].format(self.trials[0].score)
+        score = self.metric.format(self.trials[0].score)
         best = f"{name_setting(self.best)}, {score}"
         return f"<Tuning {str(self.path)!r}: {plural(len(self.trials), 'trial')}, best {best}>"
 

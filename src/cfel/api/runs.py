@@ -254,6 +254,9 @@ def compare(
     elif baseline not in rows:
         raise InputError(unknown_name("baseline", baseline, tuple(rows)))
     options = make_options(track, ray_address, resume)
+    if not resume:
+        for run in runs:
+            reject_unusable(run.directory, experiment_toml(run.experiment), resume=False)
     write_comparison(path, runs, baseline)
     with options.show_progress([run.experiment for run in runs], progress) as shown:
         found = Comparison(path, *_run_and_summarise(runs, path, shown, target))
@@ -509,7 +512,7 @@ def _without_repetitions(notify: Callable[[str], None]) -> Callable[[str], None]
 def _run_and_summarise(
     runs: Sequence[PlannedRun], out: Path, options: RunOptions, target: float | None
 ) -> tuple[tuple[RunResult, ...], float | None, str | None]:
-    """Executes runs and writes their summary and report; returns their results, the target and the baseline."""
+    """Executes runs and writes summary and report; returns their results, the target and the baseline."""
     first = runs[0].experiment
     first.data.check_target("target", target)
     run_all(runs, out, options)

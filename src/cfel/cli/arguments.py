@@ -23,7 +23,7 @@ SUMMARIES = {
     "watch": "serve a live dashboard of a run or a comparison",
     "reproduce": "reproduce a table or figure of the paper",
     "recount": "recount a finished run under other conditions",
-    "report": "write the HTML report of a run, a comparison or a sweep, or export its figures and table",
+    "report": "write the HTML report of runs, or export its figures and table",
     "up": "run an experiment as real processes on this machine",
     "edge": "run one edge server of a federation",
     "device": "run one device of a federation",

@@ -19,17 +19,18 @@ from cfel.cli.arguments import (
     add_target_option,
     parse_names,
 )
-from cfel.cli.output import new_table, print_json, print_report_path, print_table
+from cfel.cli.output import new_table, print_json, print_report_path, print_table, use_plain_spaces
 from cfel.cli.run import add_experiment_argument, add_run_options, load_from_arguments, select_run_options
 from cfel.errors import InputError
 from cfel.experiment import Experiment
 from cfel.experiment.document import parse_assignment
 from cfel.report.table import TABLE_FORMATS, MainTable, check_formats, write_table
 from cfel.rounds.run_directory import flatten
+from cfel.wording import plural
 
 EXAMPLE = """  cfel compare experiment.toml --seeds 0,1,2 --target 0.7 --out runs/table
   cfel compare experiment.toml --schemes hcef,cef,my_module:build
-  cfel compare experiment.toml --schemes hcef_plus,cef --baseline cef --format latex,pdf \\
+  cfel compare experiment.toml --schemes hcef_plus,cef --format latex,pdf \\
       --variant "mine: scheme=mine:plan local.algorithm=mine:sam" """
 SCHEMES = "hcef_plus,hcef,cef,cef_c,cef_f,mll_sgd"
 FORMATS = (*TABLE_FORMATS, "pdf")
@@ -79,7 +80,7 @@ def run(arguments: argparse.Namespace) -> int:
     schemes = arguments.schemes
     if schemes is None:
         schemes = [] if arguments.variant else parse_names(SCHEMES)
-    rows = list_rows(experiment, schemes) if schemes else {}
+    rows = list_rows(experiment, schemes) if schemes or not arguments.variant else {}
     for text in arguments.variant:
         name, variant = parse_variant(text, experiment)
         if name in rows:
@@ -123,7 +124,8 @@ def compare_and_print(rows: Mapping[str, Experiment], arguments: argparse.Namesp
     )
     files = [str(path) for path in write_table(comparison.path, comparison.summary, arguments.format)]
     if "pdf" in arguments.format:
-        files += map(str, comparison.export_figures(comparison.path / "figures", ["pdf"]))
+        drawn = comparison.export_figures(comparison.path / "figures", ["pdf"])
+        files.append(f"{comparison.path / 'figures'}: {plural(len(drawn), 'PDF file')}")
     if arguments.json:
         print_json(comparison.summary)
         return 0
@@ -132,7 +134,8 @@ def compare_and_print(rows: Mapping[str, Experiment], arguments: argparse.Namesp
     print_overruns(console, comparison.describe_overruns())
     target, found = comparison.target, comparison.summary["schemes"]
     if target is not None and all(row["seconds_to_target"] is None for row in found.values()):
-        console.print("the target was not reached with every seed: try a lower --target or more rounds")
+        aim = use_plain_spaces(comparison.metric.format_target(target))
+        console.print(f"nothing reached {aim} with every seed: try a lower --target or more rounds")
     print_report_path(console, comparison.path)
     for file in files:
         console.print(file, soft_wrap=True, markup=False)
@@ -142,13 +145,14 @@ def compare_and_print(rows: Mapping[str, Experiment], arguments: argparse.Namesp
 def print_main_table(console: Console, table: MainTable) -> None:
     """Prints the main table; intervals are on a second line, so that it stays narrow."""
     several = any(cell.interval for _, cells in table.rows.values() for cell in cells)
-    shown = new_table(*table.names, *map(_fold_heading, table.headings))
+    headings = map(_fold_heading, map(use_plain_spaces, table.headings))
+    shown = new_table(*table.names, *headings)
     shown.padding = (0, 1, 0, 0)
     for names, cells in table.rows.values():
         pad = "\n" if several else ""
         texts = [f"{cell.text}\n{cell.interval}" if several else cell.text for cell in cells]
-        shown.add_row(*(escape(name) + pad for name in names), *texts)
-    print_table(console, escape(table.title), shown)
+        shown.add_row(*(escape(name) + pad for name in names), *map(use_plain_spaces, texts))
+    print_table(console, escape(use_plain_spaces(table.title)), shown)
     console.print(escape(" ".join(table.notes)), style="dim")
 
 

@@ -1,4 +1,4 @@
-"""`cfel report`: writes the HTML report of a run, a comparison or a sweep, or exports its figures and table."""
+"""`cfel report`: writes the HTML report of a run, a comparison or a sweep, or exports figures and table."""
 
 import argparse
 from collections.abc import Sequence
@@ -40,8 +40,8 @@ def register(commands: Commands, name: str) -> None:
         "--format",
         type=parse_names,
         metavar="NAME,…",
-        help="formats of --export: svg, png, pdf for figures, markdown, latex for the table, csv for the numbers "
-        f"of both (default {FORMATS})",
+        help="formats of --export: svg, png, pdf for figures, markdown, latex for the table, csv for "
+        f"the numbers of both (default {FORMATS})",
     )
     parser.add_argument("--tensorboard", action="store_true", help="also write TensorBoard event files")
     add_json_option(parser)

@@ -11,7 +11,7 @@ from rich.markup import escape
 import cfel
 from cfel.api.results import RunResult, write_report_if_possible
 from cfel.cli.arguments import Commands, add_command, add_json_option, add_out_option, add_set_option
-from cfel.cli.output import print_json
+from cfel.cli.output import print_json, use_plain_spaces
 from cfel.errors import RunDirectoryError
 from cfel.experiment import Experiment, load_experiment
 from cfel.plugins import ANY_CODE, import_from
@@ -139,7 +139,7 @@ def print_run_result(arguments: argparse.Namespace, result: RunResult, kind: str
     if last.metrics:
         further = {each.name: each for each in result.run.fleet.metrics[1:]}
         values = ", ".join(f"{name} {further[name].format(value)}" for name, value in last.metrics.items())
-        console.print(f"metrics of the task: {escape(values)}", soft_wrap=True)
+        console.print(f"metrics of the task: {escape(use_plain_spaces(values))}", soft_wrap=True)
     for sentence in describe_overruns(result.run):
         console.print(f"[yellow]warning:[/] {escape(sentence)}", soft_wrap=True)
     if page is not None:
@@ -156,7 +156,7 @@ def _describe_end(result: RunResult, kind: str) -> str:
     # Once is enough, on a line that is long already.
     words = " of the budget" if fleet.seconds_budget is None else ""
     joules = f"{format_amount(spent[1])} J{_format_share(spent[1], fleet.joules_budget, words)}"
-    return f"test {metric.name} {quality}, {seconds}, {joules}{_describe_within(result)}"
+    return use_plain_spaces(f"test {metric.name} {quality}, {seconds}, {joules}{_describe_within(result)}")
 
 
 def _describe_within(result: RunResult) -> str:

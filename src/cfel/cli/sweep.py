@@ -16,11 +16,10 @@ from cfel.cli.arguments import (
     parse_names,
 )
 from cfel.cli.compare import print_main_table, print_overruns
-from cfel.cli.output import print_json, print_report_path
+from cfel.cli.output import print_json, print_report_path, use_plain_spaces
 from cfel.cli.run import add_experiment_argument, add_run_options, load_from_arguments, select_run_options
 from cfel.errors import InputError
 from cfel.experiment.document import parse_assignment
-from cfel.report.summary import read_metric
 from cfel.rounds.run_directory import flatten
 
 EXAMPLE = """  cfel sweep experiment.toml --over local.learning_rate=0.01,0.05 --over scheme.name=hcef,cef
@@ -66,7 +65,7 @@ def run(arguments: argparse.Namespace) -> int:
     print_main_table(console, sweep.main_table)
     print_overruns(console, sweep.describe_overruns())
     if best := _find_best(sweep):
-        console.print(best, soft_wrap=True)
+        console.print(use_plain_spaces(best), soft_wrap=True)
     print_report_path(console, sweep.path)
     return 0
 
@@ -82,7 +81,7 @@ def parse_values(text: str) -> tuple[str, list[Any]]:
 
 def _find_best(sweep: cfel.Sweep) -> str:
     """The setting with the best quality within the budgets, in words; empty if none was evaluated."""
-    metric, rows = read_metric(sweep.summary), sweep.summary["schemes"]
+    metric, rows = sweep.metric, sweep.summary["schemes"]
     known = {name: row["quality_within_budgets"] for name, row in rows.items()}
     known = {name: value for name, value in known.items() if value is not None}
     if not known:

@@ -17,7 +17,7 @@ from cfel.cli.arguments import (
     add_seeds_option,
     parse_positive_integer,
 )
-from cfel.cli.output import new_table, print_json, print_table
+from cfel.cli.output import new_table, print_json, print_table, use_plain_spaces
 from cfel.cli.run import add_experiment_argument, add_run_options, load_from_arguments, select_run_options
 from cfel.cli.sweep import parse_values
 from cfel.wording import plural
@@ -78,10 +78,10 @@ def _parse_range(text: str) -> tuple[str, str | list[Any]]:
 
 
 def _print_result(console: Console, tuning: cfel.Tuning, arguments: argparse.Namespace) -> None:
-    metric = tuning.runs[0].run.fleet.metrics[0]
+    metric = tuning.metric
     table = new_table(*tuning.best, f"held-out\n{metric.name}")
     for trial in tuning.trials[:MOST_ROWS]:
-        score = metric.format(trial.score) if math.isfinite(trial.score) else "none"
+        score = use_plain_spaces(metric.format(trial.score)) if math.isfinite(trial.score) else "none"
         table.add_row(*map(_format, trial.values.values()), score)
     counted = f"{plural(len(tuning.trials), 'trial')} with {plural(len(tuning.seeds), 'seed')} each"
     print_table(console, f"Held-out {metric.name} within the budgets, realised, best of {counted}", table)

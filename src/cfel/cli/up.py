@@ -22,7 +22,7 @@ from cfel.api.progress import defer_interrupt
 from cfel.api.results import load_result
 from cfel.cli.arguments import Commands, add_command, add_json_option, add_out_option, add_set_option
 from cfel.cli.node import add_log_options, choose_log_settings
-from cfel.cli.output import new_table
+from cfel.cli.output import new_table, use_plain_spaces
 from cfel.cli.run import add_experiment_argument, load_from_arguments, print_run_result
 from cfel.cli.status import Answers, count_devices
 from cfel.deployment.node import Node, ask_status
@@ -186,7 +186,7 @@ class FederationView:
         left = self.estimate_seconds_left()
         if left is not None:
             parts.append(f"ETA {timedelta(seconds=round(left))}")
-        return ", ".join(parts)
+        return use_plain_spaces(", ".join(parts))
 
     def _is_silent(self, edge: int) -> bool:
         """Whether an edge server does not answer although it has not finished."""

@@ -203,7 +203,8 @@ def _format_x_axis(axes: Axes, label: str) -> None:
     if label == "global round":
         axes.xaxis.set_major_locator(MaxNLocator(integer=True))
     else:
-        axes.xaxis.set_major_formatter(FuncFormatter(_write_tick))
+        high = axes.get_xlim()[1]
+        axes.xaxis.set_major_formatter(FuncFormatter(lambda value, _: write_tick(value, high)))
         axes.xaxis.set_major_locator(MaxNLocator(6))
 
 
@@ -214,12 +215,15 @@ def _label_metric(axes: Axes, metric: Metric) -> None:
         axes.yaxis.set_major_formatter(FuncFormatter(lambda value, _: f"{100 * value:g}"))
 
 
-def _write_tick(value: float, _place: int) -> str:
-    """A tick: 0.06, 60, 60k, 60M. Thousandths have no letter: "60m" could be minutes or metres."""
+def write_tick(value: float, high: float) -> str:
+    """A tick of an axis that ends at `high`: 0.06, 1,600, 60k, 60M; the letter is the same for all ticks.
+
+    Thousandths have none: "60m" could be minutes or metres.
+    """
     for size, letter in ((1e9, "G"), (1e6, "M"), (1e3, "k")):
-        if abs(value) >= size:
-            return f"{value / size:g}{letter}"
-    return f"{value:g}"
+        if high >= 10 * size:
+            return f"{value / size:g}{letter if value else ''}"
+    return f"{value:,.10g}"
 
 
 def _build_curves(groups: Groups, styles: Styles, x: Value, y: Value) -> list[Curve]:
@@ -539,7 +543,7 @@ def draw_by_key(
 
 
 def choose_lines(runs: Sequence[Run]) -> tuple[Run, ...]:
-    """The runs of the settings with the best quality in the budgets, at most `MAX_LINES`, in the order given."""
+    """The runs of the settings with the best quality in the budgets, at most `MAX_LINES`, in their order."""
     best: dict[str, float] = {}
     for run in runs:
         quality = find_quality_within_budgets(run)

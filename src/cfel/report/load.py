@@ -44,7 +44,7 @@ _MAX_SEED = 2**128
 SWEEP_FILE = "sweep.json"
 """Says which values each run of a sweep has; `cfel sweep` writes it."""
 COMPARISON_FILE = "comparison.json"
-"""Says which row each run of a comparison belongs to, in which order, and the baseline; `cfel compare` writes it."""
+"""Says which row each run of a comparison belongs to, and the baseline; `cfel compare` writes it."""
 
 _DEPTHS = ("*/rounds.jsonl", "*/*/rounds.jsonl")
 
@@ -215,7 +215,7 @@ def name_setting(values: Mapping[str, Any]) -> str:
 
 
 def name_scheme(row: str) -> str:
-    """A row as people read it: "HCEF+, small batches" for "hcef_plus+small_batches"; other names as they are."""
+    """A row as people read it: "HCEF+, small batches" for "hcef_plus+small_batches"; own names unchanged."""
     name, *variants = row.split("+")
     known = _LABELS.get(name.lower().replace("-", "_"))
     return row if known is None else ", ".join([known, *(each.replace("_", " ") for each in variants)])

@@ -20,8 +20,8 @@ from cfel.report.table import NO_SETTINGS, Settings, build_table
 from cfel.wording import NOTHING, format_bytes, format_gain, format_joules, format_seconds, plural
 
 _DEVICES_FOOTNOTE = (
-    " Devices: on test samples like their own (simulation.device_accuracy), mean, mean of the worst tenth, and "
-    "standard deviation."
+    " Devices: on test samples like their own (simulation.device_accuracy), mean, mean of the worst tenth, "
+    "and standard deviation."
 )
 _OWN_MODELS_FOOTNOTE = " Own models: the same of models that devices keep to themselves."
 _MOST_OVERRUNS = 8
@@ -124,9 +124,10 @@ def _fold_by_scheme(pictures: Sequence[Picture], styles: Mapping[str, SchemeStyl
         by_scheme.setdefault(picture.about, []).append(picture)
     if len(by_scheme) == 1:
         return render_gallery(pictures)
+    sections = ((styles[scheme].label, render_gallery(own)) for scheme, own in by_scheme.items())
     return "".join(
-        f'<details class="list"><summary>{escape(styles[scheme].label)}</summary>{render_gallery(own)}</details>'
-        for scheme, own in by_scheme.items()
+        f'<details class="list"><summary>{escape(label)}</summary>{figures}</details>'
+        for label, figures in sections
     )
 
 
@@ -281,7 +282,7 @@ def render_summary_table(
     return render_table(
         (*table.names, *headings),
         [
-            f"{_render_name(styles[row], settings.get(row, {}))}{render_cells(headings, list(map(str, cells)))}"
+            _render_name(styles[row], settings.get(row, {})) + render_cells(headings, list(map(str, cells)))
             for row, (_, cells) in table.rows.items()
         ],
     )

@@ -1,4 +1,4 @@
-"""All figures of a report, each drawn once for the page and its files, and again where it is printed (PDF)."""
+"""All figures of a report, each drawn once for the page and its files, and again for paper (PDF)."""
 
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass
@@ -140,8 +140,8 @@ def _list_figures(groups: Groups, target: float | None) -> tuple[FigureSpec, ...
         FigureSpec(
             "budget",
             "Budget burn-down",
-            "Share of the time and energy budgets left after each round, as realised. Below zero the budget is "
-            "overrun.",
+            "Share of the time and energy budgets left after each round, as realised. Below zero the budget "
+            "is overrun.",
             partial(draw_budget, shown, styles),
         ),
         FigureSpec(
@@ -179,8 +179,8 @@ def export_results(
     Args:
         path: directory of the run, or a tree of runs.
         to: receives the files; created if missing.
-        formats: of figures "svg", "png", "pdf", and "csv" for their numbers; of the table "csv", "markdown" and
-            "latex".
+        formats: of figures "svg", "png", "pdf", and "csv" for their numbers; of the table "csv", "markdown"
+            and "latex".
         target: quality to mark; None for that of an existing summary, or of the experiments.
 
     Returns:
@@ -190,7 +190,7 @@ def export_results(
         InputError: there is no such format, or none is given.
         StorageError: there is no run, or a file cannot be written.
     """
-    check_formats(formats, (*FORMATS, *TABLE_FORMATS))
+    check_formats(formats, tuple(dict.fromkeys((*FORMATS, *TABLE_FORMATS))))
     runs = load_runs(path)
     aim = find_target(path, runs) if target is None else target
     summary = summarise(runs, aim, find_baseline(path))

@@ -83,11 +83,12 @@ _SPARE_STYLES = (
 
 def assign_styles(schemes: Sequence[str]) -> dict[str, SchemeStyle]:
     """A style for each scheme; others take the spare styles in turn, then those of absent schemes."""
-    absent = (style for name, style in _SCHEME_STYLES.items() if name not in schemes)
+    known = {scheme: scheme.lower().replace("-", "_") for scheme in schemes}
+    absent = (style for name, style in _SCHEME_STYLES.items() if name not in known.values())
     spare = cycle((*_SPARE_STYLES, *absent))
     return {
-        scheme: SchemeStyle(name_scheme(scheme), *(_SCHEME_STYLES.get(scheme) or next(spare)))
-        for scheme in schemes
+        scheme: SchemeStyle(name_scheme(scheme), *(_SCHEME_STYLES.get(name) or next(spare)))
+        for scheme, name in known.items()
     }
 
 

@@ -264,9 +264,9 @@ def find_crossing(
 ) -> Crossing | None:
     """What was spent at the target; None for a run that does not reach it.
 
-    Costs are interpolated between the last evaluated round that misses the target and the first that reaches it;
-    otherwise schemes with short rounds would have an advantage. Before the first evaluated round nothing is
-    known, so a run that reaches the target in it is charged for all of it.
+    Costs are interpolated between the last evaluated round that misses the target and the first that reaches
+    it; otherwise schemes with short rounds would have an advantage. Before the first evaluated round nothing
+    is known, so a run that reaches the target in it is charged for all of it.
     """
     points = [
         (record.accuracy, Crossing(record.seconds_realised, record.seconds_expected, record.joules_realised))
@@ -502,7 +502,7 @@ def find_p_value(differences: Sequence[float | None]) -> float | None:
 
 
 def student_tail(t: float, degrees_of_freedom: int) -> float:
-    """Probability that Student's t is beyond ±t: the finite sums of Abramowitz and Stegun, 26.7.3 and 26.7.4."""
+    """Probability that Student's t is beyond ±t: the finite sums of Abramowitz and Stegun, 26.7.3 and 4."""
     angle = math.atan(t / math.sqrt(degrees_of_freedom))
     odd = degrees_of_freedom % 2
     term = math.cos(angle) if odd else 1.0

@@ -15,6 +15,7 @@ from typing import Any, NamedTuple
 
 from cfel.durable import make_directory, replace_file
 from cfel.errors import InputError, unknown_name
+from cfel.metric import Metric
 from cfel.report.load import name_scheme
 from cfel.report.summary import DIFFERENCE, read_metric
 from cfel.wording import (
@@ -55,13 +56,14 @@ _LATEX = {
 
 
 class Cell(NamedTuple):
-    """A number as text, and its interval or nothing."""
+    """A number as text, its interval or nothing, and both in one where there is a shorter way."""
 
     text: str
     interval: str = ""
+    both: str = ""
 
     def __str__(self) -> str:
-        return f"{self.text} {self.interval}".strip()
+        return self.both or f"{self.text} {self.interval}".strip()
 
 
 @dataclass(frozen=True, slots=True)
@@ -180,9 +182,9 @@ def _list_columns(summary: Mapping[str, Any]) -> list[tuple[str, Callable[[Mappi
         columns += [
             (
                 f"difference to {name_scheme(summary['baseline'])}{unit}",
-                lambda row: _show_difference(row, metric.format_difference),
+                lambda row: _show_difference(row, metric),
             ),
-            ("p of difference", lambda row: Cell(format_p_value(row["p_value"][DIFFERENCE]))),
+            ("p", lambda row: Cell(format_p_value(row["p_value"][DIFFERENCE]))),
         ]
     columns += [
         (f"time to {aim}", lambda row: _show_mean(row, "seconds_to_target", format_seconds)),
@@ -195,21 +197,29 @@ def _list_columns(summary: Mapping[str, Any]) -> list[tuple[str, Callable[[Mappi
     return columns
 
 
-def _show_mean(row: Mapping[str, Any], name: str, write: Callable[[float | None], str]) -> Cell:
+def _show_mean(row: Mapping[str, Any], name: str, write: Callable[..., str]) -> Cell:
     half = row["confidence"][name]
-    return Cell(write(row[name]), f"± {write(half)}" if half is not None else "")
+    return (
+        Cell(write(row[name]))
+        if not half
+        else Cell(write(row[name]), f"± {write(half)}", write(row[name], half))
+    )
 
 
-def _show_difference(row: Mapping[str, Any], write: Callable[[float], str]) -> Cell:
+def _show_difference(row: Mapping[str, Any], metric: Metric) -> Cell:
     value, ends = row[DIFFERENCE], row["interval"][DIFFERENCE]
-    shown = "" if ends is None or ends[0] == ends[1] else f"({write(ends[0])} to {write(ends[1])})"
-    return Cell(NOTHING if value is None else write(value), shown)
+    text = NOTHING if value is None else metric.format_difference(value)
+    if ends is None or ends[0] == ends[1]:
+        return Cell(text)
+    return Cell(text, f"± {metric.format_plain((ends[1] - ends[0]) / 2)}")
 
 
 def _show_gain(row: Mapping[str, Any], name: str) -> Cell:
-    ends = row["interval"][name]
-    shown = "" if ends is None or ends[0] == ends[1] else f"({ends[0]:.2f}–{ends[1]:.2f})"
-    return Cell(format_gain(row[name]), shown)
+    text, ends = format_gain(row[name]), row["interval"][name]
+    if ends is None or ends[0] == ends[1]:
+        return Cell(text)
+    shown = f"{ends[0]:.2f}–{ends[1]:.2f}"
+    return Cell(text, shown, f"{text} ({shown})")
 
 
 def _show_used(row: Mapping[str, Any], name: str, write: Callable[[float | None], str]) -> Cell:
@@ -230,9 +240,7 @@ def _list_notes(summary: Mapping[str, Any]) -> list[str]:
     metric = read_metric(summary)
     parts = [CLOCK]
     if any(row["seconds_budget"] or row["joules_budget"] for row in rows):
-        parts.append(
-            "Within budgets: the last model before the first budget is used up. Used: of the budget."
-        )
+        parts.append("Within budgets: the last model before the first is used up. Used: of the budget.")
     if metric.better == "smaller":
         parts.append(f"A smaller {metric.name} is better.")
     if compared and summary["baseline"] is not None and len(rows) > 1:
@@ -241,8 +249,9 @@ def _list_notes(summary: Mapping[str, Any]) -> list[str]:
     if seeds > 1:
         parts.append(f"Means over {seeds} seeds, with 95 % confidence intervals.")
     if any(row["p_value"][DIFFERENCE] is not None for row in rows):
-        parts.append("p: of a paired t-test.")
-    parts.append(f"{NOTHING} : not reached, or not known.")
+        parts.append("p: of a paired t-test of the difference.")
+    if any(row["seconds_to_target"] is None for row in rows) and summary["target"] is not None:
+        parts.append(f"{NOTHING} : not reached, or not with every seed.")
     return parts
 
 

@@ -309,7 +309,10 @@ class Status:
         _check_counts(self, "round", "rounds", "edge_round", "edge_rounds", "term", "straggler")
         _check_counts(self, "slowest_cluster", "leader_changes", "wire_bytes")
         _check_numbers(self, "unix_seconds", "seconds", "joules", "seconds_budget", "joules_budget")
-        _check_numbers(self, "target", "certificate_expires")
+        _check_numbers(self, "certificate_expires")
+        if self.target is not None:
+            # A metric may be negative.
+            check_number("target", self.target)
         for reason, number in self.rejected:
             _check_count(f"rejected[{reason!r}]", number)
 

@@ -597,8 +597,15 @@ def _draw_lines(axes: Axes, curves: Sequence[Curve], values: Sequence[Any]) -> N
     for place, curve in enumerate(curves):
         # Points of different lines beside each other, so that their intervals can be told apart.
         shift = 0.0 if numbers else 0.06 * (place - (len(curves) - 1) / 2)
-        half = curve.y - curve.low
-        look = {"color": curve.style.colour, "marker": curve.style.marker, "linestyle": "none"}
-        axes.errorbar(curve.x + shift, curve.y, None if numbers else half, **look, label=curve.style.label)
+        half, style = curve.y - curve.low, curve.style
+        axes.errorbar(
+            curve.x + shift,
+            curve.y,
+            None if numbers else half,
+            color=style.colour,
+            marker=style.marker,
+            linestyle="none",
+            label=style.label,
+        )
     if not numbers and len(curves) > 1:
         axes.legend(frameon=False, fontsize="small")

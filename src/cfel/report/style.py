@@ -165,9 +165,8 @@ def render_png(figure: Figure) -> bytes:
 def render_pdf(figure: Figure) -> bytes:
     """The figure as a PDF file; equal figures give equal bytes."""
     buffer = io.BytesIO()
-    FigureCanvasPdf(figure).print_pdf(
-        buffer, metadata={"CreationDate": None, "Creator": None, "Producer": None}
-    )
+    unset = dict.fromkeys(("CreationDate", "Creator", "Producer"))
+    FigureCanvasPdf(figure).print_pdf(buffer, metadata=unset)  # type: ignore[no-untyped-call]
     return buffer.getvalue()
 
 

@@ -76,8 +76,9 @@ class Player:
             with redirect_stdout(io.StringIO()) as out, redirect_stderr(io.StringIO()) as errors:
                 code = main(arguments)
             assert code == 0, (command, errors.getvalue())
+            printed = re.sub(r" +$", "", out.getvalue(), flags=re.MULTILINE)
             pattern = re.escape(shown.strip()).replace("…", "(?:.|\n)*")
-            assert re.search(pattern, out.getvalue()), (command, out.getvalue())
+            assert re.search(pattern, printed), (command, printed)
 
 
 def play_readme(page: Path) -> Player:
@@ -102,7 +103,7 @@ def main(extras: str, pages: Sequence[str]) -> None:
         folder.mkdir()
         os.chdir(folder)
         sys.path.insert(0, str(folder))
-        print(f"{page.name}, with {extras or 'no extras'}", flush=True)
+        sys.stdout.write(f"{page.name}, with {extras or 'no extras'}\n")
         if readme:
             shutil.copytree(page.parent / "examples", "examples")
             play_readme(page)

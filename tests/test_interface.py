@@ -66,7 +66,7 @@ def test_the_examples_of_the_guide_run(tmp_path: Path) -> None:
     """All blocks in one process, in order, as a reader would type them."""
     script = "\n".join(python_blocks(ROOT / "docs" / "guides" / "python.md"))
     done = subprocess.run(
-        [sys.executable, "-W", "error", "-c", script],
+        [sys.executable, "-W", "error", "-W", "ignore::cfel.errors.BudgetWarning", "-c", script],
         cwd=tmp_path,
         capture_output=True,
         text=True,

@@ -29,7 +29,7 @@ import numpy as np
 from cfel.arrays import FloatArray, IndexArray
 from cfel.control.prices import Response, search_energy_price, split_into_blocks
 from cfel.control.problem import SLACK, RoundProblem, find_feasible_limits
-from cfel.control.solution import Proposal, Solution, prove
+from cfel.control.solution import Proposal, Solution, prove, solve_without_dear
 from cfel.system.conditions import clock_energy
 
 THETA_LIST = (0.01, 0.02, 0.03, 0.05, 0.07, 0.1, 0.15, 0.2, 0.3, 0.5, 0.7, 1.0)
@@ -279,6 +279,10 @@ def solve_on_list(problem: RoundProblem, table: PairTable, time_weight: float | 
         table: the pairs to choose from and what each is worth.
         time_weight: a in (0, 1); None to use the caps up.
     """
+    return solve_without_dear(problem, lambda rest, _: _solve(rest, table, time_weight))
+
+
+def _solve(problem: RoundProblem, table: PairTable, time_weight: float | None) -> Solution:
     limits = find_feasible_limits(problem)
     grid = PairGrid.from_problem(problem, table, limits.seconds, limits.battery)
     if limits.forced:

@@ -146,6 +146,8 @@ class SchemeParameters:
         gossip: when edge servers exchange models, "edge_round" or "global_round"; "scheme": as the scheme
             says.
         slow_clocks: devices that would wait for others run at a slower clock, for less energy.
+        deadline_seconds: an edge server waits this long for the uploads of an edge round, > 0; a device that
+            cannot make it is not asked, and an upload that comes later is not used. None for no deadline.
         options: further settings of a particular scheme, as `{ literal = true }` of "mll_sgd".
     """
 
@@ -158,6 +160,7 @@ class SchemeParameters:
     steps: Steps = "local"
     gossip: GossipTime = "scheme"
     slow_clocks: bool = False
+    deadline_seconds: float | None = None
     options: Mapping[str, Any] = field(default_factory=dict)
 
     def __post_init__(self) -> None:
@@ -173,6 +176,8 @@ class SchemeParameters:
             if getattr(self, field_name) not in allowed:
                 raise InputError(unknown_name(f"scheme.{field_name}", getattr(self, field_name), allowed))
         validation.check_switch("scheme.slow_clocks", self.slow_clocks)
+        if self.deadline_seconds is not None:
+            validation.check_number("scheme.deadline_seconds", self.deadline_seconds, above=0)
         if self.on_unreachable not in UNREACHABLE:
             raise InputError(unknown_name("scheme.on_unreachable", self.on_unreachable, UNREACHABLE))
 
@@ -202,6 +207,7 @@ class Observation:
         losses: newest mean training loss of every device, NaN before its first; `None` before any.
         samples: training samples of every device; `None` where no data has been loaded, as in a dry run.
         small_batches: what ρ is in samples, where devices take all steps on small batches; else `None`.
+        deadline_seconds: how long edge servers wait for uploads; a plan that takes longer is not carried out.
     """
 
     global_round: int
@@ -221,6 +227,7 @@ class Observation:
     losses: FloatArray | None = None
     samples: FloatArray | None = None
     small_batches: BatchShares | None = None
+    deadline_seconds: float = math.inf
 
     @property
     def clusters(self) -> int:
@@ -228,8 +235,11 @@ class Observation:
         return self.ledger.clusters
 
     def caps(self) -> tuple[FloatArray, float]:
-        """What the budgets leave this edge round: seconds per cluster, and joules of all devices together."""
-        return round_caps(
+        """What the budgets leave this edge round: seconds per cluster, and joules of all devices together.
+
+        The deadline of the edge round is a cap, too.
+        """
+        seconds, joules = round_caps(
             self.budget,
             self.ledger,
             self.rounds,
@@ -237,6 +247,7 @@ class Observation:
             self.edge_round,
             self.gossip_seconds_left,
         )
+        return np.minimum(seconds, self.deadline_seconds), joules
 
     def estimates(self) -> tuple[float, float]:
         """Averages σ² and G² over the devices that take part (Algorithm 3, lines 2 and 3)."""
@@ -315,6 +326,9 @@ class Scheme:
         device_overrides: settings of local training that the scheme overrides.
         plans_clocks: whether its plans slow devices' clocks down.
         chooses_theta: whether its plans choose θ, so that devices need a compressor.
+        deadline_seconds: how long edge servers wait for the uploads of an edge round.
+        keeps_budgets: whether its plans keep to the caps; a run that ends at its budget then does not begin a
+            round that the budget does not cover.
     """
 
     init: Callable[[], State]
@@ -323,6 +337,8 @@ class Scheme:
     device_overrides: DeviceOverrides = field(default_factory=DeviceOverrides)
     plans_clocks: bool = False
     chooses_theta: bool = False
+    deadline_seconds: float = math.inf
+    keeps_budgets: bool = False
 
 
 SchemeBuilder = Callable[[SchemeParameters], Scheme]

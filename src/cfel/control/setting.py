@@ -96,7 +96,12 @@ class Setting:
 
     def count_backhaul_bits(self, global_round: int) -> float:
         """Bits between edge servers in a global round (from 0), of models and what edge servers remember."""
-        return self.count_models_sent(global_round) * self.exchanged_models * self.model_bits
+        return self.count_models_sent(global_round) * self.full_model_bits
+
+    @property
+    def full_model_bits(self) -> float:
+        """Bits of an edge model with its memory: what edge servers exchange and devices fetch."""
+        return self.exchanged_models * self.model_bits
 
     def compute_backhaul_joules(self, global_round: int) -> float:
         """Energy of the backhaul in a global round (from 0)."""

@@ -53,7 +53,7 @@ from cfel.learning.compressors import Compressor, compressor
 from cfel.learning.data import BUILTIN as DATA_SETS
 from cfel.learning.data import DataSet, load
 from cfel.learning.data.images import augmentation
-from cfel.learning.data.partition import hold_out, partition
+from cfel.learning.data.partition import find_rule, hold_out, partition
 from cfel.learning.device_messages import DeviceState
 from cfel.learning.edge import AggregationParameters, EdgeRules, build_rules
 from cfel.learning.local.algorithm import LocalAlgorithm
@@ -170,6 +170,7 @@ class Experiment:
         if self.data.task is None:
             model_builder(self.model.name, self.code)
         augmentation(self.data.augment, self.code)
+        find_rule(self.data.partition, self.code)
         self.build_parts()
 
     def build_parts(self) -> BuiltParts:
@@ -194,7 +195,7 @@ class Experiment:
         )
         algorithm = build_algorithm(local, self.code)
         edge_rules = build_rules(local, algorithm, self.aggregation, self.code)
-        check_buffering(self.aggregation, self.simulation, algorithm)
+        check_buffering(self.aggregation, self.simulation, algorithm, self.scheme)
         feedback = self.compression.error_feedback if asked.error_feedback is None else asked.error_feedback
         training = TrainingParameters(local, self.data.batch, feedback, algorithm)
         self._check_steps(training, algorithm)
@@ -255,7 +256,7 @@ class Experiment:
             exchanged_models=exchanged,
             scheme=parts.scheme,
             links=choose_links(parts.scheme, backhaul),
-            joules_per_bit=self.topology.joules_per_bit,
+            joules_per_bit=self.topology.price_of_bit,
             work_per_step=parts.algorithm.gradients,
             small_batches=BatchShares(self.data.batch, self.local.step_overhead) if small else None,
             accounting=self.simulation.accounting,
@@ -293,7 +294,9 @@ class Experiment:
         model = model_builder(self.model.name, self.code)
         augment, personal = augmentation(self.data.augment, self.code), self.model.personal
         task = Task(data, model, augment=augment, seed=self.seed, personal=personal)
-        if not (self.model.name in MODELS and self.data.name in DATA_SETS):
+        # All models for images go with all images.
+        known = DATA_SETS.get(self.data.name) if self.model.name in MODELS else None
+        if known is None or len(known.input_shape) != 3:
             check_task(f"data {self.data.name!r} with model {self.model.name!r}", task)
         return task
 
@@ -330,7 +333,8 @@ class Experiment:
 
     def _split(self, task: Task) -> tuple[DataSet, list[IntArray]]:
         """The data to train and test on, and the training samples of each device."""
-        data, shares = partition(task.data, self.fleet.devices, self.data.partition_parameters(), self.seed)
+        parameters = self.data.partition_parameters()
+        data, shares = partition(task.data, self.fleet.assign_clusters(), parameters, self.seed, self.code)
         return hold_out(data, shares, self.data.held_out, self.seed) if self.data.held_out else (data, shares)
 
     def resolve(self, world: World) -> "Experiment":

@@ -132,6 +132,7 @@ def hcef_plus(parameters: SchemeParameters) -> Scheme:
         ),
         plans_clocks=options.frequency,
         chooses_theta=parameters.theta_min < 1,
+        keeps_budgets=True,
     )
 
 

@@ -10,6 +10,7 @@ from pathlib import Path
 
 import pytest
 
+import cfel
 from tests.cli.conftest import Run
 
 TINY = Path(__file__).parents[2] / "examples" / "tiny.toml"
@@ -180,3 +181,73 @@ def test_report_of_nothing(run: Run, tmp_path: Path) -> None:
     assert (answer.code, answer.out) == (1, "")
     assert "holds no run" in answer.err
     assert run("report", tmp_path / "none").code == 1
+
+
+@pytest.fixture(scope="module")
+def varied(tmp_path_factory: pytest.TempPathFactory) -> tuple[Path, str]:
+    """A scheme, and two variants of it that differ in other keys; printed and written in every form."""
+    from cfel.cli import main
+
+    out = tmp_path_factory.mktemp("varied") / "table"
+    words = ("compare", TINY, *SHORT, "--schemes", "hcef_plus", "--seeds", "0,1", "--target", "0.1")
+    variants = (
+        "--variant",
+        "slow: local.learning_rate=0.01",
+        "--variant",
+        "P: scheme=p_fedavg rounds.local=1",
+    )
+    more = ("--baseline", "slow", "--format", "csv,markdown,latex,pdf", "--out", out)
+    with contextlib.redirect_stdout(io.StringIO()) as text:
+        assert main([str(word) for word in (*words, *variants, *more)]) == 0
+    return out, text.getvalue()
+
+
+def test_rows_may_be_variants_of_any_keys(varied: tuple[Path, str]) -> None:
+    out, text = varied
+    document = json.loads((out / "summary.json").read_text())
+    assert list(document["schemes"]) == ["hcef_plus", "slow", "P"]
+    assert document["baseline"] == "slow"
+    assert [row["label"] for row in document["schemes"].values()] == ["HCEF+", "slow", "P"]
+    slow = document["schemes"]["slow"]
+    assert (slow["quality_difference"], slow["p_value"]["quality_difference"]) == (0, None)
+    rates = {name: cfel.load(out / name / "seed-0").experiment.local.learning_rate for name in ("slow", "P")}
+    assert rates["slow"] == 0.01 != rates["P"]
+    assert [line.split()[0] for line in text.splitlines() if line.startswith(("HCEF+", "slow", "P "))] == [
+        *("HCEF+", "slow", "P")
+    ]
+
+
+def test_every_form_is_written(varied: tuple[Path, str]) -> None:
+    out, text = varied
+    for name, words in (("table.csv", "row,quality"), ("table.md", "| Scheme |"), ("table.tex", r"\toprule")):
+        assert words in (out / name).read_text(encoding="utf-8")
+        assert str(out / name) in text
+    assert (out / "figures" / "accuracy-seconds.pdf").read_bytes().startswith(b"%PDF")
+
+
+@pytest.mark.usefixtures("no_figures")
+def test_a_comparison_is_loaded_as_it_was_made(varied: tuple[Path, str]) -> None:
+    comparison = cfel.load(varied[0])
+    assert (comparison.baseline, len(comparison.runs)) == ("slow", 6)
+    assert comparison.to_latex() == (varied[0] / "table.tex").read_text(encoding="utf-8")
+    assert comparison.to_csv() == (varied[0] / "table.csv").read_text(encoding="utf-8")
+    assert "<table>" in comparison._repr_html_()
+    assert repr(comparison).endswith("6 runs of HCEF+, slow, P>")
+
+
+@pytest.mark.parametrize(
+    ("options", "message"),
+    [
+        (["--variant", "mine"], "must look like"),
+        (["--variant", "mine: local.rate"], "must look like"),
+        (["--variant", "mine: local.learning_rat=1"], "[local]: unknown 'learning_rat'"),
+        (["--schemes", "cef", "--variant", "cef: seed=1"], "two rows are called 'cef'"),
+        (["--schemes", "cef,hcef", "--baseline", "hcf"], "baseline: unknown 'hcf'; did you mean 'hcef'?"),
+        (["--format", "docx"], "format: unknown 'docx' (allowed: csv, latex, markdown, pdf)"),
+    ],
+)
+def test_wrong_variants_and_formats(run: Run, tmp_path: Path, options: list[str], message: str) -> None:
+    answer = run("compare", TINY, "--out", tmp_path / "table", *options)
+    assert (answer.code, answer.out) == (2, "")
+    assert message in answer.err
+    assert not (tmp_path / "table").exists()

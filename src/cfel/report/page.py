@@ -307,7 +307,7 @@ def render_work_table(
         "Uploads planned",
         "Uploads sent",
         "Backhaul",
-        "Backhaul, J",
+        "Backhaul energy",
         "Downloads",
         "Devices: mean",
         "Worst tenth",
@@ -348,7 +348,7 @@ def _format_work(values: Mapping[str, Any], metric: Metric) -> tuple[str, ...]:
         *(format_joules(values[name]) for name in ("joules", "expected_joules")),
         *(_format_number(values[name], ",.0f") for name in ("steps_planned", "steps_taken")),
         *(format_bytes(values[name]) for name in ("upload_bytes_planned", "upload_bytes", "backhaul_bytes")),
-        _format_number(values["backhaul_joules"], ",.0f"),
+        format_joules(values["backhaul_joules"]),
         format_bytes(values["download_bytes"]),
         *(
             metric.format(values[f"{whose}_accuracy_{name}"])

@@ -20,8 +20,6 @@ from pathlib import Path
 from statistics import fmean, stdev
 from typing import Any, NamedTuple
 
-import numpy as np
-
 from cfel.durable import replace_file
 from cfel.errors import InputError, unknown_name
 from cfel.metric import ACCURACY, Metric
@@ -282,17 +280,6 @@ def find_crossing(
             share = (target - worse) / (better - worse)
             return Crossing(*(a + share * (b - a) for a, b in zip(before, after, strict=True)))
     return None
-
-
-def find_accuracy_at_budget(records: Sequence[RoundRecord], seconds: float, joules: float) -> float:
-    """The accuracy when the first of two budgets was used up, realised and interpolated between rounds.
-
-    A run that ends before has its last accuracy; one that uses a budget up before it is evaluated, its first.
-    At least one round must be evaluated; a budget is infinite where there is none.
-    """
-    evaluated = [(record, record.accuracy) for record in records if record.accuracy is not None]
-    used = [max(each.seconds_realised / seconds, each.joules_realised / joules) for each, _ in evaluated]
-    return float(np.interp(1.0, used, [accuracy for _, accuracy in evaluated]))
 
 
 @dataclass(frozen=True, slots=True)

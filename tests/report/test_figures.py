@@ -124,7 +124,9 @@ def test_a_scheme_looks_the_same_in_any_company() -> None:
     alone, together = assign_styles(["mll_sgd"]), assign_styles(["x:y", "cef", "mll-sgd", "z:w"])
     assert alone["mll_sgd"] == together["mll-sgd"]
     assert (alone["mll_sgd"].label, alone["mll_sgd"].short) == ("MLL-SGD", "MLL-SGD")
-    assert assign_styles(["my.package:adaptive_scheme"])["my.package:adaptive_scheme"].short == "adaptive_sc…"
+    assert (
+        assign_styles(["my.package:adaptive_scheme"])["my.package:adaptive_scheme"].short == "adaptive_scheme"
+    )
     assert len({style.colour for style in together.values()}) == 4
 
 

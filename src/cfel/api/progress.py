@@ -13,6 +13,7 @@ from typing import Self
 
 from rich.console import Console
 from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeRemainingColumn
+from rich.table import Column
 
 from cfel.metric import ACCURACY, Metric
 from cfel.runlog import RoundRecord
@@ -60,7 +61,8 @@ class RunProgress:
     def __init__(self, rounds: int, metric: Metric = ACCURACY, quiet: bool = False) -> None:
         self._rounds, self._metric = rounds, metric
         self._bars = Progress(
-            TextColumn("{task.description}"),
+            # Folded rather than cut off in a narrow terminal.
+            TextColumn("{task.description}", table_column=Column(overflow="fold")),
             BarColumn(bar_width=16),
             MofNCompleteColumn(),
             TextColumn("{task.fields[state]}"),

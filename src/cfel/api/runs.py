@@ -619,9 +619,15 @@ def plan_sweep(
             raise InputError(f"sweep: {setting} and {folders[folder]} would share the folder {folder!r}")
         folders[folder] = setting
         for seed in dict.fromkeys(seeds):
-            name, directory = f"{name_setting(setting)} (seed {seed})", out / folder / f"seed-{seed}"
+            name, directory = f"{_shorten_setting(setting)} (seed {seed})", out / folder / f"seed-{seed}"
             runs.append(PlannedRun(name, changed.change({"seed": seed}), directory, setting))
     return runs
+
+
+def _shorten_setting(setting: Mapping[str, Any]) -> str:
+    """A setting as a progress bar has room for it: "learning_rate=0.0346, edge=4"."""
+    shown = {key: f"{value:.6g}" if isinstance(value, float) else value for key, value in setting.items()}
+    return ", ".join(f"{key.rpartition('.')[2]}={value}" for key, value in shown.items())
 
 
 _PORTABLE = frozenset("abcdefghijklmnopqrstuvwxyzABCDEFGHIJKLMNOPQRSTUVWXYZ0123456789._-=,")

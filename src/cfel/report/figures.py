@@ -22,7 +22,7 @@ from matplotlib.ticker import (
 
 from cfel.arrays import FloatArray, IndexArray
 from cfel.metric import Metric
-from cfel.report.load import Run, name_setting
+from cfel.report.load import Run, name_setting, name_value
 from cfel.report.style import GRID, INK, MUTED, SURFACE, Drawing, SchemeStyle, assign_styles, new_figure
 from cfel.report.summary import confidence_half_width, find_quality_within_budgets, measure
 from cfel.runlog import FleetDescription, PlanTable, RoundRecord
@@ -533,7 +533,7 @@ def draw_by_key(
     figure, all_axes = new_figure(len(drawn), 3.5 if len(drawn) == 1 else 2.6)
     for axes, (title, curves) in zip(all_axes, drawn.items(), strict=True):
         axes.set_title(title)
-        _draw_lines(axes, curves, values)
+        _draw_lines(axes, curves, [name_value(key, value) for value in values])
         if metric is not None:
             _label_metric(axes, metric)
     all_axes[-1].set_xlabel(key, parse_math=False)
@@ -608,4 +608,4 @@ def _draw_lines(axes: Axes, curves: Sequence[Curve], values: Sequence[Any]) -> N
             label=style.label,
         )
     if not numbers and len(curves) > 1:
-        axes.legend(frameon=False, fontsize="small")
+        axes.legend(frameon=False, fontsize="small", loc="upper left", bbox_to_anchor=(1.0, 1.0))

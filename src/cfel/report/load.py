@@ -222,8 +222,17 @@ def name_scheme(row: str) -> str:
 
 
 def list_settings(runs: Sequence[Run]) -> dict[str, Mapping[str, Any]]:
-    """The values of each setting of a sweep, by the name of its row; empty for other runs."""
-    return {run.scheme: run.setting for run in runs if run.setting}
+    """The values of each setting of a sweep, as people read them, by its row; empty for other runs."""
+    return {
+        run.scheme: {key: name_value(key, value) for key, value in run.setting.items()}
+        for run in runs
+        if run.setting
+    }
+
+
+def name_value(key: str, value: Any) -> Any:  # noqa: ANN401 — of any key
+    """A value of a key of a sweep; that of a scheme as `name_scheme` writes it."""
+    return name_scheme(str(value)) if key in ("scheme", "scheme.name") else value
 
 
 def _sort_key(order: Sequence[str], key: tuple[str, int]) -> tuple[int, int, str, int]:

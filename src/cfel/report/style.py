@@ -30,7 +30,7 @@ _WIDTH_INCHES, _FONT_POINTS = 5.0, 10.5
 # A column of a two-column paper, and type that is still readable there.
 _PAPER_WIDTH_INCHES, _PAPER_FONT_POINTS = 3.5, 8.0
 _PNG_DPI = 160
-_SHORT = 12
+_SHORT = 18
 
 
 @dataclass(frozen=True, slots=True, eq=False)

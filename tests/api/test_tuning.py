@@ -6,9 +6,10 @@ from pathlib import Path
 import pytest
 
 import cfel
-from cfel.api.runs import parse_range, score_run
+from cfel.api.runs import parse_range
 from cfel.errors import InputError
 from cfel.report import load_run
+from cfel.report.summary import find_quality_within_budgets
 from cfel.runlog import RoundRecord
 from tests.api.test_runs import make_experiment
 from tests.report.conftest import make_record, make_run
@@ -26,9 +27,9 @@ def test_a_run_is_scored_within_its_budgets(
         make_record(3, 0.9, 1100.0, 90.0),
     ]
     make_run(tmp_path / "run", "cef", 0, records)
-    assert score_run(load_run(tmp_path / "run")) == 0.5
+    assert find_quality_within_budgets(load_run(tmp_path / "run")) == 0.5
     make_run(tmp_path / "late", "cef", 0, records[2:])
-    assert score_run(load_run(tmp_path / "late")) == 0.0
+    assert find_quality_within_budgets(load_run(tmp_path / "late")) is None
 
 
 def test_the_experiments_own_seed_is_kept_apart(tmp_path: Path) -> None:

@@ -6,6 +6,7 @@ import numpy as np
 import pytest
 
 from cfel.control import Budget, RoundPlan, Rounds, SchemeParameters, Setting, build_scheme
+from cfel.metric import ACCURACY
 from cfel.rounds.kernel import (
     ControlState,
     DeviceWork,
@@ -193,9 +194,9 @@ def test_metrics_are_averaged_over_devices() -> None:
 def test_when_a_run_is_over(rounds: Rounds, budget: Budget, over: bool) -> None:
     """After 27 s and 8.1 J in round 1, with an accuracy of 0.5."""
     control, record = closed_round()
-    assert is_over(rounds, budget, record) is over
+    assert is_over(rounds, budget, ACCURACY, record) is over
     unevaluated = replace(record, accuracy=None)
-    assert is_over(rounds, budget, unevaluated) is (over and rounds.stop != "target")
+    assert is_over(rounds, budget, ACCURACY, unevaluated) is (over and rounds.stop != "target")
     # A round that reaches its target is the last only because it was evaluated.
     assert is_evaluated(setting(rounds, budget), 3, control) is (over and rounds.stop != "target")
 

@@ -13,7 +13,7 @@ from rich.markup import escape
 from rich.table import Table
 
 from cfel.cli.arguments import Commands, add_command, add_json_option
-from cfel.cli.output import new_table, print_json, unfold_table
+from cfel.cli.output import new_table, print_json, unfold_table, use_plain_spaces
 from cfel.deployment.node import ask_status
 from cfel.errors import InputError
 from cfel.launch.node import read_node
@@ -118,7 +118,7 @@ def _shorten_reason(answer: str) -> str:
 
 
 def _build_table(answers: Answers) -> Table:
-    columns = ("edge", "term", "coordinator", "round", "phase", "devices", "rejected", "accuracy", "s", "J")
+    columns = ("edge", "term", "coordinator", "round", "phase", "devices", "rejected", "quality", "s", "J")
     table = new_table(*columns)
     table.padding = (0, 1, 0, 0)
     for edge, answer in sorted(answers.items()):
@@ -134,7 +134,7 @@ def _build_table(answers: Answers) -> Table:
             answer.phase,
             count_devices({edge: answer}),
             str(sum(number for _, number in answer.rejected)),
-            "" if accuracy is None else f"{100 * accuracy:.1f} %",
+            "" if accuracy is None else use_plain_spaces(answer.metric.format(accuracy)),
             format_amount(answer.seconds),
             format_amount(answer.joules),
         )

@@ -52,14 +52,18 @@ def _list_metrics(status: Status) -> list[tuple[str, str, float | list[Sample] |
             "1 if this node coordinates.",
             int(status.coordinator == status.node) if elected else None,
         ),
-        ("cfel_spent_seconds_total", "Time spent.", status.seconds),
+        ("cfel_spent_seconds_total", "Time spent, as realised.", status.seconds),
         ("cfel_budget_seconds", "Time budget.", status.seconds_budget),
-        ("cfel_spent_joules_total", "Energy spent.", status.joules),
+        ("cfel_spent_joules_total", "Energy spent, as realised.", status.joules),
         ("cfel_budget_joules", "Energy budget.", status.joules_budget),
-        ("cfel_accuracy_ratio", "Accuracy evaluated last.", evaluated.accuracy if evaluated else None),
         (
-            "cfel_device_accuracy_ratio",
-            "Accuracy over devices evaluated last, on samples like their own.",
+            "cfel_quality",
+            "The task's metric, evaluated last; with the unit %, a share.",
+            [(_describe_metric(status), evaluated.accuracy if evaluated else None)],
+        ),
+        (
+            "cfel_device_quality",
+            "The task's metric over devices, evaluated last, on samples like their own.",
             _list_device_accuracy(status),
         ),
         ("cfel_loss", "Mean training loss of the last round.", last.loss if last else None),
@@ -110,10 +114,17 @@ def _identify(status: Status) -> dict[str, str]:
     return known | {"version": status.version}
 
 
+def _describe_metric(status: Status) -> dict[str, str]:
+    return {"metric": status.metric.name, "unit": status.metric.unit}
+
+
 def _list_device_accuracy(status: Status) -> list[Sample]:
     last = next((each for each in reversed(status.history) if each.device_accuracy_mean is not None), None)
     return [
-        ({"statistic": name}, None if last is None else getattr(last, f"device_accuracy_{name}"))
+        (
+            {**_describe_metric(status), "statistic": name},
+            None if last is None else getattr(last, f"device_accuracy_{name}"),
+        )
         for name in ("mean", "worst", "spread")
     ]
 

@@ -173,7 +173,10 @@ class LogMerger:
     @property
     def is_over(self) -> bool:
         """Whether the last round of the run is in its log."""
-        return self._last is not None and is_over(self._setting.rounds, self._setting.budget, self._last)
+        setting = self._setting
+        return self._last is not None and is_over(
+            setting.rounds, setting.budget, setting.metrics[0], self._last
+        )
 
     def merge(self) -> None:
         """Adds what the edge servers have logged since the last call."""

@@ -37,6 +37,7 @@ from cfel.cost import (
 from cfel.learning.device_messages import DeviceOrder
 from cfel.learning.local.parameters import LocalParameters
 from cfel.learning.models.flat import FlatModel
+from cfel.metric import Metric
 from cfel.runlog import RoundRecord
 from cfel.system import Conditions
 
@@ -351,14 +352,14 @@ def device_weights(setting: Setting, plan: RoundPlan, samples: Mapping[int, int]
     return {device: float(held) for device, held in samples.items()}
 
 
-def is_over(rounds: Rounds, budget: Budget, record: RoundRecord) -> bool:
+def is_over(rounds: Rounds, budget: Budget, metric: Metric, record: RoundRecord) -> bool:
     """Whether a run ends with this round: all rounds done, a budget used up, or the target reached."""
     if record.round >= rounds.global_rounds or _is_used_up(rounds, budget, record) or record.ends_at_budget:
         return True
     # A round that was not evaluated cannot reach the target; the run continues until one is.
     if rounds.stop != "target" or rounds.target is None or record.accuracy is None:
         return False
-    return record.accuracy >= rounds.target
+    return metric.reaches(record.accuracy, rounds.target)
 
 
 def is_evaluated(

@@ -98,7 +98,7 @@ def simulate(
             peak_memory_bytes=measure_peak_memory(),
         )
         yield RoundOutcome(record, make_plan_table(setting, edge_rounds, record.round), state)
-        over = is_over(setting.rounds, setting.budget, record)
+        over = is_over(setting.rounds, setting.budget, setting.metrics[0], record)
 
 
 def _look_ahead(setting: Setting, state: RunState) -> Observation:

@@ -299,7 +299,7 @@ class Coordinator:
         record = self._handover.choose_record(record)
         await propose(self._edges, state.position, record, self._deployment.gossip_seconds)
         table = make_plan_table(setting, edge_rounds, control.rounds_done)
-        over = is_over(setting.rounds, setting.budget, record)
+        over = is_over(setting.rounds, setting.budget, setting.metrics[0], record)
         command = CloseCommand(self._edges.term, state.position, record, table, over)
         await self._edges.command(command, self._deployment.gossip_seconds)
         return replace(

@@ -52,6 +52,7 @@ class ControlState:
         realised: what was spent with the steps really taken.
         spent_joules: per device, in the account that the budget counts.
         losses: newest mean training loss of every device, NaN before its first; None before any.
+        habits: how much each device usually raises (σ² + G²)/G² of all (`rounds.estimates`); None before any.
     """
 
     rounds_done: int
@@ -60,6 +61,7 @@ class ControlState:
     realised: Ledger
     spent_joules: FloatArray
     losses: FloatArray | None = None
+    habits: FloatArray | None = None
 
     def ledger(self, setting: Setting) -> Ledger:
         """The account that the budget counts."""

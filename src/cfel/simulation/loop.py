@@ -22,7 +22,7 @@ from cfel.learning.evaluate import Evaluation, summarise_devices
 from cfel.learning.local.algorithms import find_algorithm
 from cfel.learning.local.estimates import refresh_estimates
 from cfel.learning.models.flat import FlatModel, complete_model, model_sha256
-from cfel.rounds.estimates import combine_estimates, needs_estimates
+from cfel.rounds.estimates import needs_estimates, weigh_estimates
 from cfel.rounds.kernel import (
     DeviceWork,
     EdgeRoundOutcome,
@@ -109,8 +109,7 @@ def run_edge_round(
         conditions = conditions.without(find_busy(state.pending, setting.fleet.devices))
     with _name_cluster(world):
         state = estimate(world, executor, state, conditions, edge_round)
-        small_batches = setting.small_batches is not None
-        estimates = combine_estimates(state.estimates, conditions.available, small_batches=small_batches)
+        estimates, control = weigh_estimates(setting, control, state.estimates, conditions.available)
         observation = observe(setting, control, edge_round, conditions, estimates)
         plan, control = plan_edge_round(setting, control, observation)
         conditions, rate = plan.leave_out(conditions), find_rate(world.training.local, observation)

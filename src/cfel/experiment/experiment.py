@@ -322,6 +322,7 @@ class Experiment:
             edge_rules=parts.edge_rules,
             new_device=DeviceState(flat.read_personal()),
             evaluation=self.simulation.evaluation,
+            variances=flat.find_variances(),
         )
 
     def _split(self, task: Task) -> tuple[DataSet, list[IntArray]]:

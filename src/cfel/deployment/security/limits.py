@@ -1,10 +1,10 @@
 """Limits on what one node may ask of a server at once; beyond them it is asked to retry later.
 
 Per caller, identified by certificate: calls per second (a token bucket that holds two seconds' worth), open
-calls, and bytes of bodies in flight, of requests and of answers that are not read yet. Edge servers trust each
-other and may call ten times as often as others. Callers without a valid certificate never get this far. This
-is no limit on what all nodes together may ask. How slowly a request may arrive is limited where it is
-received, in `transport.grpc_transport`.
+calls, and bytes of bodies in flight, of requests and of answers that are not read yet. Edge servers trust one
+another and may call ten times as often. Callers without a valid certificate never get this far. This is no
+limit on what all nodes together may ask. How slowly a request may arrive is limited where it is received, in
+`transport.grpc_transport`.
 """
 
 import time

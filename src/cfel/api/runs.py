@@ -645,7 +645,10 @@ def _list_complete(study: "optuna.study.Study", out: Path) -> "list[optuna.trial
     import optuna
 
     with _translate_study_errors(out / STUDY_FILE):
-        return study.get_trials(states=(optuna.trial.TrialState.COMPLETE,))
+        complete: list[optuna.trial.FrozenTrial] = study.get_trials(
+            states=(optuna.trial.TrialState.COMPLETE,)
+        )
+    return complete
 
 
 def _open_study(

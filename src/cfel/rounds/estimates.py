@@ -77,14 +77,20 @@ def combine_estimates(
     return FleetEstimates(both[:, 0], both[:, 1], _mean_kept_energy(known))
 
 
-def weigh_estimates(
+def view_estimates(
     setting: Setting, control: ControlState, known: Sequence[Estimates | None], present: BoolArray
-) -> tuple[FleetEstimates, ControlState]:
-    """What the scheme sees of the estimates, and the control with the devices' habits."""
+) -> FleetEstimates:
+    """What the scheme sees of the estimates; arguments as for `combine_estimates`."""
     small = setting.small_batches is not None
-    estimates = combine_estimates(known, present, small_batches=small, habits=control.habits)
-    habits = update_habits(control.habits, known, present, small_batches=small)
-    return estimates, replace(control, habits=habits)
+    return combine_estimates(known, present, small_batches=small, habits=control.habits)
+
+
+def note_habits(
+    setting: Setting, control: ControlState, known: Sequence[Estimates | None], present: BoolArray
+) -> ControlState:
+    """The control after a plan with these estimates."""
+    small = setting.small_batches is not None
+    return replace(control, habits=update_habits(control.habits, known, present, small_batches=small))
 
 
 def update_habits(

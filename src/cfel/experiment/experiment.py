@@ -347,6 +347,7 @@ class Experiment:
             edge_rules=replace(parts.edge_rules, matrices=flat.find_hidden_matrices()),
             new_device=DeviceState(flat.read_personal()),
             evaluation=self.simulation.evaluation,
+            variances=flat.find_variances(),
         )
 
     def _split(self, task: Task) -> tuple[DataSet, list[IntArray]]:

@@ -106,7 +106,7 @@ def charge_batch(dataset: str, samples: int, overhead: float) -> Changes:
     )
 
 
-PARTS = ("progress", "curve", "error_feedback", "whole_steps", "efficiency", "frequency", "dense_gossip")
+PARTS = ("progress", "curve", "error_feedback", "efficiency", "frequency", "dense_gossip")
 ABLATION: Rows = {"without-nothing": ()} | {
     f"without-{part}": (f"scheme.options.{part}=false",) for part in PARTS
 }

@@ -11,6 +11,10 @@ SECTIONS: Mapping[str, Mapping[str, Any]] = {
         "local": {"algorithm": "feddyn"},
         "aggregation": {"optimiser": "fedadam", "learning_rate": 0.02, "average": 0.5},
     },
+    "own_rules": {
+        "aggregation": {"kind": "examples.custom_aggregation:agreed", "options": {"least": 0.9}},
+        "data": {"partition": "examples.custom_partition:by_ink"},
+    },
     "personal": {"model": {"personal": ["dense2.*"]}, "local": {"estimator": "fresh"}},
     "ditto": {"local": {"algorithm": "ditto", "options": {"lambda": 1.0}}},
     "shared_momentum": {

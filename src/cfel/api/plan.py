@@ -288,7 +288,7 @@ MEANING = {
     "noise": "limited by noise: more steps would add more noise than progress",
     "floor": "at the floor: the lower bounds of ρ and θ",
     "scheme": "limited by the scheme: it asks for no more",
-    "idle": "idle: left out of this round by the scheme",
+    "idle": "idle: left out of this round",
 }
 """What each word of `FleetPlan.limited_by` says of a device, after a number of devices."""
 
@@ -305,8 +305,8 @@ def find_binding_limits(problem: RoundProblem, solution: Solution) -> NDArray[np
     # A device over a cap that could not be met is at its lower bounds for that reason, not held by the cap.
     late = floor & (solution.device_seconds > cap * (1 + TOUCH))
     return np.select(
-        [full, drained, late, timed, floor, priced],
-        ["full", "battery", "floor", "time", "floor", "energy"],
+        [(rho == 0) & (theta == 0), full, drained, late, timed, floor, priced],
+        ["idle", "full", "battery", "floor", "time", "floor", "energy"],
         default="noise",
     )
 

@@ -53,7 +53,7 @@ from cfel.learning.compressors import Compressor, compressor, none
 from cfel.learning.data import BUILTIN as DATA_SETS
 from cfel.learning.data import DataSet, load
 from cfel.learning.data.images import augmentation
-from cfel.learning.data.partition import hold_out, partition
+from cfel.learning.data.partition import find_rule, hold_out, partition
 from cfel.learning.device_messages import DeviceState
 from cfel.learning.edge import AggregationParameters, EdgeRules, build_rules
 from cfel.learning.local.algorithm import LocalAlgorithm
@@ -99,7 +99,8 @@ class Experiment:
     """An experiment with every default filled in; one attribute per section of the file.
 
     Args:
-        preset: where sections and keys that are not given come from, as in a file.
+        preset: where sections and keys that are not given come from, as in a file; of several, the later
+            ones take precedence.
         name: of the experiment.
         seed: a whole number.
         rounds, fleet, local, aggregation, budget, simulation, deployment: each a table with the keys of the
@@ -135,7 +136,7 @@ class Experiment:
     def __init__(
         self,
         *,
-        preset: str = "demo",
+        preset: str | Sequence[str] = "demo",
         name: str | None = None,
         seed: int | None = None,
         rounds: Rounds | Table | None = None,
@@ -167,6 +168,7 @@ class Experiment:
         if self.data.task is None:
             model_builder(self.model.name, self.code)
         augmentation(self.data.augment, self.code)
+        find_rule(self.data.partition, self.code)
         self.build_parts()
 
     def build_parts(self) -> BuiltParts:
@@ -177,7 +179,7 @@ class Experiment:
         Raises:
             InputError: something cannot be built, or does not go with the rest.
         """
-        scheme = build_scheme(self.scheme, self.code)
+        scheme = build_scheme(self._choose_steps(), self.code)
         asked = scheme.device_overrides
         compress = compressor(asked.compressor or self.compression.kind, self.code)
         # It would be charged for a share θ, but send everything.
@@ -191,11 +193,18 @@ class Experiment:
         )
         algorithm = build_algorithm(local, self.code)
         edge_rules = build_rules(local, algorithm, self.aggregation, self.code)
-        check_buffering(self.aggregation, self.simulation, algorithm)
+        check_buffering(self.aggregation, self.simulation, algorithm, self.scheme)
         feedback = self.compression.error_feedback if asked.error_feedback is None else asked.error_feedback
         training = TrainingParameters(local, self.data.batch, feedback, algorithm)
         self._check_steps(training, algorithm)
         return BuiltParts(scheme, algorithm, training, edge_rules, compress)
+
+    def _choose_steps(self) -> SchemeParameters:
+        """The scheme's parameters; in whole steps where an algorithm draws its own batches."""
+        own_loop = build_algorithm(self.local, self.code).train is not None
+        return (
+            replace(self.scheme, steps="whole") if own_loop and self.scheme.steps == "local" else self.scheme
+        )
 
     def _check_steps(self, training: TrainingParameters, algorithm: LocalAlgorithm) -> None:
         """Checks that devices can take steps as scheme and experiment say together."""
@@ -261,7 +270,7 @@ class Experiment:
             exchanged_models=exchanged,
             scheme=parts.scheme,
             links=choose_links(parts.scheme, backhaul),
-            joules_per_bit=self.topology.joules_per_bit,
+            joules_per_bit=self.topology.price_of_bit,
             work_per_step=parts.algorithm.gradients,
             small_batches=shares.get(parts.training.local.steps),
             accounting=self.simulation.accounting,
@@ -299,7 +308,9 @@ class Experiment:
         model = model_builder(self.model.name, self.code)
         augment, personal = augmentation(self.data.augment, self.code), self.model.personal
         task = Task(data, model, augment=augment, seed=self.seed, personal=personal)
-        if not (self.model.name in MODELS and self.data.name in DATA_SETS):
+        # All models for images go with all images.
+        known = DATA_SETS.get(self.data.name) if self.model.name in MODELS else None
+        if known is None or len(known.input_shape) != 3:
             check_task(f"data {self.data.name!r} with model {self.model.name!r}", task)
         return task
 
@@ -328,14 +339,15 @@ class Experiment:
             training=parts.training,
             compress=parts.compress,
             start=start,
-            edge_rules=parts.edge_rules,
+            edge_rules=replace(parts.edge_rules, matrices=flat.find_hidden_matrices()),
             new_device=DeviceState(flat.read_personal()),
             evaluation=self.simulation.evaluation,
         )
 
     def _split(self, task: Task) -> tuple[DataSet, list[IntArray]]:
         """The data to train and test on, and the training samples of each device."""
-        data, shares = partition(task.data, self.fleet.devices, self.data.partition_parameters(), self.seed)
+        parameters = self.data.partition_parameters()
+        data, shares = partition(task.data, self.fleet.assign_clusters(), parameters, self.seed, self.code)
         return hold_out(data, shares, self.data.held_out, self.seed) if self.data.held_out else (data, shares)
 
     def resolve(self, world: World) -> "Experiment":
@@ -364,11 +376,8 @@ def parse_sections(document: Table) -> dict[str, Any]:
     Raises:
         ExperimentError: a key or value is unknown.
     """
-    preset = document.get("preset", "demo")
-    if preset not in PRESETS:
-        raise ExperimentError(unknown_name("preset", preset, PRESETS))
     given = {key: value for key, value in document.items() if key != "preset"}
-    below = _load_preset(preset)
+    below = _load_presets(document.get("preset", "demo"))
     if "preset" not in document:
         # The demo's narrow-band radios fit the demo's small model; a file that does not name it has others.
         below = {**below, "fleet": {k: v for k, v in below["fleet"].items() if k != "conditions"}}
@@ -383,10 +392,16 @@ def parse_sections(document: Table) -> dict[str, Any]:
     return parts
 
 
-def _load_preset(name: str) -> Table:
-    if name == "none":
-        return {}
-    return tomllib.loads(files("cfel").joinpath(f"presets/{name}.toml").read_text(encoding="utf-8"))
+def _load_presets(names: object) -> Table:
+    """The tables of one preset, or of a list of them, each laid over the one before."""
+    merged: Table = {}
+    for name in names if isinstance(names, list | tuple) else [names]:
+        if name not in PRESETS:
+            raise ExperimentError(unknown_name("preset", name, PRESETS))
+        if name != "none":
+            text = files("cfel").joinpath(f"presets/{name}.toml").read_text(encoding="utf-8")
+            merged = merge(merged, tomllib.loads(text))
+    return merged
 
 
 def _reject_misplaced(name: str, table: Table) -> None:
@@ -406,7 +421,9 @@ def to_document(experiment: Experiment) -> dict[str, Any]:
     return head | tables | {"fleet": fleet_to_table(experiment.fleet)}
 
 
-def _fill_in(given: Mapping[str, Any], preset: str) -> tuple[dict[str, Any], dict[str, object]]:
+def _fill_in(
+    given: Mapping[str, Any], preset: str | Sequence[str]
+) -> tuple[dict[str, Any], dict[str, object]]:
     """All parts of an experiment given in Python, and the objects among them by their names.
 
     Sections are given as dataclasses, as tables, or as the value of their main key; the rest comes from the

@@ -57,7 +57,12 @@ def _list_names(names: Iterable[object]) -> str:
 
 
 _TOP = (
-    KeyEntry("preset", _list_names(PRESETS), "`demo`", "What other keys default to."),
+    KeyEntry(
+        "preset",
+        _list_names(PRESETS),
+        "`demo`",
+        "What other keys default to; of a list, later ones take precedence.",
+    ),
     KeyEntry("name", "text", "the preset's", "Of the experiment, in tables and reports."),
     KeyEntry("seed", "whole number", "`0`", "Of every random stream."),
 )

@@ -83,6 +83,11 @@ class FleetParameters:
         # Also rejects a number of devices that does not fit the clusters.
         self.sampling().count(cluster_sizes(self.devices, self.clusters))
 
+    def assign_clusters(self) -> IntArray:
+        """The cluster of every device; devices of a cluster have consecutive ids."""
+        sizes = cluster_sizes(self.devices, self.clusters)
+        return validation.make_read_only(np.repeat(np.arange(sizes.size), sizes))
+
     def sampling(self) -> Participation:
         """Which of the available devices are asked."""
         return Participation(self.participation, self.participation_per, self.participation_by)
@@ -169,11 +174,10 @@ def build_fleet(parameters: FleetParameters, seed: int = 0) -> Fleet:
 
     The experiment's seed decides which device has the battery of which class.
     """
-    sizes = cluster_sizes(parameters.devices, parameters.clusters)
     given = parameters.conditions
     return Fleet(
-        cluster=validation.make_read_only(np.repeat(np.arange(sizes.size), sizes)),
-        sizes=sizes,
+        cluster=parameters.assign_clusters(),
+        sizes=cluster_sizes(parameters.devices, parameters.clusters),
         model=read_trace(given.file, hold=given.after_end == "hold")
         if isinstance(given, TraceParameters)
         else given,

@@ -307,3 +307,17 @@ def test_scheme_that_cannot_be_loaded_is_named(name: str) -> None:
 def test_bad_parameters_are_rejected(fields: dict[str, Any], words: str) -> None:
     with pytest.raises(InputError, match=words):
         SchemeParameters(**fields)
+
+
+@pytest.mark.parametrize("name", ["hcef", "hcef_plus", "cef_f"])
+def test_a_device_in_a_deep_fade_is_left_out_and_forces_nobody_to_the_lower_bounds(name: str) -> None:
+    """A hundredth of device 4's upload takes more energy than all devices have in the round."""
+    seen = observation()
+    nu = np.where(np.arange(DEVICES) == 4, 1e9, seen.conditions.nu)
+    faded = replace(seen, conditions=replace(seen.conditions, nu=nu))
+    made, without = plan(name, faded), plan(name, observation(away=(4,)))
+    assert (made.rho[4], made.theta[4]) == (0, 0)
+    assert made.violations[0].startswith("device 4: its lower bounds need")
+    # Only σ² and G² of device 4 still count: the others are planned as without it, up to these.
+    assert made.rho.mean() == pytest.approx(without.rho.mean(), rel=0.05)
+    assert made.theta.mean() == pytest.approx(without.theta.mean(), rel=0.05)

@@ -142,6 +142,9 @@ def _check_range(what: str, values: FloatArray, wrong: BoolArray, allowed: str) 
 LEAST_CLOCK = 0.5
 """Smallest share of its clock that a device runs at with `slow_clocks`; the default of HCEF+, too."""
 
+# How much a plan may exceed a deadline by rounding.
+_ROUNDING = 1e-9
+
 
 def apply_variants(scheme: Scheme, parameters: SchemeParameters) -> Scheme:
     """The scheme with the variants that `[scheme]` asks for; the same scheme if it asks for none."""
@@ -150,9 +153,31 @@ def apply_variants(scheme: Scheme, parameters: SchemeParameters) -> Scheme:
         scheme = replace(scheme, gossip=gossip)
     if parameters.steps != "local":
         scheme = replace(scheme, device_overrides=replace(scheme.device_overrides, steps=parameters.steps))
+    if parameters.deadline_seconds is not None:
+        scheme = _keep_deadline(scheme, parameters.deadline_seconds)
+    # Clocks last: nobody waits for a device that a deadline leaves out.
     if parameters.slow_clocks:
         scheme = _slow_clocks(scheme)
     return scheme
+
+
+def _keep_deadline(scheme: Scheme, seconds: float) -> Scheme:
+    def plan(state: State, observation: Observation) -> tuple[RoundPlan, State]:
+        made, state = scheme.plan(state, replace(observation, deadline_seconds=seconds))
+        # A scheme that plans by the caps keeps to the deadline already; others ask devices to be late.
+        return _leave_out_late(made, observation, seconds), state
+
+    return replace(scheme, plan=plan, deadline_seconds=seconds)
+
+
+def _leave_out_late(plan: RoundPlan, observation: Observation, deadline: float) -> RoundPlan:
+    """The plan without the devices that it would keep beyond the deadline."""
+    now = plan.apply_speed(observation.conditions)
+    seconds = device_seconds(plan.rho, plan.theta, observation.rounds.local_steps, now.mu, now.nu)
+    late = seconds > deadline * (1 + _ROUNDING)
+    if not late.any():
+        return plan
+    return replace(plan, rho=np.where(late, 0.0, plan.rho), theta=np.where(late, 0.0, plan.theta))
 
 
 def _slow_clocks(scheme: Scheme) -> Scheme:

@@ -18,6 +18,8 @@ slowest device can. `fedluck` does not limit energy, as in its paper. `fedlamp` 
 paper: every device keeps to an equal share of the joules of the round, where it can.
 """
 
+from dataclasses import replace
+
 import numpy as np
 
 from cfel.arrays import FloatArray
@@ -61,7 +63,9 @@ def _build(parameters: SchemeParameters, *, limits_energy: bool) -> Scheme:
             rho=np.where(present, pairs.rho[best], 0.0), theta=np.where(present, pairs.theta[best], 0.0)
         )
 
-    return choose_from_pairs(parameters, dict, lambda state, seen: (plan(seen), state))
+    made = choose_from_pairs(parameters, dict, lambda state, seen: (plan(seen), state))
+    # It keeps to the seconds only, so what a round takes in joules is no reason not to begin it.
+    return replace(made, keeps_budgets=False)
 
 
 def _list_bounds(seen: Observation, rho: float, theta: float) -> tuple[FloatArray, FloatArray]:

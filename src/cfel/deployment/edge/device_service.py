@@ -120,6 +120,11 @@ class DeviceService:
         return f"training diverged at {names}; most likely local.learning_rate is too large"
 
     @property
+    def measures(self) -> bool:
+        """Whether conditions are measured on the devices."""
+        return self._parameters.measures
+
+    @property
     def has_answers(self) -> bool:
         """Whether the newest orders have answers, or may still get some."""
         return bool(self._round.waiting or self._round.values)

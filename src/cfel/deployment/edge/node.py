@@ -30,7 +30,7 @@ from cfel.deployment.edge.status import KnownNodes, snapshot
 from cfel.deployment.election.leadership import Leadership, OnFault
 from cfel.deployment.election.member import Member
 from cfel.deployment.health.contacts import PeerContacts, WatchedCalls
-from cfel.deployment.measurement.measured_rounds import choose_accounting, describe_limits
+from cfel.deployment.measurement.measured_rounds import choose_accounting, describe_limits, limit_waits
 from cfel.deployment.parameters import DeploymentParameters
 from cfel.deployment.payloads import EncodedModels
 from cfel.deployment.protocol.calls import AnyRequest, Calls, Endpoint, LocalCalls, serve
@@ -79,7 +79,7 @@ class EdgeNode:
         calls: Calls,
         credentials: CredentialFiles | None = None,
     ) -> None:
-        world = choose_accounting(world, deployment)
+        world, deployment = choose_accounting(world, deployment), limit_waits(world, deployment)
         self._world, self._deployment, self._credentials = world, deployment, credentials
         self.identity = Identity("edge", number)
         self.endpoints: dict[type[AnyRequest], Endpoint] = {}

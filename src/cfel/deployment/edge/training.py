@@ -32,7 +32,7 @@ from cfel.errors import InputError, RejectedError
 from cfel.learning.device_messages import DeviceOrder, DeviceReport
 from cfel.learning.edge import update_edge_model
 from cfel.learning.models.flat import FlatModel
-from cfel.rounds.kernel import device_weights, make_order
+from cfel.rounds.kernel import DeviceWork, device_weights, find_late, make_order
 from cfel.world import World
 
 _LOG = logging.getLogger(__name__)
@@ -127,7 +127,8 @@ class EdgeTraining:
             )
             speeds = None if plan.speed is None else {n: float(plan.speed[n]) for n in orders}
             answers = await self._devices.collect_reports(orders, state.last_used_rounds, speeds)
-            reports = list(answers.values.values())
+            late = self._find_late(at, plan, answers.values)
+            reports = [report for n, report in answers.values.items() if n not in late]
             model = await self._aggregate(state.model, plan, reports, coordinator_state.rate)
             # Each update is finite, but their sum is not. The round counts as one without devices.
             if model is None:
@@ -136,8 +137,17 @@ class EdgeTraining:
             results = self._list_results(orders, plan, answers)
             plannable = tuple(self._devices.list_plannable())
             answer = PlanAnswer(results, plannable, answers.seconds, answers.diverged)
-            await self._progress.advance(_after_edge_round(state, at, coordinator_state, model, answer))
+            used = [result.device for result in results if result.device not in late]
+            await self._progress.advance(_after_edge_round(state, at, coordinator_state, model, answer, used))
             return answer
+
+    def _find_late(self, at: Position, plan: RoundPlan, reports: Mapping[int, DeviceReport]) -> set[int]:
+        """Devices that were late by the experiment's model; where clocks measure, real time counts."""
+        if self._devices.measures:
+            return set()
+        setting = self._world.setting
+        work = [DeviceWork(n, each.steps, each.update.wire_bits, each.loss) for n, each in reports.items()]
+        return find_late(setting, setting.conditions(*at[:2]), plan, work)
 
     async def _aggregate(
         self, model: FlatModel, plan: RoundPlan, reports: Sequence[DeviceReport], rate: float
@@ -210,11 +220,16 @@ class EdgeTraining:
 
 
 def _after_edge_round(
-    state: EdgeState, at: Position, coordinator_state: CoordinatorState, model: FlatModel, answer: PlanAnswer
+    state: EdgeState,
+    at: Position,
+    coordinator_state: CoordinatorState,
+    model: FlatModel,
+    answer: PlanAnswer,
+    used: Sequence[int],
 ) -> EdgeState:
     # A successor may ask again for any edge round since the last record.
     recent = {place: report for place, report in state.reports.items() if place[0] >= at[0] - 1}
-    used_rounds = {result.device: at[:2] for result in answer.devices}
+    used_rounds = dict.fromkeys(used, at[:2])
     return replace(
         state,
         position=(at[0], at[1] + 1, 0),

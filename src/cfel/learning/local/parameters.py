@@ -19,6 +19,17 @@ Estimator = Literal["reuse", "fresh"]
 Precision = Literal["float32", "bfloat16"]
 
 
+def lower_rate(schedule: str, final_rate: float, used: float) -> float:
+    """The share of a learning rate that is left when a share `used` of the run is over."""
+    match schedule:
+        case "linear":
+            return final_rate + (1 - final_rate) * (1 - used)
+        case "cosine":
+            return final_rate + (1 - final_rate) * (1 + math.cos(math.pi * used)) / 2
+        case _:
+            return 1.0
+
+
 @dataclass(frozen=True, slots=True)
 class LocalParameters:
     """The experiment file's `[local]`: the steps of a device and its estimates.
@@ -112,15 +123,10 @@ class LocalParameters:
 
     def find_rate(self, used: float) -> float:
         """The share of the learning rate that the schedule leaves when a share `used` of the run is over."""
-        match self.schedule:
-            case "linear":
-                decayed = self.final_rate + (1 - self.final_rate) * (1 - used)
-            case "cosine":
-                decayed = self.final_rate + (1 - self.final_rate) * (1 + math.cos(math.pi * used)) / 2
-            case "step":
-                decayed = math.prod(self.decay_factor for share in self.decay_at if used >= share)
-            case _:
-                decayed = 1.0
+        if self.schedule == "step":
+            decayed = math.prod(self.decay_factor for share in self.decay_at if used >= share)
+        else:
+            decayed = lower_rate(self.schedule, self.final_rate, used)
         if used >= self.warmup:
             return decayed
         # From a tenth and not from zero, as the first round would then learn nothing.

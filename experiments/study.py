@@ -31,7 +31,6 @@ from cfel.report.load import load_tree
 from cfel.report.summary import (
     Crossing,
     confidence_half_width,
-    find_accuracy_at_budget,
     find_crossing,
     measure,
 )
@@ -341,9 +340,15 @@ def format_gain(row: Mapping[str, Any], name: str) -> str:
 
 
 def find_accuracy(run: Run) -> float:
-    """The accuracy when the first of both budgets is used up, or at the end of the run if none is."""
+    """The accuracy when the first of both budgets is used up, or at the end of the run if none is.
+
+    It is realised and interpolated between rounds; a run that uses a budget up before it is evaluated has its
+    first accuracy.
+    """
     seconds, joules = run.fleet.seconds_budget or math.inf, run.fleet.joules_budget or math.inf
-    return find_accuracy_at_budget(run.records, seconds, joules)
+    evaluated = [(record, record.accuracy) for record in run.records if record.accuracy is not None]
+    used = [max(each.seconds_realised / seconds, each.joules_realised / joules) for each, _ in evaluated]
+    return float(np.interp(1.0, used, [accuracy for _, accuracy in evaluated]))
 
 
 def group_rows(out: Path) -> dict[str, list[Run]]:

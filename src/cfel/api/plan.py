@@ -3,8 +3,10 @@
 import csv
 import math
 import re
+import warnings
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
+from html import escape
 from os import PathLike
 from pathlib import Path
 from typing import Any
@@ -24,11 +26,11 @@ from cfel.control.schemes import build_scheme
 from cfel.control.solution import ROUNDING, Solution
 from cfel.control.solve import Method
 from cfel.cost import cluster_seconds, device_joules, device_seconds, open_ledger
-from cfel.errors import FleetFileError, InputError
+from cfel.errors import BudgetWarning, FleetFileError, InputError
 from cfel.plugins import ANY_CODE, CodePolicy, import_from, label_object, parse_variants
 from cfel.system.batch_shares import DEFAULT_OVERHEAD, LAYER_SHARES, BatchShares
 from cfel.system.conditions import Conditions
-from cfel.wording import format_amount
+from cfel.wording import format_amount, plural
 
 PROBLEM_OPTIONS = (
     *("tau", "sigma2", "g2", "time_cap", "energy_cap", "rho_min", "theta_min", "noise_weight"),
@@ -151,11 +153,42 @@ class FleetPlan:
             raise FleetFileError(f"{path}: cannot be written: {error}") from error
 
     def __repr__(self) -> str:
-        devices, gap = len(self.devices), 100 * self.gap
-        met = "all limits met" if self.feasible else "; ".join(self.violations)
-        costs = f"{format_amount(self.seconds, 1)} s, {format_amount(self.joules, 1)} J"
-        proof = "no proof" if math.isnan(gap) else f"at most {gap:.4f} % above the best plan"
-        return f"<FleetPlan: {devices} devices, {costs}, {proof}, {met}>"
+        return f"<FleetPlan: {', '.join(self._describe())}>"
+
+    def _describe(self) -> list[str]:
+        """The plan in a few words; costs are expected ones."""
+        gap, broken = 100 * self.gap, len(self.violations)
+        return [
+            plural(len(self.devices), "device"),
+            f"{format_amount(self.seconds, 1)} s and {format_amount(self.joules, 1)} J expected",
+            "no proof" if math.isnan(gap) else f"at most {gap:.4f} % above the best plan",
+            "all limits met" if self.feasible else f"{plural(broken, 'limit')} not met",
+        ]
+
+    def _repr_html_(self) -> str:
+        """How a notebook shows it: the first devices, then what could not be met."""
+        columns = self.columns
+        head = "".join(f"<th>{escape(name.replace('_', ' '))}</th>" for name in columns)
+        rows = zip(*(values[:_MOST_SHOWN] for values in columns.values()), strict=True)
+        body = "".join(
+            f"<tr>{''.join(f'<td>{escape(_show_cell(cell))}</td>' for cell in row)}</tr>" for row in rows
+        )
+        more = max(0, len(self.devices) - _MOST_SHOWN)
+        rest = f"<p>and {plural(more, 'device')} more</p>" if more else ""
+        broken = "".join(f"<p>⚠ {escape(words)}</p>" for words in self.violations)
+        title = escape(", ".join(self._describe()))
+        return (
+            f"<p><b>{title}</b></p><table><thead><tr>{head}</tr></thead><tbody>{body}</tbody></table>"
+            f"{rest}{broken}"
+        )
+
+
+# Rows of a plan in a notebook.
+_MOST_SHOWN = 20
+
+
+def _show_cell(cell: object) -> str:
+    return f"{cell:.4g}" if isinstance(cell, float) else str(cell)
 
 
 def plan(
@@ -214,6 +247,9 @@ def plan(
         step_overhead: share of a step's cost that its batch does not change, 0.05 by default; likewise.
         seed: of schemes that draw, 0 by default.
 
+    Warns:
+        BudgetWarning: a limit could not be met; the plan's `violations` say the same.
+
     Raises:
         InputError: naming the field, the place and the value.
     """
@@ -239,7 +275,10 @@ def plan(
         "step_overhead": step_overhead,
         "seed": seed,
     }
-    return plan_fleet(table, given)
+    found = plan_fleet(table, given)
+    for words in found.violations:
+        warnings.warn(words, BudgetWarning, stacklevel=2)
+    return found
 
 
 def plan_fleet(table: object, given: Mapping[str, Any], option_name: OptionName = str) -> FleetPlan:

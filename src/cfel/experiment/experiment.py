@@ -152,7 +152,10 @@ class Experiment:
         simulation: SimulationParameters | Table | None = None,
         deployment: DeploymentParameters | Table | None = None,
         code: CodePolicy = ANY_CODE,
+        **unknown: object,
     ) -> None:
+        for key in unknown:
+            raise ExperimentError(unknown_name("experiment", key, ("preset", *PARTS)))
         # The parameters are named like the attributes.
         given = {key: each for key, each in locals().items() if key in PARTS and each is not None}
         parts, objects = _fill_in(given, preset)
@@ -179,7 +182,7 @@ class Experiment:
         Raises:
             InputError: something cannot be built, or does not go with the rest.
         """
-        scheme = build_scheme(self._choose_steps(), self.code)
+        scheme = self._build_scheme()
         asked = scheme.device_overrides
         compress = compressor(asked.compressor or self.compression.kind, self.code)
         # It would be charged for a share θ, but send everything.
@@ -199,12 +202,13 @@ class Experiment:
         self._check_steps(training, algorithm)
         return BuiltParts(scheme, algorithm, training, edge_rules, compress)
 
-    def _choose_steps(self) -> SchemeParameters:
-        """The scheme's parameters; in whole steps where an algorithm draws its own batches."""
-        own_loop = build_algorithm(self.local, self.code).train is not None
-        return (
-            replace(self.scheme, steps="whole") if own_loop and self.scheme.steps == "local" else self.scheme
-        )
+    def _build_scheme(self) -> Scheme:
+        """The scheme; in whole steps if it would choose batches, but the algorithm draws its own."""
+        scheme = build_scheme(self.scheme, self.code)
+        chooses = scheme.device_overrides.steps == "small_batches" and self.scheme.steps == "local"
+        if chooses and build_algorithm(self.local, self.code).train is not None:
+            return build_scheme(replace(self.scheme, steps="whole"), self.code)
+        return scheme
 
     def _check_steps(self, training: TrainingParameters, algorithm: LocalAlgorithm) -> None:
         """Checks that devices can take steps as scheme and experiment say together."""
@@ -331,6 +335,7 @@ class Experiment:
             backhaul=weight_backhaul(setting, samples),
             # Uploads are charged as for `charged_parameters`, though the model that trains may be smaller.
             charged_share=setting.model_bits / (32.0 * size),
+            metrics=task.described_metrics,
         )
         return World(
             setting=setting,
@@ -342,6 +347,7 @@ class Experiment:
             edge_rules=replace(parts.edge_rules, matrices=flat.find_hidden_matrices()),
             new_device=DeviceState(flat.read_personal()),
             evaluation=self.simulation.evaluation,
+            variances=flat.find_variances(),
         )
 
     def _split(self, task: Task) -> tuple[DataSet, list[IntArray]]:

@@ -5,29 +5,42 @@
 
 import inspect
 import re
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import MISSING, Field, dataclass, fields
 from types import UnionType
 from typing import Any, Literal, Union, get_args, get_origin, get_type_hints
 
-from cfel.control.scheme import SchemeParameters
+from cfel.control import SchemeParameters
 from cfel.control.schemes import SCHEMES
 from cfel.control.schemes.hcef_plus import Options
 from cfel.experiment.experiment import SECTIONS
-from cfel.experiment.sections import CONDITIONS, PRESETS, CompressionParameters
+from cfel.experiment.sections import (
+    CONDITIONS,
+    PRESETS,
+    CompressionParameters,
+    DataParameters,
+    ModelParameters,
+)
 from cfel.learning.compressors import BUILTIN as COMPRESSORS
+from cfel.learning.data import BUILTIN as DATA_SETS
 from cfel.learning.local.algorithms import ALGORITHMS
 from cfel.learning.local.parameters import LocalParameters
-from cfel.system import Availability, DeviceClass
+from cfel.learning.models.builders import BUILTIN as MODELS
+from cfel.system import Availability, DeviceClass, TopologyParameters
+from cfel.system.backhaul import KINDS as TOPOLOGIES
 
 _ENTRY = re.compile(r"^ {4}(?P<names>\w+(?:, \w+)*): (?P<text>.*)$")
 # Keys that are tables of their own.
 _TABLES = {"fleet": ("conditions", "availability")}
-# Keys that name a part, and the parts that come with cfel.
-_PARTS: Mapping[tuple[type, str], Mapping[str, object]] = {
-    (SchemeParameters, "name"): SCHEMES,
-    (CompressionParameters, "kind"): COMPRESSORS,
-    (LocalParameters, "algorithm"): ALGORITHMS,
+
+
+_NAMED: Mapping[tuple[type, str], Sequence[str]] = {
+    (ModelParameters, "name"): tuple(MODELS),
+    (DataParameters, "name"): (*DATA_SETS, "hf:…"),
+    (SchemeParameters, "name"): tuple(SCHEMES),
+    (LocalParameters, "algorithm"): tuple(ALGORITHMS),
+    (CompressionParameters, "kind"): tuple(COMPRESSORS),
+    (TopologyParameters, "kind"): tuple(TOPOLOGIES),
 }
 
 
@@ -50,10 +63,6 @@ class KeyEntry:
     values: str
     default: str
     meaning: str
-
-
-def _list_names(names: Iterable[object]) -> str:
-    return ", ".join(f"`{name}`" for name in names)
 
 
 _TOP = (
@@ -88,13 +97,19 @@ def list_keys(parameters: type, without: Sequence[str] = ()) -> list[KeyEntry]:
     return [
         KeyEntry(
             entry.metadata.get("key", entry.name),
-            _list_names(_PARTS.get((parameters, entry.name), ())) or describe_type(hints[entry.name]),
+            _list_names(parameters, entry.name) or describe_type(hints[entry.name]),
             _format_default(entry),
             find_meaning(parameters, entry, meanings),
         )
         for entry in fields(parameters)
         if entry.name not in without
     ]
+
+
+def _list_names(parameters: type, name: str) -> str:
+    """The built-in parts that a key may name, and where others come from; empty for other keys."""
+    listed = _NAMED.get((parameters, name))
+    return "" if listed is None else f"{', '.join(f'`{each}`' for each in listed)}, `module:function`"
 
 
 def read_attributes(documented: type) -> dict[str, str]:
@@ -130,7 +145,7 @@ def describe_type(hint: Any) -> str:  # noqa: ANN401 — a type hint has no type
         parts = [describe_type(each) for each in get_args(hint) if each is not type(None)]
         return " or ".join(dict.fromkeys(parts))
     if get_origin(hint) is Literal:
-        return _list_names(get_args(hint))
+        return ", ".join(f"`{value}`" for value in get_args(hint))
     if get_origin(hint) is tuple:
         inner = get_args(hint)
         return "[low, high]" if inner == (float, float) else "list"

@@ -120,7 +120,7 @@ def check_closing(world: World, command: CloseCommand) -> None:
     fleet, rounds, plans = world.setting.fleet, world.setting.rounds, command.plans
     if not command.record.round == plans.round == command.position[0] + 1:
         raise RejectedError(f"record of round {command.record.round} at {command.position}")
-    if command.last != is_over(rounds, world.setting.budget, command.record):
+    if command.last != is_over(rounds, world.setting.budget, world.setting.metrics[0], command.record):
         raise RejectedError(f"last = {command.last}: does not follow from the record")
     rows = len(plans.device)
     devices, edge_rounds = set(plans.device.tolist()), set(plans.edge_round.tolist())

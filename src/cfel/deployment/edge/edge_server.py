@@ -89,7 +89,7 @@ class EdgeServer:
     def _ends(self, record: RoundRecord) -> bool:
         """Whether the experiment is over with this round."""
         setting = self.progress.world.setting
-        return is_over(setting.rounds, setting.budget, record)
+        return is_over(setting.rounds, setting.budget, setting.metrics[0], record)
 
     @property
     def state(self) -> EdgeState:

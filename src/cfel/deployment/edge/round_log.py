@@ -34,10 +34,11 @@ from cfel.errors import (
     RunDirectoryError,
     UnreachableError,
 )
+from cfel.metric import Metric
 from cfel.runlog import PlanTable, RoundRecord
 from cfel.runlog.plans import plan_path, read_plan, write_plan
 from cfel.runlog.records import RoundLog, cut_damaged_log, read_log
-from cfel.wording import plural
+from cfel.wording import format_joules, format_seconds, plural
 
 _LOG = logging.getLogger(__name__)
 
@@ -169,7 +170,7 @@ class EdgeLog:
         self._check_record(command)
         await self._catch_up(caller, command.record.round - 1)
         await self._disk.write("log", lambda: self._write(command.record, command.plans))
-        _LOG.info("%s", describe_round(self.records[-1]))
+        _LOG.info("%s", describe_round(self.records[-1], self._progress.world.setting.metrics[0]))
         if command.last:
             _LOG.info("the experiment is over")
             self.finished.set()
@@ -262,10 +263,11 @@ def _find_last_costs(plans: PlanTable) -> dict[int, tuple[float, float]]:
     return {int(device): (float(seconds), float(joules)) for device, seconds, joules in rows}
 
 
-def describe_round(record: RoundRecord) -> str:
-    """A finished round in a line."""
-    accuracy = "" if record.accuracy is None else f"accuracy {100 * record.accuracy:.1f} %, "
+def describe_round(record: RoundRecord, metric: Metric) -> str:
+    """A finished round in a line; costs are realised."""
+    quality = "" if record.accuracy is None else f"{metric.name} {metric.format(record.accuracy)}, "
+    spent = format_seconds(record.seconds_realised), format_joules(record.joules_realised)
     return (
-        f"round {record.round}: {accuracy}{plural(record.devices_taking_part, 'device')}, "
-        f"{record.seconds:,.1f} s and {record.joules:,.1f} J so far"
+        f"round {record.round}: {quality}{plural(record.devices_taking_part, 'device')}, "
+        f"{spent[0]} and {spent[1]} so far"
     )

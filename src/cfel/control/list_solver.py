@@ -268,7 +268,7 @@ class Weighing:
     """What progress is weighed against: log progress − a·log seconds − (1 − a)·log joules.
 
     Attributes:
-        time: a, in (0, 1).
+        time: a, in [0, 1).
         seconds, joules: what the round takes beside the devices' work: gossip.
     """
 

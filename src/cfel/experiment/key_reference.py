@@ -68,7 +68,7 @@ class KeyEntry:
 _TOP = (
     KeyEntry(
         "preset",
-        ", ".join(f"`{name}`" for name in PRESETS),
+        _list_names(PRESETS),
         "`demo`",
         "What other keys default to; of a list, later ones take precedence.",
     ),

@@ -21,6 +21,8 @@ SECTIONS: Mapping[str, Mapping[str, Any]] = {
         "local": {"algorithm": "shared_momentum"},
         "scheme": {"name": "hcef_plus", "steps": "small_batches"},
     },
+    "fedbalancer": {"local": {"algorithm": "fedbalancer", "options": {"share": 0.4, "shared": True}}},
+    "last_layers": {"scheme": {"name": "mll_sgd", "steps": "last_layers"}},
     "schedule": {
         "local": {"schedule": "cosine", "schedule_by": "budget", "warmup": 0.3},
         "budget": {"share_of_cef": 0.6},

@@ -215,6 +215,7 @@ VARIANTS: Mapping[str, tuple[str, str | bool]] = MappingProxyType(
     {
         "whole_steps": ("steps", "whole"),
         "small_batches": ("steps", "small_batches"),
+        "last_layers": ("steps", "last_layers"),
         "edge_gossip": ("gossip", "edge_round"),
         "slow_clocks": ("slow_clocks", True),
     }

@@ -18,6 +18,7 @@ import pytest
 
 from cfel.deployment.compute_thread import ComputeThread
 from cfel.deployment.edge.device_service import DeviceService
+from cfel.deployment.edge.verify_upload import UploadLimits
 from cfel.deployment.parameters import DeploymentParameters
 from cfel.deployment.payloads import make_upload
 from cfel.deployment.protocol.calls import Endpoint, RemoteCalls, to_methods
@@ -177,7 +178,9 @@ class OpenServer:
         parameters = DeploymentParameters(round_seconds=30.0, gone_seconds=30.0, **limits)
         self._compute = ComputeThread()
         now = asyncio.get_running_loop().time
-        self.devices = DeviceService((4, 5), MODEL, parameters, self._compute, now, kept_entries=1)
+        self.devices = DeviceService(
+            (4, 5), MODEL, parameters, self._compute, now, limits=UploadLimits(kept_entries=1)
+        )
         methods = to_methods([*self.devices.endpoints(), Endpoint(EstimateCommand, self._never)])
         credentials = Credentials.read(certificates, EDGE)
         self._server = GrpcServer(credentials, methods, lambda *each: self.rejected.append(each), parameters)

@@ -66,6 +66,14 @@ EXPERIMENTS: Mapping[str, tuple[Mapping[str, Any], ...]] = {
         {"scheme": {"name": "hcef_plus"}, "budget": {"seconds": 1300, "joules": 2000}},
         {"rounds": {"global": 20, "stop": "budget"}},
     ),
+    # Compressors that the scheme brings, state that follows losses, weights per step, wrong estimates.
+    **{
+        f"fedpaq, {kind}": (TWO_ROUNDS, {"scheme": {"name": "fedpaq", "options": {"compressor": kind}}})
+        for kind in ("quantise", "uveqfed", "atomo")
+    },
+    "adaptive k": ({"rounds": {"global": 3}}, {"scheme": {"name": "adaptive_k"}}),
+    "deadlines": (TWO_ROUNDS, {"scheme": {"name": "sd_feel_hetero"}}),
+    "plans are wrong": (TWO_ROUNDS, {"scheme": {"name": "hcef"}, "fleet": {"estimate_error": 0.3}}),
     # Random draws, statistics and frozen parameters: the devices of one process share torch's generator.
     **{f"model: {name}": _model(name) for name in ("dropout", "batch_norm_of_values", "low_rank")},
     # A weight that is used twice: torch shares what it rounded among the threads of a process.

@@ -11,8 +11,11 @@ import torch
 from cfel.errors import InputError
 from cfel.learning import edge as robust
 from cfel.learning.compressors import (
+    AtomicUpdate,
     BlockRotation,
     DenseUpdate,
+    Factors,
+    LatticeUpdate,
     QuantisedUpdate,
     SampledUpdate,
     SparseUpdate,
@@ -27,7 +30,6 @@ from cfel.learning.edge import (
     edge_aggregate,
     find_update_rule,
     robust_aggregate,
-    weighted_median,
 )
 from cfel.learning.local.estimates import Estimates
 from cfel.learning.models.flat import FlatModel
@@ -71,11 +73,11 @@ def test_median_by_hand(count: int, expected: float) -> None:
     assert made.parameters.tolist() == [expected, -expected]
 
 
-def test_weighted_median_by_hand() -> None:
-    """Weights 1, 1, 3: the middle of five units is the third value; with 1, 1, 2 it falls between."""
-    values = torch.tensor([[1.0], [2.0], [8.0]], dtype=torch.float64)
-    for weights, expected in (([1.0, 1.0, 3.0], 8.0), ([1.0, 1.0, 2.0], 5.0), ([3.0, 1.0, 1.0], 1.0)):
-        assert weighted_median(values, torch.tensor(weights, dtype=torch.float64)).tolist() == [expected]
+def test_no_weight_moves_the_median() -> None:
+    """A device that claims 2⁵³ samples would else choose every value."""
+    heavy = {0: 1.0, 1: 1.0, 2: 1.0, 3: 1.0, 4: 2.0**53}
+    made = robust_aggregate(zeros(2), FIVE, heavy, AggregationParameters("median"))
+    assert made.parameters.tolist() == [3.0, -3.0]
 
 
 def test_clipping_by_hand() -> None:
@@ -93,7 +95,7 @@ def test_statistics_go_through_the_same_rule(kind: str) -> None:
 
 
 @pytest.mark.parametrize("kind", KINDS)
-@pytest.mark.parametrize("name", ["topk", "randomk", "jl", "quantise", "none"])
+@pytest.mark.parametrize("name", ["topk", "randomk", "jl", "quantise", "uveqfed", "atomo", "none"])
 def test_every_kind_of_update_means_the_vector_it_stands_for(
     name: str, kind: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -218,11 +220,16 @@ def extreme_updates(size: int) -> dict[str, Update]:
         "randomk": SampledUpdate(size, 5, torch.tensor([float("inf"), 1.0])),
         "jl": SampledUpdate(size, 5, torch.full((rotation.padded // 2,), LARGEST), rotation),
         "quantise": QuantisedUpdate(size, 4, torch.full((1024,), 7, dtype=torch.int16), torch.tensor([3e38])),
+        "uveqfed": LatticeUpdate(size, 4, 5, torch.full((1024,), 7, dtype=torch.int16), torch.tensor([3e38])),
+        "atomo": AtomicUpdate(
+            SparseUpdate(size, torch.empty(0, dtype=torch.int32), torch.empty(0)),
+            (Factors(0, torch.full((1, 4), LARGEST), torch.full((1, 5), LARGEST)),),
+        ),
     }
 
 
 @pytest.mark.parametrize("kind", [*KINDS, *WHOLE])
-@pytest.mark.parametrize("name", ["none", "topk", "randomk", "jl", "quantise"])
+@pytest.mark.parametrize("name", ["none", "topk", "randomk", "jl", "quantise", "uveqfed", "atomo"])
 def test_an_update_that_decodes_to_infinity_is_left_out(name: str, kind: str) -> None:
     """The result has the bits of a round without that device, in buffers as well."""
     honest = [dense(n, *([1.0 + n] * 40), buffers=[0.5]) for n in range(3)]

@@ -9,6 +9,7 @@ from typing import Any
 
 import pytest
 
+from cfel.errors import RunDirectoryError
 from cfel.report import load_runs, write_report
 from cfel.report.figures import MAX_LINES, choose_lines
 from cfel.report.load import group_by_scheme
@@ -108,3 +109,21 @@ def test_an_overrun_names_the_scheme_and_not_the_setting(
     )
     (run,) = load_runs(path)
     assert describe_overruns(run)[0].endswith(": CEF plans without caps")
+
+
+@pytest.mark.parametrize(
+    ("row", "words"),
+    [
+        ({"values": {"a": "\x1b[2J"}, "directory": "0"}, "values.a = .*control characters"),
+        ({"values": {"\x1b[2J": 1}, "directory": "0"}, "values = .*control characters"),
+        ({"values": {"a": 1}, "directory": "../0"}, "directory = .*must lie in the sweep's own directory"),
+        ({"values": {"a": 1}, "directory": "/"}, "directory = .*must lie in the sweep's own directory"),
+        ({"values": {"a": 1}, "directory": 7}, "directory = 7: must be text"),
+    ],
+)
+def test_a_sweep_of_somebody_else_is_checked(make_sweep: MakeSweep, row: dict[str, Any], words: str) -> None:
+    """Its values become names on pages and terminals; its directories are read."""
+    path = make_sweep([{"rounds.edge": 1}], [0.5])
+    (path / "sweep.json").write_text(json.dumps({"runs": [row]}))
+    with pytest.raises(RunDirectoryError, match=f"sweep.json is damaged: {words}"):
+        load_runs(path)

@@ -38,7 +38,14 @@ from cfel.api.results import (
 )
 from cfel.control.scheme import SchemeBuilder
 from cfel.durable import replace_file, translate_os_errors
-from cfel.errors import BudgetWarning, DivergedError, InputError, RunBusyError, unknown_name
+from cfel.errors import (
+    BudgetWarning,
+    DivergedError,
+    InputError,
+    RunBusyError,
+    StorageError,
+    unknown_name,
+)
 from cfel.experiment import Experiment, experiment_toml, load_experiment, parse_experiment
 from cfel.experiment.document import MAIN_KEYS
 from cfel.experiment.experiment import to_document
@@ -69,6 +76,7 @@ from cfel.scaleout import connect_cluster, ray_executor
 from cfel.simulation import Executor, PoolExecutor, RoundOutcome, Watch, initial_state, run_in_directory
 from cfel.simulation import simulate as simulate_rounds
 from cfel.tracking import TrackedRun, Tracker, choose_trackers, follow_run
+from cfel.wording import shorten, show
 from cfel.world import World
 
 if TYPE_CHECKING:
@@ -340,20 +348,24 @@ def tune(
     if not over or not chosen or trials < 1:
         raise InputError("tune: give at least one key, one seed and one trial")
     with explain_missing_extra():
-        import optuna
+        pass
     distributions = {key: parse_range(key, each) for key, each in over.items()}
     if not base.data.held_out:
         base = base.change({"data.held_out": HELD_OUT})
     metric = base.load_task().described_metrics[0]
-    study = _open_study(base, {key: str(each) for key, each in over.items()}, chosen, path, metric)
+    with _translate_study_errors(path / STUDY_FILE):
+        study = _open_study(base, {key: str(each) for key, each in over.items()}, chosen, path, metric)
 
     def plan_trial(values: Mapping[str, Any]) -> list[PlannedRun]:
         return plan_sweep(base, {key: [value] for key, value in values.items()}, chosen, path)
 
     with options.show_progress([base], progress) as shown:
-        while len(complete := study.get_trials(states=(optuna.trial.TrialState.COMPLETE,))) < trials:
-            trial = study.ask(distributions)
-            study.tell(trial, _score_trial(plan_trial(trial.params), path, shown, metric))
+        while len(complete := _list_complete(study, path)) < trials:
+            with _translate_study_errors(path / STUDY_FILE):
+                trial = study.ask(distributions)
+            score = _score_trial(plan_trial(trial.params), path, shown, metric)
+            with _translate_study_errors(path / STUDY_FILE):
+                study.tell(trial, score)
     scored = (TuningTrial(each.params, float(each.value)) for each in complete if each.value is not None)
     found = tuple(sorted(scored, key=lambda each: metric.sort_key(each.score)))
     # Trials with equal values share their runs.
@@ -686,6 +698,39 @@ def parse_range(key: str, text: str | Sequence[Any]) -> "optuna.distributions.Ba
         raise InputError(f"{key}: {text!r} is not a range: {error}") from error
 
 
+@contextmanager
+def _translate_study_errors(path: Path) -> Iterator[None]:
+    """Turns what Optuna and SQLAlchemy raise on their file into a `StorageError` that names it."""
+    from optuna.exceptions import OptunaError
+    from sqlalchemy.exc import SQLAlchemyError
+
+    try:
+        yield
+    except (OptunaError, SQLAlchemyError) as error:
+        # SQLAlchemy adds the statement and a web address on further lines.
+        raise StorageError(f"cannot use {path}: {shorten(str(error).splitlines()[0], 300)}") from error
+
+
+def _check_study_files(path: Path) -> None:
+    """SQLite follows links, so a directory that somebody else made could have it write anywhere."""
+    if set("?{}").intersection(str(path)):
+        raise InputError(f"out = {show(str(path.parent))}: must not contain ?, {{ or }}, which Optuna reads")
+    for name in (path.name, *(f"{path.name}-{suffix}" for suffix in ("journal", "wal", "shm"))):
+        file = path.with_name(name)
+        if file.is_symlink() or (file.exists() and not file.is_file()):
+            raise StorageError(f"cannot use {file}: it is a link, or not a regular file")
+
+
+def _list_complete(study: "optuna.study.Study", out: Path) -> "list[optuna.trial.FrozenTrial]":
+    import optuna
+
+    with _translate_study_errors(out / STUDY_FILE):
+        complete: list[optuna.trial.FrozenTrial] = study.get_trials(
+            states=(optuna.trial.TrialState.COMPLETE,)
+        )
+    return complete
+
+
 def _open_study(
     base: Experiment, over: Mapping[str, str], seeds: Sequence[int], out: Path, metric: Metric
 ) -> "optuna.study.Study":
@@ -694,6 +739,7 @@ def _open_study(
     optuna.logging.set_verbosity(optuna.logging.WARNING)
     with translate_os_errors("create", out):
         out.mkdir(parents=True, exist_ok=True)
+    _check_study_files(out / STUDY_FILE)
     storage = optuna.storages.RDBStorage(f"sqlite:///{out / STUDY_FILE}")
     study = optuna.create_study(
         study_name="cfel",

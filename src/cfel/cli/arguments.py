@@ -32,6 +32,7 @@ SUMMARIES = {
     "devices": "list device classes with their sources, import one from a phone, or convert traces",
     "calibrate": "measure this machine and write it as a device class",
     "export": "write the trained model of a run to a file",
+    "predict": "run a trained model on a file of samples",
 }
 """Every command with its summary, in the order of the help."""
 

@@ -51,8 +51,9 @@ def plan_by_scheme(scheme: Scheme, state: State, observation: Observation) -> tu
         plan = replace(plan, weight=observation.conditions.weight)
     if observation.small_batches is not None:
         # Every scheme is charged for whole samples, in both accounts.
-        whole = np.where(plan.rho > 0, observation.small_batches.round_down(plan.rho), 0.0)
-        plan = replace(plan, rho=whole)
+        share = (plan.local_steps or observation.rounds.local_steps) / observation.rounds.local_steps
+        whole = share * observation.small_batches.round_down(plan.rho / share)
+        plan = replace(plan, rho=np.where(plan.rho > 0, whole, 0.0))
     return plan, state
 
 
@@ -105,7 +106,9 @@ def _solve_in_whole_steps(problem: RoundProblem) -> Solution:
     return solve_on_list(problem, PairTable(count, theta, noise + 3.0 * (1.0 - rho) ** 2 * problem.g2))
 
 
-def make_plan(problem: RoundProblem, solution: Solution, present: BoolArray) -> RoundPlan:
+def make_plan(
+    problem: RoundProblem, solution: Solution, present: BoolArray, local_steps: int | None = None
+) -> RoundPlan:
     """Turns a solution into a plan for the whole fleet; devices that the problem leaves out get ρ = θ = 0."""
     clock = solution.clock
     if problem.device is not None:
@@ -121,6 +124,7 @@ def make_plan(problem: RoundProblem, solution: Solution, present: BoolArray) -> 
         feasible=solution.feasible,
         violations=solution.violations,
         speed=None if clock is None else _expand_to_fleet(clock, present, absent=1.0),
+        local_steps=local_steps,
     )
 
 
@@ -131,12 +135,17 @@ def _expand_to_fleet(values: FloatArray, present: BoolArray, absent: float) -> F
 
 
 def build_problem(
-    observation: Observation, parameters: SchemeParameters, bounds: Bounds, *, within_budget: bool = True
+    observation: Observation,
+    parameters: SchemeParameters,
+    bounds: Bounds,
+    *,
+    within_budget: bool = True,
+    local_steps: int | None = None,
 ) -> RoundProblem:
     """Builds P2 for the devices that take part, with the caps of this edge round.
 
     Devices that cannot meet the deadline are left out; the time caps of the others are not stretched for
-    them.
+    them. `local_steps` is k where devices take fewer than τ steps on small batches.
     """
     conditions = observation.conditions
     sigma2, g2 = observation.estimates()
@@ -144,7 +153,8 @@ def build_problem(
     if within_budget:
         seconds, joules = observation.caps()
     if observation.small_batches is not None:
-        least = observation.small_batches.least
+        steps = observation.rounds.local_steps
+        least = observation.small_batches.least * (local_steps or steps) / steps
         low, high = (np.maximum(bound, least) for bound in bounds.rho)
         bounds = Bounds(rho=(low, high), theta=bounds.theta)
     present = _find_punctual(observation, bounds)

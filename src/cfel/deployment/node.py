@@ -17,6 +17,7 @@ from cfel.deployment.compute_thread import ComputeThread
 from cfel.deployment.device.agent import DeviceAgent
 from cfel.deployment.device.memory import reserve_directory
 from cfel.deployment.edge.node import EdgeNode, ServeStatus
+from cfel.deployment.fleet_limit import check_fleet_size
 from cfel.deployment.measurement.energy_counters import EnergyCounter, find_counter
 from cfel.deployment.parameters import DeploymentParameters
 from cfel.deployment.payloads import model_size
@@ -90,6 +91,7 @@ async def run_edge(
     if number >= clusters:
         raise InputError(f"{node.identity}: the experiment has edge servers 0 to {clusters - 1}")
     _check_addresses(node, clusters)
+    check_fleet_size(world, deployment)
     credentials = CredentialFiles(node.certificates, node.identity)
     client = GrpcClient(
         credentials,

@@ -66,7 +66,12 @@ class KeyEntry:
 
 
 _TOP = (
-    KeyEntry("preset", ", ".join(f"`{name}`" for name in PRESETS), "`demo`", "What other keys default to."),
+    KeyEntry(
+        "preset",
+        ", ".join(f"`{name}`" for name in PRESETS),
+        "`demo`",
+        "What other keys default to; of a list, later ones take precedence.",
+    ),
     KeyEntry("name", "text", "the preset's", "Of the experiment, in tables and reports."),
     KeyEntry("seed", "whole number", "`0`", "Of every random stream."),
 )

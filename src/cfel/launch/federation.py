@@ -15,6 +15,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 
 from cfel.deployment.edge.state import EdgeDisk
+from cfel.deployment.fleet_limit import check_fleet_size
 from cfel.deployment.node import Node
 from cfel.deployment.security.certificates import is_revoked, issue, make_authority
 from cfel.deployment.security.identity import Identity
@@ -77,6 +78,7 @@ def launch_federation(experiment: Experiment, out: Path, options: LaunchOptions)
     find_free_ports(experiment.deployment.host, 1)  # rejects a wrong host before anything is written
     reject_buffering(experiment.aggregation, "a deployment")
     world = experiment.build_world()
+    check_fleet_size(world, experiment.deployment)
     # As it is, not resolved: no engine runs, so none is chosen.
     text = experiment_toml(experiment)
     request = RunRequest(out, text, options.command, options.resume, may_differ=("simulation.engine",))

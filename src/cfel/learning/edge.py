@@ -17,7 +17,7 @@ import math
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from types import MappingProxyType
-from typing import Any, TypeAlias
+from typing import Any, Literal, TypeAlias
 
 import numpy as np
 import torch
@@ -30,8 +30,9 @@ from cfel.learning.compressors import DenseUpdate, SampledUpdate, SparseUpdate, 
 from cfel.learning.device_messages import DeviceReport
 from cfel.learning.edge_rule import EdgeRound, EdgeRule, read_memory
 from cfel.learning.local.algorithm import LocalAlgorithm
-from cfel.learning.local.parameters import LocalParameters
-from cfel.learning.models.flat import FlatModel, Tensors
+from cfel.learning.local.parameters import LocalParameters, lower_rate
+from cfel.learning.models.flat import FlatModel, Slot, Tensors
+from cfel.learning.orthogonal import orthogonalise
 from cfel.learning.torch_state import map_in_threads
 from cfel.plugins import BUILT_IN_ONLY, CodePolicy, call_part, check_call, check_result, resolve
 from cfel.runlog import Checkpoint
@@ -115,7 +116,7 @@ def gossip_mix(models: Sequence[FlatModel], mixing: FloatArray, workers: int = 0
 # Rules beside the mean, which a few devices with wrong updates cannot ruin:
 #
 #     trimmed_mean  entry by entry, without the smallest and the largest values
-#     median        entry by entry, the middle value
+#     median        entry by entry, the middle value, without weights
 #     clipped       the mean, after scaling down updates that are much longer than usual
 #
 # and those of `UPDATE_RULES`, which compare whole updates.
@@ -191,6 +192,7 @@ class ScaledUpdate:
         self.update.add_to(dense, weight * self.factor)
 
 
+SCHEDULES = ("constant", "linear", "cosine")
 BLOCK_ENTRIES = 1 << 16
 """Entries sorted at a time: memory per device grows by this much, and not by a whole model."""
 
@@ -207,9 +209,12 @@ class AggregationParameters:
             "krum", "geometric_median", an entry point's name, or "module:function".
         trim: share of the devices left out, in [0, 0.5), rounded down: for `trimmed_mean` at each end, for
             `krum` in all.
-        optimiser: what an edge server makes of the mean update: "none", "momentum", "fedadam", "fedyogi", an
-            entry point's name, or "module:function".
+        optimiser: what an edge server makes of the mean update: "none", "orthogonal", "momentum", "fedadam",
+            "fedyogi", an entry point's name, or "module:function".
         learning_rate: of the optimiser, > 0.
+        schedule: how that rate changes in the course of the run: "constant", "linear" or "cosine"; counted as
+            `local.schedule_by` says.
+        final_rate: share of the rate that `linear` and `cosine` end with, in [0, 1].
         options: settings of this optimiser, or of a user-defined kind.
         average: share of every global round's model in an average over rounds, which is evaluated and
             exported instead of the last model, in [0, 1); 0 for none.
@@ -223,6 +228,8 @@ class AggregationParameters:
     clip: float = 2.0
     optimiser: str = "none"
     learning_rate: float = 1.0
+    schedule: Literal["constant", "linear", "cosine"] = "constant"
+    final_rate: float = 0.0
     options: Mapping[str, Any] = field(default_factory=dict)
     average: float = 0.0
     buffer: int = 0
@@ -234,10 +241,17 @@ class AggregationParameters:
         validation.check_number("aggregation.clip", self.clip, above=0)
         validation.check_text("aggregation.optimiser", self.optimiser)
         validation.check_number("aggregation.learning_rate", self.learning_rate, above=0)
+        if self.schedule not in SCHEDULES:
+            raise InputError(unknown_name("aggregation.schedule", self.schedule, SCHEDULES))
+        validation.check_number("aggregation.final_rate", self.final_rate, least=0, most=1)
         if not isinstance(self.options, Mapping):
             raise InputError(f"aggregation.options = {self.options!r}: must be a table")
         validation.check_number("aggregation.average", self.average, least=0, below=1)
         validation.check_whole("aggregation.buffer", self.buffer, least=0)
+
+    def find_rate(self, used: float) -> float:
+        """The share of the optimiser's learning rate that is left when a share `used` of the run is over."""
+        return lower_rate(self.schedule, self.final_rate, used)
 
 
 def aggregate(
@@ -307,7 +321,7 @@ def robust_aggregate(
                 model, ordered, weights, lambda values, each: trimmed_mean(values, each, trimmed)
             )
         case "median" if len(ordered) > 2:
-            return _aggregate_by_entry(model, ordered, weights, weighted_median)
+            return _aggregate_by_entry(model, ordered, None, lambda values, _: median(values))
     return edge_aggregate(model, ordered, weights)
 
 
@@ -320,15 +334,13 @@ def trimmed_mean(values: Tensor, weights: Tensor, trimmed: int) -> Tensor:
     return (ranked[kept] * share).sum(0) / share.sum(0)
 
 
-def weighted_median(values: Tensor, weights: Tensor) -> Tensor:
-    """The value of each column with half the weight on either side, or the middle between two such values."""
-    ranked, order = torch.sort(values, dim=0, stable=True)
-    below = weights[order].cumsum(0)
-    half = below[-1] / 2
-    # The first places where the weight reaches half, and where it exceeds half. They differ only in a tie.
-    low = (below >= half).to(torch.int8).argmax(0, keepdim=True)
-    high = (below > half).to(torch.int8).argmax(0, keepdim=True)
-    return ((ranked.gather(0, low) + ranked.gather(0, high)) / 2)[0]
+def median(values: Tensor) -> Tensor:
+    """The middle value of each column, or the middle between the two middle values.
+
+    Every device counts once: by weights that devices report, one could choose the result.
+    """
+    ranked, last = torch.sort(values, dim=0).values, len(values) - 1
+    return (ranked[last // 2] + ranked[last - last // 2]) / 2
 
 
 def _aggregate_by_entry(
@@ -496,12 +508,13 @@ def _aggregate_by_update(
 class EdgeRules:
     """All that an edge server does with updates: aggregation, its rules in order, the average of its models.
 
-    Each rule gets what the one before it returned.
+    Each rule gets what the one before it returned, and may look at `matrices`, see `EdgeRound`.
     """
 
     rules: tuple[EdgeRule, ...] = ()
     aggregation: AggregationParameters = field(default_factory=AggregationParameters)
     update_rule: UpdateRule | None = None
+    matrices: tuple[Slot, ...] = ()
 
     def __post_init__(self) -> None:
         if len(set(self.names)) < len(self.names):
@@ -550,7 +563,7 @@ def build_rules(
     """The rules of an experiment: the local algorithm's part, then the edge servers' own optimiser."""
     update_rule = find_update_rule(parameters.kind, code)
     rules = (algorithm.edge, build_optimiser(parameters, code))
-    if rules[0] is not None and parameters.kind != "mean":
+    if rules[0] is not None and parameters.kind != "mean" and not rules[0].any_aggregate:
         what = f"local.algorithm = {local.algorithm!r}"
         raise InputError(f"{what}: needs aggregation.kind = 'mean', not {parameters.kind!r}")
     return EdgeRules(tuple(rule for rule in rules if rule is not None), parameters, update_rule)
@@ -564,6 +577,7 @@ def update_edge_model(
     *,
     share: float,
     rate: float,
+    used: float = 0.0,
 ) -> FlatModel:
     """The new edge model; simulator and deployment both call this.
 
@@ -574,6 +588,7 @@ def update_edge_model(
         rules: what the edge server does with them.
         share: of the cluster's devices that took part.
         rate: the learning rate of the devices.
+        used: share of the run that is over.
     """
     if not rules.rules or not weights:
         made = aggregate(model, reports, weights, rules.aggregation, rules.update_rule)
@@ -584,7 +599,11 @@ def update_edge_model(
     memory = model.memory.clone()
     kept = read_memory(replace(model, memory=memory), rules.names)
     for rule in rules.rules:
-        found = EdgeRound(update, seen.per_step, seen.mean_steps, seen.active, share, rate)
+        found = EdgeRound(
+            *(update, seen.per_step, seen.mean_steps, seen.active, share, rate),
+            server_rate=rules.aggregation.find_rate(used),
+            matrices=rules.matrices,
+        )
         update = rule.change(found, {name: kept[name] for name in rule.memory})
     return FlatModel(model.parameters + update, made.buffers, memory)
 
@@ -608,6 +627,19 @@ class _Tally:
             yield report
 
 
+def orthogonal(parameters: AggregationParameters) -> EdgeRule:
+    """The mean update with every weight matrix replaced by its polar factor, at the length it had.
+
+    The step of Muon (Jordan et al., 2024), taken once per edge round by the edge server: it costs devices
+    nothing, and nothing is remembered. Biases, norms, embeddings and the last layer are added as they are.
+    """
+
+    def change(found: EdgeRound, _memory: Tensors) -> Tensor:
+        return orthogonalise(found.update, found.matrices).mul_(parameters.learning_rate * found.server_rate)
+
+    return EdgeRule(change)
+
+
 def momentum(parameters: AggregationParameters) -> EdgeRule:
     """Server momentum: m ← β₁m + Δ, x ← x + ηm, with the mean update Δ. Option: `beta1` 0.9.
 
@@ -617,7 +649,9 @@ def momentum(parameters: AggregationParameters) -> EdgeRule:
     beta = _read_option(parameters, "beta1", 0.9, below=1)
 
     def change(found: EdgeRound, memory: Tensors) -> Tensor:
-        return memory["momentum"].mul_(beta).add_(found.update) * parameters.learning_rate
+        return memory["momentum"].mul_(beta).add_(found.update) * (
+            parameters.learning_rate * found.server_rate
+        )
 
     return EdgeRule(change, memory=("momentum",))
 
@@ -648,7 +682,7 @@ def _build_adaptive(
     def change(found: EdgeRound, memory: Tensors) -> Tensor:
         mean = memory["mean_update"].lerp_(found.update, 1 - first)
         square = follow(memory["mean_square"], found.update.square(), 1 - second)
-        return mean / square.sqrt().add_(epsilon) * parameters.learning_rate
+        return mean / square.sqrt().add_(epsilon) * (parameters.learning_rate * found.server_rate)
 
     return EdgeRule(change, memory=("mean_update", "mean_square"))
 
@@ -671,9 +705,10 @@ def _read_option(
 OptimiserBuilder: TypeAlias = Callable[[AggregationParameters], EdgeRule]
 
 OPTIMISERS: Mapping[str, OptimiserBuilder] = MappingProxyType(
-    {"momentum": momentum, "fedadam": fedadam, "fedyogi": fedyogi}
+    {"orthogonal": orthogonal, "momentum": momentum, "fedadam": fedadam, "fedyogi": fedyogi}
 )
 _OPTIONS = {
+    "orthogonal": (),
     "momentum": ("beta1",),
     "fedadam": ("beta1", "beta2", "epsilon"),
     "fedyogi": ("beta1", "beta2", "epsilon"),

@@ -198,7 +198,7 @@ def _load_sweep(path: Path) -> tuple[Run, ...]:
     """The runs of a sweep that have started, in its order, each with its setting in place of its scheme."""
     with translate_parse_errors(path / SWEEP_FILE):
         rows = parse_json(read_bytes(path / SWEEP_FILE).decode())["runs"]
-        listed = [(dict(row["values"]), path / str(row["directory"])) for row in rows]
+        listed = [(_read_setting(row["values"]), _find_inside(path, row["directory"])) for row in rows]
     runs = tuple(
         replace(load_run(directory), scheme=name_setting(values), setting=values)
         for values, directory in listed
@@ -207,6 +207,23 @@ def _load_sweep(path: Path) -> tuple[Run, ...]:
     if not runs:
         raise RunDirectoryError(f"{path}: no run of this sweep has started")
     return runs
+
+
+def _read_setting(values: Mapping[str, Any]) -> dict[str, Any]:
+    """The values of a run of a sweep, by key, without control characters: they become its name on pages."""
+    for key, value in values.items():
+        validation.check_text("values", key)
+        if isinstance(value, str) and value:
+            validation.check_text(f"values.{key}", value)
+    return dict(values)
+
+
+def _find_inside(path: Path, name: object) -> Path:
+    """A directory below `path`."""
+    place = Path(validation.check_text("directory", name))
+    if place.is_absolute() or ".." in place.parts:
+        raise InputError(f"directory = {show(name)}: must lie in the sweep's own directory")
+    return path / place
 
 
 def name_setting(values: Mapping[str, Any]) -> str:

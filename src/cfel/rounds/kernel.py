@@ -10,6 +10,7 @@ Numbers only: who trains, and where, is up to the driver. What becomes of a glob
 
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
+from statistics import median_low
 from typing import NamedTuple
 
 import numpy as np
@@ -56,6 +57,7 @@ class ControlState:
         realised: what was spent with the steps really taken.
         spent_joules: per device, in the account that the budget counts.
         losses: newest mean training loss of every device, NaN before its first; None before any.
+        habits: how much each device usually raises (σ² + G²)/G² of all (`rounds.estimates`); None before any.
     """
 
     rounds_done: int
@@ -64,6 +66,7 @@ class ControlState:
     realised: Ledger
     spent_joules: FloatArray
     losses: FloatArray | None = None
+    habits: FloatArray | None = None
 
     def ledger(self, setting: Setting) -> Ledger:
         """The account that the budget counts."""
@@ -136,7 +139,7 @@ def observe(
         global_round=control.rounds_done,
         edge_round=edge_round,
         rounds=setting.rounds,
-        conditions=conditions,
+        conditions=setting.fleet.misjudge(setting.seed, conditions),
         cluster=setting.fleet.cluster,
         sigma2=estimates.sigma2,
         g2=estimates.g2,
@@ -149,6 +152,8 @@ def observe(
         losses=control.losses,
         samples=setting.fleet.samples,
         small_batches=setting.small_batches,
+        exchange_seconds=float(setting.exchange_seconds.max()) * setting.exchanges_per_edge_round,
+        exchange_joules=setting.compute_backhaul_joules(control.rounds_done) / setting.rounds.edge_rounds,
     )
 
 
@@ -227,7 +232,7 @@ def _realise(
 ) -> tuple[FloatArray, FloatArray]:
     """Seconds and joules of every device for what it did."""
     sent = wire_bits / setting.model_bits if setting.uploads == "wire" else plan.theta
-    charged = setting.charge_steps(steps, plan.rho)
+    charged = setting.charge_steps(steps, plan.rho, plan.local_steps)
     return (
         realised_seconds(charged, sent, now.mu, now.nu),
         realised_joules(charged, sent, now.alpha, now.nu, now.power),
@@ -309,8 +314,9 @@ def make_order(
     theta: float,
     model: FlatModel,
     rate: float = 1.0,
+    local_steps: int | None = None,
 ) -> DeviceOrder:
-    """The order to one device in one edge round.
+    """The order to one device in one edge round, with ρ, θ and `local_steps` of the plan.
 
     Simulator, edge servers and devices make orders here, so that all train on the same random streams.
     """
@@ -319,24 +325,24 @@ def make_order(
         global_round=global_round,
         edge_round=edge_round,
         device=device,
-        rho=rho,
+        rho=float(setting.share_step(rho, local_steps)),
         theta=theta,
-        tau=setting.rounds.local_steps,
+        tau=local_steps or setting.rounds.local_steps,
         model=model,
         rate=rate,
     )
 
 
-def find_rate(local: LocalParameters, observation: Observation) -> float:
-    """The share of the learning rate that the schedule leaves in an edge round, for all devices."""
+def find_used(local: LocalParameters, observation: Observation) -> float:
+    """The share of the run that is over, in [0, 1], as schedules of learning rates count it."""
     rounds = observation.rounds
     if local.schedule_by == "rounds":
         done = observation.global_round * rounds.edge_rounds + observation.edge_round
-        return local.find_rate(done / (rounds.global_rounds * rounds.edge_rounds))
+        return done / (rounds.global_rounds * rounds.edge_rounds)
     ledger, budget = observation.ledger, observation.budget
     seconds = ledger.seconds + max(ledger.elapsed_seconds)
     joules = ledger.joules + ledger.elapsed_joules
-    return local.find_rate(min(1.0, max(seconds / budget.seconds, joules / budget.joules)))
+    return min(1.0, max(seconds / budget.seconds, joules / budget.joules))
 
 
 def device_weights(setting: Setting, plan: RoundPlan, samples: Mapping[int, int]) -> dict[int, float]:
@@ -346,7 +352,21 @@ def device_weights(setting: Setting, plan: RoundPlan, samples: Mapping[int, int]
     # The paper weighs devices alike. Schemes that average by samples say so in their `gossip`.
     if setting.scheme.gossip.weights == "equal":
         return dict.fromkeys(samples, 1.0)
-    return {device: float(held) for device, held in samples.items()}
+    return _cap_samples(setting, samples)
+
+
+def _cap_samples(setting: Setting, samples: Mapping[int, int]) -> dict[int, float]:
+    """What devices say they hold, up to what is known of them, or twice the cluster's median if that is more.
+
+    A device that claims 2⁵³ samples would else be the only one that counts.
+    """
+    # The lower of two middle values: of two devices, the larger claim must not vouch for itself.
+    usual = float(median_low(samples.values())) if samples else 0.0
+    known = setting.fleet.samples
+    return {
+        device: min(float(held), max(2.0 * usual, 0.0 if known is None else float(known[device])))
+        for device, held in samples.items()
+    }
 
 
 def is_over(rounds: Rounds, budget: Budget, metric: Metric, record: RoundRecord) -> bool:

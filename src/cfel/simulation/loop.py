@@ -24,7 +24,7 @@ from cfel.learning.evaluate import Evaluation, summarise_devices
 from cfel.learning.local.algorithms import find_algorithm
 from cfel.learning.local.estimates import refresh_estimates
 from cfel.learning.models.flat import FlatModel, complete_model, model_sha256
-from cfel.rounds.estimates import combine_estimates, needs_estimates
+from cfel.rounds.estimates import needs_estimates, note_habits, view_estimates
 from cfel.rounds.kernel import (
     DeviceWork,
     EdgeRoundOutcome,
@@ -35,7 +35,7 @@ from cfel.rounds.kernel import (
     device_weights,
     ends_at_budget,
     find_late,
-    find_rate,
+    find_used,
     is_evaluated,
     is_over,
     make_order,
@@ -109,8 +109,7 @@ def _look_ahead(setting: Setting, state: RunState) -> Observation:
 
 
 def _observe(setting: Setting, state: RunState, edge_round: int, conditions: Conditions) -> Observation:
-    small_batches = setting.small_batches is not None
-    estimates = combine_estimates(state.estimates, conditions.available, small_batches=small_batches)
+    estimates = view_estimates(setting, state.control, state.estimates, conditions.available)
     return observe(setting, state.control, edge_round, conditions, estimates)
 
 
@@ -129,13 +128,15 @@ def run_edge_round(
     with _name_cluster(world):
         state = estimate(world, executor, state, conditions, edge_round)
         observation = _observe(setting, state, edge_round, conditions)
+        control = note_habits(setting, control, state.estimates, conditions.available)
         plan, control = plan_edge_round(setting, control, observation)
-        conditions, rate = plan.leave_out(conditions), find_rate(world.training.local, observation)
+        conditions, used = plan.leave_out(conditions), find_used(world.training.local, observation)
+        rate = world.training.local.find_rate(used)
         orders = EdgeRoundOrders(
             number=control.rounds_done * setting.rounds.edge_rounds + edge_round,
             conditions=conditions,
             plan=plan,
-            rate=rate,
+            used=used,
             jobs=make_jobs(world, state, edge_round, conditions, plan, rate),
         )
         run = run_buffered if buffered else run_synchronous
@@ -156,7 +157,11 @@ def make_jobs(
     return [
         (
             make_order(
-                setting, number, edge_round, n, rho[n], theta[n], state.models[setting.fleet.cluster[n]], rate
+                setting,
+                *(number, edge_round, n, rho[n], theta[n]),
+                model=state.models[setting.fleet.cluster[n]],
+                rate=rate,
+                local_steps=plan.local_steps,
             ),
             state.devices[n],
         )
@@ -229,7 +234,8 @@ def run_synchronous(
             device_weights(setting, orders.plan, {n: world.data[n].samples for n in numbers}),
             world.edge_rules,
             share=len(numbers) / int(setting.fleet.sizes[cluster]),
-            rate=world.training.local.learning_rate * orders.rate,
+            rate=world.training.local.learning_rate * world.training.local.find_rate(orders.used),
+            used=orders.used,
         )
     assert next(answers, None) is None  # noqa: S101 — an executor ends its work after its last answer
     outcome = compute_outcome(setting, orders.conditions, orders.plan, work)

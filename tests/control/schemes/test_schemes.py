@@ -184,8 +184,9 @@ def test_absent_devices_do_nothing(name: str) -> None:
     made = plan(name, observation(away=tuple(away)))
     assert made.rho[away].tolist() == made.theta[away].tolist() == [0.0] * 5
     present = np.delete(np.arange(DEVICES), away)
-    # Only Oort leaves out devices that are there.
-    assert (made.rho[present] > 0).all() == (made.theta[present] > 0).all() == (name != "oort")
+    # Some leave out devices that are there.
+    everybody = name not in ("oort", "fedpaq", "cost_effective")
+    assert (made.rho[present] > 0).all() == (made.theta[present] > 0).all() == everybody
 
 
 @pytest.mark.parametrize("name", SCHEMES)
@@ -259,9 +260,12 @@ def test_plan_is_pure_and_its_state_is_json(name: str) -> None:
 @pytest.mark.parametrize("name", SCHEMES)
 def test_a_scheme_states_whether_it_chooses_theta(name: str) -> None:
     """The others send everything even where budgets are tight; with θ_min = 1 nobody has a choice."""
-    choosing = ("hcef", "hcef_plus", "cef_c", "anycost", "fedluck", "nori", "static")
+    choosing = (
+        *("hcef", "hcef_plus", "cef_c", "anycost", "fedluck", "nori", "static"),
+        *("fedlamp", "fedpaq", "adaptive_k", "talk_or_work"),
+    )
     assert build_scheme(SchemeParameters(name=name)).chooses_theta == (name in choosing)
-    pinned = {"options": {"theta": 1.0}} if name == "static" else {"theta_min": 1.0}
+    pinned = {"options": {"theta": 1.0}} if name in ("static", "fedpaq") else {"theta_min": 1.0}
     assert not build_scheme(SchemeParameters(name=name, **pinned)).chooses_theta
     theta = plan(name, observation(share=0.3)).theta
     assert name in choosing or set(theta.tolist()) <= {0.0, 1.0}

@@ -11,7 +11,7 @@ from msgspec import structs
 from cfel.deployment.compute_thread import ComputeThread
 from cfel.deployment.edge import device_service
 from cfel.deployment.edge.device_service import DeviceService
-from cfel.deployment.edge.verify_upload import verify_upload
+from cfel.deployment.edge.verify_upload import UploadLimits, verify_upload
 from cfel.deployment.parameters import DeploymentParameters
 from cfel.deployment.protocol.device_requests import Confirmation, EstimatesRequest, UploadRequest
 from cfel.deployment.security.identity import Identity
@@ -28,7 +28,9 @@ async def serving() -> AsyncIterator[DeviceService]:
     compute, loop = ComputeThread(), asyncio.get_running_loop()
     parameters = DeploymentParameters(round_seconds=5.0, gone_seconds=5.0)
     try:
-        yield DeviceService((4, 5), MODEL, parameters, compute, loop.time, kept_entries=1)
+        yield DeviceService(
+            (4, 5), MODEL, parameters, compute, loop.time, limits=UploadLimits(kept_entries=1)
+        )
     finally:
         compute.close()
 

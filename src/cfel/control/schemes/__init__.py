@@ -10,16 +10,20 @@ import numpy as np
 from cfel import plugins
 from cfel.arrays import BoolArray, FloatArray
 from cfel.control.scheme import Observation, RoundPlan, Scheme, SchemeBuilder, SchemeParameters, State
+from cfel.control.schemes.adaptive import adaptive_k, adaptive_tau
 from cfel.control.schemes.anycost import anycost
 from cfel.control.schemes.bounded import BOUNDED_SCHEMES
-from cfel.control.schemes.fedluck import fedluck
+from cfel.control.schemes.fedluck import fedlamp, fedluck
 from cfel.control.schemes.hcef_plus import hcef_plus
 from cfel.control.schemes.nori import nori
 from cfel.control.schemes.oort import oort
+from cfel.control.schemes.participation import cost_effective, fedpaq, sd_feel_hetero
 from cfel.control.schemes.static import static
+from cfel.control.schemes.talk_or_work import talk_or_work
 from cfel.cost import cluster_seconds, device_seconds
 from cfel.errors import InputError
 from cfel.plugins import BUILT_IN_ONLY, CodePolicy, resolve
+from cfel.system.batch_shares import LAYER_SHARES
 
 SCHEMES: Mapping[str, SchemeBuilder] = MappingProxyType(
     {
@@ -31,6 +35,13 @@ SCHEMES: Mapping[str, SchemeBuilder] = MappingProxyType(
         "anycost": anycost,
         "fedluck": fedluck,
         "nori": nori,
+        "fedlamp": fedlamp,
+        "fedpaq": fedpaq,
+        "adaptive_k": adaptive_k,
+        "adaptive_tau": adaptive_tau,
+        "cost_effective": cost_effective,
+        "talk_or_work": talk_or_work,
+        "sd_feel_hetero": sd_feel_hetero,
         "static": static,
     }
 )
@@ -39,6 +50,9 @@ SCHEMES: Mapping[str, SchemeBuilder] = MappingProxyType(
 def build_scheme(parameters: SchemeParameters, code: CodePolicy = BUILT_IN_ONLY) -> Scheme:
     """Builds the scheme that the parameters name: built in, an entry point, or "module:function"."""
     builder: SchemeBuilder = resolve("scheme", parameters.name, SCHEMES, ("parameters",), code=code)
+    if parameters.steps == "last_layers":
+        # Even the least of training needs the forward pass.
+        parameters = replace(parameters, rho_min=max(parameters.rho_min, LAYER_SHARES.least))
     scheme = builder(parameters)
     # Built-in schemes are covered by tests, and a check of every plan takes time.
     if parameters.name not in SCHEMES:

@@ -10,7 +10,7 @@ from typing import TypeVar
 import msgspec
 
 from cfel.deployment.coordinator.control_state import CoordinatorState
-from cfel.deployment.measurement.plausibility import ObservedWork, bound_reports
+from cfel.deployment.measurement.plausibility import BoundedReports, ObservedWork, bound_reports
 from cfel.deployment.parameters import DeploymentParameters
 from cfel.deployment.protocol.coordinator_requests import (
     DeviceEstimates,
@@ -31,7 +31,7 @@ def bound_answers(
     state: CoordinatorState,
     answers: Mapping[int, Answer],
     deployment: DeploymentParameters,
-) -> tuple[dict[int, Answer], list[tuple[int, str]]]:
+) -> tuple[dict[int, Answer], BoundedReports]:
     """Bounds what devices measured, before anything is planned or counted with it.
 
     Args:
@@ -42,19 +42,19 @@ def bound_answers(
         deployment: how far a figure may be from its reference, and how long a round may take.
 
     Returns:
-        The answers with bounded measurements, and which device reported what that was implausible.
+        The answers with bounded measurements, and these with the devices' accounts.
     """
     if state.measured is None:
-        return dict(answers), []
+        return dict(answers), BoundedReports({}, [], ())
     found = [each for answer in answers.values() for each in answer.devices]
     fresh = {each.device: each.measured for each in found if each.measured is not None}
     observed = {each.device: _observe_work(world, each) for each in found}
     now = world.setting.conditions(*state.position[:2])
-    bounded, reasons = bound_reports(
-        fresh, state.measured.devices, observed, usual, now, deployment.report_spread
-    )
+    bounded = bound_reports(fresh, state.measured, observed, usual, now, deployment.report_spread)
     most_seconds = deployment.round_seconds
-    return {edge: _replace_reports(each, bounded, most_seconds) for edge, each in answers.items()}, reasons
+    return {
+        edge: _replace_reports(each, bounded.reports, most_seconds) for edge, each in answers.items()
+    }, bounded
 
 
 def _replace_reports(answer: Answer, reports: Mapping[int, MeasurementReport], most_seconds: float) -> Answer:

@@ -72,6 +72,8 @@ def _check_numbers(world: World, state: CoordinatorState) -> None:
     validation.check_floats("spent_joules", control.spent_joules, length=fleet.devices, least=0)
     if control.losses is not None:
         _check_length("losses", control.losses.tolist(), fleet.devices)
+    if control.habits is not None:
+        validation.check_floats("habits", control.habits, length=fleet.devices)
     _check_length("estimates", state.estimates, fleet.devices)
     for estimates in state.estimates:
         check_kept_energy(estimates, len(world.training.local.kept_energy_at))
@@ -132,6 +134,10 @@ def _check_edge_round(measurements: EdgeRoundMeasurements, clusters: int, device
 
 def _check_measured(measured: FederationMeasurements, devices: int) -> None:
     _check_length("measured.devices", measured.devices, devices)
+    if measured.accounts:
+        _check_length("measured.accounts", measured.accounts, devices)
+    for account in measured.accounts:
+        validation.check_floats("measured.accounts", (account.charged, account.usual), least=0)
     for ratio in (measured.overhead, measured.exchange):
         validation.check_floats("measured", (ratio.amount, ratio.units), least=0)
         if ratio.amount and not ratio.units:

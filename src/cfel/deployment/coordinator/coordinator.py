@@ -27,7 +27,7 @@ from cfel.deployment.coordinator.proposals import propose
 from cfel.deployment.coordinator.scores import combine_scores, read_scores
 from cfel.deployment.coordinator.succession import succeed
 from cfel.deployment.measurement.measured_rounds import apply_reports, reserve_overhead
-from cfel.deployment.measurement.plausibility import usual_conditions
+from cfel.deployment.measurement.plausibility import Doubts, usual_conditions
 from cfel.deployment.parameters import DeploymentParameters
 from cfel.deployment.positions import ends_exchange, ends_global_round, gossip_is_next
 from cfel.deployment.protocol.calls import Calls
@@ -50,12 +50,18 @@ from cfel.deployment.protocol.coordinator_requests import (
 from cfel.deployment.security.identity import Identity
 from cfel.deployment.transport.grpc_transport import OnRejection
 from cfel.errors import UnreachableError
-from cfel.rounds.estimates import combine_estimates, implausible_devices, needs_estimates
+from cfel.rounds.estimates import (
+    find_impossible,
+    implausible_devices,
+    needs_estimates,
+    note_habits,
+    view_estimates,
+)
 from cfel.rounds.kernel import (
     charge_gossip,
     close_global_round,
     ends_at_budget,
-    find_rate,
+    find_used,
     is_evaluated,
     is_over,
     observe,
@@ -107,6 +113,7 @@ class Coordinator:
         # Whether the next gossip step may have been carried out already.
         self._mixes_first = True
         self._divergence = Divergence()
+        self._doubts = Doubts(deployment.quarantine_after, self._on_quarantine)
         self._counted_at = time.monotonic()
 
     async def lead(self) -> None:
@@ -142,8 +149,11 @@ class Coordinator:
         if state.plan is None:
             state = await self._plan(state)
         command = PlanCommand(self._edges.term, state.position, state)
-        answers = self._bound(state, await self._edges.command(command, self._deployment.round_seconds))
+        found = await self._edges.command(command, self._deployment.round_seconds)
+        state, answers, implausible = self._bound(state, found)
         after = add_edge_round(self._world, state, answers, self._since_last_count())
+        arrived = {each.device for answer in answers.values() for each in answer.devices}
+        self._doubts.add(arrived, implausible | self._judge_estimates(after, arrived))
         await self._stop_if_diverged(state.available, answers.values(), after)
         return after
 
@@ -178,31 +188,30 @@ class Coordinator:
         elif needs_estimates(self._world.training.local.estimator, state.estimates):
             command = EstimateCommand(self._edges.term, state.position, available)
             answers = await self._edges.command(command, self._deployment.round_seconds)
-            state = add_estimates(state, self._bound(state, answers).values())
+            state = add_estimates(state, self._bound(state, answers)[1].values())
             await self._stop_if_diverged(available, answers.values(), state)
-        small, available_now = setting.small_batches is not None, conditions.available
-        for device in implausible_devices(state.estimates, available_now, small_batches=small):
-            self._on_rejection(Identity("device", device), "estimates", "its σ² and G² are not plausible")
         observation = self._observe(state, conditions)
+        control = note_habits(setting, control, state.estimates, conditions.available)
         # A plan for a million devices takes seconds; heartbeats must go out meanwhile.
         plan, control = await self._compute.run(lambda: plan_edge_round(setting, control, observation))
         plan = replace(plan, speed=None) if observation.full_clocks else plan
-        rate = find_rate(self._world.training.local, observation)
+        local = self._world.training.local
+        rate = local.find_rate(find_used(local, observation))
         asked = tuple(plan.leave_out(conditions).available.tolist())
         return replace(state, plan=plan, control=control, available=asked, rate=rate)
 
     def _list_absent(self, state: CoordinatorState) -> BoolArray:
-        """Per device, whether it or its edge server is not there."""
+        """Per device, whether it or its edge server is not there, or is left out."""
         absent = self._without_edge_server()
-        absent[list(state.absent_devices)] = True
+        absent[[*state.absent_devices, *self._doubts.find_quarantined()]] = True
         return absent
 
     def _observe(self, state: CoordinatorState, conditions: Conditions) -> Observation:
         """What the scheme sees of these conditions, as measured where devices measure."""
-        setting, small = self._world.setting, self._world.setting.small_batches is not None
+        setting = self._world.setting
         if state.measured is not None:
             conditions = apply_reports(state.measured.devices, conditions)
-        estimates = combine_estimates(state.estimates, conditions.available, small_batches=small)
+        estimates = view_estimates(setting, state.control, state.estimates, conditions.available)
         observation = observe(setting, state.control, state.edge_round, conditions, estimates)
         if state.measured is None:
             return observation
@@ -219,12 +228,26 @@ class Coordinator:
 
         return await self._compute.run(lambda: ends_at_budget(setting, control, look_ahead))
 
-    def _bound(self, state: CoordinatorState, answers: Mapping[int, Answer]) -> dict[int, Answer]:
-        """Bounds what devices measured, and counts what was implausible."""
-        bounded, reasons = bound_answers(self._world, self._usual, state, answers, self._deployment)
-        for device, reason in reasons:
+    def _bound(
+        self, state: CoordinatorState, answers: Mapping[int, Answer]
+    ) -> tuple[CoordinatorState, dict[int, Answer], set[int]]:
+        """Bounds what devices measured and charges their accounts; also who reported implausible figures."""
+        answers, bounded = bound_answers(self._world, self._usual, state, answers, self._deployment)
+        for device, reason in bounded.reasons:
             self._on_rejection(Identity("device", device), "measurements", reason)
-        return bounded
+        if state.measured is not None:
+            state = replace(state, measured=replace(state.measured, accounts=bounded.accounts))
+        return state, answers, {device for device, _ in bounded.reasons}
+
+    def _judge_estimates(self, state: CoordinatorState, arrived: set[int]) -> set[int]:
+        """Reports implausible σ² and G² among those that have just arrived; returns whose are impossible."""
+        small, habits = self._world.setting.small_batches is not None, state.control.habits
+        present = np.isin(np.arange(len(state.estimates)), sorted(arrived))
+        found = implausible_devices(state.estimates, present, small_batches=small, habits=habits)
+        for device in arrived.intersection(found):
+            self._on_rejection(Identity("device", device), "estimates", "its σ² and G² are not plausible")
+        # A device that is merely influential counts as the mean of the others, and its updates are useful.
+        return arrived.intersection(find_impossible(state.estimates, small_batches=small))
 
     async def _wait_for_devices(self, state: CoordinatorState, available: set[int]) -> CoordinatorState:
         """Waits while every available device is absent and no other is connected: such rounds do nothing.
@@ -240,6 +263,11 @@ class Coordinator:
             connected = {n for each in answers.values() for n in each.connected}
             await asyncio.sleep(0 if connected else TRY_AGAIN_SECONDS)
         return replace(state, absent_devices=tuple(n for n in state.absent_devices if n not in connected))
+
+    def _on_quarantine(self, device: int) -> None:
+        self._on_rejection(
+            Identity("device", device), "reports", "left out after repeated implausible reports"
+        )
 
     def _without_edge_server(self) -> BoolArray:
         """Per device, whether its edge server is gone."""

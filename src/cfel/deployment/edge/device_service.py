@@ -15,7 +15,7 @@ from typing import Any
 from cfel.deployment.change_signal import ChangeSignal
 from cfel.deployment.compute_thread import ComputeThread
 from cfel.deployment.edge.open_round import Assignment, DeviceAnswers, Kind, OpenRound
-from cfel.deployment.edge.verify_upload import verify_upload
+from cfel.deployment.edge.verify_upload import NO_LIMITS, UploadLimits, verify_upload
 from cfel.deployment.health.presence import DevicePresence
 from cfel.deployment.health.problems import list_nodes
 from cfel.deployment.health.round_waits import RoundWaits
@@ -60,7 +60,7 @@ class DeviceService:
         parameters: deadlines and limits.
         compute: where bytes are checked.
         now: a monotonic clock.
-        kept_entries: at how many shares θ devices report the energy of the largest entries.
+        limits: what uploads must be like.
         models: where the edge server keeps encoded models.
 
     Attributes:
@@ -77,12 +77,12 @@ class DeviceService:
         parameters: DeploymentParameters,
         compute: ComputeThread,
         now: Callable[[], float],
-        kept_entries: int = 0,
+        limits: UploadLimits = NO_LIMITS,
         models: EncodedModels | None = None,
     ) -> None:
         self.devices = devices
         self._models = models or EncodedModels()
-        self._kept_entries = kept_entries
+        self._limits = limits
         self.rejected: dict[int, int] = dict.fromkeys(devices, 0)
         self.diverged: set[int] = set()
         self._start, self._parameters, self._compute, self._now = start, parameters, compute, now
@@ -278,9 +278,8 @@ class DeviceService:
         if assignment is None:
             return Confirmation()  # the answer to the first copy was lost on its way
         request = self._parts.complete(device, request)
-        limits = self._parameters.clip_norm, self._kept_entries
         try:
-            report = await self._compute.run(lambda: verify_upload(request, assignment.order, *limits))
+            report = await self._compute.run(lambda: verify_upload(request, assignment.order, self._limits))
         except RejectedError:
             await self._give_up(device, assignment)
             raise

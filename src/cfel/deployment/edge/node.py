@@ -27,6 +27,7 @@ from cfel.deployment.edge.edge_server import EdgeServer
 from cfel.deployment.edge.peer_faults import Fault, PeerFaults
 from cfel.deployment.edge.peer_monitor import PeerMonitor
 from cfel.deployment.edge.status import KnownNodes, snapshot
+from cfel.deployment.edge.verify_upload import UploadLimits
 from cfel.deployment.election.leadership import Leadership, OnFault
 from cfel.deployment.election.member import Member
 from cfel.deployment.health.contacts import PeerContacts, WatchedCalls
@@ -132,13 +133,14 @@ class EdgeNode:
 
     def _make_device_service(self, models: EncodedModels) -> DeviceService:
         own = np.flatnonzero(self._world.setting.fleet.cluster == self.identity.number)
+        kept_entries = len(self._world.training.local.kept_energy_at)
         return DeviceService(
             tuple(own.tolist()),
             self._world.start,
             self._deployment,
             self._compute,
             time.monotonic,
-            len(self._world.training.local.kept_energy_at),
+            UploadLimits(self._deployment.clip_norm, kept_entries, self._world.variances),
             models,
         )
 

@@ -24,7 +24,7 @@ worth having; `repair` adds a second kind of curve for that.
 import os
 from collections.abc import Callable, Iterator
 from concurrent.futures import ThreadPoolExecutor
-from dataclasses import dataclass, fields
+from dataclasses import dataclass, fields, replace
 from typing import Any, NamedTuple, Protocol, Self
 
 import numpy as np
@@ -49,10 +49,13 @@ FIRST_PRICES = 10.0 ** np.array([-4, -3, -2, -1.5, -1, -0.5, 0, 0.5, 1, 1.5, 2, 
 NO_PRICE, ANY_PRICE = 1e-290, 1e200
 # A plan is repaired if its proven gap is above this, and if it has no more devices than this; the fewer they
 # are, the more there is to gain. `FEW` devices are offered all energies that they could use at first.
-REPAIR_ABOVE = 2e-6
+REPAIR_ABOVE = 4e-6
 MOST_REPAIRED = 1024
 FEW = 16
-LEVELS = 6
+# The division of energy is searched on grids that close in.
+REACHES = (1.0, 0.2, 0.04, 0.008, 0.0016)
+# How much of a limit is rounding.
+ROUNDING = 1e-11
 # From this many devices on, blocks are worked on by several threads; NumPy releases the interpreter lock.
 MANY = 100_000
 
@@ -450,6 +453,8 @@ def _mix(over: Response, under: Response, left: float) -> tuple[NDArray[Any], Fl
 
 def settle_within(fleet: Fleet, bracket: Bracket, energy_cap: float) -> Response:
     """The plan of all clusters within the energy cap."""
+    if bracket.over is bracket.under:
+        return bracket.over.response
     decision = share_energy(bracket, energy_cap)
     plan = settle(fleet, decision, bracket.over.response, bracket.under.response)
     return repair(fleet, plan, bracket, energy_cap)
@@ -466,69 +471,142 @@ class Division:
     """Best divisions of a change of energy among the members of each group.
 
     Attributes:
-        value: groups × J; objective of the group with (j − Z) units more than now, J = 2Z + 1.
-        picks: per level of the tree of sums, what the first of two takes: pairs × J.
+        objective, joules: groups × J; of the group with (j − Z) units more than now, J = 2Z + 1. Members that
+            cannot use their units use less.
+        picks: per level of the tree of sums, what the first of two takes: groups × pairs × J.
     """
 
-    value: FloatArray
+    objective: FloatArray
+    joules: FloatArray
     picks: tuple[IndexArray, ...]
 
 
-def divide(value: FloatArray) -> Division:
+def divide(objective: FloatArray, joules: FloatArray) -> Division:
     """Adds up the curves of each group's members, groups × members × J, as sums of sums."""
-    groups, members, units = value.shape
+    groups, members, units = objective.shape
     zero, picks = units // 2, []
+    # Where the second of two finds what the first leaves of j: room[j − k + 2Z] is second[j − k + Z].
     place = np.arange(units)[:, None] - np.arange(units) + 2 * zero
+    group, unit = np.arange(groups)[:, None, None], np.arange(units)
     while members > 1:
-        first, second = value[:, 0::2], value[:, 1::2]
+        pairs = (members + 1) // 2
+        room, used = np.full((groups, pairs, units + 2 * zero), np.inf), np.zeros((groups, pairs, units))
+        room[:, : members // 2, zero:-zero], used[:, : members // 2] = objective[:, 1::2], joules[:, 1::2]
         if members % 2:
-            nobody = np.where(np.arange(units) < zero, np.inf, 0.0)
-            second = np.concatenate([second, np.broadcast_to(nobody, (groups, 1, units))], axis=1)
-        room = np.pad(second, ((0, 0), (0, 0), (zero, zero)), constant_values=np.inf)
-        sums = first[:, :, None, :] + room[:, :, place]
-        pick = sums.argmin(axis=-1)
-        value = np.take_along_axis(sums, pick[..., None], axis=-1)[..., 0]
+            # The odd one out is paired with nobody.
+            room[:, -1, 2 * zero :] = 0.0
+        sums = room[:, :, place]
+        sums += objective[:, 0::2, None, :]
+        pick, pair = sums.argmin(axis=-1), np.arange(pairs)[:, None]
+        other = np.clip(unit - pick + zero, 0, units - 1)
+        joules = joules[:, 0::2][group, pair, pick] + used[group, pair, other]
+        objective, members = sums.min(axis=-1), pairs
         picks.append(pick)
-        members = value.shape[1]
-    return Division(value[:, 0], tuple(picks))
+    return Division(objective[:, 0], joules[:, 0], tuple(picks))
 
 
-def undo(division: Division, units: IndexArray, members: int) -> IndexArray:
-    """What every member takes, groups × members, if each group takes `units`."""
-    zero = division.value.shape[1] // 2
+def undo(division: Division, units: IndexArray) -> IndexArray:
+    """What every member takes, groups × members (and nobodies), if each group takes `units`."""
+    zero, group = division.objective.shape[1] // 2, np.arange(len(units))[:, None]
     taken = units[:, None]
     for pick in reversed(division.picks):
-        # An odd one out was paired with nobody.
-        taken = taken[:, : pick.shape[1]]
-        first = np.take_along_axis(pick, taken[..., None], axis=-1)[..., 0]
-        taken = np.stack([first, taken - first + zero], axis=-1).reshape(len(units), -1)
-    return taken[:, :members]
+        pairs = pick.shape[1]
+        taken, both = taken[:, :pairs], np.empty((len(units), 2 * pairs), dtype=np.intp)
+        both[:, 0::2] = pick[group, np.arange(pairs), taken]
+        both[:, 1::2] = taken - both[:, 0::2] + zero
+        taken = both
+    return taken
+
+
+Rate = Callable[[FloatArray, FloatArray], FloatArray]
+"""What plans are worth, by objective and joules of the fleet; the larger, the better."""
+
+
+@dataclass(frozen=True, slots=True)
+class Goal:
+    """What a division of energy is searched for: the best rate within the energy cap, or a good enough one."""
+
+    rate: Rate
+    energy_cap: float
+    enough: float
+
+
+def minimise_within(energy_cap: float, lower_bound: float) -> Goal:
+    """The least objective within the cap."""
+
+    def rate(objective: FloatArray, joules: FloatArray) -> FloatArray:
+        return np.where(joules <= energy_cap * (1 + ROUNDING), -objective, -np.inf)
+
+    return Goal(rate, energy_cap, -lower_bound - REPAIR_ABOVE * abs(lower_bound))
 
 
 def repair(fleet: Fleet, plan: Response, bracket: Bracket, energy_cap: float) -> Response:
-    """Improves a plan by dividing its energy again, on grids that close in, while its gap is not small."""
-    if fleet.size > MOST_REPAIRED or measure_gap(plan, bracket.lower_bound) <= REPAIR_ABOVE:
+    """Improves a plan by dividing its energy again, while its gap is not small."""
+    if measure_gap(plan, bracket.lower_bound) <= REPAIR_ABOVE:
         return plan
-    half = count_units(fleet.size)
-    jump = np.abs(bracket.over.response.joules - bracket.under.response.joules).max()
-    unit = 2.0 * float(jump) / half
+    if fleet.size > MOST_REPAIRED:
+        return _repair_some(fleet, plan, bracket, energy_cap)
     if fleet.size <= FEW:
         most, least = fleet.respond(np.repeat([[0.0], [np.inf]], fleet.size, axis=1)).joules
-        unit = float(np.minimum(most - least, energy_cap).max()) / half
-    for _ in range(LEVELS):
-        left = max(0.0, energy_cap - float(plan.joules.sum()))
-        if left > unit:
-            unit = left / np.ceil(left / unit)
-        if unit <= 0:
-            break
-        most_units = half + int(left / unit * (1 + 1e-9))
-        plan = divide_energy(
-            fleet, plan, unit, lambda values, most=most_units: int(values[: most + 1].argmin())
-        )
-        if measure_gap(plan, bracket.lower_bound) <= REPAIR_ABOVE:
-            break
-        unit *= 4.0 / half
+        reach = np.minimum(most - least, energy_cap)
+    else:
+        reach = 2.0 * np.abs(bracket.over.response.joules - bracket.under.response.joules)
+    if reach.max() <= 0:
+        return plan
+    return divide_again(fleet, plan, float(reach.max()), minimise_within(energy_cap, bracket.lower_bound))
+
+
+def _repair_some(fleet: Fleet, plan: Response, bracket: Bracket, energy_cap: float) -> Response:
+    """The same for a large fleet, by some devices that stand for all: those that jump, and a sample."""
+    jumps = bracket.over.response.choice != bracket.under.response.choice
+    stride = -(-2 * fleet.size // MOST_REPAIRED)
+    some = np.union1d(np.flatnonzero(jumps)[: MOST_REPAIRED // 2], np.arange(0, fleet.size, stride))
+    part = plan.pick(some)
+    cost, joules = (float(plan.cost.sum() - part.cost.sum()), float(plan.joules.sum() - part.joules.sum()))
+    ends = (replace(end, response=end.response.pick(some)) for end in (bracket.over, bracket.under))
+    better = repair(fleet.take(some), part, Bracket(*ends, bracket.lower_bound - cost), energy_cap - joules)
+    for field in fields(plan):
+        getattr(plan, field.name)[some] = getattr(better, field.name)
     return plan
+
+
+def divide_again(fleet: Fleet, plan: Response, reach: float, goal: Goal) -> Response:
+    """The best division of energy around that of a plan, on grids that close in.
+
+    Devices are offered up to `reach` joules more or less at first.
+    """
+    half = count_units(fleet.size)
+    for closer in REACHES:
+        unit, left = closer * reach / half, goal.energy_cap - float(plan.joules.sum())
+        if unit < left < np.inf:
+            # What is left may go to one device whole, or to several in equal parts.
+            unit = left / min(np.ceil(left / unit), half)
+        better = _divide_once(fleet, plan, unit, goal.rate)
+        worth, before = (float(goal.rate(each.cost.sum(), each.joules.sum())) for each in (better, plan))
+        plan = better if worth > before else plan
+        if max(worth, before) >= goal.enough:
+            break
+    return plan
+
+
+def _divide_once(fleet: Fleet, plan: Response, unit: float, rate: Rate) -> Response:
+    """The best division in steps of `unit` joules."""
+    half = count_units(fleet.size)
+    offset = unit * np.arange(-half, half + 1.0)
+    offered = fleet.plan_within(plan.joules + offset[:, None])
+    # The plan itself is among the offers; where rounding hides it, it stays.
+    worse = plan.cost < offered.cost[half]
+    for field in fields(plan):
+        np.copyto(getattr(offered, field.name)[half], getattr(plan, field.name), where=worse)
+    seat, table = _seat_by_cluster(fleet)
+    nobody = np.where(np.arange(2 * half + 1) < half, np.inf, 0.0)
+    objective, joules = np.tile(nobody, (*table, 1)), np.zeros((*table, 2 * half + 1))
+    objective[seat], joules[seat] = offered.cost.T, offered.joules.T
+    own = divide(objective, joules)
+    whole = divide(own.objective[np.newaxis], own.joules[np.newaxis])
+    chosen = rate(whole.objective[0], whole.joules[0]).argmax(keepdims=True)
+    shares = undo(whole, chosen)[0, : table[0]]
+    return offered.pick(undo(own, shares)[seat], np.arange(fleet.size))
 
 
 def measure_gap(plan: Response, lower_bound: float) -> float:
@@ -536,33 +614,9 @@ def measure_gap(plan: Response, lower_bound: float) -> float:
     return (float(plan.cost.sum()) - lower_bound) / max(abs(lower_bound), 1e-300)
 
 
-def divide_energy(fleet: Fleet, plan: Response, unit: float, choose: Callable[[FloatArray], int]) -> Response:
-    """The best division of energy in steps of `unit` joules around that of a plan.
-
-    `choose` selects among the objectives that the fleet can have with (j − Z) units more than now.
-    """
-    half = count_units(fleet.size)
-    offset = unit * np.arange(-half, half + 1.0)
-    offered = fleet.plan_within(plan.joules + offset[:, None])
-    # The plan itself is among the offers; where rounding hides it, it stays.
-    cost = offered.cost.copy()
-    cost[half] = np.minimum(cost[half], plan.cost)
-    seat, table = _seat_by_cluster(fleet)
-    curves = np.where(np.arange(2 * half + 1) < half, np.inf, 0.0) + np.zeros((*table, 1))
-    curves[seat] = cost.T
-    own = divide(curves)
-    whole = divide(own.value[np.newaxis])
-    chosen = choose(whole.value[0])
-    shares = undo(whole, np.array([chosen]), table[0])[0]
-    units = undo(own, shares, table[1])[seat]
-    better = offered.pick(units, np.arange(fleet.size))
-    keep = (units == half) & (plan.cost <= better.cost)
-    return Response(*(np.where(keep, getattr(plan, f.name), getattr(better, f.name)) for f in fields(plan)))
-
-
 def count_units(devices: int) -> int:
     """Z: how many units more or less each device is offered."""
-    return int(np.clip(1024 // devices, 8, 64))
+    return int(np.clip(1024 // devices, 16, 64))
 
 
 def _seat_by_cluster(fleet: Fleet) -> tuple[tuple[IndexArray, IndexArray], tuple[int, int]]:

@@ -24,7 +24,7 @@ worth having; `repair` adds a second kind of curve for that.
 import os
 from collections.abc import Callable, Iterator
 from concurrent.futures import ThreadPoolExecutor
-from dataclasses import dataclass, fields, replace
+from dataclasses import dataclass, replace
 from typing import Any, NamedTuple, Protocol, Self
 
 import numpy as np
@@ -60,6 +60,10 @@ ROUNDING = 1e-11
 MANY = 100_000
 
 
+Place = Any
+"""An index of NumPy arrays."""
+
+
 @dataclass(frozen=True, slots=True, eq=False)
 class Grid:
     """What clusters are asked: T makespans in seconds (+inf: as the caps say), and P prices for each.
@@ -80,7 +84,7 @@ class Grid:
 
 @dataclass(frozen=True, slots=True, eq=False)
 class Curve:
-    """What clusters answer to a grid: objective and joules of their best response, clusters × T × P."""
+    """What clusters answer to a grid: objective and joules of their best response, T × P × clusters."""
 
     grid: Grid
     objective: FloatArray
@@ -107,9 +111,17 @@ class Response:
         """Room for as many prices and devices."""
         return cls(np.empty(shape, choice), np.empty(shape), np.empty(shape), np.empty(shape))
 
-    def pick(self, *place: Any) -> "Response":
+    def __iter__(self) -> Iterator[NDArray[Any]]:
+        return iter((self.choice, self.rho, self.joules, self.cost))
+
+    def pick(self, place: Place) -> "Response":
         """The entries at a place of all arrays."""
-        return Response(*(getattr(self, field.name)[place] for field in fields(self)))
+        return Response(*(values[place] for values in self))
+
+    def put(self, place: Place, other: "Response") -> None:
+        """Writes entries into a place of all arrays."""
+        for values, new in zip(self, other, strict=True):
+            values[place] = new
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -186,7 +198,7 @@ def make_curve(fleet: Fleet, grid: Grid) -> tuple[Curve, Response]:
     response = copies.respond(np.repeat(grid.price.T, fleet.size, axis=1))
     shape = (prices, spans, fleet.clusters)
     objective, joules = (
-        add_by_cluster(values, copies).reshape(shape).transpose(2, 1, 0)
+        add_by_cluster(values, copies).reshape(shape).transpose(1, 0, 2)
         for values in (response.cost, response.joules)
     )
     return Curve(grid, objective, joules), response
@@ -194,7 +206,7 @@ def make_curve(fleet: Fleet, grid: Grid) -> tuple[Curve, Response]:
 
 def add_curves(curve: Curve) -> Curve:
     """The sum over clusters, in their order; sums of sums serve as well, up to rounding."""
-    objective, joules = (np.add.accumulate(part, axis=0)[-1:] for part in (curve.objective, curve.joules))
+    objective, joules = (part.sum(axis=-1, keepdims=True) for part in (curve.objective, curve.joules))
     return Curve(curve.grid, objective, joules)
 
 
@@ -220,11 +232,15 @@ def ask_fleet(fleet: Fleet) -> Ask:
 
     def ask(prices: FloatArray) -> list[Point]:
         total = add_curves(make_curve(fleet, Grid.of_prices(prices))[0])
-        return [
-            Point(*point) for point in zip(prices, total.joules[0, 0], total.objective[0, 0], strict=True)
-        ]
+        return _read_points(total)
 
     return ask
+
+
+def _read_points(total: Curve) -> list[Point]:
+    """The points of a summed curve at its first makespan."""
+    columns = total.grid.price[0], total.joules[0, :, 0], total.objective[0, :, 0]
+    return [Point(*point) for point in zip(*(column.tolist() for column in columns), strict=True)]
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -265,15 +281,10 @@ class Bracket:
 
 def _ask_ends(fleet: Fleet, prices: FloatArray) -> list[End]:
     curve, response = make_curve(fleet, Grid.of_prices(prices))
-    joules, objective, total = curve.joules[:, 0], curve.objective[:, 0], add_curves(curve)
+    points = _read_points(add_curves(curve))
     return [
-        End(
-            Point(float(price), float(total.joules[0, 0, i]), float(total.objective[0, 0, i])),
-            objective[:, i],
-            joules[:, i],
-            response.pick(i),
-        )
-        for i, price in enumerate(prices)
+        End(point, curve.objective[0, i], curve.joules[0, i], response.pick(i))
+        for i, point in enumerate(points)
     ]
 
 
@@ -290,29 +301,17 @@ def search_price(fleet: Fleet, energy_cap: float) -> Bracket:
         guess = find_prices(ask_fleet(part), energy_cap * part.size / fleet.size)[0].price
         ends = _ask_ends(fleet, guess * np.array([1 - MARGIN, 1 + MARGIN]))
     if ends and ends[0].point.joules > energy_cap >= ends[1].point.joules:
-        over, under, bound = _close_in(_ask_between(fleet, *ends), *(end.point for end in ends), energy_cap)
-        # Nothing is proven by devices that were taken to be decided.
+        over, under = _close_in_between(fleet, ends[0], ends[1], energy_cap)
+        # Nothing is proven by devices that were taken to be decided: all are asked again.
         bound = -np.inf
     else:
         over, under, bound = find_prices(ask_fleet(fleet), energy_cap)
-    ends = sorted(
-        [*ends, *_ask_ends(fleet, np.unique([over.price, under.price]))], key=lambda end: end.point.price
-    )
-    if ends[0].point.price == 0 and ends[0].point.joules <= energy_cap:
-        return Bracket(ends[0], ends[0], ends[0].point.objective)
-    return Bracket(
-        max(
-            (end for end in ends if end.point.joules > energy_cap),
-            key=lambda end: end.point.price,
-            default=ends[0],
-        ),
-        min(
-            (end for end in ends if end.point.joules <= energy_cap),
-            key=lambda end: end.point.price,
-            default=ends[-1],
-        ),
-        max(bound, *(end.point.bound(energy_cap) for end in ends)),
-    )
+    prices = np.unique([over.price, under.price])
+    ends = sorted([*ends, *_ask_ends(fleet, prices)], key=lambda end: end.point.price)
+    bound = max(bound, *(end.point.bound(energy_cap) for end in ends))
+    # Energy falls as the price rises.
+    split = sum(end.point.joules > energy_cap for end in ends)
+    return Bracket(ends[max(split - 1, 0)], ends[min(split, len(ends) - 1)], bound)
 
 
 def find_prices(ask: Ask, energy_cap: float) -> tuple[Point, Point, float]:
@@ -320,26 +319,45 @@ def find_prices(ask: Ask, energy_cap: float) -> tuple[Point, Point, float]:
     return _close_in(ask, *ask(np.array([0.0, np.inf])), energy_cap)
 
 
-def _ask_between(fleet: Fleet, over: End, under: End) -> Ask:
-    """Points between two prices: devices on the same segment at both move evenly, the others are asked."""
-    few = np.flatnonzero(over.response.choice != under.response.choice)
-    ends = [end.point.joules - float(end.response.joules[few].sum()) for end in (over, under)]
-    objective, first = over.point.objective - float(over.response.cost[few].sum()), over.point.price
-    slope = (ends[1] - ends[0]) / (under.point.price - first)
-    ask_few = ask_fleet(fleet.take(few))
+def _close_in_between(fleet: Fleet, over: End, under: End, energy_cap: float) -> tuple[Point, Point]:
+    """Narrows two answers around the cap, asking only devices that are undecided between them."""
+    for _ in range(MOST_EXCHANGES):
+        few = np.flatnonzero(over.response.choice != under.response.choice)
+        add_rest, fleet = _find_rest(over, under, few), fleet.take(few)
+        if few.size <= SAMPLE:
+            break
+        # Close to where the cap should be, most of them will be decided, too.
+        share = (over.point.joules - energy_cap) / (over.point.joules - under.point.joules)
+        share = np.clip(share + np.array([-0.1, 0.1]), 0.05, 0.95)
+        asked = _ask_ends(fleet, over.point.price + share * (under.point.price - over.point.price))
+        asked = [replace(end, point=add_rest(end.point)) for end in asked]
+        over, under = (replace(end, response=end.response.pick(few)) for end in (over, under))
+        over = next((end for end in reversed(asked) if end.point.joules > energy_cap), over)
+        under = next((end for end in asked if end.point.joules <= energy_cap), under)
+    ask_few = ask_fleet(fleet)
 
     def ask(prices: FloatArray) -> list[Point]:
-        return [
-            Point(
-                price,
-                joules + ends[0] + slope * (price - first),
-                # Along a curve every joule changes the objective by its price.
-                cost + objective - 0.5 * slope * (price**2 - first**2),
-            )
-            for price, joules, cost in ask_few(prices)
-        ]
+        return [add_rest(point) for point in ask_few(prices)]
 
-    return ask
+    return _close_in(ask, over.point, under.point, energy_cap)[:2]
+
+
+def _find_rest(over: End, under: End, few: IndexArray) -> Callable[[Point], Point]:
+    """What all but a few devices add to a point between two prices: they move evenly from one to the other."""
+    joules = [end.point.joules - float(end.response.joules[few].sum()) for end in (over, under)]
+    objective, first = over.point.objective - float(over.response.cost[few].sum()), over.point.price
+    slope = (joules[1] - joules[0]) / (under.point.price - first)
+
+    def add_rest(point: Point) -> Point:
+        price = point.price
+        return Point(
+            price,
+            point.joules + joules[0] + slope * (price - first),
+            # Along a curve every joule changes the objective by its price.
+            point.objective + objective - 0.5 * slope * (price**2 - first**2),
+        )
+
+    return add_rest
 
 
 def _close_in(ask: Ask, over: Point, under: Point, energy_cap: float) -> tuple[Point, Point, float]:
@@ -425,14 +443,14 @@ def rank_by_worth(saved: FloatArray, extra: FloatArray) -> IndexArray:
 def settle(fleet: Fleet, decision: Decision, over: Response, under: Response) -> Response:
     """Plans the devices of every cluster within its share, between the responses to the two prices."""
     upper, lower = add_by_cluster(np.stack([over.joules, under.joules]), fleet)
-    choice, rho = under.choice.copy(), under.rho.copy()
-    devices = np.flatnonzero(((decision.joules >= upper) & (upper > lower))[fleet.cluster])
-    choice[devices], rho[devices] = over.choice[devices], over.rho[devices]
+    takes_all = ((decision.joules >= upper) & (upper > lower))[fleet.cluster]
+    plan = Response(*(np.where(takes_all, first, second) for first, second in zip(over, under, strict=True)))
     for cluster in np.flatnonzero((decision.joules > lower) & (decision.joules < upper)):
         devices = np.flatnonzero(fleet.cluster == cluster)
         left = float(decision.joules[cluster] - lower[cluster])
-        choice[devices], rho[devices] = _mix(over.pick(devices), under.pick(devices), left)
-    return fleet.place(choice, rho)
+        mixed = fleet.take(devices).place(*_mix(over.pick(devices), under.pick(devices), left))
+        plan.put(devices, mixed)
+    return plan
 
 
 def _mix(over: Response, under: Response, left: float) -> tuple[NDArray[Any], FloatArray]:
@@ -524,7 +542,7 @@ Rate = Callable[[FloatArray, FloatArray], FloatArray]
 
 @dataclass(frozen=True, slots=True)
 class Goal:
-    """What a division of energy is searched for: the best rate within the energy cap, or a good enough one."""
+    """What a division of energy is searched for: the best rate within the energy cap, or enough."""
 
     rate: Rate
     energy_cap: float
@@ -565,8 +583,7 @@ def _repair_some(fleet: Fleet, plan: Response, bracket: Bracket, energy_cap: flo
     cost, joules = (float(plan.cost.sum() - part.cost.sum()), float(plan.joules.sum() - part.joules.sum()))
     ends = (replace(end, response=end.response.pick(some)) for end in (bracket.over, bracket.under))
     better = repair(fleet.take(some), part, Bracket(*ends, bracket.lower_bound - cost), energy_cap - joules)
-    for field in fields(plan):
-        getattr(plan, field.name)[some] = getattr(better, field.name)
+    plan.put(some, better)
     return plan
 
 
@@ -596,8 +613,7 @@ def _divide_once(fleet: Fleet, plan: Response, unit: float, rate: Rate) -> Respo
     offered = fleet.plan_within(plan.joules + offset[:, None])
     # The plan itself is among the offers; where rounding hides it, it stays.
     worse = plan.cost < offered.cost[half]
-    for field in fields(plan):
-        np.copyto(getattr(offered, field.name)[half], getattr(plan, field.name), where=worse)
+    offered.put((half, worse), plan.pick(worse))
     seat, table = _seat_by_cluster(fleet)
     nobody = np.where(np.arange(2 * half + 1) < half, np.inf, 0.0)
     objective, joules = np.tile(nobody, (*table, 1)), np.zeros((*table, 2 * half + 1))
@@ -606,7 +622,7 @@ def _divide_once(fleet: Fleet, plan: Response, unit: float, rate: Rate) -> Respo
     whole = divide(own.objective[np.newaxis], own.joules[np.newaxis])
     chosen = rate(whole.objective[0], whole.joules[0]).argmax(keepdims=True)
     shares = undo(whole, chosen)[0, : table[0]]
-    return offered.pick(undo(own, shares)[seat], np.arange(fleet.size))
+    return offered.pick((undo(own, shares)[seat], np.arange(fleet.size)))
 
 
 def measure_gap(plan: Response, lower_bound: float) -> float:

@@ -183,7 +183,8 @@ class ListFleet:
     def take(self, devices: IndexArray | slice) -> "ListFleet":
         """Some of the devices."""
         rows = None if self.rows is None else self.rows[devices]
-        return replace(self, rows=rows, **{name: getattr(self, name)[devices] for name in _PER_DEVICE})
+        some = {name: getattr(self, name)[devices] for name in _PER_DEVICE}
+        return replace(self, rows=rows, **some).keep_rows()
 
     def at(self, makespan: FloatArray) -> "ListFleet":
         """One copy per makespan, in which devices have at most as many seconds."""
@@ -364,7 +365,8 @@ def rate_points(total: Curve, energy_cap: float, time_weight: float) -> FloatArr
     Where the cap lies between two prices, the second stands for what the chord between them says can be
     reached with all of the energy.
     """
-    joules, objective, makespan = total.joules[0], total.objective[0], total.grid.makespan[:, None]
+    joules, objective = total.joules[:, :, 0], total.objective[:, :, 0]
+    makespan = total.grid.makespan[:, None]
     rated = np.where(joules <= energy_cap, score(objective, makespan, joules, time_weight), -np.inf)
     crossing = (joules[:, :-1] > energy_cap) & (joules[:, 1:] <= energy_cap)
     if crossing.any():
@@ -396,7 +398,7 @@ class _Search:
     def ask(self, makespan: FloatArray, prices: FloatArray) -> list[_Point]:
         """The best price of each makespan."""
         total, needed = self._add_up(makespan, prices)
-        if (total.joules[0, :, -1] > self.energy_cap).any():
+        if (total.joules[:, -1, 0] > self.energy_cap).any():
             higher = np.concatenate([prices, prices[-1] * HIGH_PRICES])
             total, needed = self._add_up(makespan, higher)
         rated = rate_points(total, self.energy_cap, self.time_weight)

@@ -40,10 +40,10 @@ MOST_KEPT = 65_536
 class DeviceSegments:
     """Segments θ = c₀ − c₁ρ, ρ in [low, high], for K kinds of segment and N devices; all arrays are K × N.
 
-    `kinds` numbers the rows: θ at its lower bound, at its upper bound, along the time limit, along the battery.
-    Along a segment the objective is `square`·ρ² + `slope`·ρ + `constant` and the energy is
-    `joules_constant` + `joules_slope`·ρ. A segment a device cannot use has `constant` = +inf. `turn` is
-    −1/(2 `square`): multiplied by the slope at ρ = 0 it gives the minimum of the parabola.
+    `kinds` says what the rows are (`BOTTOM` …). Along a segment the objective is `square`·ρ² + `slope`·ρ +
+    `constant` and the energy is `joules_constant` + `joules_slope`·ρ. A segment a device cannot use has
+    `constant` = +inf. `turn` is −1/(2 `square`): multiplied by the slope at ρ = 0 it gives the minimum of the
+    parabola.
     """
 
     kinds: tuple[int, ...]
@@ -299,6 +299,16 @@ def _narrow_to_below(
     return low, np.where((steeper == 0) & (rise > 0), low - 1.0, high)
 
 
+def _find_theta(terms: DeviceTerms, choice: SegmentNumbers, rho: FloatArray) -> FloatArray:
+    """θ of every device at ρ on the given segment."""
+    theta = np.where(choice == BOTTOM, terms.theta_min, terms.theta_max)
+    for kind, limit in list_limits(terms).items():
+        along = choice == kind
+        if along.any():
+            np.divide(limit.budget - rho * limit.step, limit.upload, out=theta, where=along)
+    return theta
+
+
 @dataclass(frozen=True, slots=True, eq=False)
 class PricedFleet:
     """The devices of a round and what each can do.
@@ -362,7 +372,7 @@ class PricedFleet:
         found = Response.empty(price.shape, np.int8)
         price = np.clip(price, NO_PRICE, ANY_PRICE)
         run_blocks(
-            lambda block: self._segments(block).respond(price[:, block], found.pick(slice(None), block)),
+            lambda block: self._segments(block).respond(price[:, block], found.pick((slice(None), block))),
             self.size,
             AT_A_TIME // (4 * len(price)) if self.kept is None else self.size,
         )
@@ -370,21 +380,21 @@ class PricedFleet:
 
     def place(self, choice: SegmentNumbers, rho: FloatArray) -> Response:
         """Every device at ρ on the given segment."""
-        theta = self._theta(choice, rho, self.terms.joules * (1.0 + ROUNDING))
-        joules = rho * self.terms.step_joules + theta * self.terms.upload_joules
+        terms = self.terms
+        theta = _find_theta(terms, choice, rho)
+        joules = rho * terms.step_joules + theta * terms.upload_joules
         cost = self.noise * (2.0 - theta) * rho + 3.0 * self.gradient * (1.0 - rho) ** 2
         return Response(choice, rho, joules, cost)
 
     def theta(self, plan: Response) -> FloatArray:
         """θ of every device in a plan; a device that a plan gives less energy uses it up, as a battery."""
-        return self._theta(plan.choice, plan.rho, plan.joules)
+        theta = np.empty(self.size)
 
-    def _theta(self, choice: SegmentNumbers, rho: FloatArray, joules: FloatArray) -> FloatArray:
-        theta = np.where(choice == BOTTOM, self.terms.theta_min, self.terms.theta_max)
-        for kind, limit in list_limits(replace(self.terms, joules=joules)).items():
-            along = choice == kind
-            if along.any():
-                np.divide(limit.budget - rho * limit.step, limit.upload, out=theta, where=along)
+        def work(block: slice) -> None:
+            terms = replace(self.terms.take(block), joules=plan.joules[block])
+            theta[block] = _find_theta(terms, plan.choice[block], plan.rho[block])
+
+        run_blocks(work, self.size, AT_A_TIME // 4)
         return theta
 
     def plan_within(self, joules: FloatArray) -> Response:

@@ -40,7 +40,7 @@ MOST_EXCHANGES = 60
 # at that very price.
 NUDGE = 1e-9
 # A fleet of more than twice this many devices is first priced by a sample of about this size.
-SAMPLE = 8192
+SAMPLE = 4096
 # How far around a price from a sample the whole fleet is asked: four standard errors of the sample.
 MARGIN = 4.0 / SAMPLE**0.5
 # Prices of the first exchange, relative to the chord between the cheapest plan and the best one.
@@ -50,7 +50,7 @@ NO_PRICE, ANY_PRICE = 1e-290, 1e200
 # A plan is repaired if its proven gap is above this, and if it has no more devices than this; the fewer they
 # are, the more there is to gain. `FEW` devices are offered all energies that they could use at first.
 REPAIR_ABOVE = 4e-6
-MOST_REPAIRED = 1024
+MOST_REPAIRED = 512
 FEW = 16
 # The division of energy is searched on grids that close in.
 REACHES = (1.0, 0.2, 0.04, 0.008, 0.0016)
@@ -343,7 +343,7 @@ def _close_in_between(fleet: Fleet, over: End, under: End, energy_cap: float) ->
 
 
 def _find_rest(over: End, under: End, few: IndexArray) -> Callable[[Point], Point]:
-    """What all but a few devices add to a point between two prices: they move evenly from one to the other."""
+    """What all but a few devices add to a point between two prices: they move evenly between them."""
     joules = [end.point.joules - float(end.response.joules[few].sum()) for end in (over, under)]
     objective, first = over.point.objective - float(over.response.cost[few].sum()), over.point.price
     slope = (joules[1] - joules[0]) / (under.point.price - first)

@@ -32,9 +32,11 @@ from cfel.control.curves import (
     ANY_PRICE,
     NO_PRICE,
     Curve,
+    Goal,
     Grid,
     Response,
     add_curves,
+    divide_again,
     make_curve,
     run_blocks,
     sample,
@@ -58,9 +60,14 @@ AT_A_TIME = 32_768
 # around the best point.
 FIRST_PRICES = np.array([0.5, 1.0, 1.7, 3.0])
 HIGH_PRICES = np.array([5.0, 8.0, 16.0, 40.0, 200.0, np.inf])
-NEAR_PRICES = np.array([0.8, 1.0, 1.25])
+NEAR_PRICES = np.array([0.85, 1.15])
 # At a given makespan the price and the response to it settle in a few steps.
 PRICE_STEPS = 6
+# So few devices are also offered what no price reaches, at up to so many makespans.
+FEW = 32
+MOST_TRIED = 64
+# Makespans that are tried at each stage of the search; few devices are offered more.
+MAKESPANS = 12
 # A larger fleet chooses its makespan by a sample of about this size.
 SAMPLE = 2048
 _PER_DEVICE = (
@@ -333,9 +340,7 @@ def solve_on_list(problem: RoundProblem, table: PairTable, time_weight: float | 
         fleet = fleet.keep_rows()
         plan = _meet_cap(fleet, limits.joules)
     else:
-        makespan, price = _search_makespan(fleet, limits.joules, time_weight)
-        fleet = fleet.at(np.array([makespan])).keep_rows()
-        plan = _plan_at(fleet, limits.joules, time_weight, price)
+        fleet, plan = _find_best(fleet, limits.joules, time_weight)
     pair = plan.response.choice
     found = Proposal(
         rho=fleet.table.steps[pair] / problem.tau,
@@ -359,6 +364,21 @@ def score(
     return np.where((objective < 0) & (joules > 0), found, -np.inf)
 
 
+def _find_best(fleet: ListFleet, energy_cap: float, time_weight: float) -> tuple[ListFleet, _Plan]:
+    """The best plan at the best makespan.
+
+    With few devices and a cap that binds, plans fall short of what the curves promise: other makespans are
+    then tried as well, as long as they promise more.
+    """
+    first, *others = _search_makespan(fleet, energy_cap, time_weight)
+    best = _plan_at(fleet, energy_cap, time_weight, first)
+    for point in others:
+        if point.score <= best.score:
+            break
+        best = max(best, _plan_at(fleet, energy_cap, time_weight, point), key=lambda each: each.score)
+    return best.fleet, best.plan
+
+
 def rate_points(total: Curve, energy_cap: float, time_weight: float) -> FloatArray:
     """The score of every point of a summed curve, makespans × prices; −inf beyond the energy cap.
 
@@ -376,6 +396,14 @@ def rate_points(total: Curve, energy_cap: float, time_weight: float) -> FloatArr
         at_cap = score(reached, makespan, np.full_like(reached, energy_cap), time_weight)
         rated[:, 1:] = np.where(crossing, np.maximum(rated[:, 1:], at_cap), rated[:, 1:])
     return rated
+
+
+class _Tried(NamedTuple):
+    """A plan at a makespan, and its score."""
+
+    score: float
+    fleet: ListFleet
+    plan: _Plan
 
 
 class _Point(NamedTuple):
@@ -412,33 +440,36 @@ class _Search:
         shape = (len(prices), len(makespan), self.fleet.size)
         return add_curves(curve), self.fleet.needed_seconds(response.choice.reshape(shape)).max(axis=2).T
 
-    def run(self, shortest: float, longest: float) -> _Point:
+    def run(self, shortest: float, longest: float) -> list[_Point]:
         """All makespans that make sense, then those around the best, then what the best ones need."""
         price = _first_price(self.fleet, longest, self.time_weight)
-        count = int(np.clip(1024 // self.fleet.size, 8, 32))
+        count = int(np.clip(768 // self.fleet.size, MAKESPANS, 32))
         if not longest > shortest:
-            return max(self.ask(np.array([longest]), price * FIRST_PRICES))
+            return self.ask(np.array([longest]), price * FIRST_PRICES)
         points = self.ask(np.geomspace(shortest, longest, count), price * FIRST_PRICES)
-        best = max(points)
-        place = points.index(best)
-        low, high = points[max(place - 1, 0)].makespan, points[min(place + 1, count - 1)].makespan
-        around = np.geomspace(low, high, count + 1)[1:-1]
-        points = sorted([*points, *self.ask(around, best.price * NEAR_PRICES)])[-(count // 2) :]
-        best = points[-1]
         # A response that is ready before its makespan ends may be worth more with less time.
-        ready = np.array([[point.needed, (point.needed * point.makespan) ** 0.5] for point in points]).ravel()
-        tight = np.unique(np.clip(ready, shortest, longest))
-        return max([*points, *self.ask(tight, best.price * NEAR_PRICES)])
+        points += self.ask(self._tighten(points), max(points).price * NEAR_PRICES)
+        spans = np.sort([point.makespan for point in points])
+        best = max(points)
+        place = int(np.searchsorted(spans, best.makespan))
+        low, high = spans[max(place - 1, 0)], spans[min(place + 1, len(spans) - 1)]
+        around = self.ask(np.geomspace(low, high, count + 2)[1:-1], best.price * NEAR_PRICES)
+        points += around + self.ask(self._tighten(around), best.price * NEAR_PRICES)
+        return sorted(points, reverse=True)
+
+    def _tighten(self, points: list[_Point]) -> FloatArray:
+        """Makespans at which the responses are just ready at full clocks."""
+        return np.unique([min(point.needed, point.makespan) for point in points])
 
 
-def _search_makespan(fleet: ListFleet, energy_cap: float, time_weight: float) -> tuple[float, float]:
-    """The makespan and the price of the best score."""
+def _search_makespan(fleet: ListFleet, energy_cap: float, time_weight: float) -> list[_Point]:
+    """Makespans and prices of the best scores; more than one for few devices, see `_find_best`."""
     shortest = fleet.least_makespan()
     longest = max(shortest, min(float(fleet.seconds.max()), fleet.longest_makespan()))
     part = sample(fleet, SAMPLE)
     search = _Search(part, energy_cap * part.size / fleet.size, time_weight)
-    best = search.run(shortest, longest)
-    return best.makespan, best.price
+    points = search.run(shortest, longest)
+    return points[: MOST_TRIED if fleet.size <= FEW else 1]
 
 
 def _first_price(fleet: ListFleet, makespan: float, time_weight: float) -> float:
@@ -452,19 +483,40 @@ def _set_price(objective: float, joules: float, time_weight: float) -> float:
     return (1 - time_weight) * max(-objective, 0.0) / joules if joules > 0 else 0.0
 
 
-def _plan_at(fleet: ListFleet, energy_cap: float, time_weight: float, price: float) -> _Plan:
+def _plan_at(fleet: ListFleet, energy_cap: float, time_weight: float, point: _Point) -> _Tried:
     """The best plan at a makespan: at the price that the score sets, or within the cap if it binds."""
-    many = fleet.rows is None
-    for _ in range(1 if many else PRICE_STEPS):
+    fleet = fleet.at(np.array([point.makespan])).keep_rows()
+    price = point.price
+    for _ in range(1 if fleet.rows is None else PRICE_STEPS):
         response = fleet.respond(np.full((1, fleet.size), price)).pick(0)
-        joules, objective = float(response.joules.sum()), float(response.cost.sum())
+        objective, joules = float(response.cost.sum()), float(response.joules.sum())
         following = _set_price(objective, joules, time_weight)
-        if abs(following - price) <= 1e-9 * price:
+        if not 0 < following < np.inf or abs(following - price) <= 1e-9 * price:
             break
         price = following
-    if joules > energy_cap:
-        return _meet_cap(fleet, energy_cap)
-    return _Plan(response, objective, price)
+    plan = _meet_cap(fleet, energy_cap) if joules > energy_cap else _Plan(response, objective, price)
+    if fleet.size <= FEW:
+        plan = _polish(fleet, plan, energy_cap, time_weight)
+    response = plan.response
+    reached = score(response.cost.sum(), point.makespan, response.joules.sum(), time_weight)
+    return _Tried(float(reached), fleet, plan)
+
+
+def _polish(fleet: ListFleet, plan: _Plan, energy_cap: float, time_weight: float) -> _Plan:
+    """The plan of the best score among those that no price reaches; it matters where devices are few."""
+    seconds, response = float(fleet.seconds.max()), plan.response
+
+    def rate(objective: FloatArray, joules: FloatArray) -> FloatArray:
+        rated = score(objective, seconds, joules, time_weight)
+        return np.where(joules <= energy_cap * (1 + SLACK), rated, -np.inf)
+
+    rows = fleet.rows if fleet.rows is not None else np.zeros((1, 1))
+    reach = float(np.ptp(np.where(np.isfinite(rows), rows, rows[:, :1]), axis=1).max())
+    better = divide_again(fleet, response, reach, Goal(rate, energy_cap, np.inf))
+    # The tangent at the old plan, read off at the energy of the new one.
+    moved = float(better.joules.sum() - response.joules.sum())
+    bound = plan.lower_bound - plan.price * moved if plan.price < np.inf else plan.lower_bound
+    return _Plan(better, min(bound, float(better.cost.sum())), plan.price)
 
 
 def _meet_cap(fleet: ListFleet, energy_cap: float) -> _Plan:

@@ -12,11 +12,10 @@ import torch
 
 from cfel.deployment.device import agent as device_agent
 from cfel.deployment.payloads import EncodedModel, make_upload
-from cfel.deployment.protocol.codec import from_message, to_message
 from cfel.deployment.protocol.device_requests import MeasurementReport, UploadRequest
-from cfel.deployment.protocol.peer_requests import PeerModelAnswer
+from cfel.deployment.protocol.edge_requests import PeerModelAnswer
+from cfel.deployment.protocol.messages import Body, Message, from_message, to_message
 from cfel.deployment.security.identity import Identity
-from cfel.deployment.transport.messages import Body, Message
 from cfel.experiment import Experiment
 from cfel.learning.compressors import (
     BlockRotation,

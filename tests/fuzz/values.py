@@ -9,7 +9,7 @@ from typing import Annotated, Any, Literal, TypeVar, Union, get_args, get_origin
 import msgspec
 import numpy as np
 
-from cfel.deployment.transport.messages import Body
+from cfel.deployment.protocol.messages import Body
 
 _DEPTH = 12
 

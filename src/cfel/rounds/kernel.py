@@ -34,7 +34,7 @@ from cfel.cost import (
     realised_joules,
     realised_seconds,
 )
-from cfel.learning.device_messages import DeviceOrder
+from cfel.learning.device_messages import DeviceOrder, Order
 from cfel.learning.local.parameters import LocalParameters
 from cfel.learning.models.flat import FlatModel
 from cfel.runlog import RoundRecord
@@ -275,12 +275,13 @@ def make_order(
     theta: float,
     model: FlatModel,
     rate: float = 1.0,
+    speed: float = 1.0,
 ) -> DeviceOrder:
     """The order to one device in one edge round.
 
-    Simulator, edge servers and devices make orders here, so that all train on the same random streams.
+    Simulator and edge servers make orders here, so that all train on the same random streams.
     """
-    return DeviceOrder(
+    return Order(
         seed=setting.seed,
         global_round=global_round,
         edge_round=edge_round,
@@ -290,6 +291,7 @@ def make_order(
         tau=setting.rounds.local_steps,
         model=model,
         rate=rate,
+        speed=speed,
     )
 
 

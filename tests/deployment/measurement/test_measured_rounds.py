@@ -13,17 +13,16 @@ import msgspec
 import numpy as np
 import pytest
 
-from cfel.deployment.coordinator.control_state import CoordinatorState, initial_coordinator_state
+from cfel.deployment.coordinator.state import CoordinatorState, initial_coordinator_state
 from cfel.deployment.device import agent as device_agent
 from cfel.deployment.device.memory import Memory, load_memory, save_memory
 from cfel.deployment.measurement.energy_counters import EnergyCounter, PowerCounter
 from cfel.deployment.measurement.measured_rounds import FederationMeasurements
 from cfel.deployment.measurement.meters import Measurements, RunningRatio
 from cfel.deployment.payloads import make_upload
-from cfel.deployment.protocol.codec import decode, encode
 from cfel.deployment.protocol.device_requests import EstimatesRequest, MeasurementReport, UploadRequest
+from cfel.deployment.protocol.messages import Message, decode, encode
 from cfel.deployment.security.identity import Identity
-from cfel.deployment.transport.messages import Message
 from cfel.errors import RejectedError
 from cfel.experiment import Experiment
 from cfel.learning.device_messages import DeviceOrder, DeviceReport, DeviceState

@@ -8,13 +8,13 @@ from typing import get_args
 import pytest
 
 from cfel.deployment.protocol.calls import AnyRequest, Request, answer_type, serve
-from cfel.deployment.protocol.coordinator_requests import (
+from cfel.deployment.protocol.edge_requests import (
+    METHODS,
     Command,
     MeanMetricRequest,
     NewestRequest,
     ReleaseRequest,
 )
-from cfel.deployment.protocol.methods import METHODS
 from cfel.deployment.security.identity import Identity
 
 PAGE = (Path(__file__).parents[3] / "docs" / "protocol.md").read_text(encoding="utf-8")
@@ -64,5 +64,5 @@ def test_only_edge_servers_may_send_large_headers(request_type: type[AnyRequest]
     async def handle(caller: Identity, request: AnyRequest) -> None:
         del caller, request
 
-    method = serve(request_type, handle).to_method()
-    assert (method.most_header_bytes > 64 * 1024) == (set(method.roles) == {"edge"})
+    endpoint = serve(request_type, handle)
+    assert (endpoint.most_header_bytes > 64 * 1024) == (set(request_type.callers) == {"edge"})

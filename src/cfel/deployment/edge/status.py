@@ -8,14 +8,13 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 
 from cfel import __version__
-from cfel.deployment.coordinator.control_state import CoordinatorState
-from cfel.deployment.edge.edge_server import EdgeServer
+from cfel.deployment.coordinator.state import CoordinatorState
+from cfel.deployment.edge.server import EdgeServer
 from cfel.deployment.election.member import Member
-from cfel.deployment.health.instances import InstanceWatch
-from cfel.deployment.health.presence import DevicePresence
+from cfel.deployment.health import DevicePresence, InstanceWatch
 from cfel.deployment.measurement.measured_rounds import apply_reports
-from cfel.deployment.protocol.coordinator_requests import MixAnswer
 from cfel.deployment.protocol.device_requests import MeasurementReport
+from cfel.deployment.protocol.edge_requests import MixAnswer
 from cfel.deployment.security.expiry import Validity
 from cfel.deployment.security.identity import Identity
 from cfel.runlog import RoundRecord

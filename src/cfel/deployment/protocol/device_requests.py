@@ -5,9 +5,9 @@ from typing import Annotated, ClassVar, Literal
 import msgspec
 
 from cfel.deployment.protocol.calls import Request
-from cfel.deployment.protocol.codec import MOST_WHOLE, Count, Digest, Positive, Share, Version
-from cfel.deployment.transport.messages import Body
+from cfel.deployment.protocol.messages import MOST_WHOLE, Body, Count, Digest, Positive, Version
 from cfel.errors import InputError
+from cfel.learning.device_messages import Order
 from cfel.learning.local.estimates import Estimates, check_estimates
 
 MOST_SECONDS = 1e7
@@ -18,6 +18,8 @@ MOST_WHAT_CHARACTERS = 200
 
 Round = tuple[Count, Count]
 """Global round and edge round, both from 0."""
+
+OrderKind = Literal["estimate", "update"]
 
 _Text = Annotated[str, msgspec.Meta(min_length=1, max_length=MOST_SOURCE_CHARACTERS)]
 _Seconds = Annotated[float, msgspec.Meta(ge=0, le=MOST_SECONDS)]
@@ -49,33 +51,23 @@ class NextModel(msgspec.Struct, frozen=True, tag="model"):
     model_sha256: Digest
 
 
-class IssuedOrder(msgspec.Struct, frozen=True, tag="order"):
-    """What a device is asked; `learning.device_messages.DeviceOrder` once it has the model.
+class NextOrder(msgspec.Struct, frozen=True, tag="order"):
+    """Brings an order, with its model named by its SHA-256.
 
     Attributes:
-        kind: estimates or an update.
         serial: tells a new order from one that the device knows.
-        round: what the order belongs to.
-        rho: share of iterations to take.
-        theta: share of a full upload.
-        model_sha256: names the model to start from.
+        kind: estimates or an update.
+        order: what is asked.
         last_used_round: round of the device's last upload that went into a model, or None.
-        rate: share of the learning rate to use.
-        speed: share of its full clock that the device is planned to run at; only emulation carries it out.
     """
 
-    kind: Literal["estimate", "update"]
     serial: str
-    round: Round
-    rho: Share
-    theta: Annotated[float, msgspec.Meta(gt=0, le=1)]
-    model_sha256: Digest
+    kind: OrderKind
+    order: Order[Digest]
     last_used_round: Round | None
-    rate: Share = 1.0
-    speed: Annotated[float, msgspec.Meta(gt=0, le=1)] = 1.0
 
 
-class NextRequest(Request[NoOrder | ExperimentOver | NextModel | IssuedOrder], frozen=True):
+class NextRequest(Request[NoOrder | ExperimentOver | NextModel | NextOrder], frozen=True):
     """Waits for an order that the device does not know yet; stays open up to `POLL_SECONDS`.
 
     Attributes:
@@ -180,7 +172,7 @@ class DivergedRequest(Request[Confirmation], frozen=True):
 
     method: ClassVar[str] = "diverged"
     callers = ("device",)
-    kind: Literal["estimate", "update"]
+    kind: OrderKind
     round: Round
     what: Annotated[str, msgspec.Meta(max_length=MOST_WHAT_CHARACTERS)]
 

@@ -11,7 +11,7 @@ from typing import Any
 from cfel.deployment.device.agent import DeviceAgent
 from cfel.deployment.edge.node import EdgeNode
 from cfel.deployment.election.rules import Heartbeat
-from cfel.deployment.host import make_host
+from cfel.deployment.host import Host, make_host
 from cfel.deployment.measurement.energy_counters import EnergyCounter
 from cfel.deployment.node import own_data
 from cfel.deployment.protocol.calls import Endpoint, RemoteCalls, by_method
@@ -114,7 +114,14 @@ class MemoryClient:
 class Federation:
     """Edge servers and devices as tasks; a context manager that ends them all."""
 
-    def __init__(self, experiment: Experiment, directory: Path, network: Network | None = None) -> None:
+    def __init__(
+        self,
+        experiment: Experiment,
+        directory: Path,
+        network: Network | None = None,
+        make: Callable[[Identity], Host] = lambda _: make_host(),
+    ) -> None:
+        self._make = make
         self.experiment = experiment
         self.world: World = experiment.build_world()
         self.directory = directory
@@ -145,15 +152,14 @@ class Federation:
             member.number,
             self.directory / str(member),
             RemoteCalls(MemoryClient(member, self.network)),
-            make_host(),
+            self._make(member),
         )
         self.edges[member.number] = node
         self.network.members[member] = by_method(node.endpoints.values())
         await node.run()
 
     async def _device(self, member: Identity) -> None:
-        host, directory = make_host(), self.directory / str(member)
-        directory.mkdir(parents=True, exist_ok=True)
+        host, directory = self._make(member), self.directory / str(member)
         agent = DeviceAgent(
             self.world,
             member.number,
@@ -165,7 +171,8 @@ class Federation:
             self.energy(),
         )
         try:
-            await agent.run()
+            with host.disk.reserve(directory):
+                await agent.run()
         finally:
             host.compute.close()
 

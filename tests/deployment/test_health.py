@@ -1,7 +1,6 @@
 """What an edge server knows of the others and of its devices: who is there, who is late, what is wrong."""
 
 import asyncio
-import re
 import time
 from pathlib import Path
 
@@ -298,13 +297,13 @@ def test_a_short_absence_is_no_problem() -> None:
 def test_a_run_that_makes_no_progress_says_so() -> None:
     """After 30 s; the text stays the same while it lasts."""
     clock = Clock()
-    stall = Stall(clock)
+    stall = Stall(clock, clock)
     assert stall.describe(1, "training", [3]) == ""
     clock.seconds = 30.0
     assert stall.describe(1, "training", [3]) == ""
     clock.seconds = 31.0
     words = stall.describe(1, "training", [3])
-    assert re.fullmatch(r"no progress since \d\d:\d\d:\d\d UTC: training, waits for device-3", words)
+    assert words == "no progress since 00:00:00 UTC: training, waits for device-3"
     clock.seconds = 300.0
     assert stall.describe(1, "training", [3]) == words
     assert stall.describe(2, "gossip", []) == ""
@@ -313,7 +312,7 @@ def test_a_run_that_makes_no_progress_says_so() -> None:
 def test_slow_rounds_are_not_stalled() -> None:
     """A step of 100 s has been seen, so one of 200 s is not remarkable, and one of 301 s is."""
     clock = Clock()
-    stall = Stall(clock)
+    stall = Stall(clock, clock)
     stall.describe(1, "", [])
     clock.seconds = 100.0
     stall.describe(2, "", [])

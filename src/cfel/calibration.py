@@ -18,8 +18,13 @@ from typing import Self
 from torch.utils.flop_counter import FlopCounterMode
 
 from cfel import validation
-from cfel.deployment.measurement.energy_counters import SYSFS, EnergyCounter, PackageCounter, find_counter
-from cfel.deployment.measurement.gpu_counter import find_gpu_counter
+from cfel.deployment.measurement.energy_counters import (
+    SYSFS,
+    EnergyCounter,
+    PackageCounter,
+    find_counter,
+    find_gpu_counter,
+)
 from cfel.errors import InputError, UnreachableError, describe_error
 from cfel.experiment import Experiment
 from cfel.learning.device import device_update

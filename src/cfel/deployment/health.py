@@ -29,9 +29,7 @@ class PeerContacts:
     """When each other edge server was last heard of, in whatever call, and when it last answered.
 
     Args:
-        others: their numbers.
         interval_seconds: how often each of them is asked for a sign of life.
-        now: a monotonic clock.
     """
 
     def __init__(self, others: Iterable[int], interval_seconds: float, now: Callable[[], float]) -> None:
@@ -113,9 +111,7 @@ class DevicePresence:
     """The devices of one edge server.
 
     Args:
-        devices: their numbers.
         gone_seconds: see `DeploymentParameters`.
-        now: a monotonic clock.
     """
 
     def __init__(self, devices: tuple[int, ...], gone_seconds: float, now: Callable[[], float]) -> None:
@@ -180,11 +176,7 @@ _MOST_REMEMBERED = 8
 
 
 class InstanceWatch:
-    """The instances of other edge servers.
-
-    Args:
-        now: a monotonic clock.
-    """
+    """The instances of other edge servers."""
 
     def __init__(self, now: Callable[[], float]) -> None:
         self._now = now
@@ -299,8 +291,6 @@ class RoundWaits:
 
     Args:
         presence: which devices are there.
-        parameters: deadlines.
-        now: a monotonic clock.
     """
 
     def __init__(
@@ -379,17 +369,11 @@ _MOST_LISTED = 8
 
 @dataclass(frozen=True, slots=True)
 class InTouch:
-    """Which edge servers are in touch.
+    """Which edge servers are in touch."""
 
-    Attributes:
-        members: how many there are.
-        majority: how many are needed to elect a coordinator.
-        lost: those that have been silent for long.
-    """
-
-    members: int
-    majority: int
-    lost: tuple[int, ...]
+    members: int  # how many there are
+    majority: int  # how many are needed to elect a coordinator
+    lost: tuple[int, ...]  # those that have been silent for long
 
     @property
     def has_majority(self) -> bool:
@@ -421,7 +405,6 @@ class Absence:
     Args:
         seconds: how long.
         words: what is wrong then.
-        now: a monotonic clock.
     """
 
     def __init__(self, seconds: float, words: str, now: Callable[[], float]) -> None:
@@ -439,7 +422,6 @@ class Stall:
     """Notices that a run makes no progress, whatever the reason.
 
     Args:
-        now: a monotonic clock.
         time_of_day: seconds since 1970, for the message.
     """
 
@@ -484,11 +466,7 @@ Fault = Literal["model", "command", "answer"]
 
 
 class PeerFaults:
-    """Faults of other edge servers.
-
-    Args:
-        now: a monotonic clock.
-    """
+    """Faults of other edge servers."""
 
     def __init__(self, now: Callable[[], float]) -> None:
         self._now = now

@@ -211,18 +211,12 @@ class ComputeThread:
 
 @dataclass(frozen=True, slots=True)
 class Host:
-    """The machine that a node runs on.
+    """The machine that a node runs on."""
 
-    Attributes:
-        disk: its files.
-        compute: its threads.
-        random: its randomness.
-        time_of_day: seconds since 1970; only shown and logged, never compared between machines.
-    """
-
-    disk: Disk
-    compute: Compute
-    random: Random
+    disk: Disk  # its files
+    compute: Compute  # its threads
+    random: Random  # its randomness
+    # Seconds since 1970; only shown and logged, never compared between machines.
     time_of_day: Callable[[], float]
 
     def make_token(self, digits: int) -> str:
@@ -241,9 +235,6 @@ class DiskHealth:
 
     A failure is logged once, and once more when everything is written again; in between it is the node's
     problem.
-
-    Args:
-        now: a monotonic clock.
 
     Attributes:
         problem: what could not be written, in words; empty if all was.

@@ -27,9 +27,8 @@ from cfel.deployment.protocol.grpc_transport import (
     device_connections,
     transfer_connections,
 )
-from cfel.deployment.security.credentials import CredentialFiles, Credentials
+from cfel.deployment.security.credentials import CredentialFiles, Credentials, watch_expiry
 from cfel.deployment.security.experiment_check import ExperimentCheck
-from cfel.deployment.security.expiry import watch_expiry
 from cfel.deployment.security.identity import Identity
 from cfel.errors import DeploymentError, InputError
 from cfel.learning.task import DeviceData
@@ -41,23 +40,15 @@ _LOG = logging.getLogger(__name__)
 
 @dataclass(frozen=True, slots=True)
 class Node:
-    """Where a process stands.
+    """Where a process stands."""
 
-    Attributes:
-        identity: who it is.
-        addresses: "host:port" of every edge server, by number.
-        directory: where it keeps its state.
-        certificates: directory with its certificate, key and authority.
-        listen: address to listen on, if another than others reach it at; edge servers only.
-        energy: where a device that measures takes its joules from: the host's counters ("auto"), the
-            experiment's "model", or the path of a file that shows microwatts.
-    """
-
-    identity: Identity
-    addresses: tuple[str, ...]
-    directory: Path
-    certificates: Path
-    listen: str | None = None
+    identity: Identity  # who it is
+    addresses: tuple[str, ...]  # "host:port" of every edge server, by number
+    directory: Path  # where it keeps its state
+    certificates: Path  # directory with its certificate, key and authority
+    listen: str | None = None  # address to listen on, if another than others reach it at; edge servers only
+    # Where a device that measures takes its joules from: the host's counters ("auto"), the experiment's
+    # "model", or the path of a file that shows microwatts.
     energy: str = "auto"
 
     def peers(self) -> dict[Identity, str]:

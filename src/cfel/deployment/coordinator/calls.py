@@ -39,15 +39,12 @@ class TermCalls:
     """Calls to edge servers in the name of one term.
 
     Args:
-        term: the coordinator's.
         clusters: how many edge servers there are.
-        calls: how they are reached.
         is_leading: whether the caller may still act.
         grace_seconds: what an edge server may itself wait for others, beyond any deadline.
         is_gone: whether an edge server has been silent for too long to wait for it.
 
     Attributes:
-        term, clusters: as given.
         missing: edge servers that missed a deadline, or do not admit it, and have not answered since.
     """
 
@@ -153,15 +150,10 @@ class TermCalls:
 
 @dataclass(frozen=True, slots=True)
 class Handover:
-    """What a new coordinator takes over from edge servers.
+    """What a new coordinator takes over from edge servers."""
 
-    Attributes:
-        state: to continue from.
-        records: the newest that each edge server has stored.
-    """
-
-    state: CoordinatorState
-    records: tuple[ProposedRecord, ...] = ()
+    state: CoordinatorState  # to continue from
+    records: tuple[ProposedRecord, ...] = ()  # the newest that each edge server has stored
 
     def choose_record(self, own: RoundRecord) -> RoundRecord:
         """The record to propose: that of the newest earlier term, which may be logged, or else its own."""
@@ -169,18 +161,14 @@ class Handover:
         if not earlier:
             return own
         found = max(earlier, key=lambda each: each.term)
-        _LOG.info("closes round %d with the record of term %d", own.round, found.term)
+        _LOG.info("closes round %d with the record of an earlier coordinator", own.round)
         return found.record
 
 
 async def take_over(edges: TermCalls, world: World, deployment: DeploymentParameters, now: float) -> Handover:
     """The newest state that edge servers know; before the first round, waits for all to join.
 
-    Args:
-        edges: how they are called.
-        world: what is run.
-        deployment: how long to wait for devices to join.
-        now: the time of day.
+    `now` is the time of day.
     """
     deadline = _now() + deployment.join_seconds
     while True:

@@ -90,11 +90,8 @@ class Coordinator:
     """The coordinator of one term.
 
     Args:
-        world: what is run.
-        deployment: deadlines.
         edges: how it calls the edge servers, its own included.
         host: the machine it runs on, where plans are made.
-        number: the edge server that it runs on.
         on_rejection: called for devices with implausible estimates or measurements.
     """
 

@@ -25,8 +25,7 @@ from cfel.deployment.device.memory import Memory, Sent, load_memory, order_key, 
 from cfel.deployment.edge.devices import POLL_SECONDS
 from cfel.deployment.host import DiskHealth, Host, write_until_done
 from cfel.deployment.measurement.energy_counters import EnergyCounter
-from cfel.deployment.measurement.meters import Mark
-from cfel.deployment.measurement.self_measurement import SelfMeasurement
+from cfel.deployment.measurement.meters import Mark, SelfMeasurement
 from cfel.deployment.parameters import DeploymentParameters
 from cfel.deployment.payloads import make_upload, model_size, read_model
 from cfel.deployment.protocol.calls import Answer, Calls, Request
@@ -70,13 +69,7 @@ class DeviceAgent:
     """One device.
 
     Args:
-        world: what is run.
-        number: which device.
-        data: what it holds.
         parameters: how long calls may take, and emulation.
-        calls: how it reaches its edge server.
-        directory: where its memory is kept.
-        host: its machine, where it trains.
         energy: the host's counter of joules, if it has one and conditions are measured.
     """
 
@@ -295,7 +288,6 @@ class Backoff:
 
     Args:
         whom: the node, for the log.
-        now: a monotonic clock.
         draw: a random number from [0, 1).
     """
 
@@ -336,8 +328,6 @@ class EdgeLink:
     """The calls of one device that carry models, estimates and uploads.
 
     Args:
-        calls: how the edge server is reached.
-        edge: the edge server.
         parameters: how long calls may take.
         start: any model of the experiment, for its size.
         backoff: the waits after calls without an answer.

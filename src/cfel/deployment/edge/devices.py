@@ -52,21 +52,13 @@ Value = TypeVar("Value")
 
 @dataclass(frozen=True, slots=True, eq=False)
 class DeviceAnswers(Generic[Value]):
-    """What devices answered in time.
+    """What devices answered in time."""
 
-    Attributes:
-        values: by device, in increasing order.
-        measured: their measurements, where conditions are measured.
-        answer_seconds: seconds from the orders to each answer.
-        seconds: how long the edge server waited for all of them.
-        diverged: devices whose training diverged instead.
-    """
-
-    values: dict[int, Value]
-    measured: dict[int, MeasurementReport]
-    answer_seconds: dict[int, float]
-    seconds: float
-    diverged: tuple[int, ...] = ()
+    values: dict[int, Value]  # by device, in increasing order
+    measured: dict[int, MeasurementReport]  # their measurements, where conditions are measured
+    answer_seconds: dict[int, float]  # seconds from the orders to each answer
+    seconds: float  # how long the edge server waited for all of them
+    diverged: tuple[int, ...] = ()  # devices whose training diverged instead
 
 
 @dataclass(slots=True, eq=False)
@@ -148,13 +140,10 @@ class DeviceService:
     Args:
         devices: those of this edge server.
         start: any model of the experiment, for sizes.
-        parameters: deadlines and limits.
-        host: its machine, where bytes are checked.
         models: where the edge server keeps encoded models.
         kept_entries: at how many shares θ devices report the energy of the largest entries.
 
     Attributes:
-        devices: as given.
         presence: which of them are there.
         rejected: how many uploads and estimates of each device were rejected for their content.
         diverged: devices whose training diverged when they were last asked.

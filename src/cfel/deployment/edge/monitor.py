@@ -45,10 +45,6 @@ class PeerMonitor:
     """Keeps in touch with the other edge servers.
 
     Args:
-        server: its edge server.
-        devices: its devices.
-        member: its part in the election.
-        calls: how others are reached.
         contacts: when they were last heard of.
 
     Attributes:

@@ -37,11 +37,9 @@ class NeighbourModels:
     """Fetches models.
 
     Args:
-        calls: how others are reached.
         like: any model of the experiment, for its shape.
         seconds: how long to try for one gossip step.
         faults: where invalid models are noted.
-        compute: where models are checked.
         is_gone: whether an edge server has been silent for too long to wait for it.
     """
 

@@ -52,19 +52,13 @@ class EdgeCalls:
     """Calls of an edge server: each answer, a rejection too, is a sign of life, and an invalid one a fault.
 
     The coordinator calls its own edge server like any other, only without the network.
-
-    Attributes:
-        own: the edge server.
-        calls: how others are reached.
-        endpoints: its own.
-        contacts: when others were last heard of.
-        on_invalid: called with an edge server, the method and what is wrong with its answer.
     """
 
-    own: Identity
-    calls: Calls
-    endpoints: dict[type[AnyRequest], Endpoint]
-    contacts: PeerContacts
+    own: Identity  # the edge server
+    calls: Calls  # how others are reached
+    endpoints: dict[type[AnyRequest], Endpoint]  # its own
+    contacts: PeerContacts  # when others were last heard of
+    # Called with an edge server, the method and what is wrong with its answer.
     on_invalid: Callable[[Identity, str, str], None]
 
     async def call(self, to: Identity, request: Request[Answer], seconds: float) -> Answer:
@@ -89,12 +83,6 @@ class EdgeNode:
     """One edge server; how nodes reach each other is left to the caller.
 
     Args:
-        world: what is run.
-        deployment: deadlines and limits.
-        number: its cluster.
-        directory: where it keeps what it must not forget.
-        calls: how it reaches other edge servers.
-        host: its machine; ends with it.
         credentials: its certificate, if it has one.
 
     Attributes:

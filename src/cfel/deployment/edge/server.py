@@ -99,20 +99,13 @@ class EdgeServer:
     """One edge server.
 
     Args:
-        world: what is run.
-        deployment: deadlines.
-        number: its cluster.
-        directory: where its state and its log are kept.
-        host: its machine.
         devices: where its devices get their orders.
         neighbours: fetches models of other edge servers.
         models: where its own models are kept encoded.
-        calls: how it reaches other edge servers.
         health: whether its disk takes writes.
         admit: who may command.
 
     Attributes:
-        world, deployment, number, host: as given.
         log: its log.
         state: where it is.
         loss: how it lost its state, in words, until it has taken one from another edge server; else empty.

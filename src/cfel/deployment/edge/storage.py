@@ -38,25 +38,17 @@ _STATE, _RECORDS = "state.bin", "rounds.jsonl"
 
 @dataclass(frozen=True, slots=True, eq=False)
 class EdgeState:
-    """An edge server between two edge rounds.
+    """An edge server between two edge rounds."""
 
-    Attributes:
-        position: what comes next.
-        model: its model.
-        previous_model: its model before the last gossip step, for neighbours that ask late.
-        reports: its answers about edge rounds of this global round and the one before.
-        last_used_rounds: per device, the round of its last upload that went into the model.
-        gossip: its answer about the last gossip step, or None.
-        coordinator_state: the newest it has seen of a coordinator, or None.
-    """
-
-    position: Position
-    model: FlatModel
-    previous_model: FlatModel
+    position: Position  # what comes next
+    model: FlatModel  # its model
+    previous_model: FlatModel  # its model before the last gossip step, for neighbours that ask late
+    # Its answers about edge rounds of this global round and the one before.
     reports: Mapping[Position, PlanAnswer] = field(default_factory=dict)
+    # Per device, the round of its last upload that went into the model.
     last_used_rounds: Mapping[int, Round] = field(default_factory=dict)
-    gossip: MixAnswer | None = None
-    coordinator_state: CoordinatorState | None = None
+    gossip: MixAnswer | None = None  # its answer about the last gossip step, or None
+    coordinator_state: CoordinatorState | None = None  # the newest it has seen of a coordinator, or None
 
     def has_mixed(self, at: Position) -> bool:
         """Whether the last gossip step was this one."""
@@ -78,8 +70,6 @@ class EdgeDisk:
     """An edge server's state on its disk.
 
     Args:
-        disk: the file system.
-        directory: the edge server's.
         start: the model before the first round.
     """
 
@@ -234,7 +224,6 @@ class EdgeLog:
     """The log in an edge server's directory, which it reserves until it is closed.
 
     Args:
-        disk: the file system.
         directory: the edge server's; created when missing.
         has_others: whether other edge servers have the rounds, too.
 

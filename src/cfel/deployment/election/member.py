@@ -71,8 +71,6 @@ class Member:
     Args:
         electorate: who votes, and which of them this is.
         path: where its vote is stored.
-        calls: how it reaches the others.
-        host: its machine.
         health: where it notes that its vote cannot be stored.
         on_leader: called at every change of the leader.
         on_fault: called with a member that sent what it may not.
@@ -276,7 +274,6 @@ class VoteRecovery:
     that. A majority is not enough: the one that is missing may lead by the forgotten vote.
 
     Args:
-        electorate: who votes.
         reason: how the vote was lost, in words.
     """
 

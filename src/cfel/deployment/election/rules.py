@@ -35,21 +35,15 @@ MOST_TERM_JUMP = 1_000_000
 
 @dataclass(frozen=True, slots=True)
 class Timing:
-    """How long a member waits for what; with the defaults a new leader follows within 2 s of a kill.
+    """How long a member waits for what; with the defaults a new leader follows within 2 s of a kill."""
 
-    Attributes:
-        heartbeat_seconds: from one heartbeat of the leader to the next.
-        contact_seconds: a leader steps down when no majority has answered it for this long.
-        timeout_seconds: bounds of the silence after which a member asks for an election. Below the lower one
-            it does not vote against the leader it heard. Must exceed `contact_seconds` by more than clocks
-            drift apart, so that the old leader has stepped down before a new one can be elected.
-        retry_seconds: bounds of the wait after an election without a winner.
-    """
-
-    heartbeat_seconds: float = 0.1
-    contact_seconds: float = 0.6
+    heartbeat_seconds: float = 0.1  # from one heartbeat of the leader to the next
+    contact_seconds: float = 0.6  # a leader steps down when no majority has answered it for this long
+    # Bounds of the silence after which a member asks for an election. Below the lower one it does not vote
+    # against the leader it heard. Must exceed `contact_seconds` by more than clocks drift apart, so that the
+    # old leader has stepped down before a new one can be elected.
     timeout_seconds: tuple[float, float] = (0.7, 1.1)
-    retry_seconds: tuple[float, float] = (0.1, 0.4)
+    retry_seconds: tuple[float, float] = (0.1, 0.4)  # bounds of the wait after an election without a winner
 
     def __post_init__(self) -> None:
         low, high = self.timeout_seconds
@@ -87,17 +81,11 @@ class Role(Enum):
 
 @dataclass(frozen=True, slots=True)
 class Electorate:
-    """Who votes, seen by one member; the members are the same everywhere and for the whole run.
+    """Who votes, seen by one member; the members are the same everywhere and for the whole run."""
 
-    Attributes:
-        member: this member.
-        members: everyone with a vote, in increasing order.
-        timing: the waits.
-    """
-
-    member: int
-    members: tuple[int, ...]
-    timing: Timing
+    member: int  # this member
+    members: tuple[int, ...]  # everyone with a vote, in increasing order
+    timing: Timing  # the waits
 
     def __post_init__(self) -> None:
         if list(self.members) != sorted(set(self.members)):
@@ -118,29 +106,17 @@ class Electorate:
 
 @dataclass(frozen=True, slots=True)
 class ElectionState:
-    """One member's state; only `vote` survives a crash.
+    """One member's state; only `vote` survives a crash."""
 
-    Attributes:
-        electorate: who votes.
-        vote: term and vote, on disk before any other member learns of them.
-        role: this member's role.
-        leader: who leads `vote.term`, if known.
-        heard_at: when a leader was last heard, or when this member started.
-        deadline: when to act without a message: a leader sends heartbeats, others ask for votes.
-        asked_at: when the votes being counted were asked for; for a leader, when it was elected.
-        granted: who has granted a vote so far.
-        answered: for a leader, when the newest heartbeat that each member answered was sent.
-    """
-
-    electorate: Electorate
-    vote: Vote
-    role: Role
-    leader: int | None
-    heard_at: float
-    deadline: float
-    asked_at: float
-    granted: frozenset[int]
-    answered: tuple[float, ...]
+    electorate: Electorate  # who votes
+    vote: Vote  # term and vote, on disk before any other member learns of them
+    role: Role  # this member's role
+    leader: int | None  # who leads `vote.term`, if known
+    heard_at: float  # when a leader was last heard, or when this member started
+    deadline: float  # when to act without a message: a leader sends heartbeats, others ask for votes
+    asked_at: float  # when the votes being counted were asked for; for a leader, when it was elected
+    granted: frozenset[int]  # who has granted a vote so far
+    answered: tuple[float, ...]  # for a leader, when the newest heartbeat that each member answered was sent
 
     @property
     def term(self) -> int:
@@ -154,17 +130,11 @@ _Instant = Annotated[float, msgspec.Meta(ge=-sys.float_info.max, le=sys.float_in
 
 
 class VoteRequest(msgspec.Struct, frozen=True, tag=True):
-    """Asks for a vote in `term`; a preliminary request binds nobody and changes no term.
+    """Asks for a vote in `term`; a preliminary request binds nobody and changes no term."""
 
-    Attributes:
-        term: the term that the sender wants to lead.
-        asked_at: the sender's clock, returned unchanged in the reply.
-        preliminary: whether this only asks if a real request would be granted.
-    """
-
-    term: _Term
-    asked_at: _Instant
-    preliminary: bool
+    term: _Term  # the term that the sender wants to lead
+    asked_at: _Instant  # the sender's clock, returned unchanged in the reply
+    preliminary: bool  # whether this only asks if a real request would be granted
 
 
 class VoteReply(msgspec.Struct, frozen=True, tag=True):
@@ -208,13 +178,9 @@ class Received:
 
 @dataclass(frozen=True, slots=True)
 class Resign:
-    """This member cannot do the leader's work: it steps down and waits before it asks for votes again.
+    """This member cannot do the leader's work: it steps down and waits before it asks for votes again."""
 
-    Attributes:
-        rest_seconds: how long it asks for no votes, so that another member is elected.
-    """
-
-    rest_seconds: float
+    rest_seconds: float  # how long it asks for no votes, so that another member is elected
 
 
 Event = Tick | Received | Resign

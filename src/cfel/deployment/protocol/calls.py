@@ -31,18 +31,13 @@ OnRejection = Callable[[Identity | None, str, str], None]
 
 
 class Request(msgspec.Struct, Generic[Answer], frozen=True, kw_only=True, omit_defaults=True):
-    """Asks for an `Answer`; each remote method has a subclass.
+    """Asks for an `Answer`; each remote method has a subclass."""
 
-    Attributes:
-        method: its name on the wire.
-        callers: roles that may call it.
-        is_transfer: whether request or answer may be large, so that it must not delay others.
-        experiment: digest of each part of the caller's experiment, see `security.experiment_check`.
-    """
-
-    method: ClassVar[str]
-    callers: ClassVar[tuple[Role, ...]]
+    method: ClassVar[str]  # its name on the wire
+    callers: ClassVar[tuple[Role, ...]]  # roles that may call it
+    # Whether request or answer may be large, so that it must not delay others.
     is_transfer: ClassVar[bool] = False
+    # Digest of each part of the caller's experiment, see `security.experiment_check`.
     experiment: dict[str, str] = {}
 
 
@@ -141,19 +136,12 @@ OnInvalid = Callable[[Identity, bytes], Awaitable[None]]
 
 @dataclass(frozen=True, slots=True)
 class Endpoint:
-    """One method that a node offers; see `serve`.
+    """One method that a node offers; see `serve`."""
 
-    Attributes:
-        request: what it takes.
-        handle: what it does.
-        most_bytes: largest body that it accepts.
-        on_invalid: called when a request cannot be decoded.
-    """
-
-    request: type[AnyRequest]
-    handle: Handler
-    most_bytes: int = 0
-    on_invalid: OnInvalid | None = None
+    request: type[AnyRequest]  # what it takes
+    handle: Handler  # what it does
+    most_bytes: int = 0  # largest body that it accepts
+    on_invalid: OnInvalid | None = None  # called when a request cannot be decoded
 
     @property
     def most_header_bytes(self) -> int:

@@ -45,45 +45,30 @@ LOGGED = MOST_WHOLE
 
 
 class ProposedRecord(msgspec.Struct, frozen=True):
-    """The record of a global round that a coordinator proposed.
+    """The record of a global round that a coordinator proposed."""
 
-    Attributes:
-        term: of the coordinator; `LOGGED` for one that is in the log.
-        record: the line for the log.
-    """
-
-    term: Count
-    record: RoundRecord
+    term: Count  # of the coordinator; `LOGGED` for one that is in the log
+    record: RoundRecord  # the line for the log
 
 
 class NewestAnswer(msgspec.Struct, frozen=True):
-    """Where an edge server is.
+    """Where an edge server is."""
 
-    Attributes:
-        position: what comes next.
-        state: the newest of a coordinator that it has seen, or None before the first plan.
-        connected: its devices that are there.
-        is_lost: whether it has lost its state or its proposal, so that more has happened than it knows.
-        proposal: the newest record that was proposed to it, or that it has logged.
-    """
-
-    position: Position
+    position: Position  # what comes next
+    # The newest of a coordinator that it has seen, or None before the first plan.
     state: CoordinatorState | None
-    connected: tuple[Count, ...]
+    connected: tuple[Count, ...]  # its devices that are there
+    # Whether it has lost its state or its proposal, so that more has happened than it knows.
     is_lost: bool = False
-    proposal: ProposedRecord | None = None
+    proposal: ProposedRecord | None = None  # the newest record that was proposed to it, or that it has logged
 
 
 class NewestRequest(Request[NewestAnswer], frozen=True):
-    """Asks where an edge server is, and for the newest state of a coordinator it knows.
-
-    Attributes:
-        term: of the coordinator that asks. Once answered, commands of earlier terms are rejected.
-    """
+    """Asks where an edge server is, and for the newest state of a coordinator it knows."""
 
     method: ClassVar[str] = "newest"
     callers = ("edge",)
-    term: Count
+    term: Count  # of the coordinator that asks. Once answered, commands of earlier terms are rejected.
 
 
 class Command(Request[Answer], Generic[Answer], frozen=True):
@@ -95,42 +80,26 @@ class Command(Request[Answer], Generic[Answer], frozen=True):
 
 
 class DeviceEstimates(msgspec.Struct, frozen=True):
-    """One device's σ² and G², and its measurements.
+    """One device's σ² and G², and its measurements."""
 
-    Attributes:
-        device: its number.
-        estimates: what it found.
-        measured: its measurements, where conditions are measured.
-        seconds: from the order to the answer, by the edge server's clock; 0 if unknown.
-    """
-
-    device: Count
-    estimates: Estimates
-    measured: MeasurementReport | None = None
-    seconds: Amount = 0.0
+    device: Count  # its number
+    estimates: Estimates  # what it found
+    measured: MeasurementReport | None = None  # its measurements, where conditions are measured
+    seconds: Amount = 0.0  # from the order to the answer, by the edge server's clock; 0 if unknown
 
 
 class EstimateAnswer(msgspec.Struct, frozen=True):
-    """The estimates that arrived in time.
+    """The estimates that arrived in time."""
 
-    Attributes:
-        devices: by device.
-        diverged: devices whose training diverged instead.
-    """
-
-    devices: tuple[DeviceEstimates, ...]
-    diverged: tuple[Count, ...] = ()
+    devices: tuple[DeviceEstimates, ...]  # by device
+    diverged: tuple[Count, ...] = ()  # devices whose training diverged instead
 
 
 class EstimateCommand(Command[EstimateAnswer], frozen=True):
-    """Has devices estimate σ² and G².
-
-    Attributes:
-        available: per device of the fleet, whether it takes part.
-    """
+    """Has devices estimate σ² and G²."""
 
     method: ClassVar[str] = "estimate"
-    available: tuple[bool, ...]
+    available: tuple[bool, ...]  # per device of the fleet, whether it takes part
 
 
 class DeviceResult(msgspec.Struct, frozen=True):
@@ -161,117 +130,72 @@ class DeviceResult(msgspec.Struct, frozen=True):
 
 
 class PlanAnswer(msgspec.Struct, frozen=True):
-    """What came of an edge round.
+    """What came of an edge round."""
 
-    Attributes:
-        devices: those whose uploads went into the model.
-        connected: devices that are there, and that the next round may be planned with.
-        seconds: how long the edge server waited for its devices, by its own clock.
-        diverged: devices whose training diverged instead.
-    """
-
-    devices: tuple[DeviceResult, ...]
-    connected: tuple[Count, ...]
-    seconds: Amount
-    diverged: tuple[Count, ...] = ()
+    devices: tuple[DeviceResult, ...]  # those whose uploads went into the model
+    connected: tuple[Count, ...]  # devices that are there, and that the next round may be planned with
+    seconds: Amount  # how long the edge server waited for its devices, by its own clock
+    diverged: tuple[Count, ...] = ()  # devices whose training diverged instead
 
 
 class PlanCommand(Command[PlanAnswer], frozen=True):
-    """Has an edge server carry out an edge round.
-
-    Attributes:
-        state: the coordinator's, with the plan.
-    """
+    """Has an edge server carry out an edge round."""
 
     method: ClassVar[str] = "plan"
-    state: CoordinatorState
+    state: CoordinatorState  # the coordinator's, with the plan
 
 
 class FetchAnswer(msgspec.Struct, frozen=True):
-    """Whose models an edge server has for a gossip step.
+    """Whose models an edge server has for a gossip step."""
 
-    Attributes:
-        position: where it is.
-        received_from: numbers of the edge servers.
-        rows: the matrix it has already mixed with, or None.
-    """
-
-    position: Position
-    received_from: tuple[Count, ...]
-    rows: MixingRows | None
+    position: Position  # where it is
+    received_from: tuple[Count, ...]  # numbers of the edge servers
+    rows: MixingRows | None  # the matrix it has already mixed with, or None
 
 
 class FetchCommand(Command[FetchAnswer], frozen=True):
-    """Has an edge server fetch its neighbours' models for a gossip step.
-
-    Attributes:
-        present: edge servers that are not missing.
-    """
+    """Has an edge server fetch its neighbours' models for a gossip step."""
 
     method: ClassVar[str] = "fetch"
-    present: tuple[Count, ...]
+    present: tuple[Count, ...]  # edge servers that are not missing
 
 
 class MixAnswer(msgspec.Struct, frozen=True):
-    """What came of a gossip step.
+    """What came of a gossip step."""
 
-    Attributes:
-        position: before the step.
-        rows: the matrix it mixed with.
-        digest: SHA-256 of the new model.
-        metric: of the new model on the test set, or None if it was not evaluated.
-        metrics: the task's further metrics by name; empty if not measured.
-        device_metrics: the metric of each of its devices, in their order, on test samples like its own; NaN
-            where there are none. Empty if not measured.
-    """
-
-    position: Position
-    rows: MixingRows
-    digest: Digest
-    metric: float | None
-    metrics: dict[str, float] = {}
+    position: Position  # before the step
+    rows: MixingRows  # the matrix it mixed with
+    digest: Digest  # SHA-256 of the new model
+    metric: float | None  # of the new model on the test set, or None if it was not evaluated
+    metrics: dict[str, float] = {}  # the task's further metrics by name; empty if not measured
+    # The metric of each of its devices, in their order, on test samples like its own; NaN where there are
+    # none. Empty if not measured.
     device_metrics: tuple[float, ...] = ()
 
 
 class MixCommand(Command[MixAnswer], frozen=True):
-    """Has an edge server average its model with its neighbours'.
-
-    Attributes:
-        rows: the mixing matrix.
-        evaluate: whether to evaluate the new model.
-        state: the coordinator's, for a successor.
-    """
+    """Has an edge server average its model with its neighbours'."""
 
     method: ClassVar[str] = "mix"
-    rows: MixingRows
-    evaluate: bool
-    state: CoordinatorState
+    rows: MixingRows  # the mixing matrix
+    evaluate: bool  # whether to evaluate the new model
+    state: CoordinatorState  # the coordinator's, for a successor
 
 
 class ProposeCommand(Command[Confirmation], frozen=True):
-    """Has an edge server keep the record of a global round, which is logged once a majority has it.
-
-    Attributes:
-        record: the line for the log.
-    """
+    """Has an edge server keep the record of a global round, which is logged once a majority has it."""
 
     method: ClassVar[str] = "propose"
-    record: RoundRecord
+    record: RoundRecord  # the line for the log
 
 
 class CloseCommand(Command[Confirmation], frozen=True):
-    """Has an edge server write a finished global round to its log.
-
-    Attributes:
-        record: the log's line.
-        plans: the table of plans.
-        last: whether the experiment ends with this round.
-    """
+    """Has an edge server write a finished global round to its log."""
 
     method: ClassVar[str] = "close"
-    record: RoundRecord
-    plans: PlanTable
-    last: bool
+    record: RoundRecord  # the log's line
+    plans: PlanTable  # the table of plans
+    last: bool  # whether the experiment ends with this round
 
 
 class StopCommand(Command[Confirmation], frozen=True):
@@ -304,35 +228,23 @@ class ReleaseRequest(Request[Confirmation], frozen=True):
 
 
 class PeerModelAnswer(msgspec.Struct, frozen=True):
-    """A part of an edge server's model.
+    """A part of an edge server's model."""
 
-    Attributes:
-        position: where the edge server is.
-        sha256: of the whole model.
-        model: the part.
-    """
-
-    position: Position
-    sha256: Digest
-    model: Body
+    position: Position  # where the edge server is
+    sha256: Digest  # of the whole model
+    model: Body  # the part
 
 
 class PeerModelRequest(Request[PeerModelAnswer], frozen=True):
-    """Fetches a part of the model before a gossip step; of the present model without `position`.
-
-    Attributes:
-        sha256: of the model, once it is known from the first part.
-        offset: how many of its bytes the caller has.
-        most_bytes: how many more it wants now.
-    """
+    """Fetches a part of the model before a gossip step; of the present model without `position`."""
 
     method: ClassVar[str] = "peer_model"
     callers = ("edge",)
     is_transfer = True
     position: Position | None = None
-    sha256: Digest | None = None
-    offset: Count = 0
-    most_bytes: Positive = MOST_WHOLE
+    sha256: Digest | None = None  # of the model, once it is known from the first part
+    offset: Count = 0  # how many of its bytes the caller has
+    most_bytes: Positive = MOST_WHOLE  # how many more it wants now
 
 
 class RecordsAnswer(msgspec.Struct, frozen=True):
@@ -350,21 +262,13 @@ class RecordsRequest(Request[RecordsAnswer], frozen=True):
 
 
 class HelloAnswer(msgspec.Struct, frozen=True):
-    """A sign of life.
+    """A sign of life."""
 
-    Attributes:
-        over: whether it knows that the experiment is over.
-        devices: what its devices are doing, in the words of `cfel.status`.
-        version: of cfel on it.
-        instance: drawn when its process started.
-        term: the newest that it knows.
-    """
-
-    over: bool
-    devices: dict[Count, str]
-    version: Version = ""
-    instance: Instance = ""
-    term: Count = 0
+    over: bool  # whether it knows that the experiment is over
+    devices: dict[Count, str]  # what its devices are doing, in the words of `cfel.status`
+    version: Version = ""  # of cfel on it
+    instance: Instance = ""  # drawn when its process started
+    term: Count = 0  # the newest that it knows
 
     def __post_init__(self) -> None:
         for device, state in self.devices.items():
@@ -373,17 +277,12 @@ class HelloAnswer(msgspec.Struct, frozen=True):
 
 
 class HelloRequest(Request[HelloAnswer], frozen=True):
-    """Asks for a sign of life.
-
-    Attributes:
-        over: whether the caller knows that the experiment is over.
-        instance: drawn when the caller's process started.
-    """
+    """Asks for a sign of life."""
 
     method: ClassVar[str] = "hello"
     callers = ("edge",)
-    over: bool
-    instance: Instance = ""
+    over: bool  # whether the caller knows that the experiment is over
+    instance: Instance = ""  # drawn when the caller's process started
 
 
 class ElectionRequest(Request[Confirmation], frozen=True):
@@ -395,17 +294,11 @@ class ElectionRequest(Request[Confirmation], frozen=True):
 
 
 class StatusAnswer(msgspec.Struct, frozen=True):
-    """An edge server's snapshot, position and role.
+    """An edge server's snapshot, position and role."""
 
-    Attributes:
-        status: its snapshot.
-        position: where it is.
-        role: its role in the election.
-    """
-
-    status: Status
-    position: Position
-    role: str
+    status: Status  # its snapshot
+    position: Position  # where it is
+    role: str  # its role in the election
 
 
 class StatusRequest(Request[StatusAnswer], frozen=True):

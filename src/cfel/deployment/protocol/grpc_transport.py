@@ -19,7 +19,7 @@ from cfel.deployment.parameters import DeploymentParameters
 from cfel.deployment.protocol.addresses import check_free
 from cfel.deployment.protocol.calls import Endpoint, OnRejection
 from cfel.deployment.protocol.messages import Message, join_message, split_message
-from cfel.deployment.security.credentials import Credentials, CredentialSource
+from cfel.deployment.security.credentials import Credentials, CredentialSource, Revocations
 from cfel.deployment.security.identity import Authenticator, ExpiredError, Identity
 from cfel.deployment.security.limits import (
     MOST_OPEN_CALLS,
@@ -29,7 +29,6 @@ from cfel.deployment.security.limits import (
     TooSlowError,
 )
 from cfel.deployment.security.rejections import shorten
-from cfel.deployment.security.revocations import Revocations
 from cfel.errors import (
     DeploymentError,
     InvalidAnswerError,
@@ -60,17 +59,13 @@ _UNCOMPRESSED: Options = (("grpc.per_message_decompression", 0),)
 
 @dataclass(frozen=True, slots=True)
 class ConnectionParameters:
-    """How long a connection may be silent.
+    """How long a connection may be silent."""
 
-    Attributes:
-        keepalive_seconds: silence after which the other side is asked for a sign of life.
-        keepalive_timeout_seconds: silence after that which ends the connection; it must cover a round trip
-            and what is in flight ahead of the answer.
-        connect_seconds: what a connection may take to be made, TLS handshake included.
-    """
-
-    keepalive_seconds: float
+    keepalive_seconds: float  # silence after which the other side is asked for a sign of life
+    # Silence after that which ends the connection; it must cover a round trip and what is in flight ahead of
+    # the answer.
     keepalive_timeout_seconds: float
+    # What a connection may take to be made, TLS handshake included.
     connect_seconds: float = EDGE_CONNECT_SECONDS
 
     def client_options(self) -> Options:

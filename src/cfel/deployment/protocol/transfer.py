@@ -77,9 +77,6 @@ class Download:
     Args:
         sha256: names it.
         size: its bytes.
-
-    Attributes:
-        sha256, size: as given.
     """
 
     def __init__(self, sha256: str, size: int) -> None:

@@ -108,7 +108,10 @@ _BETWEEN_REQUESTS_SECONDS = 1.0
 
 
 class DevicePresence:
-    """The devices of one edge server.
+    """Which devices of an edge server are there: connected, between two requests, or lost.
+
+    A device keeps a request open at nearly all times. Between two requests, and while its connection is
+    opened again, it is not connected for a moment; only after a grace period does it count as lost.
 
     Args:
         gone_seconds: see `DeploymentParameters`.
@@ -176,7 +179,11 @@ _MOST_REMEMBERED = 8
 
 
 class InstanceWatch:
-    """The instances of other edge servers."""
+    """Which process speaks for an edge server: two that use the same certificate take turns.
+
+    Each process draws an `instance` when it starts. A restart brings a new one, and the old one is never seen
+    again; two processes at the same time bring theirs back again and again.
+    """
 
     def __init__(self, now: Callable[[], float]) -> None:
         self._now = now
@@ -229,6 +236,10 @@ class _Taken:
 
 class Lateness:
     """What devices of one edge server took, and how often they were late.
+
+    A device that answered before gets a multiple of what it took, so one that stops answering holds the
+    others up for about as long as it used to take. After several rounds without an update it is left out, and
+    tried again ever less often.
 
     Args:
         round_seconds: the longest a round may take.
@@ -466,7 +477,11 @@ Fault = Literal["model", "command", "answer"]
 
 
 class PeerFaults:
-    """Faults of other edge servers."""
+    """What other edge servers did wrong: invalid models and answers, and commands that they may not send.
+
+    An edge server continues without what was wrong; an operator learns of it here. Each text stays the same
+    while its problem lasts, as every change is logged.
+    """
 
     def __init__(self, now: Callable[[], float]) -> None:
         self._now = now

@@ -135,8 +135,9 @@ class PeerMonitor:
         if step is None or step != self._led_step or server.finished.is_set() or not self._has_device():
             self._led_step, self._led_step_at = step, self._now()
             return
-        # The longest step: estimates and training of one edge round, with what edge servers wait for others.
-        most_seconds = 2 * (deployment.round_seconds + deployment.gossip_seconds)
+        # Two commands to devices, or up to three to edge servers, may each take their deadline in one step;
+        # each has `gossip_seconds` more for what edge servers wait for others.
+        most_seconds = 2 * deployment.round_seconds + 6 * deployment.gossip_seconds
         if server.newest_state is None:
             most_seconds += deployment.join_seconds
         waited = self._now() - self._led_step_at

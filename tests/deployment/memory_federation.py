@@ -23,6 +23,8 @@ from cfel.experiment import Experiment
 from cfel.runlog import RoundRecord
 from cfel.runlog.records import read_log
 from cfel.world import World
+from tests.support.inline_compute import InlineCompute
+from tests.support.memory_disk import MemoryDisk
 
 MOST_BYTES = 10**7
 
@@ -216,6 +218,17 @@ class Federation:
     async def __aexit__(self, *_: object) -> None:
         for member in list(self.tasks):
             await self.kill(member)
+
+
+def virtual_hosts(disk: MemoryDisk, seed: int) -> Callable[[Identity], Host]:
+    """Machines without clocks, threads or files of their own, for an event loop with a virtual clock."""
+    now = asyncio.get_running_loop().time
+
+    def make(member: Identity) -> Host:
+        chance = random.Random(f"{seed} {member}")  # noqa: S311 (repeatable chance is the point)
+        return Host(disk, InlineCompute(), chance, now)
+
+    return make
 
 
 def play_to_the_end(

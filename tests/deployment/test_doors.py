@@ -16,14 +16,12 @@ from typing import Any, NoReturn
 
 import pytest
 
-from cfel.deployment.host import Host
 from cfel.deployment.security.identity import Identity
 from cfel.runlog.records import parse_log
 from tests.deployment.conftest import deployed
-from tests.deployment.memory_federation import Federation, Network, until
+from tests.deployment.memory_federation import Federation, Network, until, virtual_hosts
 from tests.deployment.virtual_time import run_virtually
 from tests.simulation.drive import timeless
-from tests.support.inline_compute import InlineCompute
 from tests.support.memory_disk import MemoryDisk
 
 HOME = Path("/nowhere")
@@ -38,12 +36,8 @@ def play(
     async def run() -> float:
         loop = asyncio.get_running_loop()
 
-        def make(member: Identity) -> Host:
-            chance = Random(f"{seed} {member}")  # noqa: S311 (repeatable chance is the point)
-            return Host(disk, InlineCompute(), chance, loop.time)
-
         network = Network(delay_seconds=0.01, chance=Random(seed))  # noqa: S311
-        async with Federation(deployed(), HOME, network, make) as federation:
+        async with Federation(deployed(), HOME, network, virtual_hosts(disk, seed)) as federation:
             begin()
             federation.start()
             if kill:

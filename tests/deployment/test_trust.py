@@ -16,9 +16,12 @@ from cfel.deployment.protocol.edge_requests import ElectionRequest, EstimateComm
 from cfel.deployment.protocol.messages import Message
 from cfel.deployment.security.identity import Identity
 from cfel.errors import RejectedError, StaleTermError
+from cfel.runlog.records import parse_log
 from tests.deployment.conftest import deployed
-from tests.deployment.memory_federation import Federation, MemoryClient, claim_term, until
+from tests.deployment.memory_federation import Federation, MemoryClient, claim_term, until, virtual_hosts
+from tests.deployment.virtual_time import run_virtually
 from tests.simulation.drive import timeless
+from tests.support.memory_disk import MemoryDisk
 from tests.support.raw_endpoint import raw_endpoint
 
 EDGE, OTHER = Identity("edge", 0), Identity("edge", 2)
@@ -81,7 +84,7 @@ def test_an_edge_server_that_answers_nonsense_is_left_out_and_named(tmp_path: Pa
 
 
 def test_a_coordinator_that_hangs_is_replaced(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, simulated: list[dict[str, Any]]
+    monkeypatch: pytest.MonkeyPatch, simulated: list[dict[str, Any]]
 ) -> None:
     """The calls of the first coordinator never return; its event loop, and so its heartbeats, go on."""
     hung: list[TermCalls] = []
@@ -95,16 +98,19 @@ def test_a_coordinator_that_hangs_is_replaced(
         return await call_until(self, edge, command, deadline)
 
     monkeypatch.setattr(TermCalls, "_call_until", call)
-    waits = {"join_seconds": 1.0, "gossip_seconds": 1.0, "round_seconds": 2.0, "election_seconds": 0.5}
+    waits = {"join_seconds": 1.0, "gossip_seconds": 1.0, "round_seconds": 2.0}
+    disk, home = MemoryDisk(), Path("/nowhere")
 
     async def play() -> list[dict[str, Any]]:
-        async with Federation(deployed(**waits), tmp_path) as federation:
+        hosts = virtual_hosts(disk, 0)
+        async with Federation(deployed(**waits), home, make=hosts) as federation:
             federation.start()
             await until("one leads", lambda: federation.coordinator() is not None)
             first = federation.coordinator()
             await until("another leads", lambda: federation.coordinator() not in (None, first))
             await federation.finished()
-            return timeless(federation.records())
+        log = home / "edge-0" / "rounds.jsonl"
+        return timeless(parse_log(log, disk.files[log]).records)
 
-    assert asyncio.run(play()) == simulated
+    assert run_virtually(play()) == simulated
     assert len(hung) == 1

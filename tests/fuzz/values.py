@@ -36,6 +36,9 @@ def make_value(draw: random.Random, kind: Any, depth: int = 0) -> Any:
         return {
             _key(make_value(draw, arguments[0], depth)): make_value(draw, arguments[1], depth) for _ in places
         }
+    if is_dataclass(origin):
+        # What its parameter stands for: a model's SHA-256, in an order.
+        return _make_table(draw, origin, depth) | {"model": make_value(draw, arguments[0], depth)}
     return _make_plain(draw, kind, depth)
 
 

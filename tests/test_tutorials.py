@@ -40,6 +40,8 @@ PAGES = (
     "guides/semi-asynchronous.md",
     "guides/schemes.md",
     "guides/tasks.md",
+    "guides/data.md",
+    "guides/wrong-updates.md",
     "guides/compressors.md",
     "guides/backhauls.md",
 )

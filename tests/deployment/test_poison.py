@@ -18,8 +18,11 @@ from cfel.deployment.protocol.messages import Body
 from cfel.deployment.security.identity import Identity
 from cfel.experiment import Experiment
 from cfel.learning.compressors import (
+    AtomicUpdate,
     BlockRotation,
     DenseUpdate,
+    Factors,
+    LatticeUpdate,
     QuantisedUpdate,
     SampledUpdate,
     SparseUpdate,
@@ -61,12 +64,26 @@ def largest_scales(size: int) -> Update:
     return QuantisedUpdate(size, 4, codes, torch.full((buckets,), 3e38))
 
 
+def largest_points(size: int) -> Update:
+    buckets = -(-size // 1024)
+    codes = torch.zeros(buckets * 1024, dtype=torch.int16)
+    codes[:size] = 7
+    return LatticeUpdate(size, 4, 5, codes, torch.full((buckets,), 3e38))
+
+
+def largest_atoms(size: int) -> Update:
+    nothing = SparseUpdate(size, torch.empty(0, dtype=torch.int32), torch.empty(0))
+    return AtomicUpdate(nothing, (Factors(0, torch.full((1, 4), LARGEST), torch.full((1, 5), LARGEST)),))
+
+
 POISONS: dict[str, Poison] = {
     "none": largest_dense,
     "topk": largest_sparse,
     "randomk": largest_sampled,
     "jl": largest_projected,
     "quantise": largest_scales,
+    "uveqfed": largest_points,
+    "atomo": largest_atoms,
 }
 
 

@@ -328,7 +328,7 @@ CLASSES = 'fleet.conditions = {kind = "classes", flops_per_sample = 1.0, '
         ("data.path = 5", "data.path = 5:"),
         ("data.beta = 'x'", "data.beta = 'x':"),
         ("data.shards = 0", "data.shards = 0:"),
-        ("data.partition = 'dirichle'", "data.partition: unknown 'dirichle'"),
+        ("data.partition = 'dirichle'", "partition: unknown 'dirichle'"),
         ("data.augment = 'crop'", "augmentation: unknown 'crop'"),
         ("model.init = 5", "model.init = 5:"),
         ("compression.kind = 'top'", "compression: unknown 'top'"),

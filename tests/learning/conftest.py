@@ -3,6 +3,7 @@
 from collections.abc import Callable, Iterator
 from pathlib import Path
 
+import numpy as np
 import pytest
 import torch
 
@@ -56,7 +57,7 @@ def norm_task() -> Task:
 @pytest.fixture(scope="session")
 def spread() -> Spread:
     def deal(task: Task, devices: int) -> list[DeviceData]:
-        data, parts = partition(task.data, devices, PartitionParameters("iid"), 0)
+        data, parts = partition(task.data, np.zeros(devices, np.int64), PartitionParameters("iid"), 0)
         return [DeviceData(data, part) for part in parts]
 
     return deal

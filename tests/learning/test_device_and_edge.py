@@ -196,7 +196,7 @@ def test_kept_momentum_differs_from_reset(
     ] == DeviceState(estimates=state.estimates)
 
 
-@pytest.mark.parametrize("kind", ["topk", "randomk", "jl", "quantise"])
+@pytest.mark.parametrize("kind", ["topk", "randomk", "jl", "quantise", "uveqfed", "atomo"])
 def test_error_feedback_loses_nothing_over_time(
     kind: str, digits_task: Task, workspace: Build, order: Make, spread: Spread
 ) -> None:

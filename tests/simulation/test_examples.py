@@ -48,12 +48,14 @@ def example(name: str, engine: str = "threads") -> Experiment:
 
 def test_there_is_one_of_each() -> None:
     parts = (
+        "aggregation",
         "algorithm",
         "compressor",
         "data",
         "lora",
         "model",
         "optimiser",
+        "partition",
         "scheme",
         "task_next_character",
         "task_regression",
@@ -72,12 +74,14 @@ def test_an_example_is_a_page(name: str) -> None:
 @pytest.mark.parametrize(
     ("name", "least"),
     [
+        ("custom_aggregation", 0.5),
         ("custom_algorithm", 0.5),
         ("custom_compressor", 0.5),
         ("custom_data", 0.6),
         ("custom_lora", 0.5),
         ("custom_model", 0.6),
         ("custom_optimiser", 0.5),
+        ("custom_partition", 0.5),
         ("custom_scheme", 0.4),
         ("custom_task_next_character", 0.3),
         ("custom_task_regression", 0.5),

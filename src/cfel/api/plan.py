@@ -26,7 +26,7 @@ from cfel.control.solve import Method
 from cfel.cost import cluster_seconds, device_joules, device_seconds, open_ledger
 from cfel.errors import FleetFileError, InputError
 from cfel.plugins import ANY_CODE, CodePolicy, import_from, label_object, parse_variants
-from cfel.system.batch_shares import DEFAULT_OVERHEAD, BatchShares
+from cfel.system.batch_shares import DEFAULT_OVERHEAD, LAYER_SHARES, BatchShares
 from cfel.system.conditions import Conditions
 from cfel.wording import format_amount
 
@@ -288,7 +288,7 @@ MEANING = {
     "noise": "limited by noise: more steps would add more noise than progress",
     "floor": "at the floor: the lower bounds of ρ and θ",
     "scheme": "limited by the scheme: it asks for no more",
-    "idle": "idle: left out of this round by the scheme",
+    "idle": "idle: left out of this round",
 }
 """What each word of `FleetPlan.limited_by` says of a device, after a number of devices."""
 
@@ -305,8 +305,8 @@ def find_binding_limits(problem: RoundProblem, solution: Solution) -> NDArray[np
     # A device over a cap that could not be met is at its lower bounds for that reason, not held by the cap.
     late = floor & (solution.device_seconds > cap * (1 + TOUCH))
     return np.select(
-        [full, drained, late, timed, floor, priced],
-        ["full", "battery", "floor", "time", "floor", "energy"],
+        [(rho == 0) & (theta == 0), full, drained, late, timed, floor, priced],
+        ["idle", "full", "battery", "floor", "time", "floor", "energy"],
         default="noise",
     )
 
@@ -425,7 +425,7 @@ def _find_small_batches(
     if scheme.device_overrides.steps != "small_batches":
         why = "only with small batches, as in hcef_plus+small_batches"
         request.reject_given(("batch", "step_overhead"), why, option_name)
-        return None
+        return LAYER_SHARES if scheme.device_overrides.steps == "last_layers" else None
     if request.batch is None:
         raise InputError(
             f"{option_name('batch')}: required with small batches, which are parts of a full one"

@@ -29,7 +29,7 @@ import numpy as np
 from cfel.arrays import FloatArray, IndexArray
 from cfel.control.prices import Response, search_energy_price, split_into_blocks
 from cfel.control.problem import SLACK, RoundProblem, find_feasible_limits
-from cfel.control.solution import Proposal, Solution, prove
+from cfel.control.solution import Proposal, Solution, prove, solve_without_dear
 from cfel.system.conditions import clock_energy
 
 THETA_LIST = (0.01, 0.02, 0.03, 0.05, 0.07, 0.1, 0.15, 0.2, 0.3, 0.5, 0.7, 1.0)
@@ -262,32 +262,54 @@ class _Plan:
         objective = response.objective
         return cls(response.choice, objective, response.joules, objective, response.price)
 
-    def score(self, makespan: float, time_weight: float) -> float:
+
+@dataclass(frozen=True, slots=True)
+class Weighing:
+    """What progress is weighed against: log progress − a·log seconds − (1 − a)·log joules.
+
+    Attributes:
+        time: a, in (0, 1).
+        seconds, joules: what the round takes beside the devices' work: gossip.
+    """
+
+    time: float
+    seconds: float = 0.0
+    joules: float = 0.0
+
+    def score(self, progress: float, makespan: float, joules: float) -> float:
         """What is maximised; −inf for a plan that makes no progress."""
-        if self.objective >= 0 or self.joules <= 0:
+        if progress <= 0 or joules <= 0:
             return -math.inf
-        cost = time_weight * math.log(makespan) + (1 - time_weight) * math.log(self.joules)
-        return math.log(-self.objective) - cost
+        seconds, energy = makespan + self.seconds, joules + self.joules
+        return math.log(progress) - self.time * math.log(seconds) - (1 - self.time) * math.log(energy)
+
+    def price(self, progress: float, joules: float) -> float:
+        """The price of energy at which one percent of energy is worth 1 − a percent of progress."""
+        return (1 - self.time) * progress / (joules + self.joules)
 
 
-def solve_on_list(problem: RoundProblem, table: PairTable, time_weight: float | None = None) -> Solution:
+def solve_on_list(problem: RoundProblem, table: PairTable, weighing: Weighing | None = None) -> Solution:
     """Decides the steps, θ and the clock of every device.
 
     Args:
         problem: what is known and what may be spent; its own objective plays no part. ρ_min and θ_min must
             be those of the table's first pair.
         table: the pairs to choose from and what each is worth.
-        time_weight: a in (0, 1); None to use the caps up.
+        weighing: what time and energy are worth; None to use the caps up.
     """
+    return solve_without_dear(problem, lambda rest, _: _solve(rest, table, time_weight))
+
+
+def _solve(problem: RoundProblem, table: PairTable, time_weight: float | None) -> Solution:
     limits = find_feasible_limits(problem)
     grid = PairGrid.from_problem(problem, table, limits.seconds, limits.battery)
     if limits.forced:
         plan = _Plan.from_response(grid.spend_least())
-    elif time_weight is None:
+    elif weighing is None:
         plan = _fill_cap(grid, limits.joules)
     else:
-        grid = grid.within(_choose_makespan(grid, limits.joules, time_weight))
-        plan = _plan_within(grid, limits.joules, time_weight)
+        grid = grid.within(_choose_makespan(grid, limits.joules, weighing))
+        plan = _plan_within(grid, limits.joules, weighing)
     found = Proposal(
         rho=table.steps[plan.pair] / problem.tau,
         theta=table.theta[plan.pair],
@@ -300,16 +322,17 @@ def solve_on_list(problem: RoundProblem, table: PairTable, time_weight: float | 
     return prove(problem, limits, found)
 
 
-def _choose_makespan(grid: PairGrid, energy_cap: float, time_weight: float) -> float:
+def _choose_makespan(grid: PairGrid, energy_cap: float, weighing: Weighing) -> float:
     """The makespan of the best score, among a grid of them, and then among a finer grid around the best."""
     stride = max(1, grid.size // SAMPLE)
     sample, shortest = grid.sample(stride), grid.least_makespan()
-    cap = energy_cap * sample.size / grid.size
+    share = sample.size / grid.size
+    cap, own = energy_cap * share, replace(weighing, joules=weighing.joules * share)
     longest = max(shortest, min(float(grid.seconds.max()), grid.longest_makespan()))
 
     def score(makespan: float) -> float:
-        plan = _plan_within(sample.within(makespan), cap, time_weight)
-        return plan.score(makespan, time_weight)
+        plan = _plan_within(sample.within(makespan), cap, own)
+        return own.score(-plan.objective, makespan, plan.joules)
 
     low, high = shortest, longest
     for _ in range(2):
@@ -319,13 +342,13 @@ def _choose_makespan(grid: PairGrid, energy_cap: float, time_weight: float) -> f
     return float(tried[best])
 
 
-def _plan_within(grid: PairGrid, energy_cap: float, time_weight: float) -> _Plan:
+def _plan_within(grid: PairGrid, energy_cap: float, weighing: Weighing) -> _Plan:
     """The best plan within the makespan: at the price that the score sets, or within the cap if it binds."""
     response = grid.respond(0.0)
     for _ in range(PRICE_STEPS):
         if response.objective >= 0 or response.joules <= 0:
             break
-        price = (1 - time_weight) * -response.objective / response.joules
+        price = weighing.price(-response.objective, response.joules)
         # At the fixed point the response repeats itself.
         if price <= response.price * (1 + 1e-9):
             break

@@ -157,7 +157,7 @@ def _is_over(
     last: RoundRecord, rounds: dict[str, Any], target: float | None, fleet: FleetDescription
 ) -> bool:
     """Whether the run is finished; an interrupted run is not."""
-    if last.round >= (_whole(rounds.get("global")) or math.inf):
+    if last.round >= (_whole(rounds.get("global")) or math.inf) or last.ends_at_budget:
         return True
     # As in `rounds`, but from the files alone: the dashboard does not build the experiment.
     if rounds.get("stop") == "budget":

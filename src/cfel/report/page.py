@@ -265,6 +265,8 @@ def render_work_table(
         "Uploads planned",
         "Uploads sent",
         "Backhaul",
+        "Backhaul, J",
+        "Downloads",
         "Devices: mean",
         "Worst tenth",
         "Spread",
@@ -296,6 +298,8 @@ def _format_work(values: Mapping[str, Any]) -> tuple[str, ...]:
     return (
         *(_format_number(values[name], ",.0f") for name in ("steps_planned", "steps_taken")),
         *(format_bytes(values[name]) for name in ("upload_bytes_planned", "upload_bytes", "backhaul_bytes")),
+        _format_number(values["backhaul_joules"], ",.0f"),
+        format_bytes(values["download_bytes"]),
         *(
             format_percent(values[f"{whose}_accuracy_{name}"])
             for whose in ("device", "personal")

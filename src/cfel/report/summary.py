@@ -32,6 +32,8 @@ _SUMMED = (
     "upload_bytes_planned",
     "upload_bytes",
     "backhaul_bytes",
+    "backhaul_joules",
+    "download_bytes",
     "wall_seconds",
 )
 _DEVICE_ACCURACY = (

@@ -68,6 +68,7 @@ def make_record(
     *,
     model_sha256: str,
     wall_seconds: float,
+    ends_at_budget: bool = False,
     peak_memory_bytes: int | None = None,
 ) -> RoundRecord:
     """The log's line for a global round that has just ended.
@@ -79,6 +80,7 @@ def make_record(
         scores: of its models; empty when the round was not evaluated.
         model_sha256: of the edge models.
         wall_seconds: real time the round took.
+        ends_at_budget: whether the budgets do not cover another round.
         peak_memory_bytes: most memory used so far, if known.
     """
     setting, ledger = world.setting, control.ledger(world.setting)
@@ -125,6 +127,9 @@ def make_record(
         ),
         upload_bytes=math.ceil(uploads),
         backhaul_bytes=math.ceil(backhaul),
+        backhaul_joules=setting.compute_backhaul_joules(control.rounds_done - 1),
+        download_bytes=math.ceil(sum(int(who.sum()) for who in present) * setting.full_model_bits / 8),
+        ends_at_budget=ends_at_budget,
         peak_memory_bytes=peak_memory_bytes,
     )
     over = is_over(setting.rounds, setting.budget, record)

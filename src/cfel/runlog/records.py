@@ -33,6 +33,7 @@ WALL_CLOCK_FIELDS = ("wall_seconds", "peak_memory_bytes")
 METRICS = (
     *("accuracy", "loss", "seconds", "joules", "rho_mean", "theta_mean", "sigma2", "g2", "gap"),
     *("wire_bytes", "steps_planned", "steps_taken", "upload_bytes_planned", "upload_bytes", "backhaul_bytes"),
+    *("backhaul_joules", "download_bytes"),
     *("device_accuracy_mean", "device_accuracy_worst", "device_accuracy_spread"),
     *("personal_accuracy_mean", "personal_accuracy_worst", "personal_accuracy_spread", "personal_loss"),
 )
@@ -79,6 +80,10 @@ class RoundRecord:
         upload_bytes_planned: bytes of this round's uploads by the plans, Σ θ times a full model.
         upload_bytes: bytes that devices sent, indices included.
         backhaul_bytes: bytes of models between edge servers in this round.
+        backhaul_joules: energy of these, part of `joules`; 0 where it is not charged
+            (`topology.joules_per_bit`).
+        download_bytes: bytes of models that devices fetched in this round, with what edge servers remember
+            beside them; as in the paper, neither their time nor their energy is charged.
         device_accuracy_mean: mean over devices of the metric on test samples like their own; None if not
             evaluated per device (`simulation.device_accuracy`).
         device_accuracy_worst: mean over the worst tenth of the devices.
@@ -88,6 +93,7 @@ class RoundRecord:
         personal_accuracy_spread: standard deviation over devices.
         personal_loss: mean over devices of the task's loss of these models, on the same samples.
         metrics: the task's further metrics by their own names, averaged like accuracy; empty without.
+        ends_at_budget: whether the run ends with this round because the budgets do not cover another.
         peak_memory_bytes: most memory that the simulating process has used so far, without workers in other
             processes; None if not known.
     """
@@ -119,6 +125,8 @@ class RoundRecord:
     upload_bytes_planned: int | None = None
     upload_bytes: int | None = None
     backhaul_bytes: int | None = None
+    backhaul_joules: float | None = None
+    download_bytes: int | None = None
     device_accuracy_mean: float | None = None
     device_accuracy_worst: float | None = None
     device_accuracy_spread: float | None = None
@@ -127,6 +135,7 @@ class RoundRecord:
     personal_accuracy_spread: float | None = None
     personal_loss: float | None = None
     metrics: dict[str, float] = field(default_factory=dict)
+    ends_at_budget: bool = False
     peak_memory_bytes: int | None = None
 
     def __post_init__(self) -> None:

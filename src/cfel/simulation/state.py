@@ -246,12 +246,12 @@ class EdgeRoundOrders(NamedTuple):
         number: of the edge round, counted through the whole run.
         conditions: of the devices that begin now.
         plan: what these are asked.
-        rate: share of the learning rate.
+        used: share of the run that is over, by which learning rates fall.
         jobs: the orders with the devices' states, by device and therefore by cluster.
     """
 
     number: int
     conditions: Conditions
     plan: RoundPlan
-    rate: float
+    used: float
     jobs: Sequence[tuple[DeviceOrder, DeviceState]]

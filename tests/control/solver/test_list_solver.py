@@ -148,3 +148,19 @@ def test_clocks_are_stated_only_where_they_are_chosen() -> None:
     assert chosen.clock is not None
     assert chosen.clock.min() < 1
     assert fixed.clock is None
+
+
+@pytest.mark.parametrize("devices", [16, 64])
+@pytest.mark.parametrize("seed", range(6))
+@pytest.mark.parametrize("more", ["time_cap", "energy_cap"])
+def test_more_budget_costs_hardly_any_score(devices: int, seed: int, more: str) -> None:
+    """Makespans are tried on a grid that the time cap moves: between two grids up to 2 % may be lost."""
+    best = -np.inf
+    for share in (0.5, 0.6, 0.7, 0.8, 0.9, 1.0):
+        case = problem(devices, seed)
+        case = replace(case, **{more: getattr(case, more) * share / 0.6})
+        found = solve_on_list(case, table(), 0.8)
+        makespan = case.seconds(found.rho, found.theta, found.clock).max()
+        score = np.log(-found.objective) - 0.8 * np.log(makespan) - 0.2 * np.log(found.joules)
+        assert score >= best - 0.02
+        best = max(best, score)

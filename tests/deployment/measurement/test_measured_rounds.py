@@ -18,7 +18,7 @@ from cfel.deployment.device import agent as device_agent
 from cfel.deployment.device.memory import Memory, load_memory, save_memory
 from cfel.deployment.host import RealDisk
 from cfel.deployment.measurement.energy_counters import EnergyCounter, PowerCounter
-from cfel.deployment.measurement.measured_rounds import FederationMeasurements
+from cfel.deployment.measurement.measured_rounds import FederationMeasurements, limit_waits
 from cfel.deployment.measurement.meters import Measurements, RunningRatio
 from cfel.deployment.payloads import make_upload
 from cfel.deployment.protocol.device_requests import EstimatesRequest, MeasurementReport, UploadRequest
@@ -281,3 +281,10 @@ def test_measurements_survive_the_disk_and_the_wire(tmp_path: Path) -> None:
     measured = FederationMeasurements(reported, RunningRatio(1.0, 2.0), RunningRatio(3.0, 4.0))
     again = decode(encode(replace(control, measured=measured)), CoordinatorState)
     assert again.measured == measured
+
+
+def test_edge_servers_keep_the_deadline_by_their_own_clocks_where_they_measure() -> None:
+    asked = {"scheme": {"deadline_seconds": 7}}
+    for conditions, seconds in (("measured", 7), ("model", 20)):
+        experiment = deployed(asked, conditions=conditions)
+        assert limit_waits(experiment.build_world(), experiment.deployment).round_seconds == seconds

@@ -46,7 +46,7 @@ def test_what_is_not() -> None:
     raise_if_diverged(ORDER, LOCAL, Estimates(0.0, -1.0), [1e30], torch.full((4,), 3e38))
 
 
-@pytest.mark.parametrize("kind", ["topk", "randomk", "jl", "quantise", "none"])
+@pytest.mark.parametrize("kind", ["topk", "randomk", "jl", "quantise", "uveqfed", "atomo", "none"])
 @pytest.mark.parametrize("batched", [False, True])
 def test_training_that_diverges(
     digits_task: Task,

@@ -17,6 +17,7 @@ from dataclasses import replace
 import numpy as np
 
 from cfel.arrays import BoolArray
+from cfel.control.scheme import Observation
 from cfel.deployment.coordinator.calls import (
     QUICK_SECONDS,
     TRY_AGAIN_SECONDS,
@@ -69,13 +70,15 @@ from cfel.rounds.estimates import combine_estimates, implausible_devices, needs_
 from cfel.rounds.kernel import (
     charge_gossip,
     close_global_round,
-    find_rate,
+    ends_at_budget,
+    find_used,
     is_evaluated,
     is_over,
     observe,
     plan_edge_round,
 )
 from cfel.rounds.records import RoundScores, make_plan_table, make_record
+from cfel.system import Conditions
 from cfel.world import World
 
 _LOG = logging.getLogger(__name__)
@@ -185,34 +188,52 @@ class Coordinator:
         setting, control = self._world.setting, state.control
         conditions = setting.conditions(control.rounds_done, state.edge_round, control.spent_joules)
         state = await self._wait_for_devices(state, set(np.flatnonzero(conditions.available).tolist()))
-        absent = np.zeros(setting.fleet.devices, dtype=bool)
-        absent[list(state.absent_devices)] = True
-        absent |= self._without_edge_server()
-        conditions = conditions.without(absent)
+        conditions = conditions.without(self._list_absent(state))
         available = tuple(conditions.available.tolist())
         if needs_estimates(self._world.training.local.estimator, state.estimates):
             command = EstimateCommand(self._edges.term, state.position, available)
             answers = await self._edges.command(command, self._deployment.round_seconds)
             state = add_estimates(state, self._bound(state, answers).values())
             await self._stop_if_diverged(available, answers.values(), state)
-        if state.measured is not None:
-            conditions = apply_reports(state.measured.devices, conditions)
         small, available_now = setting.small_batches is not None, conditions.available
         for device in implausible_devices(state.estimates, available_now, small_batches=small):
             self._on_rejection(Identity("device", device), "estimates", "its σ² and G² are not plausible")
-        estimates = combine_estimates(state.estimates, available_now, small_batches=small)
-        observation = observe(setting, control, state.edge_round, conditions, estimates)
-        if state.measured is not None:
-            # Nothing sets clocks on devices yet, so slower ones must be neither planned nor charged.
-            observation = replace(
-                reserve_overhead(self._world, state.measured, observation), full_clocks=True
-            )
+        observation = self._observe(state, conditions)
         # A plan for a million devices takes seconds; heartbeats must go out meanwhile.
         plan, control = await self._host.compute.run(lambda: plan_edge_round(setting, control, observation))
         plan = replace(plan, speed=None) if observation.full_clocks else plan
-        rate = find_rate(self._world.training.local, observation)
+        local = self._world.training.local
+        rate = local.find_rate(find_used(local, observation))
         asked = tuple(plan.leave_out(conditions).available.tolist())
         return replace(state, plan=plan, control=control, available=asked, rate=rate)
+
+    def _list_absent(self, state: CoordinatorState) -> BoolArray:
+        """Per device, whether it or its edge server is not there."""
+        absent = self._without_edge_server()
+        absent[list(state.absent_devices)] = True
+        return absent
+
+    def _observe(self, state: CoordinatorState, conditions: Conditions) -> Observation:
+        """What the scheme sees of these conditions, as measured where devices measure."""
+        setting, small = self._world.setting, self._world.setting.small_batches is not None
+        if state.measured is not None:
+            conditions = apply_reports(state.measured.devices, conditions)
+        estimates = combine_estimates(state.estimates, conditions.available, small_batches=small)
+        observation = observe(setting, state.control, state.edge_round, conditions, estimates)
+        if state.measured is None:
+            return observation
+        # Nothing sets clocks on devices yet, so slower ones must be neither planned nor charged.
+        return replace(reserve_overhead(self._world, state.measured, observation), full_clocks=True)
+
+    async def _ends_at_budget(self, state: CoordinatorState) -> bool:
+        """Whether the budgets do not cover another round; `state` is after the one that has ended."""
+        setting, control = self._world.setting, state.control
+
+        def look_ahead() -> Observation:
+            conditions = setting.conditions(control.rounds_done, 0, control.spent_joules)
+            return self._observe(replace(state, edge_round=0), conditions.without(self._list_absent(state)))
+
+        return await self._host.compute.run(lambda: ends_at_budget(setting, control, look_ahead))
 
     def _bound(self, state: CoordinatorState, answers: Mapping[int, Answer]) -> dict[int, Answer]:
         """Bounds what devices measured, and counts what was implausible."""
@@ -269,7 +290,9 @@ class Coordinator:
     ) -> tuple[CoordinatorState, bool]:
         """The gossip step that ends a global round, and its record; returns also whether the run is over."""
         world, setting, evaluation = self._world, self._world.setting, self._world.evaluation
-        evaluates = is_evaluated(setting, evaluation.every, close_global_round(setting, state.control))
+        closed = replace(state, control=close_global_round(setting, state.control))
+        last = await self._ends_at_budget(closed)
+        evaluates = is_evaluated(setting, evaluation.every, closed.control, ends_at_budget=last)
         # Measured, it is not known before the exchange whether it uses the budget up.
         evaluates |= state.measured is not None and setting.rounds.stop == "budget"
         # A part of the model is on devices only, so edge servers have nothing to evaluate.
@@ -277,6 +300,8 @@ class Coordinator:
         after = await self._gossip(state, evaluates and evaluation.on == "edge")
         after, seconds = self._measure_exchange(after)
         control = close_global_round(setting, state.control, seconds)
+        if seconds is not None:
+            last = await self._ends_at_budget(replace(after, control=control))
         edge_rounds = [
             count_edge_round(world, state.control.rounds_done, finished) for finished in state.finished
         ]
@@ -288,6 +313,7 @@ class Coordinator:
             scores,
             model_sha256=hashlib.sha256(b"".join(map(bytes.fromhex, after.digests))).hexdigest(),
             wall_seconds=self._host.time_of_day() - state.started_at,
+            ends_at_budget=last,
         )
         record = found.choose_record(record)
         await self._edges.propose(state.position, record, self._deployment.gossip_seconds)

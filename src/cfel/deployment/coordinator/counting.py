@@ -181,7 +181,8 @@ def bound_answers(
         return dict(answers), []
     found = [each for answer in answers.values() for each in answer.devices]
     fresh = {each.device: each.measured for each in found if each.measured is not None}
-    observed = {each.device: _observe_work(world, each) for each in found}
+    local_steps = None if state.plan is None else state.plan.local_steps
+    observed = {each.device: _observe_work(world, each, local_steps) for each in found}
     now = world.setting.conditions(*state.position[:2])
     bounded, reasons = bound_reports(fresh, state.measured.devices, observed, usual, now, spread)
     return {edge: _replace_reports(each, bounded) for edge, each in answers.items()}, reasons
@@ -194,13 +195,15 @@ def _replace_reports(answer: Answer, reports: Mapping[int, MeasurementReport]) -
     return msgspec.structs.replace(answer, devices=devices)
 
 
-def _observe_work(world: World, found: DeviceEstimates | DeviceResult) -> ObservedWork:
+def _observe_work(
+    world: World, found: DeviceEstimates | DeviceResult, local_steps: int | None
+) -> ObservedWork:
     """What the edge server saw of a device's work."""
     gradients, setting = world.training.local.fresh_batches, world.setting
     if isinstance(found, DeviceEstimates):
         return ObservedWork(found.seconds, gradients, gradients, 0.0)
     share = found.wire_bits * setting.charged_share / setting.model_bits if setting.model_bits else 0.0
-    steps = float(setting.charge_steps(found.steps, found.rho))
+    steps = float(setting.charge_steps(found.steps, found.rho, local_steps))
     return ObservedWork(found.seconds, steps, steps + gradients, share)
 
 

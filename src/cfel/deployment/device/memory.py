@@ -19,6 +19,7 @@ from cfel.deployment.measurement.meters import Measurements
 from cfel.deployment.protocol.device_requests import Round, UploadRequest
 from cfel.deployment.protocol.messages import Body, decode, encode
 from cfel.errors import DamagedError, RejectedError
+from cfel.learning.device import return_update
 from cfel.learning.device_messages import DeviceState, Order
 from cfel.learning.local.estimates import Estimates
 from cfel.learning.packing import unpack_update
@@ -68,9 +69,9 @@ def return_unused(memory: Memory, last_used_round: Round | None) -> Memory:
     sent, residual = memory.sent, memory.state.residual
     if sent is None or residual is None or sent.upload.round == last_used_round:
         return memory
-    returned, buffers = residual.clone(), 4 * sent.upload.buffers
-    unpack_update(sent.upload.content.join()[buffers:], returned.numel()).add_to(returned, 1.0)
-    return replace(memory, state=replace(memory.state, residual=returned), sent=None)
+    buffers = 4 * sent.upload.buffers
+    update = unpack_update(sent.upload.content.join()[buffers:], residual.numel())
+    return replace(memory, state=return_update(memory.state, update), sent=None)
 
 
 def save_memory(disk: Disk, path: Path, memory: Memory) -> None:

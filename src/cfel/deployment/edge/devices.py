@@ -196,6 +196,11 @@ class DeviceService:
         names = list_nodes("device", sorted(self.diverged))
         return f"training diverged at {names}; most likely local.learning_rate is too large"
 
+    @property
+    def measures(self) -> bool:
+        """Whether conditions are measured on the devices."""
+        return self._parameters.measures
+
     def list_connected(self) -> list[int]:
         """Devices that are there."""
         return self.presence.list_connected()

@@ -26,7 +26,7 @@ from cfel.deployment.election.member import Member, scale_timing
 from cfel.deployment.election.rules import Electorate
 from cfel.deployment.health import PeerContacts, PeerFaults
 from cfel.deployment.host import DiskHealth, Host
-from cfel.deployment.measurement.measured_rounds import choose_accounting, describe_limits
+from cfel.deployment.measurement.measured_rounds import choose_accounting, describe_limits, limit_waits
 from cfel.deployment.parameters import DeploymentParameters
 from cfel.deployment.payloads import EncodedModels
 from cfel.deployment.protocol.calls import Answer, AnyRequest, Calls, Endpoint, Request, serve
@@ -100,7 +100,7 @@ class EdgeNode:
         host: Host,
         credentials: CredentialFiles | None = None,
     ) -> None:
-        world = choose_accounting(world, deployment)
+        world, deployment = choose_accounting(world, deployment), limit_waits(world, deployment)
         self._world, self._deployment, self._host, self._credentials = world, deployment, host, credentials
         self.identity = Identity("edge", number)
         self.endpoints: dict[type[AnyRequest], Endpoint] = {}

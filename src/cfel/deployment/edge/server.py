@@ -74,7 +74,7 @@ from cfel.learning.edge import mean_model, update_edge_model, weighted_model
 from cfel.learning.evaluate import evaluate
 from cfel.learning.local.workspace import Workspace
 from cfel.learning.models.flat import FlatModel
-from cfel.rounds.kernel import device_weights, is_over, make_order
+from cfel.rounds.kernel import DeviceWork, device_weights, find_late, is_over, make_order
 from cfel.rounds.records import measure_each, take_means
 from cfel.runlog import RoundRecord
 from cfel.system import Backhaul
@@ -266,15 +266,27 @@ class EdgeServer:
             state, rate = self.state, coordinator_state.rate
             orders = self._make_orders(at, coordinator_state.available, plan, rate)
             answers = await self._devices.collect_reports(orders, state.last_used_rounds)
-            model = await self._aggregate(state.model, plan, list(answers.values.values()), rate)
+            late = self._find_late(at, plan, answers.values)
+            reports = [report for n, report in answers.values.items() if n not in late]
+            model = await self._aggregate(state.model, plan, reports, rate)
             # Each update is finite, but their sum is not. The round counts as one without devices.
             if model is None:
                 _LOG.error("the updates of %s do not add up to finite numbers", sorted(answers.values))
                 model, answers = state.model, replace(answers, values={}, measured={})
             plannable = tuple(self._devices.list_plannable())
-            answer = PlanAnswer(_list_results(orders, answers), plannable, answers.seconds, answers.diverged)
-            await self._advance(_after_edge_round(state, at, coordinator_state, model, answer))
+            results = _list_results(plan, answers)
+            answer = PlanAnswer(results, plannable, answers.seconds, answers.diverged)
+            used = [result.device for result in results if result.device not in late]
+            await self._advance(_after_edge_round(state, at, coordinator_state, model, answer, used))
             return answer
+
+    def _find_late(self, at: Position, plan: RoundPlan, reports: Mapping[int, DeviceReport]) -> set[int]:
+        """Devices that were late by the experiment's model; where clocks measure, real time counts."""
+        if self._devices.measures:
+            return set()
+        setting = self.world.setting
+        work = [DeviceWork(n, each.steps, each.update.wire_bits, each.loss) for n, each in reports.items()]
+        return find_late(setting, setting.conditions(*at[:2]), plan, work)
 
     async def _aggregate(
         self, model: FlatModel, plan: RoundPlan, reports: Sequence[DeviceReport], rate: float
@@ -296,13 +308,13 @@ class EdgeServer:
     ) -> dict[int, DeviceOrder]:
         """Orders for the available devices of this edge server."""
         speed = np.ones(len(plan.rho)) if plan.speed is None else plan.speed
-        columns = plan.rho.tolist(), plan.theta.tolist(), speed.tolist()
-        model, found = self.state.model, [n for n in self._devices.devices if available[n]]
+        asked = list(zip(plan.rho.tolist(), plan.theta.tolist(), speed.tolist(), strict=True))
+        setting, model, steps = self.world.setting, self.state.model, plan.local_steps
         try:
             orders = {}
-            for n in found:
-                rho, theta, pace = (column[n] for column in columns)
-                orders[n] = make_order(self.world.setting, *at[:2], n, rho, theta, model, rate, pace)
+            for n in (n for n in self._devices.devices if available[n]):
+                rho, theta, pace = asked[n]
+                orders[n] = make_order(setting, *at[:2], n, rho, theta, model, rate, steps, pace)
         except InputError as error:
             raise RejectedError(str(error)) from error
         return orders
@@ -550,15 +562,13 @@ class EdgeServer:
         self.finished.set()
 
 
-def _list_results(
-    orders: Mapping[int, DeviceOrder], answers: DeviceAnswers[DeviceReport]
-) -> tuple[DeviceResult, ...]:
+def _list_results(plan: RoundPlan, answers: DeviceAnswers[DeviceReport]) -> tuple[DeviceResult, ...]:
     return tuple(
         DeviceResult(
             device=n,
-            rho=orders[n].rho,
-            theta=orders[n].theta,
-            speed=orders[n].speed,
+            rho=float(plan.rho[n]),
+            theta=float(plan.theta[n]),
+            speed=1.0 if plan.speed is None else float(plan.speed[n]),
             steps=report.steps,
             wire_bits=report.update.wire_bits,
             loss=report.loss,
@@ -571,11 +581,16 @@ def _list_results(
 
 
 def _after_edge_round(
-    state: EdgeState, at: Position, coordinator_state: CoordinatorState, model: FlatModel, answer: PlanAnswer
+    state: EdgeState,
+    at: Position,
+    coordinator_state: CoordinatorState,
+    model: FlatModel,
+    answer: PlanAnswer,
+    used: Sequence[int],
 ) -> EdgeState:
     # A successor may ask again for any edge round since the last record.
     recent = {place: report for place, report in state.reports.items() if place[0] >= at[0] - 1}
-    used_rounds = {result.device: at[:2] for result in answer.devices}
+    used_rounds = dict.fromkeys(used, at[:2])
     return replace(
         state,
         position=(at[0], at[1] + 1, 0),

@@ -70,6 +70,14 @@ def choose_accounting(world: World, deployment: DeploymentParameters) -> World:
     return replace(world, setting=replace(world.setting, accounting="realised"))
 
 
+def limit_waits(world: World, deployment: DeploymentParameters) -> DeploymentParameters:
+    """Makes edge servers keep the scheme's deadline by their own clocks where conditions are measured."""
+    deadline = world.setting.scheme.deadline_seconds
+    if not deployment.measures or deadline >= deployment.round_seconds:
+        return deployment
+    return replace(deployment, round_seconds=deadline)
+
+
 def describe_limits(scheme: Scheme, deployment: DeploymentParameters) -> str:
     """What a deployment cannot carry out of its scheme's plans, in words; empty if nothing."""
     if not (deployment.measures and scheme.plans_clocks):

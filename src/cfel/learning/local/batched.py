@@ -95,6 +95,8 @@ def _find_restriction(workspace: Workspace) -> str | None:
     """Why these settings and this model train one device at a time; None if they need not."""
     if workspace.local.algorithm != "sgd":
         return f"the algorithm {workspace.local.algorithm!r} trains one device at a time"
+    if workspace.local.steps == "last_layers":
+        return "devices that train other layers train one at a time"
     if workspace.local.precision != "float32":
         return f"local.precision = {workspace.local.precision!r} is for one device at a time"
     if workspace.flat.buffers.numel():

@@ -222,6 +222,22 @@ class FlatModule:
         own = {PARAMETERS: self.parameters[parameters:], STATISTICS: self.buffers[buffers:]}
         return {name: each.clone().cpu() for name, each in own.items() if each.numel()}
 
+    def find_hidden_matrices(self) -> tuple[Slot, ...]:
+        """The shared weight matrices and kernels; without embeddings and without the last layer's."""
+        tables = {
+            f"{name}.weight".lstrip(".")
+            for name, module in self.module.named_modules()
+            if isinstance(module, nn.Embedding | nn.EmbeddingBag)
+        }
+        known = {slot.name: slot for slot in self.parameter_slots if len(slot.shape) > 1}
+        in_order = [name for name, _ in self.module.named_parameters() if name in known]
+        hidden = {name for name in in_order[:-1] if name not in tables}
+        return tuple(
+            slot
+            for slot in self.parameter_slots
+            if slot.name in hidden and slot.stop <= self.shared.parameters
+        )
+
     def views(self, vector: Tensor) -> list[Tensor]:
         """Views of `vector` (d numbers), shaped and strided like `leaves`."""
         return [slot.view(vector) for slot in self.parameter_slots]

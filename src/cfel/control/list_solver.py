@@ -297,10 +297,10 @@ def solve_on_list(problem: RoundProblem, table: PairTable, weighing: Weighing | 
         table: the pairs to choose from and what each is worth.
         weighing: what time and energy are worth; None to use the caps up.
     """
-    return solve_without_dear(problem, lambda rest, _: _solve(rest, table, time_weight))
+    return solve_without_dear(problem, lambda rest, _: _solve(rest, table, weighing))
 
 
-def _solve(problem: RoundProblem, table: PairTable, time_weight: float | None) -> Solution:
+def _solve(problem: RoundProblem, table: PairTable, weighing: Weighing | None) -> Solution:
     limits = find_feasible_limits(problem)
     grid = PairGrid.from_problem(problem, table, limits.seconds, limits.battery)
     if limits.forced:

@@ -123,6 +123,8 @@ def hcef_plus(parameters: SchemeParameters) -> Scheme:
     """Solves the progress problem in every edge round."""
     options = read_options(Options, parameters.options)
     theta = list_theta(parameters.theta_min)
+    if parameters.steps == "last_layers":
+        raise InputError("scheme.steps = 'last_layers': hcef_plus plans steps and batches of all layers")
     in_batches = options.progress and parameters.steps != "whole"
 
     def plan(state: State, observation: Observation) -> tuple[RoundPlan, State]:

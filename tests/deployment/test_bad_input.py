@@ -17,6 +17,7 @@ import grpc.aio
 import pytest
 
 from cfel.deployment.edge.devices import DeviceService
+from cfel.deployment.edge.verify_upload import UploadLimits
 from cfel.deployment.host import make_host
 from cfel.deployment.parameters import DeploymentParameters
 from cfel.deployment.payloads import EncodedModels, make_upload
@@ -183,7 +184,7 @@ class OpenServer:
         host = make_host()
         self._compute = host.compute
         models = EncodedModels(host.compute)
-        self.devices = DeviceService((4, 5), MODEL, parameters, host, models, kept_entries=1)
+        self.devices = DeviceService((4, 5), MODEL, parameters, host, models, UploadLimits(kept_entries=1))
         methods = [*self.devices.endpoints(), Endpoint(EstimateCommand, self._never)]
         credentials = Credentials.read(certificates, EDGE)
         self._server = GrpcServer(credentials, methods, lambda *each: self.rejected.append(each), parameters)

@@ -10,7 +10,7 @@ import msgspec
 import numpy as np
 import torch
 
-from cfel.deployment.edge.verify_upload import verify_upload
+from cfel.deployment.edge.verify_upload import UploadLimits, verify_upload
 from cfel.deployment.payloads import make_upload, read_model
 from cfel.deployment.protocol.calls import answer_type
 from cfel.deployment.protocol.device_requests import UploadRequest
@@ -102,7 +102,7 @@ def _try_upload(draw: random.Random) -> None:
     content = change_bytes(draw, bytes(upload.content.join()))
     header = encode(upload)
     received = decode(header, UploadRequest, Body.hash(content))
-    verified = verify_upload(received, order, draw.choice((None, 1.0)))
+    verified = verify_upload(received, order, UploadLimits(draw.choice((None, 1.0))))
     verified.update.add_to(torch.zeros(_SIZE), 1.0)
     read_model(content, order.model)
 

@@ -15,7 +15,7 @@ from cfel.experiment import Experiment, load_directory_experiment
 from cfel.learning.device_messages import DeviceState
 from cfel.learning.edge import mean_model, read_edge_models
 from cfel.learning.local.algorithms import build_algorithm
-from cfel.learning.models.files import save_model, save_onnx
+from cfel.learning.models.files import ModelForm, save_model, save_onnx
 from cfel.learning.models.flat import FlatModel
 from cfel.learning.task import Task, initial_model
 from cfel.plugins import BUILT_IN_ONLY, CodePolicy
@@ -81,7 +81,8 @@ def export_model(
     if to.suffix == ".onnx":
         save_onnx(to, found.model, task.build(), task.data.input_shape)
     else:
-        save_model(to, found.model, task.build())
+        name = experiment.model.name if experiment.data.task is None else ""
+        save_model(to, found.model, task.build(), ModelForm.describe(task, name))
     return found
 
 

@@ -152,7 +152,7 @@ class SchemeParameters:
         options: further settings of a particular scheme, as `{ literal = true }` of "mll_sgd".
     """
 
-    name: str = "hcef"
+    name: str = "hcef_plus"
     rho_min: float = 0.1
     theta_min: float = 0.01
     solver: Method = "joint"

@@ -14,6 +14,7 @@ import torch
 
 from cfel.deployment.device.agent import DeviceAgent
 from cfel.deployment.edge.node import EdgeNode, ServeStatus
+from cfel.deployment.fleet_limit import check_fleet_size
 from cfel.deployment.host import make_host
 from cfel.deployment.measurement.energy_counters import EnergyCounter, find_counter
 from cfel.deployment.parameters import DeploymentParameters
@@ -78,6 +79,7 @@ async def run_edge(
     if number >= clusters:
         raise InputError(f"{node.identity}: the experiment has edge servers 0 to {clusters - 1}")
     _check_addresses(node, clusters)
+    check_fleet_size(world, deployment)
     credentials = CredentialFiles(node.certificates, node.identity)
     client = GrpcClient(
         credentials,

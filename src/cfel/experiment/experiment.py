@@ -99,7 +99,8 @@ class Experiment:
     """An experiment with every default filled in; one attribute per section of the file.
 
     Args:
-        preset: where sections and keys that are not given come from, as in a file.
+        preset: where sections and keys that are not given come from, as in a file; of several, the later
+            ones take precedence.
         name: of the experiment.
         seed: a whole number.
         rounds, fleet, local, aggregation, budget, simulation, deployment: each a table with the keys of the
@@ -135,7 +136,7 @@ class Experiment:
     def __init__(
         self,
         *,
-        preset: str = "demo",
+        preset: str | Sequence[str] = "demo",
         name: str | None = None,
         seed: int | None = None,
         rounds: Rounds | Table | None = None,
@@ -151,7 +152,10 @@ class Experiment:
         simulation: SimulationParameters | Table | None = None,
         deployment: DeploymentParameters | Table | None = None,
         code: CodePolicy = ANY_CODE,
+        **unknown: object,
     ) -> None:
+        for key in unknown:
+            raise ExperimentError(unknown_name("experiment", key, ("preset", *PARTS)))
         # The parameters are named like the attributes.
         given = {key: each for key, each in locals().items() if key in PARTS and each is not None}
         parts, objects = _fill_in(given, preset)
@@ -178,7 +182,7 @@ class Experiment:
         Raises:
             InputError: something cannot be built, or does not go with the rest.
         """
-        scheme = build_scheme(self.scheme, self.code)
+        scheme = self._build_scheme()
         asked = scheme.device_overrides
         compress = compressor(asked.compressor or self.compression.kind, self.code)
         # It would be charged for a share θ, but send everything.
@@ -197,6 +201,14 @@ class Experiment:
         training = TrainingParameters(local, self.data.batch, feedback, algorithm)
         self._check_steps(training, algorithm)
         return BuiltParts(scheme, algorithm, training, edge_rules, compress)
+
+    def _build_scheme(self) -> Scheme:
+        """The scheme; in whole steps if it would choose batches, but the algorithm draws its own."""
+        scheme = build_scheme(self.scheme, self.code)
+        chooses = scheme.device_overrides.steps == "small_batches" and self.scheme.steps == "local"
+        if chooses and build_algorithm(self.local, self.code).train is not None:
+            return build_scheme(replace(self.scheme, steps="whole"), self.code)
+        return scheme
 
     def _check_steps(self, training: TrainingParameters, algorithm: LocalAlgorithm) -> None:
         """Checks that devices can take steps as scheme and experiment say together."""
@@ -323,6 +335,7 @@ class Experiment:
             backhaul=weight_backhaul(setting, samples),
             # Uploads are charged as for `charged_parameters`, though the model that trains may be smaller.
             charged_share=setting.model_bits / (32.0 * size),
+            metrics=task.described_metrics,
         )
         return World(
             setting=setting,
@@ -334,6 +347,7 @@ class Experiment:
             edge_rules=replace(parts.edge_rules, matrices=flat.find_hidden_matrices()),
             new_device=DeviceState(flat.read_personal()),
             evaluation=self.simulation.evaluation,
+            variances=flat.find_variances(),
         )
 
     def _split(self, task: Task) -> tuple[DataSet, list[IntArray]]:
@@ -368,11 +382,8 @@ def parse_sections(document: Table) -> dict[str, Any]:
     Raises:
         ExperimentError: a key or value is unknown.
     """
-    preset = document.get("preset", "demo")
-    if preset not in PRESETS:
-        raise ExperimentError(unknown_name("preset", preset, PRESETS))
     given = {key: value for key, value in document.items() if key != "preset"}
-    below = _load_preset(preset)
+    below = _load_presets(document.get("preset", "demo"))
     if "preset" not in document:
         # The demo's narrow-band radios fit the demo's small model; a file that does not name it has others.
         below = {**below, "fleet": {k: v for k, v in below["fleet"].items() if k != "conditions"}}
@@ -387,10 +398,16 @@ def parse_sections(document: Table) -> dict[str, Any]:
     return parts
 
 
-def _load_preset(name: str) -> Table:
-    if name == "none":
-        return {}
-    return tomllib.loads(files("cfel").joinpath(f"presets/{name}.toml").read_text(encoding="utf-8"))
+def _load_presets(names: object) -> Table:
+    """The tables of one preset, or of a list of them, each laid over the one before."""
+    merged: Table = {}
+    for name in names if isinstance(names, list | tuple) else [names]:
+        if name not in PRESETS:
+            raise ExperimentError(unknown_name("preset", name, PRESETS))
+        if name != "none":
+            text = files("cfel").joinpath(f"presets/{name}.toml").read_text(encoding="utf-8")
+            merged = merge(merged, tomllib.loads(text))
+    return merged
 
 
 def _reject_misplaced(name: str, table: Table) -> None:
@@ -410,7 +427,9 @@ def to_document(experiment: Experiment) -> dict[str, Any]:
     return head | tables | {"fleet": fleet_to_table(experiment.fleet)}
 
 
-def _fill_in(given: Mapping[str, Any], preset: str) -> tuple[dict[str, Any], dict[str, object]]:
+def _fill_in(
+    given: Mapping[str, Any], preset: str | Sequence[str]
+) -> tuple[dict[str, Any], dict[str, object]]:
     """All parts of an experiment given in Python, and the objects among them by their names.
 
     Sections are given as dataclasses, as tables, or as the value of their main key; the rest comes from the

@@ -30,7 +30,7 @@ from cfel.system import (
 from cfel.system.device_classes import parse_class_file
 from cfel.validation import parse_toml
 
-PRESETS = ("demo", "paper-cifar10", "paper-femnist", "none")
+PRESETS = ("demo", "paper-cifar10", "paper-femnist", "best", "none")
 CONDITIONS = {"random": RandomConditions, "classes": HardwareConditions, "trace": TraceParameters}
 FILE_NAMES = (
     *(("topology", "file"), ("data", "path"), ("model", "init")),

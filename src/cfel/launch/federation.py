@@ -15,6 +15,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 
 from cfel.deployment.edge.storage import EdgeDisk
+from cfel.deployment.fleet_limit import check_fleet_size
 from cfel.deployment.host import RealDisk
 from cfel.deployment.node import Node
 from cfel.deployment.protocol.addresses import join_address
@@ -78,6 +79,7 @@ def launch_federation(experiment: Experiment, out: Path, options: LaunchOptions)
     find_free_ports(experiment.deployment.host, 1)  # rejects a wrong host before anything is written
     reject_buffering(experiment.aggregation, "a deployment")
     world = experiment.build_world()
+    check_fleet_size(world, experiment.deployment)
     # As it is, not resolved: no engine runs, so none is chosen.
     text = experiment_toml(experiment)
     request = RunRequest(out, text, options.command, options.resume, may_differ=("simulation.engine",))
@@ -174,7 +176,10 @@ class LogMerger:
     @property
     def is_over(self) -> bool:
         """Whether the last round of the run is in its log."""
-        return self._last is not None and is_over(self._setting.rounds, self._setting.budget, self._last)
+        setting = self._setting
+        return self._last is not None and is_over(
+            setting.rounds, setting.budget, setting.metrics[0], self._last
+        )
 
     def merge(self) -> None:
         """Adds what the edge servers have logged since the last call."""

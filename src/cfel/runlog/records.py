@@ -31,7 +31,19 @@ WALL_CLOCK_FIELDS = ("wall_seconds", "peak_memory_bytes")
 """Fields that differ between two runs of the same experiment; all others are equal to the last bit."""
 
 METRICS = (
-    *("accuracy", "loss", "seconds", "joules", "rho_mean", "theta_mean", "sigma2", "g2", "gap"),
+    *(
+        "accuracy",
+        "loss",
+        "seconds",
+        "joules",
+        "seconds_expected",
+        "joules_expected",
+        "rho_mean",
+        "theta_mean",
+        "sigma2",
+        "g2",
+        "gap",
+    ),
     *("wire_bytes", "steps_planned", "steps_taken", "upload_bytes_planned", "upload_bytes", "backhaul_bytes"),
     *("backhaul_joules", "download_bytes"),
     *("device_accuracy_mean", "device_accuracy_worst", "device_accuracy_spread"),
@@ -60,7 +72,7 @@ class RoundRecord:
         joules_expected: energy likewise.
         seconds_realised: time since the start with the steps actually taken.
         joules_realised: energy likewise.
-        accuracy: the task's metric, larger is better; None when this round was not evaluated.
+        accuracy: the task's metric (`FleetDescription.metrics`); None when this round was not evaluated.
         loss: mean training loss of the round; None when no device took a step.
         rho_mean: mean of ρ over devices and edge rounds.
         theta_mean: mean of θ over devices and edge rounds.
@@ -176,8 +188,12 @@ _Values = msgspec.defstruct("_Values", [(each.name, each.type) for each in field
 
 
 def read_metrics(record: RoundRecord) -> dict[str, float]:
-    """The values that a round has, and the task's own metrics; without an evaluation there is no accuracy."""
-    found = ((name, getattr(record, name)) for name in METRICS)
+    """The values that a round has, and the task's own metrics; without an evaluation there is no accuracy.
+
+    `seconds` and `joules` are realised, whatever the budgets count.
+    """
+    realised = {"seconds": "seconds_realised", "joules": "joules_realised"}
+    found = ((name, getattr(record, realised.get(name, name))) for name in METRICS)
     own = {f"metrics/{name}": float(value) for name, value in record.metrics.items()}
     return {name: float(value) for name, value in found if value is not None} | own
 

@@ -10,7 +10,7 @@ from msgspec import structs
 
 from cfel.deployment.edge import devices as device_service
 from cfel.deployment.edge.devices import DeviceService
-from cfel.deployment.edge.verify_upload import verify_upload
+from cfel.deployment.edge.verify_upload import UploadLimits, verify_upload
 from cfel.deployment.host import make_host
 from cfel.deployment.parameters import DeploymentParameters
 from cfel.deployment.payloads import EncodedModels
@@ -29,7 +29,8 @@ async def serving() -> AsyncIterator[DeviceService]:
     host = make_host()
     parameters = DeploymentParameters(round_seconds=5.0, gone_seconds=5.0)
     try:
-        yield DeviceService((4, 5), MODEL, parameters, host, EncodedModels(host.compute), 1)
+        models = EncodedModels(host.compute)
+        yield DeviceService((4, 5), MODEL, parameters, host, models, UploadLimits(kept_entries=1))
     finally:
         host.compute.close()
 

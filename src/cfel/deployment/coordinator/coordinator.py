@@ -47,7 +47,7 @@ from cfel.deployment.edge.server import EdgeServer
 from cfel.deployment.election.member import Member
 from cfel.deployment.host import DiskHealth, Host
 from cfel.deployment.measurement.measured_rounds import apply_reports, reserve_overhead
-from cfel.deployment.measurement.plausibility import usual_conditions
+from cfel.deployment.measurement.plausibility import Doubts, usual_conditions
 from cfel.deployment.parameters import DeploymentParameters
 from cfel.deployment.protocol.calls import Calls, OnRejection
 from cfel.deployment.protocol.edge_requests import (
@@ -66,7 +66,13 @@ from cfel.deployment.protocol.edge_requests import (
 )
 from cfel.deployment.security.identity import Identity
 from cfel.errors import AllDivergedError, UnreachableError
-from cfel.rounds.estimates import combine_estimates, implausible_devices, needs_estimates
+from cfel.rounds.estimates import (
+    find_impossible,
+    implausible_devices,
+    needs_estimates,
+    note_habits,
+    view_estimates,
+)
 from cfel.rounds.kernel import (
     charge_gossip,
     close_global_round,
@@ -115,6 +121,7 @@ class Coordinator:
         # Devices that have diverged since a device last answered an order.
         self._diverged: set[int] = set()
         self._counted_at = 0.0
+        self._doubts = Doubts(deployment.quarantine_after, self._on_quarantine)
 
     async def lead(self) -> None:
         """Leads the experiment to its end.
@@ -143,8 +150,11 @@ class Coordinator:
         if state.plan is None:
             state = await self._plan(state)
         command = PlanCommand(self._edges.term, state.position, state)
-        answers = self._bound(state, await self._edges.command(command, self._deployment.round_seconds))
+        found = await self._edges.command(command, self._deployment.round_seconds)
+        state, answers, implausible = self._bound(state, found)
         after = add_edge_round(self._world, state, answers, self._since_last_count())
+        arrived = {each.device for answer in answers.values() for each in answer.devices}
+        self._doubts.add(arrived, implausible | self._judge_estimates(after, arrived))
         await self._stop_if_diverged(state.available, answers.values(), after)
         return after
 
@@ -193,12 +203,10 @@ class Coordinator:
         if needs_estimates(self._world.training.local.estimator, state.estimates):
             command = EstimateCommand(self._edges.term, state.position, available)
             answers = await self._edges.command(command, self._deployment.round_seconds)
-            state = add_estimates(state, self._bound(state, answers).values())
+            state = add_estimates(state, self._bound(state, answers)[1].values())
             await self._stop_if_diverged(available, answers.values(), state)
-        small, available_now = setting.small_batches is not None, conditions.available
-        for device in implausible_devices(state.estimates, available_now, small_batches=small):
-            self._on_rejection(Identity("device", device), "estimates", "its σ² and G² are not plausible")
         observation = self._observe(state, conditions)
+        control = note_habits(setting, control, state.estimates, conditions.available)
         # A plan for a million devices takes seconds; heartbeats must go out meanwhile.
         plan, control = await self._host.compute.run(lambda: plan_edge_round(setting, control, observation))
         plan = replace(plan, speed=None) if observation.full_clocks else plan
@@ -208,17 +216,17 @@ class Coordinator:
         return replace(state, plan=plan, control=control, available=asked, rate=rate)
 
     def _list_absent(self, state: CoordinatorState) -> BoolArray:
-        """Per device, whether it or its edge server is not there."""
+        """Per device, whether it or its edge server is not there, or is left out."""
         absent = self._without_edge_server()
-        absent[list(state.absent_devices)] = True
+        absent[[*state.absent_devices, *self._doubts.find_quarantined()]] = True
         return absent
 
     def _observe(self, state: CoordinatorState, conditions: Conditions) -> Observation:
         """What the scheme sees of these conditions, as measured where devices measure."""
-        setting, small = self._world.setting, self._world.setting.small_batches is not None
+        setting = self._world.setting
         if state.measured is not None:
             conditions = apply_reports(state.measured.devices, conditions)
-        estimates = combine_estimates(state.estimates, conditions.available, small_batches=small)
+        estimates = view_estimates(setting, state.control, state.estimates, conditions.available)
         observation = observe(setting, state.control, state.edge_round, conditions, estimates)
         if state.measured is None:
             return observation
@@ -235,14 +243,28 @@ class Coordinator:
 
         return await self._host.compute.run(lambda: ends_at_budget(setting, control, look_ahead))
 
-    def _bound(self, state: CoordinatorState, answers: Mapping[int, Answer]) -> dict[int, Answer]:
-        """Bounds what devices measured, and counts what was implausible."""
-        bounded, reasons = bound_answers(
+    def _bound(
+        self, state: CoordinatorState, answers: Mapping[int, Answer]
+    ) -> tuple[CoordinatorState, dict[int, Answer], set[int]]:
+        """Bounds what devices measured and charges their accounts; also who reported implausible figures."""
+        answers, bounded = bound_answers(
             self._world, self._usual, state, answers, self._deployment.report_spread
         )
-        for device, reason in reasons:
+        for device, reason in bounded.reasons:
             self._on_rejection(Identity("device", device), "measurements", reason)
-        return bounded
+        if state.measured is not None:
+            state = replace(state, measured=replace(state.measured, accounts=bounded.accounts))
+        return state, answers, {device for device, _ in bounded.reasons}
+
+    def _judge_estimates(self, state: CoordinatorState, arrived: set[int]) -> set[int]:
+        """Reports implausible σ² and G² among those that have just arrived; returns whose are impossible."""
+        small, habits = self._world.setting.small_batches is not None, state.control.habits
+        present = np.isin(np.arange(len(state.estimates)), sorted(arrived))
+        found = implausible_devices(state.estimates, present, small_batches=small, habits=habits)
+        for device in arrived.intersection(found):
+            self._on_rejection(Identity("device", device), "estimates", "its σ² and G² are not plausible")
+        # A device that is merely influential counts as the mean of the others, and its updates are useful.
+        return arrived.intersection(find_impossible(state.estimates, small_batches=small))
 
     async def _wait_for_devices(self, state: CoordinatorState, available: set[int]) -> CoordinatorState:
         """Waits while every available device is absent and no other is connected: such rounds do nothing.
@@ -258,6 +280,11 @@ class Coordinator:
             connected = {n for each in answers.values() for n in each.connected}
             await asyncio.sleep(0 if connected else TRY_AGAIN_SECONDS)
         return replace(state, absent_devices=tuple(n for n in state.absent_devices if n not in connected))
+
+    def _on_quarantine(self, device: int) -> None:
+        self._on_rejection(
+            Identity("device", device), "reports", "left out after repeated implausible reports"
+        )
 
     def _without_edge_server(self) -> BoolArray:
         """Per device, whether its edge server is gone."""
@@ -318,7 +345,7 @@ class Coordinator:
         record = found.choose_record(record)
         await self._edges.propose(state.position, record, self._deployment.gossip_seconds)
         table = make_plan_table(setting, edge_rounds, control.rounds_done)
-        over = is_over(setting.rounds, setting.budget, record)
+        over = is_over(setting.rounds, setting.budget, setting.metrics[0], record)
         command = CloseCommand(self._edges.term, state.position, record, table, over)
         await self._edges.command(command, self._deployment.gossip_seconds)
         now = self._host.time_of_day()

@@ -24,7 +24,7 @@ from cfel.deployment.measurement.measured_rounds import (
     apply_reports,
     collect_measurements,
 )
-from cfel.deployment.measurement.plausibility import ObservedWork, bound_reports
+from cfel.deployment.measurement.plausibility import BoundedReports, ObservedWork, bound_reports
 from cfel.deployment.protocol.device_requests import MeasurementReport
 from cfel.deployment.protocol.edge_requests import (
     DeviceEstimates,
@@ -164,7 +164,7 @@ def bound_answers(
     state: CoordinatorState,
     answers: Mapping[int, Answer],
     spread: float,
-) -> tuple[dict[int, Answer], list[tuple[int, str]]]:
+) -> tuple[dict[int, Answer], BoundedReports]:
     """Bounds what devices measured, before anything is planned or counted with it.
 
     Args:
@@ -175,17 +175,17 @@ def bound_answers(
         spread: how far a figure may be from its reference.
 
     Returns:
-        The answers with bounded measurements, and which device reported what that was implausible.
+        The answers with bounded measurements, and these with the devices' accounts.
     """
     if state.measured is None:
-        return dict(answers), []
+        return dict(answers), BoundedReports({}, [], ())
     found = [each for answer in answers.values() for each in answer.devices]
     fresh = {each.device: each.measured for each in found if each.measured is not None}
     local_steps = None if state.plan is None else state.plan.local_steps
     observed = {each.device: _observe_work(world, each, local_steps) for each in found}
     now = world.setting.conditions(*state.position[:2])
-    bounded, reasons = bound_reports(fresh, state.measured.devices, observed, usual, now, spread)
-    return {edge: _replace_reports(each, bounded) for edge, each in answers.items()}, reasons
+    bounded = bound_reports(fresh, state.measured, observed, usual, now, spread)
+    return {edge: _replace_reports(each, bounded.reports) for edge, each in answers.items()}, bounded
 
 
 def _replace_reports(answer: Answer, reports: Mapping[int, MeasurementReport]) -> Answer:

@@ -12,7 +12,7 @@ from dataclasses import dataclass, field
 from functools import partial
 from typing import Any, Generic, TypeVar
 
-from cfel.deployment.edge.verify_upload import verify_upload
+from cfel.deployment.edge.verify_upload import NO_LIMITS, UploadLimits, verify_upload
 from cfel.deployment.health import ChangeSignal, DevicePresence, RoundWaits, list_nodes
 from cfel.deployment.host import Host
 from cfel.deployment.parameters import DeploymentParameters
@@ -140,6 +140,7 @@ class DeviceService:
     Args:
         devices: those of this edge server.
         start: any model of the experiment, for sizes.
+        limits: what uploads must be like.
         models: where the edge server keeps encoded models.
         kept_entries: at how many shares θ devices report the energy of the largest entries.
 
@@ -156,9 +157,9 @@ class DeviceService:
         parameters: DeploymentParameters,
         host: Host,
         models: EncodedModels,
-        kept_entries: int = 0,
+        limits: UploadLimits = NO_LIMITS,
     ) -> None:
-        self.devices, self._models, self._kept_entries = devices, models, kept_entries
+        self.devices, self._models, self._limits = devices, models, limits
         self.rejected: dict[int, int] = dict.fromkeys(devices, 0)
         self.diverged: set[int] = set()
         self._start, self._parameters, self._compute = start, parameters, host.compute
@@ -340,9 +341,8 @@ class DeviceService:
         if order is None:
             return Confirmation()  # the answer to the first copy was lost on its way
         request = self._parts.complete(device, request)
-        limits = self._parameters.clip_norm, self._kept_entries
         try:
-            report = await self._compute.run(lambda: verify_upload(request, order, *limits))
+            report = await self._compute.run(lambda: verify_upload(request, order, self._limits))
         except RejectedError:
             await self._give_up(device, order)
             raise

@@ -22,6 +22,7 @@ from cfel.deployment.edge.monitor import PeerMonitor
 from cfel.deployment.edge.neighbours import NeighbourModels
 from cfel.deployment.edge.server import EdgeServer
 from cfel.deployment.edge.status import KnownNodes, snapshot
+from cfel.deployment.edge.verify_upload import UploadLimits
 from cfel.deployment.election.member import Member, scale_timing
 from cfel.deployment.election.rules import Electorate
 from cfel.deployment.health import PeerContacts, PeerFaults
@@ -119,7 +120,8 @@ class EdgeNode:
         calls = EdgeCalls(self.identity, calls, self.endpoints, self._contacts, self._on_wrong_answer)
         own = tuple(np.flatnonzero(fleet.cluster == number).tolist())
         kept_entries = len(world.training.local.kept_energy_at)
-        self.devices = DeviceService(own, start, deployment, host, models, kept_entries)
+        limits = UploadLimits(deployment.clip_norm, kept_entries, world.variances)
+        self.devices = DeviceService(own, start, deployment, host, models, limits)
         seconds = deployment.gossip_seconds
         neighbours = NeighbourModels(calls, start, seconds, self._faults, host.compute, self._is_gone)
         self.server = EdgeServer(

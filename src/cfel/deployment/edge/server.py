@@ -74,11 +74,12 @@ from cfel.learning.edge import mean_model, update_edge_model, weighted_model
 from cfel.learning.evaluate import evaluate
 from cfel.learning.local.workspace import Workspace
 from cfel.learning.models.flat import FlatModel
+from cfel.metric import Metric
 from cfel.rounds.kernel import DeviceWork, device_weights, find_late, is_over, make_order
 from cfel.rounds.records import measure_each, take_means
 from cfel.runlog import RoundRecord
 from cfel.system import Backhaul
-from cfel.wording import plural
+from cfel.wording import format_joules, format_seconds, plural
 from cfel.world import World
 
 _LOG = logging.getLogger(__name__)
@@ -163,7 +164,8 @@ class EdgeServer:
 
     def _ends(self, record: RoundRecord) -> bool:
         """Whether the experiment is over with this round."""
-        return is_over(self.world.setting.rounds, self.world.setting.budget, record)
+        setting = self.world.setting
+        return is_over(setting.rounds, setting.budget, setting.metrics[0], record)
 
     @property
     def phase(self) -> str:
@@ -497,7 +499,7 @@ class EdgeServer:
         self.log.check(command.record)
         await self._fetch_missed_rounds(caller, command.record.round - 1)
         await self._write("log", lambda: self.log.write(command.record, command.plans))
-        _LOG.info("%s", describe_round(self.log.records[-1]))
+        _LOG.info("%s", describe_round(self.log.records[-1], self.world.setting.metrics[0]))
         if command.last:
             _LOG.info("the experiment is over")
             self.finished.set()
@@ -601,10 +603,11 @@ def _after_edge_round(
     )
 
 
-def describe_round(record: RoundRecord) -> str:
-    """A finished round in a line."""
-    accuracy = "" if record.accuracy is None else f"accuracy {100 * record.accuracy:.1f} %, "
+def describe_round(record: RoundRecord, metric: Metric) -> str:
+    """A finished round in a line; costs are realised."""
+    quality = "" if record.accuracy is None else f"{metric.name} {metric.format(record.accuracy)}, "
+    spent = format_seconds(record.seconds_realised), format_joules(record.joules_realised)
     return (
-        f"round {record.round}: {accuracy}{plural(record.devices_taking_part, 'device')}, "
-        f"{record.seconds:,.1f} s and {record.joules:,.1f} J so far"
+        f"round {record.round}: {quality}{plural(record.devices_taking_part, 'device')}, "
+        f"{spent[0]} and {spent[1]} so far"
     )

@@ -68,7 +68,7 @@ class KeyEntry:
 _TOP = (
     KeyEntry(
         "preset",
-        _list_names(PRESETS),
+        ", ".join(f"`{name}`" for name in PRESETS),
         "`demo`",
         "What other keys default to; of a list, later ones take precedence.",
     ),

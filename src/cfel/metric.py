@@ -4,7 +4,7 @@ Logs hold the numbers as the task computes them. Whoever shows one writes it wit
 whether one is good enough asks `reaches`, so that a squared error is never called an accuracy.
 """
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -85,10 +85,6 @@ class Metric:
     def reaches(self, value: float, target: float) -> bool:
         """Whether a number is as good as a target, or better."""
         return value >= target if self.better == "larger" else value <= target
-
-    def find_best(self, values: Sequence[float]) -> float:
-        """The best of some numbers."""
-        return max(values) if self.better == "larger" else min(values)
 
     def sort_key(self, value: float) -> float:
         """Smaller for a better number."""

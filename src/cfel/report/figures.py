@@ -555,7 +555,8 @@ def choose_lines(runs: Sequence[Run]) -> tuple[Run, ...]:
 
 def _name_line(run: Run, key: str) -> str:
     """The values of the other keys."""
-    return name_setting({name: value for name, value in run.setting.items() if name != key}) or "all"
+    others = {name: name_value(name, value) for name, value in run.setting.items() if name != key}
+    return name_setting(others) or "all"
 
 
 def _collect(runs: Sequence[Run], key: str, value: Measured) -> Found:
@@ -601,7 +602,7 @@ def _draw_lines(axes: Axes, curves: Sequence[Curve], values: Sequence[Any]) -> N
         axes.errorbar(
             curve.x + shift,
             curve.y,
-            None if numbers else half,
+            None if numbers and len(half) > 1 else half,
             color=style.colour,
             marker=style.marker,
             linestyle="none",

@@ -214,22 +214,25 @@ def _name_best(summary: Mapping[str, Any]) -> str:
         return ""
     best, *others = sorted(known, key=lambda row: metric.sort_key(float(row["quality_within_budgets"])))
     text = f"{best['label']} has the best {metric.name} within the budgets, {_show_quality(best, metric)}"
-    close = [row["label"] for row in others if not _are_apart(best, row)]
     if len(best["per_seed"]) == 1:
         return f"{text}, with one seed."
-    if close:
-        seeds = plural(len(best["per_seed"]), "seed")
-        return f"{text}; {seeds} cannot tell it from {_join_names(close)}."
-    return f"{text}."
+    return f"{text}{_name_close(best, others, 'quality_within_budgets')}."
 
 
 def _show_quality(row: Mapping[str, Any], metric: Metric) -> str:
     return metric.format(row["quality_within_budgets"], row["confidence"]["quality_within_budgets"])
 
 
-def _are_apart(one: Mapping[str, Any], other: Mapping[str, Any]) -> bool:
+def _name_close(best: Mapping[str, Any], others: Sequence[Mapping[str, Any]], name: str) -> str:
+    """Which rows several seeds cannot tell from the best one, by one of their values; empty without any."""
+    close = [row["label"] for row in others if not _are_apart(best, row, name)]
+    if not close or len(best["per_seed"]) == 1:
+        return ""
+    return f"; {plural(len(best['per_seed']), 'seed')} cannot tell it from {_join_names(close)}"
+
+
+def _are_apart(one: Mapping[str, Any], other: Mapping[str, Any], name: str) -> bool:
     """Whether the 95 % interval of the difference of two rows, seed by seed, leaves out zero."""
-    name = "quality_within_budgets"
     differences = [
         None
         if values[name] is None or (same := other["per_seed"].get(seed, {}).get(name)) is None
@@ -255,13 +258,13 @@ def _name_fastest(summary: Mapping[str, Any]) -> str:
     if not reached:
         missed = f"{aim} was not reached" if alone else f"Nothing reached {aim}"
         return f"{missed}{' with every seed' if seeds > 1 else ''}."
-    best = min(reached, key=lambda row: float(row["seconds_to_target"]))
+    best, *others = sorted(reached, key=lambda row: float(row["seconds_to_target"]))
     text = (
         f"{best['label']} reaches {aim} {'' if alone else 'first, '}after "
         f"{format_seconds(best['seconds_to_target'])} and {format_joules(best['joules_to_target'])}"
     )
     if best["gain_seconds"] is None or best is rows.get(summary["baseline"]):
-        return f"{text}."
+        return f"{text}{_name_close(best, others, 'seconds_to_target')}."
     label = rows[summary["baseline"]]["label"]
     chance = [
         words
@@ -278,7 +281,10 @@ def render_summary_table(
 ) -> str:
     """The main table; on a phone each row becomes a block. Each key of a sweep gets a column."""
     table = build_table(summary, settings)
-    headings = [f"{heading[0].upper()}{heading[1:]}" for heading in table.headings]
+    # A single letter is a symbol.
+    headings = [
+        f"{heading[0].upper()}{heading[1:]}" if heading[1:] else heading for heading in table.headings
+    ]
     return render_table(
         (*table.names, *headings),
         [

@@ -264,7 +264,7 @@ class _Planner:
         plan = make_plan(problem, solution, self.observation.conditions.available, local_steps)
         seconds, joules = _count_costs(self.observation, plan)
         weighing = self.weighing or Weighing(FIRST_WEIGHT)
-        score = weighing.score(-solution.objective, seconds, joules)
+        score = float(weighing.score(solution.objective, seconds, joules))
         return _Choice(plan, score, seconds + weighing.seconds, joules + weighing.joules)
 
     def _measure_kept(self) -> FloatArray:

@@ -22,7 +22,7 @@ response to a price is exact. The makespan is searched on a grid. Without a time
 
 import math
 from dataclasses import dataclass, replace
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 import numpy as np
 from numpy.typing import NDArray
@@ -105,8 +105,7 @@ class PairTable:
         same = worse & worse.T
         # Of equals, the first stays.
         worse &= ~same | (rank[least] > rank[most])
-        kept = ~worse.any(axis=1)
-        kept[0] = True
+        kept = np.flatnonzero(~worse.any(axis=1) | (rank == 0))
         return replace(self, steps=self.steps[kept], theta=self.theta[kept], cost=self.cost[kept])
 
     @property
@@ -196,7 +195,7 @@ class ListFleet:
     def at(self, makespan: FloatArray) -> "ListFleet":
         """One copy per makespan, in which devices have at most as many seconds."""
         spans = len(makespan)
-        copies = {name: np.tile(getattr(self, name), spans) for name in _PER_DEVICE}
+        copies: dict[str, Any] = {name: np.tile(getattr(self, name), spans) for name in _PER_DEVICE}
         copies["seconds"] = np.minimum(self.seconds, makespan[:, None]).ravel()
         copies["cluster"] = (self.cluster + self.clusters * np.arange(spans)[:, None]).ravel()
         return replace(self, rows=None, clusters=self.clusters * spans, **copies)

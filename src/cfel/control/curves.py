@@ -7,8 +7,9 @@ price these two are the cluster's *curve*, and curves add up. So a round is plan
 
 1. `make_curve`: every cluster answers a grid of makespans and prices with its curve;
 2. `add_curves`: the curves are summed, in the order of clusters;
-3. `search_price`, and `list_solver.rate_points` for the makespan: the sum says where the best point is, and how good any plan can be at most:
-   the tangents of the sum, read off at the energy cap, bound every plan within it (weak duality);
+3. `search_price` (and `list_solver.rate_points`, where the makespan is chosen): the sum says where the best
+   point is, and how good any plan can be at most: the tangents of the sum, read off at the energy cap, bound
+   every plan within it (weak duality);
 4. `share_energy`: what the energy cap leaves at that point is divided among the clusters;
 5. `settle`: every cluster plans its own devices within its share.
 

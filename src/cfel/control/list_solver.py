@@ -66,6 +66,8 @@ PRICE_STEPS = 6
 # So few devices are also offered what no price reaches, at up to so many makespans.
 FEW = 32
 MOST_TRIED = 64
+# For so few devices × pairs, every makespan at which a device is just ready is tried.
+MOST_READY = 600
 # Makespans that are tried at each stage of the search; few devices are offered more.
 MAKESPANS = 12
 # A larger fleet chooses its makespan by a sample of about this size.
@@ -445,7 +447,8 @@ class _Search:
         count = int(np.clip(768 // self.fleet.size, MAKESPANS, 32))
         if not longest > shortest:
             return self.ask(np.array([longest]), price * FIRST_PRICES)
-        points = self.ask(np.geomspace(shortest, longest, count), price * FIRST_PRICES)
+        spans = np.concatenate([np.geomspace(shortest, longest, count), self._list_ready(shortest, longest)])
+        points = self.ask(np.unique(spans), price * FIRST_PRICES)
         # A response that is ready before its makespan ends may be worth more with less time.
         points += self.ask(self._tighten(points), max(points).price * NEAR_PRICES)
         spans = np.sort([point.makespan for point in points])
@@ -455,6 +458,14 @@ class _Search:
         around = self.ask(np.geomspace(low, high, count + 2)[1:-1], best.price * NEAR_PRICES)
         points += around + self.ask(self._tighten(around), best.price * NEAR_PRICES)
         return sorted(points, reverse=True)
+
+    def _list_ready(self, shortest: float, longest: float) -> FloatArray:
+        """For few devices, all makespans at which one of them is just ready with one of its pairs."""
+        pairs = len(self.fleet.table.steps)
+        if self.fleet.size * pairs > MOST_READY:
+            return np.empty(0)
+        ready = self.fleet.needed_seconds(np.arange(pairs, dtype=np.int16)[:, None]).ravel()
+        return ready[(ready > shortest) & (ready < longest)]
 
     def _tighten(self, points: list[_Point]) -> FloatArray:
         """Makespans at which the responses are just ready at full clocks."""

@@ -43,7 +43,7 @@ def find_polar_factor(matrix: Tensor) -> Tensor:
 
 def _iterate(block: Tensor) -> Tensor:
     first, second, third = COEFFICIENTS
-    x = block / torch.linalg.vector_norm(block).clamp_min(torch.finfo(block.dtype).tiny)
+    x: Tensor = block / torch.linalg.vector_norm(block).clamp_min(torch.finfo(block.dtype).tiny)
     for _ in range(STEPS):
         square = x @ x.T
         x = first * x + (second * square + third * (square @ square)) @ x

@@ -300,7 +300,8 @@ class Experiment:
         """Total budgets in seconds and joules; a given number takes precedence over a share of CEF's use."""
         # A dry run of many rounds takes long, so only if its result counts.
         share = self.budget.share_of_cef if None in (self.budget.seconds, self.budget.joules) else None
-        limit = Budget() if share is None else compute_use(setting).take_share(share)
+        rounds = replace(setting.rounds, global_rounds=self.budget.cef_rounds or setting.rounds.global_rounds)
+        limit = Budget() if share is None else compute_use(replace(setting, rounds=rounds)).take_share(share)
         return Budget(self.budget.seconds or limit.seconds, self.budget.joules or limit.joules)
 
     def load_task(self) -> Task:

@@ -171,17 +171,22 @@ class BudgetParameters:
         joules: energy of all devices together, > 0.
         share_of_cef: both as a share of what CEF would use in this experiment, > 0; a number given for one of
             them takes precedence.
+        cef_rounds: global rounds of CEF that the share refers to, ≥ 1; by default as many as the run has.
+            Rounds of other schemes may be shorter, and more of them fit into the same budgets.
     """
 
     seconds: float | None = None
     joules: float | None = None
     share_of_cef: float | None = None
+    cef_rounds: int | None = None
 
     def __post_init__(self) -> None:
         for name in ("seconds", "joules", "share_of_cef"):
             value = getattr(self, name)
             if value is not None:
                 validation.check_number(f"budget.{name}", value, above=0, finite=False)
+        if self.cef_rounds is not None:
+            validation.check_whole("budget.cef_rounds", self.cef_rounds, least=1)
         if self.share_of_cef is not None and 10 < self.share_of_cef <= 100:
             raise InputError(
                 f"budget.share_of_cef = {self.share_of_cef:g}: is a share, not a percentage; for "

@@ -12,7 +12,7 @@ import pytest
 import yaml
 
 from cfel.cli.dispatch import build_parser
-from cfel.deployment.transport.addresses import split_address
+from cfel.deployment.protocol.addresses import split_address
 from cfel.experiment import load_experiment
 from cfel.launch.node import NodeFile, read_node
 

@@ -84,8 +84,8 @@ def test_violations_have_the_names_of_the_table() -> None:
 def test_a_plan_in_a_notebook_and_in_a_line() -> None:
     """25 devices: the first 20 are shown; limits that cannot be met are warnings."""
     count = 25
-    devices = {name: [value] * count for name, value in (("mu", 1.0), ("alpha", 1.0), ("nu", 1.0))}
-    devices |= {"power": [1.0] * count, "cluster": ["<b>"] * count}
+    devices: dict[str, list[object]] = {name: [1.0] * count for name in ("mu", "alpha", "nu", "power")}
+    devices["cluster"] = ["<b>"] * count
     plan = cfel.plan(devices, time_cap=60)
     page = plan._repr_html_()
     assert page.count("<tr>") == 1 + 20

@@ -8,8 +8,7 @@ import numpy as np
 import pytest
 
 from cfel.deployment.fleet_limit import check_fleet_size, find_most_devices
-from cfel.deployment.protocol.codec import encode
-from cfel.deployment.transport.messages import MOST_HEADER_BYTES
+from cfel.deployment.protocol.messages import MOST_HEADER_BYTES, encode
 from cfel.errors import InputError
 from tests.deployment.conftest import deployed
 from tests.deployment.memory_federation import Federation

@@ -10,16 +10,15 @@ import pytest
 from cfel.deployment.device import agent as device_agent
 from cfel.deployment.payloads import make_upload
 from cfel.deployment.protocol.calls import RemoteCalls
-from cfel.deployment.protocol.codec import encode
 from cfel.deployment.protocol.device_requests import (
     ExperimentOver,
-    IssuedOrder,
     MeasurementReport,
+    NextOrder,
     NextRequest,
     UploadRequest,
 )
+from cfel.deployment.protocol.messages import Body, Message, encode
 from cfel.deployment.security.identity import Identity
-from cfel.deployment.transport.messages import Body, Message
 from cfel.errors import NotAdmittedError, RejectedError, StaleTermError, UnreachableError
 from cfel.learning.device_messages import DeviceOrder, DeviceReport
 from cfel.learning.local.estimates import Estimates
@@ -51,11 +50,11 @@ async def misbehave(client: MemoryClient, reasons: list[str]) -> None:
             continue
         if isinstance(order, ExperimentOver):
             return
-        if not isinstance(order, IssuedOrder):
+        if not isinstance(order, NextOrder):
             continue
         known = order.serial
-        upload = UploadRequest(order.round, 1, 0.5, 3, 0, Body.hash(b"rubbish"), None)
-        estimates = {"round": order.round, "estimates": {"sigma2": -1.0, "g2": 1.0}}
+        upload = UploadRequest(order.order.round, 1, 0.5, 3, 0, Body.hash(b"rubbish"), None)
+        estimates = {"round": order.order.round, "estimates": {"sigma2": -1.0, "g2": 1.0}}
         try:
             if order.kind == "update":
                 await RemoteCalls(client).call(EDGE, upload, 60)

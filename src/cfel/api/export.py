@@ -160,16 +160,17 @@ def _load_edge_models(run: RunDirectory, clusters: int, like: FlatModel) -> _Edg
                 checkpoint.round, dict(enumerate(read_edge_models(checkpoint, clusters, like)))
             )
     # A deployment's state; reading it needs packages that a simulation does not.
-    from cfel.deployment.edge.state import EdgeDisk, EdgeState
+    from cfel.deployment.edge.storage import EdgeDisk, EdgeState
+    from cfel.deployment.host import RealDisk
 
     def load_state(place: Path) -> EdgeState:
         check_directory(place)
         for _ in range(_MAX_ATTEMPTS - 1):
             try:
-                return EdgeDisk(place, like).load()
+                return EdgeDisk(RealDisk(), place, like).load()
             except StorageError:
                 time.sleep(_RETRY_SECONDS)
-        return EdgeDisk(place, like).load()
+        return EdgeDisk(RealDisk(), place, like).load()
 
     check_directory(directory / "nodes")
     alone = EdgeDisk.holds_state(directory)

@@ -7,8 +7,9 @@ price these two are the cluster's *curve*, and curves add up. So a round is plan
 
 1. `make_curve`: every cluster answers a grid of makespans and prices with its curve;
 2. `add_curves`: the curves are summed, in the order of clusters;
-3. `choose_point`, `search_price`: the sum says where the best point is, and how good any plan can be at most:
-   the tangents of the sum, read off at the energy cap, bound every plan within it (weak duality);
+3. `search_price` (and `list_solver.rate_points`, where the makespan is chosen): the sum says where the best
+   point is, and how good any plan can be at most: the tangents of the sum, read off at the energy cap, bound
+   every plan within it (weak duality);
 4. `share_energy`: what the energy cap leaves at that point is divided among the clusters;
 5. `settle`: every cluster plans its own devices within its share.
 
@@ -25,7 +26,7 @@ import os
 from collections.abc import Callable, Iterator
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, replace
-from typing import Any, NamedTuple, Protocol, Self
+from typing import Any, NamedTuple, Protocol, Self, TypeVar
 
 import numpy as np
 from numpy.typing import NDArray
@@ -167,6 +168,9 @@ class Fleet(Protocol):
 
     def plan_within(self, joules: FloatArray) -> Response:
         """Every device at its least cost within given energies, rows × devices; infinite where none fits."""
+
+
+AnyFleet = TypeVar("AnyFleet", bound=Fleet)
 
 
 def split_into_blocks(devices: int, block: int) -> Iterator[slice]:
@@ -316,7 +320,8 @@ def search_price(fleet: Fleet, energy_cap: float) -> Bracket:
 
 def find_prices(ask: Ask, energy_cap: float) -> tuple[Point, Point, float]:
     """Two points around the cap, as close as matters, and a lower bound on every plan within it."""
-    return _close_in(ask, *ask(np.array([0.0, np.inf])), energy_cap)
+    over, under = ask(np.array([0.0, np.inf]))
+    return _close_in(ask, over, under, energy_cap)
 
 
 def _close_in_between(fleet: Fleet, over: End, under: End, energy_cap: float) -> tuple[Point, Point]:
@@ -328,8 +333,8 @@ def _close_in_between(fleet: Fleet, over: End, under: End, energy_cap: float) ->
             break
         # Close to where the cap should be, most of them will be decided, too.
         share = (over.point.joules - energy_cap) / (over.point.joules - under.point.joules)
-        share = np.clip(share + np.array([-0.1, 0.1]), 0.05, 0.95)
-        asked = _ask_ends(fleet, over.point.price + share * (under.point.price - over.point.price))
+        shares = np.clip(share + np.array([-0.1, 0.1]), 0.05, 0.95)
+        asked = _ask_ends(fleet, over.point.price + shares * (under.point.price - over.point.price))
         asked = [replace(end, point=add_rest(end.point)) for end in asked]
         over, under = (replace(end, response=end.response.pick(few)) for end in (over, under))
         over = next((end for end in reversed(asked) if end.point.joules > energy_cap), over)
@@ -405,7 +410,7 @@ def _choose_prices(over: Point, under: Point, chord: float, energy_cap: float) -
     return prices[(prices > over.price) & (prices < under.price)]
 
 
-def sample(fleet: Fleet, size: int) -> Fleet:
+def sample(fleet: AnyFleet, size: int) -> AnyFleet:
     """About `size` devices: every so manieth in the order of clusters."""
     stride = max(1, fleet.size // size)
     if (np.diff(fleet.cluster) >= 0).all():
@@ -581,8 +586,9 @@ def _repair_some(fleet: Fleet, plan: Response, bracket: Bracket, energy_cap: flo
     some = np.union1d(np.flatnonzero(jumps)[: MOST_REPAIRED // 2], np.arange(0, fleet.size, stride))
     part = plan.pick(some)
     cost, joules = (float(plan.cost.sum() - part.cost.sum()), float(plan.joules.sum() - part.joules.sum()))
-    ends = (replace(end, response=end.response.pick(some)) for end in (bracket.over, bracket.under))
-    better = repair(fleet.take(some), part, Bracket(*ends, bracket.lower_bound - cost), energy_cap - joules)
+    over, under = (replace(end, response=end.response.pick(some)) for end in (bracket.over, bracket.under))
+    narrow = Bracket(over, under, bracket.lower_bound - cost)
+    better = repair(fleet.take(some), part, narrow, energy_cap - joules)
     plan.put(some, better)
     return plan
 
@@ -620,8 +626,8 @@ def _divide_once(fleet: Fleet, plan: Response, unit: float, rate: Rate) -> Respo
     objective[seat], joules[seat] = offered.cost.T, offered.joules.T
     own = divide(objective, joules)
     whole = divide(own.objective[np.newaxis], own.joules[np.newaxis])
-    chosen = rate(whole.objective[0], whole.joules[0]).argmax(keepdims=True)
-    shares = undo(whole, chosen)[0, : table[0]]
+    chosen = int(rate(whole.objective[0], whole.joules[0]).argmax())
+    shares = undo(whole, np.array([chosen]))[0, : table[0]]
     return offered.pick((undo(own, shares)[seat], np.arange(fleet.size)))
 
 

@@ -22,7 +22,7 @@ response to a price is exact. The makespan is searched on a grid. Without a time
 
 import math
 from dataclasses import dataclass, replace
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 import numpy as np
 from numpy.typing import NDArray
@@ -66,6 +66,8 @@ PRICE_STEPS = 6
 # So few devices are also offered what no price reaches, at up to so many makespans.
 FEW = 32
 MOST_TRIED = 64
+# For so few devices × pairs, every makespan at which a device is just ready is tried.
+MOST_READY = 600
 # Makespans that are tried at each stage of the search; few devices are offered more.
 MAKESPANS = 12
 # A larger fleet chooses its makespan by a sample of about this size.
@@ -105,8 +107,7 @@ class PairTable:
         same = worse & worse.T
         # Of equals, the first stays.
         worse &= ~same | (rank[least] > rank[most])
-        kept = ~worse.any(axis=1)
-        kept[0] = True
+        kept = np.flatnonzero(~worse.any(axis=1) | (rank == 0))
         return replace(self, steps=self.steps[kept], theta=self.theta[kept], cost=self.cost[kept])
 
     @property
@@ -196,7 +197,7 @@ class ListFleet:
     def at(self, makespan: FloatArray) -> "ListFleet":
         """One copy per makespan, in which devices have at most as many seconds."""
         spans = len(makespan)
-        copies = {name: np.tile(getattr(self, name), spans) for name in _PER_DEVICE}
+        copies: dict[str, Any] = {name: np.tile(getattr(self, name), spans) for name in _PER_DEVICE}
         copies["seconds"] = np.minimum(self.seconds, makespan[:, None]).ravel()
         copies["cluster"] = (self.cluster + self.clusters * np.arange(spans)[:, None]).ravel()
         return replace(self, rows=None, clusters=self.clusters * spans, **copies)
@@ -467,7 +468,8 @@ class _Search:
         count = int(np.clip(768 // self.fleet.size, MAKESPANS, 32))
         if not longest > shortest:
             return self.ask(np.array([longest]), price * FIRST_PRICES)
-        points = self.ask(np.geomspace(shortest, longest, count), price * FIRST_PRICES)
+        spans = np.concatenate([np.geomspace(shortest, longest, count), self._list_ready(shortest, longest)])
+        points = self.ask(np.unique(spans), price * FIRST_PRICES)
         # A response that is ready before its makespan ends may be worth more with less time.
         points += self.ask(self._tighten(points), max(points).price * NEAR_PRICES)
         spans = np.sort([point.makespan for point in points])
@@ -477,6 +479,14 @@ class _Search:
         around = self.ask(np.geomspace(low, high, count + 2)[1:-1], best.price * NEAR_PRICES)
         points += around + self.ask(self._tighten(around), best.price * NEAR_PRICES)
         return sorted(points, reverse=True)
+
+    def _list_ready(self, shortest: float, longest: float) -> FloatArray:
+        """For few devices, all makespans at which one of them is just ready with one of its pairs."""
+        pairs = len(self.fleet.table.steps)
+        if self.fleet.size * pairs > MOST_READY:
+            return np.empty(0)
+        ready = self.fleet.needed_seconds(np.arange(pairs, dtype=np.int16)[:, None]).ravel()
+        return ready[(ready > shortest) & (ready < longest)]
 
     def _tighten(self, points: list[_Point]) -> FloatArray:
         """Makespans at which the responses are just ready at full clocks."""

@@ -9,7 +9,7 @@ from dataclasses import replace
 import numpy as np
 
 from cfel.control.scheme import RoundPlan
-from cfel.deployment.coordinator.control_state import (
+from cfel.deployment.coordinator.state import (
     CoordinatorState,
     FinishedEdgeRound,
     initial_coordinator_state,
@@ -20,10 +20,9 @@ from cfel.deployment.measurement.measured_rounds import (
     JouleAccount,
 )
 from cfel.deployment.parameters import DeploymentParameters
-from cfel.deployment.protocol.codec import encode
-from cfel.deployment.protocol.coordinator_requests import MixCommand
 from cfel.deployment.protocol.device_requests import MeasurementReport
-from cfel.deployment.transport.messages import MOST_HEADER_BYTES
+from cfel.deployment.protocol.edge_requests import MixCommand
+from cfel.deployment.protocol.messages import MOST_HEADER_BYTES, encode
 from cfel.errors import InputError
 from cfel.learning.local.estimates import Estimates
 from cfel.rounds.kernel import DeviceWork
@@ -66,7 +65,10 @@ def _measure(world: World, deployment: DeploymentParameters, devices: int) -> in
 
 
 def _make_state(world: World, deployment: DeploymentParameters, devices: int) -> CoordinatorState:
-    state, numbers = initial_coordinator_state(world, measures=deployment.measures), np.full(devices, _NUMBER)
+    state, numbers = (
+        initial_coordinator_state(world, 0.0, measures=deployment.measures),
+        np.full(devices, _NUMBER),
+    )
     # Measured, all run at full clocks, and the plan has no speeds.
     plan = RoundPlan(numbers, numbers, speed=None if deployment.measures else numbers, weight=numbers)
     report = MeasurementReport(*(_NUMBER,) * 6, _SOURCE, _SOURCE)

@@ -35,7 +35,7 @@ from cfel.cost import (
     realised_joules,
     realised_seconds,
 )
-from cfel.learning.device_messages import DeviceOrder
+from cfel.learning.device_messages import DeviceOrder, Order
 from cfel.learning.local.parameters import LocalParameters
 from cfel.learning.models.flat import FlatModel
 from cfel.metric import Metric
@@ -315,12 +315,13 @@ def make_order(
     model: FlatModel,
     rate: float = 1.0,
     local_steps: int | None = None,
+    speed: float = 1.0,
 ) -> DeviceOrder:
     """The order to one device in one edge round, with ρ, θ and `local_steps` of the plan.
 
-    Simulator, edge servers and devices make orders here, so that all train on the same random streams.
+    Simulator and edge servers make orders here, so that all train on the same random streams.
     """
-    return DeviceOrder(
+    return Order(
         seed=setting.seed,
         global_round=global_round,
         edge_round=edge_round,
@@ -330,6 +331,7 @@ def make_order(
         tau=local_steps or setting.rounds.local_steps,
         model=model,
         rate=rate,
+        speed=speed,
     )
 
 

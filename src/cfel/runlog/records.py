@@ -22,7 +22,7 @@ from typing import Any
 import msgspec
 import numpy as np
 
-from cfel.durable import read_bytes, replace_file, translate_os_errors
+from cfel.durable import read_bytes, translate_os_errors
 from cfel.errors import InputError, RunBusyError, RunDirectoryError, StorageError
 from cfel.validation import check_keys, check_number, convert_document, parse_json
 from cfel.wording import show
@@ -258,7 +258,12 @@ def read_log(path: Path) -> LogContent:
     Raises:
         RunDirectoryError: a complete line is not a record, or the round before it is missing.
     """
-    lines = list(_parse_lines(path, read_bytes(path)))
+    return parse_log(path, read_bytes(path))
+
+
+def parse_log(path: Path, content: bytes) -> LogContent:
+    """The complete lines in the content of a log; see `read_log`."""
+    lines = list(_parse_lines(path, content))
     return LogContent(tuple(record for record, _ in lines), tuple(end for _, end in lines))
 
 
@@ -321,23 +326,13 @@ class LogReader:
         return [record for record, _ in lines]
 
 
-def has_rounds(directory: Path) -> bool:
-    """Whether a directory has a log that is not empty."""
-    path = directory / "rounds.jsonl"
-    return path.exists() and path.stat().st_size > 0
-
-
-def cut_damaged_log(path: Path) -> str:
-    """Cuts a log before its first line that is no record, and keeps a copy of it; returns what it did."""
-    whole = read_bytes(path)
+def find_damage(path: Path, content: bytes) -> tuple[int, int]:
+    """The first line of a log that is no record, counted from 1, and the byte where it begins."""
     lines, good = 0, 0
     with suppress(RunDirectoryError):
-        for _, end in _parse_lines(path, whole):
+        for _, end in _parse_lines(path, content):
             lines, good = lines + 1, end
-    copy = path.with_name(f"{path.name}.damaged")
-    replace_file(copy, whole)
-    replace_file(path, whole[:good])
-    return f"{path} was cut before line {lines + 1}, which is damaged; all of it is in {copy.name}"
+    return lines + 1, good
 
 
 class RoundLog:

@@ -12,12 +12,11 @@ import torch
 from cfel.deployment.edge.verify_upload import UploadLimits, clip_update, verify_upload
 from cfel.deployment.payloads import make_upload
 from cfel.deployment.plausible_models import check_model
-from cfel.deployment.protocol.codec import encode, from_message, to_message
 from cfel.deployment.protocol.device_requests import UploadRequest
-from cfel.deployment.transport.messages import Body, Message
+from cfel.deployment.protocol.messages import Body, Message, encode, from_message, to_message
 from cfel.errors import RejectedError
 from cfel.learning.compressors import DenseUpdate, QuantisedUpdate, SparseUpdate
-from cfel.learning.device_messages import DeviceOrder, DeviceReport
+from cfel.learning.device_messages import DeviceReport, Order
 from cfel.learning.local.estimates import Estimates
 from cfel.learning.models.flat import FlatModel
 
@@ -25,7 +24,7 @@ SIZE = 40
 LIMITS = UploadLimits(kept_entries=1, variances=torch.tensor([False, True]))
 """Two statistics: a mean and a variance."""
 MODEL = FlatModel(torch.zeros(SIZE), torch.ones(2))
-ORDER = DeviceOrder(0, 3, 1, 4, 0.5, 0.1, 5, MODEL)
+ORDER = Order(0, 3, 1, 4, 0.5, 0.1, 5, MODEL)
 # d = 40 and 4 values: four packed indices of 6 bits are cheaper than a bitmap of 40.
 UPDATE = SparseUpdate(
     SIZE, torch.tensor([0, 7, 8, 39], dtype=torch.int32), torch.tensor([1.0, -2.0, 3.0, 4.0])

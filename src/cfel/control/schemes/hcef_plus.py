@@ -190,8 +190,8 @@ def _list_counts(options: Options, observation: Observation, state: State) -> li
         return [min(options.local_steps, tau)]
     if observation.edge_round and last is not None:
         return [last]
-    listed = np.geomspace(1, tau, min(tau, MOST_COUNTS)).round()
-    return np.unique(listed.astype(int)).tolist()
+    listed: list[int] = np.unique(np.geomspace(1, tau, min(tau, MOST_COUNTS)).round().astype(int)).tolist()
+    return listed
 
 
 def _remember(best: _Choice, observation: Observation) -> Mapping[str, Any]:

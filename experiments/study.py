@@ -224,6 +224,7 @@ def list_field(dataset: str) -> Rows:
         *charge_batch(dataset, 20, overhead),
     )
     rows |= {
+        "cef-deadline": ("scheme.name=cef", "scheme.deadline_seconds=300", *common),
         "fedbuff": ("scheme.name=cef", "aggregation.buffer=2", many, *fifth),
         "fedel": ("scheme.name=mll_sgd", "scheme.steps=last_layers", *common),
         "fedbalancer": ("scheme.name=cef", many, *choosing),

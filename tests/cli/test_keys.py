@@ -37,7 +37,7 @@ def test_parts_are_listed_where_they_are_named(
 ) -> None:
     assert main(["keys", key, "--json"]) == 0
     (row,) = json.loads(capsys.readouterr().out)
-    assert row["values"] == ", ".join(parts)
+    assert row["values"] == ", ".join([*parts, "module:function"])
 
 
 def test_as_json(capsys: pytest.CaptureFixture[str]) -> None:

@@ -28,7 +28,7 @@ def test_what_a_share_of_the_layers_costs() -> None:
     assert LAYER_SHARES.price_samples(5) == pytest.approx(2 / 3)
     assert LAYER_SHARES.least == pytest.approx(7 / 15)
     assert float(LAYER_SHARES.find_part(0.7)) == 0.5
-    for name in ("anycost", "hcef", "hcef_plus", "talk_or_work"):
+    for name in ("anycost", "hcef", "talk_or_work"):
         plain = build_scheme(SchemeParameters(name=name, steps="last_layers"))
         assert plain.device_overrides.steps == "last_layers"
 

@@ -85,7 +85,8 @@ def test_what_is_printed(run: Run, tmp_path: Path, monkeypatch: pytest.MonkeyPat
 @pytest.mark.usefixtures("no_figures")
 def test_one_document(run: Run, tmp_path: Path) -> None:
     """And the same run again from its own resolved file, by way of --engine."""
-    first = run("run", TINY, "--out", tmp_path / "one", *SHORT, "--json").document
+    hcef = ("--set", "scheme.name=hcef")
+    first = run("run", TINY, "--out", tmp_path / "one", *SHORT, *hcef, "--json").document
     names = "directory rounds quality_within_budgets accuracy seconds joules model_sha256 metrics over_budget"
     assert list(first) == names.split()
     assert [each["resource"] for each in first["over_budget"]["overruns"]] == ["seconds", "joules"]

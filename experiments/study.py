@@ -31,7 +31,6 @@ from cfel.report.load import load_tree
 from cfel.report.summary import (
     Crossing,
     confidence_half_width,
-    find_accuracy_at_budget,
     find_crossing,
     measure,
 )
@@ -206,7 +205,7 @@ def list_field(dataset: str) -> Rows:
     """Every system that the paper names, and some others, with the same training options.
 
     Batches of 10 of 50 samples, at the price of small batches, and shared momentum. FedBuff cannot share
-    momentum, ATOMO learns nothing with it, as the noise of its draws becomes momentum, and FedBalancer
+    momentum, ATOMO hardly learns with it, as the noise of its draws becomes momentum, and FedBalancer
     chooses its 10 of 20. Rows that judge devices' conditions are run again with wrong ones.
     """
     overhead = MEASURED_OVERHEAD[dataset]
@@ -341,9 +340,15 @@ def format_gain(row: Mapping[str, Any], name: str) -> str:
 
 
 def find_accuracy(run: Run) -> float:
-    """The accuracy when the first of both budgets is used up, or at the end of the run if none is."""
+    """The accuracy when the first of both budgets is used up, or at the end of the run if none is.
+
+    It is realised and interpolated between rounds; a run that uses a budget up before it is evaluated has its
+    first accuracy.
+    """
     seconds, joules = run.fleet.seconds_budget or math.inf, run.fleet.joules_budget or math.inf
-    return find_accuracy_at_budget(run.records, seconds, joules)
+    evaluated = [(record, record.accuracy) for record in run.records if record.accuracy is not None]
+    used = [max(each.seconds_realised / seconds, each.joules_realised / joules) for each, _ in evaluated]
+    return float(np.interp(1.0, used, [accuracy for _, accuracy in evaluated]))
 
 
 def group_rows(out: Path) -> dict[str, list[Run]]:

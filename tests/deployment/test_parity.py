@@ -66,6 +66,14 @@ EXPERIMENTS: Mapping[str, tuple[Mapping[str, Any], ...]] = {
         {"scheme": {"name": "hcef_plus"}, "budget": {"seconds": 1300, "joules": 2000}},
         {"rounds": {"global": 20, "stop": "budget"}},
     ),
+    # The plan says how many steps to take, on small batches: devices hear of it in their orders.
+    "fewer steps on small batches": (
+        TWO_ROUNDS,
+        {
+            "scheme": {"name": "hcef_plus", "steps": "small_batches", "options": {"local_steps": 2}},
+            "budget": {"share_of_cef": 0.6},
+        },
+    ),
     # Compressors that the scheme brings, state that follows losses, weights per step, wrong estimates.
     **{
         f"fedpaq, {kind}": (TWO_ROUNDS, {"scheme": {"name": "fedpaq", "options": {"compressor": kind}}})

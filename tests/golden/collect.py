@@ -92,7 +92,7 @@ SCHEME_TABLES: Mapping[str, Table] = {
     "hcef noise": {"name": "hcef", "noise_weight": 0.3, "theta_min": 0.05},
     "cef_f alternating": {"name": "cef_f", "solver": "alternating"},
     "mll_sgd literal": {"name": "mll_sgd", "options": {"literal": True}},
-    "hcef_plus bernoulli": {"name": "hcef_plus", "options": {"whole_steps": False}},
+    "hcef_plus whole_steps": {"name": "hcef_plus", "steps": "whole"},
     "hcef_plus caps": {"name": "hcef_plus", "options": {"efficiency": False, "frequency": False}},
     "hcef_plus p2": {"name": "hcef_plus", "options": {"progress": False, "dense_gossip": False}},
     "hcef_plus lossy": {"name": "hcef_plus", "options": {"error_feedback": False, "gossip_steps": 1}},
@@ -130,7 +130,8 @@ def collect_plans() -> Cases:
         setting = make_experiment(scheme=SCHEME_TABLES[name], budget={"share_of_cef": 0.3}).build_setting()
         found[f"{name}, tight and noisy"] = _describe_dry_run(setting, 4.0, 0.5)
     for key, value in (("joules_per_bit", 1e-6), ("kind", "star"), ("weights", "size")):
-        setting = make_experiment(topology={key: value}, fleet={"devices": 7}).build_setting()
+        hcef = {"name": "hcef"}
+        setting = make_experiment(scheme=hcef, topology={key: value}, fleet={"devices": 7}).build_setting()
         found[f"hcef, topology.{key}"] = _describe_dry_run(setting, 1.0, 1.0)
     for algorithm in ALGORITHMS:
         setting = make_experiment(scheme={"name": "cef"}, local=_choose(algorithm)).build_setting()

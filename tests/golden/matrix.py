@@ -69,7 +69,7 @@ def _list_schemes() -> Iterator[Case]:
     for engine in ("threads", "batched"):
         small = {"scheme.name": "hcef_plus", "scheme.steps": "small_batches", "simulation.engine": engine}
         yield Case(f"hcef_plus small_batches {engine}", small)
-    for switch in ("whole_steps", "error_feedback", "curve", "frequency", "progress"):
+    for switch in ("efficiency", "error_feedback", "curve", "frequency", "progress"):
         off = {"scheme.name": "hcef_plus", f"scheme.options.{switch}": False}
         yield Case(f"hcef_plus {switch}=false", off)
 

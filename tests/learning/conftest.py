@@ -10,7 +10,7 @@ import torch
 from cfel.learning.compressors import compressor
 from cfel.learning.data import digits, synthetic
 from cfel.learning.data.partition import PartitionParameters, partition
-from cfel.learning.device_messages import DeviceOrder, DeviceReport
+from cfel.learning.device_messages import DeviceOrder, DeviceReport, Order
 from cfel.learning.local.parameters import LocalParameters, TrainingParameters
 from cfel.learning.local.workspace import Workspace
 from cfel.learning.models.builders import model_builder
@@ -86,6 +86,6 @@ def order() -> Make:
         edge_round: int = 0,
         seed: int = 0,
     ) -> DeviceOrder:
-        return DeviceOrder(seed, 0, edge_round, device, rho, theta, tau, model)
+        return Order(seed, 0, edge_round, device, rho, theta, tau, model)
 
     return make

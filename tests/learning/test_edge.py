@@ -30,7 +30,6 @@ from cfel.learning.edge import (
     edge_aggregate,
     find_update_rule,
     robust_aggregate,
-    weighted_median,
 )
 from cfel.learning.local.estimates import Estimates
 from cfel.learning.models.flat import FlatModel
@@ -74,11 +73,11 @@ def test_median_by_hand(count: int, expected: float) -> None:
     assert made.parameters.tolist() == [expected, -expected]
 
 
-def test_weighted_median_by_hand() -> None:
-    """Weights 1, 1, 3: the middle of five units is the third value; with 1, 1, 2 it falls between."""
-    values = torch.tensor([[1.0], [2.0], [8.0]], dtype=torch.float64)
-    for weights, expected in (([1.0, 1.0, 3.0], 8.0), ([1.0, 1.0, 2.0], 5.0), ([3.0, 1.0, 1.0], 1.0)):
-        assert weighted_median(values, torch.tensor(weights, dtype=torch.float64)).tolist() == [expected]
+def test_no_weight_moves_the_median() -> None:
+    """A device that claims 2⁵³ samples would else choose every value."""
+    heavy = {0: 1.0, 1: 1.0, 2: 1.0, 3: 1.0, 4: 2.0**53}
+    made = robust_aggregate(zeros(2), FIVE, heavy, AggregationParameters("median"))
+    assert made.parameters.tolist() == [3.0, -3.0]
 
 
 def test_clipping_by_hand() -> None:

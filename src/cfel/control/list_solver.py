@@ -21,16 +21,31 @@ response to a price is exact. The makespan is searched on a grid. Without a time
 """
 
 import math
-from collections.abc import Iterator
 from dataclasses import dataclass, replace
+from typing import Any, NamedTuple
 
 import numpy as np
+from numpy.typing import NDArray
 
 from cfel.arrays import FloatArray, IndexArray
-from cfel.control.prices import Response, search_energy_price, split_into_blocks
+from cfel.control.curves import (
+    ANY_PRICE,
+    NO_PRICE,
+    Curve,
+    Goal,
+    Grid,
+    Response,
+    add_curves,
+    divide_again,
+    make_curve,
+    run_blocks,
+    sample,
+    search_price,
+    settle_within,
+)
 from cfel.control.problem import SLACK, RoundProblem, find_feasible_limits
 from cfel.control.solution import Proposal, Solution, prove, solve_without_dear
-from cfel.system.conditions import clock_energy
+from cfel.system.conditions import PAPER_EXPONENT
 
 THETA_LIST = (0.01, 0.02, 0.03, 0.05, 0.07, 0.1, 0.15, 0.2, 0.3, 0.5, 0.7, 1.0)
 """The shares θ to choose from; those below `theta_min` are left out."""
@@ -39,17 +54,27 @@ THETA_LIST = (0.01, 0.02, 0.03, 0.05, 0.07, 0.1, 0.15, 0.2, 0.3, 0.5, 0.7, 1.0)
 MOST_STEP_COUNTS = 20
 # Up to this many energies (devices × pairs) are kept between responses; more are computed again every time.
 MOST_KEPT = 4_000_000
-# Makespans that are tried, evenly spaced in the logarithm; twice, the second time around the best.
+# Energies that are worked on at a time: they stay in the processor's cache.
+AT_A_TIME = 32_768
+# Prices that are tried, relative to the best one so far: at first, where the energy cap asks for more, and
+# around the best point.
+FIRST_PRICES = np.array([0.5, 1.0, 1.7, 3.0])
+HIGH_PRICES = np.array([5.0, 8.0, 16.0, 40.0, 200.0, np.inf])
+NEAR_PRICES = np.array([0.85, 1.15])
+# At a given makespan the price and the response to it settle in a few steps.
+PRICE_STEPS = 6
+# So few devices are also offered what no price reaches, at up to so many makespans.
+FEW = 32
+MOST_TRIED = 64
+# For so few devices × pairs, every makespan at which a device is just ready is tried.
+MOST_READY = 600
+# Makespans that are tried at each stage of the search; few devices are offered more.
 MAKESPANS = 12
-# Progress per joule rises with its price, so the fixed point is reached from below in a few steps.
-PRICE_STEPS = 12
-# Energy left over after the search is offered to all devices this many times.
-FILLS = 4
 # A larger fleet chooses its makespan by a sample of about this size.
 SAMPLE = 2048
 _PER_DEVICE = (
     *("step_seconds", "step_joules", "upload_seconds", "upload_joules"),
-    *("clock_static", "clock_exponent", "seconds", "battery"),
+    *("clock_static", "clock_exponent", "seconds", "battery", "cluster"),
 )
 
 
@@ -69,6 +94,21 @@ class PairTable:
     theta: FloatArray
     cost: FloatArray
     least_clock: float | None = None
+
+    def drop_dominated(self) -> "PairTable":
+        """The table without pairs that take more time and energy than another one and bring no more.
+
+        Time and energy of every device rise with steps and with θ, so no device would choose them.
+        """
+        rank = np.arange(len(self.cost))
+        least, most = (slice(None), None), (None, slice(None))
+        worse = (self.steps[least] >= self.steps) & (self.theta[least] >= self.theta)
+        worse &= self.cost[least] >= self.cost
+        same = worse & worse.T
+        # Of equals, the first stays.
+        worse &= ~same | (rank[least] > rank[most])
+        kept = np.flatnonzero(~worse.any(axis=1) | (rank == 0))
+        return replace(self, steps=self.steps[kept], theta=self.theta[kept], cost=self.cost[kept])
 
     @property
     def slowest(self) -> float:
@@ -98,16 +138,17 @@ def pair_up(steps: FloatArray, theta: FloatArray) -> tuple[FloatArray, IndexArra
 
 
 @dataclass(frozen=True, slots=True, eq=False)
-class PairGrid:
+class ListFleet:
     """The devices of a round and their limits, which respond to a price by pairs; one entry per device.
 
     Attributes:
-        table: the pairs.
+        table: the pairs, without those that no device would ever choose.
         step_seconds, step_joules: μ and α at full clock.
         upload_seconds, upload_joules: ν and pν.
         clock_static, clock_exponent: c and γ of the clock curve.
         seconds, battery: time and energy limits; the first pair must meet them.
-        rows: what `_rows` yields, where it is kept.
+        cluster, clusters: the cluster of every device, and how many there are.
+        rows: energy of every pair, devices × pairs, where it is kept.
     """
 
     table: PairTable
@@ -119,15 +160,17 @@ class PairGrid:
     clock_exponent: FloatArray
     seconds: FloatArray
     battery: FloatArray
-    rows: tuple[FloatArray, ...] | None = None
+    cluster: IndexArray
+    clusters: int
+    rows: FloatArray | None = None
 
     @classmethod
     def from_problem(
         cls, problem: RoundProblem, table: PairTable, seconds: FloatArray, battery: FloatArray | None
-    ) -> "PairGrid":
+    ) -> "ListFleet":
         """The devices of a round."""
         return cls(
-            table,
+            table.drop_dominated(),
             step_seconds=problem.mu,
             step_joules=problem.alpha,
             upload_seconds=problem.nu,
@@ -136,24 +179,33 @@ class PairGrid:
             clock_exponent=np.broadcast_to(problem.clock_exponent, problem.mu.shape),
             seconds=seconds,
             battery=np.full(problem.devices, np.inf) if battery is None else battery,
-        )._keep_rows()
+            cluster=problem.cluster,
+            clusters=problem.clusters,
+        )
 
     @property
     def size(self) -> int:
         """Number of devices, N."""
         return len(self.seconds)
 
-    def take(self, which: slice) -> "PairGrid":
+    def take(self, devices: IndexArray | slice) -> "ListFleet":
         """Some of the devices."""
-        return replace(self, rows=None, **{name: getattr(self, name)[which] for name in _PER_DEVICE})
+        rows = None if self.rows is None else self.rows[devices]
+        some = {name: getattr(self, name)[devices] for name in _PER_DEVICE}
+        return replace(self, rows=rows, **some).keep_rows()
 
-    def sample(self, stride: int) -> "PairGrid":
-        """Takes one device in `stride`."""
-        return self if stride == 1 else self.take(slice(None, None, stride))._keep_rows()
+    def at(self, makespan: FloatArray) -> "ListFleet":
+        """One copy per makespan, in which devices have at most as many seconds."""
+        spans = len(makespan)
+        copies: dict[str, Any] = {name: np.tile(getattr(self, name), spans) for name in _PER_DEVICE}
+        copies["seconds"] = np.minimum(self.seconds, makespan[:, None]).ravel()
+        copies["cluster"] = (self.cluster + self.clusters * np.arange(spans)[:, None]).ravel()
+        return replace(self, rows=None, clusters=self.clusters * spans, **copies)
 
-    def within(self, makespan: float) -> "PairGrid":
-        """The same devices, which now have at most `makespan` seconds."""
-        return replace(self, rows=None, seconds=np.minimum(self.seconds, makespan))._keep_rows()
+    def keep_rows(self) -> "ListFleet":
+        """The same fleet, with the energies of all pairs kept if they take little memory."""
+        few = self.rows is None and self.size * len(self.table.steps) <= MOST_KEPT
+        return replace(self, rows=self._rows(slice(None))) if few else self
 
     def least_makespan(self) -> float:
         """Seconds within which every device can do the first pair at full clock."""
@@ -166,101 +218,108 @@ class PairGrid:
         slowest = self.table.steps.max() * self.step_seconds / self.table.slowest
         return float((slowest + self.table.theta.max() * self.upload_seconds).max())
 
-    def respond(self, price: float) -> Response:
+    def respond(self, price: FloatArray) -> Response:
         """Finds every device's best pair at a price: the exact minimum of cost + λ · energy."""
-        if price == 0:
-            rows = (np.where(np.isinf(joules), np.inf, self.table.cost) for joules in self._rows())
-        else:
-            rows = (self.table.cost + price * joules for joules in self._rows())
-        return self._response(price, [row.argmin(axis=1) for row in rows])
+        found = Response.empty(price.shape, np.int16)
+        price = np.clip(price, NO_PRICE, ANY_PRICE)
 
-    def spend_least(self) -> Response:
-        """Finds every device's pair of least energy: the response to an infinite price."""
-        return self._response(np.inf, [joules.argmin(axis=1) for joules in self._rows()])
+        def work(block: slice) -> None:
+            rows = self._rows(block)
+            start = np.arange(0, rows.size, rows.shape[1])
+            value = np.empty_like(rows)
+            for number, each in enumerate(price[:, block]):
+                np.multiply(rows, each[:, None], out=value)
+                value += self.table.cost
+                pair = value.argmin(axis=1)
+                found.choice[number, block] = pair
+                np.take(rows, start + pair, out=found.joules[number, block])
 
-    def costs(self, pair: IndexArray) -> FloatArray:
-        """Objective of every device at its pair."""
-        return self.table.cost[pair]
+        run_blocks(work, self.size, AT_A_TIME // len(self.table.steps))
+        np.take(self.table.cost, found.choice, out=found.cost)
+        np.take(self.table.steps, found.choice, out=found.rho)
+        return found
 
-    def joules(self, pair: IndexArray) -> FloatArray:
-        """Energy of every device at its pair."""
-        return self._joules(self.table.steps[pair], self.table.theta[pair])
+    def place(self, choice: NDArray[np.int16], rho: FloatArray) -> Response:
+        """Every device at a pair."""
+        return Response(choice, rho, self._joules(choice), self.table.cost[choice])
 
-    def clock(self, pair: IndexArray) -> FloatArray:
+    def plan_within(self, joules: FloatArray) -> Response:
+        """Every device at its least cost within given energies, rows × devices."""
+        rows = self._rows(slice(None))
+        fits = rows <= joules[:, :, None] * (1 + 1e-12)
+        choice = np.where(fits, self.table.cost, np.inf).argmin(axis=2)
+        spent = np.take_along_axis(rows, choice.T, axis=1).T
+        cost = np.where(spent <= joules * (1 + 1e-12), self.table.cost[choice], np.inf)
+        return Response(choice.astype(np.int16), self.table.steps[choice], spent, cost)
+
+    def clock(self, pair: NDArray[np.int16]) -> FloatArray:
         """Share of its full clock that every device runs at with its pair."""
-        return self._clock(self.table.steps[pair], self.table.theta[pair])
-
-    def upgrade(self, pair: IndexArray, joules: float) -> tuple[IndexArray, FloatArray, FloatArray]:
-        """Every device's change of pair that gains most per joule and takes at most `joules` more.
-
-        Returns the new pair (the old one where nothing is gained), its gain and its additional joules.
-        """
-        better, spent = pair.copy(), self.joules(pair)
-        for block, energy in zip(split_into_blocks(self.size), self._rows(), strict=True):
-            extra = energy - spent[block][:, None]
-            gain = self.table.cost[pair[block]][:, None] - self.table.cost
-            worth = np.where((gain > 0) & (extra <= joules), gain / np.maximum(extra, 1e-300), 0.0)
-            best = worth.argmax(axis=1)
-            better[block] = np.where(worth.max(axis=1) > 0, best, pair[block])
-        return better, self.costs(pair) - self.costs(better), self.joules(better) - spent
-
-    def _rows(self) -> Iterator[FloatArray]:
-        """Energy of every pair, infinite where the limits forbid it: one row per device, block by block."""
-        if self.rows is not None:
-            yield from self.rows
-            return
-        for block in split_into_blocks(self.size):
-            part = self.take(block)
-            columns = replace(part, **{name: getattr(part, name)[:, None] for name in _PER_DEVICE})
-            steps, theta = self.table.steps, self.table.theta
-            joules = columns._joules(steps, theta)
-            needed = steps * columns.step_seconds + theta * columns.upload_seconds
-            beyond = (needed > columns.seconds * (1 + SLACK)) | (joules > columns.battery * (1 + SLACK))
-            beyond[:, 0] = False
-            joules[beyond] = np.inf
-            yield joules
-
-    def _keep_rows(self) -> "PairGrid":
-        """The same grid, with the energies of all pairs kept if they take little memory."""
-        few = self.size * len(self.table.steps) <= MOST_KEPT
-        return replace(self, rows=tuple(self._rows())) if few else self
-
-    def _clock(self, steps: FloatArray, theta: FloatArray) -> FloatArray:
-        left = self.seconds - theta * self.upload_seconds
+        left = self.seconds - self.table.theta[pair] * self.upload_seconds
         with np.errstate(divide="ignore", invalid="ignore"):
-            needed = np.where(left > 0, steps * self.step_seconds / left, 1.0)
+            needed = np.where(left > 0, self.table.steps[pair] * self.step_seconds / left, 1.0)
         return np.asarray(np.clip(needed, self.table.slowest, 1.0))
 
-    def _joules(self, steps: FloatArray, theta: FloatArray) -> FloatArray:
-        share = clock_energy(self._clock(steps, theta), self.clock_static, self.clock_exponent)
+    def needed_seconds(self, pair: NDArray[np.int16]) -> FloatArray:
+        """Seconds of every device with its pair at full clock."""
+        table = self.table
+        return table.steps[pair] * self.step_seconds + table.theta[pair] * self.upload_seconds
+
+    def _joules(self, pair: NDArray[np.int16]) -> FloatArray:
+        steps, theta, clock = self.table.steps[pair], self.table.theta[pair], self.clock(pair)
+        share = self._clock_energy(clock, slice(None))
         return np.asarray(steps * self.step_joules * share + theta * self.upload_joules)
 
-    def _response(self, price: float, pairs: list[IndexArray]) -> Response:
-        pair = np.concatenate(pairs)
-        return Response(
-            price,
-            rho=self.table.steps[pair],
-            choice=pair,
-            joules=float(self.joules(pair).sum()),
-            objective=float(self.costs(pair).sum()),
+    def _rows(self, block: slice) -> FloatArray:
+        """Energy of every pair, infinite where the limits forbid it: one row per device."""
+        if self.rows is not None:
+            return self.rows[block]
+        steps, theta = self.table.steps, self.table.theta
+        seconds, battery = self.seconds[block, None], self.battery[block, None]
+        # The inner loop of every large plan: in-place operations, as temporaries cost more than arithmetic.
+        computing, sending = (
+            steps * self.step_seconds[block, None],
+            theta * self.upload_seconds[block, None],
         )
+        beyond = computing + sending > seconds * (1 + SLACK)
+        left = np.subtract(seconds, sending, out=sending)
+        with np.errstate(divide="ignore", invalid="ignore"):
+            clock = np.divide(computing, left, out=computing)
+        np.copyto(clock, 1.0, where=left <= 0)
+        np.maximum(clock, self.table.slowest, out=clock)
+        np.minimum(clock, 1.0, out=clock)
+        joules = self._clock_energy(clock, (block, None))
+        joules *= steps * self.step_joules[block, None]
+        joules += np.multiply(theta, self.upload_joules[block, None], out=left)
+        if np.isfinite(battery).any():
+            beyond |= joules > battery * (1 + SLACK)
+        beyond[:, 0] = False
+        np.copyto(joules, np.inf, where=beyond)
+        return joules
+
+    def _clock_energy(self, clock: FloatArray, where: slice | tuple[slice, None]) -> FloatArray:
+        """`system.conditions.clock_energy`, device by device: a fleet's numbers are those of its clusters."""
+        static, exponent = self.clock_static[where], self.clock_exponent[where]
+        share = np.square(clock)
+        if (exponent != PAPER_EXPONENT).any():
+            share = np.where(exponent == PAPER_EXPONENT, share, np.power(clock, exponent))
+        if static.any():
+            share *= 1.0 - static
+            share += static
+        return share
 
 
 @dataclass(frozen=True, slots=True, eq=False)
 class _Plan:
-    """Every device's pair, and a lower bound on the objective at the same makespan and energy."""
+    """A plan of every device, and a lower bound on the objective at the same makespan and energy."""
 
-    pair: IndexArray
-    objective: float
-    joules: float
+    response: Response
     lower_bound: float
     price: float
 
-    @classmethod
-    def from_response(cls, response: Response) -> "_Plan":
-        """A response is the best plan of its energy."""
-        objective = response.objective
-        return cls(response.choice, objective, response.joules, objective, response.price)
+    @property
+    def objective(self) -> float:
+        """Of all devices."""
+        return float(self.response.cost.sum())
 
 
 @dataclass(frozen=True, slots=True)
@@ -268,7 +327,7 @@ class Weighing:
     """What progress is weighed against: log progress − a·log seconds − (1 − a)·log joules.
 
     Attributes:
-        time: a, in (0, 1).
+        time: a, in [0, 1).
         seconds, joules: what the round takes beside the devices' work: gossip.
     """
 
@@ -276,16 +335,18 @@ class Weighing:
     seconds: float = 0.0
     joules: float = 0.0
 
-    def score(self, progress: float, makespan: float, joules: float) -> float:
-        """What is maximised; −inf for a plan that makes no progress."""
-        if progress <= 0 or joules <= 0:
-            return -math.inf
-        seconds, energy = makespan + self.seconds, joules + self.joules
-        return math.log(progress) - self.time * math.log(seconds) - (1 - self.time) * math.log(energy)
+    def score(
+        self, objective: FloatArray | float, makespan: FloatArray | float, joules: FloatArray | float
+    ) -> FloatArray:
+        """What is maximised; −inf without progress, which is a negative objective."""
+        with np.errstate(divide="ignore", invalid="ignore"):
+            seconds, energy = np.log(makespan + self.seconds), np.log(joules + self.joules)
+            found = np.log(np.negative(objective)) - self.time * seconds - (1 - self.time) * energy
+        return np.where((np.asarray(objective) < 0) & (np.asarray(joules) > 0), found, -np.inf)
 
-    def price(self, progress: float, joules: float) -> float:
-        """The price of energy at which one percent of energy is worth 1 − a percent of progress."""
-        return (1 - self.time) * progress / (joules + self.joules)
+    def price(self, objective: float, joules: float) -> float:
+        """λ = (1 − a)·progress / energy, the price at which the score is stationary."""
+        return (1 - self.time) * max(-objective, 0.0) / (joules + self.joules) if joules > 0 else 0.0
 
 
 def solve_on_list(problem: RoundProblem, table: PairTable, weighing: Weighing | None = None) -> Solution:
@@ -302,77 +363,191 @@ def solve_on_list(problem: RoundProblem, table: PairTable, weighing: Weighing | 
 
 def _solve(problem: RoundProblem, table: PairTable, weighing: Weighing | None) -> Solution:
     limits = find_feasible_limits(problem)
-    grid = PairGrid.from_problem(problem, table, limits.seconds, limits.battery)
+    fleet = ListFleet.from_problem(problem, table, limits.seconds, limits.battery)
     if limits.forced:
-        plan = _Plan.from_response(grid.spend_least())
+        price = np.full((1, fleet.size), np.inf)
+        response = fleet.respond(price).pick(0)
+        plan = _Plan(response, float(response.cost.sum()), np.inf)
     elif weighing is None:
-        plan = _fill_cap(grid, limits.joules)
+        fleet = fleet.keep_rows()
+        plan = _meet_cap(fleet, limits.joules)
     else:
-        grid = grid.within(_choose_makespan(grid, limits.joules, weighing))
-        plan = _plan_within(grid, limits.joules, weighing)
+        fleet, plan = _find_best(fleet, limits.joules, weighing)
+    pair = plan.response.choice
     found = Proposal(
-        rho=table.steps[plan.pair] / problem.tau,
-        theta=table.theta[plan.pair],
+        rho=fleet.table.steps[pair] / problem.tau,
+        theta=fleet.table.theta[pair],
         lower_bound=plan.lower_bound,
         multiplier=plan.price,
         method="list",
-        clock=None if table.least_clock is None else grid.clock(plan.pair),
+        clock=None if table.least_clock is None else fleet.clock(pair),
         objective=plan.objective,
     )
     return prove(problem, limits, found)
 
 
-def _choose_makespan(grid: PairGrid, energy_cap: float, weighing: Weighing) -> float:
-    """The makespan of the best score, among a grid of them, and then among a finer grid around the best."""
-    stride = max(1, grid.size // SAMPLE)
-    sample, shortest = grid.sample(stride), grid.least_makespan()
-    share = sample.size / grid.size
-    cap, own = energy_cap * share, replace(weighing, joules=weighing.joules * share)
-    longest = max(shortest, min(float(grid.seconds.max()), grid.longest_makespan()))
+def _find_best(fleet: ListFleet, energy_cap: float, weighing: Weighing) -> tuple[ListFleet, _Plan]:
+    """The best plan at the best makespan.
 
-    def score(makespan: float) -> float:
-        plan = _plan_within(sample.within(makespan), cap, own)
-        return own.score(-plan.objective, makespan, plan.joules)
-
-    low, high = shortest, longest
-    for _ in range(2):
-        tried = np.geomspace(low, high, MAKESPANS).tolist() if high > low else [low]
-        best = max(range(len(tried)), key=lambda i: (score(tried[i]), -i))
-        low, high = tried[max(best - 1, 0)], tried[min(best + 1, len(tried) - 1)]
-    return float(tried[best])
-
-
-def _plan_within(grid: PairGrid, energy_cap: float, weighing: Weighing) -> _Plan:
-    """The best plan within the makespan: at the price that the score sets, or within the cap if it binds."""
-    response = grid.respond(0.0)
-    for _ in range(PRICE_STEPS):
-        if response.objective >= 0 or response.joules <= 0:
+    With few devices and a cap that binds, plans fall short of what the curves promise: other makespans are
+    then tried as well, as long as they promise more.
+    """
+    first, *others = _search_makespan(fleet, energy_cap, weighing)
+    best = _plan_at(fleet, energy_cap, weighing, first)
+    for point in others:
+        if point.score <= best.score:
             break
-        price = weighing.price(-response.objective, response.joules)
-        # At the fixed point the response repeats itself.
-        if price <= response.price * (1 + 1e-9):
-            break
-        response = grid.respond(price)
-    if response.joules > energy_cap:
-        return _fill_cap(grid, energy_cap)
-    return _Plan.from_response(response)
+        best = max(best, _plan_at(fleet, energy_cap, weighing, point), key=lambda each: each.score)
+    return best.fleet, best.plan
 
 
-def _fill_cap(grid: PairGrid, energy_cap: float) -> _Plan:
-    """The least objective within the energy cap, nearly: the dual search, and what is left over spent."""
-    bracket = search_energy_price(grid, energy_cap)
-    pair = bracket.under.choice.copy()
-    left = energy_cap - bracket.under.joules
-    for _ in range(FILLS):
-        better, gain, extra = grid.upgrade(pair, left)
-        worth = np.flatnonzero(gain > 0)
-        if not worth.size:
+def rate_points(total: Curve, energy_cap: float, weighing: Weighing) -> FloatArray:
+    """The score of every point of a summed curve, makespans × prices; −inf beyond the energy cap.
+
+    Where the cap lies between two prices, the second stands for what the chord between them says can be
+    reached with all of the energy.
+    """
+    joules, objective = total.joules[:, :, 0], total.objective[:, :, 0]
+    makespan = total.grid.makespan[:, None]
+    rated = np.where(joules <= energy_cap, weighing.score(objective, makespan, joules), -np.inf)
+    crossing = (joules[:, :-1] > energy_cap) & (joules[:, 1:] <= energy_cap)
+    if crossing.any():
+        span = np.where(crossing, joules[:, :-1] - joules[:, 1:], 1.0)
+        share = (energy_cap - joules[:, 1:]) / span
+        reached = objective[:, 1:] + share * (objective[:, :-1] - objective[:, 1:])
+        at_cap = weighing.score(reached, makespan, np.full_like(reached, energy_cap))
+        rated[:, 1:] = np.where(crossing, np.maximum(rated[:, 1:], at_cap), rated[:, 1:])
+    return rated
+
+
+class _Tried(NamedTuple):
+    """A plan at a makespan, and its score."""
+
+    score: float
+    fleet: ListFleet
+    plan: _Plan
+
+
+class _Point(NamedTuple):
+    """A makespan and a price, their score, and the seconds that the response needs at full clocks."""
+
+    score: float
+    makespan: float
+    price: float
+    needed: float
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class _Search:
+    """The search for the makespan and the price of the best score."""
+
+    fleet: ListFleet
+    energy_cap: float
+    weighing: Weighing
+
+    def ask(self, makespan: FloatArray, prices: FloatArray) -> list[_Point]:
+        """The best price of each makespan."""
+        total, needed = self._add_up(makespan, prices)
+        if (total.joules[:, -1, 0] > self.energy_cap).any():
+            higher = np.concatenate([prices, prices[-1] * HIGH_PRICES])
+            total, needed = self._add_up(makespan, higher)
+        rated = rate_points(total, self.energy_cap, self.weighing)
+        best = rated.argmax(axis=1)
+        each = np.arange(len(makespan))
+        found = (rated[each, best], makespan, total.grid.price[each, best], needed[each, best])
+        return [_Point(*point) for point in zip(*(values.tolist() for values in found), strict=True)]
+
+    def _add_up(self, makespan: FloatArray, prices: FloatArray) -> tuple[Curve, FloatArray]:
+        curve, response = make_curve(self.fleet, Grid(makespan, np.tile(prices, (len(makespan), 1))))
+        shape = (len(prices), len(makespan), self.fleet.size)
+        return add_curves(curve), self.fleet.needed_seconds(response.choice.reshape(shape)).max(axis=2).T
+
+    def run(self, shortest: float, longest: float) -> list[_Point]:
+        """All makespans that make sense, then those around the best, then what the best ones need."""
+        price = _first_price(self.fleet, longest, self.weighing)
+        count = int(np.clip(768 // self.fleet.size, MAKESPANS, 32))
+        if not longest > shortest:
+            return self.ask(np.array([longest]), price * FIRST_PRICES)
+        spans = np.concatenate([np.geomspace(shortest, longest, count), self._list_ready(shortest, longest)])
+        points = self.ask(np.unique(spans), price * FIRST_PRICES)
+        # A response that is ready before its makespan ends may be worth more with less time.
+        points += self.ask(self._tighten(points), max(points).price * NEAR_PRICES)
+        spans = np.sort([point.makespan for point in points])
+        best = max(points)
+        place = int(np.searchsorted(spans, best.makespan))
+        low, high = spans[max(place - 1, 0)], spans[min(place + 1, len(spans) - 1)]
+        around = self.ask(np.geomspace(low, high, count + 2)[1:-1], best.price * NEAR_PRICES)
+        points += around + self.ask(self._tighten(around), best.price * NEAR_PRICES)
+        return sorted(points, reverse=True)
+
+    def _list_ready(self, shortest: float, longest: float) -> FloatArray:
+        """For few devices, all makespans at which one of them is just ready with one of its pairs."""
+        pairs = len(self.fleet.table.steps)
+        if self.fleet.size * pairs > MOST_READY:
+            return np.empty(0)
+        ready = self.fleet.needed_seconds(np.arange(pairs, dtype=np.int16)[:, None]).ravel()
+        return ready[(ready > shortest) & (ready < longest)]
+
+    def _tighten(self, points: list[_Point]) -> FloatArray:
+        """Makespans at which the responses are just ready at full clocks."""
+        return np.unique([min(point.needed, point.makespan) for point in points])
+
+
+def _search_makespan(fleet: ListFleet, energy_cap: float, weighing: Weighing) -> list[_Point]:
+    """Makespans and prices of the best scores; more than one for few devices, see `_find_best`."""
+    shortest = fleet.least_makespan()
+    longest = max(shortest, min(float(fleet.seconds.max()), fleet.longest_makespan()))
+    part = sample(fleet, SAMPLE)
+    share = part.size / fleet.size
+    search = _Search(part, energy_cap * share, replace(weighing, joules=weighing.joules * share))
+    points = search.run(shortest, longest)
+    return points[: MOST_TRIED if fleet.size <= FEW else 1]
+
+
+def _first_price(fleet: ListFleet, makespan: float, weighing: Weighing) -> float:
+    """The price that the score sets where energy is free: the least that it can be."""
+    curve = add_curves(make_curve(fleet, Grid(np.array([makespan]), np.zeros((1, 1))))[0])
+    return weighing.price(float(curve.objective[0, 0, 0]), float(curve.joules[0, 0, 0]))
+
+
+def _plan_at(fleet: ListFleet, energy_cap: float, weighing: Weighing, point: _Point) -> _Tried:
+    """The best plan at a makespan: at the price that the score sets, or within the cap if it binds."""
+    fleet = fleet.at(np.array([point.makespan])).keep_rows()
+    price = point.price
+    for _ in range(1 if fleet.rows is None else PRICE_STEPS):
+        response = fleet.respond(np.full((1, fleet.size), price)).pick(0)
+        objective, joules = float(response.cost.sum()), float(response.joules.sum())
+        following = weighing.price(objective, joules)
+        if not 0 < following < np.inf or abs(following - price) <= 1e-9 * price:
             break
-        order = worth[np.argsort(-gain[worth] / np.maximum(extra[worth], 1e-300), kind="stable")]
-        paid = order[np.cumsum(np.maximum(extra[order], 0.0)) <= left]
-        # One that does not fit ends the sum; the first always fits by itself.
-        paid = paid if paid.size else order[:1]
-        pair[paid] = better[paid]
-        left = energy_cap - float(grid.joules(pair).sum())
-    objective, joules = float(grid.costs(pair).sum()), float(grid.joules(pair).sum())
-    return _Plan(pair, objective, joules, min(bracket.lower_bound, objective), bracket.price)
+        price = following
+    plan = _meet_cap(fleet, energy_cap) if joules > energy_cap else _Plan(response, objective, price)
+    if fleet.size <= FEW:
+        plan = _polish(fleet, plan, energy_cap, weighing)
+    response = plan.response
+    reached = weighing.score(response.cost.sum(), point.makespan, response.joules.sum())
+    return _Tried(float(reached), fleet, plan)
+
+
+def _polish(fleet: ListFleet, plan: _Plan, energy_cap: float, weighing: Weighing) -> _Plan:
+    """The plan of the best score among those that no price reaches; it matters where devices are few."""
+    seconds, response = float(fleet.seconds.max()), plan.response
+
+    def rate(objective: FloatArray, joules: FloatArray) -> FloatArray:
+        rated = weighing.score(objective, seconds, joules)
+        return np.where(joules <= energy_cap * (1 + SLACK), rated, -np.inf)
+
+    rows = fleet.rows if fleet.rows is not None else np.zeros((1, 1))
+    reach = float(np.ptp(np.where(np.isfinite(rows), rows, rows[:, :1]), axis=1).max())
+    better = divide_again(fleet, response, reach, Goal(rate, energy_cap, np.inf))
+    # The tangent at the old plan, read off at the energy of the new one.
+    moved = float(better.joules.sum() - response.joules.sum())
+    bound = plan.lower_bound - plan.price * moved if plan.price < np.inf else plan.lower_bound
+    return _Plan(better, min(bound, float(better.cost.sum())), plan.price)
+
+
+def _meet_cap(fleet: ListFleet, energy_cap: float) -> _Plan:
+    """The least objective within the energy cap, nearly."""
+    bracket = search_price(fleet, energy_cap)
+    plan = settle_within(fleet, bracket, energy_cap)
+    return _Plan(plan, min(bracket.lower_bound, float(plan.cost.sum())), bracket.price)

@@ -13,37 +13,40 @@ Objectives are divided by A = σ² + G², which keeps all numbers near 1. The en
 is not here; `prices.search_energy_price` finds the price at which they keep to it.
 """
 
-from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, fields, replace
-from typing import Any, NamedTuple
+from typing import NamedTuple
 
 import numpy as np
 from numpy.typing import NDArray
 
 from cfel.arrays import FloatArray, IndexArray
-from cfel.control.prices import Response, split_into_blocks
+from cfel.control.curves import ANY_PRICE, NO_PRICE, Response, run_blocks
 from cfel.control.problem import Limits, RoundProblem
 
 SegmentNumbers = NDArray[np.int8]
-"""Per device, the number of the segment it is on."""
+"""Per device, the kind of segment it is on."""
 
+BOTTOM, TOP, TIME, BATTERY = range(4)
+"""The kinds of segments: θ at its lower bound, at its upper bound, or as large as a limit leaves it."""
 # A limit is widened by this share: where it leaves room for one ρ only, rounding must not take that away.
 ROUNDING = 1e-12
-# Entries up to which NumPy's own argmin over columns is the faster one.
-SHORT = 2048
+# Entries (prices × segments × devices) that are worked on at a time: they stay in the processor's cache.
+AT_A_TIME = 16_384
+# Devices up to which segments are kept between responses; reading more takes as long as building them again.
+MOST_KEPT = 65_536
 
 
 @dataclass(frozen=True, slots=True, eq=False)
 class DeviceSegments:
     """Segments θ = c₀ − c₁ρ, ρ in [low, high], for K kinds of segment and N devices; all arrays are K × N.
 
-    Along a segment the objective is `square`·ρ² + `slope`·ρ + `constant` and the energy is
-    `joules_constant` + `joules_slope`·ρ. A segment a device cannot use has `constant` = +inf. `turn` is
-    −1/(2 `square`): multiplied by the slope at ρ = 0 it gives the minimum of the parabola.
+    `kinds` says what the rows are (`BOTTOM` …). Along a segment the objective is `square`·ρ² + `slope`·ρ +
+    `constant` and the energy is `joules_constant` + `joules_slope`·ρ. A segment a device cannot use has
+    `constant` = +inf. `turn` is −1/(2 `square`): multiplied by the slope at ρ = 0 it gives the minimum of the
+    parabola.
     """
 
-    theta_constant: FloatArray
-    theta_slope: FloatArray
+    kinds: tuple[int, ...]
     low: FloatArray
     high: FloatArray
     square: FloatArray
@@ -56,6 +59,7 @@ class DeviceSegments:
     @classmethod
     def along(
         cls,
+        kinds: tuple[int, ...],
         segments: FloatArray,
         step_joules: FloatArray,
         upload_joules: FloatArray,
@@ -74,8 +78,7 @@ class DeviceSegments:
         # where a straight line has its minimum.
         square = np.maximum(3.0 * gradient + noise * slope, 1e-200)
         return cls(
-            theta_constant=constant,
-            theta_slope=slope,
+            kinds=kinds,
             low=low,
             high=np.maximum(low, high),
             square=square,
@@ -86,26 +89,14 @@ class DeviceSegments:
             joules_slope=step_joules - upload_joules * slope,
         )
 
-    @classmethod
-    def join(cls, blocks: Sequence["DeviceSegments"]) -> "DeviceSegments":
-        """Puts blocks with the same number of kinds side by side."""
-        columns = zip(*(block._arrays() for block in blocks), strict=True)
-        return cls(*(np.concatenate(arrays, axis=1) for arrays in columns))
-
-    @property
-    def devices(self) -> int:
-        """Number of devices, N."""
-        return int(self.low.shape[1])
-
-    def respond(self, price: float, rho: FloatArray, choice: SegmentNumbers) -> tuple[float, float]:
-        """Finds every device's exact minimum of objective + λ · energy.
-
-        Fills ρ and the segment of every device, and returns energy and objective of all devices together.
-        """
+    def respond(self, price: FloatArray, found: Response) -> None:
+        """Finds every device's exact minimum of objective + λ · energy, for prices × devices."""
         # The inner loop of every solve: in-place operations, as temporaries cost more than the arithmetic.
+        price = price[:, np.newaxis]
         slope = price * self.joules_slope
         slope += self.slope
-        stand = slope * self.turn
+        with np.errstate(over="ignore"):  # what lies beyond all numbers is cut back to the segment
+            stand = np.multiply(slope, self.turn, out=slope)
         np.maximum(stand, self.low, out=stand)
         np.minimum(stand, self.high, out=stand)
         joules = self.joules_slope * stand
@@ -114,76 +105,19 @@ class DeviceSegments:
         cost += self.slope
         cost *= stand
         cost += self.constant
-        chosen = _find_least_row(cost + price * joules)
-        choice[:] = chosen
-        place = _flatten_places(chosen, self.devices)
-        stand.take(place, out=rho)
-        return float(np.add.reduce(joules.take(place))), float(np.add.reduce(cost.take(place)))
-
-    def spend_least(self) -> tuple[FloatArray, float, float]:
-        """Finds the least energy on segment 0 (θ at its lower bound): the response to an infinite price.
-
-        Where ρ costs no energy, ρ minimises the objective. Returns ρ of every device, and energy and
-        objective of all devices together.
-        """
-        low, high, slope = self.low[0], self.high[0], self.joules_slope[0]
-        stand = np.clip(self.slope[0] * self.turn[0], low, high)
-        rho = np.where(slope > 0, low, np.where(slope < 0, high, stand))
-        joules = self.joules_constant[0] + slope * rho
-        costs = (self.square[0] * rho + self.slope[0]) * rho + self.constant[0]
-        return rho, float(joules.sum()), float(costs.sum())
-
-    def hold(self, choice: SegmentNumbers) -> "DeviceSegments":
-        """Keeps every device on one segment, which leaves a convex problem, K = 1."""
-        return DeviceSegments(*(values[np.newaxis] for values in self._select(choice, *self._arrays())))
-
-    def take(self, devices: IndexArray | slice) -> "DeviceSegments":
-        """Selects some devices."""
-        return DeviceSegments(*(values[:, devices] for values in self._arrays()))
-
-    def theta(self, choice: SegmentNumbers, rho: FloatArray) -> FloatArray:
-        """θ of every device at ρ on the given segment."""
-        constant, slope = self._select(choice, self.theta_constant, self.theta_slope)
-        return constant - slope * rho
-
-    def joules(self, choice: SegmentNumbers, rho: FloatArray) -> FloatArray:
-        """Energy of every device at ρ on the given segment."""
-        constant, slope = self._select(choice, self.joules_constant, self.joules_slope)
-        return constant + slope * rho
-
-    def costs(self, choice: SegmentNumbers, rho: FloatArray) -> FloatArray:
-        """Objective of every device at ρ on the given segment."""
-        square, slope, constant = self._select(choice, self.square, self.slope, self.constant)
-        return (square * rho + slope) * rho + constant
-
-    def _select(self, choice: SegmentNumbers, *values: FloatArray) -> list[FloatArray]:
-        place = _flatten_places(choice, self.devices)
-        return [np.take(array, place) for array in values]
-
-    def _arrays(self) -> tuple[FloatArray, ...]:
-        return tuple(getattr(self, name) for name in FIELDS)
-
-
-FIELDS = tuple(field.name for field in fields(DeviceSegments))
-
-
-def _find_least_row(value: FloatArray) -> IndexArray:
-    """The row of each column's least value; `argmin(axis=0)` is slow for a few long rows."""
-    if value.size < SHORT:
-        return np.asarray(value.argmin(axis=0))
-    best = value[0]
-    chosen = np.zeros(len(best), dtype=np.intp)
-    for row in range(1, len(value)):
-        chosen[value[row] < best] = row
-        best = np.minimum(best, value[row])
-    return chosen
-
-
-def _flatten_places(row: NDArray[np.signedinteger[Any]], columns: int) -> IndexArray:
-    """Flat positions of (row[n], n) in an array of that many columns; `take` on them beats fancy indexing."""
-    place: IndexArray = np.multiply(row, columns, dtype=np.intp)
-    place += np.arange(columns)
-    return place
+        value = price * joules
+        value += cost
+        best = value[:, 0]
+        found.choice[:] = 0
+        pairs = ((found.rho, stand), (found.joules, joules), (found.cost, cost))
+        for place, values in pairs:
+            place[:] = values[:, 0]
+        for row in range(1, value.shape[1]):
+            better = value[:, row] < best
+            np.minimum(best, value[:, row], out=best)
+            np.copyto(found.choice, self.kinds[row], where=better, casting="unsafe")
+            for place, values in pairs:
+                np.copyto(place, values[:, row], where=better)
 
 
 # From a device's limits to its segments. A limit is a budget that ρ and θ share linearly: of seconds (P2's
@@ -269,39 +203,50 @@ def build_segments(terms: DeviceTerms, noise: float, gradient: float) -> DeviceS
     """Builds all segments of the devices, θ = θ_min first; noise is w, gradient is G²/A."""
     segments = _list_segments(terms)
     stacked = np.empty((4, len(segments), len(terms.seconds)))
-    for kind, segment in enumerate(segments):
+    for row, segment in enumerate(segments.values()):
         for column, values in enumerate(segment):
-            stacked[column, kind] = values
-    return DeviceSegments.along(stacked, terms.step_joules, terms.upload_joules, noise, gradient)
+            stacked[column, row] = values
+    kinds = tuple(segments)
+    return DeviceSegments.along(kinds, stacked, terms.step_joules, terms.upload_joules, noise, gradient)
 
 
-def _list_segments(terms: DeviceTerms) -> list[_Segment]:
-    """θ = θ_min, then θ = θ_max, then one segment for each limit that can matter."""
-    limits = _select_limits(terms)
+def _list_segments(terms: DeviceTerms) -> dict[int, _Segment]:
+    """θ = θ_min, then θ = θ_max, then one segment for each limit that can matter, by their kinds."""
+    selected = _select_limits(terms)
+    limits = list(selected.values())
     bottom, top = terms.theta_min, terms.theta_max
     fits = np.minimum.reduce([terms.rho_max, *(_largest_rho(limit, bottom) for limit in limits)])
     # Limits are feasible at the lower bounds; where rounding says otherwise, ρ_min is allowed all the same.
     fits = np.maximum(fits, terms.rho_min)
     flat = np.zeros_like(fits)
-    segments = [_Segment(bottom, flat, terms.rho_min, fits)]
+    segments = {BOTTOM: _Segment(bottom, flat, terms.rho_min, fits)}
     if (bottom == top).all():
         return segments
     full = [_largest_rho(limit, top) for limit in limits]
-    segments.append(_Segment(top, flat, terms.rho_min, np.minimum.reduce([fits, *full])))
-    for index, limit in enumerate(limits):
+    segments[TOP] = _Segment(top, flat, terms.rho_min, np.minimum.reduce([fits, *full]))
+    for index, (kind, limit) in enumerate(selected.items()):
         # Below full[index] even θ_max is within this limit, so the limit does not bind there.
         low = np.maximum(terms.rho_min, full[index])
         others = [other for position, other in enumerate(limits) if position != index]
-        segments.append(_follow_limit(limit, others, low, fits))
+        segments[kind] = _follow_limit(limit, others, low, fits)
     return segments
 
 
-def _select_limits(terms: DeviceTerms) -> list[_Limit]:
-    """The limits that can bind for at least one of the devices; fewer kinds mean less work for all."""
+def list_limits(terms: DeviceTerms) -> dict[int, _Limit]:
+    """The limits of every device, by the kind of segment along which they are used up."""
     wider = 1.0 + ROUNDING
-    time = _Limit(terms.seconds * wider, terms.step_seconds, terms.upload_seconds)
-    energy = _Limit(terms.joules * wider, terms.step_joules, terms.upload_joules)
-    return [limit for limit in (time, energy) if (_largest_use(limit, terms) > limit.budget).any()]
+    return {
+        TIME: _Limit(terms.seconds * wider, terms.step_seconds, terms.upload_seconds),
+        BATTERY: _Limit(terms.joules * wider, terms.step_joules, terms.upload_joules),
+    }
+
+
+def _select_limits(terms: DeviceTerms) -> dict[int, _Limit]:
+    """The limits that can bind for at least one of the devices; fewer kinds mean less work for all."""
+    limits = list_limits(terms)
+    return {
+        kind: limit for kind, limit in limits.items() if (_largest_use(limit, terms) > limit.budget).any()
+    }
 
 
 def _largest_use(limit: _Limit, terms: DeviceTerms) -> FloatArray:
@@ -354,20 +299,14 @@ def _narrow_to_below(
     return low, np.where((steeper == 0) & (rise > 0), low - 1.0, high)
 
 
-@dataclass(frozen=True, slots=True, eq=False)
-class Candidate:
-    """A plan under consideration: ρ and θ of every device and the P2 sum divided by A."""
-
-    rho: FloatArray
-    theta: FloatArray
-    objective: float
-
-    def __lt__(self, other: "Candidate") -> bool:
-        return self.objective < other.objective
-
-    def gap(self, lower_bound: float) -> float:
-        """How much worse than a lower bound this can be at most, relatively."""
-        return (self.objective - lower_bound) / max(abs(lower_bound), 1e-300)
+def _find_theta(terms: DeviceTerms, choice: SegmentNumbers, rho: FloatArray) -> FloatArray:
+    """θ of every device at ρ on the given segment."""
+    theta = np.where(choice == BOTTOM, terms.theta_min, terms.theta_max)
+    for kind, limit in list_limits(terms).items():
+        along = choice == kind
+        if along.any():
+            np.divide(limit.budget - rho * limit.step, limit.upload, out=theta, where=along)
+    return theta
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -378,20 +317,16 @@ class PricedFleet:
         terms: limits, bounds and costs of every device.
         noise: w, the weight of P2's first term.
         gradient: G²/A, the weight of its second term (before the factor 3), A = σ² + G².
-        blocks: the segments of every device, `BLOCK` devices at a time.
+        cluster, clusters: the cluster of every device, and how many there are.
+        kept: the segments of all devices; None for a large fleet, which builds them again when asked.
     """
 
     terms: DeviceTerms
     noise: float
     gradient: float
-    blocks: tuple[DeviceSegments, ...]
-
-    @classmethod
-    def from_terms(cls, terms: DeviceTerms, noise: float, gradient: float) -> "PricedFleet":
-        """Builds the segments of every device."""
-        blocks = split_into_blocks(len(terms.seconds))
-        segments = (build_segments(terms.take(block), noise, gradient) for block in blocks)
-        return cls(terms, noise, gradient, tuple(segments))
+    cluster: IndexArray
+    clusters: int
+    kept: DeviceSegments | None = None
 
     @classmethod
     def from_problem(
@@ -402,89 +337,80 @@ class PricedFleet:
         if theta is not None:
             terms = replace(terms, theta_min=theta, theta_max=theta)
         scale = problem.sigma2 + problem.g2
-        return cls.from_terms(terms, problem.noise_weight, problem.g2 / scale if scale > 0 else 0.0)
+        gradient = problem.g2 / scale if scale > 0 else 0.0
+        fleet = cls(terms, problem.noise_weight, gradient, problem.cluster, problem.clusters)
+        return fleet.keep_segments()
 
     @property
     def size(self) -> int:
         """Number of devices, N."""
         return len(self.terms.seconds)
 
-    def respond(self, price: float) -> Response:
+    def keep_segments(self) -> "PricedFleet":
+        """The same fleet, with the segments of all devices kept if they are few."""
+        return replace(self, kept=self._segments(slice(None))) if self.size <= MOST_KEPT else self
+
+    def change(self, terms: DeviceTerms) -> "PricedFleet":
+        """The same devices under other limits or bounds."""
+        return replace(self, terms=terms, kept=None).keep_segments()
+
+    def at(self, makespan: FloatArray) -> "PricedFleet":
+        """One copy per makespan, in which devices have at most as many seconds."""
+        spans = len(makespan)
+        terms = self.terms.take(np.tile(np.arange(self.size), spans))
+        seconds = np.minimum(self.terms.seconds, makespan[:, None]).ravel()
+        cluster = (self.cluster + self.clusters * np.arange(spans)[:, None]).ravel()
+        copies = replace(self, cluster=cluster, clusters=self.clusters * spans, kept=None)
+        return copies.change(replace(terms, seconds=seconds))
+
+    def take(self, devices: IndexArray | slice) -> "PricedFleet":
+        """Some of the devices."""
+        return replace(self, cluster=self.cluster[devices], kept=None).change(self.terms.take(devices))
+
+    def respond(self, price: FloatArray) -> Response:
         """Finds every device's exact minimum of objective + λ · energy."""
-        rho, choice = np.empty(self.size), np.empty(self.size, dtype=np.int8)
-        joules = objective = 0.0
-        for block, segments in self._each():
-            spent, cost = segments.respond(price, rho[block], choice[block])
-            joules += spent
-            objective += cost
-        return Response(price, rho, choice, joules, objective)
-
-    def spend_least(self) -> Response:
-        """Puts every device at its least energy on segment 0: the response to an infinite price."""
-        answers = [segments.spend_least() for segments in self.blocks]
-        rho = np.concatenate([answer[0] for answer in answers])
-        joules, objective = sum(answer[1] for answer in answers), sum(answer[2] for answer in answers)
-        return Response(np.inf, rho, np.zeros(self.size, dtype=np.int8), joules, objective)
-
-    def sample(self, stride: int) -> "PricedFleet":
-        """Takes one device in `stride`."""
-        return PricedFleet.from_terms(self.terms.take(slice(None, None, stride)), self.noise, self.gradient)
-
-    def hold(self, choice: SegmentNumbers) -> "PricedFleet":
-        """Keeps every device on one segment, which leaves a convex problem."""
-        blocks = tuple(segments.hold(choice[block]) for block, segments in self._each())
-        return replace(self, blocks=blocks)
-
-    def hold_without(self, device: int, choice: SegmentNumbers) -> "PricedFleet":
-        """Leaves out one device and keeps every other one on its segment."""
-        kept = np.delete(np.arange(self.size), device)
-        # The segments are taken over as they are. Building them again without the device could number them
-        # differently: a limit that binds for nobody has no segment.
-        whole = DeviceSegments.join(self.hold(choice).blocks).take(kept)
-        blocks = tuple(whole.take(block) for block in split_into_blocks(len(kept)))
-        return replace(self, terms=self.terms.take(kept), blocks=blocks)
-
-    def plan_alone(self, devices: IndexArray, joules: FloatArray) -> Candidate:
-        """Plans each listed device at its best within its own energy; a device may be listed many times."""
-        terms = self.terms.take(devices)
-        limited = replace(terms, joules=np.minimum(joules, terms.joules))
-        fleet = PricedFleet.from_terms(limited, self.noise, self.gradient)
-        response = fleet.respond(0.0)
-        return Candidate(response.rho, fleet.theta(response.choice, response.rho), response.objective)
-
-    def theta(self, choice: SegmentNumbers, rho: FloatArray) -> FloatArray:
-        """θ of every device at ρ on the given segment."""
-        return self._map(DeviceSegments.theta, choice, rho)
-
-    def joules(self, choice: SegmentNumbers, rho: FloatArray) -> FloatArray:
-        """Energy of every device at ρ on the given segment."""
-        return self._map(DeviceSegments.joules, choice, rho)
-
-    def costs(self, choice: SegmentNumbers, rho: FloatArray) -> FloatArray:
-        """Objective of every device at ρ on the given segment."""
-        return self._map(DeviceSegments.costs, choice, rho)
-
-    def joules_of(self, rho: FloatArray, theta: FloatArray) -> FloatArray:
-        """Energy of every device at any plan, on a segment or not."""
-        return rho * self.terms.step_joules + theta * self.terms.upload_joules
-
-    def costs_of(self, rho: FloatArray, theta: FloatArray) -> FloatArray:
-        """Objective of every device at any plan, on a segment or not."""
-        return self.noise * (2.0 - theta) * rho + 3.0 * self.gradient * (1.0 - rho) ** 2
-
-    def evaluate(self, rho: FloatArray, theta: FloatArray) -> Candidate:
-        """Computes a plan's objective."""
-        return Candidate(rho, theta, float(self.costs_of(rho, theta).sum()))
-
-    def _each(self) -> Iterator[tuple[slice, DeviceSegments]]:
-        return zip(split_into_blocks(self.size), self.blocks, strict=True)
-
-    def _map(
-        self,
-        function: Callable[[DeviceSegments, SegmentNumbers, FloatArray], FloatArray],
-        choice: SegmentNumbers,
-        rho: FloatArray,
-    ) -> FloatArray:
-        return np.concatenate(
-            [function(segments, choice[block], rho[block]) for block, segments in self._each()]
+        found = Response.empty(price.shape, np.int8)
+        price = np.clip(price, NO_PRICE, ANY_PRICE)
+        run_blocks(
+            lambda block: self._segments(block).respond(price[:, block], found.pick((slice(None), block))),
+            self.size,
+            AT_A_TIME // (4 * len(price)) if self.kept is None else self.size,
         )
+        return found
+
+    def place(self, choice: SegmentNumbers, rho: FloatArray) -> Response:
+        """Every device at ρ on the given segment."""
+        terms = self.terms
+        theta = _find_theta(terms, choice, rho)
+        joules = rho * terms.step_joules + theta * terms.upload_joules
+        cost = self.noise * (2.0 - theta) * rho + 3.0 * self.gradient * (1.0 - rho) ** 2
+        return Response(choice, rho, joules, cost)
+
+    def theta(self, plan: Response) -> FloatArray:
+        """θ of every device in a plan; a device that a plan gives less energy uses it up, as a battery."""
+        theta = np.empty(self.size)
+
+        def work(block: slice) -> None:
+            terms = replace(self.terms.take(block), joules=plan.joules[block])
+            theta[block] = _find_theta(terms, plan.choice[block], plan.rho[block])
+
+        run_blocks(work, self.size, AT_A_TIME // 4)
+        return theta
+
+    def plan_within(self, joules: FloatArray) -> Response:
+        """Every device at its least cost within given energies, rows × devices; infinite where none fits."""
+        rows, least = len(joules), self.terms.least_joules
+        fits = joules >= least * (1 - ROUNDING)
+        terms = self.terms.take(np.tile(np.arange(self.size), rows))
+        limited = replace(terms, joules=np.minimum(np.maximum(joules, least).ravel(), terms.joules))
+        alone = replace(self, terms=limited, kept=None)
+        found = alone.respond(np.zeros((1, rows * self.size))).pick(0)
+        choice, rho, spent, cost = (
+            values.reshape(joules.shape) for values in (found.choice, found.rho, found.joules, found.cost)
+        )
+        return Response(choice, rho, spent, np.where(fits, cost, np.inf))
+
+    def _segments(self, block: slice) -> DeviceSegments:
+        if self.kept is None:
+            return build_segments(self.terms.take(block), self.noise, self.gradient)
+        return self.kept

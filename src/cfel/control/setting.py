@@ -12,6 +12,7 @@ from numpy.typing import ArrayLike
 from cfel.arrays import FloatArray
 from cfel.control.caps import Budget, Rounds
 from cfel.control.scheme import Gossip, RoundPlan, Scheme
+from cfel.metric import ACCURACY, Metric
 from cfel.system.backhaul import Backhaul, SampledLinks, retarget_backhaul, sample_links, use_links
 from cfel.system.batch_shares import BatchShares
 from cfel.system.conditions import Conditions
@@ -40,6 +41,7 @@ class Setting:
             the layers, where they train the last ones; None where they leave steps out instead.
         accounting: the costs that the budget counts: "expected" by the plans, or "realised".
         uploads: realised uploads count by the "share" θ that was planned, or by the bits on the "wire".
+        metrics: what the task measures, first the metric that a target is about.
     """
 
     seed: int
@@ -58,6 +60,7 @@ class Setting:
     small_batches: BatchShares | None = None
     accounting: str = "expected"
     uploads: str = "share"
+    metrics: tuple[Metric, ...] = (ACCURACY,)
 
     @property
     def exchange_seconds(self) -> FloatArray:

@@ -152,7 +152,10 @@ class Experiment:
         simulation: SimulationParameters | Table | None = None,
         deployment: DeploymentParameters | Table | None = None,
         code: CodePolicy = ANY_CODE,
+        **unknown: object,
     ) -> None:
+        for key in unknown:
+            raise ExperimentError(unknown_name("experiment", key, ("preset", *PARTS)))
         # The parameters are named like the attributes.
         given = {key: each for key, each in locals().items() if key in PARTS and each is not None}
         parts, objects = _fill_in(given, preset)
@@ -332,6 +335,7 @@ class Experiment:
             backhaul=weight_backhaul(setting, samples),
             # Uploads are charged as for `charged_parameters`, though the model that trains may be smaller.
             charged_share=setting.model_bits / (32.0 * size),
+            metrics=task.described_metrics,
         )
         return World(
             setting=setting,
@@ -343,6 +347,7 @@ class Experiment:
             edge_rules=replace(parts.edge_rules, matrices=flat.find_hidden_matrices()),
             new_device=DeviceState(flat.read_personal()),
             evaluation=self.simulation.evaluation,
+            variances=flat.find_variances(),
         )
 
     def _split(self, task: Task) -> tuple[DataSet, list[IntArray]]:

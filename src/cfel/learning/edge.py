@@ -116,7 +116,7 @@ def gossip_mix(models: Sequence[FlatModel], mixing: FloatArray, workers: int = 0
 # Rules beside the mean, which a few devices with wrong updates cannot ruin:
 #
 #     trimmed_mean  entry by entry, without the smallest and the largest values
-#     median        entry by entry, the middle value
+#     median        entry by entry, the middle value, without weights
 #     clipped       the mean, after scaling down updates that are much longer than usual
 #
 # and those of `UPDATE_RULES`, which compare whole updates.
@@ -321,7 +321,7 @@ def robust_aggregate(
                 model, ordered, weights, lambda values, each: trimmed_mean(values, each, trimmed)
             )
         case "median" if len(ordered) > 2:
-            return _aggregate_by_entry(model, ordered, weights, weighted_median)
+            return _aggregate_by_entry(model, ordered, None, lambda values, _: median(values))
     return edge_aggregate(model, ordered, weights)
 
 
@@ -334,15 +334,13 @@ def trimmed_mean(values: Tensor, weights: Tensor, trimmed: int) -> Tensor:
     return (ranked[kept] * share).sum(0) / share.sum(0)
 
 
-def weighted_median(values: Tensor, weights: Tensor) -> Tensor:
-    """The value of each column with half the weight on either side, or the middle between two such values."""
-    ranked, order = torch.sort(values, dim=0, stable=True)
-    below = weights[order].cumsum(0)
-    half = below[-1] / 2
-    # The first places where the weight reaches half, and where it exceeds half. They differ only in a tie.
-    low = (below >= half).to(torch.int8).argmax(0, keepdim=True)
-    high = (below > half).to(torch.int8).argmax(0, keepdim=True)
-    return ((ranked.gather(0, low) + ranked.gather(0, high)) / 2)[0]
+def median(values: Tensor) -> Tensor:
+    """The middle value of each column, or the middle between the two middle values.
+
+    Every device counts once: by weights that devices report, one could choose the result.
+    """
+    ranked, last = torch.sort(values, dim=0).values, len(values) - 1
+    return (ranked[last // 2] + ranked[last - last // 2]) / 2
 
 
 def _aggregate_by_entry(
@@ -565,7 +563,7 @@ def build_rules(
     """The rules of an experiment: the local algorithm's part, then the edge servers' own optimiser."""
     update_rule = find_update_rule(parameters.kind, code)
     rules = (algorithm.edge, build_optimiser(parameters, code))
-    if rules[0] is not None and parameters.kind != "mean":
+    if rules[0] is not None and parameters.kind != "mean" and not rules[0].any_aggregate:
         what = f"local.algorithm = {local.algorithm!r}"
         raise InputError(f"{what}: needs aggregation.kind = 'mean', not {parameters.kind!r}")
     return EdgeRules(tuple(rule for rule in rules if rule is not None), parameters, update_rule)

@@ -47,11 +47,13 @@ class EdgeRule:
         change: (round, memory) → the change of the edge model; may change the memory in place.
         memory: names of the vectors that it remembers, zero at first.
         per_step: whether it needs `EdgeRound.update_per_step`.
+        any_aggregate: whether the update may come from any rule of `[aggregation]`, not only from the mean.
     """
 
     change: Callable[[EdgeRound, Tensors], Tensor]
     memory: tuple[str, ...] = ()
     per_step: bool = False
+    any_aggregate: bool = False
 
 
 def read_memory(model: FlatModel, names: tuple[str, ...]) -> dict[str, Tensor]:

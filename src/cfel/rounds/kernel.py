@@ -10,6 +10,7 @@ Numbers only: who trains, and where, is up to the driver. What becomes of a glob
 
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
+from statistics import median_low
 from typing import NamedTuple
 
 import numpy as np
@@ -34,9 +35,10 @@ from cfel.cost import (
     realised_joules,
     realised_seconds,
 )
-from cfel.learning.device_messages import DeviceOrder
+from cfel.learning.device_messages import DeviceOrder, Order
 from cfel.learning.local.parameters import LocalParameters
 from cfel.learning.models.flat import FlatModel
+from cfel.metric import Metric
 from cfel.runlog import RoundRecord
 from cfel.system import Conditions
 
@@ -55,6 +57,7 @@ class ControlState:
         realised: what was spent with the steps really taken.
         spent_joules: per device, in the account that the budget counts.
         losses: newest mean training loss of every device, NaN before its first; None before any.
+        habits: how much each device usually raises (σ² + G²)/G² of all (`rounds.estimates`); None before any.
     """
 
     rounds_done: int
@@ -63,6 +66,7 @@ class ControlState:
     realised: Ledger
     spent_joules: FloatArray
     losses: FloatArray | None = None
+    habits: FloatArray | None = None
 
     def ledger(self, setting: Setting) -> Ledger:
         """The account that the budget counts."""
@@ -311,12 +315,13 @@ def make_order(
     model: FlatModel,
     rate: float = 1.0,
     local_steps: int | None = None,
+    speed: float = 1.0,
 ) -> DeviceOrder:
     """The order to one device in one edge round, with ρ, θ and `local_steps` of the plan.
 
-    Simulator, edge servers and devices make orders here, so that all train on the same random streams.
+    Simulator and edge servers make orders here, so that all train on the same random streams.
     """
-    return DeviceOrder(
+    return Order(
         seed=setting.seed,
         global_round=global_round,
         edge_round=edge_round,
@@ -326,6 +331,7 @@ def make_order(
         tau=local_steps or setting.rounds.local_steps,
         model=model,
         rate=rate,
+        speed=speed,
     )
 
 
@@ -348,17 +354,31 @@ def device_weights(setting: Setting, plan: RoundPlan, samples: Mapping[int, int]
     # The paper weighs devices alike. Schemes that average by samples say so in their `gossip`.
     if setting.scheme.gossip.weights == "equal":
         return dict.fromkeys(samples, 1.0)
-    return {device: float(held) for device, held in samples.items()}
+    return _cap_samples(setting, samples)
 
 
-def is_over(rounds: Rounds, budget: Budget, record: RoundRecord) -> bool:
+def _cap_samples(setting: Setting, samples: Mapping[int, int]) -> dict[int, float]:
+    """What devices say they hold, up to what is known of them, or twice the cluster's median if that is more.
+
+    A device that claims 2⁵³ samples would else be the only one that counts.
+    """
+    # The lower of two middle values: of two devices, the larger claim must not vouch for itself.
+    usual = float(median_low(samples.values())) if samples else 0.0
+    known = setting.fleet.samples
+    return {
+        device: min(float(held), max(2.0 * usual, 0.0 if known is None else float(known[device])))
+        for device, held in samples.items()
+    }
+
+
+def is_over(rounds: Rounds, budget: Budget, metric: Metric, record: RoundRecord) -> bool:
     """Whether a run ends with this round: all rounds done, a budget used up, or the target reached."""
     if record.round >= rounds.global_rounds or _is_used_up(rounds, budget, record) or record.ends_at_budget:
         return True
     # A round that was not evaluated cannot reach the target; the run continues until one is.
     if rounds.stop != "target" or rounds.target is None or record.accuracy is None:
         return False
-    return record.accuracy >= rounds.target
+    return metric.reaches(record.accuracy, rounds.target)
 
 
 def is_evaluated(

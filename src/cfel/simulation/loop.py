@@ -24,7 +24,7 @@ from cfel.learning.evaluate import Evaluation, summarise_devices
 from cfel.learning.local.algorithms import find_algorithm
 from cfel.learning.local.estimates import refresh_estimates
 from cfel.learning.models.flat import FlatModel, complete_model, model_sha256
-from cfel.rounds.estimates import combine_estimates, needs_estimates
+from cfel.rounds.estimates import needs_estimates, note_habits, view_estimates
 from cfel.rounds.kernel import (
     DeviceWork,
     EdgeRoundOutcome,
@@ -98,7 +98,7 @@ def simulate(
             peak_memory_bytes=measure_peak_memory(),
         )
         yield RoundOutcome(record, make_plan_table(setting, edge_rounds, record.round), state)
-        over = is_over(setting.rounds, setting.budget, record)
+        over = is_over(setting.rounds, setting.budget, setting.metrics[0], record)
 
 
 def _look_ahead(setting: Setting, state: RunState) -> Observation:
@@ -109,8 +109,7 @@ def _look_ahead(setting: Setting, state: RunState) -> Observation:
 
 
 def _observe(setting: Setting, state: RunState, edge_round: int, conditions: Conditions) -> Observation:
-    small_batches = setting.small_batches is not None
-    estimates = combine_estimates(state.estimates, conditions.available, small_batches=small_batches)
+    estimates = view_estimates(setting, state.control, state.estimates, conditions.available)
     return observe(setting, state.control, edge_round, conditions, estimates)
 
 
@@ -129,6 +128,7 @@ def run_edge_round(
     with _name_cluster(world):
         state = estimate(world, executor, state, conditions, edge_round)
         observation = _observe(setting, state, edge_round, conditions)
+        control = note_habits(setting, control, state.estimates, conditions.available)
         plan, control = plan_edge_round(setting, control, observation)
         conditions, used = plan.leave_out(conditions), find_used(world.training.local, observation)
         rate = world.training.local.find_rate(used)

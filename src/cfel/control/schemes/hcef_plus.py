@@ -190,8 +190,8 @@ def _list_counts(options: Options, observation: Observation, state: State) -> li
         return [min(options.local_steps, tau)]
     if observation.edge_round and last is not None:
         return [last]
-    listed = np.geomspace(1, tau, min(tau, MOST_COUNTS)).round()
-    return np.unique(listed.astype(int)).tolist()
+    listed: list[int] = np.unique(np.geomspace(1, tau, min(tau, MOST_COUNTS)).round().astype(int)).tolist()
+    return listed
 
 
 def _remember(best: _Choice, observation: Observation) -> Mapping[str, Any]:
@@ -264,7 +264,7 @@ class _Planner:
         plan = make_plan(problem, solution, self.observation.conditions.available, local_steps)
         seconds, joules = _count_costs(self.observation, plan)
         weighing = self.weighing or Weighing(FIRST_WEIGHT)
-        score = weighing.score(-solution.objective, seconds, joules)
+        score = float(weighing.score(solution.objective, seconds, joules))
         return _Choice(plan, score, seconds + weighing.seconds, joules + weighing.joules)
 
     def _measure_kept(self) -> FloatArray:

@@ -21,7 +21,7 @@ import numpy as np
 
 from cfel import validation
 from cfel.arrays import FloatArray
-from cfel.control.list_solver import PairTable, list_steps, list_theta, solve_on_list
+from cfel.control.list_solver import PairTable, Weighing, list_steps, list_theta, solve_on_list
 from cfel.control.planning import Bounds, build_problem, compute_costs, estimate_contraction, make_plan
 from cfel.control.scheme import (
     DeviceOverrides,
@@ -68,6 +68,7 @@ def talk_or_work(parameters: SchemeParameters) -> Scheme:
             steps="whole", error_feedback=True, kept_energy_at=tuple(theta.tolist())
         ),
         chooses_theta=parameters.theta_min < 1,
+        keeps_budgets=True,
     )
 
 
@@ -83,5 +84,5 @@ def _plan_steps(seen: Observation, parameters: SchemeParameters, count: float, c
     rho, theta = count / seen.rounds.local_steps, list_theta(parameters.theta_min)
     problem = build_problem(seen, parameters, Bounds((rho, rho), (float(theta[0]), 1.0)))
     # Time has no weight: only its cap counts.
-    solution = solve_on_list(problem, PairTable(np.full(theta.size, count), theta, cost), 0.0)
+    solution = solve_on_list(problem, PairTable(np.full(theta.size, count), theta, cost), Weighing(0.0))
     return make_plan(problem, solution, seen.conditions.available)

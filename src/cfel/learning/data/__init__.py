@@ -4,12 +4,14 @@ A loader is a function `path -> DataSet`. Built-in ones are listed below. User-d
 point (`cfel.data`) or as "module:function".
 """
 
+import re
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, replace
 from pathlib import Path
 from types import MappingProxyType
 from typing import TypeAlias
 
+from cfel.errors import InputError
 from cfel.learning.data.cifar10 import cifar10
 from cfel.learning.data.dataset import DataSet, Normalisation
 from cfel.learning.data.embedded import digits, synthetic
@@ -17,6 +19,7 @@ from cfel.learning.data.femnist import femnist
 from cfel.learning.data.hub import PREFIX, load_from_hub
 from cfel.learning.data.text import BYTES
 from cfel.plugins import BUILT_IN_ONLY, CodePolicy, call_part, check_result, resolve
+from cfel.wording import show
 
 __all__ = ["BUILTIN", "DataSet", "Normalisation", "cifar10", "digits", "femnist", "load", "synthetic"]
 
@@ -84,6 +87,9 @@ def load(name: str, path: Path | None = None, code: CodePolicy = BUILT_IN_ONLY) 
         # The hub's package fetches what it is asked for, and some versions of it run scripts that come along.
         code.check("data", name)
         return load_from_hub(name, path)
+    if re.fullmatch(r"[\w.-]+/[\w.-]+", name):
+        hub = "a data set of the Hugging Face hub"
+        raise InputError(f"data: unknown {show(name)}; if it is {hub}, write {show(PREFIX + name)}")
     loader: Loader = resolve("data", name, BUILTIN, ("path",), code=code)
     place = "without data.path" if path is None else f"with data.path = {str(path)!r}"
     found: DataSet = call_part(f"data {name!r}, called {place},", loader, path)

@@ -30,6 +30,19 @@ class Normalisation:
             raise InputError(f"normalisation.deviation: must be positive, got {self.deviation}")
 
 
+def scale_inputs(inputs: Tensor, normalisation: Normalisation | None) -> Tensor:
+    """Scales a batch for a model: bytes become normalised float32, other dtypes stay."""
+    if inputs.dtype != torch.uint8:
+        return inputs
+    if normalisation is None:
+        return inputs.to(torch.float32).mul_(1 / 255)
+    # (x/255 − mean)/deviation as one multiplication and one addition.
+    scale = torch.tensor(normalisation.deviation, device=inputs.device).mul_(255).reciprocal_()
+    shift = torch.tensor(normalisation.mean, device=inputs.device).mul_(scale).mul_(-255)
+    trailing = (1,) * (inputs.dim() - 2)
+    return inputs.to(torch.float32).mul_(scale.view(-1, *trailing)).add_(shift.view(-1, *trailing))
+
+
 @dataclass(frozen=True, slots=True)
 class DataSet:
     """Everything a task learns from.
@@ -89,15 +102,7 @@ class DataSet:
 
     def scale(self, inputs: Tensor) -> Tensor:
         """Scales a batch for the model: bytes become normalised float32, other dtypes stay."""
-        if inputs.dtype != torch.uint8:
-            return inputs
-        if self.normalisation is None:
-            return inputs.to(torch.float32).mul_(1 / 255)
-        # (x/255 − mean)/deviation as one multiplication and one addition.
-        scale = torch.tensor(self.normalisation.deviation, device=inputs.device).mul_(255).reciprocal_()
-        shift = torch.tensor(self.normalisation.mean, device=inputs.device).mul_(scale).mul_(-255)
-        trailing = (1,) * (inputs.dim() - 2)
-        return inputs.to(torch.float32).mul_(scale.view(-1, *trailing)).add_(shift.view(-1, *trailing))
+        return scale_inputs(inputs, self.normalisation)
 
     def select_writers(self, writers: IntArray, *, of_tests: bool = True) -> "DataSet":
         """Selects the samples of the given writers, for training and, with `of_tests`, for testing."""

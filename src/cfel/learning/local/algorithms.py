@@ -300,7 +300,8 @@ def shared_momentum(local: LocalParameters) -> LocalAlgorithm:
             memory["mean_momentum"].copy_(found.update).div_(-found.rate * found.mean_steps)
         return found.update
 
-    return replace(sgd(local), begin=begin, edge=EdgeRule(change, memory=("mean_momentum",)))
+    rule = EdgeRule(change, memory=("mean_momentum",), any_aggregate=True)
+    return replace(sgd(local), begin=begin, edge=rule)
 
 
 def fedbalancer(local: LocalParameters) -> LocalAlgorithm:

@@ -35,8 +35,7 @@ class LocalParameters:
     """The experiment file's `[local]`: the steps of a device and its estimates.
 
     Attributes:
-        algorithm: "sgd", "adam", "adamw", "fedprox", "scaffold", "feddyn", "fednova", "ditto",
-            "shared_momentum", "fedbalancer", an entry point's name, or "module:function".
+        algorithm: a built-in one, an entry point's name, or "module:function".
         options: settings of this algorithm.
         learning_rate: η > 0.
         schedule: how the learning rate changes in the course of the run: "constant", "linear", "cosine" or

@@ -216,6 +216,14 @@ class FlatModule:
         parameters, buffers, _ = self.shared
         return FlatModel(self.parameters[:parameters].clone().cpu(), self.buffers[:buffers].clone().cpu())
 
+    def find_variances(self) -> Tensor:
+        """Per number of the shared statistics, whether it is a variance, by torch's name for it."""
+        found = torch.zeros(self.shared.buffers, dtype=torch.bool)
+        for slot in self.buffer_slots:
+            if slot.name.rpartition(".")[2] == "running_var":
+                found[slot.start : slot.stop] = True
+        return found
+
     def read_personal(self) -> dict[str, Tensor]:
         """Copies the present values of the personal part, to the CPU, by their names in a device's memory."""
         parameters, buffers, _ = self.shared

@@ -1,0 +1,650 @@
+"""Planning by adding curves: what clusters answer, how the answers add up, and what clusters are told.
+
+Only two numbers couple the clusters of a round: the price of energy λ and, where it is chosen, the makespan.
+At a makespan and a price, the devices of a cluster have an exact best response, and of all its devices only
+two numbers matter outside: the objective they reach and the energy they use. As functions of makespan and
+price these two are the cluster's *curve*, and curves add up. So a round is planned in exchanges:
+
+1. `make_curve`: every cluster answers a grid of makespans and prices with its curve;
+2. `add_curves`: the curves are summed, in the order of clusters;
+3. `search_price` (and `list_solver.rate_points`, where the makespan is chosen): the sum says where the best
+   point is, and how good any plan can be at most: the tangents of the sum, read off at the energy cap, bound
+   every plan within it (weak duality);
+4. `share_energy`: what the energy cap leaves at that point is divided among the clusters;
+5. `settle`: every cluster plans its own devices within its share.
+
+Nothing but grids, curves and shares passes between clusters and the one who plans, so the clusters' part can
+be computed anywhere. It is computed here for all clusters at once; each cluster's numbers are those that it
+would get alone, to the last bit (`Fleet.take`, sums by `add_by_cluster`).
+
+Two kinds of fleet respond to prices: `segments.PricedFleet`, where ρ and θ are continuous, and
+`list_solver.ListFleet`, where devices choose from a list. With few devices, what a price cannot reach is
+worth having; `repair` adds a second kind of curve for that.
+"""
+
+import os
+from collections.abc import Callable, Iterator
+from concurrent.futures import ThreadPoolExecutor
+from dataclasses import dataclass, replace
+from typing import Any, NamedTuple, Protocol, Self, TypeVar
+
+import numpy as np
+from numpy.typing import NDArray
+
+from cfel.arrays import FloatArray, IndexArray
+
+# Relative distance between chord and bound at which the search for the price ends, and a number of exchanges
+# that no case came near.
+TOLERANCE = 1e-7
+MOST_EXCHANGES = 60
+# Prices just before and just after the critical one: the two responses there differ only in devices that jump
+# at that very price.
+NUDGE = 1e-9
+# A fleet of more than twice this many devices is first priced by a sample of about this size.
+SAMPLE = 4096
+# How far around a price from a sample the whole fleet is asked: four standard errors of the sample.
+MARGIN = 4.0 / SAMPLE**0.5
+# Prices of the first exchange, relative to the chord between the cheapest plan and the best one.
+FIRST_PRICES = 10.0 ** np.array([-4, -3, -2, -1.5, -1, -0.5, 0, 0.5, 1, 1.5, 2, 3, 4])
+# Prices that stand for none and for infinity: large and small enough, and their products are numbers.
+NO_PRICE, ANY_PRICE = 1e-290, 1e200
+# A plan is repaired if its proven gap is above this, and if it has no more devices than this; the fewer they
+# are, the more there is to gain. `FEW` devices are offered all energies that they could use at first.
+REPAIR_ABOVE = 4e-6
+MOST_REPAIRED = 512
+FEW = 16
+# The division of energy is searched on grids that close in.
+REACHES = (1.0, 0.2, 0.04, 0.008, 0.0016)
+# How much of a limit is rounding.
+ROUNDING = 1e-11
+# From this many devices on, blocks are worked on by several threads; NumPy releases the interpreter lock.
+MANY = 100_000
+
+
+Place = Any
+"""An index of NumPy arrays."""
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class Grid:
+    """What clusters are asked: T makespans in seconds (+inf: as the caps say), and P prices for each.
+
+    Attributes:
+        makespan: T entries.
+        price: T × P, per joule, in units of the objective; 0 … +inf.
+    """
+
+    makespan: FloatArray
+    price: FloatArray
+
+    @classmethod
+    def of_prices(cls, price: FloatArray) -> "Grid":
+        """Prices at the makespan of the caps."""
+        return cls(np.array([np.inf]), price[np.newaxis])
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class Curve:
+    """What clusters answer to a grid: objective and joules of their best response, T × P × clusters."""
+
+    grid: Grid
+    objective: FloatArray
+    joules: FloatArray
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class Response:
+    """Every device's best response, per price (first axis) and device; it stays in the cluster.
+
+    Attributes:
+        choice: number of the segment or of the list's entry.
+        rho: ρ on that segment; steps of that entry.
+        joules, cost: energy and objective.
+    """
+
+    choice: NDArray[Any]
+    rho: FloatArray
+    joules: FloatArray
+    cost: FloatArray
+
+    @classmethod
+    def empty(cls, shape: tuple[int, int], choice: type[np.signedinteger[Any]]) -> "Response":
+        """Room for as many prices and devices."""
+        return cls(np.empty(shape, choice), np.empty(shape), np.empty(shape), np.empty(shape))
+
+    def __iter__(self) -> Iterator[NDArray[Any]]:
+        return iter((self.choice, self.rho, self.joules, self.cost))
+
+    def pick(self, place: Place) -> "Response":
+        """The entries at a place of all arrays."""
+        return Response(*(values[place] for values in self))
+
+    def put(self, place: Place, other: "Response") -> None:
+        """Writes entries into a place of all arrays."""
+        for values, new in zip(self, other, strict=True):
+            values[place] = new
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class Decision:
+    """What clusters are told: two neighbouring prices, and the joules that each cluster may use.
+
+    Attributes:
+        over, under: all clusters together use more than the cap at the first, and no more at the second.
+        joules: per cluster.
+    """
+
+    over: float
+    under: float
+    joules: FloatArray
+
+
+class Fleet(Protocol):
+    """The devices of some clusters, which respond to prices of energy."""
+
+    @property
+    def cluster(self) -> IndexArray:
+        """The cluster of every device."""
+
+    @property
+    def clusters(self) -> int:
+        """How many clusters."""
+
+    @property
+    def size(self) -> int:
+        """How many devices."""
+
+    def at(self, makespan: FloatArray) -> Self:
+        """One copy of the fleet per makespan; clusters of the second copy follow those of the first."""
+
+    def take(self, devices: IndexArray | slice) -> Self:
+        """Some of the devices."""
+
+    def respond(self, price: FloatArray) -> Response:
+        """Finds every device's exact minimum of cost + λ · joules, for prices × devices."""
+
+    def place(self, choice: NDArray[Any], rho: FloatArray) -> Response:
+        """Every device at ρ on the given segment, or at the given entry of the list."""
+
+    def plan_within(self, joules: FloatArray) -> Response:
+        """Every device at its least cost within given energies, rows × devices; infinite where none fits."""
+
+
+AnyFleet = TypeVar("AnyFleet", bound=Fleet)
+
+
+def split_into_blocks(devices: int, block: int) -> Iterator[slice]:
+    """Slices of `block` devices each."""
+    return (slice(start, start + block) for start in range(0, devices, block))
+
+
+def run_blocks(work: Callable[[slice], None], devices: int, block: int) -> None:
+    """Calls `work` with every block, on several threads where there is much to do."""
+    blocks = split_into_blocks(devices, max(1, block))
+    if devices < MANY:
+        for each in blocks:
+            work(each)
+        return
+    with ThreadPoolExecutor(os.cpu_count()) as threads:
+        for _ in threads.map(work, blocks):
+            pass
+
+
+def add_by_cluster(values: FloatArray, fleet: Fleet) -> FloatArray:
+    """Sums per cluster, rows × clusters, in the order of devices: each sum is that of the cluster alone."""
+    return np.stack([np.bincount(fleet.cluster, row, fleet.clusters) for row in values])
+
+
+def make_curve(fleet: Fleet, grid: Grid) -> tuple[Curve, Response]:
+    """The clusters' answer to a grid, and the responses behind it (P × T·N), which stay where they are."""
+    spans, prices = grid.price.shape
+    copies = fleet if spans == 1 and np.isinf(grid.makespan[0]) else fleet.at(grid.makespan)
+    response = copies.respond(np.repeat(grid.price.T, fleet.size, axis=1))
+    shape = (prices, spans, fleet.clusters)
+    objective, joules = (
+        add_by_cluster(values, copies).reshape(shape).transpose(1, 0, 2)
+        for values in (response.cost, response.joules)
+    )
+    return Curve(grid, objective, joules), response
+
+
+def add_curves(curve: Curve) -> Curve:
+    """The sum over clusters, in their order; sums of sums serve as well, up to rounding."""
+    objective, joules = (part.sum(axis=-1, keepdims=True) for part in (curve.objective, curve.joules))
+    return Curve(curve.grid, objective, joules)
+
+
+class Point(NamedTuple):
+    """A point of a summed curve at one makespan."""
+
+    price: float
+    joules: float
+    objective: float
+
+    def bound(self, energy_cap: float) -> float:
+        """The tangent here, read off at the cap: by weak duality a lower bound on every plan within it."""
+        if self.price == 0:
+            return self.objective
+        return self.objective + self.price * (self.joules - energy_cap) if self.price < np.inf else -np.inf
+
+
+Ask = Callable[[FloatArray], list[Point]]
+
+
+def ask_fleet(fleet: Fleet) -> Ask:
+    """Points of the summed curve at given prices."""
+
+    def ask(prices: FloatArray) -> list[Point]:
+        total = add_curves(make_curve(fleet, Grid.of_prices(prices))[0])
+        return _read_points(total)
+
+    return ask
+
+
+def _read_points(total: Curve) -> list[Point]:
+    """The points of a summed curve at its first makespan."""
+    columns = total.grid.price[0], total.joules[0, :, 0], total.objective[0, :, 0]
+    return [Point(*point) for point in zip(*(column.tolist() for column in columns), strict=True)]
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class End:
+    """The clusters' answer at one price.
+
+    Attributes:
+        point: of the summed curve.
+        objective, joules: per cluster.
+        response: per device.
+    """
+
+    point: Point
+    objective: FloatArray
+    joules: FloatArray
+    response: Response
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class Bracket:
+    """Two neighbouring answers around the energy cap, and what is proven.
+
+    Attributes:
+        over: uses more than the cap (or is the unlimited optimum).
+        under: uses no more than the cap.
+        lower_bound: no plan within the cap has a smaller objective.
+    """
+
+    over: End
+    under: End
+    lower_bound: float
+
+    @property
+    def price(self) -> float:
+        """The price of a joule here, λ."""
+        return self.over.point.price
+
+
+def _ask_ends(fleet: Fleet, prices: FloatArray) -> list[End]:
+    curve, response = make_curve(fleet, Grid.of_prices(prices))
+    points = _read_points(add_curves(curve))
+    return [
+        End(point, curve.objective[0, i], curve.joules[0, i], response.pick(i))
+        for i, point in enumerate(points)
+    ]
+
+
+def search_price(fleet: Fleet, energy_cap: float) -> Bracket:
+    """Searches the price of energy at which the fleet's response meets the cap.
+
+    If the cap is below the least energy of the fleet, the result's `under` exceeds it too.
+    """
+    ends: list[End] = []
+    if fleet.size > 2 * SAMPLE:
+        # A large fleet is priced by a sample first: prices a little below and above that one nearly always
+        # lie on both sides of the cap, and few devices are undecided between them.
+        part = sample(fleet, SAMPLE)
+        guess = find_prices(ask_fleet(part), energy_cap * part.size / fleet.size)[0].price
+        ends = _ask_ends(fleet, guess * np.array([1 - MARGIN, 1 + MARGIN]))
+    if ends and ends[0].point.joules > energy_cap >= ends[1].point.joules:
+        over, under = _close_in_between(fleet, ends[0], ends[1], energy_cap)
+        # Nothing is proven by devices that were taken to be decided: all are asked again.
+        bound = -np.inf
+    else:
+        over, under, bound = find_prices(ask_fleet(fleet), energy_cap)
+    prices = np.unique([over.price, under.price])
+    ends = sorted([*ends, *_ask_ends(fleet, prices)], key=lambda end: end.point.price)
+    bound = max(bound, *(end.point.bound(energy_cap) for end in ends))
+    # Energy falls as the price rises.
+    split = sum(end.point.joules > energy_cap for end in ends)
+    return Bracket(ends[max(split - 1, 0)], ends[min(split, len(ends) - 1)], bound)
+
+
+def find_prices(ask: Ask, energy_cap: float) -> tuple[Point, Point, float]:
+    """Two points around the cap, as close as matters, and a lower bound on every plan within it."""
+    over, under = ask(np.array([0.0, np.inf]))
+    return _close_in(ask, over, under, energy_cap)
+
+
+def _close_in_between(fleet: Fleet, over: End, under: End, energy_cap: float) -> tuple[Point, Point]:
+    """Narrows two answers around the cap, asking only devices that are undecided between them."""
+    for _ in range(MOST_EXCHANGES):
+        few = np.flatnonzero(over.response.choice != under.response.choice)
+        add_rest, fleet = _find_rest(over, under, few), fleet.take(few)
+        if few.size <= SAMPLE:
+            break
+        # Close to where the cap should be, most of them will be decided, too.
+        share = (over.point.joules - energy_cap) / (over.point.joules - under.point.joules)
+        shares = np.clip(share + np.array([-0.1, 0.1]), 0.05, 0.95)
+        asked = _ask_ends(fleet, over.point.price + shares * (under.point.price - over.point.price))
+        asked = [replace(end, point=add_rest(end.point)) for end in asked]
+        over, under = (replace(end, response=end.response.pick(few)) for end in (over, under))
+        over = next((end for end in reversed(asked) if end.point.joules > energy_cap), over)
+        under = next((end for end in asked if end.point.joules <= energy_cap), under)
+    ask_few = ask_fleet(fleet)
+
+    def ask(prices: FloatArray) -> list[Point]:
+        return [add_rest(point) for point in ask_few(prices)]
+
+    return _close_in(ask, over.point, under.point, energy_cap)[:2]
+
+
+def _find_rest(over: End, under: End, few: IndexArray) -> Callable[[Point], Point]:
+    """What all but a few devices add to a point between two prices: they move evenly between them."""
+    joules = [end.point.joules - float(end.response.joules[few].sum()) for end in (over, under)]
+    objective, first = over.point.objective - float(over.response.cost[few].sum()), over.point.price
+    slope = (joules[1] - joules[0]) / (under.point.price - first)
+
+    def add_rest(point: Point) -> Point:
+        price = point.price
+        return Point(
+            price,
+            point.joules + joules[0] + slope * (price - first),
+            # Along a curve every joule changes the objective by its price.
+            point.objective + objective - 0.5 * slope * (price**2 - first**2),
+        )
+
+    return add_rest
+
+
+def _close_in(ask: Ask, over: Point, under: Point, energy_cap: float) -> tuple[Point, Point, float]:
+    """Narrows two points around the cap until bound and chord meet there."""
+    if over.joules <= energy_cap:
+        return over, over, over.objective
+    bound = max(over.bound(energy_cap), under.bound(energy_cap))
+    for exchange in range(MOST_EXCHANGES):
+        span = over.joules - under.joules
+        # Without a span the two responses are the same to rounding.
+        if span <= 0:
+            break
+        chord = max((under.objective - over.objective) / span, 0.0)
+        estimate = over.objective + chord * (over.joules - energy_cap)
+        if exchange and estimate - bound <= TOLERANCE * abs(estimate):
+            break
+        prices = _choose_prices(over, under, chord, energy_cap)
+        points = ask(prices) if prices.size else []
+        if not points:
+            break
+        bound = max(bound, *(point.bound(energy_cap) for point in points))
+        for point in points:
+            if point.joules > energy_cap:
+                over = point
+            else:
+                under = point
+                break
+    return over, under, bound
+
+
+def _choose_prices(over: Point, under: Point, chord: float, energy_cap: float) -> FloatArray:
+    """Prices between the two points, rising.
+
+    The slope of the chord finds kinks exactly; between kinks interpolating the price is better.
+    """
+    if over.price == 0 or np.isinf(under.price):
+        prices = chord * FIRST_PRICES
+    else:
+        width, share = under.price - over.price, (over.joules - energy_cap) / (over.joules - under.joules)
+        between = over.price + share * width
+        even = over.price + width * np.array([0.25, 0.5, 0.75])
+        near = between + width * np.array([-0.02, 0.0, 0.02])
+        prices = np.concatenate([even, near, chord * (1 + NUDGE * np.array([-1.0, 0.0, 1.0]))])
+    prices = np.unique(prices)
+    return prices[(prices > over.price) & (prices < under.price)]
+
+
+def sample(fleet: AnyFleet, size: int) -> AnyFleet:
+    """About `size` devices: every so manieth in the order of clusters."""
+    stride = max(1, fleet.size // size)
+    if (np.diff(fleet.cluster) >= 0).all():
+        return fleet.take(slice(None, None, stride))
+    return fleet.take(np.sort(np.argsort(fleet.cluster, kind="stable")[::stride]))
+
+
+# What is left of the energy. Two neighbouring responses differ in devices that jump at that price. As many
+# clusters as the cap pays for take the response over it, best value per joule first, and the next one in line
+# gets the rest: within a cluster, devices jump by the same rule, and others move along their segments.
+
+
+def share_energy(bracket: Bracket, energy_cap: float) -> Decision:
+    """Divides the energy cap among the clusters."""
+    over, under = bracket.over, bracket.under
+    extra, saved = over.joules - under.joules, under.objective - over.objective
+    left = energy_cap - under.point.joules
+    ranked = rank_by_worth(saved, extra)
+    paid = np.cumsum(extra[ranked]) <= left
+    share = under.joules.copy()
+    share[ranked[paid]] = over.joules[ranked[paid]]
+    if not paid.all() and left > 0:
+        share[ranked[np.argmin(paid)]] += left - float(extra[ranked[paid]].sum())
+    return Decision(over.point.price, under.point.price, share)
+
+
+def rank_by_worth(saved: FloatArray, extra: FloatArray) -> IndexArray:
+    """Those that take more energy, best value per joule first."""
+    wanted = np.flatnonzero(extra > 0)
+    with np.errstate(over="ignore"):  # what costs next to nothing is worth infinitely much
+        worth = saved[wanted] / np.maximum(extra[wanted], 1e-300)
+    return wanted[np.argsort(-worth, kind="stable")]
+
+
+def settle(fleet: Fleet, decision: Decision, over: Response, under: Response) -> Response:
+    """Plans the devices of every cluster within its share, between the responses to the two prices."""
+    upper, lower = add_by_cluster(np.stack([over.joules, under.joules]), fleet)
+    takes_all = ((decision.joules >= upper) & (upper > lower))[fleet.cluster]
+    plan = Response(*(np.where(takes_all, first, second) for first, second in zip(over, under, strict=True)))
+    for cluster in np.flatnonzero((decision.joules > lower) & (decision.joules < upper)):
+        devices = np.flatnonzero(fleet.cluster == cluster)
+        left = float(decision.joules[cluster] - lower[cluster])
+        mixed = fleet.take(devices).place(*_mix(over.pick(devices), under.pick(devices), left))
+        plan.put(devices, mixed)
+    return plan
+
+
+def _mix(over: Response, under: Response, left: float) -> tuple[NDArray[Any], FloatArray]:
+    """Moves from one response towards the other, as far as the energy goes.
+
+    Devices that jump do so whole, best value per joule first; the others share what is left.
+    """
+    extra, jumps = over.joules - under.joules, over.choice != under.choice
+    ranked = rank_by_worth(np.where(jumps, under.cost - over.cost, 0.0), np.where(jumps, extra, 0.0))
+    taken = ranked[np.cumsum(extra[ranked]) <= left]
+    left -= float(extra[taken].sum())
+    moving = float(extra[~jumps].sum())
+    share = min(1.0, max(0.0, left) / moving) if moving > 0 else 0.0
+    choice, rho = under.choice.copy(), np.where(jumps, under.rho, under.rho + share * (over.rho - under.rho))
+    choice[taken], rho[taken] = over.choice[taken], over.rho[taken]
+    return choice, rho
+
+
+def settle_within(fleet: Fleet, bracket: Bracket, energy_cap: float) -> Response:
+    """The plan of all clusters within the energy cap."""
+    if bracket.over is bracket.under:
+        return bracket.over.response
+    decision = share_energy(bracket, energy_cap)
+    plan = settle(fleet, decision, bracket.over.response, bracket.under.response)
+    return repair(fleet, plan, bracket, energy_cap)
+
+
+# What a price cannot reach. At any price a device goes where its value, as a function of its energy, touches
+# its convex envelope. Between two such places it can still go: with few devices this is worth having. So a
+# cluster answers a second question: how good can you be with so many joules more or less than now? These
+# curves add up, too, if the energy is divided at its best: sum[j] = min over k of one[k] + other[j − k].
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class Division:
+    """Best divisions of a change of energy among the members of each group.
+
+    Attributes:
+        objective, joules: groups × J; of the group with (j − Z) units more than now, J = 2Z + 1. Members that
+            cannot use their units use less.
+        picks: per level of the tree of sums, what the first of two takes: groups × pairs × J.
+    """
+
+    objective: FloatArray
+    joules: FloatArray
+    picks: tuple[IndexArray, ...]
+
+
+def divide(objective: FloatArray, joules: FloatArray) -> Division:
+    """Adds up the curves of each group's members, groups × members × J, as sums of sums."""
+    groups, members, units = objective.shape
+    zero, picks = units // 2, []
+    # Where the second of two finds what the first leaves of j: room[j − k + 2Z] is second[j − k + Z].
+    place = np.arange(units)[:, None] - np.arange(units) + 2 * zero
+    group, unit = np.arange(groups)[:, None, None], np.arange(units)
+    while members > 1:
+        pairs = (members + 1) // 2
+        room, used = np.full((groups, pairs, units + 2 * zero), np.inf), np.zeros((groups, pairs, units))
+        room[:, : members // 2, zero:-zero], used[:, : members // 2] = objective[:, 1::2], joules[:, 1::2]
+        if members % 2:
+            # The odd one out is paired with nobody.
+            room[:, -1, 2 * zero :] = 0.0
+        sums = room[:, :, place]
+        sums += objective[:, 0::2, None, :]
+        pick, pair = sums.argmin(axis=-1), np.arange(pairs)[:, None]
+        other = np.clip(unit - pick + zero, 0, units - 1)
+        joules = joules[:, 0::2][group, pair, pick] + used[group, pair, other]
+        objective, members = sums.min(axis=-1), pairs
+        picks.append(pick)
+    return Division(objective[:, 0], joules[:, 0], tuple(picks))
+
+
+def undo(division: Division, units: IndexArray) -> IndexArray:
+    """What every member takes, groups × members (and nobodies), if each group takes `units`."""
+    zero, group = division.objective.shape[1] // 2, np.arange(len(units))[:, None]
+    taken = units[:, None]
+    for pick in reversed(division.picks):
+        pairs = pick.shape[1]
+        taken, both = taken[:, :pairs], np.empty((len(units), 2 * pairs), dtype=np.intp)
+        both[:, 0::2] = pick[group, np.arange(pairs), taken]
+        both[:, 1::2] = taken - both[:, 0::2] + zero
+        taken = both
+    return taken
+
+
+Rate = Callable[[FloatArray, FloatArray], FloatArray]
+"""What plans are worth, by objective and joules of the fleet; the larger, the better."""
+
+
+@dataclass(frozen=True, slots=True)
+class Goal:
+    """What a division of energy is searched for: the best rate within the energy cap, or enough."""
+
+    rate: Rate
+    energy_cap: float
+    enough: float
+
+
+def minimise_within(energy_cap: float, lower_bound: float) -> Goal:
+    """The least objective within the cap."""
+
+    def rate(objective: FloatArray, joules: FloatArray) -> FloatArray:
+        return np.where(joules <= energy_cap * (1 + ROUNDING), -objective, -np.inf)
+
+    return Goal(rate, energy_cap, -lower_bound - REPAIR_ABOVE * abs(lower_bound))
+
+
+def repair(fleet: Fleet, plan: Response, bracket: Bracket, energy_cap: float) -> Response:
+    """Improves a plan by dividing its energy again, while its gap is not small."""
+    if measure_gap(plan, bracket.lower_bound) <= REPAIR_ABOVE:
+        return plan
+    if fleet.size > MOST_REPAIRED:
+        return _repair_some(fleet, plan, bracket, energy_cap)
+    if fleet.size <= FEW:
+        most, least = fleet.respond(np.repeat([[0.0], [np.inf]], fleet.size, axis=1)).joules
+        reach = np.minimum(most - least, energy_cap)
+    else:
+        reach = 2.0 * np.abs(bracket.over.response.joules - bracket.under.response.joules)
+    if reach.max() <= 0:
+        return plan
+    return divide_again(fleet, plan, float(reach.max()), minimise_within(energy_cap, bracket.lower_bound))
+
+
+def _repair_some(fleet: Fleet, plan: Response, bracket: Bracket, energy_cap: float) -> Response:
+    """The same for a large fleet, by some devices that stand for all: those that jump, and a sample."""
+    jumps = bracket.over.response.choice != bracket.under.response.choice
+    stride = -(-2 * fleet.size // MOST_REPAIRED)
+    some = np.union1d(np.flatnonzero(jumps)[: MOST_REPAIRED // 2], np.arange(0, fleet.size, stride))
+    part = plan.pick(some)
+    cost, joules = (float(plan.cost.sum() - part.cost.sum()), float(plan.joules.sum() - part.joules.sum()))
+    over, under = (replace(end, response=end.response.pick(some)) for end in (bracket.over, bracket.under))
+    narrow = Bracket(over, under, bracket.lower_bound - cost)
+    better = repair(fleet.take(some), part, narrow, energy_cap - joules)
+    plan.put(some, better)
+    return plan
+
+
+def divide_again(fleet: Fleet, plan: Response, reach: float, goal: Goal) -> Response:
+    """The best division of energy around that of a plan, on grids that close in.
+
+    Devices are offered up to `reach` joules more or less at first.
+    """
+    half = count_units(fleet.size)
+    for closer in REACHES:
+        unit, left = closer * reach / half, goal.energy_cap - float(plan.joules.sum())
+        if unit < left < np.inf:
+            # What is left may go to one device whole, or to several in equal parts.
+            unit = left / min(np.ceil(left / unit), half)
+        better = _divide_once(fleet, plan, unit, goal.rate)
+        worth, before = (float(goal.rate(each.cost.sum(), each.joules.sum())) for each in (better, plan))
+        plan = better if worth > before else plan
+        if max(worth, before) >= goal.enough:
+            break
+    return plan
+
+
+def _divide_once(fleet: Fleet, plan: Response, unit: float, rate: Rate) -> Response:
+    """The best division in steps of `unit` joules."""
+    half = count_units(fleet.size)
+    offset = unit * np.arange(-half, half + 1.0)
+    offered = fleet.plan_within(plan.joules + offset[:, None])
+    # The plan itself is among the offers; where rounding hides it, it stays.
+    worse = plan.cost < offered.cost[half]
+    offered.put((half, worse), plan.pick(worse))
+    seat, table = _seat_by_cluster(fleet)
+    nobody = np.where(np.arange(2 * half + 1) < half, np.inf, 0.0)
+    objective, joules = np.tile(nobody, (*table, 1)), np.zeros((*table, 2 * half + 1))
+    objective[seat], joules[seat] = offered.cost.T, offered.joules.T
+    own = divide(objective, joules)
+    whole = divide(own.objective[np.newaxis], own.joules[np.newaxis])
+    chosen = int(rate(whole.objective[0], whole.joules[0]).argmax())
+    shares = undo(whole, np.array([chosen]))[0, : table[0]]
+    return offered.pick((undo(own, shares)[seat], np.arange(fleet.size)))
+
+
+def measure_gap(plan: Response, lower_bound: float) -> float:
+    """How much worse than a lower bound a plan is, relatively."""
+    return (float(plan.cost.sum()) - lower_bound) / max(abs(lower_bound), 1e-300)
+
+
+def count_units(devices: int) -> int:
+    """Z: how many units more or less each device is offered."""
+    return int(np.clip(1024 // devices, 16, 64))
+
+
+def _seat_by_cluster(fleet: Fleet) -> tuple[tuple[IndexArray, IndexArray], tuple[int, int]]:
+    """A row per cluster and a seat per device; and how many rows and seats there are."""
+    order = np.argsort(fleet.cluster, kind="stable")
+    count = np.bincount(fleet.cluster, minlength=fleet.clusters)
+    seat = np.empty(fleet.size, dtype=np.intp)
+    seat[order] = np.arange(fleet.size) - np.repeat(np.cumsum(count) - count, count)
+    return (fleet.cluster, seat), (fleet.clusters, int(count.max()))

@@ -29,7 +29,7 @@ SUMMARIES = {
     "device": "run one device of a federation",
     "certs": "create, renew or revoke the certificates of a federation",
     "status": "show the nodes, the coordinator and the costs of a federation",
-    "devices": "list device classes with their sources, import one from a phone, or convert traces",
+    "devices": "list device classes, import one from a phone, or convert traces",
     "calibrate": "measure this machine and write it as a device class",
     "export": "write the trained model of a run to a file",
     "predict": "run a trained model on a file of samples",

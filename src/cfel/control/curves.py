@@ -574,8 +574,6 @@ def repair(fleet: Fleet, plan: Response, bracket: Bracket, energy_cap: float) ->
         reach = np.minimum(most - least, energy_cap)
     else:
         reach = 2.0 * np.abs(bracket.over.response.joules - bracket.under.response.joules)
-    if reach.max() <= 0:
-        return plan
     return divide_again(fleet, plan, float(reach.max()), minimise_within(energy_cap, bracket.lower_bound))
 
 
@@ -599,7 +597,7 @@ def divide_again(fleet: Fleet, plan: Response, reach: float, goal: Goal) -> Resp
     Devices are offered up to `reach` joules more or less at first.
     """
     half = count_units(fleet.size)
-    for closer in REACHES:
+    for closer in REACHES if reach > 0 else ():
         unit, left = closer * reach / half, goal.energy_cap - float(plan.joules.sum())
         if unit < left < np.inf:
             # What is left may go to one device whole, or to several in equal parts.

@@ -19,10 +19,12 @@ from cfel.api.fleet_file import NamedProblem, OptionName, RunLength, make_length
 from cfel.arrays import FloatArray
 from cfel.control import solve
 from cfel.control.caps import Budget, Rounds
+from cfel.control.curves import Grid, add_curves, make_curve
 from cfel.control.planning import plan_by_scheme
-from cfel.control.problem import MOST_SENTENCES, RoundProblem, Unreachable
+from cfel.control.problem import MOST_SENTENCES, RoundProblem, Unreachable, find_feasible_limits
 from cfel.control.scheme import Observation, RoundPlan, Scheme, SchemeBuilder, SchemeParameters
 from cfel.control.schemes import build_scheme
+from cfel.control.segments import PricedFleet
 from cfel.control.solution import ROUNDING, Solution
 from cfel.control.solve import Method
 from cfel.cost import cluster_seconds, device_joules, device_seconds, open_ledger
@@ -194,6 +196,41 @@ _MOST_SHOWN = 20
 
 def _show_cell(cell: object) -> str:
     return f"{cell:.4g}" if isinstance(cell, float) else str(cell)
+
+
+@dataclass(frozen=True, slots=True)
+class Margins:
+    """What a little more would bring, and the curve around the plan.
+
+    Attributes:
+        price: λ, what one more joule is worth in units of the objective.
+        more_energy, more_time: by which share the objective falls with 1 % more energy, and more time.
+        curve: joules that the fleet would use at half the price, and at twice.
+    """
+
+    price: float
+    more_energy: float
+    more_time: float
+    curve: tuple[float, float]
+
+
+def find_margins(plan: FleetPlan) -> Margins:
+    """The margins of a plan that solves P2 itself: solved again with larger caps."""
+    problem, solution = plan.named.problem, plan.solution
+    larger = (
+        replace(problem, energy_cap=1.01 * problem.energy_cap),
+        replace(problem, time_cap=1.01 * problem.time_cap),
+    )
+    gains = [
+        1.0 - solve(each).objective / solution.objective if solution.objective else 0.0 for each in larger
+    ]
+    scale = problem.sigma2 + problem.g2 or 1.0
+    price = solution.multiplier / scale
+    fleet = PricedFleet.from_problem(problem, find_feasible_limits(problem))
+    total = add_curves(make_curve(fleet, Grid.of_prices(price * np.array([0.5, 2.0])))[0])
+    lower, higher = total.joules[0, :, 0].tolist()
+    # Rounding may say that more is worse.
+    return Margins(solution.multiplier, max(gains[0], 0.0), max(gains[1], 0.0), (lower, higher))
 
 
 def plan(

@@ -14,7 +14,7 @@ from rich.console import Console
 from rich.markup import escape
 from rich.table import Table
 
-from cfel.api.plan import HCEF, MEANING, FleetPlan, plan_fleet
+from cfel.api.plan import HCEF, MEANING, FleetPlan, find_margins, plan_fleet
 from cfel.cli.arguments import (
     Commands,
     add_command,
@@ -192,6 +192,8 @@ def _print_verdict(console: Console, plan: FleetPlan) -> None:
     _print_point(console, "scheme", plan.scheme)
     if plan.local_steps is not None:
         _print_point(console, "steps", f"{plan.local_steps} of {plan.named.problem.tau}, on smaller batches")
+    if plan.scheme == HCEF and 0 < plan.solution.multiplier < np.inf:
+        _print_point(console, "price", _describe_price(plan))
     _print_point(console, "proof", _describe_proof(plan))
     if plan.scheme == HCEF:
         _print_point(console, "method", plan.solution.method)
@@ -220,6 +222,17 @@ def _describe_time(plan: FleetPlan) -> str:
     one_cap = np.ptp(problem.time_cap[np.unique(problem.cluster)]) == 0
     where = "" if one_cap else f" in cluster {plan.named.cluster_names[number]}"
     return f"{spent} of {format_amount(cap, 1)} s{where} ({whose})"
+
+
+def _describe_price(plan: FleetPlan) -> str:
+    """The chosen point of the fleet's curve, and what a little more of each budget would bring."""
+    margins = find_margins(plan)
+    half, twice = (f"{format_amount(joules, 1)} J" for joules in margins.curve)
+    return (
+        f"{margins.price:.3g} per J (at half the price devices would use {half}, at twice {twice}); 1 % more "
+        f"energy lowers the error bound by {100 * margins.more_energy:.3f} %, 1 % more time by "
+        f"{100 * margins.more_time:.3f} %"
+    )
 
 
 # A smaller gap would be printed as 0.

@@ -599,7 +599,7 @@ def divide_again(fleet: Fleet, plan: Response, reach: float, goal: Goal) -> Resp
     if reach <= 0:
         return plan
     half = count_units(fleet.size)
-    for closer in REACHES:
+    for closer in REACHES if reach > 0 else ():
         unit, left = closer * reach / half, goal.energy_cap - float(plan.joules.sum())
         if unit < left < np.inf:
             # What is left may go to one device whole, or to several in equal parts.

@@ -106,6 +106,15 @@ def test_more_budget_is_never_worse(problem: RoundProblem, factor: float, more_t
     assert wide.objective <= tight.objective * (1 + wide.gap + SEARCHED)
 
 
+@pytest.mark.parametrize("seed", range(8))
+def test_the_objective_does_not_rise_with_the_time_cap(seed: int) -> None:
+    """Up to what the search leaves: a plan is repaired from a gap of 4e-6 on."""
+    problem = paper_problem(seed, FEMNIST, 40 + 10 * seed, 8, 1.0, 0.6)
+    wider = [replace(problem, time_cap=problem.time_cap * factor) for factor in np.linspace(1.0, 1.6, 13)]
+    found = np.array([solve(each).objective for each in wider])
+    assert (np.diff(found) / found[:-1]).max() <= 6e-6
+
+
 @given(PAPER, st.sampled_from([1e-12, 1e-3, 7.0, 1e12]))
 @settings(max_examples=40)
 def test_scaling_both_estimates_scales_the_objective(problem: RoundProblem, factor: float) -> None:

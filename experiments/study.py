@@ -151,8 +151,6 @@ def list_learning(dataset: str) -> Rows:
             "small": (SMALL, MANY),
             "small-shared": tuned,
             "small-shared-smallest_tenth": (*tuned, "scheme.options.least_batch=0.1"),
-            "small-shared-horizon_50": (*tuned, "scheme.options.horizon=50.0"),
-            "small-shared-noise_0.3": (*tuned, "scheme.options.noise=0.3"),
             "small-shared-twice_the_rate": (*tuned, f"local.learning_rate={twice}"),
         },
     }

@@ -108,7 +108,7 @@ def test_every_scheme_can_use_small_batches(overhead: float) -> None:
     ("sections", "words"),
     [
         (
-            {"scheme": {"name": "cef"}, "local": {"steps": "small_batches"}},
+            {"scheme": {"name": "hcef", "steps": "whole"}, "local": {"steps": "small_batches"}},
             r"local.steps = 'small_batches'.*set scheme.steps",
         ),
         (

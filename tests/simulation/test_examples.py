@@ -146,7 +146,7 @@ def test_a_state_waits_in_the_checkpoint(tmp_path: Path) -> None:
 
 
 def test_a_bit_an_entry() -> None:
-    """Six devices, two edge rounds of 4,810 bits and a float; two gossip steps after each, over three links."""
+    """Six devices, two edge rounds of 4,810 bits and a float; then gossip in two steps, over three links."""
     line = records(example("custom_compressor"))[-1]
     assert line.wire_bytes == (12 * (4810 + 32) + 24 * 32 * 4810) // 8
 

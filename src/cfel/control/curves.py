@@ -48,13 +48,15 @@ MARGIN = 4.0 / SAMPLE**0.5
 FIRST_PRICES = 10.0 ** np.array([-4, -3, -2, -1.5, -1, -0.5, 0, 0.5, 1, 1.5, 2, 3, 4])
 # Prices that stand for none and for infinity: large and small enough, and their products are numbers.
 NO_PRICE, ANY_PRICE = 1e-290, 1e200
-# A plan is repaired if its proven gap is above this, and if it has no more devices than this; the fewer they
-# are, the more there is to gain. `FEW` devices are offered all energies that they could use at first.
+# A plan is repaired if its proven gap is above the first, and from both sides if it is above the second. The
+# fewer devices there are, the more there is to gain: at most `FEW` are offered all energies that they could
+# use, and of more than `MOST_REPAIRED` only some are asked.
 REPAIR_ABOVE = 4e-6
+THOROUGH_ABOVE = 3e-5
 MOST_REPAIRED = 512
 FEW = 16
 # The division of energy is searched on grids that close in.
-REACHES = (1.0, 0.2, 0.04, 0.008, 0.0016)
+REACHES = (1.0, 0.4, 0.16, 0.06, 0.02, 0.004, 0.001)
 # How much of a limit is rounding.
 ROUNDING = 1e-11
 # From this many devices on, blocks are worked on by several threads; NumPy releases the interpreter lock.
@@ -569,12 +571,21 @@ def repair(fleet: Fleet, plan: Response, bracket: Bracket, energy_cap: float) ->
         return plan
     if fleet.size > MOST_REPAIRED:
         return _repair_some(fleet, plan, bracket, energy_cap)
+    goal = minimise_within(energy_cap, bracket.lower_bound)
+    over, under = bracket.over.response, bracket.under.response
     if fleet.size <= FEW:
         most, least = fleet.respond(np.repeat([[0.0], [np.inf]], fleet.size, axis=1)).joules
-        reach = np.minimum(most - least, energy_cap)
+        reach = float(np.minimum(most - least, energy_cap).max())
     else:
-        reach = 2.0 * np.abs(bracket.over.response.joules - bracket.under.response.joules)
-    return divide_again(fleet, plan, float(reach.max()), minimise_within(energy_cap, bracket.lower_bound))
+        reach = 2.0 * float(np.abs(over.joules - under.joules).max())
+    plan = divide_again(fleet, plan, reach, goal)
+    if measure_gap(plan, bracket.lower_bound) > THOROUGH_ABOVE:
+        # The other way round: all jumps are made, and everybody saves a little for them.
+        excess = float(over.joules.sum()) - energy_cap
+        other = divide_again(fleet, over, excess, goal)
+        if goal.rate(other.cost.sum(), other.joules.sum()) > goal.rate(plan.cost.sum(), plan.joules.sum()):
+            plan = divide_again(fleet, other, reach, goal)
+    return plan
 
 
 def _repair_some(fleet: Fleet, plan: Response, bracket: Bracket, energy_cap: float) -> Response:

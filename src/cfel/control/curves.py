@@ -29,6 +29,7 @@ from dataclasses import dataclass, replace
 from typing import Any, NamedTuple, Protocol, Self, TypeVar
 
 import numpy as np
+from numpy.lib.stride_tricks import sliding_window_view
 from numpy.typing import NDArray
 
 from cfel.arrays import FloatArray, IndexArray
@@ -52,7 +53,7 @@ NO_PRICE, ANY_PRICE = 1e-290, 1e200
 # fewer devices there are, the more there is to gain: at most `FEW` are offered all energies that they could
 # use, and of more than `MOST_REPAIRED` only some are asked.
 REPAIR_ABOVE = 4e-6
-THOROUGH_ABOVE = 3e-5
+THOROUGH_ABOVE = 1e-4
 MOST_REPAIRED = 512
 FEW = 16
 # The division of energy is searched on grids that close in.
@@ -510,8 +511,6 @@ def divide(objective: FloatArray, joules: FloatArray) -> Division:
     """Adds up the curves of each group's members, groups × members × J, as sums of sums."""
     groups, members, units = objective.shape
     zero, picks = units // 2, []
-    # Where the second of two finds what the first leaves of j: room[j − k + 2Z] is second[j − k + Z].
-    place = np.arange(units)[:, None] - np.arange(units) + 2 * zero
     group, unit = np.arange(groups)[:, None, None], np.arange(units)
     while members > 1:
         pairs = (members + 1) // 2
@@ -520,8 +519,9 @@ def divide(objective: FloatArray, joules: FloatArray) -> Division:
         if members % 2:
             # The odd one out is paired with nobody.
             room[:, -1, 2 * zero :] = 0.0
-        sums = room[:, :, place]
-        sums += objective[:, 0::2, None, :]
+        # Window j, read from its end, has what the second of two gets if the first takes k of j.
+        windows = sliding_window_view(room[:, :, ::-1], units, axis=-1)[:, :, ::-1]
+        sums = windows + objective[:, 0::2, None, :]
         pick, pair = sums.argmin(axis=-1), np.arange(pairs)[:, None]
         other = np.clip(unit - pick + zero, 0, units - 1)
         joules = joules[:, 0::2][group, pair, pick] + used[group, pair, other]
